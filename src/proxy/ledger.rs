@@ -631,8 +631,9 @@ fn end(record: &Record) -> Option<TaskEnd> {
         State::Failed { error } => Some(ErrorObject::from_raw(error.clone()).code()),
         State::Completed { .. } | State::Cancelled => None,
     };
+    let is_tool_error = matches!(record.state, State::Completed { is_error: true, .. });
     let age = record.status_since.since(record.created);
-    Some(TaskEnd { waited: record.waited, age, code })
+    Some(TaskEnd { waited: record.waited, age, code, is_tool_error })
 }
 
 fn principal_of(principal: &[u8; 16]) -> Principal {

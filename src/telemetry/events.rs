@@ -155,6 +155,8 @@ pub struct TaskEnd {
     /// From then on.
     pub age: Duration,
     pub code: Option<i64>,
+    /// It has completed with a result that says that its tool failed (`isError`).
+    pub is_tool_error: bool,
 }
 
 /// Somebody asked for a task that is not there, or not theirs.
@@ -171,6 +173,8 @@ pub struct WouldDefer<'a> {
     /// The threshold.
     pub after: Duration,
     pub took: Duration,
+    /// Its call has ended without an error.
+    pub is_success: bool,
     /// Where only the rollout keeps it from being one: that.
     pub rollout: Option<&'a str>,
 }
@@ -525,8 +529,9 @@ impl TaskCreated<'_> {
 
 impl TaskTransition<'_> {
     pub fn emit(&self) {
-        if let Some(TaskEnd { waited, age, code }) = self.end {
-            metrics::task_ended(self.route, self.tool, self.to, waited, age);
+        if let Some(TaskEnd { waited, age, code, is_tool_error }) = self.end {
+            let is_success = self.to == "completed" && !is_tool_error;
+            metrics::task_ended((self.route, self.tool), self.to, is_success, waited, age);
             if code == Some(OUTCOME_UNKNOWN) {
                 metrics::outcome_unknown(self.route);
             }
@@ -542,6 +547,7 @@ impl TaskTransition<'_> {
             from = self.from,
             to = self.to,
             code = self.end.and_then(|end| end.code),
+            tool_error = self.end.and_then(|end| end.is_tool_error.then_some(true)),
             took_ms = self.end.map(|end| millis(end.waited + end.age)),
         );
     }
@@ -549,7 +555,7 @@ impl TaskTransition<'_> {
 
 impl WouldDefer<'_> {
     pub fn emit(&self) {
-        metrics::would_defer(self.route, self.tool);
+        metrics::would_defer(self.route, self.tool, self.is_success);
         tracing::info!(
             name: "record",
             target: "deferral::task",

@@ -137,7 +137,9 @@ async fn what_is_written_is_what_the_manual_lists() {
 
 #[tokio::test]
 async fn a_call_that_becomes_a_task_is_counted_from_its_request_to_its_fetched_result() {
-    let world = Setup::new().top(ADMIN).route(SLOW).start().await;
+    let listed = json!([{ "name": "t", "inputSchema": { "type": "object" } }]);
+    let setup = Setup::new().server(|options| options.tools = Some(listed));
+    let world = setup.top(ADMIN).route(SLOW).start().await;
     let client = world.tasker();
     let waiting = client.call("t").await;
     let call = world.server.call().await;

@@ -22,9 +22,11 @@ pub(super) struct Seen {
 /// What was read.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    /// By route and tool. Beyond [`TOOLS`] of a route they are [`OTHER`], as in the metrics: what clients call tools may
-    /// be another with each call.
+    /// By route and tool. Those of which no call has ended without an error, and those beyond [`TOOLS`] of a route, are
+    /// [`OTHER`], as in the metrics: a client may make up another name with each call.
     pub(super) tools: BTreeMap<(String, String), Seen>,
+    /// Tools of which no call has ended without an error so far, as many of a route.
+    unproven: BTreeMap<(String, String), Seen>,
     pub(super) lines: u64,
     /// The times of the first and the last line about a call, as they are written.
     pub(super) period: Option<(String, String)>,
@@ -51,6 +53,7 @@ impl Log {
                 None => log.foreign += 1,
             }
         }
+        log.merge_unproven();
         Ok(log)
     }
 
@@ -76,7 +79,7 @@ impl Log {
         }
         let took = micros("upstream_us").unwrap_or_default() + micros("own_us").unwrap_or_default();
         self.extend_period(text("timestamp"));
-        let seen = self.tool(route, tool);
+        let seen = self.tool(route, tool, outcome == "result");
         if matches!(outcome, "tool_error" | "server_error" | "upstream_failed" | "proxy_failed") {
             return seen.failed.add(took);
         }
@@ -88,12 +91,13 @@ impl Log {
     fn take_task<'a>(&mut self, text: impl Fn(&str) -> Option<&'a str>) {
         let (Some(route), Some(tool), Some(to)) = (text("route"), text("tool"), text("to")) else { return };
         if text("from") == Some("call") {
-            self.tool(route, tool).tasks += 1;
+            self.tool(route, tool, false).tasks += 1;
         }
         let millis = text("took_ms").and_then(|millis| millis.parse::<f64>().ok());
         if let Some(took) = millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1e3).ok()) {
             self.extend_period(text("timestamp"));
-            let seen = self.tool(route, tool);
+            let is_real = to == "completed" && text("tool_error").is_none();
+            let seen = self.tool(route, tool, is_real);
             if to == "failed" {
                 return seen.failed.add(took);
             }
@@ -116,19 +120,42 @@ impl Log {
         }
     }
 
-    fn tool(&mut self, route: &str, tool: &str) -> &mut Seen {
+    /// `is_real` where a call of the tool has ended without an error.
+    fn tool(&mut self, route: &str, tool: &str, is_real: bool) -> &mut Seen {
         let mut key = (route.to_owned(), tool.to_owned());
-        if !self.tools.contains_key(&key) && self.is_full(route) {
-            OTHER.clone_into(&mut key.1);
+        if !self.tools.contains_key(&key) {
+            let is_full = is_full(if is_real { &self.tools } else { &self.unproven }, route);
+            match is_real {
+                true if !is_full => {
+                    let before = self.unproven.remove(&key).unwrap_or_default();
+                    self.tools.insert(key.clone(), before);
+                }
+                false if !is_full || self.unproven.contains_key(&key) => {
+                    return self.unproven.entry(key).or_default();
+                }
+                true | false => OTHER.clone_into(&mut key.1),
+            }
         }
         self.tools.entry(key).or_default()
     }
 
-    /// No other tool of the route has a place of its own.
-    fn is_full(&self, route: &str) -> bool {
-        let from = (route.to_owned(), String::new());
-        self.tools.range(from..).take_while(|((of, _), _)| of == route).take(TOOLS).count() == TOOLS
+    /// Counts as [`OTHER`] what has proved to be no tool.
+    fn merge_unproven(&mut self) {
+        for ((route, _), seen) in std::mem::take(&mut self.unproven) {
+            let others = self.tools.entry((route, OTHER.to_owned())).or_default();
+            others.calls.absorb(&seen.calls);
+            others.failed.absorb(&seen.failed);
+            others.timed_out += seen.timed_out;
+            others.departed += seen.departed;
+            others.tasks += seen.tasks;
+        }
     }
+}
+
+/// Whether no other tool of the route has a place of its own.
+fn is_full(tools: &BTreeMap<(String, String), Seen>, route: &str) -> bool {
+    let from = (route.to_owned(), String::new());
+    tools.range(from..).take_while(|((of, _), _)| of == route).take(TOOLS).count() == TOOLS
 }
 
 /// Reads one line without its end, of which no more is kept than [`LONGEST`]. Whether there was one.
@@ -250,7 +277,7 @@ mod tests {
                     principal: &"anonymous",
                     from: "working",
                     to: "completed",
-                    end: Some(TaskEnd { waited, age, code: None }),
+                    end: Some(TaskEnd { waited, age, code: None, is_tool_error: false }),
                 }
                 .emit();
             });
@@ -313,6 +340,30 @@ mod tests {
         assert_eq!(log.tools.len(), TOOLS + 1);
         let others = &log.tools[&("/mcp".to_owned(), OTHER.to_owned())];
         assert_eq!(others.calls.snapshot().count, 20_000 - TOOLS as u64);
+    }
+
+    #[test]
+    fn a_name_whose_calls_all_end_with_errors_has_no_row_of_its_own() {
+        let line = |tool: &str, outcome: &str| {
+            format!(
+                "1970 INFO deferral::access: method=tools/call target={tool} route=/mcp outcome={outcome} upstream_us=2000000\n"
+            )
+        };
+        let made_up =
+            ["tool_error", "server_error", "timed_out", "departed", "upstream_failed", "proxy_failed"];
+        let mut text: String = made_up.iter().map(|outcome| line(outcome, outcome)).collect();
+        text.push_str(
+            "1970 INFO deferral::task: event=transition route=/mcp tool=task from=call to=working\n",
+        );
+        text.push_str("1970 INFO deferral::task: event=transition route=/mcp tool=task from=working to=completed tool_error=true took_ms=10\n");
+        text.push_str(&line("real", "timed_out"));
+        text.push_str(&line("real", "result"));
+        let log = Log::read(text.as_bytes()).expect("it is read");
+        let counts = |tool: &str| {
+            let seen = &log.tools[&("/mcp".to_owned(), tool.to_owned())];
+            (seen.calls.snapshot().count, seen.failed.snapshot().count, seen.timed_out, seen.tasks)
+        };
+        assert_eq!((log.tools.len(), counts("real"), counts(OTHER)), (2, (2, 0, 1, 0), (3, 4, 1, 1)));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::{
         ticket_call, tickets,
     },
     runtime::{Work, reached},
-    telemetry::WouldDefer,
+    telemetry::{Outcome, WouldDefer},
     upstream::{CallError, Deferral, Description, Event, Identity, Known, Outgoing, Replies, own_ids},
 };
 use futures_util::{StreamExt, future::ready, stream};
@@ -212,13 +212,10 @@ impl Attended {
         })
     }
 
-    /// What [`prepare`] comes to, where nobody has to be waited for: of nearly every call.
+    /// The outcome of [`prepare`], where nothing has to be waited for: that of nearly every call.
     fn prepared_at_once(&self) -> Option<PreparedAtOnce> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let server = shared.upstream.known(&Identity::of(caller))?;
-        if !shared.serves(&call.method, &server.description) {
-            return Some(Err(Box::new(reply::not_served(call))));
-        }
         if call.method == Method::ToolsCall
             && let Err(refused) = shared.known_catalogue(caller, |catalogue| {
                 catalogue.map_or(Ok(()), |catalogue| are_mirrored(call, catalogue))
@@ -275,7 +272,7 @@ impl Attended {
                 if self.call.method == Method::ToolsList {
                     ticket_call::lists(&self.shared, &self.call, &self.caller, &mut reply);
                 }
-                self.observe();
+                self.observe(reply.account.outcome);
                 Some(self.last(reply))
             }
             Some(Action::Store) => {
@@ -327,8 +324,8 @@ impl Attended {
         Item::Reply(reply)
     }
 
-    /// In mode `observe`: says which call would have become a task.
-    fn observe(&self) {
+    /// In mode `observe`: says which call, that has ended like this, would have become a task.
+    fn observe(&self, outcome: Outcome) {
         let Stage::InPlace { observed_after: Some(after), .. } = &self.stage else { return };
         if self.waited >= *after {
             let tool = self.call.target.as_deref().unwrap_or_default();
@@ -336,7 +333,8 @@ impl Attended {
             let is_outside = route.treatment_for(tool, &self.caller.standing).is_outside;
             let rollout = route.rollout(tool).filter(|_| is_outside).map(ToString::to_string);
             let (route, took) = (&route.path, self.waited);
-            WouldDefer { tool, route, after: *after, took, rollout: rollout.as_deref() }.emit();
+            let is_success = outcome == Outcome::Result;
+            WouldDefer { tool, route, after: *after, took, is_success, rollout: rollout.as_deref() }.emit();
         }
     }
 }
@@ -376,9 +374,6 @@ async fn prepare(shared: Arc<Shared>, call: Arc<Call>, caller: Arc<Caller>) -> P
         .describe(&Identity::of(&caller))
         .await
         .map_err(|lost| Box::new(reply::to_client(&call, &shared.route, CallEnd::Lost(lost), None)))?;
-    if !shared.serves(&call.method, &server) {
-        return Err(Box::new(reply::not_served(&call)));
-    }
     if call.method == Method::ToolsCall {
         check_mirrored(&shared, &call, &caller).await?;
     }
@@ -444,7 +439,6 @@ mod tests {
     use super::super::tests::{StandIn, TASKS, call, endpoint, response};
     use super::*;
     use crate::{policy, runtime::Clock, upstream::Upstream};
-    use futures_util::FutureExt;
     use serde_json::{Value, json};
     use std::future::pending;
     use tokio::time::sleep;
@@ -491,7 +485,7 @@ mod tests {
     async fn a_refusal_of_ours_that_comes_late_keeps_its_code_in_the_task() {
         let tools = r#"{"tools":[{"name":"t","inputSchema":{"type":"object","properties":{"p":{"type":"string","x-mcp-header":"P"}}}}]}"#;
         let minute = Duration::from_secs(60);
-        let answers = move |_: Outgoing| stream::once(sleep(minute).map(move |()| response(tools))).boxed();
+        let answers = move |_: Outgoing| stream::once(ready(response(tools))).boxed();
         let (endpoint, _) = endpoint(StandIn { preparing: minute, answers }, policy::Defer::default());
         let params = json!({ "name": "t", "arguments": { "p": "unmirrored" } });
         let task = call(&endpoint, "tools/call", TASKS, params).await;

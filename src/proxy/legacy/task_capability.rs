@@ -12,6 +12,7 @@ use crate::{
         session::{Client, ClientInfo, Key},
         shared::Shared,
     },
+    telemetry::metrics,
 };
 use std::sync::Arc;
 
@@ -59,5 +60,10 @@ pub(super) fn handshake(
 
 /// What the answer to `tools/list` becomes.
 pub(super) fn tools(shared: Arc<Shared>, standing: Standing) -> Edit {
-    Box::new(move |answer, _| offer::tools(answer, |tool| shared.route.treatment_for(tool, &standing).mode))
+    Box::new(move |answer, _| {
+        offer::tools(answer, |tool| {
+            metrics::tool_listed(&shared.route.path, tool);
+            shared.route.treatment_for(tool, &standing).mode
+        })
+    })
 }

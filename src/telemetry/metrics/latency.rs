@@ -96,6 +96,15 @@ impl Latencies {
         }
     }
 
+    /// Counts all that another has counted, too.
+    pub fn absorb(&self, other: &Self) {
+        for (count, others) in self.counts.iter().zip(&other.counts) {
+            count.fetch_add(others.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.sum.fetch_add(other.sum.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.longest.fetch_max(other.longest.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     pub fn snapshot(&self) -> LatencySnapshot {
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
         let bounds = BOUNDS.into_iter().map(Some).chain([None]);

@@ -290,18 +290,11 @@ pub(super) fn request(route: &str, method: &str, outcome: Outcome) {
 
 /// The call of a tool has ended so, after this time. One that has become a task ends with that.
 pub(super) fn call(route: &str, tool: &str, outcome: Outcome, took: Duration) {
-    let is_real = match outcome {
-        Outcome::Task => return,
-        Outcome::ServerError | Outcome::Refused | Outcome::ProxyFailed => false,
-        Outcome::Result
-        | Outcome::ToolError
-        | Outcome::InputRequired
-        | Outcome::TimedOut
-        | Outcome::UpstreamFailed => true,
-        // Of a call that waited with a ticket.
-        Outcome::Departed => !tool.starts_with("deferral_"),
-    };
-    METRICS.tool(route, tool, is_real, |tool| {
+    if outcome == Outcome::Task {
+        return;
+    }
+    // Any other outcome can be had with a name that the client has made up.
+    METRICS.tool(route, tool, outcome == Outcome::Result, |tool| {
         match outcome {
             // Nothing was asked of the server, or it is asked again.
             Outcome::Refused | Outcome::InputRequired => return,
@@ -316,17 +309,30 @@ pub(super) fn call(route: &str, tool: &str, outcome: Outcome, took: Duration) {
     });
 }
 
+/// The server of this route lists a tool of this name.
+pub fn tool_listed(route: &str, tool: &str) {
+    METRICS.tools.listed(route, tool);
+}
+
 pub(super) fn task_created(route: &str, tool: &str) {
-    METRICS.tool(route, tool, true, |tool| tool.tasks_created.fetch_add(1, Ordering::Relaxed));
+    METRICS.tool(route, tool, false, |tool| tool.tasks_created.fetch_add(1, Ordering::Relaxed));
 }
 
-/// A task has ended with this status, `age` after its creation; its call had run for `waited` by then.
-pub(super) fn task_ended(route: &str, tool: &str, status: &str, waited: Duration, age: Duration) {
-    METRICS.tool(route, tool, true, |tool| tool.ended(status, waited, age));
+/// A task has ended with this status, `age` after its creation; its call had run for `waited` by then. `is_success`
+/// where the tool did not say that it failed.
+pub(super) fn task_ended(
+    (route, tool): (&str, &str),
+    status: &str,
+    is_success: bool,
+    waited: Duration,
+    age: Duration,
+) {
+    METRICS.tool(route, tool, is_success, |tool| tool.ended(status, waited, age));
 }
 
-pub(super) fn would_defer(route: &str, tool: &str) {
-    METRICS.tool(route, tool, true, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
+/// `is_success` where the call has ended without an error.
+pub(super) fn would_defer(route: &str, tool: &str, is_success: bool) {
+    METRICS.tool(route, tool, is_success, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
 }
 
 pub(super) fn log_lines_dropped(count: u64) {

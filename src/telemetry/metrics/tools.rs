@@ -1,7 +1,7 @@
 //! What is counted of each tool.
 //!
-//! A tool's name is what clients say it is, so no name gets a place that no server has answered to, and there are
-//! places for so many on a route: the rest is counted together, as [`OTHER`].
+//! A tool's name is what clients say it is, so a name is counted by itself only where the server lists it or a call of
+//! it has ended without an error, and only so many on a route: the rest is counted together, as [`OTHER`].
 
 use super::{
     expose,
@@ -11,9 +11,10 @@ use arc_swap::ArcSwap;
 use prometheus::proto::MetricFamily;
 use serde::Serialize;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
+    hash::{BuildHasher, RandomState},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -21,6 +22,9 @@ use std::{
 
 /// Tools of one route that are counted by name.
 pub const TOOLS: usize = 200;
+
+/// Names of one route that are known to be listed by its server; each costs 16 bytes.
+const LISTED: usize = 10_000;
 
 /// What all others are counted as.
 pub const OTHER: &str = "other";
@@ -32,6 +36,9 @@ pub(super) struct Tools {
     known: ArcSwap<Known>,
     /// Held while one is added, to what is then known instead.
     adding: Mutex<()>,
+    /// Hashes of the names that the server of each route lists.
+    listed: RwLock<BTreeMap<Box<str>, HashSet<u64>>>,
+    hashes: RandomState,
 }
 
 /// The tools of each route, by name.
@@ -85,8 +92,27 @@ pub struct ToolSnapshot {
 // === impl Tools ===
 
 impl Tools {
-    /// Counts what a tool of this name has done, or does so where all others are counted. `is_real` where a server
-    /// has answered to the name.
+    /// The server of this route lists a tool of this name. Beyond [`LISTED`] names it is not kept.
+    pub(super) fn listed(&self, route: &str, tool: &str) {
+        let hash = self.hashes.hash_one(tool);
+        if self.has_listed(route, hash) {
+            return;
+        }
+        let mut listed = self.listed.write().unwrap_or_else(PoisonError::into_inner);
+        if !listed.contains_key(route) {
+            listed.insert(route.into(), HashSet::new());
+        }
+        if let Some(names) = listed.get_mut(route).filter(|names| names.len() < LISTED) {
+            names.insert(hash);
+        }
+    }
+
+    fn has_listed(&self, route: &str, hash: u64) -> bool {
+        let listed = self.listed.read().unwrap_or_else(PoisonError::into_inner);
+        listed.get(route).is_some_and(|names| names.contains(&hash))
+    }
+
+    /// Counts for a tool of this name, or for all others. `is_real` where a call of it has ended without an error.
     pub(super) fn with<T>(
         &self,
         route: &str,
@@ -99,6 +125,7 @@ impl Tools {
         if let Some(known) = of_route.and_then(|tools| tools.get(tool)) {
             return count(known);
         }
+        let is_real = is_real || self.has_listed(route, self.hashes.hash_one(tool));
         let name = if is_real { tool } else { OTHER };
         // Once all places are taken there is nothing to add for any further name.
         let others = of_route.filter(|tools| !is_real || tools.len() >= TOOLS);
@@ -253,5 +280,24 @@ mod tests {
         tools.with("/a", "real", true, |tool| tool.timed_out.fetch_add(1, Ordering::Relaxed));
         let again = tools.with("/a", "real", false, |tool| tool.timed_out.load(Ordering::Relaxed));
         assert_eq!(again, 1, "it is known by then");
+        tools.listed("/a", "listed");
+        tools.with("/a", "listed", false, |_| ());
+        tools.with("/b", "listed", false, |_| ());
+        let names: Vec<_> = tools.snapshot().into_iter().map(|it| (it.route, it.tool)).collect();
+        assert!(names.contains(&("/a".into(), "listed".into())), "{names:?}");
+        assert!(!names.contains(&("/b".into(), "listed".into())), "another server lists it: {names:?}");
+    }
+
+    #[test]
+    fn no_more_names_are_kept_than_a_list_may_have() {
+        let tools = Tools::default();
+        for number in 0..=LISTED {
+            tools.listed("/a", &format!("tool-{number}"));
+        }
+        tools.with("/a", &format!("tool-{LISTED}"), false, |_| ());
+        tools.with("/a", "tool-0", false, |_| ());
+        let mut names: Vec<_> = tools.snapshot().into_iter().map(|it| it.tool).collect();
+        names.sort_unstable();
+        assert_eq!(names, [OTHER.into(), Box::<str>::from("tool-0")]);
     }
 }
