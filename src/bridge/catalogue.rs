@@ -21,13 +21,18 @@ pub struct NotAPage(#[source] serde_json::Error);
 // === impl Catalogue ===
 
 impl Catalogue {
-    /// Takes in one page, the raw result of `tools/list`; gives the raw cursor of the next.
+    /// Takes in one page, the raw result of `tools/list`, and names its tools; gives the raw cursor of the next.
     ///
     /// # Errors
     /// [`NotAPage`].
-    pub fn add_page(&mut self, result: &Bytes) -> Result<Option<Bytes>, NotAPage> {
+    pub fn add_page(
+        &mut self,
+        result: &Bytes,
+        mut named: impl FnMut(&str),
+    ) -> Result<Option<Bytes>, NotAPage> {
         let page: Page<'_> = serde_json::from_slice(result).map_err(NotAPage)?;
         for tool in page.tools {
+            named(&tool.name);
             let schema = result.slice_ref(tool.input_schema.get().as_bytes());
             let mirrored = param_headers(&schema);
             if !mirrored.is_empty() {

@@ -109,6 +109,14 @@ impl Method {
         }
     }
 
+    /// Whether it lists what a server has.
+    pub fn is_list(&self) -> bool {
+        matches!(
+            self,
+            Self::ToolsList | Self::PromptsList | Self::ResourcesList | Self::ResourceTemplatesList
+        )
+    }
+
     /// Whether a result of this method carries `ttlMs` and `cacheScope` (2026-07-28, *Caching*).
     pub fn is_cacheable(&self) -> bool {
         matches!(

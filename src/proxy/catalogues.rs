@@ -1,31 +1,43 @@
 //! The tools of a server as each caller sees them, read once and kept until they change.
+//!
+//! They are read beside the calls that ask for them, once for all. A call waits for that a moment at most
+//! ([`PATIENCE`]): the parameters of a tool that is not known are not compared with headers.
 
 use super::recent::Recent;
 use crate::{
     bridge::Catalogue,
     dialect::{Caller, Principal, modern},
     protocol::Method,
-    runtime::Clock,
+    runtime::{Clock, Mutex, Stopping},
+    telemetry::metrics,
     upstream::{Changes, Event, Identity, Outgoing, Upstream},
 };
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use std::{
+    collections::HashSet,
+    hash::{BuildHasher, RandomState},
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::Mutex;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
-/// At most so many callers' catalogues are kept: a few hundred bytes each for most servers.
-/// Beyond it, those that were used least lately are forgotten, and read again.
+/// Callers whose catalogues are kept: a few hundred bytes each for most servers. Beyond it, those that were used
+/// least lately are forgotten, and read again.
 const KEPT: usize = 4096;
 
-/// A server that pages for ever is not followed for ever.
-const MAX_PAGES: usize = 1000;
+/// Pages of `tools/list` that are read. The tools on further ones are not known.
+const MAX_PAGES: usize = 100;
 
-/// A list that could not be read is not asked for again for so long: a server that hangs on it would
-/// else hold up every call.
+/// How long all pages may take.
+const READING: Duration = Duration::from_secs(5);
+
+/// How long a call waits for a catalogue that is being read, counted from the beginning of that.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How long a list that could not be read to its end is not asked for again.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// The catalogues of one server.
@@ -36,20 +48,42 @@ pub(super) struct Catalogues {
 /// Who a caller is to the server: its principal, and the digest of what it shows.
 type Key = (Principal, [u8; 16]);
 
+/// Who reads a catalogue, and for whom.
+pub(super) struct Reader<'a> {
+    pub(super) route: &'a Arc<str>,
+    pub(super) upstream: &'a Arc<dyn Upstream>,
+    pub(super) clock: &'a Arc<dyn Clock>,
+    /// Ends the reading.
+    pub(super) closing: &'a Stopping,
+    pub(super) caller: &'a Caller,
+    /// Gives ids to requests.
+    pub(super) next_id: fn() -> u64,
+}
+
 #[derive(Default)]
 struct Entry {
     /// Looked at by each call, side by side.
     last: ArcSwapOption<Reading>,
-    /// Held while the catalogue is read, so that first calls at the same time read it once.
-    is_read: Mutex<()>,
+    /// The reading under way, which all calls share: since when, and what is cancelled with its end.
+    refresh: Mutex<Option<(Instant, CancellationToken)>>,
 }
 
-/// What came of reading a catalogue.
+/// The outcome of reading a catalogue.
 struct Reading {
-    /// Or until when it is not read again.
-    catalogue: Result<Arc<Catalogue>, Instant>,
+    /// What was read, as far as that went.
+    catalogue: Option<Arc<Catalogue>>,
+    /// When it is read again, where it was not read to its end.
+    again: Option<Instant>,
     /// Since then.
     changes: Changes,
+}
+
+/// What was read of a list.
+struct Pages {
+    /// None where nothing was.
+    catalogue: Option<Catalogue>,
+    /// Whether the end of the list was reached, or a bound that the list will meet again.
+    is_final: bool,
 }
 
 // === impl Catalogues ===
@@ -61,8 +95,8 @@ impl Default for Catalogues {
 }
 
 impl Catalogues {
-    /// Looks at what [`get`](Self::get) gives, where nothing has to be read for it. The others wait for this look
-    /// if they want to write to the same part of the map: it is to be short.
+    /// Looks at what [`get`](Self::get) gives, where nothing has to be read for it. Others that write to the same part
+    /// of the map wait for this look: it is to be short.
     pub(super) fn known<T>(
         &self,
         caller: &Caller,
@@ -72,49 +106,90 @@ impl Catalogues {
         self.of.with(&key(caller), |entry| entry.fresh(clock, |known| look(known.map(|known| &**known))))?
     }
 
-    /// The catalogue as `caller` sees it, or nothing where the server does not list its tools.
-    pub(super) async fn get(
-        &self,
-        upstream: &dyn Upstream,
-        caller: &Caller,
-        clock: &dyn Clock,
-        next_id: impl Fn() -> u64,
-    ) -> Option<Arc<Catalogue>> {
-        let entry = self.of.get_or_insert_with(key(caller), Arc::default);
-        if let Some(last) = entry.fresh(clock, |known| known.cloned()) {
+    /// The catalogue as the caller sees it; none where it cannot be read, or not within [`PATIENCE`].
+    pub(super) async fn get(&self, reader: Reader<'_>) -> Option<Arc<Catalogue>> {
+        let entry = self.of.get_or_insert_with(key(reader.caller), Arc::default);
+        if let Some(last) = entry.fresh(&**reader.clock, |known| known.cloned()) {
             return last;
         }
-        let _is_read = entry.is_read.lock().await;
-        // Somebody else may just have read it.
-        if let Some(last) = entry.fresh(clock, |known| known.cloned()) {
-            return last;
-        }
-        // Watched from before it is read: a change in between is then seen at the next call.
-        let changes = upstream.changes(caller.principal);
-        let reading = match read(upstream, caller, next_id).await {
-            Some(catalogue) => Reading { catalogue: Ok(Arc::new(catalogue)), changes },
-            None => {
-                // What came of the failure itself, a session given up, is no change.
-                let changes = upstream.changes(caller.principal);
-                Reading { catalogue: Err(clock.now() + RETRY), changes }
-            }
-        };
-        let catalogue = reading.catalogue.as_ref().ok().map(Arc::clone);
-        entry.last.store(Some(Arc::new(reading)));
-        catalogue
+        let (since, done) = entry.refresh(&reader);
+        let left = (since + PATIENCE).saturating_duration_since(reader.clock.now());
+        timeout(left, done.cancelled()).await.ok()?;
+        // Even where it has changed since: it was read after this call had come.
+        entry.last.load().as_ref()?.catalogue.clone()
     }
 }
 
 // === impl Entry ===
 
 impl Entry {
-    /// Looks at what came of the last reading, if it is not to be read again.
+    /// Looks at what was read last, if it is not to be read again.
     fn fresh<T>(&self, clock: &dyn Clock, look: impl FnOnce(Option<&Arc<Catalogue>>) -> T) -> Option<T> {
         let last = self.last.load();
         let last = last.as_ref().filter(|last| !last.changes.are_there())?;
-        match &last.catalogue {
-            Ok(catalogue) => Some(look(Some(catalogue))),
-            Err(until) => (clock.now() < *until).then(|| look(None)),
+        let is_fresh = last.again.is_none_or(|again| clock.now() < again);
+        is_fresh.then(|| look(last.catalogue.as_ref()))
+    }
+
+    /// Reads the catalogue in the background, unless that is under way. Gives since when it is, and its end.
+    fn refresh(self: &Arc<Self>, reader: &Reader<'_>) -> (Instant, CancellationToken) {
+        let mut refresh = self.refresh.lock();
+        if let Some((since, done)) = &*refresh {
+            return (*since, done.clone());
+        }
+        let (since, done) = (reader.clock.now(), CancellationToken::new());
+        *refresh = Some((since, done.clone()));
+        drop(refresh);
+        let ended = Ended { entry: Arc::clone(self), done: done.clone() };
+        let (route, upstream) = (Arc::clone(reader.route), Arc::clone(reader.upstream));
+        let (clock, caller, next_id) = (Arc::clone(reader.clock), reader.caller.clone(), reader.next_id);
+        let closing = reader.closing.clone();
+        reader.closing.spawn(async move {
+            let reading = read_within(&route, &*upstream, &*clock, &caller, next_id);
+            let reading = tokio::select! {
+                reading = reading => reading,
+                () = closing.stopped() => return,
+            };
+            ended.entry.last.store(Some(Arc::new(reading)));
+            drop(ended);
+        });
+        (since, done)
+    }
+}
+
+/// Marks a reading as ended when it is dropped, however it ended.
+struct Ended {
+    entry: Arc<Entry>,
+    done: CancellationToken,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        *self.entry.refresh.lock() = None;
+        self.done.cancel();
+    }
+}
+
+async fn read_within(
+    route: &str,
+    upstream: &dyn Upstream,
+    clock: &dyn Clock,
+    caller: &Caller,
+    next_id: fn() -> u64,
+) -> Reading {
+    // Watched from before it is read: a change in between is then seen at the next call.
+    let changes = upstream.changes(caller.principal);
+    let mut pages = Pages { catalogue: None, is_final: false };
+    if timeout(READING, pages.read(route, upstream, caller, next_id)).await.is_err() {
+        tracing::warn!(route, after = ?READING, "tools/list took too long; the tools on further pages are not known");
+    }
+    let Pages { catalogue, is_final } = pages;
+    match is_final {
+        true => Reading { catalogue: catalogue.map(Arc::new), again: None, changes },
+        false => {
+            // The failure itself, as of a session given up, is no change.
+            let changes = upstream.changes(caller.principal);
+            Reading { catalogue: catalogue.map(Arc::new), again: Some(clock.now() + RETRY), changes }
         }
     }
 }
@@ -123,24 +198,45 @@ fn key(caller: &Caller) -> Key {
     (caller.principal, caller.credentials.digest())
 }
 
-async fn read(upstream: &dyn Upstream, caller: &Caller, next_id: impl Fn() -> u64) -> Option<Catalogue> {
-    let mut catalogue = Catalogue::default();
-    let mut cursor = None;
-    for _ in 0..MAX_PAGES {
-        let page = page(upstream, caller, next_id(), cursor.as_ref()).await?;
-        cursor = match catalogue.add_page(&page) {
-            Ok(next) => next,
-            Err(error) => {
-                tracing::warn!(%error, "the tools of the server are called without knowing them");
-                return None;
+// === impl Pages ===
+
+impl Pages {
+    /// Reads page after page. Dropping it in between keeps what was read.
+    async fn read(&mut self, route: &str, upstream: &dyn Upstream, caller: &Caller, next_id: fn() -> u64) {
+        // By their hashes: a cursor may be as long as a message.
+        let (hashes, mut cursors) = (RandomState::new(), HashSet::new());
+        let mut cursor: Option<Bytes> = None;
+        for _ in 0..MAX_PAGES {
+            let Some(page) = page(upstream, caller, next_id(), cursor.as_ref()).await else { return };
+            let catalogue = self.catalogue.get_or_insert_default();
+            cursor = match catalogue.add_page(&page, |tool| metrics::tool_listed(route, tool)) {
+                Ok(next) => next.map(|next| Bytes::copy_from_slice(&next)),
+                Err(error) => {
+                    tracing::warn!(%error, "the tools of the server are called without knowing them");
+                    return;
+                }
+            };
+            match &cursor {
+                // Servers write an empty one at the end.
+                None => return self.is_final = true,
+                Some(next) if next == "\"\"" || next == "null" => return self.is_final = true,
+                Some(next) if !cursors.insert(hashes.hash_one(next)) => {
+                    tracing::warn!(
+                        route,
+                        "the pages of tools/list repeat; the rest of the tools is not known"
+                    );
+                    return self.is_final = true;
+                }
+                Some(_) => {}
             }
-        };
-        if cursor.is_none() {
-            return Some(catalogue);
         }
+        tracing::warn!(
+            route,
+            pages = MAX_PAGES,
+            "tools/list has no end; the tools on further pages are not known"
+        );
+        self.is_final = true;
     }
-    tracing::warn!(pages = MAX_PAGES, "tools/list has no end; the tools on further pages are not known");
-    Some(catalogue)
 }
 
 async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<&Bytes>) -> Option<Bytes> {

@@ -4,7 +4,7 @@ use super::{
     Ledger, Switchboard,
     absent::Absent,
     admission::{CallLimiters, GatePath, Gates, LimitedCall, NotAdmitted, Turn},
-    catalogues::Catalogues,
+    catalogues::{Catalogues, Reader},
     relay::Minted,
     server_profile::ServerProfile,
     session::Sessions,
@@ -138,9 +138,9 @@ impl Shared {
         self.upstream.described().unwrap_or_else(|| Arc::new(Description::unknown()))
     }
 
-    /// Whether the server declared what a method needs. What it did not declare is not served
-    /// (2026-07-28, *Discovery*): its own error would have any code.
-    pub(super) fn serves(&self, method: &Method, server: &Description) -> bool {
+    /// Whether the server declared what a method needs. What it did not declare is tried all the same: some servers
+    /// declare less than they have.
+    pub(super) fn declares(&self, method: &Method, server: &Description) -> bool {
         let needs = method.modern().unwrap_or(Needs::Nothing);
         describe::declares(&server.capabilities, needs)
     }
@@ -154,9 +154,17 @@ impl Shared {
         self.catalogues.known(caller, &*self.clock, look)
     }
 
-    /// The tools of the server as this caller sees them, or nothing where they cannot be listed.
+    /// The tools of the server as this caller sees them, or nothing where they cannot be listed, or not in a moment.
     pub(super) async fn catalogue(&self, caller: &Caller) -> Option<Arc<Catalogue>> {
-        self.catalogues.get(&*self.upstream, caller, &*self.clock, own_ids::next).await
+        let reader = Reader {
+            route: &self.route.path,
+            upstream: &self.upstream,
+            clock: &self.clock,
+            closing: &self.closing,
+            caller,
+            next_id: own_ids::next,
+        };
+        self.catalogues.get(reader).await
     }
 
     /// Whether the legacy server has tasks of its own.

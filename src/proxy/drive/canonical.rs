@@ -23,7 +23,7 @@ use crate::{
     runtime::random,
     task::{self, Record, TaskId, View},
     telemetry::{Limit, Outcome},
-    upstream::{Deferral, Description, Event, Identity, Question},
+    upstream::{CallError, Deferral, Description, Event, Identity, Question},
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -129,6 +129,9 @@ impl Canonical {
     /// The response to `call`, which is this one or a client's coming back to it.
     pub(super) fn reply(&self, shared: &Shared, call: &Call, word: CallEnd) -> Reply {
         let (server, binding) = (self.server.known(), || self.binding(shared));
+        if is_refused_as_unknown(&call.method, &word) && !shared.declares(&call.method, &server) {
+            return reply::not_served(call);
+        }
         let again = input_requests::again(shared, &self.caller, call, &server, binding, &word);
         let mut reply =
             again.unwrap_or_else(|| reply::to_client(call, &shared.route, word, self.refused.as_deref()));
@@ -243,6 +246,33 @@ pub(super) fn handle(
 
 fn request(open: &OpenQuestion) -> Option<&InputRequest> {
     open.asked.canonical()
+}
+
+/// Whether the server refuses a method that it did not declare as one that it does not have (2026-07-28, *Discovery*).
+/// A server that did not declare a list and answers with any error has none; of a call only an error about its method
+/// says so.
+fn is_refused_as_unknown(method: &Method, word: &CallEnd) -> bool {
+    match word {
+        CallEnd::Said(response) => match ErrorObject::of(response.frame()) {
+            Some(error) => {
+                method.is_list()
+                    || error.code() == code::METHOD_NOT_FOUND
+                    || is_about_method(&error.message())
+            }
+            None => false,
+        },
+        CallEnd::Lost(CallError::Status { status, .. }) => {
+            matches!(status.as_u16(), 400 | 404 | 405 | 501) && method.is_list()
+        }
+        CallEnd::Lost(_) | CallEnd::Refused(..) => false,
+    }
+}
+
+/// Whether an error of whatever code says that a method is not there.
+fn is_about_method(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    let absent = ["not found", "unknown", "not supported", "unsupported", "not implemented"];
+    message.contains("method") && absent.iter().any(|absent| message.contains(absent))
 }
 
 // === impl Server ===

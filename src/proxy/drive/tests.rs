@@ -203,7 +203,7 @@ impl<F: Fn(Outgoing) -> Replies + Send + Sync + 'static> Upstream for StandIn<F>
     }
 
     fn changes(&self, _: Principal) -> Changes {
-        Changes::default()
+        Changes::never()
     }
 
     fn subscribe<'a>(

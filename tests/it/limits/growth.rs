@@ -285,7 +285,7 @@ fn what_a_server_offers_and_asks_is_read_in_proportion() {
     });
     let page = listed(r#"{"tools":["#, tool, "]}");
     grows_with_its_input("Catalogue::add_page", 300, page, |page| {
-        Catalogue::default().add_page(page).expect("a page");
+        Catalogue::default().add_page(page, |_| ()).expect("a page");
     });
     let blocks = listed(r#"{"content":["#, |_| r#"{"type":"text","text":" "}"#.to_owned(), "]}");
     grows_with_its_input("tool_result::words", 500, blocks, |result| {

@@ -4,7 +4,7 @@ use super::world::{Setup, World};
 use crate::support::{
     clients::Client,
     servers::{Call, Canned, Seen},
-    time,
+    time::{self, Still},
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -44,6 +44,7 @@ async fn passes(world: &World, client: &Client, params: Value) {
 #[tokio::test]
 async fn the_tools_are_read_once_over_all_pages_before_the_first_call() {
     let world = world().await;
+    let _still = Still::stands();
     let client = world.client().with("mcp-param-region", "eu");
     let waiting = client.send("tools/call", params("eu")).await;
     page(&world, None).await.result(json!({ "tools": [tool("plain", None)], "nextCursor": "2\u{e9}" }));
@@ -69,6 +70,7 @@ async fn the_tools_are_read_once_over_all_pages_before_the_first_call() {
 #[tokio::test]
 async fn first_calls_at_the_same_time_read_the_tools_once() {
     let world = world().await;
+    let _still = Still::stands();
     let mut waiting = Vec::new();
     for _ in 0..5 {
         waiting.push(world.client().call("plain").await);
@@ -88,6 +90,7 @@ async fn first_calls_at_the_same_time_read_the_tools_once() {
 #[tokio::test]
 async fn the_tools_are_read_again_after_they_have_changed() {
     let world = world().await;
+    let _still = Still::stands();
     let client = world.client();
     let mut changes = client.listen(json!({ "toolsListChanged": true })).await;
     changes.notice("notifications/subscriptions/acknowledged").await;
@@ -110,6 +113,7 @@ async fn the_tools_are_read_again_after_they_have_changed() {
 #[tokio::test]
 async fn each_caller_has_the_tools_it_may_see() {
     let world = world().await;
+    let _still = Still::stands();
     for (token, header, outcome) in [("alice", None, 200), ("bob", Some("Region"), 400)] {
         let waiting = world.client().bearing(token).send("tools/call", params("eu")).await;
         let list = page(&world, None).await;
@@ -125,6 +129,7 @@ async fn each_caller_has_the_tools_it_may_see() {
 #[tokio::test]
 async fn a_server_whose_tools_cannot_be_listed_is_called_all_the_same() {
     let world = world().await;
+    let _still = Still::stands();
     let waiting = world.client().send("tools/call", params("eu")).await;
     page(&world, None).await.error(json!({ "code": -32603, "message": "no list" }));
     world.server.call().await.says("passed");
@@ -133,28 +138,87 @@ async fn a_server_whose_tools_cannot_be_listed_is_called_all_the_same() {
 
 #[tokio::test]
 async fn a_server_that_fails_or_hangs_at_listing_holds_up_no_further_call() {
-    let world = Setup::new()
-        .server(|options| options.tools = None)
-        .top("timeouts: { first_byte: 10s, keep_alive: 1h }")
-        .start()
-        .await;
+    let world = world().await;
     let waiting = world.client().send("tools/call", params("eu")).await;
     let hanging = page(&world, None).await;
-    time::passes(Duration::from_secs(10)).await;
+    time::passes(Duration::from_secs(5)).await;
     let call = world.server.call().await;
     assert_eq!(call.method(), "tools/call", "the list was not waited for for ever");
     call.says("passed");
     assert_eq!(waiting.answer().await.text(), "passed");
+    hanging.left().await;
     for _ in 0..3 {
         passes(&world, &world.client(), params("eu")).await;
     }
     assert_eq!(world.server.messages("tools/list"), 1, "nor is it waited for by each call");
-    hanging.left().await;
+    time::passes(Duration::from_secs(30)).await;
+    let waiting = world.client().send("tools/call", params("eu")).await;
+    page(&world, None).await.error(json!({ "code": -32603, "message": "no list" }));
+    world.server.call().await.says("passed");
+    waiting.answer().await;
+}
+
+#[tokio::test]
+async fn a_list_of_tools_that_takes_long_keeps_no_call_waiting() {
+    let world = world().await;
+    let still = Still::stands();
+    let client = world.client().with("mcp-param-region", "us");
+    let waiting = client.send("tools/call", params("eu")).await;
+    let list = page(&world, None).await;
+    still.passes(Duration::from_millis(250)).await;
+    let call = world.server.call().await;
+    assert_eq!(call.method(), "tools/call", "it can do without");
+    call.says("passed");
+    assert_eq!(waiting.answer().await.text(), "passed");
+    // The next does not wait at all, and asks for no list of its own.
+    passes(&world, &client, params("eu")).await;
+    assert_eq!(world.server.messages("tools/list"), 1);
+
+    // Once there, the list is used.
+    still.passes(Duration::from_secs(4)).await;
+    list.result(json!({ "tools": [tool("mirrored", Some("Region"))] }));
+    loop {
+        let waiting = client.send("tools/call", params("eu")).await;
+        tokio::select! {
+            call = world.server.call() => call.says("not read yet"),
+            answer = waiting.answer() => {
+                assert_eq!(answer.refusal(), (400, -32020));
+                break;
+            }
+        }
+    }
+    assert_eq!(world.server.messages("tools/list"), 1);
+}
+
+#[tokio::test]
+async fn a_list_of_tools_is_read_until_a_cursor_is_empty_or_comes_back() {
+    for (cursors, pages) in [(&[""][..], 1), (&["a"][..], 2), (&["a", "b", "a"][..], 3)] {
+        let listed = std::sync::atomic::AtomicUsize::new(0);
+        let hook = move |seen: &Seen| {
+            (seen.method() == "tools/list").then(|| {
+                let at = listed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let next = cursors[at.min(cursors.len() - 1)];
+                let tools = [tool("mirrored", Some("Region"))];
+                let result = json!({ "tools": tools, "nextCursor": next });
+                Canned::json(200, &json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result }))
+            })
+        };
+        let mut setup = Setup::new();
+        setup.options = setup.options.hook(hook);
+        let world = setup.start().await;
+        let _still = Still::stands();
+        for _ in 0..2 {
+            let answer = world.client().ask("tools/call", params("eu")).await;
+            assert_eq!(answer.refusal(), (400, -32020), "what was read is known: {cursors:?}");
+        }
+        assert_eq!(world.server.messages("tools/list"), pages, "{cursors:?}");
+    }
 }
 
 #[tokio::test]
 async fn parameters_deep_inside_are_mirrored_and_null_is_not() {
     let world = world().await;
+    let _still = Still::stands();
     let schema = json!({ "type": "object", "properties": {
         "where": { "type": "object", "properties": { "zone": { "type": "integer", "x-mcp-header": "Zone" } } },
     }});
@@ -171,23 +235,22 @@ async fn parameters_deep_inside_are_mirrored_and_null_is_not() {
 
 #[tokio::test]
 async fn a_list_of_tools_without_end_is_read_so_far_and_keeps_no_call() {
-    let hook = |seen: &Seen| {
+    let listed = std::sync::atomic::AtomicUsize::new(0);
+    let hook = move |seen: &Seen| {
         (seen.method() == "tools/list").then(|| {
-            let result = json!({ "tools": [], "nextCursor": "more" });
+            let next = listed.fetch_add(1, std::sync::atomic::Ordering::Relaxed).to_string();
+            let result = json!({ "tools": [], "nextCursor": next });
             Canned::json(200, &json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result }))
         })
     };
     let mut setup = Setup::new();
     setup.options = setup.options.hook(hook);
     let world = setup.start().await;
+    let _still = Still::stands();
     for client in [world.client(), world.client()] {
         let waiting = client.call("plain").await;
-        // A busy machine takes its time over so many.
-        for pages in (100..=1000).step_by(100) {
-            world.server.sees(pages, |seen| seen.method() == "tools/list").await;
-        }
         world.server.call().await.says("passed");
         assert_eq!(waiting.answer().await.text(), "passed");
     }
-    assert_eq!(world.server.messages("tools/list"), 1000, "and not again for each call");
+    assert_eq!(world.server.messages("tools/list"), 100, "and not again for each call");
 }
