@@ -140,6 +140,10 @@ async fn a_call_that_becomes_a_task_is_counted_from_its_request_to_its_fetched_r
     let listed = json!([{ "name": "t", "inputSchema": { "type": "object" } }]);
     let setup = Setup::new().server(|options| options.tools = Some(listed));
     let world = setup.top(ADMIN).route(SLOW).start().await;
+    // The list is known before there is a task.
+    let first = world.client().call("another").await;
+    world.server.call().await.says("done");
+    first.answer().await;
     let client = world.tasker();
     let waiting = client.call("t").await;
     let call = world.server.call().await;

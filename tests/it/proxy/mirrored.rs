@@ -90,13 +90,14 @@ async fn first_calls_at_the_same_time_read_the_tools_once() {
 #[tokio::test]
 async fn the_tools_are_read_again_after_they_have_changed() {
     let world = world().await;
-    let _still = Still::stands();
     let client = world.client();
     let mut changes = client.listen(json!({ "toolsListChanged": true })).await;
     changes.notice("notifications/subscriptions/acknowledged").await;
+    let still = Still::stands();
     let waiting = client.send("tools/call", params("eu")).await;
     page(&world, None).await.result(json!({ "tools": [tool("mirrored", None)] }));
     let call = world.server.call().await;
+    drop(still);
     let session = call.session().to_owned();
     call.says("passed");
     waiting.answer().await;
@@ -105,6 +106,7 @@ async fn the_tools_are_read_again_after_they_have_changed() {
     world.server.listener(&session).await.notify("notifications/tools/list_changed", json!({}));
     changes.notice("notifications/tools/list_changed").await;
 
+    let _still = Still::stands();
     let waiting = client.send("tools/call", params("eu")).await;
     page(&world, None).await.result(json!({ "tools": [tool("mirrored", Some("Region"))] }));
     assert_eq!(waiting.answer().await.refusal(), (400, -32020));
@@ -178,13 +180,16 @@ async fn a_list_of_tools_that_takes_long_keeps_no_call_waiting() {
     still.passes(Duration::from_secs(4)).await;
     list.result(json!({ "tools": [tool("mirrored", Some("Region"))] }));
     loop {
-        let waiting = client.send("tools/call", params("eu")).await;
-        tokio::select! {
-            call = world.server.call() => call.says("not read yet"),
-            answer = waiting.answer() => {
-                assert_eq!(answer.refusal(), (400, -32020));
-                break;
+        let mut answer = std::pin::pin!(client.send("tools/call", params("eu")).await.answer());
+        let answer = tokio::select! {
+            answer = &mut answer => answer,
+            call = world.server.call() => {
+                call.says("not read yet");
+                answer.await
             }
+        };
+        if answer.status == 400 {
+            break assert_eq!(answer.refusal(), (400, -32020));
         }
     }
     assert_eq!(world.server.messages("tools/list"), 1);
