@@ -303,7 +303,12 @@ mod tests {
                 {
                     access("t", failure, Duration::from_millis(1));
                 }
-                let end = Some(TaskEnd { waited: Duration::ZERO, age: Duration::from_secs(15), code: None });
+                let end = Some(TaskEnd {
+                    waited: Duration::ZERO,
+                    age: Duration::from_secs(15),
+                    code: None,
+                    is_tool_error: false,
+                });
                 let (task, route, tool, principal) = (&"t", "/mcp", "t", &"anonymous");
                 TaskTransition { task, route, tool, principal, from: "working", to: "failed", end }.emit();
             });
