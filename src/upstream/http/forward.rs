@@ -177,7 +177,7 @@ mod tests {
     use crate::{
         dialect::Principal,
         runtime::Net,
-        upstream::{ClientSession, Config, work::Work},
+        upstream::{ClientSession, Config, ServerUrl, work::Work},
     };
     use futures_util::FutureExt;
     use http::{HeaderMap, HeaderValue};
@@ -191,7 +191,7 @@ mod tests {
     async fn a_call_is_sent_although_its_client_leaves_while_it_waits_for_a_stream() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}/mcp", listener.local_addr().expect("it is bound"));
-        let url = url.parse().expect("a URL");
+        let url = ServerUrl::from(url.parse::<http::Uri>().expect("a URL"));
         let work = Work::new().expect("there is a runtime");
         let http = Http::new("", &url, Config::default(), work, &Net::System).expect("a server");
         let http = Arc::new(http);
