@@ -253,6 +253,7 @@ impl Process {
         let hello = self.reads().await;
         assert_eq!(hello["method"], "initialize");
         self.welcomes(&hello).await;
+        hello
     }
 
     /// Answers this request, and reads the end of the handshake.
@@ -263,7 +264,6 @@ impl Process {
         });
         self.says(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "result": result }))).await;
         assert_eq!(self.reads().await["method"], "notifications/initialized");
-        hello
     }
 
     async fn refuses(&mut self, error: &Value) {
