@@ -722,11 +722,11 @@ async fn the_log_says_when_and_why_a_server_runs_as_one_more_process() {
 
 #[tokio::test(start_paused = true)]
 async fn a_process_without_calls_is_kept_for_as_long_as_is_written() {
-    const MINUTE: Duration = Duration::from_secs(60);
+    let minute = Duration::from_secs(60);
     for (idle, kept, ended) in [
-        (Some(2 * MINUTE), Some(MINUTE), Some(4 * MINUTE)),
-        (Some(MINUTE / 60), None, Some(3 * MINUTE)),
-        (None, Some(1440 * MINUTE), None),
+        (Some(2 * minute), Some(minute), Some(4 * minute)),
+        (Some(minute / 60), None, Some(3 * minute)),
+        (None, Some(1440 * minute), None),
     ] {
         let mut world = World::with(|command, _| command.idle = idle);
         let mut process = at_rest(&mut world, 1, MUTE).await;
