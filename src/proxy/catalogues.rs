@@ -114,6 +114,10 @@ impl Catalogues {
         }
         let (since, done) = entry.refresh(&reader);
         let left = (since + PATIENCE).saturating_duration_since(reader.clock.now());
+        if left.is_zero() {
+            // A timer would take up to a millisecond.
+            return None;
+        }
         timeout(left, done.cancelled()).await.ok()?;
         // Even where it has changed since: it was read after this call had come.
         entry.last.load().as_ref()?.catalogue.clone()

@@ -75,7 +75,13 @@ fn a_log_is_reported_on_tool_by_tool_with_advice() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_proxy_that_runs_is_reported_on() {
-    let world = Setup::new().top("admin: 127.0.0.1:0").route(SLOW).start().await;
+    let listed = serde_json::json!([{ "name": "t", "inputSchema": { "type": "object" } }]);
+    let setup = Setup::new().server(|options| options.tools = Some(listed));
+    let world = setup.top("admin: 127.0.0.1:0").route(SLOW).start().await;
+    // A name that is not listed is asked for, so that the list is known before there is a task.
+    let first = world.client().call("another").await;
+    world.server.call().await.error(serde_json::json!({ "code": -32602, "message": "unknown tool" }));
+    first.answer().await;
     let client = world.tasker();
     let waiting = client.call("t").await;
     let call = world.server.call().await;
@@ -87,7 +93,8 @@ async fn a_proxy_that_runs_is_reported_on() {
         tokio::task::spawn_blocking(move || report(&["--admin", &admin])).await.expect("it runs");
     assert_eq!((err.as_str(), code), ("", Some(0)));
     assert!(out.starts_with("period: since 2"), "{out}");
-    let row: Vec<_> = out.lines().nth(3).expect("a row").split_whitespace().take(7).collect();
+    let row = out.lines().find(|line| line.starts_with("/mcp   t ")).expect("a row");
+    let row: Vec<_> = row.split_whitespace().take(7).collect();
     assert_eq!(row, ["/mcp", "t", "1", "0", "0", "0", "1"], "{out}");
 }
 

@@ -167,7 +167,7 @@ async fn a_list_of_tools_that_takes_long_keeps_no_call_waiting() {
     let client = world.client().with("mcp-param-region", "us");
     let waiting = client.send("tools/call", params("eu")).await;
     let list = page(&world, None).await;
-    still.passes(Duration::from_millis(250)).await;
+    still.passes(Duration::from_millis(251)).await;
     let call = world.server.call().await;
     assert_eq!(call.method(), "tools/call", "it can do without");
     call.says("passed");
