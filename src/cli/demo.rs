@@ -7,7 +7,7 @@ use super::{
     DONE, FAILED,
     call::{handle_text, result_text},
     interrupted,
-    printer::Printer,
+    printer::{self, Printer},
 };
 use crate::{
     app,
@@ -22,7 +22,7 @@ use crate::{
 use http::{HeaderMap, Uri};
 use serde_json::{Value, json};
 use std::{
-    io::{self, IsTerminal},
+    io,
     net::{Ipv4Addr, SocketAddr},
     path::Path,
     time::{Duration, Instant},
@@ -80,10 +80,11 @@ async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
         config::parse(Path::new("demo.yaml"), &written).expect("the demo's own configuration is right");
     let proxy = app::start(config)?;
     let url = proxy.url(&proxy.addresses[0], config::file::DEFAULT_PATH);
-    let operators = proxy.admin.as_ref().map_or_else(String::new, |admin| match io::stdout().is_terminal() {
-        true => admin.link_with_code(),
-        false => admin.url.clone(),
-    });
+    let operators =
+        proxy.admin.as_ref().map_or_else(String::new, |admin| match printer::is_output_terminal() {
+            true => admin.link_with_code(),
+            false => admin.url.clone(),
+        });
 
     let shown = tokio::select! {
         shown = show((&url, &operators), server, &written, printer) => shown.map(|()| false),

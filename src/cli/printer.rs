@@ -168,6 +168,11 @@ pub fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
+/// Whether a person reads the output.
+pub fn is_output_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
 /// The text in one line, with control characters and those that turn the writing around written out.
 pub fn inline(text: &str) -> String {
     lines(text).replace(['\n', '\t'], " ")

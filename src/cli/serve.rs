@@ -3,7 +3,11 @@
 //! Flags and file mean the same: what a flag says is laid over the tree that was read from the file, and both are
 //! read and judged together.
 
-use super::{DONE, FAILED, NO, check, host_input, printer::Printer, words::Words};
+use super::{
+    DONE, FAILED, NO, check, host_input,
+    printer::{self, Printer},
+    words::Words,
+};
 use crate::{
     app,
     config::{
@@ -159,7 +163,7 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
             }
         }
         // On the standard error, and a secret to a terminal only: what is written elsewhere is kept and collected.
-        for line in running.admin.iter().flat_map(|admin| admin.ready_lines(io::stderr().is_terminal())) {
+        for line in running.admin.iter().flat_map(|admin| admin.ready_lines(printer::is_terminal())) {
             printer.note(line);
         }
     };
@@ -314,7 +318,7 @@ impl Args {
     /// What ends the process beside signals that always do.
     fn stops(&self) -> app::Stops {
         let is_terminal =
-            io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal();
+            io::stdin().is_terminal() || printer::is_output_terminal() || printer::is_terminal();
         let reads_input = self.config.as_deref() != Some(Path::new("-"));
         app::Stops {
             on_hangup: self.config.is_none() && is_terminal,
