@@ -66,7 +66,7 @@ impl Printer {
     /// What this program makes byte for byte, and nobody else chooses: scripts for shells, manual pages.
     pub fn generated(&mut self, bytes: &[u8]) {
         let written = self.out.write_all(bytes).and_then(|()| self.out.flush());
-        self.failed = self.failed.take().or(written.err());
+        self.failed = self.failed.take().or_else(|| written.err());
     }
 
     /// Why the command fails: `error: …`.
@@ -312,7 +312,7 @@ pub mod tests {
         let value = serde_json::json!({ EVIL: EVIL, "n": 1 });
         let text = printed(|printer| printer.json(&value));
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("JSON"), value);
-        let raw = RawValue::from_string(format!("{{\r\n \"n\": 1.50, \"c\": \"\u{9b}\u{202e}é\" }}"));
+        let raw = RawValue::from_string("{\r\n \"n\": 1.50, \"c\": \"\u{9b}\u{202e}é\" }".to_owned());
         let text = printed(|printer| printer.raw_json(&raw.expect("JSON")));
         assert_eq!(text, "{   \"n\": 1.50, \"c\": \"\\u009b\\u202eé\" }\n");
     }

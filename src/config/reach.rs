@@ -115,7 +115,7 @@ fn doubt_literal(name: &HeaderName, node: &Node, report: &mut Report) {
 fn holds_credentials(name: &HeaderName) -> bool {
     let is_named = |part: &&str| name.as_str().contains(*part);
     [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE].contains(name)
-        || ["api-key", "apikey", "api_key", "secret", "password"].iter().any(|part| is_named(&part))
+        || ["api-key", "apikey", "api_key", "secret", "password"].iter().any(is_named)
         || name.as_str().ends_with("token")
 }
 

@@ -331,7 +331,7 @@ pub enum CallError {
     ModernOnly(String),
     /// The handshake of its session failed, or its time ended before it was sent: the request did not run.
     #[error("no session with the server: {}; no call was sent", .0.without_outcome())]
-    NotSent(Box<CallError>),
+    NotSent(Box<Self>),
     #[error("the server's answer is larger than {limit} bytes (limits.result_bytes)")]
     TooLarge { limit: usize },
     #[error(

@@ -27,9 +27,12 @@ pub(in crate::proxy) struct LimitedCall {
 /// Resolves once a call has left the queue, or is no more.
 pub(in crate::proxy) type Dequeued = oneshot::Receiver<()>;
 
+/// A place in the queue: what resolves with the permits, and what says that the call has left it.
+type QueuePlace = (BoxFuture<'static, Result<Permits, CallError>>, oneshot::Sender<()>);
+
 /// Its replies.
 struct Limited {
-    turn: Option<(BoxFuture<'static, Result<Permits, CallError>>, oneshot::Sender<()>)>,
+    turn: Option<QueuePlace>,
     timeout: Option<Duration>,
     alarm: Option<Alarm>,
     clock: Arc<dyn Clock>,

@@ -328,7 +328,7 @@ mod tests {
         let gate = Gate::new(1);
         let _permit = through(&gate, 1);
         let enter = |n| gate.enter(caller(n), 1, Entry::New(1));
-        let _place = enter(1).ok().expect("there is one place");
+        let Ok(_place) = enter(1) else { panic!("there is one place") };
         assert!(matches!(enter(1), Err(QueueFull)));
         assert!(matches!(enter(2), Ok(Entered::Waits(_))));
         assert!(matches!(gate.enter(caller(1), 1, Entry::Continuing), Ok(Entered::Waits(_))));

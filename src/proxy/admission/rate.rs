@@ -57,11 +57,12 @@ impl RateLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::{Clock, SystemClock};
 
     #[test]
     fn a_minute_holds_so_many_calls_and_the_wait_is_named_exactly() {
         let limit = RateLimit::new(NonZeroU32::new(3).expect("3"));
-        let start = tokio::time::Instant::now().into_std();
+        let start = SystemClock::new().now();
         let mut whole_at = None;
         let mut call = |after: u64| {
             let now = start + Duration::from_secs(after);

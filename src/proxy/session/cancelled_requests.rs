@@ -106,8 +106,10 @@ impl Ended {
             return false;
         }
         let asked = self.asked.get(&(key, request.clone())).map(|asked| asked.clone());
-        let mut asked = asked.iter().flatten().filter_map(Weak::upgrade).peekable();
-        asked.peek().is_some() && asked.fold(true, |all, asked| asked.withdraw(request) && all)
+        // Each is withdrawn, whatever the others say.
+        let withdrawn = asked.iter().flatten().filter_map(Weak::upgrade).map(|asked| asked.withdraw(request));
+        let withdrawn: Vec<_> = withdrawn.collect();
+        !withdrawn.is_empty() && withdrawn.into_iter().all(|is_withdrawn| is_withdrawn)
     }
 
     /// Whether any request waits in a queue of ours.

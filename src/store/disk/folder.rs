@@ -206,7 +206,7 @@ impl StoreFolder {
         let name = name_of(path)?;
         let mut at: Option<OwnedFd> = None;
         for part in folders_of(path) {
-            let above = at.as_ref().map_or(self.0.folder.as_fd(), AsFd::as_fd);
+            let above = at.as_ref().map_or_else(|| self.0.folder.as_fd(), AsFd::as_fd);
             let next = match open_folder(above, part) {
                 Err(Errno::NOENT) => {
                     match mkdirat(above, part, Mode::RWXU) {
@@ -220,7 +220,7 @@ impl StoreFolder {
             };
             at = Some(next.map_err(no_link)?);
         }
-        let folder = at.as_ref().map_or(self.0.folder.as_fd(), AsFd::as_fd);
+        let folder = at.as_ref().map_or_else(|| self.0.folder.as_fd(), AsFd::as_fd);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(File::from(openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?))
     }

@@ -17,7 +17,7 @@ use crate::{
     },
     upstream::{
         Anchor, CallError, ClientSession, Description,
-        http1::{self, Answering, CookieJar, Reuse, Traffic},
+        http1::{self, Answering, CookieJar, Reuse, SendOptions, Traffic},
     },
 };
 
@@ -203,9 +203,7 @@ impl HttpLine {
             &self.path,
             lines,
             body,
-            Reuse::Proven,
-            Traffic::Call,
-            self.cookies.as_ref(),
+            self.options(Reuse::Proven, Traffic::Call),
         )
     }
 
@@ -214,15 +212,7 @@ impl HttpLine {
         let mut ours = self.http.ours();
         ours.extend_from_slice(self.agent);
         let lines: [&[u8]; 2] = [&self.posting, &ours];
-        self.http.client.send(
-            &Method::POST,
-            &self.path,
-            lines,
-            body,
-            reuse,
-            Traffic::InPassing,
-            self.cookies.as_ref(),
-        )
+        self.http.client.send(&Method::POST, &self.path, lines, body, self.options(reuse, Traffic::InPassing))
     }
 
     /// Opens a stream of what the server says of its own accord, or takes up a broken one.
@@ -242,12 +232,16 @@ impl HttpLine {
             .then(|| self.bodiless(&Method::DELETE, &[], Reuse::Proven, Traffic::InPassing))
     }
 
+    fn options(&self, reuse: Reuse, traffic: Traffic) -> SendOptions<'_> {
+        SendOptions { reuse, traffic, cookies: self.cookies.as_ref() }
+    }
+
     fn bodiless(&self, method: &Method, further: &[u8], reuse: Reuse, traffic: Traffic) -> Answering {
         let mut more = self.http.ours();
         more.extend_from_slice(self.agent);
         more.extend_from_slice(further);
         let lines = [&*self.bodiless, &more];
-        self.http.client.send(method, &self.path, lines, Bytes::new(), reuse, traffic, self.cookies.as_ref())
+        self.http.client.send(method, &self.path, lines, Bytes::new(), self.options(reuse, traffic))
     }
 }
 

@@ -34,7 +34,7 @@ use tokio::time::timeout;
 use super::{
     Anchor, CallError, Change, ClientSession, Config, Description, Document, Identity, NotStarted, ServerUrl,
     forward::{Forward, Forwarded},
-    http1::{self, Answering, CookieJar, Reuse, Traffic},
+    http1::{self, Answering, CookieJar, Reuse, SendOptions, Traffic},
     legacy::Legacy,
     wire::{Again, Beside, Heard, Hello, Line, Place, Progress, Refusal, Reply, Wire, modern_only},
     work::Work,
@@ -161,8 +161,8 @@ impl Http {
         loop {
             let (body, ours) = (hello.body(), self.ours());
             let both: [&[u8]; 2] = [&lines, &ours];
-            let (reuse, traffic) = (Reuse::Any, Traffic::Call);
-            let sent = self.client.send(&Method::POST, &self.path, both, body, reuse, traffic, Some(cookies));
+            let options = SendOptions { reuse: Reuse::Any, traffic: Traffic::Call, cookies: Some(cookies) };
+            let sent = self.client.send(&Method::POST, &self.path, both, body, options);
             let response = self.taken(sent).await?;
             let id = response.headers().get(&headers::SESSION_ID).cloned();
             let status = response.status();

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{line::without_content, messages::is_events, server::Http};
 use crate::{
     protocol::sse::Decoder,
-    upstream::http1::{self, Reuse, Traffic},
+    upstream::http1::{self, Reuse, SendOptions, Traffic},
 };
 
 /// How long the first event is waited for: the call that asked for the session waits as well.
@@ -32,7 +32,8 @@ async fn begins_with_endpoint(server: &Http, posting: &HeaderMap) -> Option<bool
     let lines = http1::lines(&without_content(posting));
     let lines: [&[u8]; 2] = [&lines, &further];
     let (path, nothing) = (&server.path, Bytes::new());
-    let asked = server.client.send(&Method::GET, path, lines, nothing, Reuse::Any, Traffic::Call, None);
+    let options = SendOptions { reuse: Reuse::Any, traffic: Traffic::Call, cookies: None };
+    let asked = server.client.send(&Method::GET, path, lines, nothing, options);
     let response = asked.await.ok()?;
     if !response.status().is_success() || !is_events(response.headers()) {
         return None;

@@ -42,7 +42,7 @@ use crate::{
     upstream::{
         CallError,
         forward::{AnswerBody, Interest},
-        http1::{self, Answering, Incoming, Reuse, Traffic},
+        http1::{self, Answering, Incoming, Reuse, SendOptions, Traffic},
         root_cause,
     },
 };
@@ -250,7 +250,8 @@ impl Way {
         traffic: Traffic,
     ) -> Answering {
         let path = self.path.as_deref().unwrap_or(&server.path);
-        server.client.send(method, path, [&self.lines, &[]], body, reuse, traffic, None)
+        let options = SendOptions { reuse, traffic, cookies: None };
+        server.client.send(method, path, [&self.lines, &[]], body, options)
     }
 
     /// Asks for what the server has for its client.

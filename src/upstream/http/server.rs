@@ -15,7 +15,7 @@ use crate::{
     runtime::{Live, Net, resize},
     upstream::{
         CallError, Change, Config, Document, NotStarted, ServerUrl,
-        http1::{self, Answering, HttpClient, Incoming, Reuse, Traffic},
+        http1::{self, Answering, HttpClient, Incoming, Reuse, SendOptions, Traffic},
         work::Work,
     },
 };
@@ -177,9 +177,7 @@ impl Http {
                 path,
                 [&lines, &self.ours()],
                 nothing,
-                Reuse::Any,
-                Traffic::Call,
-                None,
+                SendOptions { reuse: Reuse::Any, traffic: Traffic::Call, cookies: None },
             );
             let (head, body) = answer.await?.into_parts();
             let body = whole(body, DOCUMENT).await?;

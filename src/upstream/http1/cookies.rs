@@ -72,7 +72,7 @@ impl CookieJar {
                 path: cookie
                     .path()
                     .filter(|path| path.starts_with('/'))
-                    .unwrap_or(default_path(path))
+                    .unwrap_or_else(|| default_path(path))
                     .to_owned(),
                 is_secure: cookie.secure() == Some(true),
                 expires: expiry(&cookie, now),
@@ -196,9 +196,8 @@ mod tests {
         let head = String::from_utf8(jar.add_to(&head, path).to_vec()).expect("text");
         assert!(head.ends_with("\r\n\r\n") && head.matches("\r\n\r\n").count() == 1, "{head:?}");
         head.lines()
-            .filter_map(|line| {
-                line.to_ascii_lowercase().starts_with("cookie: ").then(|| line[8..].to_owned())
-            })
+            .filter(|line| line.to_ascii_lowercase().starts_with("cookie: "))
+            .map(|line| line[8..].to_owned())
             .collect()
     }
 

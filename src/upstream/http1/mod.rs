@@ -26,4 +26,4 @@ pub(super) use content::Incoming;
 pub(super) use cookies::CookieJar;
 pub(super) use exchange::Answering;
 pub(super) use head::{line, lines};
-pub(super) use pool::{HttpClient, Reuse, Traffic};
+pub(super) use pool::{HttpClient, Reuse, SendOptions, Traffic};

@@ -104,6 +104,15 @@ pub(in crate::upstream) enum Traffic {
     InPassing,
 }
 
+/// How one request is sent.
+#[derive(Clone, Copy)]
+pub(in crate::upstream) struct SendOptions<'a> {
+    pub(in crate::upstream) reuse: Reuse,
+    pub(in crate::upstream) traffic: Traffic,
+    /// Those of the session, where the proxy owns it.
+    pub(in crate::upstream) cookies: Option<&'a Arc<CookieJar>>,
+}
+
 struct Idle {
     connection: Box<Connection>,
     since: Instant,
@@ -163,17 +172,16 @@ impl HttpClient {
     }
 
     /// Sends a request. `lines` are header lines ([`super::lines`]): the same for many requests, and those of
-    /// this one. `cookies` are those of a session that the proxy owns.
+    /// this one.
     pub(in crate::upstream) fn send(
         &self,
         method: &Method,
         path: &str,
         lines: [&[u8]; 2],
         body: Bytes,
-        reuse: Reuse,
-        traffic: Traffic,
-        cookies: Option<&Arc<CookieJar>>,
+        options: SendOptions<'_>,
     ) -> Answering {
+        let SendOptions { reuse, traffic, cookies } = options;
         let way = self.way.kept();
         let head = request_head(method, &way.target(path), lines, way.proxy_line(), body.len());
         let cookies = cookies.cloned();

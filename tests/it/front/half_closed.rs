@@ -2,7 +2,6 @@
 
 use super::world::{Desk, World, channel, message, notice, once, reply};
 use deferral::internals::{protocol::Id, proxy::Item};
-use futures_util::StreamExt;
 use std::{
     sync::{Arc, Mutex},
     time::Duration,

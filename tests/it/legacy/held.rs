@@ -179,7 +179,7 @@ async fn what_a_late_http_error_means_is_the_last_event() {
         (Canned::status(500).body(json.clone()), said.clone()),
         (Canned::status(404).body("no session"), json!({ "code": -31004 })),
         (Canned::status(401), json!({ "code": -31008 })),
-        (Canned::status(307).header("location", "/x"), json!({ "code": -31004 })),
+        (Canned::status(307).header("location", "http://other.invalid/x"), json!({ "code": -31004 })),
         (Canned::status(200).body("<html>").header("content-type", "text/html"), json!({ "code": -31004 })),
         (Canned::status(202), json!({ "code": -31002 })),
     ] {
