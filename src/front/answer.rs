@@ -36,7 +36,7 @@ pub(super) enum Refusal {
     /// No token, or a wrong one.
     #[error(transparent)]
     NotKnown(NotKnown),
-    /// Protected-resource metadata, where clients are known by tokens of ours.
+    /// Metadata of OAuth, where clients are known by tokens of ours.
     #[error(
         "nothing is served at `{path}`: clients are known by tokens that the operator gives out (access.tokens), and no authorization server has others"
     )]
@@ -82,6 +82,9 @@ pub(super) enum Refusal {
     /// It could not be had from the server.
     #[error("protected-resource metadata: {0}")]
     Metadata(CallError),
+    /// What a client signs in with could not be had from the server.
+    #[error("sign-in at the server: {0}")]
+    SignIn(CallError),
 }
 
 /// The whole answer.
@@ -174,7 +177,8 @@ impl Refusal {
             | Self::Loop { .. }
             | Self::Session
             | Self::Message(_)
-            | Self::Metadata(_) => None,
+            | Self::Metadata(_)
+            | Self::SignIn(_) => None,
         }
     }
 
@@ -211,7 +215,7 @@ impl Refusal {
             Self::Message(Refused { status, id, error }) => {
                 Answer { id, ..Answer::of(status, error, Fault::Client) }
             }
-            Self::Metadata(lost) => metadata(lost, &words),
+            Self::Metadata(lost) | Self::SignIn(lost) => metadata(lost, &words),
         }
     }
 }
@@ -221,7 +225,7 @@ pub(super) fn unanswered() -> ErrorObject {
     ErrorObject::new(code::INTERNAL_ERROR, "the call ended without an answer; whether it ran is unknown")
 }
 
-/// Protected-resource metadata could not be fetched.
+/// What is beside the MCP endpoint could not be had.
 fn metadata(lost: CallError, words: &str) -> Answer {
     // No call was made whose outcome could be unknown.
     let code = match lost.code() {

@@ -21,6 +21,7 @@ use super::{
     modern::{self, Asked},
     receive::receive,
     reply::{self, Answering, Body},
+    sign_in,
 };
 use crate::{
     dialect::{
@@ -107,6 +108,9 @@ where
     let Some(position) = front.position(path) else {
         if metadata::is_asked(path) && request.method() == Method::GET {
             return Either::Left(Either::Right(metadata::serve(front, arrival)));
+        }
+        if !metadata::is_asked(path) && sign_in::is_possible(&front, &arrival.line) {
+            return Either::Left(Either::Right(sign_in::serve(front, arrival)));
         }
         return Either::Right(ready(Ok(elsewhere(&front, arrival))));
     };
@@ -267,7 +271,7 @@ fn not_served<B>(request: &Request<B>, allow: &'static str, line: Line) -> Respo
 
 /// Answers a browser that asks before it calls. Only origins that may call get this far, and the
 /// access layer adds theirs to the answer.
-fn preflight<B>(request: &Request<B>, method: &'static str, line: Line) -> Response<Body> {
+pub(super) fn preflight<B>(request: &Request<B>, method: &'static str, line: Line) -> Response<Body> {
     let mut headers = HeaderMap::new();
     if !request.headers().contains_key(ORIGIN) {
         headers.insert(ALLOW, HeaderValue::from_static(method));

@@ -61,7 +61,7 @@ pub(super) fn is_asked(path: &str) -> bool {
 }
 
 /// Whether a path has segments of dots, however they and the slashes around them are spelt.
-fn leads_elsewhere(path: &str) -> bool {
+pub(super) fn leads_elsewhere(path: &str) -> bool {
     // Again and again: it may be decoded more than once on its way.
     let mut decoded = String::with_capacity(path.len());
     for char in path.chars() {
@@ -156,7 +156,7 @@ impl Address {
     }
 
     /// Our address with a path after it.
-    fn with(&self, path: &str) -> String {
+    pub(super) fn with(&self, path: &str) -> String {
         let scheme = match self.scheme {
             Scheme::Http => "http://",
             Scheme::Https => "https://",

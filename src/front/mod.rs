@@ -32,6 +32,7 @@
 //! | `receive.rs` | a request's body, bounded in bytes and time, and all of them in memory |
 //! | `reply.rs` | a reply as JSON or as an event stream |
 //! | `metadata.rs` | protected-resource metadata, made to name us |
+//! | `sign_in.rs` | authorization-server metadata and endpoints at the server's own host (2025-03-26) |
 //! | `answer.rs` | the front's own refusals, as status and body |
 
 mod alarms;
@@ -51,6 +52,7 @@ mod refused_streams;
 mod removed_token;
 mod renewal;
 mod reply;
+mod sign_in;
 mod stack;
 mod tls;
 mod write_timeout;
@@ -207,6 +209,8 @@ struct Front {
 struct Lasting {
     principals: PrincipalKey,
     sessions: Live<SessionSeal>,
+    /// The endpoints at which clients sign in at servers.
+    endpoints: sign_in::Endpoints,
     /// The tokens of the newest configuration.
     tokens: watch::Sender<Tokens>,
     /// A permit for each connection that may be open.

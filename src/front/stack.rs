@@ -43,6 +43,7 @@ pub fn serve(
     let lasting = Arc::new(Lasting {
         principals,
         sessions,
+        endpoints: Default::default(),
         tokens: watch::Sender::new(config.tokens.clone()),
         connections: Arc::new(Semaphore::new(config.limits.connections.min(Semaphore::MAX_PERMITS))),
         bodies: BodyMemory::new(config.limits.body_memory),

@@ -23,10 +23,10 @@ use crate::{
     protocol::{Method, frame::on_one_line, input::request_state},
     runtime::{Clock, Drain, Stopping, Striped, Work},
     telemetry::trace::Tracer,
-    upstream::{CallError, Document, Identity, Upstream},
+    upstream::{CallError, Document, Identity, OriginRequest, ServerUrl, Upstream},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
-use http::{HeaderMap, header::VIA};
+use http::{HeaderMap, Uri, header::VIA};
 use std::{
     future::Future,
     sync::{Arc, OnceLock, Weak},
@@ -216,6 +216,18 @@ impl Service for Endpoint {
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, CallError>> {
         self.shared.upstream.fetch(path, credentials)
+    }
+
+    fn url(&self) -> Option<&Uri> {
+        self.shared.upstream.address().map(ServerUrl::uri)
+    }
+
+    fn passes_authorization(&self) -> bool {
+        self.shared.upstream.passes_authorization()
+    }
+
+    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<Document, CallError>> {
+        self.shared.upstream.ask_origin(request)
     }
 }
 

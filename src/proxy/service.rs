@@ -5,10 +5,10 @@ use crate::{
     dialect::{Call, Caller, Credentials},
     policy::Route,
     runtime::Work,
-    upstream::{CallError, Document},
+    upstream::{CallError, Document, OriginRequest},
 };
 use futures_util::future::BoxFuture;
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use std::sync::Arc;
 
 /// One route at work.
@@ -43,4 +43,20 @@ pub trait Service: Send + Sync + 'static {
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, CallError>>;
+
+    /// The URL of the server behind this route, where it has one.
+    fn url(&self) -> Option<&Uri> {
+        None
+    }
+
+    /// Whether that server sees the `Authorization` of clients, where it is not taken from them by the front.
+    fn passes_authorization(&self) -> bool {
+        false
+    }
+
+    /// Asks that server's origin for something beside the MCP endpoint.
+    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<Document, CallError>> {
+        drop(request);
+        Box::pin(std::future::ready(Err(CallError::not_over_http())))
+    }
 }

@@ -23,7 +23,7 @@ struct Meaning {
 
 impl CallError {
     /// What only a server can be asked that is spoken to over Streamable HTTP.
-    pub(super) fn not_over_http() -> Self {
+    pub(crate) fn not_over_http() -> Self {
         Self::Invalid("it is not spoken to over Streamable HTTP".to_owned())
     }
 

@@ -149,6 +149,19 @@ pub trait Upstream: Send + Sync + 'static {
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, CallError>>;
 
+    /// Whether the server sees the `Authorization` of callers: not where it is spoken to over no HTTP, or the
+    /// configuration has another.
+    fn passes_authorization(&self) -> bool {
+        false
+    }
+
+    /// Asks the server's origin for something beside the MCP endpoint, with the client's headers. A redirect is not
+    /// followed.
+    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<Document, CallError>> {
+        drop(request);
+        Box::pin(std::future::ready(Err(CallError::not_over_http())))
+    }
+
     /// Passes one HTTP request of a legacy client on as it is. Dropping the future or the body
     /// before a POST has been answered is the client's departure, which is no cancel: the answer
     /// is read to its end, within [`Timeouts::call`] and [`Limits::departed`].
@@ -454,6 +467,17 @@ pub struct Document {
     pub body: Bytes,
 }
 
+/// A request to a server's origin, beside the MCP endpoint.
+#[derive(Clone, Debug)]
+pub struct OriginRequest {
+    pub method: ::http::Method,
+    /// With its query.
+    pub path: String,
+    /// As the client sent them.
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
@@ -540,6 +564,15 @@ fn root_cause(error: &dyn std::error::Error) -> String {
         cause = deeper;
     }
     cause.to_string()
+}
+
+// === impl OriginRequest ===
+
+impl OriginRequest {
+    /// For a document at this path.
+    pub fn get(path: String, headers: HeaderMap) -> Self {
+        Self { method: ::http::Method::GET, path, headers, body: Bytes::new() }
+    }
 }
 
 // === impl Deferral ===

@@ -10,7 +10,7 @@
 
 use super::{
     Anchor, CallError, Change, ClientSession, Config, Description, Document, Forward, Forwarded, Identity,
-    Limits, NotStarted, ProcessTable, ServerUrl, negotiation::Offers,
+    Limits, NotStarted, OriginRequest, ProcessTable, ServerUrl, negotiation::Offers,
 };
 use crate::{
     dialect::{Credentials, raise},
@@ -131,6 +131,20 @@ pub trait Wire: Send + Sync + 'static {
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, CallError>> {
         let _ = (path, credentials);
+        ready(Err(CallError::not_over_http())).boxed()
+    }
+
+    /// [`super::Upstream::passes_authorization`].
+    fn passes_authorization(&self) -> bool {
+        false
+    }
+
+    /// [`super::Upstream::ask_origin`].
+    fn ask_origin(
+        self: &Arc<Self>,
+        request: OriginRequest,
+    ) -> BoxFuture<'static, Result<Document, CallError>> {
+        drop(request);
         ready(Err(CallError::not_over_http())).boxed()
     }
 

@@ -1,8 +1,8 @@
 //! Asks clients for the token by which they are known here (`access.tokens`), where there are any.
 //!
 //! What needs none: a browser's preflight, which carries no credentials (Fetch standard, *CORS-preflight request*)
-//! and is answered without asking a server; and protected-resource metadata, which a client looks for before it has
-//! a token. There is none: who may come in is not for an authorization server to say, and a client that was sent to
+//! and is answered without asking a server; and the metadata of OAuth, which a client looks for before it has a token.
+//! There is none: who may come in is not for an authorization server to say, and a client that was sent to
 //! the server's own would come back with a token that is not known here.
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
         arrival::Admitted,
         metadata,
         reply::Body,
+        sign_in,
     },
     policy,
 };
@@ -42,7 +43,8 @@ impl<S> Tokens<S> {
             return Ok(());
         }
         let path = request.uri().path();
-        if metadata::is_asked(path) {
+        let is_sign_in = || *request.method() == Method::GET && sign_in::is_document(path);
+        if metadata::is_asked(path) || is_sign_in() {
             return Err(Refusal::NoMetadata { path: path.to_owned() });
         }
         let token = self.tokens.take(request.headers_mut()).map_err(Refusal::NotKnown)?;

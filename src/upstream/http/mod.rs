@@ -32,7 +32,8 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    Anchor, CallError, Change, ClientSession, Config, Description, Document, Identity, NotStarted, ServerUrl,
+    Anchor, CallError, Change, ClientSession, Config, Description, Document, Identity, NotStarted,
+    OriginRequest, ServerUrl,
     forward::{Forward, Forwarded},
     http1::{self, Answering, CookieJar, Reuse, SendOptions, Traffic},
     legacy::Legacy,
@@ -140,6 +141,18 @@ impl Wire for Http {
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, CallError>> {
         self.document(path, credentials).boxed()
+    }
+
+    fn passes_authorization(&self) -> bool {
+        !self.config.now().headers.contains_key(http::header::AUTHORIZATION)
+    }
+
+    fn ask_origin(
+        self: &Arc<Self>,
+        request: OriginRequest,
+    ) -> BoxFuture<'static, Result<Document, CallError>> {
+        let server = Arc::clone(self);
+        async move { server.send_to_origin(request).await }.boxed()
     }
 
     fn has_sent(&self, headers: &HeaderMap) -> bool {

@@ -14,7 +14,7 @@ use crate::{
     protocol::{ErrorObject, Frame, Kind},
     runtime::{Live, Net, resize},
     upstream::{
-        CallError, Change, Config, Document, NotStarted, ServerUrl,
+        CallError, Change, Config, Document, NotStarted, OriginRequest, ServerUrl,
         http1::{self, Answering, HttpClient, Incoming, Reuse, SendOptions, Traffic},
         work::Work,
     },
@@ -182,6 +182,27 @@ impl Http {
             let (head, body) = answer.await?.into_parts();
             let body = whole(body, DOCUMENT).await?;
             Ok(Document { status: head.status, headers: head.headers, body })
+        };
+        timeout(limit, asked).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
+    }
+}
+
+impl Http {
+    pub(super) async fn send_to_origin(&self, request: OriginRequest) -> Result<Document, CallError> {
+        let OriginRequest { method, path, headers, body } = request;
+        let path: PathAndQuery =
+            path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
+        let config = self.config.now();
+        let (limit, lines) =
+            (config.timeouts.first_byte, hop::lines(&self.host, &self.via.0, &headers, &config.headers));
+        drop(config);
+        let asked = async {
+            let (lines, ours) = (&lines[..], self.ours());
+            let options = SendOptions { reuse: Reuse::Proven, traffic: Traffic::Call, cookies: None };
+            let answer = self.client.send(&method, path.as_str(), [lines, &ours], body, options);
+            let (head, body) = answer.await?.into_parts();
+            let body = whole(body, DOCUMENT).await?;
+            Ok(Document { status: head.status, headers: hop::without_hop(head.headers), body })
         };
         timeout(limit, asked).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }

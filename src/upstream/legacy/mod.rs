@@ -38,8 +38,8 @@ use tokio::sync::broadcast;
 
 use super::{
     Anchor, Answer, CallError, Calls, Change, ClientSession, Config, Deferral, Description, Document, Event,
-    Forward, Forwarded, Health, Identity, Known, NativeCall, NotStarted, Outgoing, ProcessTable, Replies,
-    Report, ServerUrl, Subscription, TakenUp, Upstream,
+    Forward, Forwarded, Health, Identity, Known, NativeCall, NotStarted, OriginRequest, Outgoing,
+    ProcessTable, Replies, Report, ServerUrl, Subscription, TakenUp, Upstream,
     wire::{Again, Line, TakenUpOn, Wire},
     work::Work,
 };
@@ -244,6 +244,14 @@ impl<W: Wire> Upstream for Legacy<W> {
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, CallError>> {
         self.0.server.wire.fetch(path, credentials)
+    }
+
+    fn passes_authorization(&self) -> bool {
+        self.0.server.wire.passes_authorization()
+    }
+
+    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<Document, CallError>> {
+        self.0.server.wire.ask_origin(request)
     }
 
     fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {

@@ -23,6 +23,7 @@ mod questions;
 mod quotas;
 pub(crate) mod restart;
 mod shutdown;
+mod sign_in;
 mod store;
 pub(crate) mod taking_up;
 mod tokens;

@@ -1,0 +1,503 @@
+//! Signing in at a server whose own host is its authorization server (2025-03-26, *Authorization*).
+//!
+//! A client of that revision asks the host of the MCP endpoint, here the proxy, for the metadata of its authorization
+//! server (RFC 8414; OpenID Connect Discovery), and then the endpoints that those documents name. So the two documents
+//! pass with our address in the place of the server's origin, and so do requests to the endpoints that they name on that
+//! origin. Nothing else of it passes, and no other origin is reached: what a document names elsewhere is left as it is.
+//!
+//! Where the routes have servers of several origins, each route is an issuer of its own: `ORIGIN/ROUTE`, with its
+//! metadata at `/.well-known/…/ROUTE` (RFC 8414, 3.1) and its endpoints below `/ROUTE`.
+
+use super::{
+    Front,
+    answer::{Refusal, refuse},
+    arrival::{Answered, Arrival},
+    face::preflight,
+    layers::{
+        principal::{principal, remove_hop},
+        trace::Line,
+    },
+    metadata::{Address, leads_elsewhere},
+    receive::receive,
+    reply::Body,
+};
+use crate::{
+    protocol::splice::{Edit, Object},
+    proxy::{AccessSummary, Service},
+    runtime::{Clock, Mutex},
+    upstream::{CallError, Document, OriginRequest},
+};
+use bytes::Bytes;
+use dashmap::DashMap;
+use futures_util::{FutureExt, future::BoxFuture};
+use http::{
+    HeaderMap, HeaderValue, Method, Response, Uri,
+    header::{CONTENT_LENGTH, LOCATION},
+    request::Parts,
+};
+use http_body::Body as HttpBody;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Where the documents are: before the path of the issuer, or behind nothing.
+const DOCUMENTS: [&str; 2] = [OAUTH, OPENID];
+const OAUTH: &str = "/.well-known/oauth-authorization-server";
+/// Also behind the path of the issuer (OpenID Connect Discovery 1.0, 4).
+const OPENID: &str = "/.well-known/openid-configuration";
+
+/// The members of a document that name an endpoint (RFC 8414, 2, and its registry).
+const ENDPOINTS: [&str; 12] = [
+    "authorization_endpoint",
+    "token_endpoint",
+    "registration_endpoint",
+    "revocation_endpoint",
+    "introspection_endpoint",
+    "device_authorization_endpoint",
+    "pushed_authorization_request_endpoint",
+    "backchannel_authentication_endpoint",
+    "jwks_uri",
+    "userinfo_endpoint",
+    "end_session_endpoint",
+    "check_session_iframe",
+];
+
+/// For how long an endpoint passes after a document has named it.
+const KNOWN: Duration = Duration::from_secs(60 * 60);
+/// The documents of an origin are not fetched more often than this to look for an endpoint.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// How long they are waited for then.
+const LOOK: Duration = Duration::from_secs(5);
+/// Bytes of a request to an endpoint.
+const BODY: usize = 1 << 20;
+
+/// The endpoints that are known, by origin.
+#[derive(Default)]
+pub(super) struct Endpoints(DashMap<String, Arc<OfOrigin>>);
+
+#[derive(Default)]
+struct OfOrigin {
+    /// When each path was named last.
+    named: Mutex<HashMap<String, Instant>>,
+    /// When they were looked for last. Held meanwhile, so that requests at the same time look once.
+    looked: tokio::sync::Mutex<Option<Instant>>,
+}
+
+/// A route whose clients can sign in at its server's origin.
+struct Issuer<'a> {
+    service: &'a Arc<dyn Service>,
+    url: &'a Uri,
+    /// `scheme://host:port`, normalized.
+    origin: String,
+    /// Before the paths of its endpoints at our address: empty where all routes have one origin.
+    prefix: &'a str,
+}
+
+/// What a request is for.
+enum Target<'a> {
+    /// A document, which is at the first of these paths that has one.
+    Document(Issuer<'a>, Vec<String>),
+    /// A path of the origin, which may be that of an endpoint.
+    Endpoint(Issuer<'a>, String),
+}
+
+/// Whether a path is that of one of the documents.
+pub(super) fn is_document(path: &str) -> bool {
+    let before = DOCUMENTS.iter().filter_map(|document| path.strip_prefix(document));
+    before.into_iter().any(|rest| rest.is_empty() || rest.starts_with('/')) || path.ends_with(OPENID)
+}
+
+/// Whether there is an origin at which clients of this front could sign in.
+pub(super) fn is_possible(front: &Front, line: &Line) -> bool {
+    line.token().is_none() && !issuers(front).is_empty()
+}
+
+/// Answers a request that is for no route, if it is for a document or an endpoint.
+///
+/// Boxed: it is rare, and should not make the future of every call larger.
+pub(super) fn serve<B>(front: Arc<Front>, arrival: Arrival<B>) -> BoxFuture<'static, Answered>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+{
+    async move { Ok(answer(&front, arrival).await) }.boxed()
+}
+
+async fn answer<B>(front: &Front, arrival: Arrival<B>) -> Response<Body>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+{
+    let Arrival { request, mut line } = arrival;
+    let path = request.uri().path().to_owned();
+    let Some(target) = target(front, &path) else {
+        return refuse(Refusal::Path { path, served: served(front, request.uri().path()) }, line);
+    };
+    let (issuer, methods) = match &target {
+        Target::Document(issuer, _) => (issuer, "GET"),
+        Target::Endpoint(issuer, endpoint) => {
+            if !front.endpoints.has(issuer, endpoint, &*front.clock).await {
+                return refuse(Refusal::Path { path, served: front.paths() }, line);
+            }
+            (issuer, "GET, POST")
+        }
+    };
+    let route = issuer.service.route();
+    line.on_route(&route.path);
+    let method = request.method().clone();
+    if method == Method::OPTIONS {
+        return preflight(&request, methods, line);
+    }
+    if !methods.split(", ").any(|served| served == method.as_str()) {
+        return refuse(Refusal::Method { method, allow: methods }, line);
+    }
+    let (mut head, body) = request.into_parts();
+    if issuer.service.leads_back(&head.headers) {
+        return refuse(Refusal::Loop { path: route.path.to_string() }, line);
+    }
+    remove_hop(route, &mut head.headers);
+    line.by(principal(&front.principals, route, None, &head.headers));
+    let address = Address::of(front, &head, line.connection());
+    let got = match &target {
+        Target::Document(issuer, paths) => document(front, issuer, paths, &head, &address).await,
+        Target::Endpoint(issuer, endpoint) => {
+            let limit = front.limits.body_bytes.min(BODY);
+            let connection = line.connection();
+            let within = front.timeouts.read_body;
+            let body = match receive(&front.bodies, body, limit, within, || connection.receives()).await {
+                Ok(body) => {
+                    connection.received();
+                    body
+                }
+                Err(refusal) => return refuse(refusal, line),
+            };
+            ask(front, issuer, endpoint, &head, body, &address).await
+        }
+    };
+    match got {
+        Ok(document) => pass_on(document, line),
+        Err(lost) => refuse(Refusal::SignIn(lost), line),
+    }
+}
+
+/// What a request to this path is for, as far as the path tells.
+fn target<'a>(front: &'a Front, path: &str) -> Option<Target<'a>> {
+    if leads_elsewhere(path) {
+        return None;
+    }
+    let issuers = issuers(front);
+    let is_single = issuers.first().is_some_and(|first| first.prefix.is_empty());
+    for document in DOCUMENTS {
+        let Some(rest) = path.strip_prefix(document) else { continue };
+        if rest.is_empty() {
+            let first = issuers.into_iter().next().filter(|_| is_single)?;
+            return Some(Target::Document(first, vec![document.to_owned()]));
+        }
+        let issuer = issuers.into_iter().find(|issuer| issuer.path() == rest)?;
+        let mut paths = vec![format!("{document}{}", issuer.url.path().trim_end_matches('/'))];
+        if !is_single && paths[0] != document {
+            paths.push(document.to_owned());
+        }
+        return Some(Target::Document(issuer, paths));
+    }
+    if let Some(before) = path.strip_suffix(OPENID) {
+        let issuer = issuers.into_iter().find(|issuer| issuer.path() == before)?;
+        let inside = format!("{}{OPENID}", issuer.url.path().trim_end_matches('/'));
+        return Some(Target::Document(issuer, vec![inside]));
+    }
+    // The longest first: one route may be below another.
+    let of_path = |issuer: &Issuer<'_>| {
+        let rest = path.strip_prefix(issuer.prefix).filter(|rest| rest.starts_with('/'));
+        rest.map(|rest| (issuer.prefix.len(), rest.to_owned()))
+    };
+    let found = issuers.into_iter().filter_map(|issuer| Some((of_path(&issuer)?, issuer)));
+    let ((_, rest), issuer) = found.max_by_key(|((length, _), _)| *length)?;
+    Some(Target::Endpoint(issuer, rest))
+}
+
+/// The routes with a server at a URL that sees the `Authorization` of clients.
+fn issuers(front: &Front) -> Vec<Issuer<'_>> {
+    let at_urls = front.services.iter().filter(|service| service.passes_authorization());
+    let at_urls =
+        at_urls.filter_map(|service| Some((service, service.url()?, service.url().and_then(origin_of)?)));
+    let mut issuers: Vec<_> =
+        at_urls.map(|(service, url, origin)| Issuer { service, url, origin, prefix: "" }).collect();
+    let is_single = issuers.windows(2).all(|pair| pair[0].origin == pair[1].origin);
+    if !is_single {
+        issuers.iter_mut().for_each(|issuer| issuer.prefix = &issuer.service.route().path);
+    }
+    issuers
+}
+
+/// What is served, for people: where the routes have several origins, a document belongs to one of them.
+fn served(front: &Front, path: &str) -> String {
+    let issuers = issuers(front);
+    match DOCUMENTS.iter().find(|document| path.starts_with(**document)) {
+        Some(document) if !issuers.is_empty() => {
+            let each = issuers.iter().map(|issuer| format!("{document}{}", issuer.path()));
+            each.collect::<Vec<_>>().join(", ")
+        }
+        Some(_) | None => front.paths(),
+    }
+}
+
+/// Fetches a document from the first of these paths that has one, and puts our address into it.
+async fn document(
+    front: &Front,
+    issuer: &Issuer<'_>,
+    paths: &[String],
+    head: &Parts,
+    address: &Address,
+) -> Result<Document, CallError> {
+    let mut last = None;
+    for path in paths {
+        let request = OriginRequest::get(path.clone(), head.headers.clone());
+        let mut got = issuer.service.ask_origin(request).await?;
+        if got.status.is_success() {
+            front.endpoints.of(issuer).learn(issuer, &got.body, front.clock.now());
+            got.body = issuer.put_in_document(got.body, address);
+            return Ok(got);
+        }
+        last = Some(got);
+    }
+    Ok(last.expect("there is a path"))
+}
+
+/// Passes a request to an endpoint.
+async fn ask(
+    front: &Front,
+    issuer: &Issuer<'_>,
+    endpoint: &str,
+    head: &Parts,
+    body: Bytes,
+    address: &Address,
+) -> Result<Document, CallError> {
+    let path = match head.uri.query() {
+        Some(query) => format!("{endpoint}?{query}"),
+        None => endpoint.to_owned(),
+    };
+    let (method, headers) = (head.method.clone(), head.headers.clone());
+    let mut got = issuer.service.ask_origin(OriginRequest { method, path, headers, body }).await?;
+    let (known, now) = (front.endpoints.of(issuer), front.clock.now());
+    let location = got.headers.get(LOCATION).and_then(|location| location.to_str().ok());
+    let ours = location.and_then(|location| {
+        issuer.put_in_location(endpoint, location, |path| known.has(path, now), address)
+    });
+    if let Some(ours) = ours.and_then(|ours| HeaderValue::try_from(ours).ok()) {
+        got.headers.insert(LOCATION, ours);
+    }
+    Ok(got)
+}
+
+fn pass_on(document: Document, mut line: Line) -> Response<Body> {
+    let Document { status, mut headers, body } = document;
+    headers.remove(CONTENT_LENGTH);
+    line.status(status);
+    let mut response = Response::new(Body::whole(body, None, AccessSummary::default(), line));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+// === impl Issuer ===
+
+impl Issuer<'_> {
+    /// At our address.
+    fn path(&self) -> &str {
+        &self.service.route().path
+    }
+
+    /// The rest of a URL behind the origin, if that is the server's own.
+    fn below<'t>(&self, url: &'t str) -> Option<&'t str> {
+        let (origin, rest) = split_origin(url)?;
+        (origin_of(&origin.parse().ok()?)? == self.origin).then_some(rest)
+    }
+
+    /// The document with our address in the place of the server's origin.
+    fn put_in_document(&self, body: Bytes, address: &Address) -> Bytes {
+        let Ok(object) = Object::read(&body) else { return body };
+        let mut edit = Edit::new(&object);
+        for member in ENDPOINTS {
+            if let Some(rest) = object.string(member).as_deref().and_then(|url| self.below(url)) {
+                edit.set(member, quoted(&address.with(&format!("{}{rest}", self.prefix))));
+            }
+        }
+        // A client compares the issuer with where it found the document (RFC 8414, 3.3).
+        if let Some(rest) = object.string("issuer").as_deref().and_then(|url| self.below(url)) {
+            let is_endpoint = !rest.is_empty() && rest == self.url.path();
+            let ours = match self.prefix {
+                "" if is_endpoint => self.path(),
+                "" => rest,
+                prefix => prefix,
+            };
+            edit.set("issuer", quoted(&address.with(ours)));
+        }
+        if edit.is_empty() { body } else { edit.apply() }
+    }
+
+    /// Where a redirect of an endpoint leads: to our address where that is an endpoint too, and else where the server
+    /// means it to.
+    fn put_in_location(
+        &self,
+        endpoint: &str,
+        location: &str,
+        is_known: impl Fn(&str) -> bool,
+        address: &Address,
+    ) -> Option<String> {
+        let relative = match split_origin(location) {
+            Some(_) => None,
+            // With another host and the same scheme.
+            None if location.starts_with("//") => return None,
+            None if location.starts_with('/') => Some(location.to_owned()),
+            None => {
+                Some(format!("{}/{location}", endpoint.rsplit_once('/').map_or("", |(before, _)| before)))
+            }
+        };
+        let rest = match &relative {
+            Some(rest) => rest,
+            None => self.below(location)?,
+        };
+        let path = rest.split(['?', '#']).next().unwrap_or_default();
+        match (is_known(path), &relative) {
+            (true, _) => Some(address.with(&format!("{}{rest}", self.prefix))),
+            (false, Some(rest)) => Some(format!("{}{rest}", self.origin)),
+            (false, None) => None,
+        }
+    }
+}
+
+// === impl Endpoints ===
+
+impl Endpoints {
+    fn of(&self, issuer: &Issuer<'_>) -> Arc<OfOrigin> {
+        Arc::clone(&self.0.entry(issuer.origin.clone()).or_default())
+    }
+
+    /// Whether this is the path of an endpoint. Looks for the documents where that is not known: the client may have
+    /// them from another process.
+    async fn has(&self, issuer: &Issuer<'_>, path: &str, clock: &dyn Clock) -> bool {
+        let known = self.of(issuer);
+        if known.has(path, clock.now()) {
+            return true;
+        }
+        let mut looked = known.looked.lock().await;
+        let began = clock.now();
+        let is_recent = looked.is_some_and(|last| began.saturating_duration_since(last) < LOOK_AGAIN);
+        if is_recent || known.has(path, began) {
+            return known.has(path, began);
+        }
+        let inside = issuer.url.path().trim_end_matches('/');
+        let paths =
+            DOCUMENTS.iter().flat_map(|document| [(*document).to_owned(), format!("{document}{inside}")]);
+        let look = async {
+            for path in paths.chain([format!("{inside}{OPENID}")]) {
+                if let Ok(got) = issuer.service.ask_origin(OriginRequest::get(path, HeaderMap::new())).await
+                    && got.status.is_success()
+                {
+                    known.learn(issuer, &got.body, began);
+                }
+            }
+        };
+        // What was not found in time is looked for again.
+        let _ = tokio::time::timeout(LOOK, look).await;
+        *looked = Some(clock.now());
+        known.has(path, began)
+    }
+}
+
+// === impl OfOrigin ===
+
+impl OfOrigin {
+    fn has(&self, path: &str, now: Instant) -> bool {
+        self.named.lock().get(path).is_some_and(|named| now.saturating_duration_since(*named) < KNOWN)
+    }
+
+    /// Remembers the endpoints that a document names.
+    fn learn(&self, issuer: &Issuer<'_>, document: &Bytes, now: Instant) {
+        let Ok(object) = Object::read(document) else { return };
+        let mut named = self.named.lock();
+        named.retain(|_, at| now.saturating_duration_since(*at) < KNOWN);
+        for member in ENDPOINTS {
+            let Some(url) = object.string(member) else { continue };
+            let path = issuer.below(&url).and_then(|rest| rest.split(['?', '#']).next()).unwrap_or_default();
+            // The MCP endpoint is served as a route, with what the operator wants of that.
+            let is_endpoint = path.starts_with('/') && path != issuer.url.path() && !leads_elsewhere(path);
+            if is_endpoint {
+                named.insert(path.to_owned(), now);
+            }
+        }
+    }
+}
+
+/// `scheme://host:port`, the host in small letters and the port always said.
+fn origin_of(url: &Uri) -> Option<String> {
+    let scheme = url.scheme_str()?;
+    let port = url.port_u16().or(match scheme {
+        "http" => Some(80),
+        "https" => Some(443),
+        _ => None,
+    })?;
+    Some(format!("{scheme}://{}:{port}", url.host()?.to_ascii_lowercase()))
+}
+
+/// A URL's scheme and authority, and what follows. `None` where it is relative.
+fn split_origin(url: &str) -> Option<(&str, &str)> {
+    let authority = url.find("://")? + 3;
+    let is_scheme =
+        url[..authority - 3].bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let end = url[authority..].find(['/', '?', '#']).map_or(url.len(), |at| authority + at);
+    is_scheme.then(|| url.split_at(end))
+}
+
+fn quoted(text: &str) -> Vec<u8> {
+    serde_json::to_vec(text).expect("a string is written to memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_is_compared_by_scheme_host_and_port() {
+        let of = |url: &str| origin_of(&url.parse().expect("a URL"));
+        assert_eq!(of("http://A.example/x"), of("http://a.example:80"));
+        assert_eq!(of("https://a.example/"), of("https://a.example:443/y?z"));
+        for other in ["https://a.example", "http://a.example:8080", "http://b.example", "http://a.example.b"]
+        {
+            assert_ne!(of("http://a.example"), of(other), "{other}");
+        }
+        assert_eq!(of("ftp://a.example"), None);
+        assert_eq!(of("/a"), None);
+    }
+
+    #[test]
+    fn a_url_is_split_behind_its_authority() {
+        for (url, split) in [
+            ("http://a/b?c#d", Some(("http://a", "/b?c#d"))),
+            ("http://a:1", Some(("http://a:1", ""))),
+            ("https://a?b=http://c/d", Some(("https://a", "?b=http://c/d"))),
+            ("/a?b=http://c/d", None),
+            ("a", None),
+            ("//a/b", None),
+        ] {
+            assert_eq!(split_origin(url), split, "{url}");
+        }
+    }
+
+    #[test]
+    fn only_the_documents_are_asked_for_before_or_behind_the_path_of_a_route() {
+        for path in [
+            OAUTH,
+            OPENID,
+            "/.well-known/oauth-authorization-server/mcp",
+            "/a/mcp/.well-known/openid-configuration",
+        ] {
+            assert!(is_document(path), "{path}");
+        }
+        for path in
+            ["/.well-known/oauth-authorization-servers", "/.well-known/jwks.json", "/mcp", "/.well-known"]
+        {
+            assert!(!is_document(path), "{path}");
+        }
+    }
+}
