@@ -3,7 +3,7 @@
 
 use super::{
     At,
-    kind::{doubt_literal_secret, key_place, or_variable, source, string, text},
+    kind::{doubt_literal_secret, key_place, or_variable, source, string, text, truth},
     problem::{Place, Problem},
     section::{Kind, Report, Section, Set, leaf, mapping},
     surroundings::Surroundings,
@@ -23,6 +23,7 @@ pub(super) struct Written {
     pub(super) tls: Set<Tls>,
     /// `None` for `off`.
     pub(super) proxy: Set<Option<Proxy>>,
+    pub(super) forwarded: Set<bool>,
 }
 
 /// Headers by which a server knows all callers as one.
@@ -42,7 +43,12 @@ pub(super) fn written(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Writ
         "HTTP proxy on the way to the server, or `off`: asked for a tunnel to `https://`, and for each request to `http://`. Left out, HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and \
          NO_PROXY hold.",
     );
-    Written { headers, tls, proxy: proxy.set(proxy_kind()) }
+    let proxy = proxy.set(proxy_kind());
+    let forwarded = s.key(
+        "forwarded",
+        "Add `Forwarded` (RFC 7239) to the requests of clients: their address, scheme and host, behind what the header says already.",
+    );
+    Written { headers, tls, proxy, forwarded: forwarded.with_default("false").set(truth()) }
 }
 
 /// Headers: a mapping of names to values, or to where those are.
@@ -249,7 +255,12 @@ impl Written {
                 Set::Unset | Set::Wrong => None,
             }
         }
-        let keys = [key("headers", &self.headers), key("tls", &self.tls), key("proxy", &self.proxy)];
+        let keys = [
+            key("headers", &self.headers),
+            key("tls", &self.tls),
+            key("proxy", &self.proxy),
+            key("forwarded", &self.forwarded),
+        ];
         keys.into_iter().flatten().collect()
     }
 
@@ -285,6 +296,7 @@ impl Written {
             headers: Arc::new(self.headers.given().unwrap_or_default()),
             tls: self.tls.given().map(Arc::new),
             proxy: proxy.map(Arc::new),
+            forwarded: self.forwarded.given().unwrap_or_default(),
             ..upstream::Config::default()
         }
     }

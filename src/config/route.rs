@@ -121,6 +121,8 @@ pub(super) fn route(
             .key("questions", "Questions that the server asks during a call.")
             .section("`questions`", questions),
         forward: together::once(forward, s, |name| format!("`{name}` is listed twice")),
+        // A key of `upstream`.
+        forwarded: false,
         response_headers: s
             .key("response", "Responses to clients of the route.")
             .section("`response`", |s| {
@@ -139,6 +141,7 @@ pub(super) fn route(
             .or(truth(), false),
     };
     let config = server.map(|(server, reached)| {
+        let route = policy::Route { forwarded: reached.forwarded, ..route };
         let timeouts = upstream::Timeouts { call: longest, ..timeouts.upstream };
         let upstream = upstream::Config { timeouts, limits: limits_of_server, ..reached };
         RouteConfig { route, server, upstream }

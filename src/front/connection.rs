@@ -17,6 +17,7 @@ use pin_project::pin_project;
 use std::{
     future::Future,
     io::{self, IoSlice},
+    net::IpAddr,
     pin::Pin,
     sync::{Arc, atomic},
     task::{Context, Poll, ready},
@@ -41,6 +42,8 @@ const REMEMBERED: usize = 1024;
 pub(super) struct Connection {
     /// Whether the client used TLS to reach us.
     pub(super) secure: bool,
+    /// The client's address, or that of the proxy in front of us; `None` where the connection has none.
+    pub(super) peer: Option<IpAddr>,
     version: Version,
     activity: Arc<Activity>,
     /// Here and not with each request: connections on different threads would meet at its count of references.
@@ -136,6 +139,7 @@ pub(super) enum Version {
 impl Connection {
     pub(super) fn new(
         secure: bool,
+        peer: Option<IpAddr>,
         version: Version,
         activity: Arc<Activity>,
         clock: Arc<dyn Clock>,
@@ -148,6 +152,7 @@ impl Connection {
         };
         Self {
             secure,
+            peer,
             commits: Mutex::new(Commits::Open(Vec::new())),
             waiting: atomic::AtomicBool::new(false),
             version,

@@ -12,6 +12,7 @@ use super::{
     answer::{self, Refusal, refuse, refuse_post},
     arrival::{Admitted, Answered, Arrival},
     connection::Connection,
+    forwarded,
     layers::{
         principal::{principal, remove_hop},
         trace::Line,
@@ -132,6 +133,7 @@ where
             // What a body would mean here nobody has said.
             let (mut head, _body) = request.into_parts();
             remove_hop(service.route(), &mut head.headers);
+            forwarded::add(service.route(), &mut head, line.connection());
             line.by(principal(&front.principals, service.route(), line.token(), &head.headers));
             let service = Arc::clone(service);
             Either::Left(Either::Right(legacy::pass(front, service, head, Default::default(), line)))
@@ -157,6 +159,7 @@ where
     let (mut head, body) = request.into_parts();
     let route = front.services[position].route();
     remove_hop(route, &mut head.headers);
+    forwarded::add(route, &mut head, line.connection());
     line.by(principal(&front.principals, route, line.token(), &head.headers));
     async move {
         // Where it is, and not another reference to it: all calls of a route would meet at their count.

@@ -43,7 +43,7 @@ use std::{
     convert::Infallible,
     future::{Future, poll_fn},
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
@@ -103,6 +103,7 @@ pub(super) struct Generation<S> {
 /// One connection on its way.
 struct Visit<S> {
     front: Arc<Front>,
+    peer: Option<IpAddr>,
     generations: Live<Generation<S>>,
     leaving: Leaving,
 }
@@ -207,10 +208,11 @@ pub(super) async fn accept<S: Serves>(
                     let generation = generations.now();
                     (Arc::clone(&generation.front), generation.tls.clone())
                 };
-                let idle = lasting.idle.admit(peer_address(&stream), lasting.clock.now());
+                let peer = peer_address(&stream);
+                let idle = lasting.idle.admit(peer, lasting.clock.now());
                 bound_pending(&lasting, &idle, front.limits.pending_connections(), &mut pending);
                 let leaving = Leaving { stopping: stopping.clone(), idle };
-                let visit = Visit { front, generations: generations.clone(), leaving };
+                let visit = Visit { front, peer, generations: generations.clone(), leaving };
                 stopping.spawn(async move {
                     let _place = (place, Limit::Connections.take(1));
                     visit.connection(stream, tls).await;
@@ -370,7 +372,8 @@ impl<S: Serves> Visit<S> {
         };
         let activity = &self.leaving.idle.activity;
         let (clock, leaving) = (Arc::clone(&self.front.clock), self.front.leaving.clone());
-        let connection = Arc::new(Connection::new(secure, version, Arc::clone(activity), clock, leaving));
+        let connection =
+            Arc::new(Connection::new(secure, self.peer, version, Arc::clone(activity), clock, leaving));
         let io = Io::new(stream, head, self.front.timeouts.read_headers, Arc::clone(&connection));
         let door = Door { generations: self.generations.clone(), connection: Arc::clone(&connection) };
         // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,

@@ -32,6 +32,7 @@
 //! | `receive.rs` | a request's body, bounded in bytes and time, and all of them in memory |
 //! | `reply.rs` | a reply as JSON or as an event stream |
 //! | `metadata.rs` | protected-resource metadata, made to name us |
+//! | `forwarded.rs` | what a server is told of the connection that a request came by (RFC 7239) |
 //! | `sign_in.rs` | authorization-server metadata and endpoints at the server's own host (2025-03-26) |
 //! | `answer.rs` | the front's own refusals, as status and body |
 
@@ -40,6 +41,7 @@ mod answer;
 mod arrival;
 mod connection;
 mod face;
+mod forwarded;
 mod half_closed;
 mod layers;
 mod legacy;

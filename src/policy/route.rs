@@ -30,6 +30,8 @@ pub struct Route {
     /// Headers beside `Authorization` and cookies by which the server knows the caller. They are
     /// forwarded, and callers that differ in them share no session.
     pub forward: Vec<HeaderName>,
+    /// Add `Forwarded` to the requests that are sent to the server (RFC 7239). Off by default.
+    pub forwarded: bool,
     /// Headers of every response of the route, in the place of the server's own of these names.
     pub response_headers: ResponseHeaders,
     /// Turn an empty `resources/read` result into the error it stands for. Off by default.

@@ -498,6 +498,8 @@ pub struct Config {
     pub tls: Option<Arc<Tls>>,
     /// What stands between us and the server.
     pub proxy: Option<Arc<Proxy>>,
+    /// Whether the requests of clients say in `Forwarded` where they came from. The front adds it. Default off.
+    pub forwarded: bool,
 }
 
 /// How long to wait for what. Each ends a call with an error of its own.

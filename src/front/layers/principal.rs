@@ -112,6 +112,7 @@ mod tests {
             queue: Default::default(),
             timeout: None,
             response_headers: Vec::new(),
+            forwarded: false,
             empty_contents_is_error: false,
         }
     }

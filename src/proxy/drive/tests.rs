@@ -67,6 +67,7 @@ fn with_ledger(
         queue: Default::default(),
         timeout: None,
         response_headers: Vec::new(),
+        forwarded: false,
         empty_contents_is_error: false,
     };
     let keyring = Arc::new(Keyring::new([7; 32], &[]));

@@ -132,3 +132,34 @@ async fn servers_are_reached_by_the_proxy_that_the_environment_names() {
     interrupt(&child);
     assert_eq!(child.wait().expect("it ends").code(), Some(0));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_learns_where_a_request_came_from_where_that_is_configured() {
+    for (forwarded, expected) in [(false, None), (true, Some("for=127.0.0.1;proto=http;host="))] {
+        let server =
+            LegacyServer::start(Options { tools: Some(serde_json::json!([])), ..Options::default() }).await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("deferral.yaml");
+        let url = server.url();
+        let yaml = format!(
+            "listen: 127.0.0.1:0\nadmin: off\nroutes:\n  - upstream: {{ url: \"{url}\", forwarded: {forwarded} }}\n"
+        );
+        std::fs::write(&file, yaml).expect("it is written");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+            .args(["--config".as_ref(), file.as_os_str()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts");
+        let addr = where_it_listens(&mut child);
+        let waiting = Client::new(addr).call("t").await;
+        let call = server.call().await;
+        let header = call.seen.header("forwarded").map(str::to_owned);
+        let expected = expected.map(|expected| format!("{expected}\"{addr}\""));
+        assert_eq!(header, expected);
+        call.says("done");
+        assert_eq!(waiting.answer().await.text(), "done");
+        interrupt(&child);
+        assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    }
+}

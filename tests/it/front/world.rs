@@ -120,6 +120,7 @@ impl Desk {
             queue: Default::default(),
             timeout: None,
             response_headers: Vec::new(),
+            forwarded: false,
             empty_contents_is_error: false,
         };
         change(&mut route);

@@ -220,6 +220,7 @@ fn route(always: bool) -> Route {
         queue: Default::default(),
         timeout: None,
         response_headers: Vec::new(),
+        forwarded: false,
         empty_contents_is_error: false,
         tickets: Tickets::default(),
     }
