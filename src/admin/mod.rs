@@ -18,6 +18,7 @@
 //! | `tasks.rs` | `/tasks`, one task, and its cancel |
 //! | `routes.rs` | `/routes` |
 //! | `events.rs` | `/events`: all of it once a second, for a page |
+//! | `tap.rs` | `/tap`: requests, tasks and input requests while they happen |
 //! | `history.rs` | `/history`: calls a second over the last hour |
 //! | `health.rs` | `/live` and `/ready` |
 //! | `metrics.rs` | `/metrics`, `/tools`, `/limits` |
@@ -43,6 +44,7 @@ mod routes;
 mod scrape;
 mod server;
 mod sign_in;
+mod tap;
 mod tasks;
 
 pub use browser::OperatorAccess;

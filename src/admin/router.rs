@@ -6,7 +6,7 @@ use super::{
     gate::May,
     health, metrics, page, processes, routes,
     server::Parts,
-    tasks,
+    tap, tasks,
 };
 use crate::telemetry;
 use bytes::Bytes;
@@ -120,6 +120,13 @@ pub(super) static SERVED: &[Served] = &[
         path: "/history",
         may: May::Read,
         answer: |parts, _| Box::pin(async move { parts.history.answer() }),
+    },
+    Served {
+        method: Method::GET,
+        path: "/tap",
+        // It changes nothing, and shows more than others may read.
+        may: May::Change,
+        answer: |parts, asked| Box::pin(async move { tap::stream(&parts, &asked.query) }),
     },
     Served {
         method: Method::GET,

@@ -291,7 +291,7 @@ fn contains(search: &str, record: &Record, parts: &Parts) -> bool {
 const STATUSES: [&str; 5] = ["working", "input_required", "completed", "failed", "cancelled"];
 
 /// A value of a query (WHATWG URL, `application/x-www-form-urlencoded`); none where it is no text.
-fn decoded(value: &str) -> Option<String> {
+pub(super) fn decoded(value: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.bytes();
     while let Some(byte) = rest.next() {

@@ -18,6 +18,7 @@ mod report;
 mod serve;
 mod store;
 mod supervise;
+mod tap;
 mod tasks;
 mod tools;
 mod words;
@@ -81,6 +82,8 @@ enum Command {
     Tasks(tasks::Args),
     /// Tell how a task came to be, by which rule, and its whole life.
     Explain(explain::Args),
+    /// Show the requests, tasks and input requests of a running proxy live. Needs the admin token.
+    Tap(tap::Args),
     /// Look after the folder in which a proxy keeps its tasks.
     Store(store::Args),
     /// Print what a shell needs to complete commands and flags.
@@ -121,6 +124,7 @@ pub fn run() -> ExitCode {
         Command::Report(args) => runtime().block_on(report::run(args, &mut printer)),
         Command::Tasks(args) => runtime().block_on(tasks::run(args, &mut printer)),
         Command::Explain(args) => runtime().block_on(explain::run(args, &mut printer)),
+        Command::Tap(args) => runtime().block_on(tap::run(args, &mut printer)),
         Command::Ready(args) => runtime().block_on(ready::run(args, &mut printer)),
         Command::Completions(args) => {
             completions::run(&args, &<Cli as CommandFactory>::command(), &mut printer)

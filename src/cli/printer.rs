@@ -98,6 +98,11 @@ impl Printer {
         let _ = write!(self.err, "{} ", inline(text)).and_then(|()| self.err.flush());
     }
 
+    /// Whether the standard output takes no more, as where its reader went away.
+    pub fn is_closed(&self) -> bool {
+        self.failed.is_some()
+    }
+
     /// The exit code of a command that ends with `code`: 2 where its output was lost, which is told.
     pub fn finish(mut self, code: u8) -> u8 {
         match self.failed.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe) {

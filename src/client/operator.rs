@@ -1,8 +1,12 @@
 //! The admin address of a running proxy, as the commands ask it.
 
-use super::{Error, wire::Wire};
+use super::{
+    Error,
+    wire::{Lines, Wire},
+};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery};
+use hyper::body::Incoming;
 use ring::{
     hmac,
     rand::{SecureRandom, SystemRandom},
@@ -73,7 +77,22 @@ impl Operator {
         self.ask(Method::POST, path).await
     }
 
+    /// The lines of what is at this path, as they come.
+    ///
+    /// # Errors
+    /// As [`Operator::get`].
+    pub async fn lines(&self, path: &str) -> Result<Lines, Error> {
+        let (wire, body) = self.open(Method::GET, path).await?;
+        Ok(wire.lines(body))
+    }
+
     async fn ask(&self, method: Method, path: &str) -> Result<Bytes, Error> {
+        let (wire, body) = self.open(method, path).await?;
+        wire.whole(body).await
+    }
+
+    /// The body of the answer, which is still to be read.
+    async fn open(&self, method: Method, path: &str) -> Result<(Wire, Incoming), Error> {
         match self.send(method.clone(), path, self.headers.clone()).await {
             // Nothing was done: the proxy lets nobody in who shows no token.
             Err(Error::Status { status: StatusCode::UNAUTHORIZED, detail }) if self.looks_for_token => {
@@ -86,17 +105,16 @@ impl Operator {
         }
     }
 
-    async fn send(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Bytes, Error> {
+    async fn send(&self, method: Method, path: &str, headers: HeaderMap) -> Result<(Wire, Incoming), Error> {
         let mut parts = self.base.clone().into_parts();
         let path = PathAndQuery::try_from(path);
         parts.path_and_query = Some(path.map_err(|error| Error::Invalid(error.to_string()))?);
         let url = Uri::from_parts(parts).map_err(|error| Error::Invalid(error.to_string()))?;
         let wire = Wire::new(url, headers);
         let (head, body) = wire.send(method, String::new(), HeaderMap::new()).await?.into_parts();
-        let body = wire.whole(body).await?;
         match head.status {
-            StatusCode::OK => Ok(body),
-            status => Err(Error::Status { status, detail: said(&body) }),
+            StatusCode::OK => Ok((wire, body)),
+            status => Err(Error::Status { status, detail: said(&wire.whole(body).await?) }),
         }
     }
 
@@ -106,7 +124,9 @@ impl Operator {
         let mut nonce = [0; 32];
         SystemRandom::new().fill(&mut nonce).ok()?;
         let nonce = hex(&nonce);
-        let answer = self.send(Method::GET, &format!("/token?nonce={nonce}"), HeaderMap::new()).await.ok()?;
+        let path = format!("/token?nonce={nonce}");
+        let (wire, body) = self.send(Method::GET, &path, HeaderMap::new()).await.ok()?;
+        let answer = wire.whole(body).await.ok()?;
         let TokenFile { file, proof } = serde_json::from_slice(&answer).ok()?;
         let token = read_token(Path::new(&file))?;
         let key = hmac::Key::new(hmac::HMAC_SHA256, token.as_bytes());

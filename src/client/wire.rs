@@ -5,7 +5,7 @@ use crate::protocol::{
     accept,
     sse::{Decoder, SseEvent},
 };
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -33,6 +33,13 @@ pub(super) struct Events {
     url: Uri,
     body: Incoming,
     decoder: Decoder,
+}
+
+/// A body of lines being read.
+pub struct Lines {
+    url: Uri,
+    body: Incoming,
+    buffer: BytesMut,
 }
 
 // === impl Wire ===
@@ -104,6 +111,10 @@ impl Wire {
         Events { url: self.url.clone(), body, decoder: Decoder::new(MAX_MESSAGE) }
     }
 
+    pub(super) fn lines(&self, body: Incoming) -> Lines {
+        Lines { url: self.url.clone(), body, buffer: BytesMut::new() }
+    }
+
     /// A stream that ended although its response is still to come.
     pub(super) fn cut_short(&self) -> Error {
         Error::Broken { url: self.url.clone(), detail: "the stream ended without the response".to_owned() }
@@ -116,6 +127,34 @@ pub(super) fn is_stream(response: &Response<Incoming>) -> bool {
 
 fn broken(url: &Uri, error: &hyper::Error) -> Error {
     Error::Broken { url: url.clone(), detail: causes(error) }
+}
+
+// === impl Lines ===
+
+impl Lines {
+    /// The next line, without its end, or `None` at the end of the body.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        let mut seen = 0;
+        loop {
+            if let Some(at) = memchr::memchr(b'\n', &self.buffer[seen..]) {
+                let mut line = self.buffer.split_to(seen + at + 1);
+                line.truncate(seen + at);
+                return Ok(Some(line.freeze()));
+            }
+            seen = self.buffer.len();
+            if seen > MAX_MESSAGE {
+                return Err(Error::TooLarge);
+            }
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            let frame = frame.map_err(|error| broken(&self.url, &error))?;
+            if let Ok(data) = frame.into_data() {
+                self.buffer.extend_from_slice(&data);
+            }
+        }
+    }
 }
 
 // === impl Events ===

@@ -48,7 +48,7 @@ pub(super) fn route(
     let timeout = s
         .key(
             "timeout",
-            "The longest time of a call at the server, from when it is sent. Then it is cancelled, and it or its task fails with \
+            "The longest time of a call, from when it begins, the handshake and waiting for a session included. Then it is cancelled, and it or its task fails with \
              `-31003`. Left out: `timeouts.call`, which it outweighs.",
         )
         .set(some_duration())
@@ -229,7 +229,7 @@ fn tool(s: &mut Section<'_, '_>, inherited: Mode) -> Option<At<ToolRule>> {
     let timeout = s
         .key(
             "timeout",
-            "The longest time of a call at the server, from when it is sent. Then it is cancelled, and it or its task fails with \
+            "The longest time of a call, from when it begins, the handshake and waiting for a session included. Then it is cancelled, and it or its task fails with \
              `-31003`. The route's, where it is left out.",
         )
         .set(some_duration())

@@ -50,6 +50,7 @@ pub(super) fn pass(
         return ready(Ok(refuse_session(&post, line))).boxed();
     }
     line.passes(&post);
+    line.shows_arguments(message.as_ref().and_then(Frame::params));
     let span = span::of_post(&front.tracer, &post, message.as_ref(), line.method(), &head.headers);
     let trace = line.spans(span);
     tag(&mut line, &head.headers);

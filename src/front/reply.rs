@@ -169,8 +169,9 @@ impl Body {
         message: Bytes,
         commit: Option<(Commit, Arc<Connection>)>,
         account: AccessSummary,
-        line: Line,
+        mut line: Line,
     ) -> Self {
+        line.shows_result(&message);
         let chunk = Chunk { before: b"", message, after: b"", commit };
         Self { kind: Kind::Whole(Some((chunk, account))), line }
     }

@@ -1,7 +1,7 @@
 //! One struct for each happening. Emitting it writes the log line; fields, not sentences; no
 //! bodies and no credentials.
 
-use super::{log::tell_suppressed, metrics};
+use super::{log::tell_suppressed, metrics, tap};
 use crate::protocol::{Fault, code::OUTCOME_UNKNOWN};
 use std::{fmt, time::Duration};
 
@@ -62,6 +62,8 @@ pub struct Access<'a> {
     pub upstream: Duration,
     /// From the request's last byte to the answer's first, without `upstream`.
     pub own: Duration,
+    /// For taps that show arguments and results. Never written to the log.
+    pub content: Option<&'a tap::CallContent>,
 }
 
 /// The proxy serves: what it is in front of, and which limits it works with.
@@ -411,6 +413,9 @@ impl Access<'_> {
         if self.code == Some(OUTCOME_UNKNOWN) {
             metrics::outcome_unknown(self.route);
         }
+        if tap::is_open() {
+            self.show();
+        }
         match self.outcome {
             Outcome::UpstreamFailed | Outcome::TimedOut => access!(warn, self),
             Outcome::Result if self.is_poll() => access!(debug, self),
@@ -434,6 +439,48 @@ impl Access<'_> {
             _ => false,
         }
     }
+}
+
+impl Access<'_> {
+    /// Offers it to the open taps.
+    fn show(&self) {
+        let tool = if self.method == "tools/call" { self.target } else { "" };
+        let about = tap::About { route: self.route, principal: self.principal, token: self.token, tool };
+        tap::show("request", about, self.content, |line| {
+            let mut put = |name: &str, value: serde_json::Value| drop(line.insert(name.to_owned(), value));
+            put("method", self.method.into());
+            put("target", self.target.into());
+            put("client", self.client_era.into());
+            put("status", self.status.into());
+            put("outcome", self.outcome.as_str().into());
+            put("took_ms", millis(self.upstream + self.own).into());
+            put("upstream_ms", millis(self.upstream).into());
+            let task = self.task.map(ToString::to_string);
+            let texts = [("reason", self.reason), ("shown", self.shown), ("task", task.as_deref())];
+            for (name, text) in texts {
+                text.into_iter().for_each(|text| put(name, text.into()));
+            }
+            self.code.into_iter().for_each(|code| put("code", code.into()));
+        });
+    }
+}
+
+/// Offers a change of a task to the open taps.
+fn show_task(task: &dyn fmt::Display, about: tap::About<'_>, from: &str, to: &str, end: Option<TaskEnd>) {
+    tap::show("task", about, None, |line| {
+        let mut put = |name: &str, value: serde_json::Value| drop(line.insert(name.to_owned(), value));
+        put("task", task.to_string().into());
+        put("tool", about.tool.into());
+        put("from", from.into());
+        put("to", to.into());
+        if let Some(TaskEnd { waited, age, code, is_tool_error }) = end {
+            put("took_ms", millis(waited + age).into());
+            if is_tool_error {
+                put("tool_error", true.into());
+            }
+            code.into_iter().for_each(|code| put("code", code.into()));
+        }
+    });
 }
 
 // === impl Started ===
@@ -513,6 +560,11 @@ impl EventSkipped<'_> {
 impl TaskCreated<'_> {
     pub fn emit(&self) {
         metrics::task_created(self.route, self.tool);
+        if tap::is_open() {
+            let about =
+                tap::About { route: self.route, principal: self.principal, token: None, tool: self.tool };
+            show_task(self.task, about, "call", "working", None);
+        }
         tracing::info!(
             name: "task",
             target: "deferral::task",
@@ -535,6 +587,11 @@ impl TaskTransition<'_> {
             if code == Some(OUTCOME_UNKNOWN) {
                 metrics::outcome_unknown(self.route);
             }
+        }
+        if tap::is_open() {
+            let about =
+                tap::About { route: self.route, principal: self.principal, token: None, tool: self.tool };
+            show_task(self.task, about, self.from, self.to, self.end);
         }
         tracing::info!(
             name: "task",
@@ -719,6 +776,7 @@ mod tests {
             code: None,
             upstream: Duration::ZERO,
             own: Duration::ZERO,
+            content: None,
         };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || access.emit());
         level.lock().expect("whole").clone()

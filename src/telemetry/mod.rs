@@ -4,6 +4,7 @@ mod events;
 mod line;
 pub mod log;
 pub mod metrics;
+pub mod tap;
 mod throttle;
 pub mod trace;
 
@@ -14,4 +15,4 @@ pub use events::{
     StoreFailed, TakenOver, TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};
-pub use metrics::{Limit, Taken};
+pub use metrics::{CallOrigin, Limit, Taken};

@@ -256,6 +256,7 @@ mod tests {
             code: None,
             upstream,
             own: Duration::from_millis(1),
+            content: None,
         }
         .emit();
     }

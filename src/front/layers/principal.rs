@@ -67,6 +67,11 @@ impl Callers {
     pub fn name_of(&self, principal: &Principal) -> Option<&str> {
         self.names.get(principal).map(|name| &**name)
     }
+
+    /// The principals of callers with this name.
+    pub fn principals_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Principal> {
+        self.names.iter().filter(move |(_, known)| ***known == *name).map(|(principal, _)| principal)
+    }
 }
 
 /// What the server is shown on the caller's behalf, on this route.

@@ -12,11 +12,12 @@ use crate::{
     },
     front::{connection::Connection, places::Place},
     policy::Token,
-    protocol::{Era, Method, TraceContext},
+    protocol::{Era, Method, Payload, TraceContext},
     proxy::AccessSummary,
     telemetry::{
         Access, Outcome,
         metrics::{InFlight, method_label},
+        tap,
         trace::Span,
     },
 };
@@ -52,6 +53,8 @@ struct Fields {
     span: Span,
     /// The place among the calls in flight, held for as long as the line is open.
     place: Option<Place>,
+    /// Arguments and response of the call, where a tap shows them.
+    content: Option<Box<tap::CallContent>>,
 }
 
 /// Characters of a target that are written.
@@ -96,6 +99,7 @@ impl Line {
             end: None,
             span: Span::default(),
             place: None,
+            content: None,
         }))
     }
 
@@ -146,7 +150,23 @@ impl Line {
         self.0.method = Name::Rpc(call.method.clone());
         self.0.target = call.target.as_deref().map(|target| shown(&call.method, target));
         self.0.asked = true;
+        self.shows_arguments(call.params.as_ref());
         self.0.since
+    }
+
+    /// Keeps the arguments of the call for the taps that show them.
+    pub(in crate::front) fn shows_arguments(&mut self, params: Option<&Payload>) {
+        if tap::shows_arguments() {
+            let arguments = params.and_then(|params| params.get("arguments")).map(|json| tap::shown(&json));
+            self.0.content = Some(Box::new(tap::CallContent { arguments, result: None }));
+        }
+    }
+
+    /// Keeps the response of a call whose arguments are shown.
+    pub(in crate::front) fn shows_result(&mut self, response: &[u8]) {
+        if let Some(content) = &mut self.0.content {
+            content.result = Some(tap::shown(response));
+        }
     }
 
     /// The whole request is here and is passed on to a server.
@@ -281,6 +301,7 @@ impl Drop for Fields {
             code: end.account.code.map(|code| code.get().into()),
             upstream: end.account.upstream,
             own: end.own,
+            content: self.content.as_deref(),
         }
         .emit();
     }

@@ -9,7 +9,7 @@ use crate::{
     protocol::{ErrorObject, Id, Method, input::InputResponses},
     proxy::session::RelayedQuestion,
     telemetry::{
-        QuestionRefused,
+        CallOrigin, QuestionRefused,
         metrics::{self, QuestionOutcome},
     },
     upstream::{Answer, Asked},
@@ -91,7 +91,13 @@ impl Book {
 
     /// Gives a question its key and its number. Where it was answered beforehand, it is closed again at once,
     /// and that is its answer.
-    pub(super) fn take_in(&mut self, asked: Asked, id: Option<Id>, way: Way) -> (Ask, Option<Bytes>) {
+    pub(super) fn take_in(
+        &mut self,
+        asked: Asked,
+        id: Option<Id>,
+        way: Way,
+        origin: CallOrigin,
+    ) -> (Ask, Option<Bytes>) {
         let ask = self.next;
         self.next += 1;
         let key = asked.kind().map_or_else(|| format!("request-{ask}"), |kind| self.keys.give(kind));
@@ -101,7 +107,7 @@ impl Book {
             }
             Asked::Native(_) => None,
         };
-        let counted = self.counted(&asked);
+        let counted = self.counted(&asked, origin);
         self.open.insert(ask, OpenQuestion { key, asked, id, way, is_recorded: false, put: None, counted });
         (ask, supplied)
     }
@@ -112,15 +118,15 @@ impl Book {
     }
 
     /// A question of which the record speaks already.
-    pub(super) fn restore(&mut self, key: String, asked: Asked, id: Id, way: Way) {
+    pub(super) fn restore(&mut self, key: String, asked: Asked, id: Id, way: Way, origin: CallOrigin) {
         let ask = self.next;
         self.next += 1;
-        let (id, counted) = (Some(id), self.counted(&asked));
+        let (id, counted) = (Some(id), self.counted(&asked, origin));
         self.open.insert(ask, OpenQuestion { key, asked, id, way, is_recorded: true, put: None, counted });
     }
 
-    fn counted(&self, asked: &Asked) -> metrics::OpenQuestion {
-        metrics::OpenQuestion::asked(&self.route, asked.method().as_ref().map_or("", Method::as_str))
+    fn counted(&self, asked: &Asked, origin: CallOrigin) -> metrics::OpenQuestion {
+        metrics::OpenQuestion::asked(&self.route, origin, asked.method().as_ref().map_or("", Method::as_str))
     }
 
     pub(super) fn get(&self, ask: Ask) -> Option<&OpenQuestion> {
@@ -232,7 +238,7 @@ impl OpenQuestion {
             }
             (Asked::Canonical(request), Way::Answer(answer)) => {
                 let method = request.kind().method();
-                counted.told();
+                counted.told(QuestionOutcome::Declined);
                 let (method, outcome) = (method.as_str(), QuestionOutcome::Declined);
                 QuestionRefused { route, method, reason: "nobody answered", outcome }.emit();
                 answer
@@ -244,7 +250,7 @@ impl OpenQuestion {
     }
 
     fn refuse(self, route: &str, code: i64, reason: &str) {
-        self.counted.told();
+        self.counted.told(QuestionOutcome::Refused);
         if let Some(method) = self.asked.method() {
             let outcome = QuestionOutcome::Refused;
             QuestionRefused { route, method: method.as_str(), reason, outcome }.emit();

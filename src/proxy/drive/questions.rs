@@ -11,12 +11,12 @@ use crate::{
         exchange::{Ask, Phase},
         offer,
     },
-    dialect::legacy,
+    dialect::{Principal, legacy},
     protocol::{ErrorObject, Kind, code, sse},
     proxy::{ledger::NoRoom, reply::CallEnd, switchboard::Retry},
     store::{StoreError, Updated},
     task::{self, TaskId, View},
-    telemetry::{Limit, Outcome},
+    telemetry::{CallOrigin, Limit, Outcome},
     upstream::{Asked, CallError, Question, TurnedOver},
 };
 use bytes::Bytes;
@@ -24,6 +24,24 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// How often a server may turn one call over.
 const MAX_TURNS: usize = 64;
+
+// === impl Form ===
+
+impl Form {
+    /// The caller and the tool, for taps that show the input requests of the call.
+    fn origin(&self) -> CallOrigin {
+        match self {
+            Self::Canonical(canonical) => CallOrigin {
+                principal: canonical.caller.principal.to_string(),
+                tool: canonical.call.target.clone().unwrap_or_default(),
+            },
+            Self::Native(native) => CallOrigin {
+                principal: Principal::from_bytes(native.owner.principal).to_string(),
+                tool: native.tool.clone(),
+            },
+        }
+    }
+}
 
 // === impl Driver ===
 
@@ -67,7 +85,8 @@ impl Driver {
         }
         let Question { asked, id, answer } = question;
         let method = method_of(&asked);
-        let (ask, supplied) = held.book.take_in(asked, Some(id), Way::Answer(answer));
+        let origin = self.form.origin();
+        let (ask, supplied) = held.book.take_in(asked, Some(id), Way::Answer(answer), origin);
         if let Some(open) = held.book.get(ask) {
             self.span.asked(&open.key, &method);
         }
@@ -118,7 +137,8 @@ impl Driver {
         for (theirs, request) in asked {
             let way = Way::Turn(theirs.clone());
             let method = request.kind().method();
-            let (ask, supplied) = self.held().book.take_in(Asked::Canonical(request), None, way);
+            let origin = self.form.origin();
+            let (ask, supplied) = self.held().book.take_in(Asked::Canonical(request), None, way, origin);
             if let Some(key) = self.held().book.get(ask).map(|open| open.key.clone()) {
                 self.span.asked(&key, method.as_str());
             }

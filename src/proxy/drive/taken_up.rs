@@ -18,6 +18,7 @@ use crate::{
         shared::Shared,
     },
     task::{Answer, Record, State, view::experimental::Reader},
+    telemetry::CallOrigin,
     upstream::{Asked, Deferral, Identity, TakenUp},
 };
 use bytes::Bytes;
@@ -61,7 +62,8 @@ pub(in crate::proxy) fn take_up(
     let mut book = Book::new(&shared.route.path, &policy.keys, InputResponses::default());
     book.has_used(&record.keys_used);
     for (question, way) in asked.into_iter().zip(ways.by_ref()) {
-        book.restore(question.key, question.asked, question.id, Way::Answer(way));
+        let origin = CallOrigin { principal: principal.to_string(), tool: record.tool.to_string() };
+        book.restore(question.key, question.asked, question.id, Way::Answer(way), origin);
     }
     let mut answered = Vec::new();
     for (Undelivered { key, id, answer }, way) in undelivered.into_iter().zip(ways.by_ref()) {

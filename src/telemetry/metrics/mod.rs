@@ -30,7 +30,7 @@ pub use limits::{Limit, LimitSnapshot, Taken};
 pub use requests::InFlight;
 pub use tools::{OTHER, TOOLS, ToolSnapshot};
 
-use super::events::Outcome;
+use super::{events::Outcome, tap};
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
     TextEncoder, core::Collector, proto::MetricFamily,
@@ -94,8 +94,19 @@ static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 #[derive(Debug)]
 pub struct OpenQuestion {
     route: Arc<str>,
+    origin: CallOrigin,
+    method: String,
     kind: &'static str,
     is_over: bool,
+}
+
+/// The caller and the tool of the call that an input request belongs to.
+#[derive(Clone, Debug, Default)]
+pub struct CallOrigin {
+    /// As logs show it.
+    pub principal: String,
+    /// Or the prompt or resource.
+    pub tool: String,
 }
 
 /// What became of something that a server asked.
@@ -400,9 +411,12 @@ pub fn ticket(route: &str, outcome: TicketOutcome) {
 
 impl OpenQuestion {
     /// A server asks by this method.
-    pub fn asked(route: &Arc<str>, method: &str) -> Self {
+    pub fn asked(route: &Arc<str>, origin: CallOrigin, method: &str) -> Self {
         METRICS.questions_waiting.with_label_values(&[&**route]).inc();
-        Self { route: Arc::clone(route), kind: kind_of(method), is_over: false }
+        let method = method.to_owned();
+        let open = Self { route: Arc::clone(route), origin, kind: kind_of(&method), method, is_over: false };
+        open.show("asked");
+        open
     }
 
     /// Its client has answered.
@@ -417,12 +431,28 @@ impl OpenQuestion {
 
     fn came_to(mut self, outcome: QuestionOutcome) {
         self.is_over = true;
+        self.show(outcome.as_str());
         METRICS.questions.with_label_values(&[&*self.route, self.kind, outcome.as_str()]).inc();
     }
 
-    /// It is told of elsewhere what it came to.
-    pub fn told(mut self) {
+    /// It has come to this, which is counted elsewhere.
+    pub fn told(mut self, outcome: QuestionOutcome) {
         self.is_over = true;
+        self.show(outcome.as_str());
+    }
+
+    /// Offers it to the open taps.
+    fn show(&self, outcome: &str) {
+        if !tap::is_open() {
+            return;
+        }
+        let (principal, tool) = (&self.origin.principal, &*self.origin.tool);
+        let about = tap::About { route: &self.route, principal, token: None, tool };
+        tap::show("input_request", about, None, |line| {
+            for (name, value) in [("method", &*self.method), ("tool", tool), ("outcome", outcome)] {
+                line.insert(name.to_owned(), value.into());
+            }
+        });
     }
 }
 
@@ -430,6 +460,7 @@ impl Drop for OpenQuestion {
     fn drop(&mut self) {
         METRICS.questions_waiting.with_label_values(&[&*self.route]).dec();
         if !self.is_over {
+            self.show(QuestionOutcome::Withdrawn.as_str());
             let labels = [&*self.route, self.kind, QuestionOutcome::Withdrawn.as_str()];
             METRICS.questions.with_label_values(&labels).inc();
         }

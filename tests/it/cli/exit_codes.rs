@@ -29,6 +29,7 @@ fn every_command_that_fails_ends_with_2_and_says_so_behind_error() {
         &["tasks", "list", "--status", "done"],
         &["tasks", "show", "0123", admin[0], admin[1]],
         &["tasks", "cancel", "0123", admin[0], admin[1]],
+        &["tap", admin[0], admin[1]],
         &["explain", "0123", admin[0], admin[1]],
         &["explain", "0123", "--admin", "ftp://x"],
         &["ready", "--admin", "ftp://x"],

@@ -127,6 +127,9 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("protocol/sse/watch.rs ID", By("it_is_known_after_what_and_when_a_stream_can_be_taken_up")),
     ("protocol/status_message.rs LONGEST", By("long_words_are_cut_between_characters")),
     ("bridge/form.rs DEPTH", By("a_schema_is_not_followed_for_ever")),
+    ("telemetry/tap.rs TAPS", By("a_tap_shows_what_it_wants_bounded_and_counts_what_it_lost")),
+    ("telemetry/tap.rs LINES", By("a_tap_shows_what_it_wants_bounded_and_counts_what_it_lost")),
+    ("telemetry/tap.rs SHOWN_BYTES", By("arguments_and_results_are_shown_to_those_alone_who_want_them")),
     // Calls and tasks.
     ("proxy/admission/rate.rs KEPT", By("callers_beyond_the_bound_are_forgotten_and_others_keep_theirs")),
     (

@@ -22,6 +22,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("front/half_closed.rs FIRST_LOOK", PAUSE),
     ("front/half_closed.rs LAST_LOOK", PAUSE),
     ("admin/tasks.rs SOME", DEFAULT),
+    ("admin/tap.rs PERIOD", PAUSE),
     ("proxy/operators.rs BATCH", "a portion: the rest is asked for right after it"),
     ("policy/rollout.rs MILLION", "how finely shares are counted"),
     ("proxy/operators.rs SHOWN", FORMAT),

@@ -6,6 +6,7 @@ mod page;
 mod ready;
 mod scrape;
 mod slow;
+mod tap;
 mod tasks;
 
 use crate::support::{clients::soon, program::ReadyLines};

@@ -1,0 +1,92 @@
+//! `/tap`: requests, tasks and input requests while they happen, for `deferral tap`: a JSON object a line.
+//!
+//! It shows who calls what and, where the query says so, with which arguments: the token is needed on every address.
+
+use super::{
+    answer::{Answer, problem},
+    server::Parts,
+    tasks::decoded,
+};
+use crate::{
+    policy::Pattern,
+    telemetry::tap::{TAPS, Tap, TapFilter, TooManyTaps},
+};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::{
+    HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use std::{convert::Infallible, time::Duration};
+use tokio::time::timeout;
+
+/// After so much silence an empty line shows that the proxy is still there.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// A stream of lines, for as long as its reader stays.
+pub(super) fn stream(parts: &Parts, query: &str) -> Answer {
+    let filter = match filter(parts, query) {
+        Ok(filter) => filter,
+        Err(unknown) => {
+            let error = format!(
+                "unknown or malformed parameter `{unknown}`: known are route, caller, tool and arguments=1"
+            );
+            return problem(StatusCode::BAD_REQUEST, &error);
+        }
+    };
+    let tap = match Tap::open(filter) {
+        Ok(tap) => tap,
+        Err(TooManyTaps) => {
+            let error = format!("{TAPS} taps of this proxy are open, and no more can be: close one");
+            return problem(StatusCode::SERVICE_UNAVAILABLE, &error);
+        }
+    };
+    let lines = stream::unfold(tap, |mut tap| async move {
+        let line = match timeout(PERIOD, tap.next()).await {
+            Ok(line) => line + "\n",
+            Err(_silence) => "\n".to_owned(),
+        };
+        Some((Ok::<_, Infallible>(Frame::data(Bytes::from(line))), tap))
+    });
+    // The head is sent with the first bytes.
+    let first = stream::iter([Ok(Frame::data(Bytes::from_static(b"\n")))]);
+    let mut answer = Response::new(StreamBody::new(first.chain(lines)).boxed_unsync());
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+/// The filter that a query describes.
+///
+/// # Errors
+/// The name of a parameter that is unknown, or whose value is malformed.
+fn filter(parts: &Parts, query: &str) -> Result<TapFilter, String> {
+    let mut filter = TapFilter::default();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let unknown = || name.chars().take(64).collect();
+        let value = decoded(value).ok_or_else(unknown)?;
+        match name {
+            "route" => filter.route = Some(value),
+            "caller" => {
+                // Tasks and input requests know the principal alone.
+                let named = parts.callers.principals_of(&value).map(ToString::to_string);
+                filter.callers = Some(named.chain([value.clone()]).collect());
+            }
+            "tool" => {
+                let pattern = Pattern::new(value);
+                filter.tool = Some(Box::new(move |tool| pattern.matches(tool)));
+            }
+            "arguments" => match &*value {
+                "1" => filter.arguments = true,
+                "0" => filter.arguments = false,
+                _ => return Err(unknown()),
+            },
+            _ => return Err(unknown()),
+        }
+    }
+    Ok(filter)
+}

@@ -1,0 +1,246 @@
+//! Live view of requests, tasks and input requests, for operators (`deferral tap`).
+//!
+//! An event is offered to the taps only where one is open ([`is_open`]): a closed tap costs one relaxed read. A tap has
+//! a bounded queue of lines; those that do not fit are dropped and counted, so that a slow reader costs the memory of
+//! one queue and never keeps a call waiting.
+
+use crate::{
+    protocol::Timestamp,
+    runtime::{Mutex, wall_clock},
+};
+use serde_json::{Map, Value};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::UNIX_EPOCH,
+};
+use tokio::sync::mpsc;
+
+/// Taps that can be open at a time.
+pub const TAPS: usize = 4;
+
+/// Lines that wait for the reader of a tap. Further ones are dropped.
+const LINES: usize = 1024;
+
+/// Bytes of the arguments or the result of a call that are shown. Larger ones are shown by their size.
+pub const SHOWN_BYTES: usize = 16 << 10;
+
+/// Open taps, and those of them that show arguments and results.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+static WITH_ARGUMENTS: AtomicUsize = AtomicUsize::new(0);
+static WATCHERS: Mutex<Vec<Arc<Watcher>>> = Mutex::new(Vec::new());
+
+/// Which events a tap shows. A member that is left out matches all.
+#[derive(Default)]
+pub struct TapFilter {
+    /// The path of the route.
+    pub route: Option<String>,
+    /// Callers as the access log shows them: the digits of a principal, or the name of its token. One must match.
+    pub callers: Option<Vec<String>>,
+    /// Whether the name of a tool matches.
+    pub tool: Option<Box<dyn Fn(&str) -> bool + Send + Sync>>,
+    /// Show arguments and results.
+    pub arguments: bool,
+}
+
+struct Watcher {
+    filter: TapFilter,
+    lines: mpsc::Sender<String>,
+    dropped: AtomicU64,
+}
+
+/// A tap, open until it is dropped.
+pub struct Tap {
+    watcher: Arc<Watcher>,
+    lines: mpsc::Receiver<String>,
+}
+
+/// [`TAPS`] taps are open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyTaps;
+
+/// What an event is about.
+#[derive(Clone, Copy)]
+pub struct About<'a> {
+    pub route: &'a str,
+    pub principal: &'a dyn fmt::Display,
+    /// The name of the caller's token, where it is known.
+    pub token: Option<&'a str>,
+    /// Empty where it is about none.
+    pub tool: &'a str,
+}
+
+/// Arguments and response of a call, for the taps that show them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CallContent {
+    pub arguments: Option<Value>,
+    pub result: Option<Value>,
+}
+
+/// Whether a tap is open.
+pub fn is_open() -> bool {
+    OPEN.load(Ordering::Relaxed) > 0
+}
+
+/// Whether a tap that shows arguments and results is open.
+pub fn shows_arguments() -> bool {
+    WITH_ARGUMENTS.load(Ordering::Relaxed) > 0
+}
+
+/// Offers an event to the open taps. `fields` are made only where a tap shows the event; `content` is for the taps that
+/// show arguments and results.
+pub fn show(
+    event: &str,
+    about: About<'_>,
+    content: Option<&CallContent>,
+    fields: impl FnOnce(&mut Map<String, Value>),
+) {
+    let watchers: Vec<_> =
+        WATCHERS.lock().iter().filter(|watcher| watcher.filter.wants(about)).map(Arc::clone).collect();
+    if watchers.is_empty() {
+        return;
+    }
+    let mut line = Map::new();
+    let now = wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = Timestamp::from_millis(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+    line.insert("at".to_owned(), now.to_string().into());
+    line.insert("event".to_owned(), event.into());
+    line.insert("route".to_owned(), about.route.into());
+    line.insert("principal".to_owned(), about.principal.to_string().into());
+    line.extend(about.token.map(|token| ("caller".to_owned(), token.into())));
+    fields(&mut line);
+    let redacted = Value::Object(line.clone()).to_string();
+    for watcher in watchers {
+        let content = content.filter(|_| watcher.filter.arguments);
+        let text = match content {
+            None => redacted.clone(),
+            Some(content) => {
+                let mut line = line.clone();
+                for (name, value) in [("arguments", &content.arguments), ("result", &content.result)] {
+                    line.extend(value.clone().map(|value| (name.to_owned(), value)));
+                }
+                Value::Object(line).to_string()
+            }
+        };
+        if watcher.lines.try_send(text).is_err() {
+            watcher.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// JSON as it is shown: itself, or how large it is.
+pub fn shown(json: &[u8]) -> Value {
+    match json.len() <= SHOWN_BYTES {
+        true => serde_json::from_slice(json).unwrap_or(Value::Null),
+        false => format!("({} bytes)", json.len()).into(),
+    }
+}
+
+// === impl TapFilter ===
+
+impl TapFilter {
+    fn wants(&self, about: About<'_>) -> bool {
+        let is_caller = |callers: &[String]| {
+            let principal = about.principal.to_string();
+            callers.iter().any(|caller| *caller == principal || about.token == Some(&**caller))
+        };
+        self.route.as_deref().is_none_or(|route| route == about.route)
+            && self.tool.as_ref().is_none_or(|is_tool| !about.tool.is_empty() && is_tool(about.tool))
+            && self.callers.as_deref().is_none_or(is_caller)
+    }
+}
+
+// === impl Tap ===
+
+impl Tap {
+    /// Opens a tap.
+    ///
+    /// # Errors
+    /// [`TooManyTaps`].
+    pub fn open(filter: TapFilter) -> Result<Self, TooManyTaps> {
+        let (sender, lines) = mpsc::channel(LINES);
+        let watcher = Arc::new(Watcher { filter, lines: sender, dropped: AtomicU64::new(0) });
+        let mut watchers = WATCHERS.lock();
+        if watchers.len() >= TAPS {
+            return Err(TooManyTaps);
+        }
+        OPEN.fetch_add(1, Ordering::Relaxed);
+        WITH_ARGUMENTS.fetch_add(usize::from(watcher.filter.arguments), Ordering::Relaxed);
+        watchers.push(Arc::clone(&watcher));
+        Ok(Self { watcher, lines })
+    }
+
+    /// The next line, a JSON object. Where lines were dropped, one that says how many.
+    pub async fn next(&mut self) -> String {
+        let dropped = self.watcher.dropped.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            return format!(r#"{{"event":"lost","lines":{dropped}}}"#);
+        }
+        self.lines.recv().await.expect("its sender is kept where it was opened")
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        WATCHERS.lock().retain(|watcher| !Arc::ptr_eq(watcher, &self.watcher));
+        WITH_ARGUMENTS.fetch_sub(usize::from(self.watcher.filter.arguments), Ordering::Relaxed);
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    fn about<'a>(route: &'a str, caller: &'a str, tool: &'a str) -> About<'a> {
+        About { route, principal: Box::leak(Box::new(caller.to_owned())), token: None, tool }
+    }
+
+    fn next(tap: &mut Tap) -> Option<Value> {
+        tap.next().now_or_never().map(|line| serde_json::from_str(&line).expect("JSON"))
+    }
+
+    // One test: what watches is the process's.
+    #[test]
+    fn a_tap_shows_what_it_wants_bounded_and_counts_what_it_lost() {
+        assert!(!is_open());
+        let filter = TapFilter { route: Some("/a".to_owned()), ..TapFilter::default() };
+        let mut of_route = Tap::open(filter).ok().expect("there is room");
+        let filter =
+            TapFilter { tool: Some(Box::new(|tool| tool == "t")), arguments: true, ..TapFilter::default() };
+        let mut of_tool = Tap::open(filter).ok().expect("there is room");
+        assert!(is_open() && shows_arguments());
+        let content = CallContent { arguments: Some(1.into()), result: None };
+        show("request", about("/a", "c", "other"), Some(&content), |line| {
+            drop(line.insert("x".to_owned(), 7.into()))
+        });
+        let line = next(&mut of_route).expect("it is shown");
+        assert_eq!((&line["event"], &line["x"], line.get("arguments")), (&"request".into(), &7.into(), None));
+        assert_eq!(next(&mut of_tool), None);
+        show("request", about("/b", "c", "t"), Some(&content), |_| {});
+        assert_eq!(next(&mut of_tool).expect("it is shown")["arguments"], 1);
+        assert_eq!(next(&mut of_route), None);
+        for _ in 0..LINES + 5 {
+            show("request", about("/a", "c", ""), None, |_| {});
+        }
+        assert_eq!(next(&mut of_route).expect("it says so")["lines"], 5);
+        assert_eq!(next(&mut of_route).expect("then the others")["event"], "request");
+        let filter =
+            TapFilter { callers: Some(vec!["c".to_owned(), "d".to_owned()]), ..TapFilter::default() };
+        let mut of_callers = Tap::open(filter).ok().expect("there is room");
+        show("request", about("/b", "e", "t"), None, |_| {});
+        show("request", About { token: Some("d"), ..about("/b", "f", "t") }, None, |_| {});
+        let line = next(&mut of_callers).expect("it is shown");
+        assert_eq!((&line["principal"], &line["caller"]), (&"f".into(), &"d".into()));
+        assert_eq!(next(&mut of_callers), None);
+        drop(of_callers);
+        let held: Vec<_> = (0..TAPS - 2).map(|_| Tap::open(TapFilter::default()).ok()).collect();
+        assert!(Tap::open(TapFilter::default()).is_err());
+        drop((of_route, of_tool, held));
+        assert!(!is_open() && !shows_arguments());
+    }
+}
