@@ -575,7 +575,7 @@ mod tests {
         pub(in crate::front) fn of(version: Version) -> Arc<Self> {
             let clock = Arc::new(SystemClock::new());
             let (activity, (_drain, leaving)) = (Arc::new(Activity::new(clock.now())), Drain::new());
-            Arc::new(Self::new(false, version, activity, clock, leaving))
+            Arc::new(Self::new(false, None, version, activity, clock, leaving))
         }
     }
 

@@ -20,13 +20,14 @@ use super::{
     legacy::{self, Posted},
     metadata,
     modern::{self, Asked},
+    preflight::preflight,
     receive::receive,
     reply::{self, Answering, Body},
     sign_in,
 };
 use crate::{
     dialect::{
-        Call, detached,
+        Call,
         legacy::Post,
         modern::{self as message, Read},
     },
@@ -43,17 +44,11 @@ use bytes::Bytes;
 use futures_util::future::{Either, Ready, ready};
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
-    header::{
-        ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_MAX_AGE,
-        ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, CONTENT_TYPE, ORIGIN,
-    },
+    header::{ALLOW, CONTENT_TYPE},
     request::Parts,
 };
 use http_body::Body as HttpBody;
 use std::{future::Future, sync::Arc};
-
-/// How long a browser may remember what a preflight said: two hours, the most any honours.
-const PREFLIGHT_AGE: HeaderValue = HeaderValue::from_static("7200");
 
 /// The methods of a route.
 const SERVED: &str = "POST, GET, DELETE";
@@ -270,24 +265,6 @@ fn not_served<B>(request: &Request<B>, allow: &'static str, line: Line) -> Respo
         return answer::empty(StatusCode::METHOD_NOT_ALLOWED, headers, line);
     }
     refuse(Refusal::Method { method: request.method().clone(), allow }, line)
-}
-
-/// Answers a browser that asks before it calls. Only origins that may call get this far, and the
-/// access layer adds theirs to the answer.
-pub(super) fn preflight<B>(request: &Request<B>, method: &'static str, line: Line) -> Response<Body> {
-    let mut headers = HeaderMap::new();
-    if !request.headers().contains_key(ORIGIN) {
-        headers.insert(ALLOW, HeaderValue::from_static(method));
-        return answer::empty(StatusCode::NO_CONTENT, headers, line);
-    }
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(method));
-    headers.insert(ACCESS_CONTROL_MAX_AGE, PREFLIGHT_AGE);
-    // Whatever the page wants to send: `Mcp-Param-*` names are the server's, so no list of ours
-    // could be complete, and a header does no harm that the page's origin has not been trusted with.
-    for wanted in request.headers().get_all(ACCESS_CONTROL_REQUEST_HEADERS) {
-        headers.append(ACCESS_CONTROL_ALLOW_HEADERS, detached(wanted));
-    }
-    answer::empty(StatusCode::NO_CONTENT, headers, line)
 }
 
 /// Whether a request without a body comes from a client of 2026-07-28: it says so, and has no

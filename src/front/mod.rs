@@ -33,6 +33,8 @@
 //! | `reply.rs` | a reply as JSON or as an event stream |
 //! | `metadata.rs` | protected-resource metadata, made to name us |
 //! | `forwarded.rs` | what a server is told of the connection that a request came by (RFC 7239) |
+//! | `preflight.rs` | the answer to a browser that asks before it calls |
+//! | `known_endpoints.rs` | the endpoints of authorization servers that documents have named |
 //! | `sign_in.rs` | authorization-server metadata and endpoints at the server's own host (2025-03-26) |
 //! | `answer.rs` | the front's own refusals, as status and body |
 
@@ -43,12 +45,14 @@ mod connection;
 mod face;
 mod forwarded;
 mod half_closed;
+mod known_endpoints;
 mod layers;
 mod legacy;
 mod listener;
 mod metadata;
 mod modern;
 mod places;
+mod preflight;
 mod receive;
 mod refused_streams;
 mod removed_token;
@@ -212,7 +216,7 @@ struct Lasting {
     principals: PrincipalKey,
     sessions: Live<SessionSeal>,
     /// The endpoints at which clients sign in at servers.
-    endpoints: sign_in::Endpoints,
+    endpoints: known_endpoints::KnownEndpoints,
     /// The tokens of the newest configuration.
     tokens: watch::Sender<Tokens>,
     /// A permit for each connection that may be open.

@@ -12,23 +12,23 @@ use super::{
     Front,
     answer::{Refusal, refuse},
     arrival::{Answered, Arrival},
-    face::preflight,
+    known_endpoints::{KnownEndpoints, OriginEndpoints},
     layers::{
         principal::{principal, remove_hop},
         trace::Line,
     },
     metadata::{Address, leads_elsewhere},
+    preflight::preflight,
     receive::receive,
     reply::Body,
 };
 use crate::{
     protocol::splice::{Edit, Object},
     proxy::{AccessSummary, Service},
-    runtime::{Clock, Mutex},
+    runtime::Clock,
     upstream::{CallError, Document, OriginRequest},
 };
 use bytes::Bytes;
-use dashmap::DashMap;
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{
     HeaderMap, HeaderValue, Method, Response, Uri,
@@ -37,7 +37,6 @@ use http::{
 };
 use http_body::Body as HttpBody;
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -64,26 +63,12 @@ const ENDPOINTS: [&str; 12] = [
     "check_session_iframe",
 ];
 
-/// For how long an endpoint passes after a document has named it.
-const KNOWN: Duration = Duration::from_secs(60 * 60);
 /// The documents of an origin are not fetched more often than this to look for an endpoint.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// How long they are waited for then.
 const LOOK: Duration = Duration::from_secs(5);
 /// Bytes of a request to an endpoint.
 const BODY: usize = 1 << 20;
-
-/// The endpoints that are known, by origin.
-#[derive(Default)]
-pub(super) struct Endpoints(DashMap<String, Arc<OfOrigin>>);
-
-#[derive(Default)]
-struct OfOrigin {
-    /// When each path was named last.
-    named: Mutex<HashMap<String, Instant>>,
-    /// When they were looked for last. Held meanwhile, so that requests at the same time look once.
-    looked: tokio::sync::Mutex<Option<Instant>>,
-}
 
 /// A route whose clients can sign in at its server's origin.
 struct Issuer<'a> {
@@ -136,7 +121,7 @@ where
     let (issuer, methods) = match &target {
         Target::Document(issuer, _) => (issuer, "GET"),
         Target::Endpoint(issuer, endpoint) => {
-            if !front.endpoints.has(issuer, endpoint, &*front.clock).await {
+            if !is_endpoint(&front.endpoints, issuer, endpoint, &*front.clock).await {
                 return refuse(Refusal::Path { path, served: front.paths() }, line);
             }
             (issuer, "GET, POST")
@@ -254,7 +239,7 @@ async fn document(
         let request = OriginRequest::get(path.clone(), head.headers.clone());
         let mut got = issuer.service.ask_origin(request).await?;
         if got.status.is_success() {
-            front.endpoints.of(issuer).learn(issuer, &got.body, front.clock.now());
+            learn(&front.endpoints.of(&issuer.origin), issuer, &got.body, front.clock.now());
             got.body = issuer.put_in_document(got.body, address);
             return Ok(got);
         }
@@ -278,7 +263,7 @@ async fn ask(
     };
     let (method, headers) = (head.method.clone(), head.headers.clone());
     let mut got = issuer.service.ask_origin(OriginRequest { method, path, headers, body }).await?;
-    let (known, now) = (front.endpoints.of(issuer), front.clock.now());
+    let (known, now) = (front.endpoints.of(&issuer.origin), front.clock.now());
     let location = got.headers.get(LOCATION).and_then(|location| location.to_str().ok());
     let ours = location.and_then(|location| {
         issuer.put_in_location(endpoint, location, |path| known.has(path, now), address)
@@ -366,67 +351,45 @@ impl Issuer<'_> {
     }
 }
 
-// === impl Endpoints ===
-
-impl Endpoints {
-    fn of(&self, issuer: &Issuer<'_>) -> Arc<OfOrigin> {
-        Arc::clone(&self.0.entry(issuer.origin.clone()).or_default())
+/// Whether this is the path of an endpoint. Looks for the documents where that is not known: the client may have
+/// them from another process.
+async fn is_endpoint(endpoints: &KnownEndpoints, issuer: &Issuer<'_>, path: &str, clock: &dyn Clock) -> bool {
+    let known = endpoints.of(&issuer.origin);
+    if known.has(path, clock.now()) {
+        return true;
     }
-
-    /// Whether this is the path of an endpoint. Looks for the documents where that is not known: the client may have
-    /// them from another process.
-    async fn has(&self, issuer: &Issuer<'_>, path: &str, clock: &dyn Clock) -> bool {
-        let known = self.of(issuer);
-        if known.has(path, clock.now()) {
-            return true;
-        }
-        let mut looked = known.looked.lock().await;
-        let began = clock.now();
-        let is_recent = looked.is_some_and(|last| began.saturating_duration_since(last) < LOOK_AGAIN);
-        if is_recent || known.has(path, began) {
-            return known.has(path, began);
-        }
-        let inside = issuer.url.path().trim_end_matches('/');
-        let paths =
-            DOCUMENTS.iter().flat_map(|document| [(*document).to_owned(), format!("{document}{inside}")]);
-        let look = async {
-            for path in paths.chain([format!("{inside}{OPENID}")]) {
-                if let Ok(got) = issuer.service.ask_origin(OriginRequest::get(path, HeaderMap::new())).await
-                    && got.status.is_success()
-                {
-                    known.learn(issuer, &got.body, began);
-                }
+    let mut looked = known.looked.lock().await;
+    let began = clock.now();
+    let is_recent = looked.is_some_and(|last| began.saturating_duration_since(last) < LOOK_AGAIN);
+    if is_recent || known.has(path, began) {
+        return known.has(path, began);
+    }
+    let inside = issuer.url.path().trim_end_matches('/');
+    let paths = DOCUMENTS.iter().flat_map(|document| [(*document).to_owned(), format!("{document}{inside}")]);
+    let look = async {
+        for path in paths.chain([format!("{inside}{OPENID}")]) {
+            if let Ok(got) = issuer.service.ask_origin(OriginRequest::get(path, HeaderMap::new())).await
+                && got.status.is_success()
+            {
+                learn(&known, issuer, &got.body, began);
             }
-        };
-        // What was not found in time is looked for again.
-        let _ = tokio::time::timeout(LOOK, look).await;
-        *looked = Some(clock.now());
-        known.has(path, began)
-    }
+        }
+    };
+    // What was not found in time is looked for again.
+    let _ = tokio::time::timeout(LOOK, look).await;
+    *looked = Some(clock.now());
+    known.has(path, began)
 }
 
-// === impl OfOrigin ===
-
-impl OfOrigin {
-    fn has(&self, path: &str, now: Instant) -> bool {
-        self.named.lock().get(path).is_some_and(|named| now.saturating_duration_since(*named) < KNOWN)
-    }
-
-    /// Remembers the endpoints that a document names.
-    fn learn(&self, issuer: &Issuer<'_>, document: &Bytes, now: Instant) {
-        let Ok(object) = Object::read(document) else { return };
-        let mut named = self.named.lock();
-        named.retain(|_, at| now.saturating_duration_since(*at) < KNOWN);
-        for member in ENDPOINTS {
-            let Some(url) = object.string(member) else { continue };
-            let path = issuer.below(&url).and_then(|rest| rest.split(['?', '#']).next()).unwrap_or_default();
-            // The MCP endpoint is served as a route, with what the operator wants of that.
-            let is_endpoint = path.starts_with('/') && path != issuer.url.path() && !leads_elsewhere(path);
-            if is_endpoint {
-                named.insert(path.to_owned(), now);
-            }
-        }
-    }
+/// Remembers the endpoints that a document names.
+fn learn(known: &OriginEndpoints, issuer: &Issuer<'_>, document: &Bytes, now: Instant) {
+    let Ok(object) = Object::read(document) else { return };
+    let urls: Vec<_> = ENDPOINTS.iter().filter_map(|member| object.string(member)).collect();
+    let paths = urls.iter().filter_map(|url| issuer.below(url)?.split(['?', '#']).next());
+    // The MCP endpoint is served as a route, with what the operator wants of that.
+    let is_endpoint =
+        |path: &&str| path.starts_with('/') && *path != issuer.url.path() && !leads_elsewhere(path);
+    known.insert(paths.filter(is_endpoint), now);
 }
 
 /// `scheme://host:port`, the host in small letters and the port always said.

@@ -33,6 +33,9 @@ static OPEN: AtomicUsize = AtomicUsize::new(0);
 static WITH_ARGUMENTS: AtomicUsize = AtomicUsize::new(0);
 static WATCHERS: Mutex<Vec<Arc<Watcher>>> = Mutex::new(Vec::new());
 
+/// Whether a tool of this name is wanted.
+pub type ToolFilter = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
 /// Which events a tap shows. A member that is left out matches all.
 #[derive(Default)]
 pub struct TapFilter {
@@ -41,7 +44,7 @@ pub struct TapFilter {
     /// Callers as the access log shows them: the digits of a principal, or the name of its token. One must match.
     pub callers: Option<Vec<String>>,
     /// Whether the name of a tool matches.
-    pub tool: Option<Box<dyn Fn(&str) -> bool + Send + Sync>>,
+    pub tool: Option<ToolFilter>,
     /// Show arguments and results.
     pub arguments: bool,
 }
@@ -209,10 +212,10 @@ mod tests {
     fn a_tap_shows_what_it_wants_bounded_and_counts_what_it_lost() {
         assert!(!is_open());
         let filter = TapFilter { route: Some("/a".to_owned()), ..TapFilter::default() };
-        let mut of_route = Tap::open(filter).ok().expect("there is room");
+        let Ok(mut of_route) = Tap::open(filter) else { panic!("there is room") };
         let filter =
             TapFilter { tool: Some(Box::new(|tool| tool == "t")), arguments: true, ..TapFilter::default() };
-        let mut of_tool = Tap::open(filter).ok().expect("there is room");
+        let Ok(mut of_tool) = Tap::open(filter) else { panic!("there is room") };
         assert!(is_open() && shows_arguments());
         let content = CallContent { arguments: Some(1.into()), result: None };
         show("request", about("/a", "c", "other"), Some(&content), |line| {
@@ -231,7 +234,7 @@ mod tests {
         assert_eq!(next(&mut of_route).expect("then the others")["event"], "request");
         let filter =
             TapFilter { callers: Some(vec!["c".to_owned(), "d".to_owned()]), ..TapFilter::default() };
-        let mut of_callers = Tap::open(filter).ok().expect("there is room");
+        let Ok(mut of_callers) = Tap::open(filter) else { panic!("there is room") };
         show("request", about("/b", "e", "t"), None, |_| {});
         show("request", About { token: Some("d"), ..about("/b", "f", "t") }, None, |_| {});
         let line = next(&mut of_callers).expect("it is shown");

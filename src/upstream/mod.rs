@@ -40,7 +40,7 @@ use crate::{
     protocol::{Capabilities, ErrorObject, Id, List, Method, Payload, splice::Object},
     runtime::{Mutex, Net},
 };
-use ::http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use ::http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, Uri};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use std::{
@@ -470,7 +470,7 @@ pub struct Document {
 /// A request to a server's origin, beside the MCP endpoint.
 #[derive(Clone, Debug)]
 pub struct OriginRequest {
-    pub method: ::http::Method,
+    pub method: HttpMethod,
     /// With its query.
     pub path: String,
     /// As the client sent them.
@@ -573,7 +573,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 impl OriginRequest {
     /// For a document at this path.
     pub fn get(path: String, headers: HeaderMap) -> Self {
-        Self { method: ::http::Method::GET, path, headers, body: Bytes::new() }
+        Self { method: HttpMethod::GET, path, headers, body: Bytes::new() }
     }
 }
 

@@ -165,6 +165,8 @@ fn only_the_printer_and_the_log_write_to_a_terminal() {
     let mut printers = 0;
     for_each_source(|_, file, text| {
         let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        // To ask whether it is a terminal writes nothing.
+        let code = code.filter(|line| !line.contains(".is_terminal()"));
         let written: Vec<_> =
             code.filter(|line| WRITES.iter().any(|word| line.contains(word))).map(str::to_owned).collect();
         match MAY_WRITE.contains(&file) {

@@ -86,7 +86,7 @@ fn a_terminal_that_closes_ends_what_was_started_in_it_without_a_file_and_nothing
         // It reads again, and says so before anything else.
         let mut said = Vec::new();
         let stderr = child.stderr.as_mut().expect("it is piped");
-        while !memchr::memmem::find(&said, b"event=config_reloaded").is_some() {
+        while memchr::memmem::find(&said, b"event=config_reloaded").is_none() {
             let mut byte = [0];
             stderr.read_exact(&mut byte).expect("it goes on");
             said.push(byte[0]);

@@ -218,9 +218,9 @@ async fn a_late_server_that_dies_is_told_on_the_stream() {
 #[tokio::test]
 async fn nobody_elses_answer_is_begun_before_its_servers() {
     let world = World::with("held: { progress: 20ms, comments: 20ms }").await;
-    let ping = "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}".to_owned();
+    let no_call = "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"vendor/thing\"}".to_owned();
     let json_only = session(&world).with("accept", "application/json");
-    for (client, body) in [(session(&world), ping), (json_only, call(1))] {
+    for (client, body) in [(session(&world), no_call), (json_only, call(1))] {
         let waiting = client.post(&body).await;
         let called = world.server.call().await;
         // Another call is begun meanwhile.
@@ -365,7 +365,7 @@ async fn a_short_document_that_does_not_come_holds_up_no_proxy_that_stops() {
 async fn what_is_no_call_has_no_deadline() {
     let world = World::with(OVERDUE).await;
     let client = session(&world);
-    let waiting = client.post("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}").await;
+    let waiting = client.post("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"vendor/thing\"}").await;
     let called = world.server.call().await;
     // A call has waited long enough meanwhile.
     let other = client.call(2).await;

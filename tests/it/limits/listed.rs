@@ -12,6 +12,7 @@ const STEPS: &str = "how finely time is counted";
 
 /// Constants with a number or a time that bound nothing, with the word for what each is.
 const NO_BOUND: &[(&str, &str)] = &[
+    ("upstream/legacy/group/mod.rs CREDENTIALS", FORMAT),
     ("front/refused_streams.rs HEAD", FORMAT),
     ("app/mod.rs ASK_AGAIN", PAUSE),
     ("app/watch.rs PERIOD", PAUSE),
@@ -33,7 +34,6 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("bridge/resume.rs SEALED", FORMAT),
     ("bridge/resume.rs TAG", FORMAT),
     ("bridge/resume.rs TEXT", FORMAT),
-    ("protocol/id.rs DIGITS", FORMAT),
     ("dialect/session_seal.rs TAG", FORMAT),
     ("dialect/session_seal.rs TAG_TEXT", FORMAT),
     ("client/legacy/mod.rs TASK_TTL", DEFAULT),

@@ -37,7 +37,8 @@ async fn server(documents: &'static [&'static str]) -> LegacyServer {
         Some(match path {
             "/mcp" => return None,
             _ if documents.contains(&path) => {
-                let inside = path.strip_prefix(OAUTH).or(path.strip_prefix(OPENID)).unwrap_or_default();
+                let inside =
+                    path.strip_prefix(OAUTH).or_else(|| path.strip_prefix(OPENID)).unwrap_or_default();
                 Canned::json(200, &issuer(inside)).header("access-control-allow-origin", "*")
             }
             "/register" => Canned::json(201, &json!({ "client_id": "c", "sent": seen.json })),

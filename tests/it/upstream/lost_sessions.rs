@@ -137,7 +137,8 @@ async fn a_ping_decides_about_the_session_of_a_call_that_ends_with_an_error() {
         |call| call.canned(Canned::json(500, &error(-32603, "oops"))),
         |call| call.error(json!({ "code": -32600, "message": "unknown session" })),
     ];
-    let pongs: [(fn(&Seen) -> Canned, &str); 6] = [
+    type Pong = fn(&Seen) -> Canned;
+    let pongs: [(Pong, &str); 6] = [
         (|seen| Canned::json(200, &json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} })), "s1"),
         (|_| Canned::json(200, &error(-32601, "no pings here")), "s1"),
         (|_| Canned::status(429), "s1"),

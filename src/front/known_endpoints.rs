@@ -1,0 +1,48 @@
+//! The endpoints of authorization servers that their documents have named, by origin.
+
+use crate::runtime::Mutex;
+use dashmap::DashMap;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The endpoints that are known, by origin.
+#[derive(Default)]
+pub(super) struct KnownEndpoints(DashMap<String, Arc<OriginEndpoints>>);
+
+/// The endpoints of one origin.
+#[derive(Default)]
+pub(super) struct OriginEndpoints {
+    /// When each path was named last.
+    named: Mutex<HashMap<String, Instant>>,
+    /// When they were looked for last. Held meanwhile, so that requests at the same time look once.
+    pub(super) looked: tokio::sync::Mutex<Option<Instant>>,
+}
+
+/// For how long an endpoint passes after a document has named it.
+const KNOWN: Duration = Duration::from_secs(60 * 60);
+
+// === impl KnownEndpoints ===
+
+impl KnownEndpoints {
+    pub(super) fn of(&self, origin: &str) -> Arc<OriginEndpoints> {
+        Arc::clone(&self.0.entry(origin.to_owned()).or_default())
+    }
+}
+
+// === impl OriginEndpoints ===
+
+impl OriginEndpoints {
+    pub(super) fn has(&self, path: &str, now: Instant) -> bool {
+        self.named.lock().get(path).is_some_and(|named| now.saturating_duration_since(*named) < KNOWN)
+    }
+
+    /// Remembers paths that a document names, and forgets those that none has named for too long.
+    pub(super) fn insert<'a>(&self, paths: impl Iterator<Item = &'a str>, now: Instant) {
+        let mut named = self.named.lock();
+        named.retain(|_, at| now.saturating_duration_since(*at) < KNOWN);
+        named.extend(paths.map(|path| (path.to_owned(), now)));
+    }
+}
