@@ -82,7 +82,7 @@ enum Command {
     Tasks(tasks::Args),
     /// Tell how a task came to be, by which rule, and its whole life.
     Explain(explain::Args),
-    /// Show the requests, tasks and input requests of a running proxy live. Needs the admin token.
+    /// Show the traffic of a running proxy live.
     Tap(tap::Args),
     /// Look after the folder in which a proxy keeps its tasks.
     Store(store::Args),

@@ -74,7 +74,8 @@ async fn a_call_whose_client_leaves_goes_on_in_the_middle_of_its_answer() {
 #[tokio::test]
 async fn a_call_is_made_although_its_client_leaves_while_it_is_decided_how() {
     let lines = Lines::record();
-    let world = Setup::new().route("defer: { mode: always }").start().await;
+    let setup = Setup::new().route("defer: { mode: always }").server(|options| options.pongs = false);
+    let world = setup.start().await;
     let client = Older::new(world.addr()).within("s1");
     // In a session that is older than the proxy it is asked for that first.
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","task":{}}}"#;

@@ -94,7 +94,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ),
     ("front/listener.rs FAREWELL", By("a_silent_http_2_connection_is_closed_however_often_it_pings")),
     ("front/listener.rs PING_INTERVAL", Not("when a question is asked, which binds nobody")),
-    ("front/connection.rs REMEMBERED", By("what_was_declared_last_is_remembered_as_long_as_it_is_little")),
+    (
+        "front/connection.rs REMEMBERED",
+        By("what_a_client_says_with_every_request_is_remembered_as_long_as_it_is_little"),
+    ),
     ("front/connection.rs LINGER", By("a_client_that_sends_on_after_its_refusal_is_read_for_a_moment_only")),
     ("front/write_timeout.rs PORTION", By("a_peer_that_takes_a_little_now_and_then_gets_everything")),
     (

@@ -76,6 +76,8 @@ pub(crate) struct Options {
     pub(crate) capabilities: Value,
     /// The tools it lists by itself; else `tools/list` is the test's to answer.
     pub(crate) tools: Option<Value>,
+    /// Whether it answers `ping` by itself; else that is the test's to answer.
+    pub(crate) pongs: bool,
     /// Whether the connection breaks on what arrives, without an answer.
     pub(crate) breaks: Fits,
     /// Whether what arrives is never answered.
@@ -323,6 +325,7 @@ impl Default for Options {
             sse: false,
             capabilities: json!({ "tools": { "listChanged": true } }),
             tools: None,
+            pongs: true,
             breaks: Box::new(|_| false),
             ignores: Box::new(|_| false),
             hook: None,
@@ -616,7 +619,7 @@ fn keep_house(seen: &Seen, state: &State) -> House {
             let body = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result });
             House::Done(Canned::json(200, &body).into_response())
         }
-        (&Method::POST, "ping") => {
+        (&Method::POST, "ping") if state.options.pongs => {
             let body = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} });
             House::Done(Canned::json(200, &body).into_response())
         }

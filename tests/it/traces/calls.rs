@@ -58,8 +58,8 @@ async fn compared(send: impl AsyncFn(&World)) -> [(String, Vec<String>); 2] {
         let call = log.iter().find(|seen| seen.method() == "tools/call").expect("it was called").clone();
         let (text, names) = spelled(&call);
         // Small numbers stand elsewhere, too.
-        let text = ["id", "progressToken"].iter().fold(text, |text, name| {
-            text.replace(&format!("\"{name}\":{}", call.json["id"]), &format!("\"{name}\":ID"))
+        let text = ["\"id\":", "\"id\": ", "\"progressToken\":"].iter().fold(text, |text, before| {
+            text.replacen(&format!("{before}{}", call.json["id"]), &format!("{before}ID"), 1)
         });
         (text, names)
     });
