@@ -110,10 +110,18 @@ def take_bytes(pattern: bytes, method: str) -> Callable[[Exchange], int]:
 # src/manual/passthrough.md, "Between a legacy client and a legacy server", has the same list in words.
 TO_THE_SERVER = [
     Edit(
-        "no Accept-Encoding",
-        "what is encoded could not be watched",
+        "the client's Accept-Encoding",
+        "what is coded could not be watched",
         False,
         lambda exchange: drop(exchange.request[1], "accept-encoding"),
+    ),
+    Edit(
+        "Accept-Encoding: identity",
+        "without it any coding would be allowed (RFC 9110, 12.5.3)",
+        True,
+        lambda exchange: drop(exchange.request[1], "accept-encoding")
+        if exchange.request[1].get("accept-encoding") == ["identity"]
+        else 0,
     ),
     Edit(
         "Via",
