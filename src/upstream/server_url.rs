@@ -38,6 +38,18 @@ impl ServerUrl {
         &self.shown
     }
 
+    /// Host and port for people, as an error names where it was connected to.
+    pub fn authority(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.to_string() };
+        match self.port {
+            Some(_) => match self.uri.port_u16() {
+                Some(port) => format!("{host}:{port}"),
+                None => host,
+            },
+            None => host,
+        }
+    }
+
     /// Whether a variable has a part in it, so that it is not shown as it is.
     pub fn has_variables(&self) -> bool {
         self.shown.contains("${")

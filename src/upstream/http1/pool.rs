@@ -42,8 +42,8 @@ pub(in crate::upstream) struct HttpClient {
 /// Which server it is, and what connects to it.
 struct Site {
     url: Uri,
-    /// A variable of the environment has a part in the URL: its path is not logged.
-    has_variables: bool,
+    /// As it is shown: a path that a variable of the environment has a part in is not logged.
+    shown: ServerUrl,
     tcp: Connector,
     /// That it redirects has been logged.
     has_redirected: AtomicBool,
@@ -143,11 +143,11 @@ impl HttpClient {
     /// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates
     /// cannot be read.
     pub(in crate::upstream) fn new(url: &ServerUrl, config: &Config, net: &Net) -> Result<Self, NotStarted> {
-        let (has_variables, url) = (url.has_variables(), url.uri().clone());
+        let (shown, url) = (url.clone(), url.uri().clone());
         let tls = (config.tls.clone(), tls::secure(&url, config.tls.as_deref())?);
         let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
         let (tcp, has_redirected) = (net.connector(TCP_KEEP_ALIVE), AtomicBool::new(false));
-        let site = Arc::new(Site { url, has_variables, tcp, has_redirected });
+        let site = Arc::new(Site { url, shown, tcp, has_redirected });
         let way = Way { site: site.clone(), proxy, tls, limit, pool: Arc::default() }.into();
         Ok(Self { site, way })
     }
@@ -225,8 +225,7 @@ impl Way {
         let (place, places) = (tcp.place(traffic == Traffic::InPassing), tcp.places());
         let tcp = match &proxy {
             None => {
-                let address = site.url.authority().map_or("", |authority| host_and_port(authority.as_str()));
-                let address = address.to_owned();
+                let address = site.shown.authority();
                 let why = move |error: Box<dyn std::error::Error + Send + Sync>| {
                     format!("{address}: {}", root_cause(&*error))
                 };
@@ -280,7 +279,7 @@ impl Way {
         if !self.site.has_redirected.swap(true, Ordering::Relaxed) {
             let status = response.status().as_u16();
             let [path, shown_to] =
-                [path, &to].map(|path| (!self.site.has_variables).then(|| path_alone(path)));
+                [path, &to].map(|path| (!self.site.shown.has_variables()).then(|| path_alone(path)));
             tracing::info!(target: "deferral::upstream", event = "redirected", status, path, to = shown_to,
                 "the server redirects each request: name the new path in upstream.url to save a round trip");
         }

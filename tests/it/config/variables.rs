@@ -64,6 +64,7 @@ routes:
     let Server::Url(url) = &route.server else { panic!("a URL") };
     assert_eq!(*url.uri(), "https://tools.example.com/mcp");
     assert_eq!((url.shown(), url.host(), url.port()), ("https://${HOST}/mcp", "${HOST}", None));
+    assert_eq!(url.authority(), "${HOST}", "errors name it so");
 }
 
 #[test]
