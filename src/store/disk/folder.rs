@@ -88,7 +88,7 @@ impl StoreFolder {
             Err(Error::Unsafe {
                 path: path.to_owned(),
                 owner: found.st_uid,
-                mode: found.st_mode & 0o7777,
+                mode: permissions(found.st_mode),
                 why,
             })
         };
@@ -144,7 +144,8 @@ impl StoreFolder {
             Err(error) => return Err(Error::folder(self.path())(error.into())),
         };
         let found = file.metadata().map_err(Error::folder(self.path()))?;
-        let refused = |why| Err(Error::Unsafe { path, owner: found.uid(), mode: found.mode() & 0o7777, why });
+        let refused =
+            |why| Err(Error::Unsafe { path, owner: found.uid(), mode: permissions(found.mode()), why });
         match () {
             () if !found.is_file() => refused(Unsafe::NoFile),
             () if !is_trusted(found.uid()) => refused(Unsafe::Owner { user: geteuid().as_raw() }),
@@ -277,9 +278,14 @@ impl StoreFolder {
 
     fn refused_link(&self, name: &str) -> Error {
         let found = statat(&self.0.folder, name, AtFlags::SYMLINK_NOFOLLOW);
-        let (owner, mode) = found.map_or((0, 0), |found| (found.st_uid, found.st_mode & 0o7777));
+        let (owner, mode) = found.map_or((0, 0), |found| (found.st_uid, permissions(found.st_mode)));
         Error::Unsafe { path: self.path().join(name), owner, mode, why: Unsafe::Link }
     }
+}
+
+/// The permission bits of a mode, whose type is narrower on macOS than on Linux.
+fn permissions(mode: impl Into<u32>) -> u32 {
+    mode.into() & 0o7777
 }
 
 /// Opens a folder by its path. A link in its place must be of a trusted owner, as one who can write to the folder above could
@@ -294,7 +300,7 @@ fn open_named(path: &Path) -> Result<OwnedFd, Error> {
     }
     let link = lstat(path).map_err(failed)?;
     if !is_trusted(link.st_uid) {
-        let (owner, mode) = (link.st_uid, link.st_mode & 0o7777);
+        let (owner, mode) = (link.st_uid, permissions(link.st_mode));
         return Err(Error::Unsafe {
             path: path.to_owned(),
             owner,
