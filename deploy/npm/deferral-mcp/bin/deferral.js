@@ -1,6 +1,6 @@
 #!/usr/bin/env node
-// Runs the program of this system, which is in a package of its own, in place of this one as far as Node.js can:
-// the same arguments, streams and signals, and the same end.
+// Runs the program of this platform, which is in a package of its own, with the same arguments, streams, signals and
+// exit code.
 "use strict";
 
 const { spawn } = require("node:child_process");
@@ -12,8 +12,8 @@ try {
   program = require.resolve(`${name}/deferral`);
 } catch {
   console.error(
-    `error: there is no deferral for this system in node_modules (${name}): it is made for Linux on x86-64, and is an ` +
-      "optional dependency, which `npm install --omit=optional` leaves out",
+    `error: the package ${name} is not in node_modules: deferral is built for Linux x86-64, and this package is an ` +
+      "optional dependency, which `npm install --omit=optional` skips",
   );
   process.exit(2);
 }
