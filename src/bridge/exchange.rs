@@ -361,6 +361,15 @@ impl<F> Exchange<F> {
         }
     }
 
+    /// No task is made any more: the proxy is to stop, and its tasks end with it. The call stays synchronous, as the
+    /// result of a task could not be fetched from the next process.
+    pub fn handle_no_more_tasks(&mut self) {
+        self.deadlines.defer_after = None;
+        if let State::Inline { defer_at, .. } = &mut self.state {
+            *defer_at = None;
+        }
+    }
+
     /// The proxy stops: a client that has been asked can no longer come back.
     pub fn handle_stopping(&mut self, now: Instant) {
         if let State::Parked { expires_at, .. } = &mut self.state {

@@ -233,6 +233,7 @@ impl Attended {
         let happening = driver.wait().await;
         let now = self.shared.clock.now();
         self.waited += now - began;
+        driver.stop_making_tasks();
         match happening {
             Happening::Server(Event::Notification(frame)) => {
                 if let Form::Canonical(canonical) = &mut driver.form {

@@ -300,8 +300,8 @@ impl Driver {
                 .as_mut()
                 .and_then(|held| held.lines.as_mut())
                 .is_none_or(|lines| !lines.is_full(|| clock.now()));
-        // In memory a task would be gone with the process; the result that there may still be goes to a client
-        // that waits for it.
+        // In memory a task would be gone with the process: none is made (`stop_making_tasks`), and the result that there
+        // may still be goes to a client that waits for it.
         let drains = self.exchange.may_defer() && self.shared.ledger.outlives();
         // Boxed: seldom wanted, and its size is what each call costs.
         let draining = drains.then(|| Box::pin(self.shared.stopping.stopped()));
@@ -329,6 +329,7 @@ impl Driver {
 
     async fn handle(&mut self, happening: Happening) {
         let now = self.shared.clock.now();
+        self.stop_making_tasks();
         match happening {
             Happening::Stored(task) => {
                 let is_stored = task.is_some();
@@ -398,6 +399,14 @@ impl Driver {
             Happening::Stopping => self.exchange.handle_stopping(now),
             Happening::TooLate if self.release().await => {}
             Happening::TooLate => self.ends(CallEnd::Lost(CallError::Closing)),
+        }
+    }
+
+    /// Holds the call to a plain answer where no task is made any more. Called before an event is handled: a
+    /// threshold that passes in the same moment is none.
+    fn stop_making_tasks(&mut self) {
+        if !self.shared.makes_tasks() {
+            self.exchange.handle_no_more_tasks();
         }
     }
 
