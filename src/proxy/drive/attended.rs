@@ -256,6 +256,8 @@ impl Attended {
             Happening::Draining => driver.exchange.handle_draining(now),
             Happening::TooLate => driver.ends(CallEnd::Lost(CallError::Closing)),
             Happening::Stored(_)
+            | Happening::Written(..)
+            | Happening::Sent
             | Happening::Departed(_)
             | Happening::Committed(_)
             | Happening::Told(_)

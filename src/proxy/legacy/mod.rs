@@ -244,7 +244,7 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage, decid
         [Message::Cancelled(_)] if ticket_call::taken_back(shared, client, passage) => {
             Disposition::Ends(nothing(StatusCode::ACCEPTED))
         }
-        [Message::Cancelled(_)] if task_call::taken_back(shared, client, passage).await => {
+        [Message::Cancelled(_)] if task_call::taken_back(shared, client, passage) => {
             Disposition::Ends(nothing(StatusCode::ACCEPTED))
         }
         [Message::Response(Some(id))] => {
