@@ -156,6 +156,8 @@ impl Driver {
         if self.held().anchored.is_none() || !is_cancelled() {
             return;
         }
+        // Nothing works at it any more.
+        self.held().task = None;
         tokio::select! {
             () = sleep(PERIOD) => {}
             () = shared.overdue.stopped() => {}
