@@ -45,7 +45,12 @@ struct MailboxState {
 const MAILBOX: usize = 64;
 
 /// Room for one mail, reserved before the change that it is about is stored; given back when dropped.
-pub(super) struct MailRoom(Option<Arc<Mailbox>>);
+pub(super) struct MailRoom {
+    switchboard: Arc<Switchboard>,
+    id: TaskId,
+    /// None where the call was not held here.
+    reserved: Option<Arc<Mailbox>>,
+}
 
 /// The mailbox of a call is full ([`MAILBOX`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,13 +147,14 @@ impl Switchboard {
     ///
     /// # Errors
     /// [`Full`].
-    pub(super) fn reserve(&self, id: &TaskId) -> Result<MailRoom, Full> {
-        let Some(mailbox) = self.mailbox(id) else { return Ok(MailRoom(None)) };
-        let mut state = mailbox.0.lock();
-        state.has_room()?;
-        state.reserved += 1;
-        drop(state);
-        Ok(MailRoom(Some(mailbox)))
+    pub(super) fn reserve(self: &Arc<Self>, id: &TaskId) -> Result<MailRoom, Full> {
+        let reserved = self.mailbox(id);
+        if let Some(mailbox) = &reserved {
+            let mut state = mailbox.0.lock();
+            state.has_room()?;
+            state.reserved += 1;
+        }
+        Ok(MailRoom { switchboard: Arc::clone(self), id: id.clone(), reserved })
     }
 
     /// Ends a call: its task is cancelled, or its client cancelled the request. Says whether it is held here.
@@ -190,9 +196,10 @@ impl Switchboard {
 // === impl MailRoom ===
 
 impl MailRoom {
-    /// Delivers the mail; lost where the call is not held here, or has ended meanwhile.
+    /// Delivers the mail; dropped where the call is not held here, or has ended meanwhile. A call that this process has
+    /// resumed since room was reserved receives it, too.
     pub(super) fn send(self, mail: Mail) {
-        if let Some(mailbox) = &self.0 {
+        if let Some(mailbox) = self.reserved.clone().or_else(|| self.switchboard.mailbox(&self.id)) {
             let mut state = mailbox.0.lock();
             if !state.is_closed {
                 state.push(Control::Mail(mail));
@@ -203,7 +210,7 @@ impl MailRoom {
 
 impl Drop for MailRoom {
     fn drop(&mut self) {
-        if let Some(mailbox) = &self.0 {
+        if let Some(mailbox) = &self.reserved {
             mailbox.0.lock().reserved -= 1;
         }
     }
@@ -349,6 +356,16 @@ mod tests {
             hold.told().await;
         }
         assert_eq!(attach(), Ok(true), "there is room again");
+    }
+
+    #[tokio::test]
+    async fn a_call_that_is_resumed_while_an_answer_is_stored_receives_it() {
+        let switchboard = Arc::new(Switchboard::default());
+        let id = TaskId::from_entropy([1; 16]);
+        let room = switchboard.reserve(&id).expect("room");
+        let mut hold = switchboard.hold_as(id);
+        room.send(Mail::Replied("a".into(), Ok(Bytes::new())));
+        assert!(matches!(hold.told().await, Control::Mail(Mail::Replied(key, _)) if key == "a"));
     }
 
     #[tokio::test]

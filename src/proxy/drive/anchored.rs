@@ -3,7 +3,7 @@
 //! Only where the store outlives the process, and the server gives its events ids: without them nobody could hear
 //! again what it has said meanwhile.
 
-use super::{Driver, Form, Held, writes::AfterWrite};
+use super::{Driver, Form, Held, record_writes::AfterWrite};
 use crate::{
     bridge::exchange::Phase,
     protocol::Id,
@@ -37,12 +37,6 @@ pub(super) struct Anchored {
     answered: Vec<(Instant, Id, String)>,
     /// The keys of what the server has taken back, where the store has not taken that.
     taken_back: Vec<String>,
-}
-
-/// What an anchor said that is being written.
-pub(super) struct AnchorWrite {
-    /// The call can be taken up from there.
-    has_event: bool,
 }
 
 /// It is written at most this often, but for questions: a store write each. What the server says twice because of
@@ -125,15 +119,15 @@ impl Driver {
         let ledger = Arc::clone(&self.shared.ledger);
         let held = self.held();
         let Some(anchored) = &mut held.anchored else { return };
-        let write = AnchorWrite { has_event: anchored.call.last_event.is_some() };
+        let has_event = anchored.call.last_event.is_some();
         (anchored.changes, anchored.due) = (held.book.changes, None);
         let id = held.hold.id().clone();
         let anchor = async move { ledger.anchor(&id, &anchor).await.map(|()| Updated::Unknown) };
-        held.writes.push(AfterWrite::Anchored(write), Box::pin(anchor));
+        held.writes.push(AfterWrite::Anchored { has_event }, Box::pin(anchor));
     }
 
     /// The anchor is written, or cannot be.
-    pub(super) fn anchor_written(&mut self, write: AnchorWrite, is_kept: bool) {
+    pub(super) fn anchor_written(&mut self, has_event: bool, is_kept: bool) {
         let now = self.shared.clock.now();
         if let Some(anchored) = &mut self.held().anchored {
             anchored.not_before = now + if is_kept { PERIOD } else { STORE_PAUSE };
@@ -142,7 +136,7 @@ impl Driver {
                 true => anchored.due.map(|due| due.max(anchored.not_before)),
                 false => Some(anchored.not_before),
             };
-            anchored.is_kept |= is_kept && write.has_event;
+            anchored.is_kept |= is_kept && has_event;
         }
     }
 

@@ -6,7 +6,7 @@ use super::{
     anchored::Anchored,
     audience::{self, Lines, UnsentItems},
     book::Book,
-    writes::RecordWrites,
+    record_writes::RecordWrites,
 };
 use crate::{
     policy::ToolPolicy,

@@ -20,6 +20,7 @@ mod canonical;
 mod held;
 mod native;
 mod questions;
+mod record_writes;
 mod span;
 mod taken_up;
 #[cfg(test)]
@@ -58,11 +59,11 @@ use audience::{Lines, OnLines};
 use canonical::Canonical;
 use futures_util::{StreamExt, future::BoxFuture};
 use held::Held;
+use record_writes::{AfterWrite, WriteResult};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use writes::{AfterWrite, WriteResult};
 
 /// What a task shows while its call waits for a permit, and once it has one.
 const QUEUED: &str = "queued: as many calls run as may at a time (concurrency)";

@@ -4,7 +4,7 @@ use super::{
     Driver, Form, Held, QUEUED,
     book::{MAX_OPEN, OpenQuestion, Way},
     canonical, native,
-    writes::{AfterWrite, WriteResult},
+    record_writes::{AfterWrite, WriteResult},
 };
 use crate::{
     bridge::{

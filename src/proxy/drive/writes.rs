@@ -4,79 +4,20 @@
 //! client, its server and its clock. Each change is queued here with what follows from it, and its result is one more
 //! event.
 
-use super::{Driver, anchored::AnchorWrite};
+use super::{
+    Driver,
+    record_writes::{AfterWrite, WriteResult},
+};
 use crate::{
-    bridge::exchange::Ask,
     proxy::keep::{STORE_PAUSE, keep},
-    runtime::or_never,
-    store::{StoreError, Updated},
+    store::Updated,
     task,
 };
 use futures_util::future::BoxFuture;
-use std::{collections::VecDeque, future::ready, sync::Arc, time::Duration};
+use std::{future::ready, sync::Arc, time::Duration};
 
 /// Progress is written to the record at most this often.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
-
-/// Changes that are queued, the first of them being stored. Bounded by what a call may have open: progress and the
-/// anchor are in it once.
-#[derive(Default)]
-pub(super) struct RecordWrites(VecDeque<(AfterWrite, BoxFuture<'static, WriteResult>)>);
-
-/// What became of a change. [`Updated::Unknown`] also stands for a change of something else than the record.
-pub(super) type WriteResult = Result<Updated, StoreError>;
-
-/// What follows once a change is stored, or cannot be.
-pub(super) enum AfterWrite {
-    Nothing,
-    /// An input request is in the record: it is sent.
-    Asked {
-        ask: Ask,
-        key: String,
-    },
-    /// An input request that the server has withdrawn is no longer in it.
-    Withdrawn {
-        key: String,
-    },
-    /// An input request that nobody answered in time is no longer in it: it is declined.
-    Lapsed {
-        ask: Ask,
-        key: String,
-    },
-    Progressed {
-        message: String,
-    },
-    Anchored(AnchorWrite),
-}
-
-// === impl RecordWrites ===
-
-impl RecordWrites {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(super) fn push(&mut self, after: AfterWrite, write: BoxFuture<'static, WriteResult>) {
-        self.0.push_back((after, write));
-    }
-
-    /// Whether progress is being written, or will be.
-    pub(super) fn has_progress(&self) -> bool {
-        self.0.iter().any(|(after, _)| matches!(after, AfterWrite::Progressed { .. }))
-    }
-
-    /// Whether an anchor is being written, or will be.
-    pub(super) fn has_anchor(&self) -> bool {
-        self.0.iter().any(|(after, _)| matches!(after, AfterWrite::Anchored(_)))
-    }
-
-    /// Resolves with the next change that is stored, or cannot be. Cancel safe.
-    pub(super) async fn next(&mut self) -> (AfterWrite, WriteResult) {
-        let result = or_never(self.0.front_mut().map(|(_, write)| write)).await;
-        let (after, _) = self.0.pop_front().expect("its first change was awaited");
-        (after, result)
-    }
-}
 
 // === impl Driver ===
 
@@ -146,7 +87,7 @@ impl Driver {
                     progress.message.get_or_insert(message);
                 }
             }
-            AfterWrite::Anchored(write) => self.anchor_written(write, result.is_ok()),
+            AfterWrite::Anchored { has_event } => self.anchor_written(has_event, result.is_ok()),
         }
     }
 }
