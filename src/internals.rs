@@ -135,8 +135,7 @@ pub mod store {
 
 pub mod task {
     pub use crate::task::{
-        By, Canceller, Effect, Event, Moment, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, What,
-        apply,
+        By, Effect, Event, Moment, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, What, apply,
     };
 
     pub mod retention {

@@ -9,7 +9,8 @@ use crate::{
     dialect::Principal,
     protocol::Timestamp,
     store::StoreError,
-    task::{Canceller, Record, TaskId},
+    task::{Record, TaskId},
+    telemetry::OperatorCancelled,
 };
 use std::{fmt, sync::Arc};
 
@@ -155,9 +156,13 @@ impl Operators {
             Found::Several(tasks) => return Ok(Cancelled::Several(tasks)),
             Found::None => return Ok(Cancelled::Unknown),
         };
-        let id = &task.record.id;
-        match answers::cancel(&self.ledger, &self.switchboard, id, Canceller::Operator).await? {
-            Some(record) => Ok(Cancelled::Done(self.seen(record))),
+        match answers::cancel(&self.ledger, &self.switchboard, &task.record.id).await? {
+            Some(record) => {
+                let (id, owner) = (&record.id, &record.owner);
+                let (route, tool, principal) = (&owner.route, &record.tool, &task.principal);
+                OperatorCancelled { task: &id.tag(), route, tool, principal }.emit();
+                Ok(Cancelled::Done(self.seen(record)))
+            }
             None => Ok(match self.find(task.record.id.as_str()).await? {
                 Found::One(task) => Cancelled::Ended(task),
                 Found::Several(_) | Found::None => Cancelled::Unknown,

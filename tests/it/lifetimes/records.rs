@@ -58,7 +58,8 @@ impl Records {
 
     /// What is counted for a principal.
     pub(super) fn counted(&self, principal: &[u8; 16]) -> Usage {
-        self.kept.usage(principal)
+        let usage = self.kept.usage(principal).now_or_never().expect("memory does not wait");
+        usage.expect("memory does not fail")
     }
 
     pub(super) fn note(&self, id: &TaskId) -> Note {
@@ -147,8 +148,8 @@ impl Store for Records {
         self.kept.recent(is_ended, below, limit).await
     }
 
-    fn usage(&self, principal: &[u8; 16]) -> Usage {
-        self.kept.usage(principal)
+    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
+        self.kept.usage(principal).await
     }
 
     async fn census(&self) -> Result<Vec<Tally>, StoreError> {

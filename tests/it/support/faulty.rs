@@ -63,11 +63,11 @@ pub(crate) enum Op {
     Remove,
     Due,
     List,
-    Census,
+    Usage,
 }
 
 pub(crate) const EVERYTHING: [Op; 9] =
-    [Op::Insert, Op::Load, Op::Swap, Op::Anchor, Op::Orphans, Op::Remove, Op::Due, Op::List, Op::Census];
+    [Op::Insert, Op::Load, Op::Swap, Op::Anchor, Op::Orphans, Op::Remove, Op::Due, Op::List, Op::Usage];
 
 // === impl Faulty ===
 
@@ -253,12 +253,13 @@ impl Store for Faulty {
         self.inner.recent(is_ended, below, limit).await
     }
 
-    fn usage(&self, principal: &[u8; 16]) -> Usage {
-        self.inner.usage(principal)
+    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
+        self.ask(Op::Usage)?;
+        self.inner.usage(principal).await
     }
 
     async fn census(&self) -> Result<Vec<Tally>, StoreError> {
-        self.ask(Op::Census)?;
+        self.ask(Op::Usage)?;
         self.inner.census().await
     }
 
