@@ -89,7 +89,7 @@ fn steps() {
         .case("answered", 0, || {
             step(&asked, Event::Answered { answers: answer.clone().into(), are_kept: false })
         })
-        .case("cancelled", 0, || step(&record, Event::Cancelled))
+        .case("cancelled", 0, || step(&record, Event::CANCELLED_BY_CLIENT))
         .run();
 }
 

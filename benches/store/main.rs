@@ -214,7 +214,7 @@ async fn open(path: &str, tasks: u32) {
     let first = store.load(&id(tasks / 2)).await.expect("answers");
     println!("ready_ms {}", began.elapsed().as_secs_f64() * 1e3);
     assert!(first.is_some());
-    assert_eq!(store.usage(&[1; 16]).await.expect("answers").tasks, tasks as usize);
+    assert_eq!(store.usage(&[1; 16]).tasks, tasks as usize);
     println!("open_kib {}", resident());
     for at in 0..1000 {
         let found = store.load(&id(tasks / 1000 * at)).await.expect("answers");

@@ -110,7 +110,7 @@ enum State<F> {
     Parked { asked: BTreeSet<Ask>, word: Option<Box<F>>, expires_at: Instant },
     /// The task is being stored. Questions and the final word may come meanwhile.
     Deferring { asked: BTreeSet<Ask>, word: Option<Box<F>> },
-    /// The client left while the task was being stored.
+    /// Nobody needs the task any more that is being stored: its client has left, or has its answer.
     Abandoned,
     /// The handle is on its way to the client's socket.
     Handing { settled: bool },
@@ -185,10 +185,17 @@ impl<F> Exchange<F> {
                 self.actions.push_back(Action::Reply(word));
                 self.state = State::Done;
             }
+            // The client is not kept waiting for the store: its task is forgotten once that is stored.
+            State::Deferring { word: pending, .. } => {
+                if self.deadlines.is_at_once() || self.left && self.manner == Manner::Stream {
+                    *pending = Some(Box::new(word));
+                } else {
+                    self.actions.push_back(Action::Reply(word));
+                    self.state = State::Abandoned;
+                }
+            }
             // Kept for the retry: a server that gave up waiting has said so in its answer.
-            State::Parked { word: pending, .. }
-            // Returned plainly once the store has answered, where a handle would only cost a poll.
-            | State::Deferring { word: pending, .. } => *pending = Some(Box::new(word)),
+            State::Parked { word: pending, .. } => *pending = Some(Box::new(word)),
             State::Handing { settled } => {
                 if !*settled {
                     self.actions.push_back(Action::Settle(word));
@@ -358,6 +365,15 @@ impl<F> Exchange<F> {
         if let State::Inline { defer_at: Some(at), settle_at: None, .. } = &mut self.state {
             *at = now.min(*at);
             self.handle_timeout(now);
+        }
+    }
+
+    /// No task is made any more: the proxy is to stop, and its tasks end with it. The call stays synchronous, as the
+    /// result of a task could not be fetched from the next process.
+    pub fn handle_no_more_tasks(&mut self) {
+        self.deadlines.defer_after = None;
+        if let State::Inline { defer_at, .. } = &mut self.state {
+            *defer_at = None;
         }
     }
 

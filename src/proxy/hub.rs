@@ -15,11 +15,25 @@ pub(super) struct Hub {
 /// One listener's end.
 #[derive(Debug, Default)]
 struct Subscriber {
-    /// It is the call itself that listens, on behalf of nobody.
-    is_own: bool,
+    kind: SubscriberKind,
     changed: Mutex<Vec<TaskId>>,
     notify: Notify,
 }
+
+/// Who listens to a task.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SubscriberKind {
+    /// A client, on a stream of its own.
+    #[default]
+    Stream,
+    /// A request that waits for the result.
+    Waiter,
+    /// The call of the task itself.
+    OwnCall,
+}
+
+/// Requests that may wait for the result of one task. Each costs some KiB, and a change of the task wakes all.
+pub(super) const WAITERS_PER_TASK: usize = 64;
 
 /// A subscription to some tasks; dropping it ends it.
 #[derive(Debug)]
@@ -39,7 +53,20 @@ impl Hub {
 
     /// The task's own call listens.
     pub(super) fn listen_to_own(self: &Arc<Self>, id: TaskId) -> Listener {
-        self.subscribe(vec![id], Arc::new(Subscriber { is_own: true, ..Subscriber::default() }))
+        self.subscribe(vec![id], Subscriber::new(SubscriberKind::OwnCall))
+    }
+
+    /// A request waits for the result of a task; `None` where [`WAITERS_PER_TASK`] do already.
+    pub(super) fn wait_for(self: &Arc<Self>, id: &TaskId) -> Option<Listener> {
+        let ear = Subscriber::new(SubscriberKind::Waiter);
+        let mut ears = self.listeners.entry(id.clone()).or_default();
+        let waiters = ears.iter().filter(|ear| ear.kind == SubscriberKind::Waiter).count();
+        if waiters >= WAITERS_PER_TASK {
+            return None;
+        }
+        ears.push(Arc::clone(&ear));
+        drop(ears);
+        Some(Listener { hub: Arc::clone(self), ear, ids: vec![id.clone()] })
     }
 
     fn subscribe(self: &Arc<Self>, ids: Vec<TaskId>, ear: Arc<Subscriber>) -> Listener {
@@ -51,7 +78,9 @@ impl Hub {
 
     /// How many clients listen to a task.
     pub(super) fn listeners_of(&self, id: &TaskId) -> usize {
-        self.listeners.get(id).map_or(0, |ears| ears.iter().filter(|ear| !ear.is_own).count())
+        self.listeners
+            .get(id)
+            .map_or(0, |ears| ears.iter().filter(|ear| ear.kind != SubscriberKind::OwnCall).count())
     }
 
     /// Something a client can see has changed.
@@ -65,6 +94,14 @@ impl Hub {
             drop(changed);
             ear.notify.notify_one();
         }
+    }
+}
+
+// === impl Subscriber ===
+
+impl Subscriber {
+    fn new(kind: SubscriberKind) -> Arc<Self> {
+        Arc::new(Self { kind, ..Self::default() })
     }
 }
 
@@ -107,6 +144,21 @@ mod tests {
         let client = hub.listen(vec![task.clone()]);
         assert_eq!(hub.listeners_of(&task), 1);
         drop((own, client));
+        assert!(hub.listeners.is_empty());
+    }
+
+    #[test]
+    fn only_so_many_requests_wait_for_one_task() {
+        let hub = Arc::new(Hub::default());
+        let [task, other] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
+        let mut waiters: Vec<_> = (0..WAITERS_PER_TASK).map(|_| hub.wait_for(&task).expect("room")).collect();
+        assert!(hub.wait_for(&task).is_none());
+        let others = (hub.listen(vec![task.clone()]), hub.listen_to_own(task.clone()), hub.wait_for(&other));
+        assert!(others.2.is_some(), "other tasks are not concerned");
+        waiters.pop();
+        waiters.extend(hub.wait_for(&task));
+        assert_eq!(waiters.len(), WAITERS_PER_TASK, "there is room again");
+        drop((waiters, others));
         assert!(hub.listeners.is_empty());
     }
 

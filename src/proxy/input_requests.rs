@@ -4,7 +4,7 @@ use super::{
     Item, Reply,
     reply::{self, CallEnd},
     shared::Shared,
-    switchboard::{Local, Request, Retry, Waiter},
+    switchboard::{Full, Local, Request, Retry, Waiter},
 };
 use crate::{
     bridge::{
@@ -111,8 +111,10 @@ pub(super) async fn rejoin(
     let waiter =
         Waiter { request: Request::Canonical { call: Box::new(call.without_bytes()), capabilities }, items };
     let retry = Retry { waiter, answers: answers.detached(), defer_after };
-    if shared.switchboard.attach(id, Local::Retry(Box::new(retry))).await {
-        return Ok(received);
+    match shared.switchboard.attach(id, Local::Retry(Box::new(retry))) {
+        Ok(true) => return Ok(received),
+        Ok(false) => {}
+        Err(Full) => return Err(Box::new(too_many(call))),
     }
     // Only what a task's handle says of its server depends on it.
     let server = shared.upstream.describe(&Identity::of(caller)).await;
@@ -140,6 +142,15 @@ pub(super) async fn too_late(
         Some(_) => became_a_task(call),
         None => gone(call, is_ours),
     }
+}
+
+/// The refusal of a retry where as many requests wait for the call as may.
+pub(super) fn too_many(call: &Call) -> Reply {
+    let error = ErrorObject::new(
+        code::BUSY,
+        "too many requests wait for the call that `requestState` belongs to; try again once they are answered",
+    );
+    reply::refuse(call, StatusCode::OK, &error)
 }
 
 /// A task as its client first hears of it.

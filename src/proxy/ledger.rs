@@ -10,6 +10,7 @@ use super::{
     hub::Hub,
     keep::NO_ROOM_BYTES,
     limits::Limits,
+    reservations::{Reservation, Reservations},
     store_health::StoreHealth,
 };
 use crate::{
@@ -25,12 +26,14 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use std::{
     collections::HashSet,
+    panic::resume_unwind,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
 use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
 
 /// The tasks of all routes, as they are kept.
 pub struct Ledger {
@@ -44,9 +47,10 @@ pub struct Ledger {
     pub(super) hub: Arc<Hub>,
     /// The tasks whose calls are held in this process. Sharded.
     held: DashMap<TaskId, Held>,
-    /// How many calls of each principal have asked a question and are no task yet.
-    parked: DashMap<Principal, usize>,
-    parked_in_all: AtomicUsize,
+    /// Room for calls that wait for answers of their client, and for tasks that are being stored.
+    reservations: Arc<Reservations>,
+    /// Changes that requests made, and that go on when their request is dropped.
+    changes: TaskTracker,
     /// Bytes of results that a failing store has not taken.
     aside: AtomicUsize,
     /// Tasks that have ended, and nobody has fetched how: a proxy that stops waits for that, unless the next
@@ -80,17 +84,13 @@ struct Held {
 pub struct Custody {
     pub(super) ledger: Arc<Ledger>,
     pub(super) id: TaskId,
-}
-
-/// A call that has asked a question and is no task yet; counts against the quotas until dropped.
-pub(super) struct Parked {
-    ledger: Arc<Ledger>,
-    principal: Principal,
+    /// The task has been counted as one ([`Custody::begin`]).
+    is_counted: bool,
 }
 
 /// Bytes that wait for a store that fails; given back when dropped.
-pub(super) struct Aside<'a> {
-    ledger: &'a Ledger,
+pub(super) struct Aside {
+    ledger: Arc<Ledger>,
     bytes: usize,
 }
 
@@ -129,8 +129,8 @@ impl Ledger {
             clock,
             hub: Arc::new(Hub::default()),
             held: DashMap::new(),
-            parked: DashMap::new(),
-            parked_in_all: AtomicUsize::new(0),
+            reservations: Arc::default(),
+            changes: TaskTracker::new(),
             aside: AtomicUsize::new(0),
             unfetched: DashMap::new(),
             collection: Collection::default(),
@@ -188,42 +188,59 @@ impl Ledger {
         }
     }
 
-    /// Stores a new task, whose call is held here. Nothing that runs is evicted for it. A call that is
-    /// `parked` takes the place it has.
+    /// Stores a new task, whose call is held here. Nothing that runs is evicted for it. Its room in the quotas is
+    /// reserved before, by the caller (`is_reserved`) or here. It counts as a task from [`Custody::begin`] on.
     ///
     /// # Errors
     /// [`NoRoom`].
-    pub async fn admit(self: &Arc<Self>, record: Record, parked: bool) -> Result<Custody, NoRoom> {
+    pub async fn admit(self: &Arc<Self>, record: Record, is_reserved: bool) -> Result<Custody, NoRoom> {
         let principal = principal_of(&record.owner.principal);
-        self.has_room(principal, usize::from(parked)).await?;
+        // Until the store counts the task.
+        let _reservation = match is_reserved {
+            true => {
+                let (of_principal, total) = self.reservations.count(principal);
+                self.has_room(principal, of_principal.saturating_sub(1), total.saturating_sub(1))?;
+                None
+            }
+            false => Some(self.reserve(principal)?),
+        };
         let (id, record) = (record.id.clone(), Arc::new(record));
-        // Before it is kept: whoever finds it in the store may change it at once.
+        // Before it is stored: whoever finds it in the store may change it at once.
         let held = Held { version: Version::FIRST, record: Arc::clone(&record), waits: false };
         self.held.insert(id.clone(), held);
-        let custody = Custody { ledger: Arc::clone(self), id };
-        let kept = self.store.insert(Arc::clone(&record)).await;
-        kept.map_err(|error| self.no_room("storing a task", &error, principal))?;
-        let (task, route, tool) = (custody.id.tag(), &record.owner.route, &record.tool);
-        TaskCreated { task: &task, route, tool, principal: &principal }.emit();
-        self.collection.begins(&record);
-        self.made.fetch_add(1, Ordering::Relaxed);
+        let custody = Custody { ledger: Arc::clone(self), id, is_counted: false };
+        let stored = self.store.insert(Arc::clone(&record)).await;
+        stored.map_err(|error| self.no_room("storing a task", &error, principal))?;
         self.health.works();
         Ok(custody)
     }
 
-    /// Counts one more call that waits for its client's answers.
+    /// Reserves room for one more task, or for one more call that waits for answers of its client: either holds a
+    /// call at the server for as long as the client likes.
     ///
     /// # Errors
-    /// [`NoRoom`].
-    pub(super) async fn park(self: &Arc<Self>, principal: Principal) -> Result<Parked, NoRoom> {
-        match self.has_room(principal, 0).await {
-            // No task needs to be kept for it: the calls that wait still count.
-            Ok(()) | Err(NoRoom::StoreFailed) => {}
-            Err(full @ NoRoom::Full(_)) => return Err(full),
+    /// [`NoRoom::Full`].
+    pub(super) fn reserve(&self, principal: Principal) -> Result<Reservation, NoRoom> {
+        let has_room = |of_principal, total| self.has_room(principal, of_principal, total);
+        self.reservations.reserve(principal, has_room)
+    }
+
+    /// Runs a change that a request asked for, with everything that follows from it, to its end: also where the
+    /// request is dropped meanwhile, as its client has disconnected.
+    ///
+    /// # Errors
+    /// Those of `change`; [`StoreError::Unavailable`] where the process ends first.
+    pub(super) async fn run_to_end<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        match self.changes.spawn(change).await {
+            Ok(result) => result,
+            Err(ended) => match ended.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                Err(_) => Err(StoreError::Unavailable("the proxy has stopped".to_owned())),
+            },
         }
-        *self.parked.entry(principal).or_default() += 1;
-        self.parked_in_all.fetch_add(1, Ordering::Relaxed);
-        Ok(Parked { ledger: Arc::clone(self), principal })
     }
 
     /// The bounds that hold now.
@@ -241,20 +258,18 @@ impl Ledger {
         }
     }
 
-    /// Whether a principal may have one more task, or one more call that waits for answers: both
-    /// hold a call at the server for as long as the client likes. `places` of those that wait are
-    /// those of the asker.
-    async fn has_room(&self, principal: Principal, places: usize) -> Result<(), NoRoom> {
-        let usage = match self.store.usage(principal.as_bytes()).await {
-            Ok(usage) => usage,
-            Err(error) => return Err(self.no_room("counting tasks", &error, principal)),
-        };
-        let parked = self.parked.get(&principal).map_or(0, |count| *count).saturating_sub(places);
-        let parked_in_all = self.parked_in_all.load(Ordering::Relaxed).saturating_sub(places);
+    /// Whether a principal may have one more task besides those that are stored and these reservations, of the
+    /// principal and in total.
+    fn has_room(&self, principal: Principal, of_principal: usize, total: usize) -> Result<(), NoRoom> {
+        let usage = self.store.usage(principal.as_bytes());
         let quotas = self.quotas();
         let full = [
-            ("limits.tasks_per_principal", usage.tasks_of_principal + parked, quotas.tasks_per_principal),
-            ("limits.tasks", usage.tasks + parked_in_all, quotas.tasks),
+            (
+                "limits.tasks_per_principal",
+                usage.tasks_of_principal + of_principal,
+                quotas.tasks_per_principal,
+            ),
+            ("limits.tasks", usage.tasks + total, quotas.tasks),
             ("limits.stored_bytes", usage.stored_bytes, quotas.stored_bytes),
             (
                 "limits.stored_bytes_per_principal",
@@ -281,9 +296,8 @@ impl Ledger {
     /// # Errors
     /// [`StoreError`], which is in the log by then.
     pub async fn census(&self) -> Result<(Vec<Tally>, Usage), StoreError> {
-        let nobody = Principal::ANONYMOUS;
-        let counted = async { Ok((self.store.census().await?, self.store.usage(nobody.as_bytes()).await?)) };
-        counted.await.inspect_err(|error| self.failed("counting tasks", error))
+        let census = self.store.census().await.inspect_err(|error| self.failed("counting tasks", error))?;
+        Ok((census, self.store.usage(Principal::ANONYMOUS.as_bytes())))
     }
 
     /// What time it is for tasks.
@@ -355,8 +369,10 @@ impl Ledger {
         self.released.load(Ordering::Relaxed)
     }
 
-    /// Nothing is kept from here on; what has been is written.
+    /// Waits for the changes that requests made, and closes the store, which writes what is not written.
     pub async fn close(&self) {
+        self.changes.close();
+        self.changes.wait().await;
         self.store.close().await;
     }
 
@@ -365,7 +381,7 @@ impl Ledger {
         let held = Held { version, record: Arc::clone(record), waits: false };
         self.collection.goes_on(record);
         self.held.insert(record.id.clone(), held);
-        Custody { ledger: Arc::clone(self), id: record.id.clone() }
+        Custody { ledger: Arc::clone(self), id: record.id.clone(), is_counted: true }
     }
 
     /// Tasks of a process that is gone; see [`Store::orphans`].
@@ -379,7 +395,7 @@ impl Ledger {
 
     fn no_room(&self, doing: &str, error: &StoreError, principal: Principal) -> NoRoom {
         self.failed(doing, error);
-        match *error {
+        match error {
             StoreError::Full(limit) => {
                 QuotaFull { limit, principal: &principal }.emit();
                 NoRoom::Full(limit)
@@ -392,8 +408,8 @@ impl Ledger {
     ///
     /// # Errors
     /// The limit where that is too much, as it is kept in memory meanwhile.
-    pub(super) fn set_aside(&self, bytes: usize) -> Result<Aside<'_>, StoreError> {
-        let aside = Aside { ledger: self, bytes };
+    pub(super) fn set_aside(self: &Arc<Self>, bytes: usize) -> Result<Aside, StoreError> {
+        let aside = Aside { ledger: Arc::clone(self), bytes };
         let before = self.aside.fetch_add(bytes, Ordering::Relaxed);
         match bytes > NO_ROOM_BYTES && before.saturating_add(bytes) > self.quotas().stored_bytes {
             true => Err(StoreError::Full("limits.stored_bytes")),
@@ -401,11 +417,9 @@ impl Ledger {
         }
     }
 
-    /// Says so in the log, once a minute. That a limit of the configuration is met is no failure, and is said where it is
-    /// felt; that the disk has no space left concerns everything that is asked of the store.
+    /// Logs a failure of the store, once a minute. That there is no room is none, and is logged by its caller.
     pub(crate) fn failed(&self, doing: &str, error: &StoreError) {
         match error {
-            StoreError::Full(StoreError::DISK_SPACE) => self.health.failed(doing, error, self.clock.now()),
             StoreError::Full(_) => {}
             StoreError::Exists | StoreError::Unavailable(_) => {
                 self.health.failed(doing, error, self.clock.now())
@@ -413,8 +427,8 @@ impl Ledger {
         }
     }
 
-    /// A limit on what is kept has been met by a task.
-    pub(super) fn is_full(&self, id: &TaskId, limit: &str) {
+    /// Logs and counts that a limit on what is stored refused a change of a task.
+    pub(super) fn refused_as_full(&self, id: &TaskId, limit: &str) {
         let owner = self.last_kept(id).map_or([0; 16], |record| record.owner.principal);
         QuotaFull { limit, principal: &principal_of(&owner) }.emit();
     }
@@ -469,7 +483,10 @@ impl Ledger {
         if is_result && !matches!(updated, Ok(Updated::Done { .. })) {
             self.need_not_wait(id);
         }
-        let updated = updated.inspect_err(|error| self.failed("updating a task", error))?;
+        let updated = updated.inspect_err(|error| match error {
+            StoreError::Full(limit) => self.refused_as_full(id, limit),
+            StoreError::Exists | StoreError::Unavailable(_) => self.failed("updating a task", error),
+        })?;
         if let Updated::Done { before, after, version, effects } = &updated {
             self.note(*version, after);
             self.health.works();
@@ -478,16 +495,7 @@ impl Ledger {
                 self.collection.cancelled(id);
             }
             if from != to {
-                TaskTransition {
-                    task: &id.tag(),
-                    route: &after.owner.route,
-                    tool: &after.tool,
-                    principal: &principal_of(&after.owner.principal),
-                    from,
-                    to,
-                    end: end(after),
-                }
-                .emit();
+                moved(after, from, to, end(after));
             }
             if effects.contains(&Effect::Announce) {
                 self.hub.announce(id);
@@ -579,15 +587,36 @@ impl Ledger {
 // === impl Custody ===
 
 impl Custody {
-    /// Forgets a task whose handle nobody has. Where the store fails, the sweeper finds it later: a task
-    /// that works and is held by nobody.
-    pub async fn forget(self) {
+    /// Counts and logs the stored task as one, in the moment in which its handle is given to a client. A task that
+    /// is forgotten before that has never been one.
+    pub fn begin(&mut self) {
+        let Some(record) = self.ledger.last_kept(&self.id).filter(|_| !self.is_counted) else { return };
+        self.is_counted = true;
+        let principal = principal_of(&record.owner.principal);
+        let (task, route, tool) = (self.id.tag(), &record.owner.route, &record.tool);
+        TaskCreated { task: &task, route, tool, principal: &principal }.emit();
+        self.ledger.collection.begins(&record);
+        self.ledger.made.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Forgets a task whose handle nobody has; one that was counted ends as cancelled. Where the store fails, the
+    /// sweeper finds it later: a task that works and is held by nobody.
+    pub async fn forget(mut self) {
+        let record = self.ledger.last_kept(&self.id);
         match self.ledger.store.remove(&self.id).await {
             Ok(()) => {
                 self.ledger.collection.never_was(&self.id);
                 self.ledger.need_not_wait(&self.id);
+                if let Some(record) = record.filter(|record| self.is_counted && !record.state.is_ended()) {
+                    let age = self.ledger.clock.timestamp().since(record.created);
+                    let end = TaskEnd { waited: record.waited, age, code: None, is_tool_error: false };
+                    moved(&record, record.state.status(), State::Cancelled.status(), Some(end));
+                }
             }
-            Err(error) => self.ledger.failed("forgetting a task", &error),
+            Err(error) => {
+                self.begin();
+                self.ledger.failed("forgetting a task", &error);
+            }
         }
     }
 }
@@ -608,21 +637,9 @@ impl Drop for Waits {
 
 // === impl Aside ===
 
-impl Drop for Aside<'_> {
+impl Drop for Aside {
     fn drop(&mut self) {
         self.ledger.aside.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-// === impl Parked ===
-
-impl Drop for Parked {
-    fn drop(&mut self) {
-        self.ledger.parked_in_all.fetch_sub(1, Ordering::Relaxed);
-        self.ledger.parked.remove_if_mut(&self.principal, |_, count| {
-            *count -= 1;
-            *count == 0
-        });
     }
 }
 
@@ -642,6 +659,20 @@ fn end(record: &Record) -> Option<TaskEnd> {
     let is_tool_error = matches!(record.state, State::Completed { is_error: true, .. });
     let age = record.status_since.since(record.created);
     Some(TaskEnd { waited: record.waited, age, code, is_tool_error })
+}
+
+/// Logs and counts that a task has another status.
+fn moved(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) {
+    TaskTransition {
+        task: &record.id.tag(),
+        route: &record.owner.route,
+        tool: &record.tool,
+        principal: &principal_of(&record.owner.principal),
+        from,
+        to,
+        end,
+    }
+    .emit();
 }
 
 fn principal_of(principal: &[u8; 16]) -> Principal {

@@ -38,6 +38,7 @@ mod passage;
 mod recent;
 pub mod relay;
 mod reply;
+mod reservations;
 mod restart;
 mod server_profile;
 mod service;

@@ -9,8 +9,7 @@ use crate::{
     dialect::Principal,
     protocol::Timestamp,
     store::StoreError,
-    task::{Record, TaskId},
-    telemetry::OperatorCancelled,
+    task::{Canceller, Record, TaskId},
 };
 use std::{fmt, sync::Arc};
 
@@ -156,13 +155,9 @@ impl Operators {
             Found::Several(tasks) => return Ok(Cancelled::Several(tasks)),
             Found::None => return Ok(Cancelled::Unknown),
         };
-        match answers::cancel(&self.ledger, &self.switchboard, &task.record.id).await? {
-            Some(record) => {
-                let (id, owner) = (&record.id, &record.owner);
-                let (route, tool, principal) = (&owner.route, &record.tool, &task.principal);
-                OperatorCancelled { task: &id.tag(), route, tool, principal }.emit();
-                Ok(Cancelled::Done(self.seen(record)))
-            }
+        let id = &task.record.id;
+        match answers::cancel(&self.ledger, &self.switchboard, id, Canceller::Operator).await? {
+            Some(record) => Ok(Cancelled::Done(self.seen(record))),
             None => Ok(match self.find(task.record.id.as_str()).await? {
                 Found::One(task) => Cancelled::Ended(task),
                 Found::Several(_) | Found::None => Cancelled::Unknown,

@@ -105,6 +105,11 @@ impl Shared {
         limiters.admit(&self.route, tools, principal, self.clock.now()).map(Some)
     }
 
+    /// Whether a call may become a task: not once the proxy is to stop, where its tasks end with it.
+    pub(super) fn makes_tasks(&self) -> bool {
+        self.ledger.outlives() || !self.stopping.is_stopped()
+    }
+
     /// What limits a driven call of this tool; `None` where nothing does.
     pub(super) fn limited(
         &self,

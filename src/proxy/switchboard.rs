@@ -16,32 +16,45 @@ use std::{
     task::{Context, Poll, Waker},
     time::Duration,
 };
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 /// The calls that are held in this process.
 pub struct Switchboard {
     /// Which process this is: drawn anew at each start.
     pub(super) node: u64,
-    /// How to tell them something. Sharded.
-    lines: DashMap<TaskId, Arc<Line>>,
+    /// Sharded.
+    mailboxes: DashMap<TaskId, Arc<Mailbox>>,
 }
 
-/// What one call is told. No channel of tokio's: those set room aside, 800 bytes at least, and nearly every call
-/// is told nothing.
-struct Line {
-    /// For what it has not heard. Closed when it listens no more.
-    room: Semaphore,
-    told: Mutex<Told>,
-}
+/// The mailbox of one call. Not a channel of tokio: those allocate 800 bytes up front, and nearly every call
+/// receives nothing.
+#[derive(Default)]
+struct Mailbox(Mutex<MailboxState>);
 
 #[derive(Default)]
-struct Told {
+struct MailboxState {
     waiting: VecDeque<Control>,
+    /// Room that is set aside for mail whose change is being stored.
+    reserved: usize,
+    /// The call takes no more.
+    is_closed: bool,
     listener: Option<Waker>,
 }
 
-/// What a call may have been told and not heard; whoever tells more waits until it has listened.
-const WAITING: usize = 8;
+/// Messages that may wait for one call, reserved room included; [`Full`] beyond. A cancellation always has room.
+const MAILBOX: usize = 64;
+
+/// Room for one mail, reserved before the change that it is about is stored; given back when dropped.
+pub(super) struct MailRoom {
+    switchboard: Arc<Switchboard>,
+    id: TaskId,
+    /// None where the call was not held here.
+    reserved: Option<Arc<Mailbox>>,
+}
+
+/// The mailbox of a call is full ([`MAILBOX`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Full;
 
 /// What a held call can be told.
 pub(super) enum Control {
@@ -57,10 +70,17 @@ pub(super) enum Mail {
     Answered(Vec<(String, Bytes)>),
     /// The client answered this question, as JSON-RPC has it: a result or an error.
     Replied(String, Result<Bytes, Bytes>),
-    /// The client took its own request back, which is no task yet.
-    TakenBack,
-    /// The task was cancelled, and its record says so.
-    Cancelled,
+    /// The call is cancelled.
+    Cancelled(CallCancelled),
+}
+
+/// What of a call was cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallCancelled {
+    /// The client's own request, which has not become a task (2025-11-25, *Cancellation*).
+    Request,
+    /// The task, whose record says so.
+    Task,
 }
 
 /// What attaches a request of this process to the call.
@@ -98,14 +118,14 @@ pub(super) struct Retry {
 pub(super) struct Hold {
     switchboard: Arc<Switchboard>,
     id: TaskId,
-    line: Arc<Line>,
+    mailbox: Arc<Mailbox>,
 }
 
 // === impl Switchboard ===
 
 impl Default for Switchboard {
     fn default() -> Self {
-        Self { node: u64::from_be_bytes(random()), lines: DashMap::new() }
+        Self { node: u64::from_be_bytes(random()), mailboxes: DashMap::new() }
     }
 }
 
@@ -117,60 +137,116 @@ impl Switchboard {
 
     /// A place for a call that has its id.
     pub(super) fn hold_as(self: &Arc<Self>, id: TaskId) -> Hold {
-        let line = Arc::new(Line { room: Semaphore::new(WAITING), told: Mutex::default() });
-        self.lines.insert(id.clone(), Arc::clone(&line));
-        Hold { switchboard: Arc::clone(self), id, line }
+        let mailbox = Arc::new(Mailbox::default());
+        self.mailboxes.insert(id.clone(), Arc::clone(&mailbox));
+        Hold { switchboard: Arc::clone(self), id, mailbox }
     }
 
-    /// Delivers mail to a call; says whether it is held here.
-    pub(super) async fn post(&self, id: &TaskId, mail: Mail) -> bool {
-        self.tell(id, Control::Mail(mail)).await
+    /// Reserves room for one mail to a call. Where the call is not held here there is always room, and what is
+    /// sent there is dropped.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub(super) fn reserve(self: &Arc<Self>, id: &TaskId) -> Result<MailRoom, Full> {
+        let reserved = self.mailbox(id);
+        if let Some(mailbox) = &reserved {
+            let mut state = mailbox.0.lock();
+            state.has_room()?;
+            state.reserved += 1;
+        }
+        Ok(MailRoom { switchboard: Arc::clone(self), id: id.clone(), reserved })
+    }
+
+    /// Ends a call: its task is cancelled, or its client cancelled the request. Says whether it is held here.
+    pub(super) fn end(&self, id: &TaskId, end: CallCancelled) -> bool {
+        self.mailbox(id).is_some_and(|mailbox| {
+            let mut state = mailbox.0.lock();
+            // A second one would say the same.
+            let is_known = state
+                .waiting
+                .iter()
+                .any(|control| matches!(control, Control::Mail(Mail::Cancelled(known)) if *known == end));
+            if !is_known && !state.is_closed {
+                state.push(Control::Mail(Mail::Cancelled(end)));
+            }
+            !state.is_closed
+        })
     }
 
     /// Attaches a request to a call; says whether it is held here.
-    pub(super) async fn attach(&self, id: &TaskId, local: Local) -> bool {
-        self.tell(id, Control::Local(local)).await
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub(super) fn attach(&self, id: &TaskId, local: Local) -> Result<bool, Full> {
+        let Some(mailbox) = self.mailbox(id) else { return Ok(false) };
+        let mut state = mailbox.0.lock();
+        if state.is_closed {
+            return Ok(false);
+        }
+        state.has_room()?;
+        state.push(Control::Local(local));
+        Ok(true)
     }
 
-    async fn tell(&self, id: &TaskId, control: Control) -> bool {
-        let Some(line) = self.lines.get(id).map(|line| Arc::clone(&line)) else { return false };
-        line.tell(control).await
+    fn mailbox(&self, id: &TaskId) -> Option<Arc<Mailbox>> {
+        self.mailboxes.get(id).map(|mailbox| Arc::clone(&mailbox))
     }
 }
 
-// === impl Line ===
+// === impl MailRoom ===
 
-impl Line {
-    /// Says whether the call still listens.
-    async fn tell(&self, control: Control) -> bool {
-        let Ok(room) = self.room.acquire().await else { return false };
-        let listener = {
-            let mut told = self.told.lock();
-            // Under the lock: what is told before the call has closed is given back to it.
-            if self.room.is_closed() {
-                return false;
+impl MailRoom {
+    /// Delivers the mail; dropped where the call is not held here, or has ended meanwhile. A call that this process has
+    /// resumed since room was reserved receives it, too.
+    pub(super) fn send(self, mail: Mail) {
+        if let Some(mailbox) = self.reserved.clone().or_else(|| self.switchboard.mailbox(&self.id)) {
+            let mut state = mailbox.0.lock();
+            if !state.is_closed {
+                state.push(Control::Mail(mail));
             }
-            room.forget();
-            told.waiting.push_back(control);
-            told.listener.take()
-        };
-        listener.into_iter().for_each(Waker::wake);
-        true
+        }
     }
+}
 
+impl Drop for MailRoom {
+    fn drop(&mut self) {
+        if let Some(mailbox) = &self.reserved {
+            mailbox.0.lock().reserved -= 1;
+        }
+    }
+}
+
+// === impl Mailbox ===
+
+impl Mailbox {
     fn poll(&self, cx: &Context<'_>) -> Poll<Control> {
-        let mut told = self.told.lock();
-        if let Some(control) = told.waiting.pop_front() {
-            self.room.add_permits(1);
+        let mut state = self.0.lock();
+        if let Some(control) = state.waiting.pop_front() {
             return Poll::Ready(control);
         }
-        told.listener = Some(cx.waker().clone());
+        state.listener = Some(cx.waker().clone());
         Poll::Pending
     }
 
     fn close(&self) -> VecDeque<Control> {
-        self.room.close();
-        std::mem::take(&mut self.told.lock().waiting)
+        let mut state = self.0.lock();
+        state.is_closed = true;
+        std::mem::take(&mut state.waiting)
+    }
+}
+
+// === impl MailboxState ===
+
+impl MailboxState {
+    fn has_room(&self) -> Result<(), Full> {
+        if self.waiting.len() + self.reserved < MAILBOX { Ok(()) } else { Err(Full) }
+    }
+
+    fn push(&mut self, control: Control) {
+        self.waiting.push_back(control);
+        if let Some(listener) = self.listener.take() {
+            listener.wake();
+        }
     }
 }
 
@@ -184,18 +260,18 @@ impl Hold {
 
     /// The next thing the call is told.
     pub(super) async fn told(&mut self) -> Control {
-        poll_fn(|cx| self.line.poll(cx)).await
+        poll_fn(|cx| self.mailbox.poll(cx)).await
     }
 
     /// Nothing more is told to the call. Gives what it was told and has not heard.
     pub(super) fn close(&mut self) -> VecDeque<Control> {
-        self.line.close()
+        self.mailbox.close()
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.switchboard.lines.remove(&self.id);
+        self.switchboard.mailboxes.remove(&self.id);
         drop(self.close());
     }
 }
@@ -203,9 +279,7 @@ impl Drop for Hold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures_util::{FutureExt, poll};
     use serde_json::{Value, json};
-    use std::pin::pin;
 
     /// Mail as another process could be sent it. A kind that has no such form has no place in it.
     fn written(mail: &Mail) -> Vec<u8> {
@@ -216,8 +290,8 @@ mod tests {
             }
             Mail::Replied(key, Ok(result)) => json!({ "replied": key, "result": text(result) }),
             Mail::Replied(key, Err(error)) => json!({ "replied": key, "error": text(error) }),
-            Mail::TakenBack => json!("taken back"),
-            Mail::Cancelled => json!("cancelled"),
+            Mail::Cancelled(CallCancelled::Request) => json!("request cancelled"),
+            Mail::Cancelled(CallCancelled::Task) => json!("task cancelled"),
         };
         value.to_string().into_bytes()
     }
@@ -227,8 +301,8 @@ mod tests {
         let text = |value: &Value| Bytes::from(value.as_str().expect("text").to_owned());
         let key = |value: &Value| value.as_str().expect("a key").to_owned();
         match &value {
-            Value::String(word) if word == "cancelled" => Mail::Cancelled,
-            Value::String(_) => Mail::TakenBack,
+            Value::String(word) if word == "task cancelled" => Mail::Cancelled(CallCancelled::Task),
+            Value::String(_) => Mail::Cancelled(CallCancelled::Request),
             about if about["answered"].is_array() => {
                 let answers = about["answered"].as_array().expect("a list").iter();
                 Mail::Answered(answers.map(|pair| (key(&pair[0]), text(&pair[1]))).collect())
@@ -249,45 +323,75 @@ mod tests {
             Mail::Answered(vec![("a".into(), raw(r#"{"action":"accept"}"#)), ("b".into(), raw("{ }"))]),
             Mail::Replied("a".into(), Ok(raw(r#"{"roots":[]}"#))),
             Mail::Replied("b".into(), Err(raw(r#"{"code":-1,"message":"\u00e9"}"#))),
-            Mail::TakenBack,
-            Mail::Cancelled,
+            Mail::Cancelled(CallCancelled::Request),
+            Mail::Cancelled(CallCancelled::Task),
         ] {
-            assert!(switchboard.post(hold.id(), read(&written(&mail))).await);
-            let Control::Mail(told) = hold.told().await else { panic!("it is told no mail") };
-            assert_eq!(told, mail);
+            switchboard.reserve(hold.id()).expect("room").send(read(&written(&mail)));
+            let Control::Mail(received) = hold.told().await else { panic!("no mail") };
+            assert_eq!(received, mail);
         }
     }
 
     #[tokio::test]
-    async fn whoever_tells_a_call_more_than_there_is_room_for_waits_until_it_has_listened() {
+    async fn a_full_mailbox_refuses_mail_and_requests_and_still_takes_a_cancellation() {
         let switchboard = Arc::new(Switchboard::default());
         let mut hold = switchboard.hold();
         let id = hold.id().clone();
-        for _ in 0..WAITING {
-            assert_eq!(switchboard.post(&id, Mail::Cancelled).now_or_never(), Some(true));
+        let attach = || switchboard.attach(&id, Local::Waiting(mpsc::channel(1).0));
+        let reserved: Vec<_> = (0..MAILBOX / 2).map(|_| switchboard.reserve(&id).expect("room")).collect();
+        for _ in 0..MAILBOX / 2 {
+            assert_eq!(attach(), Ok(true));
         }
-        let mut one_more = pin!(switchboard.post(&id, Mail::TakenBack));
-        assert_eq!(poll!(&mut one_more), Poll::Pending);
-        hold.told().await;
-        assert!(one_more.await, "there is room");
-        // Nobody waits for a call that is held no more.
-        let mut too_late = pin!(switchboard.post(&id, Mail::TakenBack));
-        assert_eq!(poll!(&mut too_late), Poll::Pending);
-        drop(hold);
-        assert!(!too_late.await);
+        assert_eq!((attach(), switchboard.reserve(&id).err()), (Err(Full), Some(Full)));
+        // A client may cancel the same request as often as it likes.
+        for _ in 0..1000 {
+            assert!(switchboard.end(&id, CallCancelled::Request));
+        }
+        assert!(switchboard.end(&id, CallCancelled::Task));
+        for room in reserved {
+            room.send(Mail::Replied("a".into(), Ok(Bytes::new())));
+        }
+        assert_eq!(hold.mailbox.0.lock().waiting.len(), MAILBOX + 2);
+        for _ in 0..3 {
+            hold.told().await;
+        }
+        assert_eq!(attach(), Ok(true), "there is room again");
     }
 
     #[tokio::test]
-    async fn a_call_that_has_closed_is_told_no_more_and_gives_back_what_it_has_not_heard() {
+    async fn a_call_that_is_resumed_while_an_answer_is_stored_receives_it() {
+        let switchboard = Arc::new(Switchboard::default());
+        let id = TaskId::from_entropy([1; 16]);
+        let room = switchboard.reserve(&id).expect("room");
+        let mut hold = switchboard.hold_as(id);
+        room.send(Mail::Replied("a".into(), Ok(Bytes::new())));
+        assert!(matches!(hold.told().await, Control::Mail(Mail::Replied(key, _)) if key == "a"));
+    }
+
+    #[tokio::test]
+    async fn room_that_is_not_used_is_given_back() {
+        let switchboard = Arc::new(Switchboard::default());
+        let hold = switchboard.hold();
+        for _ in 0..1000 {
+            drop(switchboard.reserve(hold.id()).expect("room"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_closed_call_receives_no_more_and_returns_what_it_has_not_read() {
         let switchboard = Arc::new(Switchboard::default());
         let mut hold = switchboard.hold();
         let id = hold.id().clone();
-        assert!(switchboard.post(&id, Mail::Cancelled).await);
+        let room = switchboard.reserve(&id).expect("room");
+        assert!(switchboard.end(&id, CallCancelled::Task));
         let rest = Vec::from(hold.close());
-        assert!(matches!(rest[..], [Control::Mail(Mail::Cancelled)]), "it was told before it closed");
-        assert!(!switchboard.post(&id, Mail::TakenBack).await);
+        assert!(matches!(rest[..], [Control::Mail(Mail::Cancelled(CallCancelled::Task))]));
+        room.send(Mail::Replied("a".into(), Ok(Bytes::new())));
+        assert!(!switchboard.end(&id, CallCancelled::Request));
+        assert_eq!(switchboard.attach(&id, Local::Waiting(mpsc::channel(1).0)), Ok(false));
+        assert!(hold.close().is_empty());
         drop(hold);
-        assert!(!switchboard.post(&id, Mail::TakenBack).await);
-        assert!(switchboard.lines.is_empty(), "nothing is left of a call that is held no more");
+        assert!(!switchboard.end(&id, CallCancelled::Task));
+        assert!(switchboard.mailboxes.is_empty(), "nothing is left of a call that is held no more");
     }
 }

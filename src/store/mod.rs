@@ -99,8 +99,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Vec<(u64, Arc<Record>)>, StoreError>;
 
     /// How much is kept, in all and for one principal ([`Owner::principal`](crate::task::Owner)), for
-    /// the quotas. Costs the same however much that is.
-    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError>;
+    /// the quotas. Answered from memory, so that a quota can be checked under a lock.
+    fn usage(&self, principal: &[u8; 16]) -> Usage;
 
     /// How many records there are of each route and status, in no order; none of which there are none. Costs the
     /// same however many that are.
@@ -183,8 +183,7 @@ pub struct Bounds {
 pub enum StoreError {
     #[error("a task with this id exists already")]
     Exists,
-    /// There is no room for what was to be kept; the name of the limit in the configuration, or
-    /// [`DISK_SPACE`](Self::DISK_SPACE).
+    /// There is no room for what was to be kept; the name of the limit in the configuration.
     #[error("there is no room for it ({0})")]
     Full(&'static str),
     #[error("the task store does not answer: {0}")]
@@ -236,28 +235,13 @@ pub async fn update(
     }
 }
 
-// === impl StoreError ===
-
-impl StoreError {
-    /// The limit that is met where the disk has no space left, or its quota is used up.
-    pub const DISK_SPACE: &str = "free space of store.disk";
-}
-
 // === impl Flush ===
 
 impl Flush {
     /// What must survive of what happened to a task: its end does, as it was shown, and cannot be made to happen
     /// again. What a task asks, or was answered, is of use to nobody but the call, which a loss of power ends.
-    pub const fn of(event: &Event) -> Self {
-        match event {
-            Event::Returned { .. } | Event::Failed { .. } | Event::Cancelled => Self::Machine,
-            Event::Progressed { .. }
-            | Event::Asked { .. }
-            | Event::Withdrawn { .. }
-            | Event::Answered { .. }
-            | Event::Delivered { .. }
-            | Event::Renewed => Self::Process,
-        }
+    pub fn of(event: &Event) -> Self {
+        if event.is_end() { Self::Machine } else { Self::Process }
     }
 }
 

@@ -88,9 +88,8 @@ impl Store for Timed {
         self.take("recent", self.inner.recent(is_ended, below, limit)).await
     }
 
-    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
-        // In memory in every store there is.
-        self.inner.usage(principal).await
+    fn usage(&self, principal: &[u8; 16]) -> Usage {
+        self.inner.usage(principal)
     }
 
     async fn census(&self) -> Result<Vec<Tally>, StoreError> {

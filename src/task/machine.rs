@@ -28,10 +28,17 @@ pub enum Event {
     Returned { result: Bytes },
     /// The call ended in a JSON-RPC error, raw; `message` says it in words.
     Failed { error: Bytes, message: Option<String> },
-    /// The client cancelled the task.
-    Cancelled,
+    /// The task was cancelled.
+    Cancelled { by: Canceller },
     /// Time to look whether the task's life must be extended while it works.
     Renewed,
+}
+
+/// Who cancelled a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Canceller {
+    Client,
+    Operator,
 }
 
 /// What the caller is to do once the new record is stored.
@@ -54,6 +61,26 @@ pub enum Refusal {
     NotAsked,
     #[error("nothing would change")]
     Unchanged,
+}
+
+// === impl Event ===
+
+impl Event {
+    /// The client of the task cancelled it.
+    pub const CANCELLED_BY_CLIENT: Self = Self::Cancelled { by: Canceller::Client };
+
+    /// Whether the task has ended with it.
+    pub fn is_end(&self) -> bool {
+        match self {
+            Self::Returned { .. } | Self::Failed { .. } | Self::Cancelled { .. } => true,
+            Self::Progressed { .. }
+            | Self::Asked { .. }
+            | Self::Withdrawn { .. }
+            | Self::Answered { .. }
+            | Self::Delivered { .. }
+            | Self::Renewed => false,
+        }
+    }
 }
 
 /// Applies `event` at `now`, giving the record to store and the effects to carry out after: answers
@@ -89,9 +116,9 @@ pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, V
             let next = Record { message, ..moved(record, State::Failed { error }, What::Failed, now) };
             Ok((next, vec![Effect::Announce]))
         }
-        Event::Cancelled => {
+        Event::Cancelled { by } => {
             let next = Record {
-                message: Some(CANCELLED.to_owned()),
+                message: Some(cancelled_by(by).to_owned()),
                 ..moved(record, State::Cancelled, What::Cancelled, now)
             };
             Ok((next, vec![Effect::CancelUpstream, Effect::Announce]))
@@ -225,7 +252,13 @@ fn why(words: Option<String>, otherwise: &str) -> String {
 }
 
 /// The status message of a cancelled task.
-const CANCELLED: &str = "the task was cancelled by its client";
+const fn cancelled_by(canceller: Canceller) -> &'static str {
+    match canceller {
+        Canceller::Client => "the task was cancelled by its client",
+        Canceller::Operator => "the task was cancelled by an operator",
+    }
+}
+
 /// That of a task whose tool failed and left no words.
 const TOOL_FAILED: &str = "the tool failed without saying why";
 /// That of a task whose call ended in an error without a message.

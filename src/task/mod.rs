@@ -22,7 +22,7 @@ pub mod view;
 
 pub use id::TaskId;
 pub use life::{By, Cause, Life, Moment, What};
-pub use machine::{Effect, Event, Refusal, apply};
+pub use machine::{Canceller, Effect, Event, Refusal, apply};
 pub use owner::{Owner, Scope};
 pub use record::{Answer, Record, State, View};
 pub use retention::PollBounds;

@@ -112,7 +112,7 @@ mod tests {
     }
 
     fn ended(record: Record, at: Timestamp) -> Record {
-        apply(&record, Event::Cancelled, at).expect("alive").0
+        apply(&record, Event::CANCELLED_BY_CLIENT, at).expect("alive").0
     }
 
     #[test]

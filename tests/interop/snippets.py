@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What docs/clients.md shows of the SDKs, run as it stands against the demo: snippets.py --deferral PROGRAM
+"""The SDK clients of docs/clients.md, run as they stand against the demo, and examples/client.py: snippets.py --deferral PROGRAM
 
 Needs what `run.py --setup` installs.
 """
@@ -13,13 +13,31 @@ import sys
 
 from run import HERE
 
-PAGE = HERE.parents[1] / "docs" / "clients.md"
+ROOT = HERE.parents[1]
+PAGE = ROOT / "docs" / "clients.md"
 URL = "http://127.0.0.1:8808/mcp"
 PROGRAMS = {
     "python": [HERE / ".venv-server" / "bin" / "python", "-c"],
     "javascript": ["node", "--input-type=module", "--eval"],
 }
 SECONDS = 60
+
+
+def example(deferral: str) -> bool:
+    """Whether examples/client.py follows a task of examples/slow_server.py through the proxy."""
+    server = ["--", sys.executable, ROOT / "examples" / "slow_server.py"]
+    flags = ["--listen", "127.0.0.1:0", "--admin", "off", "--after", "100ms"]
+    proxy = subprocess.Popen([deferral, *flags, *server], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        url = proxy.stdout.readline().split()[-1]
+        client = [HERE / ".venv-client" / "bin" / "python", ROOT / "examples" / "client.py", url, "1"]
+        done = subprocess.run(client, capture_output=True, text=True, timeout=SECONDS)
+        is_right = done.returncode == 0 and done.stdout == "status: working\ncounted 1.0 s\n"
+        print("ok snippets/client.py" if is_right else f"FAIL snippets/client.py: {done}", flush=True)
+        return is_right
+    finally:
+        proxy.terminate()
+        proxy.wait()
 
 
 def main() -> int:
@@ -45,6 +63,7 @@ def main() -> int:
     finally:
         demo.kill()
         demo.wait()
+    failed += not example(options.deferral)
     return 1 if failed else 0
 
 

@@ -471,7 +471,7 @@ fn check_looks_into_the_certificates_too() {
     for words in [&["check", &sample][..], &["--config", &sample]] {
         let output = deferral(words);
         assert_eq!(output.status.code(), Some(2));
-        let begin = format!("{sample}:4:14: cannot read certificates from ");
+        let begin = format!("{sample}:3:14: cannot read certificates from ");
         assert!(text(&output.stderr).starts_with(&begin), "{}", text(&output.stderr));
     }
 

@@ -84,7 +84,7 @@ const TURNED_OVER: [(&str, &[Step]); 5] = [
     ),
 ];
 
-const EVENTS: [(&str, Step); 20] = [
+const EVENTS: [(&str, Step); 21] = [
     ("final", |e, _| e.handle_final("final")),
     ("question", |e, start| e.handle_question(2, start)),
     ("late question", |e, start| e.handle_question(2, start + AFTER)),
@@ -95,6 +95,7 @@ const EVENTS: [(&str, Step); 20] = [
     ("deadline", DEADLINE),
     ("park is over", |e, start| e.handle_timeout(start + SETTLE + PARK)),
     ("draining", |e, start| e.handle_draining(start)),
+    ("no more tasks", |e, _| e.handle_no_more_tasks()),
     ("stopping", |e, start| e.handle_stopping(start)),
     ("stored", STORED),
     ("not stored", NOT_STORED),

@@ -53,7 +53,7 @@ async fn a_task_is_known_while_the_store_fails_for_as_long_as_its_call_is_held()
     store.fails(&EVERYTHING);
     let known = ledger.load(&record.id).await.expect("it is held here").expect("it is there");
     assert_eq!(known.message.as_deref(), Some("half way"), "as it was last kept");
-    let failed = ledger.change(&record.id, &Event::Cancelled).await;
+    let failed = ledger.change(&record.id, &Event::CANCELLED_BY_CLIENT).await;
     assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
     assert_eq!(ledger.last_kept(&record.id).expect("it is held here").state, State::Working);
     drop(custody);

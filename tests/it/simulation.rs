@@ -288,7 +288,7 @@ impl World {
             }
             Happening::ClientCancels => {
                 self.client.cancelled = true;
-                if self.apply(Event::Cancelled).contains(&Effect::CancelUpstream) {
+                if self.apply(Event::CANCELLED_BY_CLIENT).contains(&Effect::CancelUpstream) {
                     self.exchange.handle_cancelled();
                 }
             }

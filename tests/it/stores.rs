@@ -267,8 +267,8 @@ impl Store for Troubled {
         asked!(self, self.inner.recent(is_ended, below, limit))
     }
 
-    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
-        asked!(self, self.inner.usage(principal))
+    fn usage(&self, principal: &[u8; 16]) -> Usage {
+        self.inner.usage(principal)
     }
 
     async fn census(&self) -> Result<Vec<Tally>, StoreError> {
@@ -369,7 +369,7 @@ async fn what_was_kept_is_there_for_the_next_process(mut fresh: Fresh) {
     fresh.change(2, asked("a")).await;
     fresh.change(3, Event::Returned { result: vec![b'x'; 1000].into() }).await;
     fresh.change(4, Event::Failed { error: "{}".into(), message: Some("why".into()) }).await;
-    fresh.change(5, Event::Cancelled).await;
+    fresh.change(5, Event::CANCELLED_BY_CLIENT).await;
     fresh.store.remove(&id(6)).await.expect("removed");
     let late = START + MINUTE * 600;
     let owner = record_of(1, 1, START).owner.clone();
@@ -380,7 +380,7 @@ async fn what_was_kept_is_there_for_the_next_process(mut fresh: Fresh) {
         }
         let mut usage = Vec::new();
         for principal in 0..3 {
-            usage.push(store.usage(&[principal; 16]).await.expect("answers"));
+            usage.push(store.usage(&[principal; 16]));
         }
         let usage = (usage, census(store).await);
         let listed = listed(store, &owner, None, 99).await.len();
@@ -391,7 +391,7 @@ async fn what_was_kept_is_there_for_the_next_process(mut fresh: Fresh) {
     fresh.restart().await;
     assert_eq!(seen(&*fresh.store).await, before);
     // It goes on as it was.
-    fresh.change(1, Event::Cancelled).await;
+    fresh.change(1, Event::CANCELLED_BY_CLIENT).await;
     assert!(matches!(fresh.store.insert(record(2)).await, Err(StoreError::Exists)));
     inserted(&*fresh.store, record(6)).await;
 }
@@ -402,8 +402,8 @@ async fn what_a_process_left_behind_is_given_to_the_next_once(mut fresh: Fresh) 
     }
     fresh.change(2, asked("a")).await;
     fresh.change(3, Event::Returned { result: "{}".into() }).await;
-    fresh.change(4, Event::Cancelled).await;
-    fresh.change(5, Event::Cancelled).await;
+    fresh.change(4, Event::CANCELLED_BY_CLIENT).await;
+    fresh.change(5, Event::CANCELLED_BY_CLIENT).await;
     fresh.store.anchor(&id(5), Some("to tell".into())).await.expect("kept");
     fresh.store.anchor(&id(6), Some("to take up".into())).await.expect("kept");
     assert_eq!(fresh.orphans(9).await, [], "somebody sees to all of them");
@@ -433,7 +433,7 @@ async fn an_anchor_is_kept_until_it_is_of_no_use(mut fresh: Fresh) {
     // It is no change: who has read the version may still swap.
     fresh.store.anchor(&id(1), Some("later".into())).await.expect("kept");
     assert!(swapped(&*fresh.store, Version::FIRST, record(1)).await);
-    fresh.change(2, Event::Cancelled).await;
+    fresh.change(2, Event::CANCELLED_BY_CLIENT).await;
     fresh.change(3, Event::Failed { error: "{}".into(), message: None }).await;
     fresh.restart().await;
     let found = fresh.orphans(9).await;
@@ -458,7 +458,7 @@ async fn an_id_is_taken_once(store: Arc<dyn Store>) {
     let other = record_of(1, 9, START + MINUTE);
     assert!(matches!(store.insert(other).await, Err(StoreError::Exists)));
     assert_eq!(kept(&*store, 1).await, Some(record(1)));
-    let usage = store.usage(&[9; 16]).await.expect("answers");
+    let usage = store.usage(&[9; 16]);
     assert_eq!((usage.tasks, usage.tasks_of_principal), (1, 0));
 }
 
@@ -470,12 +470,13 @@ async fn what_is_unknown_is_absent_and_no_error(store: Arc<dyn Store>) {
     let event = progressed("x");
     assert!(matches!(update(&*store, &id(1), &event, START).await, Ok(Updated::Unknown)));
     assert_eq!(store.due(Timestamp::from_millis(u64::MAX), 9).await.expect("answers"), []);
-    assert_eq!(store.usage(&[1; 16]).await.expect("answers"), Usage::default());
+    assert_eq!(store.usage(&[1; 16]), Usage::default());
 }
 
 async fn only_the_first_of_two_writers_wins(store: Arc<dyn Store>) {
     let version = inserted(&*store, record(1)).await;
-    let (first, second) = (with(&record(1), Event::Cancelled), with(&record(1), progressed("late")));
+    let (first, second) =
+        (with(&record(1), Event::CANCELLED_BY_CLIENT), with(&record(1), progressed("late")));
     assert!(swapped(&*store, version, Arc::clone(&first)).await);
     assert!(!swapped(&*store, version, second).await);
     assert_eq!(kept(&*store, 1).await, Some(first));
@@ -497,7 +498,7 @@ async fn a_change_does_not_bring_back_what_was_removed(store: Arc<dyn Store>) {
     assert!(!swapped(&*store, version, record(1)).await);
     assert_eq!(kept(&*store, 1).await, None);
     assert_eq!(store.due(Timestamp::from_millis(u64::MAX), 9).await.expect("answers"), []);
-    assert_eq!(store.usage(&[1; 16]).await.expect("answers"), Usage::default());
+    assert_eq!(store.usage(&[1; 16]), Usage::default());
 }
 
 async fn concurrent_changes_are_all_kept(store: Arc<dyn Store>) {
@@ -521,7 +522,7 @@ async fn concurrent_changes_are_all_kept(store: Arc<dyn Store>) {
     let enders: Vec<_> = (0..50)
         .map(|_| {
             let store = Arc::clone(&store);
-            tokio::spawn(async move { update(&*store, &id(1), &Event::Cancelled, START).await })
+            tokio::spawn(async move { update(&*store, &id(1), &Event::CANCELLED_BY_CLIENT, START).await })
         })
         .collect();
     let mut ended = 0;
@@ -548,7 +549,7 @@ async fn concurrent_inserts_of_one_id_succeed_once(store: Arc<dyn Store>) {
     }
     assert_eq!(won, 1);
     let winner = kept(&*store, 1).await.expect("found").owner.principal;
-    let usage = store.usage(&winner).await.expect("answers");
+    let usage = store.usage(&winner);
     assert_eq!((usage.tasks, usage.tasks_of_principal), (1, 1));
 }
 
@@ -577,7 +578,7 @@ async fn a_record_that_changed_is_due_anew(store: Arc<dyn Store>) {
     assert!(matches!(renewed, Ok(Updated::Done { .. })));
     assert_eq!(due(9).await, []);
     assert_eq!(due(10).await, [id(1)]);
-    let ended = update(&*store, &id(1), &Event::Cancelled, START + MINUTE * 6).await;
+    let ended = update(&*store, &id(1), &Event::CANCELLED_BY_CLIENT, START + MINUTE * 6).await;
     assert!(matches!(ended, Ok(Updated::Done { .. })));
     assert_eq!(due(15).await, []);
     assert_eq!(due(16).await, [id(1)]);
@@ -707,7 +708,7 @@ async fn a_list_shows_records_as_they_are_now(store: Arc<dyn Store>) {
     }
     let id = owned(2, owner, 0).id.clone();
     // A change moves nothing: its place follows from when it was created.
-    for event in [progressed("half"), asked("a"), Event::Cancelled] {
+    for event in [progressed("half"), asked("a"), Event::CANCELLED_BY_CLIENT] {
         let told = update(&*store, &id, &event, START + MINUTE).await.expect("answers");
         let Updated::Done { after, .. } = told else { panic!("applied: {told:?}") };
         let wanted = [owned(1, owner, 0), after, owned(3, owner, 0)];
@@ -729,7 +730,7 @@ async fn operators_find_the_youngest_first_and_what_works_apart_from_what_has_en
         inserted(&*store, record_of(number, number, created)).await;
     }
     for (number, event) in
-        [(2, Event::Cancelled), (5, Event::Returned { result: "{}".into() }), (4, asked("a"))]
+        [(2, Event::CANCELLED_BY_CLIENT), (5, Event::Returned { result: "{}".into() }), (4, asked("a"))]
     {
         update(&*store, &id(number), &event, START).await.expect("answers");
     }
@@ -742,7 +743,7 @@ async fn operators_find_the_youngest_first_and_what_works_apart_from_what_has_en
     // A place is good when what was there is gone, or has ended.
     store.remove(&id(4)).await.expect("removed");
     assert_eq!(recent(false, place, 9).await.0, ids(&[3, 1]));
-    update(&*store, &id(6), &Event::Cancelled, START).await.expect("answers");
+    update(&*store, &id(6), &Event::CANCELLED_BY_CLIENT, START).await.expect("answers");
     assert_eq!(recent(false, None, 9).await.0, ids(&[3, 1]));
     assert_eq!(recent(true, None, 9).await.0, ids(&[6, 5, 2]));
     assert_eq!(recent(true, recent(true, None, 1).await.1, 9).await.0, ids(&[5, 2]));
@@ -838,8 +839,7 @@ async fn pages_lose_nothing_and_repeat_nothing_while_others_come_and_go(fresh: F
 
 async fn usage_follows_what_is_kept(store: Arc<dyn Store>) {
     let usage = async |principal: u8| {
-        let Usage { tasks_of_principal, tasks, stored_bytes, .. } =
-            store.usage(&[principal; 16]).await.expect("answers");
+        let Usage { tasks_of_principal, tasks, stored_bytes, .. } = store.usage(&[principal; 16]);
         (tasks_of_principal, tasks, stored_bytes)
     };
     let one = record(1).stored_bytes();
@@ -890,7 +890,7 @@ async fn the_census_follows_what_is_kept(store: Arc<dyn Store>) {
     assert_eq!(census(&*store).await, of(&[(&route, "working", 2), ("/other", "working", 1)]));
     let result = Event::Returned { result: Bytes::from_static(b"{}") };
     update(&*store, &id(1), &result, START).await.expect("answers");
-    update(&*store, &id(3), &Event::Cancelled, START).await.expect("answers");
+    update(&*store, &id(3), &Event::CANCELLED_BY_CLIENT, START).await.expect("answers");
     let wanted = [(&*route, "completed", 1), (&route, "working", 1), ("/other", "cancelled", 1)];
     assert_eq!(census(&*store).await, of(&wanted));
     for number in 1..=3 {
@@ -918,7 +918,7 @@ async fn usage_adds_up_after_a_crowd(store: Arc<dyn Store>) {
         one.await.expect("ends");
     }
     let each = record(1).stored_bytes() + "ccc".len();
-    let usage = async |principal: u8| store.usage(&[principal; 16]).await.expect("answers");
+    let usage = async |principal: u8| store.usage(&[principal; 16]);
     let total = Usage { tasks: 32, stored_bytes: 32 * each, ..Usage::default() };
     assert_eq!(usage(0).await, total);
     let share = Usage { tasks_of_principal: 16, stored_bytes_of_principal: 16 * each, ..total };
@@ -956,7 +956,7 @@ async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
         Arc::new(Record { state: error, ..Record::clone(&asks) }),
         with(&asks, Event::Returned { result: "".into() }),
         with(&asks, tool_failed),
-        with(&asks, Event::Cancelled),
+        with(&asks, Event::CANCELLED_BY_CLIENT),
         Arc::new(Record { raised: false, ..Record::clone(&asks) }),
         in_scope(Scope::Legacy),
         in_scope(Scope::Session([0xff; 16])),
@@ -1002,7 +1002,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         "[a-f]".prop_map(|key| asked(&key)),
         "[a-f]".prop_map(|key| Event::Withdrawn { key }),
         "x{0,99}".prop_map(|result| Event::Returned { result: result.into() }),
-        Just(Event::Cancelled),
+        Just(Event::CANCELLED_BY_CLIENT),
         Just(Event::Renewed),
     ];
     let (number, minute) = (0..8u8, 0..60u32);
@@ -1103,7 +1103,7 @@ async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>) {
                     .map(|record| record.stored_bytes())
                     .sum(),
             };
-            assert_eq!(store.usage(&[principal; 16]).await.expect("answers"), wanted, "{operation:?}");
+            assert_eq!(store.usage(&[principal; 16]), wanted, "{operation:?}");
         }
     }
 }
@@ -1146,7 +1146,7 @@ async fn what_does_not_fit_is_refused_and_changes_nothing_however_many_come_at_o
         let error = Event::Failed { error: vec![b' '; 300].into(), message: Some("x".repeat(300)) };
         assert!(matches!(update(&*store, id, &error, START).await, Ok(Updated::Done { .. })));
     }
-    let kept = store.usage(&[0; 16]).await.expect("answers").stored_bytes;
+    let kept = store.usage(&[0; 16]).stored_bytes;
     assert!(kept <= bounds.stored_bytes + full.len() * Bounds::ALWAYS, "{kept}");
 }
 
@@ -1213,8 +1213,8 @@ impl Store for Contended {
         self.inner.recent(is_ended, below, limit).await
     }
 
-    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
-        self.inner.usage(principal).await
+    fn usage(&self, principal: &[u8; 16]) -> Usage {
+        self.inner.usage(principal)
     }
 
     async fn census(&self) -> Result<Vec<Tally>, StoreError> {
@@ -1236,7 +1236,7 @@ async fn an_update_that_loses_a_race_is_applied_to_what_won() {
 
 #[tokio::test]
 async fn an_update_that_loses_to_the_end_of_the_task_is_refused() {
-    let store = Contended { inner: Memory::default(), others: Mutex::new(vec![Event::Cancelled]) };
+    let store = Contended { inner: Memory::default(), others: Mutex::new(vec![Event::CANCELLED_BY_CLIENT]) };
     inserted(&store, record(1)).await;
     let late = update(&store, &id(1), &progressed("late"), START).await.expect("answers");
     assert!(matches!(late, Updated::Refused(Refusal::Ended)), "{late:?}");

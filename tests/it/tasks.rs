@@ -84,7 +84,7 @@ fn states() -> Vec<(&'static str, Record)> {
         ("completed", then(&[asked("a"), returned()])),
         ("tool error", then(&[asked("a"), tool_failed()])),
         ("failed", then(&[asked("a"), failed()])),
-        ("cancelled", then(&[asked("a"), Event::Cancelled])),
+        ("cancelled", then(&[asked("a"), Event::CANCELLED_BY_CLIENT])),
     ]
 }
 
@@ -105,7 +105,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("returns", returned()),
         ("its tool fails", tool_failed()),
         ("fails", failed()),
-        ("is cancelled", Event::Cancelled),
+        ("is cancelled", Event::CANCELLED_BY_CLIENT),
         ("is renewed early", Event::Renewed),
     ]
 }
@@ -153,7 +153,7 @@ fn an_answer_that_is_kept_is_there_until_it_is_delivered_or_the_task_ends() {
     assert!(delivered.undelivered.is_empty() && effects.is_empty());
     assert_eq!(delivered.updated, waits.updated, "nobody can see it");
     assert_eq!(apply(Event::Delivered { keys: vec!["b".into()] }), Err(Refusal::Unchanged));
-    for end in [Event::Cancelled, Event::Returned { result: "{}".into() }] {
+    for end in [Event::CANCELLED_BY_CLIENT, Event::Returned { result: "{}".into() }] {
         assert!(apply(end).expect("it works").0.undelivered.is_empty());
     }
 }
@@ -685,7 +685,7 @@ fn a_large_result_is_copied_once_into_a_buffer_of_its_size() {
 
 #[test]
 fn cancelling_says_so_and_what_was_outstanding_is_gone() {
-    let record = after([asked("a"), Event::Cancelled]);
+    let record = after([asked("a"), Event::CANCELLED_BY_CLIENT]);
     assert_eq!(record.message.as_deref(), Some("the task was cancelled by its client"));
     assert_eq!(record.state, State::Cancelled);
 }
@@ -727,7 +727,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(returned()),
         1 => Just(tool_failed()),
         1 => Just(failed()),
-        1 => Just(Event::Cancelled),
+        1 => Just(Event::CANCELLED_BY_CLIENT),
     ];
     let seconds = prop_oneof![3 => 0..5i64, 2 => 0..4000i64, 1 => -10..0i64];
     let step = (event, seconds).prop_map(|(event, seconds)| Step { event, seconds });

@@ -1,7 +1,7 @@
 //! Answers for the tasks of 2025-11-25 (*Tasks*): `tasks/get`, `tasks/result`, `tasks/cancel`,
 //! `tasks/list`, and the client's answers to what a task has asked.
 
-use super::NotFound;
+use super::TaskRefusal;
 use crate::{
     dialect::legacy,
     protocol::{ErrorObject, Id, Kind, Method, Payload, Timestamp, code, sse},
@@ -10,14 +10,14 @@ use crate::{
         hub::Listener,
         keep::STORE_PAUSE,
         passage::{document, events, nothing, refusal, refused, success},
-        reply::{lost_error, store_error},
+        reply::lost_error,
         session::Client,
         shared::Shared,
         switchboard::{Local, Mail},
     },
     runtime::{or_never, reached},
     store::Place,
-    task::{self, Record, TaskId, View, view::experimental},
+    task::{Canceller, Record, TaskId, View, view::experimental},
     telemetry::{LookupFailed, Outcome},
     upstream::CallError,
 };
@@ -65,7 +65,7 @@ pub(in crate::proxy) async fn serve(
     }
 }
 
-fn not_found(id: &Id, missing: NotFound) -> Passed {
+fn not_found(id: &Id, missing: TaskRefusal) -> Passed {
     // Always 200: an HTTP error is not shown to the caller by clients in the field.
     refusal(id, &missing.error(NOT_FOUND))
 }
@@ -85,14 +85,14 @@ fn account(record: &Record, terms: experimental::Terms) -> AccessSummary {
 
 /// The task is cancelled before the answer is given; one that has ended cannot be.
 async fn cancel(shared: &Shared, id: &Id, record: &Record) -> Passed {
-    let now = match super::cancel(&shared.ledger, &shared.switchboard, &record.id).await {
+    let now = match super::cancel(&shared.ledger, &shared.switchboard, &record.id, Canceller::Client).await {
         Ok(Some(cancelled)) => return show(shared, id, &cancelled),
         Ok(None) => shared.ledger.load(&record.id).await,
         Err(error) => Err(error),
     };
     let status = match now {
         Ok(Some(ended)) => experimental::status(&ended, shared.legacy_terms().tool_errors),
-        Ok(None) => return not_found(id, NotFound::Unknown),
+        Ok(None) => return not_found(id, TaskRefusal::Unknown),
         Err(error) => return not_found(id, error.into()),
     };
     let message = format!("Cannot cancel task: already in terminal status '{status}'");
@@ -150,7 +150,9 @@ fn written(place: &Place) -> String {
 /// (2025-11-25, *Tasks, Result Retrieval*).
 async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Record>) -> Passed {
     // Before the record is looked at again: nothing may be missed in between.
-    let changes = shared.ledger.hub.listen(vec![record.id.clone()]);
+    let Some(changes) = shared.ledger.hub.wait_for(&record.id) else {
+        return not_found(id, TaskRefusal::Busy);
+    };
     let record = match shared.ledger.load(&record.id).await {
         Ok(found) => found.unwrap_or(record),
         Err(error) => return not_found(id, error.into()),
@@ -159,8 +161,10 @@ async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Re
         return document(body, account);
     }
     let (tell, told) = mpsc::channel(WAITING);
-    // Gone only where the call ended in this moment.
-    shared.switchboard.attach(&record.id, Local::Waiting(tell)).await;
+    // Not held only where the call ended in this moment.
+    if shared.switchboard.attach(&record.id, Local::Waiting(tell)).is_err() {
+        return not_found(id, TaskRefusal::Busy);
+    }
     let waiting = Waiting {
         shared: Arc::clone(shared),
         id: id.clone(),
@@ -298,7 +302,7 @@ pub(in crate::proxy) async fn answered(
         Kind::Request { .. } | Kind::Notification { .. } => return taken(),
     };
     // No poll, whose limit would lose what the client says once.
-    let Ok(record) = shared.ledger.load(task).await else { return store_failed() };
+    let Ok(record) = shared.ledger.load(task).await else { return not_taken(TaskRefusal::StoreFailed) };
     let owner = client.owner(&shared.route);
     if record.as_ref().is_none_or(|record| !owner.owns(record)) {
         let reason = if record.is_some() { "foreign" } else { "unknown" };
@@ -306,24 +310,28 @@ pub(in crate::proxy) async fn answered(
         return taken();
     }
     let answers = BTreeMap::from([(key.clone(), outcome.clone())]);
-    let are_kept = shared.ledger.outlives();
-    // What the record does not speak of may still be asked; what is not kept is not taken.
-    if shared.ledger.change(task, &task::Event::Answered { answers, are_kept }).await.is_err() {
-        return store_failed();
+    // Where the request was sent as it is, before there was a task.
+    let relayed = client.session.zip(id.cloned());
+    let lasting = Arc::clone(&shared.lasting);
+    let answered = super::answer(shared, task, answers, move |_, room| {
+        if let Some((session, id)) = relayed {
+            lasting.sessions.questions.settled(session, &id);
+        }
+        // What the record does not know may still be open.
+        room.send(Mail::Replied(key, outcome));
+    });
+    match answered.await {
+        Ok(()) => taken(),
+        Err(refusal) => not_taken(refusal),
     }
-    if let (Some(session), Some(id)) = (client.session, id) {
-        // Where it was put as it is, before there was a task.
-        shared.sessions.questions.settled(session, id);
-    }
-    shared.switchboard.post(task, Mail::Replied(key, outcome)).await;
-    taken()
 }
 
-/// An answer that cannot be taken: its question stays open (2025-11-25, *Sending Messages to the
+/// An answer that cannot be taken: its input request stays open (2025-11-25, *Sending Messages to the
 /// Server*).
-fn store_failed() -> Passed {
-    let account = AccessSummary::of(Outcome::ProxyFailed);
-    refused(StatusCode::SERVICE_UNAVAILABLE, &[], &store_error(), account)
+fn not_taken(refusal: TaskRefusal) -> Passed {
+    let error = refusal.error(NOT_FOUND);
+    let account = AccessSummary::failed(Outcome::ProxyFailed, &error);
+    refused(StatusCode::SERVICE_UNAVAILABLE, &[], &error, account)
 }
 
 #[cfg(test)]

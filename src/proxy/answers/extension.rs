@@ -1,6 +1,6 @@
 //! Answers for the tasks extension of 2026-07-28: `tasks/get`, `tasks/update` and `tasks/cancel`.
 
-use super::NotFound;
+use super::TaskRefusal;
 use crate::{
     bridge::elicit,
     dialect::{Call, Caller, modern::server_info_meta},
@@ -9,9 +9,9 @@ use crate::{
         frame::on_one_line,
         input::{InputRequest, InputResponses},
     },
-    proxy::{Reply, reply, shared::Shared, switchboard::Mail},
-    store::Updated,
-    task::{Effect, Event, Record, State, TaskId, view},
+    proxy::{AccessSummary, Reply, reply, shared::Shared, switchboard::Mail},
+    task::{Canceller, Record, State, TaskId, view},
+    telemetry::Outcome,
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -30,7 +30,7 @@ pub(in crate::proxy) async fn serve(shared: &Shared, call: &Call, caller: &Calle
     let (owner, id) = (shared.owner(caller), call.target.as_deref());
     let record = match super::look_up(shared, &call.method, id, &owner, caller.principal).await {
         Ok(record) => record,
-        Err(missing) => return not_found(call, missing),
+        Err(missing) => return refused(call, missing),
     };
     let mut reply = match call.method {
         Method::TasksUpdate => update(shared, call, &record).await,
@@ -41,12 +41,16 @@ pub(in crate::proxy) async fn serve(shared: &Shared, call: &Call, caller: &Calle
     reply
 }
 
-fn not_found(call: &Call, missing: NotFound) -> Reply {
+fn refused(call: &Call, missing: TaskRefusal) -> Reply {
     let error = missing.error(NOT_FOUND);
     match missing {
-        NotFound::TooMany(_) => reply::refuse(call, StatusCode::TOO_MANY_REQUESTS, &error),
-        NotFound::Unknown => reply::refuse(call, StatusCode::OK, &error),
-        NotFound::StoreFailed => reply::store_failed(call),
+        TaskRefusal::TooMany(_) => reply::refuse(call, StatusCode::TOO_MANY_REQUESTS, &error),
+        TaskRefusal::Unknown | TaskRefusal::Busy => reply::refuse(call, StatusCode::OK, &error),
+        TaskRefusal::StoreFull(_) => {
+            let account = AccessSummary::failed(Outcome::ProxyFailed, &error);
+            Reply { account, ..reply::refuse(call, StatusCode::OK, &error) }
+        }
+        TaskRefusal::StoreFailed => reply::store_failed(call),
     }
 }
 
@@ -84,33 +88,24 @@ pub(in crate::proxy) async fn answered(
     let refuse = |error: &ErrorObject| Box::new(reply::refuse(call, StatusCode::OK, error));
     let Checked { answers, unfit } = checked_answers(call, record).map_err(|error| refuse(&error))?;
     let answers = answers.into_iter().map(|(key, answer)| (key, Ok(answer))).collect();
-    let are_kept = shared.ledger.outlives();
-    let effects = match shared.ledger.change(&record.id, &Event::Answered { answers, are_kept }).await {
-        Ok(Updated::Done { effects, .. }) => effects,
-        Ok(Updated::Refused(_) | Updated::Unknown) => Vec::new(),
-        // What is not kept is not acknowledged: the client answers again.
-        Err(error) => return Err(Box::new(not_found(call, error.into()))),
-    };
-    let answered: Vec<_> = effects
-        .into_iter()
-        .filter_map(|effect| match effect {
-            Effect::AnswerUpstream { key, response } => Some((key, response.ok()?)),
-            Effect::CancelUpstream | Effect::Announce => None,
-        })
-        .collect();
-    if !answered.is_empty() {
-        // Gone only where the call ended in this moment.
-        shared.switchboard.post(&record.id, Mail::Answered(answered)).await;
-    }
+    let answered = super::answer(shared, &record.id, answers, |answered, room| {
+        let answered: Vec<_> =
+            answered.into_iter().filter_map(|(key, response)| Some((key, response.ok()?))).collect();
+        if !answered.is_empty() {
+            room.send(Mail::Answered(answered));
+        }
+    });
+    // What is not stored is not acknowledged: the client answers again.
+    answered.await.map_err(|refusal| Box::new(refused(call, refusal)))?;
     unfit.map_or(Ok(()), |error| Err(refuse(&error)))
 }
 
 /// `tasks/cancel` (tasks extension, *Task Cancellation*): acknowledged also where the task has ended; the
 /// server is told where it has not.
 async fn cancel(shared: &Shared, call: &Call, id: &TaskId) -> Reply {
-    match super::cancel(&shared.ledger, &shared.switchboard, id).await {
+    match super::cancel(&shared.ledger, &shared.switchboard, id, Canceller::Client).await {
         Ok(_) => acknowledged(shared, call),
-        Err(error) => not_found(call, error.into()),
+        Err(error) => refused(call, error.into()),
     }
 }
 

@@ -1,42 +1,53 @@
 //! The answers to what clients ask of their tasks, a file for each view of them.
 //!
-//! Here is what the views share: who may see a task, and how one is cancelled.
+//! Here is what the views share: who may see a task, how one is cancelled, and how its input requests are answered.
+//! Whatever changes a task runs to its end with all that follows from it ([`Ledger::run_to_end`]): a client that
+//! disconnects right behind its request must not leave a record that says one thing and a server that does another.
 
 pub(super) mod experimental;
 pub(super) mod extension;
 pub(super) mod ticket;
 
-use super::{Ledger, Switchboard, reply, shared::Shared, switchboard::Mail};
+use super::{
+    Ledger, Switchboard, reply,
+    shared::Shared,
+    switchboard::{CallCancelled, MailRoom},
+};
 use crate::{
     dialect::Principal,
     protocol::{ErrorObject, Method, code},
     store::{StoreError, Updated},
-    task::{Effect, Event, Owner, Record, TaskId, View},
-    telemetry::LookupFailed,
+    task::{Answer, Canceller, Effect, Event, Owner, Record, TaskId, View},
+    telemetry::{LookupFailed, OperatorCancelled},
 };
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
-/// Why there is no task to speak of.
+/// Why a request about a task is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotFound {
-    /// The caller has met this limit.
+pub(super) enum TaskRefusal {
+    /// The caller has met this limit on requests.
     TooMany(&'static str),
-    /// It is not there, or not the caller's.
+    /// There is no such task, or it is not the caller's.
     Unknown,
+    /// As many requests or input responses as may wait for the call of the task already.
+    Busy,
+    /// The store has no room; the name of the limit.
+    StoreFull(&'static str),
+    /// The store does not answer.
     StoreFailed,
 }
 
 /// The task of this name, if it is there and its owner asks.
 ///
 /// # Errors
-/// [`NotFound`]: the same for what is not there and for what is not the owner's.
+/// [`TaskRefusal`]: the same for what is not there and for what is not the owner's.
 async fn look_up(
     shared: &Shared,
     method: &Method,
     id: Option<&str>,
     owner: &Owner,
     principal: Principal,
-) -> Result<Arc<Record>, NotFound> {
+) -> Result<Arc<Record>, TaskRefusal> {
     may_poll(shared, principal)?;
     let found = match id.and_then(TaskId::parse) {
         None => None,
@@ -52,57 +63,118 @@ async fn look_up(
     };
     LookupFailed { method: method.as_str(), principal: &principal, reason }.emit();
     Err(match shared.ledger.limits.now().admits_miss(principal) {
-        true => NotFound::Unknown,
-        false => NotFound::TooMany("limits.misses_per_minute"),
+        true => TaskRefusal::Unknown,
+        false => TaskRefusal::TooMany("limits.misses_per_minute"),
     })
 }
 
 /// # Errors
-/// [`NotFound::TooMany`] for a principal that has asked too often just now.
-fn may_poll(shared: &Shared, principal: Principal) -> Result<(), NotFound> {
+/// [`TaskRefusal::TooMany`] for a principal that has asked too often just now.
+fn may_poll(shared: &Shared, principal: Principal) -> Result<(), TaskRefusal> {
     match shared.ledger.limits.now().admits_poll(principal) {
         true => Ok(()),
-        false => Err(NotFound::TooMany("limits.polls_per_second")),
+        false => Err(TaskRefusal::TooMany("limits.polls_per_second")),
     }
 }
 
-/// Cancels a task, and tells its call so. Gives the record as it is from now on; none where nothing is
-/// changed, as it had ended or is there no longer.
+/// Cancels a task, and its call. Gives the record as it is from now on; `None` where nothing is changed, as it had
+/// ended or is there no longer.
 ///
 /// # Errors
-/// [`StoreError`]: what is not kept is not acknowledged and the server not told. The client cancels again.
+/// [`StoreError`]: what is not stored is not acknowledged, and the server is not told. The client cancels again.
 pub(super) async fn cancel(
-    ledger: &Ledger,
-    switchboard: &Switchboard,
+    ledger: &Arc<Ledger>,
+    switchboard: &Arc<Switchboard>,
     id: &TaskId,
+    by: Canceller,
 ) -> Result<Option<Arc<Record>>, StoreError> {
-    match ledger.change(id, &Event::Cancelled).await? {
-        Updated::Done { after, effects, .. } => {
-            if effects.contains(&Effect::CancelUpstream) {
-                // Gone only where the call ended in this moment.
-                switchboard.post(id, Mail::Cancelled).await;
-            }
-            Ok(Some(after))
+    let (kept, switchboard, id) = (Arc::clone(ledger), Arc::clone(switchboard), id.clone());
+    let cancelled = async move {
+        let Updated::Done { after, effects, .. } = kept.change(&id, &Event::Cancelled { by }).await? else {
+            return Ok(None);
+        };
+        if effects.contains(&Effect::CancelUpstream) {
+            // Not held only where the call ended in this moment.
+            switchboard.end(&id, CallCancelled::Task);
         }
-        Updated::Refused(_) | Updated::Unknown => Ok(None),
-    }
+        if by == Canceller::Operator {
+            let (owner, principal) = (&after.owner, Principal::from_bytes(after.owner.principal));
+            OperatorCancelled {
+                task: &id.tag(),
+                route: &owner.route,
+                tool: &after.tool,
+                principal: &principal,
+            }
+            .emit();
+        }
+        Ok(Some(after))
+    };
+    ledger.run_to_end(cancelled).await
 }
 
-// === impl NotFound ===
+/// Answers input requests of a task, and then runs `deliver` with the answers that were outstanding, and room in the
+/// mailbox of the call.
+///
+/// Answers are stored where another process may have to deliver them. Where there is no room for that, the record
+/// forgets them: a quota does not refuse what lets a call go on.
+///
+/// # Errors
+/// [`TaskRefusal`]: nothing is answered.
+async fn answer(
+    shared: &Shared,
+    id: &TaskId,
+    answers: BTreeMap<String, Answer>,
+    deliver: impl FnOnce(Vec<(String, Answer)>, MailRoom) + Send + 'static,
+) -> Result<(), TaskRefusal> {
+    // Before anything is stored: what is stored can be delivered.
+    let room = shared.switchboard.reserve(id).map_err(|_| TaskRefusal::Busy)?;
+    let (ledger, id) = (Arc::clone(&shared.ledger), id.clone());
+    let answered = async move {
+        let event = |are_kept| Event::Answered { answers: answers.clone(), are_kept };
+        let are_kept = ledger.outlives();
+        let mut updated = ledger.change(&id, &event(are_kept)).await;
+        if are_kept && matches!(updated, Err(StoreError::Full(_))) {
+            updated = ledger.change(&id, &event(false)).await;
+        }
+        let effects = match updated? {
+            Updated::Done { effects, .. } => effects,
+            Updated::Refused(_) | Updated::Unknown => Vec::new(),
+        };
+        let outstanding = effects.into_iter().filter_map(|effect| match effect {
+            Effect::AnswerUpstream { key, response } => Some((key, response)),
+            Effect::CancelUpstream | Effect::Announce => None,
+        });
+        deliver(outstanding.collect(), room);
+        Ok(())
+    };
+    Ok(shared.ledger.run_to_end(answered).await?)
+}
 
-impl NotFound {
-    /// What the caller hears, `unknown` being its view's words for a task that is not there.
+// === impl TaskRefusal ===
+
+impl TaskRefusal {
+    /// The error for the caller; `unknown` is the message of its view for a task that is not there.
     pub(super) fn error(self, unknown: &str) -> ErrorObject {
         match self {
             Self::TooMany(limit) => reply::too_many(limit),
             Self::Unknown => ErrorObject::new(code::INVALID_PARAMS, unknown),
+            Self::Busy => ErrorObject::new(
+                code::BUSY,
+                "too many requests wait for the call of this task; try again once they are answered",
+            ),
+            Self::StoreFull(limit) => {
+                ErrorObject::new(code::BUSY, format!("the task store is full; the limit is {limit}"))
+            }
             Self::StoreFailed => reply::store_error(),
         }
     }
 }
 
-impl From<StoreError> for NotFound {
-    fn from(_: StoreError) -> Self {
-        Self::StoreFailed
+impl From<StoreError> for TaskRefusal {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Full(limit) => Self::StoreFull(limit),
+            StoreError::Exists | StoreError::Unavailable(_) => Self::StoreFailed,
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! They are tools to the client, so whatever it hears is a tool's result, and what is wrong with a ticket is told to
 //! the model: a JSON-RPC error would be shown to nobody.
 
-use super::NotFound;
+use super::TaskRefusal;
 use crate::{
     bridge::ticket::{self as tool, ToolNames, Wanted},
     dialect::Principal,
@@ -17,7 +17,7 @@ use crate::{
         tickets::{self, Ticketing},
     },
     runtime::{or_never, reached},
-    task::{Owner, Record, State, TaskId, view::ticket},
+    task::{Canceller, Owner, Record, State, TaskId, view::ticket},
     telemetry::Outcome,
 };
 use bytes::Bytes;
@@ -108,7 +108,10 @@ pub(in crate::proxy) async fn answer(
     };
     match wanted {
         Wanted::Cancel => cancel(shared, &record, names).await,
-        Wanted::Result => Answer::Waits(Box::new(Watch::begin(shared, &holder, record).await)),
+        Wanted::Result => match Watch::begin(shared, &holder, record) {
+            Some(watch) => Answer::Waits(Box::new(watch)),
+            None => refused(TaskRefusal::Busy),
+        },
     }
 }
 
@@ -117,11 +120,11 @@ async fn cancel(shared: &Shared, record: &Record, names: &ToolNames) -> Answer {
         let origin = record.trace.clone();
         Answer::Said(result, AccessSummary { shown: Some(status), origin, ..AccessSummary::default() })
     };
-    match super::cancel(&shared.ledger, &shared.switchboard, &record.id).await {
+    match super::cancel(&shared.ledger, &shared.switchboard, &record.id, Canceller::Client).await {
         Ok(Some(cancelled)) => said(ticket::cancelled(&record.tool), cancelled.state.status()),
         Ok(None) => match shared.ledger.load(&record.id).await {
             Ok(Some(ended)) => said(ticket::over(&ended, &names.result), ended.state.status()),
-            Ok(None) => refused(NotFound::Unknown),
+            Ok(None) => refused(TaskRefusal::Unknown),
             Err(error) => refused(error.into()),
         },
         Err(error) => refused(error.into()),
@@ -129,13 +132,13 @@ async fn cancel(shared: &Shared, record: &Record, names: &ToolNames) -> Answer {
 }
 
 /// The model is told what is wrong, and whether its ticket is.
-fn refused(why: NotFound) -> Answer {
+fn refused(why: TaskRefusal) -> Answer {
     let outcome = match why {
-        NotFound::Unknown => {
+        TaskRefusal::Unknown => {
             return Answer::Said(ticket::unknown(), AccessSummary::of(Outcome::Refused));
         }
-        NotFound::TooMany(_) => Outcome::Refused,
-        NotFound::StoreFailed => Outcome::ProxyFailed,
+        TaskRefusal::TooMany(_) | TaskRefusal::Busy => Outcome::Refused,
+        TaskRefusal::StoreFull(_) | TaskRefusal::StoreFailed => Outcome::ProxyFailed,
     };
     let error = why.error("the ticket is not known");
     Answer::Said(ticket::busy(&error.message()), AccessSummary::failed(outcome, &error))
@@ -144,19 +147,20 @@ fn refused(why: NotFound) -> Answer {
 // === impl Watch ===
 
 impl Watch {
-    async fn begin(shared: &Arc<Shared>, holder: &Holder<'_>, record: Arc<Record>) -> Self {
+    /// `None` where as many requests wait for the task as may.
+    fn begin(shared: &Arc<Shared>, holder: &Holder<'_>, record: Arc<Record>) -> Option<Self> {
         // Before the record is looked at again: nothing may be missed in between.
-        let changes = shared.ledger.hub.listen(vec![record.id.clone()]);
+        let changes = shared.ledger.hub.wait_for(&record.id)?;
         let told = match holder.hears && !record.state.is_ended() {
             true => {
                 let (tell, told) = mpsc::channel(WAITING);
-                // Gone only where the call ended in this moment.
-                shared.switchboard.attach(&record.id, Local::Waiting(tell)).await;
+                // Not held only where the call ended in this moment.
+                shared.switchboard.attach(&record.id, Local::Waiting(tell)).ok()?;
                 Some(told)
             }
             false => None,
         };
-        Self {
+        Some(Self {
             ticketing: Ticketing { names: Arc::clone(holder.names), wait: holder.wait },
             task: record.id.clone(),
             changes,
@@ -167,7 +171,7 @@ impl Watch {
             store_again: Some(shared.clock.now()),
             last: record,
             shared: Arc::clone(shared),
-        }
+        })
     }
 
     /// Waits for one thing to happen. Dropping the future in between loses nothing but the wait.

@@ -3,19 +3,23 @@
 //! Only where the store outlives the process, and the server gives its events ids: without them nobody could hear
 //! again what it has said meanwhile.
 
-use super::{Driver, Form, Held, keep};
+use super::{Driver, Form, Held, record_writes::AfterWrite};
 use crate::{
     bridge::exchange::Phase,
     protocol::Id,
     proxy::{
         anchor::{Anchor, Words},
         keep::STORE_PAUSE,
+        reply::CallEnd,
     },
     store::Updated,
     task::{self, State},
-    upstream::{self, Deferral},
+    upstream::{self, CallError, Deferral},
 };
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::time::sleep;
 
 /// Where the call is, as the next process is to know it.
@@ -47,7 +51,7 @@ const ON_ITS_WAY: Duration = Duration::from_secs(5);
 
 impl Driver {
     /// The call can be taken up from here.
-    pub(super) async fn moved(&mut self, call: Box<upstream::Anchor>) {
+    pub(super) fn moved(&mut self, call: Box<upstream::Anchor>) {
         let now = self.shared.clock.now();
         let held = self.held();
         let Some(anchored) = &mut held.anchored else {
@@ -69,39 +73,35 @@ impl Driver {
         let has_arrived = |sent: Instant| now.saturating_duration_since(sent) >= ON_ITS_WAY;
         let arrived = anchored.answered.extract_if(.., |(sent, ..)| has_arrived(*sent));
         let keys: Vec<_> = arrived.map(|(_, _, key)| key).collect();
-        self.delivered(keys).await;
+        self.delivered(keys);
     }
 
     /// An answer is on its way to the server.
-    pub(super) async fn answers(&mut self, id: Option<Id>, key: String) {
+    pub(super) fn answers(&mut self, id: Option<Id>, key: String) {
         let now = self.shared.clock.now();
         match (&mut self.held().anchored, id) {
             (Some(anchored), Some(id)) => anchored.answered.push((now, id, key)),
             // Nobody else will have to deliver it.
-            _ => self.delivered(vec![key]).await,
+            _ => self.delivered(vec![key]),
         }
     }
 
-    /// The server has taken a question of the task back, and wants no answer to it any more.
-    pub(super) async fn is_taken_back(&mut self, key: String) {
-        let overdue = self.shared.overdue.clone();
+    /// The server has withdrawn an input request of the task.
+    pub(super) fn is_taken_back(&mut self, key: String) {
         let event = task::Event::Withdrawn { key: key.clone() };
-        match keep(self.held().task.as_ref(), event, &overdue).await {
-            Ok(Updated::Done { .. }) => {}
-            // It has been answered in this moment, or the task has ended.
-            Ok(Updated::Refused(_) | Updated::Unknown) => self.delivered(vec![key]).await,
-            // The proxy ends. The record may have an answer by now, or get one.
-            Err(_) => {
-                if let Some(anchored) = &mut self.held().anchored {
-                    anchored.taken_back.push(key);
-                }
-            }
+        self.write(event, AfterWrite::Withdrawn { key });
+    }
+
+    /// The same, where the record could not be changed any more: the next process must know.
+    pub(super) fn withdrawn_without_record(&mut self, key: String) {
+        if let Some(anchored) = &mut self.held().anchored {
+            anchored.taken_back.push(key);
         }
     }
 
-    async fn delivered(&mut self, keys: Vec<String>) {
+    pub(super) fn delivered(&mut self, keys: Vec<String>) {
         if !keys.is_empty() && self.shared.ledger.outlives() {
-            self.keep(task::Event::Delivered { keys }).await;
+            self.write(task::Event::Delivered { keys }, AfterWrite::Nothing);
         }
     }
 
@@ -109,22 +109,34 @@ impl Driver {
     /// id the server knows what.
     pub(super) fn has_new_questions(&self) -> bool {
         let Some(held) = &self.held else { return false };
-        held.anchored.as_ref().is_some_and(|anchored| anchored.changes != held.book.changes)
+        let is_new = |anchored: &Anchored| anchored.changes != held.book.changes;
+        held.anchored.as_deref().is_some_and(is_new) && !held.writes.has_anchor()
     }
 
-    /// Writes it, where there is anything to write.
-    pub(super) async fn write_anchor(&mut self) {
-        let shared = self.shared.clone();
+    /// Queues the anchor to be written, where there is one.
+    pub(super) fn write_anchor(&mut self) {
         let Some(anchor) = self.anchor() else { return };
-        let is_kept = shared.ledger.anchor(self.id(), &anchor).await.is_ok();
-        let now = shared.clock.now();
+        let ledger = Arc::clone(&self.shared.ledger);
         let held = self.held();
-        if let Some(anchored) = &mut held.anchored {
-            // Where it was not kept it is due soon.
-            anchored.changes = held.book.changes;
+        let Some(anchored) = &mut held.anchored else { return };
+        let has_event = anchored.call.last_event.is_some();
+        (anchored.changes, anchored.due) = (held.book.changes, None);
+        let id = held.hold.id().clone();
+        let anchor = async move { ledger.anchor(&id, &anchor).await.map(|()| Updated::Unknown) };
+        held.writes.push(AfterWrite::Anchored { has_event }, Box::pin(anchor));
+    }
+
+    /// The anchor is written, or cannot be.
+    pub(super) fn anchor_written(&mut self, has_event: bool, is_kept: bool) {
+        let now = self.shared.clock.now();
+        if let Some(anchored) = &mut self.held().anchored {
             anchored.not_before = now + if is_kept { PERIOD } else { STORE_PAUSE };
-            anchored.due = (!is_kept).then_some(anchored.not_before);
-            anchored.is_kept |= is_kept && anchored.call.last_event.is_some();
+            anchored.due = match is_kept {
+                // Where the call has gone on meanwhile.
+                true => anchored.due.map(|due| due.max(anchored.not_before)),
+                false => Some(anchored.not_before),
+            };
+            anchored.is_kept |= is_kept && has_event;
         }
     }
 
@@ -138,6 +150,8 @@ impl Driver {
         if self.held().anchored.is_none() || !is_cancelled() {
             return;
         }
+        // Nothing works at it any more.
+        self.held().task = None;
         tokio::select! {
             () = sleep(PERIOD) => {}
             () = shared.overdue.stopped() => {}
@@ -172,14 +186,29 @@ impl Driver {
         })
     }
 
+    /// Whether the call could be left to the process after this one.
+    pub(super) fn can_be_released(&self) -> bool {
+        self.exchange.phase() == Phase::Deferred
+            && self.held.as_ref().is_some_and(|held| held.anchored.is_some())
+    }
+
+    /// The time of the proxy is over: leaves the call to the process after this one, or ends it.
+    pub(super) async fn release_or_end(&mut self) {
+        if !self.release().await {
+            self.ends(CallEnd::Lost(CallError::Closing));
+        }
+    }
+
     /// Leaves the call to the process after this one, if that can take it up: it goes on at its server, and what is
     /// asked in it stays asked. Where the store fails now, it is taken up from where it was when it was written last: to
     /// cancel it would leave a task at work whose server works at it no more.
-    pub(super) async fn release(&mut self) -> bool {
-        if self.exchange.phase() != Phase::Deferred {
-            return false;
+    async fn release(&mut self) -> bool {
+        self.write_anchor();
+        // Nothing else happens to the call any more.
+        while !self.held().writes.is_empty() {
+            let (after, result) = self.held().writes.next().await;
+            self.written(after, result);
         }
-        self.write_anchor().await;
         if !self.held().anchored.as_deref().is_some_and(|anchored| anchored.is_kept) {
             return false;
         }

@@ -233,6 +233,7 @@ impl Attended {
         let happening = driver.wait().await;
         let now = self.shared.clock.now();
         self.waited += now - began;
+        driver.stop_making_tasks();
         match happening {
             Happening::Server(Event::Notification(frame)) => {
                 if let Form::Canonical(canonical) = &mut driver.form {
@@ -255,6 +256,8 @@ impl Attended {
             Happening::Draining => driver.exchange.handle_draining(now),
             Happening::TooLate => driver.ends(CallEnd::Lost(CallError::Closing)),
             Happening::Stored(_)
+            | Happening::Written(..)
+            | Happening::Sent
             | Happening::Departed(_)
             | Happening::Committed(_)
             | Happening::Told(_)

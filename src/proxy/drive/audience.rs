@@ -50,12 +50,38 @@ pub(super) enum OnLines {
 /// not listen there: so long may it hold up its own call.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-// === impl Waiter ===
+/// Messages for requests whose channels are full, in their order. The server is not read meanwhile, so that
+/// there are never many.
+#[derive(Default)]
+pub(super) struct UnsentItems(VecDeque<(mpsc::Sender<Item>, Item)>);
 
-impl Waiter {
-    /// Gives the client something. That it has left is noticed elsewhere.
-    pub(super) async fn tell(&self, item: Item) {
-        let _ = self.items.send(item).await;
+// === impl UnsentItems ===
+
+impl UnsentItems {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Sends the client something, now or once it has room. That it has left is noticed elsewhere.
+    pub(super) fn send(&mut self, waiter: &Waiter, item: Item) {
+        let is_behind = self.0.iter().any(|(sender, _)| sender.same_channel(&waiter.items));
+        let item = match is_behind {
+            true => item,
+            false => match waiter.items.try_send(item) {
+                Ok(()) | Err(TrySendError::Closed(_)) => return,
+                Err(TrySendError::Full(item)) => item,
+            },
+        };
+        self.0.push_back((waiter.items.clone(), item));
+    }
+
+    /// Sends the first of them as soon as its client has room; drops it where the client has left. Cancel safe.
+    pub(super) async fn flush_one(&mut self) {
+        let Some((sender, _)) = self.0.front() else { return pending().await };
+        let permit = sender.clone().reserve_owned().await;
+        if let (Some((_, item)), Ok(permit)) = (self.0.pop_front(), permit) {
+            permit.send(item);
+        }
     }
 }
 

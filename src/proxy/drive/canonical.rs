@@ -181,13 +181,6 @@ impl Canonical {
         }
     }
 
-    /// The answer to a client that came back too late to wait for the call itself.
-    pub(super) async fn too_late(&self, shared: &Shared, request: &Request, id: &TaskId) -> Option<Reply> {
-        let Request::Canonical { call, capabilities } = request else { return None };
-        let (server, declares_tasks) = (self.server.known(), capabilities.declares_tasks());
-        Some(input_requests::too_late(shared, call, &server, (id, true), declares_tasks).await)
-    }
-
     /// What the call came to, as the task keeps it.
     pub(super) fn settled(&self, shared: &Shared, word: CallEnd) -> task::Event {
         let refused = self.refused.as_deref();

@@ -4,15 +4,18 @@
 use super::{
     Happening,
     anchored::Anchored,
-    audience::{self, Lines},
+    audience::{self, Lines, UnsentItems},
     book::Book,
+    record_writes::RecordWrites,
 };
 use crate::{
     policy::ToolPolicy,
     protocol::InputResponses,
     proxy::{
+        Item,
         hub::Listener,
-        ledger::{Custody, Parked},
+        ledger::Custody,
+        reservations::Reservation,
         shared::Shared,
         switchboard::{Hold, Waiter},
     },
@@ -41,8 +44,12 @@ pub(super) struct Held {
     /// Where a legacy client hears of the task.
     pub(super) lines: Option<Box<Lines>>,
     /// From its first question until it is a task.
-    pub(super) parked: Option<Parked>,
+    pub(super) parked: Option<Reservation>,
     pub(super) storing: Option<BoxFuture<'static, Option<Custody>>>,
+    /// Changes of its record that are not stored yet.
+    pub(super) writes: RecordWrites,
+    /// Messages for waiters whose channels are full.
+    pub(super) unsent: UnsentItems,
     /// One for each request that was given the handle.
     pub(super) committed: Vec<oneshot::Receiver<()>>,
     pub(super) progress: Progress,
@@ -77,6 +84,8 @@ impl Held {
             lines: None,
             parked: None,
             storing: None,
+            writes: RecordWrites::default(),
+            unsent: UnsentItems::default(),
             committed: Vec::new(),
             progress: Progress::default(),
             anchored: None,
@@ -87,8 +96,22 @@ impl Held {
 
     /// When something may be written that is not, the first of it.
     pub(super) fn write_due(&self) -> Option<Instant> {
+        let progress = self.progress.due().filter(|_| !self.writes.has_progress());
         let anchor = self.anchored.as_ref().and_then(|anchored| anchored.due());
-        [self.progress.due(), anchor].into_iter().flatten().min()
+        let anchor = anchor.filter(|_| !self.writes.has_anchor());
+        [progress, anchor].into_iter().flatten().min()
+    }
+
+    /// Whether every change is stored, and every message is sent.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.writes.is_empty() && self.unsent.is_empty()
+    }
+
+    /// Sends a message of the server to all legacy clients that wait.
+    pub(super) fn tell_all(&mut self, message: &Bytes) {
+        for waiter in &self.waiters {
+            self.unsent.send(waiter, Item::Notification(message.clone()));
+        }
     }
 
     /// Boxed: a call whose client waits in place has nothing of it, and there are many of those. So is what only
@@ -103,10 +126,12 @@ impl Held {
             tokio::select! {
                 biased;
                 stored = or_never(self.storing.as_mut()) => Happening::Stored(stored),
+                (after, result) = self.writes.next() => Happening::Written(after, result),
                 committed = any_committed(&mut self.committed) => Happening::Committed(committed),
                 who = or_never(is_attended.then(|| Box::pin(audience::any_left(&self.waiters)))) => {
                     Happening::Departed(who)
                 }
+                () = self.unsent.flush_one() => Happening::Sent,
                 told = self.hold.told() => Happening::Told(told),
                 happening = or_never(self.lines.as_mut().map(|lines| Box::pin(lines.happens(now)))) => {
                     Happening::Lines(happening)

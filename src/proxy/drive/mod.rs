@@ -20,10 +20,12 @@ mod canonical;
 mod held;
 mod native;
 mod questions;
+mod record_writes;
 mod span;
 mod taken_up;
 #[cfg(test)]
 mod tests;
+mod writes;
 
 pub(super) use attended::Attended;
 pub(super) use native::Native;
@@ -34,38 +36,34 @@ pub(super) use taken_up::take_up;
 use super::{
     Item,
     admission::{Dequeued, LimitedCall},
-    keep::STORE_PAUSE,
+    input_requests,
     ledger::{Custody, NoRoom},
     reply::CallEnd,
     shared::Shared,
-    switchboard::{Control, Local, Mail, Request, Waiter},
+    switchboard::{CallCancelled, Control, Local, Mail, Request, Waiter},
 };
 use crate::{
     bridge::{
         Action, Exchange,
         exchange::{Deadlines, Manner, Phase},
     },
-    dialect::modern,
+    dialect::{Call, modern},
     policy::{Mode, ToolPolicy},
     protocol::{Frame, InputResponses, Kind, status_message},
-    runtime::{Stopping, or_never, reached},
-    store::{StoreError, Updated},
-    task::{self, By, Cause, Record, TaskId, View},
+    runtime::{or_never, reached},
+    task::{By, Cause, Record, TaskId, View},
     telemetry::Limit,
     upstream::{self, CallError, Event, Replies},
 };
 use audience::{Lines, OnLines};
-use bytes::Bytes;
 use canonical::Canonical;
 use futures_util::{StreamExt, future::BoxFuture};
 use held::Held;
+use record_writes::{AfterWrite, WriteResult};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-
-/// Progress is written to the task at most this often: a store write each.
-const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
 /// What a task shows while its call waits for a permit, and once it has one.
 const QUEUED: &str = "queued: as many calls run as may at a time (concurrency)";
@@ -107,6 +105,10 @@ pub(super) struct NativeReplies {
 /// What happened next.
 enum Happening {
     Stored(Option<Custody>),
+    /// A change of the task's record is stored, or cannot be.
+    Written(AfterWrite, WriteResult),
+    /// A client whose channel was full has taken a message, or has left.
+    Sent,
     Departed(usize),
     Committed(bool),
     Told(Control),
@@ -232,16 +234,12 @@ impl Driver {
             self.held = Some(held);
         }
         let shared = Arc::clone(&self.shared);
-        let begun = Box::pin(Box::new(self).begun(first));
-        shared.stopping.spawn(async move { begun.await.run().await });
-    }
-
-    async fn begun(mut self: Box<Self>, first: First) -> Box<Self> {
+        let mut driver = Box::new(self);
         match first {
-            First::Store => self.held().storing = Some(self.store()),
-            First::Asked(event) => self.heard(event).await,
+            First::Store => driver.held().storing = Some(driver.store()),
+            First::Asked(event) => driver.heard(event),
         }
-        self
+        shared.stopping.spawn(driver.run());
     }
 
     /// The call has ended.
@@ -251,8 +249,9 @@ impl Driver {
     }
 
     fn becomes_task(&mut self) {
-        if let Some(held) = &self.held {
+        if let Some(held) = &mut self.held {
             self.span.becomes(held.hold.id());
+            held.task.iter_mut().for_each(Custody::begin);
         }
         self.is_task();
     }
@@ -273,20 +272,25 @@ impl Driver {
     /// The loop of a call that is held. Takes itself in a box: what an `async fn` takes by value it keeps
     /// twice.
     pub(super) async fn run(mut self: Box<Self>) {
-        // Boxed, all but the wait: that is what a task is in for hours, and its size is what a task costs.
         loop {
             while let Some(action) = self.exchange.poll_action() {
-                Box::pin(self.carry_out(action)).await;
+                self.carry_out(action);
             }
             if self.exchange.is_done() {
-                return Box::pin(self.close()).await;
+                if self.held().is_flushed() {
+                    return Box::pin(self.close()).await;
+                }
+            } else {
+                self.put();
+                if self.has_new_questions() {
+                    self.write_anchor();
+                }
             }
-            self.put();
-            if self.has_new_questions() {
-                Box::pin(self.write_anchor()).await;
+            match self.wait().await {
+                // Boxed: the wait is what a task is in for hours, and its size is what a task costs.
+                Happening::TooLate if self.can_be_released() => Box::pin(self.release_or_end()).await,
+                happening => self.handle(happening),
             }
-            let happening = self.wait().await;
-            Box::pin(self.handle(happening)).await;
         }
     }
 
@@ -294,18 +298,19 @@ impl Driver {
     async fn wait(&mut self) -> Happening {
         let is_parked = self.exchange.phase() == Phase::Parked;
         let clock = &self.shared.clock;
+        // The server is not read while a client does not take what it has sent.
         let is_read = self.exchange.awaits_server()
-            && self
-                .held
-                .as_mut()
-                .and_then(|held| held.lines.as_mut())
-                .is_none_or(|lines| !lines.is_full(|| clock.now()));
-        // In memory a task would be gone with the process; the result that there may still be goes to a client
-        // that waits for it.
+            && self.held.as_mut().is_none_or(|held| {
+                held.unsent.is_empty()
+                    && held.lines.as_mut().is_none_or(|lines| !lines.is_full(|| clock.now()))
+            });
+        // In memory a task would be gone with the process: none is made (`stop_making_tasks`), and the result that there
+        // may still be goes to a client that waits for it.
         let drains = self.exchange.may_defer() && self.shared.ledger.outlives();
         // Boxed: seldom wanted, and its size is what each call costs.
         let draining = drains.then(|| Box::pin(self.shared.stopping.stopped()));
-        let write_due = self.held.as_ref().and_then(|held| held.write_due());
+        let write_due = self.held.as_ref().filter(|_| self.exchange.is_unsettled());
+        let write_due = write_due.and_then(|held| held.write_due());
         let deferral = self.form.deferral();
         let now = || clock.now();
         let (held, is_attended) = (self.held.as_deref_mut(), self.exchange.is_attended());
@@ -327,8 +332,9 @@ impl Driver {
         }
     }
 
-    async fn handle(&mut self, happening: Happening) {
+    fn handle(&mut self, happening: Happening) {
         let now = self.shared.clock.now();
+        self.stop_making_tasks();
         match happening {
             Happening::Stored(task) => {
                 let is_stored = task.is_some();
@@ -336,6 +342,8 @@ impl Driver {
                 (held.storing, held.task) = (None, task);
                 self.exchange.handle_stored(is_stored, now);
             }
+            Happening::Written(after, result) => self.written(after, result),
+            Happening::Sent => {}
             Happening::Departed(who) => {
                 self.held().waiters.swap_remove(who);
                 if self.held().waiters.is_empty() {
@@ -347,14 +355,14 @@ impl Driver {
                 self.exchange.handle_committed();
             }
             Happening::Committed(false) => self.exchange.handle_departed(),
-            Happening::Told(Control::Local(Local::Retry(retry))) => self.came_back(*retry).await,
+            Happening::Told(Control::Local(Local::Retry(retry))) => self.came_back(*retry),
             Happening::Told(Control::Mail(Mail::Answered(answers))) => {
                 for (key, response) in answers {
-                    self.answered(&key, Ok(response), true).await;
+                    self.answered(&key, Ok(response), true);
                 }
             }
             Happening::Told(Control::Mail(Mail::Replied(key, outcome))) => {
-                self.answered(&key, outcome, false).await
+                self.answered(&key, outcome, false);
             }
             Happening::Told(Control::Local(Local::Waiting(tell))) => {
                 let Held { book, lines, .. } = self.held();
@@ -366,11 +374,11 @@ impl Driver {
                 };
                 lines.get_or_insert_with(fresh).waits(tell, |ask| book.get(ask).is_some());
             }
-            Happening::Told(Control::Mail(Mail::TakenBack)) => {
+            Happening::Told(Control::Mail(Mail::Cancelled(CallCancelled::Request))) => {
                 self.span.event("deferral.call.taken_back", &[]);
                 self.exchange.handle_taken_back();
             }
-            Happening::Told(Control::Mail(Mail::Cancelled)) => {
+            Happening::Told(Control::Mail(Mail::Cancelled(CallCancelled::Task))) => {
                 self.span.event("deferral.task.cancelled", &[]);
                 self.exchange.handle_cancelled();
             }
@@ -381,53 +389,56 @@ impl Driver {
                 }
             }
             Happening::Changed => self.tell_status(),
-            Happening::Server(event) => self.heard(event).await,
+            Happening::Server(event) => self.heard(event),
             Happening::Due => self.due(now),
             Happening::WriteDue => {
                 let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
                 if is_due(self.held().progress.due()) {
-                    self.write_progress().await;
+                    self.write_progress();
                 }
                 if is_due(self.held().anchored.as_ref().and_then(|anchored| anchored.due())) {
-                    self.write_anchor().await;
+                    self.write_anchor();
                 }
             }
             Happening::Dequeued => self.shows(DEQUEUED, now),
-            Happening::Moved(anchor) => self.moved(anchor).await,
+            Happening::Moved(anchor) => self.moved(anchor),
             Happening::Draining => self.exchange.handle_draining(now),
             Happening::Stopping => self.exchange.handle_stopping(now),
-            Happening::TooLate if self.release().await => {}
             Happening::TooLate => self.ends(CallEnd::Lost(CallError::Closing)),
         }
     }
 
-    async fn carry_out(&mut self, action: Action<CallEnd>) {
+    /// Holds the call to a plain answer where no task is made any more. Called before an event is handled: a
+    /// threshold that passes in the same moment is none.
+    fn stop_making_tasks(&mut self) {
+        if !self.shared.makes_tasks() {
+            self.exchange.handle_no_more_tasks();
+        }
+    }
+
+    fn carry_out(&mut self, action: Action<CallEnd>) {
         match action {
             Action::Reply(word) => {
                 // The upstream stream has ended: let its connection go before anything else.
                 self.replies = None;
-                self.reply(&word).await;
+                self.reply(&word);
             }
-            Action::Ask(asks) => self.ask(&asks).await,
-            Action::AskOnStream(ask) => self.ask_on_stream(ask).await,
+            Action::Ask(asks) => self.ask(&asks),
+            Action::AskOnStream(ask) => self.ask_on_stream(ask),
             Action::Store => self.held().storing = Some(self.store()),
             Action::ReplyTask => {
                 // It counts as a task from here on.
                 self.held().parked = None;
                 self.becomes_task();
-                self.give_handle().await;
+                self.give_handle();
             }
-            Action::AskInTask(ask) => self.ask_in_task(ask).await,
-            Action::Withdraw(ask) => self.withdraw(ask).await,
+            Action::AskInTask(ask) => self.ask_in_task(ask),
+            Action::Withdraw(ask) => self.withdraw(ask),
             Action::Decline(ask) => self.held().book.decline(ask),
-            Action::Lapse(ask) => self.lapse(ask).await,
+            Action::Lapse(ask) => self.lapse(ask),
             Action::Turn => self.turn(),
-            Action::Settle(word) => self.settle(word).await,
-            Action::Forget => {
-                if let Some(task) = self.held().task.take() {
-                    task.forget().await;
-                }
-            }
+            Action::Settle(word) => self.settle(word),
+            Action::Forget => self.forget(),
             Action::CancelUpstream => {
                 self.tell_status();
                 let open = self.take_back_all("the task has ended");
@@ -445,32 +456,32 @@ impl Driver {
         let open = self.take_back_all("the task has ended");
         self.replies = None;
         drop(open);
-        self.let_go().await;
         for told in self.held().hold.close() {
             match told {
-                Control::Local(Local::Retry(retry)) => self.turn_away(retry.waiter).await,
+                Control::Local(Local::Retry(retry)) => self.turn_away(retry.waiter),
                 Control::Local(Local::Waiting(_)) | Control::Mail(_) => {}
             }
         }
+        self.let_go().await;
     }
 
     /// What the server said.
-    async fn heard(&mut self, event: Event) {
+    fn heard(&mut self, event: Event) {
         match event {
-            Event::Notification(frame) => self.notified(&frame).await,
-            Event::Asked(question) => self.asked(question).await,
+            Event::Notification(frame) => self.notified(&frame),
+            Event::Asked(question) => self.asked(question),
             Event::Withdrawn { id } => {
                 if let Some(ask) = self.held().book.by_id(&id) {
                     self.exchange.handle_withdrawn(ask);
                 }
             }
-            Event::TurnOver(turned_over) => self.turned_over(turned_over).await,
+            Event::TurnOver(turned_over) => self.turned_over(turned_over),
             Event::Final(response) => self.ends(CallEnd::Said(response)),
             Event::Lost(lost) => self.ends(CallEnd::Lost(lost)),
         }
     }
 
-    async fn notified(&mut self, frame: &Frame) {
+    fn notified(&mut self, frame: &Frame) {
         let (now, is_attended) = (self.shared.clock.now(), self.exchange.is_attended());
         if let Some(message) = status_message::of_progress(frame)
             && !is_attended
@@ -489,7 +500,7 @@ impl Driver {
                     if let Request::Canonical { call, .. } = &waiter.request
                         && let Some(notice) = modern::notice(call, frame)
                     {
-                        waiter.tell(Item::Notification(notice)).await;
+                        held.unsent.send(waiter, Item::Notification(notice));
                     }
                 }
             }
@@ -500,7 +511,7 @@ impl Driver {
                     native.said = Some(said);
                 }
                 if let Some(message) = native.on_the_way(frame) {
-                    tell_all(&held.waiters, &message).await;
+                    held.tell_all(&message);
                 }
             }
             Form::Native(native) => {
@@ -518,26 +529,6 @@ impl Driver {
         let Some(held) = self.held.as_mut().filter(|_| !is_attended) else { return };
         held.progress.message.get_or_insert_with(|| message.to_owned());
         held.progress.not_before.get_or_insert(now);
-    }
-
-    /// Keeps what happened to the task. Refused where it has ended meanwhile; lost where the proxy has.
-    async fn keep(&mut self, event: task::Event) {
-        let overdue = self.shared.overdue.clone();
-        let _ = keep(self.held().task.as_ref(), event, &overdue).await;
-    }
-
-    async fn write_progress(&mut self) {
-        let shared = self.shared.clone();
-        let held = self.held();
-        let Some(message) = held.progress.message.take() else { return };
-        let event = task::Event::Progressed { message: message.clone() };
-        let kept = shared.ledger.change(held.hold.id(), &event).await;
-        let pause = if kept.is_ok() { PROGRESS_PERIOD } else { STORE_PAUSE };
-        held.progress.not_before = Some(shared.clock.now() + pause);
-        if kept.is_err() {
-            // Nobody has heard of it yet, and it is the latest.
-            held.progress.message = Some(message);
-        }
     }
 
     /// Stores the task, unless a quota is full.
@@ -582,15 +573,16 @@ impl Driver {
     }
 
     /// Answers everybody who waits with the server's word.
-    async fn reply(&mut self, word: &CallEnd) {
-        let waiters = std::mem::take(&mut self.held().waiters);
+    fn reply(&mut self, word: &CallEnd) {
+        let Some(held) = &mut self.held else { return };
+        let waiters = std::mem::take(&mut held.waiters);
         match &self.form {
             Form::Canonical(canonical) => {
                 for waiter in waiters {
                     let Request::Canonical { call, .. } = &waiter.request else { continue };
                     let mut reply = canonical.reply(&self.shared, call, word.clone());
                     reply.account.origin = self.span.origin_for(call);
-                    waiter.tell(reply.into()).await;
+                    held.unsent.send(&waiter, reply.into());
                 }
             }
             Form::Native(native) => {
@@ -599,28 +591,24 @@ impl Driver {
                     native.doubt(&self.shared);
                 }
                 // Whoever answers these does so on the stream.
-                self.held
-                    .iter_mut()
-                    .flat_map(|held| held.book.close_all())
-                    .for_each(|open| open.way.withdrawn());
+                held.book.close_all().into_iter().for_each(|open| open.way.withdrawn());
                 for waiter in waiters {
                     let Request::Native(id) = &waiter.request else { continue };
                     let Some(reply) = native.reply(&self.shared, id, word) else { continue };
-                    waiter.tell(reply.into()).await;
+                    held.unsent.send(&waiter, reply.into());
                 }
             }
         }
     }
 
     /// Gives everybody who waits the handle of the task.
-    async fn give_handle(&mut self) {
-        let shared = self.shared.clone();
+    fn give_handle(&mut self) {
         let Some(held) = &mut self.held else { return };
-        let record = shared.ledger.last_kept(held.hold.id()).expect("it was stored a moment ago");
+        let record = self.shared.ledger.last_kept(held.hold.id()).expect("it was stored a moment ago");
         let waiters = std::mem::take(&mut held.waiters);
         match &mut self.form {
             Form::Canonical(canonical) => {
-                let created = canonical.created(&shared, &record);
+                let created = canonical.created(&self.shared, &record);
                 for waiter in waiters {
                     let Request::Canonical { call, capabilities } = &waiter.request else { continue };
                     let is_ticket = canonical.ticketing.is_some();
@@ -628,7 +616,7 @@ impl Driver {
                         canonical::handle(call, capabilities, &created, held.hold.id(), is_ticket);
                     held.committed.extend(committed);
                     reply.account.origin = self.span.origin_for(call);
-                    waiter.tell(reply.into()).await;
+                    held.unsent.send(&waiter, reply.into());
                 }
                 if held.committed.is_empty() {
                     // None of them can be given it. They were told how to come back for it.
@@ -638,21 +626,27 @@ impl Driver {
             Form::Native(native) => {
                 for waiter in waiters {
                     let Request::Native(id) = &waiter.request else { continue };
-                    waiter.tell(native.handle(&shared, id, &record).into()).await;
+                    held.unsent.send(&waiter, native.handle(&self.shared, id, &record).into());
                 }
             }
         }
     }
 
     /// Answers a client that came back too late to wait for the call itself.
-    async fn turn_away(&mut self, waiter: Waiter) {
+    fn turn_away(&mut self, waiter: Waiter) {
         let (Form::Canonical(canonical), Some(held)) = (&self.form, &self.held) else { return };
-        if let Some(reply) = canonical.too_late(&self.shared, &waiter.request, held.hold.id()).await {
-            waiter.tell(reply.into()).await;
-        }
+        let Request::Canonical { call, capabilities } = &waiter.request else { return };
+        let (call, declares_tasks) = (Call::clone(call), capabilities.declares_tasks());
+        let (shared, server, id) =
+            (Arc::clone(&self.shared), canonical.server.known(), held.hold.id().clone());
+        // On its own: the record is loaded, which may take long.
+        self.shared.stopping.spawn(async move {
+            let reply = input_requests::too_late(&shared, &call, &server, (&id, true), declares_tasks).await;
+            let _ = waiter.items.send(reply.into()).await;
+        });
     }
 
-    async fn settle(&mut self, word: CallEnd) {
+    fn settle(&mut self, word: CallEnd) {
         // The upstream stream has ended: let its connection go before anything else.
         self.replies = None;
         let event = match &self.form {
@@ -660,7 +654,7 @@ impl Driver {
             Form::Native(native) => native.settled(&self.shared, &word),
         };
         self.span.settled(&event);
-        self.keep(event).await;
+        self.write(event, AfterWrite::Nothing);
     }
 
     /// The time has come for something, if only for a client that was asked and did not come back.
@@ -714,19 +708,4 @@ async fn dequeued(waits: &mut Option<Dequeued>) -> Happening {
 
 async fn next(replies: &mut Option<Replies>) -> Event {
     or_never(replies.as_mut().map(StreamExt::next)).await.unwrap_or(Event::Lost(CallError::SessionEnded))
-}
-
-/// Keeps what happened to a task, if there is one.
-async fn keep(task: Option<&Custody>, event: task::Event, overdue: &Stopping) -> Result<Updated, StoreError> {
-    match task {
-        Some(task) => task.keep(event, overdue).await,
-        None => Ok(Updated::Unknown),
-    }
-}
-
-/// Tells legacy clients that wait a message of the server's.
-async fn tell_all(waiters: &[Waiter], message: &Bytes) {
-    for waiter in waiters {
-        waiter.tell(Item::Notification(message.clone())).await;
-    }
 }

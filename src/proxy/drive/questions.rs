@@ -3,7 +3,8 @@
 use super::{
     Driver, Form, Held, QUEUED,
     book::{MAX_OPEN, OpenQuestion, Way},
-    canonical, keep, native, tell_all,
+    canonical, native,
+    record_writes::{AfterWrite, WriteResult},
 };
 use crate::{
     bridge::{
@@ -13,7 +14,13 @@ use crate::{
     },
     dialect::{Principal, legacy},
     protocol::{ErrorObject, Kind, code, sse},
-    proxy::{ledger::NoRoom, reply::CallEnd, switchboard::Retry},
+    proxy::{
+        hub::WAITERS_PER_TASK,
+        input_requests,
+        ledger::NoRoom,
+        reply::CallEnd,
+        switchboard::{Request, Retry},
+    },
     store::{StoreError, Updated},
     task::{self, TaskId, View},
     telemetry::{CallOrigin, Limit, Outcome},
@@ -47,7 +54,7 @@ impl Form {
 
 impl Driver {
     /// The server asks something: it is refused, answered from what came along, or put to the client.
-    pub(super) async fn asked(&mut self, question: Question) {
+    pub(super) fn asked(&mut self, question: Question) {
         let now = self.shared.clock.now();
         let Some(held) = &mut self.held else { return };
         let phase = self.exchange.phase();
@@ -70,7 +77,7 @@ impl Driver {
                         // It is the client's to answer on its stream, whatever becomes of the call.
                         question.answer.withdrawn();
                         let Asked::Native(frame) = &question.asked else { return };
-                        return tell_all(&held.waiters, &native::as_it_is(frame)).await;
+                        return held.tell_all(&native::as_it_is(frame));
                     }
                 }
                 question
@@ -94,25 +101,25 @@ impl Driver {
             held.book.answer(ask, Ok(supplied));
             return;
         }
-        match self.park().await {
+        match self.park() {
             Ok(()) => self.exchange.handle_question(ask, now),
             Err(no_room) => self.held().book.refuse(ask, code::INTERNAL_ERROR, &no_room.to_string()),
         }
     }
 
     /// Makes room for a client that is to come back with answers: it counts as a task does.
-    async fn park(&mut self) -> Result<(), NoRoom> {
+    fn park(&mut self) -> Result<(), NoRoom> {
         let is_task = matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred);
         let Form::Canonical(canonical) = &self.form else { return Ok(()) };
         let principal = canonical.caller.principal;
         if !is_task && self.held().parked.is_none() {
-            self.held().parked = Some(self.shared.ledger.park(principal).await?);
+            self.held().parked = Some(self.shared.ledger.reserve(principal)?);
         }
         Ok(())
     }
 
     /// The server asks, and ends the call with that.
-    pub(super) async fn turned_over(&mut self, mut turned_over: TurnedOver) {
+    pub(super) fn turned_over(&mut self, mut turned_over: TurnedOver) {
         self.replies = None;
         self.turns += 1;
         let asked = std::mem::take(&mut turned_over.asked);
@@ -151,7 +158,7 @@ impl Driver {
             }
         }
         if !asks.is_empty()
-            && let Err(no_room) = self.park().await
+            && let Err(no_room) = self.park()
         {
             // Nothing is in flight to which a question could be refused: the call ends.
             let error = ErrorObject::new(code::BUSY, no_room.to_string());
@@ -178,7 +185,7 @@ impl Driver {
 
     /// A task's client answered, and the record knows. Where the question stands on a stream it is taken back
     /// there, unless it was answered there.
-    pub(super) async fn answered(&mut self, key: &str, outcome: Result<Bytes, Bytes>, was_elsewhere: bool) {
+    pub(super) fn answered(&mut self, key: &str, outcome: Result<Bytes, Bytes>, was_elsewhere: bool) {
         let Some(held) = &mut self.held else { return };
         let Some(ask) = held.book.by_key(key) else { return };
         self.span.event("deferral.question.answered", &[("deferral.question.key", key)]);
@@ -193,7 +200,7 @@ impl Driver {
         self.close_with(ask, outcome);
         self.exchange.handle_answered(ask);
         if let Some(id) = recorded {
-            self.answers(id, key.to_owned()).await;
+            self.answers(id, key.to_owned());
         }
     }
 
@@ -208,10 +215,18 @@ impl Driver {
     }
 
     /// The client came back with some answers, or with none.
-    pub(super) async fn came_back(&mut self, retry: Retry) {
+    pub(super) fn came_back(&mut self, retry: Retry) {
         let Retry { waiter, mut answers, defer_after } = retry;
-        if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred | Phase::Abandoned) {
-            return self.turn_away(waiter).await;
+        if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred | Phase::Abandoned | Phase::Done)
+        {
+            return self.turn_away(waiter);
+        }
+        if self.held().waiters.len() >= WAITERS_PER_TASK {
+            if let Request::Canonical { call, .. } = &waiter.request {
+                let refused = input_requests::too_many(call);
+                self.held().unsent.send(&waiter, refused.into());
+            }
+            return;
         }
         let mut answered = BTreeSet::new();
         for ask in self.held().book.asks() {
@@ -232,45 +247,47 @@ impl Driver {
     }
 
     /// The server took a question back.
-    pub(super) async fn withdraw(&mut self, ask: Ask) {
+    pub(super) fn withdraw(&mut self, ask: Ask) {
         let why = "the server took it back";
         let is_task = matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred);
         let Some(open) = self.take_back(ask, why) else { return };
         self.span.event("deferral.question.withdrawn", &[("deferral.question.key", &open.key)]);
         if let (Some(_), Some(id), false) = (&open.put, &open.id, is_task) {
-            tell_all(&self.held().waiters, &legacy::cancelled(id, why)).await;
+            self.held().tell_all(&legacy::cancelled(id, why));
         }
         open.way.withdrawn();
         if is_task && open.is_recorded {
-            self.is_taken_back(open.key).await;
+            self.is_taken_back(open.key);
         }
     }
 
-    /// Nobody has answered a question of the task in time: the server hears that, and the task goes on.
-    pub(super) async fn lapse(&mut self, ask: Ask) {
-        let shared = self.shared.clone();
+    /// Nobody has answered an input request of the task in time: the server is told, and the task goes on.
+    pub(super) fn lapse(&mut self, ask: Ask) {
         let held = self.held();
         let Some(open) = held.book.get(ask).filter(|open| !open.was_answered_elsewhere()) else { return };
         let key = open.key.clone();
-        if open.is_recorded {
-            let event = task::Event::Withdrawn { key: key.clone() };
-            let kept = keep(held.task.as_ref(), event, &shared.overdue).await;
-            // It has been answered in this moment, and the answer is on its way; or the task has ended, or the proxy does.
-            if !matches!(kept, Ok(Updated::Done { .. })) {
-                return;
+        match open.is_recorded {
+            true => {
+                let event = task::Event::Withdrawn { key: key.clone() };
+                self.write(event, AfterWrite::Lapsed { ask, key });
             }
+            false => self.lapsed(ask, &key),
         }
+    }
+
+    /// The record does not have it, or has it no longer.
+    pub(super) fn lapsed(&mut self, ask: Ask, key: &str) {
         let Some(open) = self.take_back(ask, "nobody answered it in time") else { return };
-        self.span.event("deferral.question.lapsed", &[("deferral.question.key", &key)]);
+        self.span.event("deferral.question.lapsed", &[("deferral.question.key", key)]);
         Limit::Park.hit();
-        open.decline(&shared.route.path);
-        let park = shared.route.questions.park.as_secs();
+        open.decline(&self.shared.route.path);
+        let park = self.shared.route.questions.park.as_secs();
         let message = format!("nobody answered {key} within {park} s (questions.park)");
-        self.keep(task::Event::Progressed { message }).await;
+        self.write(task::Event::Progressed { message }, AfterWrite::Nothing);
     }
 
     /// Puts a question where the call itself is answered: its stream.
-    pub(super) async fn ask_on_stream(&mut self, ask: Ask) {
+    pub(super) fn ask_on_stream(&mut self, ask: Ask) {
         let Form::Native(native) = &self.form else { return };
         let (shared, session) = (&self.shared, native.session);
         let Some(held) = &mut self.held else { return };
@@ -278,58 +295,76 @@ impl Driver {
         let (Asked::Native(frame), Some(id)) = (&open.asked, &open.id) else { return };
         let message = native::as_it_is(frame);
         open.put = Some(native::put(shared, session, id));
-        tell_all(&held.waiters, &message).await;
+        held.tell_all(&message);
     }
 
-    /// Puts a question inside the task. What stands on the call's own stream is the task's from now on; it is
-    /// put again where the client cannot answer it there any more, or asks for it.
-    pub(super) async fn ask_in_task(&mut self, ask: Ask) {
-        let shared = self.shared.clone();
-        let has_left = self.exchange.has_left();
+    /// Puts an input request inside the task: into its record, and then to a client that listens.
+    pub(super) fn ask_in_task(&mut self, ask: Ask) {
         let Some(held) = &mut self.held else { return };
-        let Some(open) = held.book.get_mut(ask) else { return };
+        let Some(open) = held.book.get(ask) else { return };
         if open.was_answered_elsewhere() {
-            if let Some(open) = held.book.close(ask) {
-                open.way.withdrawn();
-            }
-            return self.exchange.handle_answered(ask);
+            return self.answered_on_its_stream(ask);
         }
         let key = open.key.clone();
         let request = match &open.asked {
             Asked::Canonical(request) => Some(request.as_bytes().clone()),
             Asked::Native(frame) => native::recorded(frame),
         };
-        if let Some(request) = request {
-            let event = task::Event::Asked { key: key.clone(), request };
-            match keep(held.task.as_ref(), event, &shared.overdue).await {
-                Ok(Updated::Done { .. }) => held.book.is_recorded(ask),
-                Err(full @ StoreError::Full(_)) => {
-                    held.book.refuse(ask, code::BUSY, &full.to_string());
-                    return self.exchange.handle_answered(ask);
-                }
-                // The task has ended: nobody will see the question.
-                Ok(Updated::Refused(_) | Updated::Unknown) => return held.book.decline(ask),
-                // The proxy ends. The call may be left to the next process, which hears the question again.
-                Err(StoreError::Exists | StoreError::Unavailable(_)) => return,
+        match request {
+            Some(request) => {
+                let event = task::Event::Asked { key: key.clone(), request };
+                self.write(event, AfterWrite::Asked { ask, key });
             }
+            None => self.put_in_task(ask),
         }
+    }
+
+    /// The record has an input request, or could not take it.
+    pub(super) fn recorded(&mut self, ask: Ask, key: String, result: WriteResult) {
+        let Some(held) = &mut self.held else { return };
+        let is_open = held.book.get(ask).is_some();
+        match result {
+            // The server has withdrawn it meanwhile, or it was answered on its stream.
+            Ok(Updated::Done { .. }) if !is_open => self.is_taken_back(key),
+            Ok(Updated::Done { .. }) => {
+                held.book.is_recorded(ask);
+                self.put_in_task(ask);
+            }
+            Err(full @ StoreError::Full(_)) => {
+                held.book.refuse(ask, code::BUSY, &full.to_string());
+                self.exchange.handle_answered(ask);
+            }
+            // The task has ended: nobody will see it.
+            Ok(Updated::Refused(_) | Updated::Unknown) => held.book.decline(ask),
+            // The proxy ends. The call may be left to the next process, which receives it again.
+            Err(StoreError::Exists | StoreError::Unavailable(_)) => {}
+        }
+    }
+
+    /// Puts an input request to a client that listens to the task. One that stands on the stream of the call itself is
+    /// the task's from now on; it is put again where the client cannot answer it there any more, or asks for it.
+    fn put_in_task(&mut self, ask: Ask) {
+        let has_left = self.exchange.has_left();
+        let Some(held) = &mut self.held else { return };
         let Some(open) = held.book.get_mut(ask) else { return };
         let relayed = open.put.as_ref().and_then(|put| put.relayed.as_ref());
-        if relayed.is_some_and(|relayed| !relayed.hand_over(held.hold.id(), &key)) {
-            // Its answer has passed in this moment.
-            let is_recorded = open.is_recorded;
-            if let Some(open) = held.book.close(ask) {
-                open.way.withdrawn();
-            }
-            if is_recorded {
-                self.is_taken_back(key).await;
-            }
-            return;
+        if relayed.is_some_and(|relayed| !relayed.hand_over(held.hold.id(), &open.key)) {
+            return self.answered_on_its_stream(ask);
         }
         let has_it = relayed.is_some() && !has_left;
         if let Some(lines) = &mut held.lines {
             lines.ask(ask, has_it);
         }
+    }
+
+    /// The answer to an input request has passed on the stream of the call itself.
+    fn answered_on_its_stream(&mut self, ask: Ask) {
+        let Some(open) = self.held().book.close(ask) else { return };
+        self.exchange.handle_answered(ask);
+        if open.is_recorded {
+            self.is_taken_back(open.key);
+        }
+        open.way.withdrawn();
     }
 
     /// Puts the task's questions to legacy clients that can hear them.
@@ -362,7 +397,7 @@ impl Driver {
 
     /// Answers everybody who waits with the questions that are open, and lets them go: the call is
     /// parked already, so that their leaving is no departure.
-    pub(super) async fn ask(&mut self, asks: &BTreeSet<Ask>) {
+    pub(super) fn ask(&mut self, asks: &BTreeSet<Ask>) {
         let Form::Canonical(canonical) = &self.form else { return };
         let Some(held) = &mut self.held else { return };
         held.book.round += 1;
@@ -373,7 +408,7 @@ impl Driver {
             .filter_map(|waiter| Some((canonical::asked(&waiter.request, open(), &result)?, waiter)))
             .collect();
         for (reply, waiter) in replies {
-            waiter.tell(reply.into()).await;
+            held.unsent.send(&waiter, reply.into());
         }
     }
 }

@@ -127,12 +127,10 @@ pub(in crate::proxy) fn take_up(
     {
         book.asks().into_iter().for_each(|ask| lines.ask(ask, false));
     }
-    shared.stopping.spawn(async move {
-        for key in forgotten {
-            driver.is_taken_back(key).await;
-        }
-        driver.run().await;
-    });
+    for key in forgotten {
+        driver.is_taken_back(key);
+    }
+    shared.stopping.spawn(driver.run());
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use crate::{
     policy,
     protocol::{Frame, Id, InputRequest, Method, Payload, meta},
     proxy::{Item, Items, Ledger, Service, endpoint::Endpoint},
-    runtime::{Drain, SystemClock},
+    runtime::{Drain, Stopping, SystemClock},
     store::Memory,
     upstream::{
         Answer, Asked, CallError, Changes, Description, Document, Event, Identity, Outgoing, Question,
@@ -31,6 +31,9 @@ use tokio::{
     time::sleep,
 };
 
+/// What stops an endpoint: `stopping`, `overdue`, `closing`.
+type Signals = [(Drain, Stopping); 3];
+
 /// What a client declares that takes tasks.
 pub(super) const TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
 
@@ -38,6 +41,14 @@ pub(super) const TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks"
 pub(super) fn endpoint(server: impl Upstream, defer: policy::Defer) -> (Endpoint, Arc<SystemClock>) {
     let (endpoint, clock, _) = with_ledger(server, defer, policy::Quotas::default());
     (endpoint, clock)
+}
+
+/// The same, and what stops it.
+fn stoppable(server: impl Upstream, defer: policy::Defer) -> (Endpoint, Signals) {
+    let clock = Arc::new(SystemClock::new());
+    let ledger = Ledger::new(Arc::new(Memory::default()), None, policy::Quotas::default(), clock.clone());
+    let signals = [Drain::new(), Drain::new(), Drain::new()];
+    (on(server, defer, &ledger, clock, &signals), signals)
 }
 
 /// The same, and what is kept of its tasks.
@@ -49,9 +60,20 @@ fn with_ledger(
     let clock = Arc::new(SystemClock::new());
     let ledger = Ledger::new(Arc::new(Memory::default()), None, quotas, clock.clone());
     let signals = [Drain::new(), Drain::new(), Drain::new()];
-    let heard = signals.each_ref().map(|(_, heard)| heard.clone());
+    let endpoint = on(server, defer, &ledger, clock.clone(), &signals);
     // Nobody stops it.
     std::mem::forget(signals);
+    (endpoint, clock, ledger)
+}
+
+fn on(
+    server: impl Upstream,
+    defer: policy::Defer,
+    ledger: &Arc<Ledger>,
+    clock: Arc<SystemClock>,
+    signals: &Signals,
+) -> Endpoint {
+    let heard = signals.each_ref().map(|(_, heard)| heard.clone());
     let route = policy::Route {
         path: "/mcp".into(),
         defer,
@@ -71,16 +93,8 @@ fn with_ledger(
         empty_contents_is_error: false,
     };
     let keyring = Arc::new(Keyring::new([7; 32], &[]));
-    let endpoint = Endpoint::new(
-        Arc::new(route),
-        Arc::new(server),
-        Arc::clone(&ledger),
-        Arc::default(),
-        clock.clone(),
-        keyring,
-        heard,
-    );
-    (endpoint, clock, ledger)
+    let (server, ledger) = (Arc::new(server), Arc::clone(ledger));
+    Endpoint::new(Arc::new(route), server, ledger, Arc::default(), clock, keyring, heard)
 }
 
 /// What a client that declares this is answered with.
@@ -458,4 +472,47 @@ async fn a_question_that_nobody_answers_in_a_task_gives_up_its_turn() {
     let ended = about().await;
     assert_eq!(ended["status"], "completed", "{ended}");
     assert_eq!(text(&ended["result"]), "cancel");
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_memory_no_call_becomes_a_task_once_the_proxy_stops() {
+    let minute = Duration::from_secs(60);
+    // The server answers after its threshold; so it does once its client has come back with answers.
+    for rounds in [0, 1] {
+        let server =
+            Turning { rounds, takes: [minute * (1 - rounds as u32), minute], called: Arc::default() };
+        let (endpoint, signals) = stoppable(server.stands_in(), LATE);
+        let mut call = begin(&endpoint, "tools/call", BOTH, json!({ "name": "t" }));
+        if rounds == 1 {
+            let result = answer(call).await["result"].take();
+            let params = json!({
+                "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+            });
+            signals[0].0.tell();
+            call = begin(&endpoint, "tools/call", BOTH, params);
+        } else {
+            assert!(call.next().now_or_never().is_none());
+            sleep(Duration::from_secs(1)).await;
+            signals[0].0.tell();
+        }
+        let result = answer(call).await;
+        assert!(result["result"]["content"].is_array(), "a result, not {result:#}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_to_be_a_task_at_once_is_none_where_its_client_comes_back_while_the_proxy_stops() {
+    let server = Turning { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::default() };
+    let (endpoint, signals) = stoppable(server.stands_in(), LATE);
+    let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
+    signals[0].0.tell();
+    // By another configuration: its tools are tasks at once.
+    let mut route = policy::Route::clone(endpoint.route());
+    route.defer.mode = policy::Mode::Always;
+    let endpoint = endpoint.renewed(Arc::new(route), Arc::new(Keyring::new([7; 32], &[])));
+    let params = json!({
+        "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+    });
+    let answer = call(&endpoint, "tools/call", BOTH, params).await;
+    assert_eq!(text(&answer["result"]), "age=accept name=accept", "{answer:#}");
 }

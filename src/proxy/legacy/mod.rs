@@ -244,7 +244,7 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage, decid
         [Message::Cancelled(_)] if ticket_call::taken_back(shared, client, passage) => {
             Disposition::Ends(nothing(StatusCode::ACCEPTED))
         }
-        [Message::Cancelled(_)] if task_call::taken_back(shared, client, passage).await => {
+        [Message::Cancelled(_)] if task_call::taken_back(shared, client, passage) => {
             Disposition::Ends(nothing(StatusCode::ACCEPTED))
         }
         [Message::Response(Some(id))] => {
@@ -300,6 +300,8 @@ async fn call(
     let drive = match plan {
         Plan::Relay => return Disposition::Passes(None),
         Plan::Refuse(error) => return Disposition::Ends(refusal(id, &error)),
+        // The proxy was told to stop while it was found out what the server has. A plain result is none for this client.
+        Plan::Drive(Drive::Task) if !shared.makes_tasks() => return Disposition::Ends(stopping(passage)),
         Plan::Drive(drive) => drive,
     };
     if let Some(refusal) = ping::refused(shared, passage, client.session).await {

@@ -23,7 +23,7 @@ use crate::{
         reply::lost_error,
         session::Client,
         shared::Shared,
-        switchboard::{Mail, Request, Waiter},
+        switchboard::{CallCancelled, Request, Waiter},
         tickets::Ticketing,
     },
     task::{View, view::experimental::Reader},
@@ -200,12 +200,12 @@ fn piece(said: Result<Option<Item>, Elapsed>) -> Piece {
 
 /// The client takes requests back (2025-11-25, *Cancellation*). Those of them that wait here end here, and
 /// their server is told under the ids that it knows. Whether all of them did.
-pub(super) async fn taken_back(shared: &Shared, client: &Client, passage: &Passage) -> bool {
+pub(super) fn taken_back(shared: &Shared, client: &Client, passage: &Passage) -> bool {
     let Some(session) = client.session else { return false };
     let mut all = true;
     for id in passage.post.cancels() {
         all &= match shared.sessions.waiting.get(session, id.clone()) {
-            Some(call) => shared.switchboard.post(&call, Mail::TakenBack).await,
+            Some(call) => shared.switchboard.end(&call, CallCancelled::Request),
             None => false,
         };
     }

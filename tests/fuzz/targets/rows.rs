@@ -63,7 +63,7 @@ fn goes_on(record: &Record) {
     extension::detailed(record, NOW, POLLS, None);
     let terms = experimental::Terms { poll: POLLS, tool_errors: experimental::ToolErrors::Failed };
     experimental::shown(record, NOW, terms);
-    for event in [Event::Renewed, Event::Cancelled, Event::Returned { result: "{}".into() }] {
+    for event in [Event::Renewed, Event::CANCELLED_BY_CLIENT, Event::Returned { result: "{}".into() }] {
         if let Ok((next, _)) = apply(record, event, NOW) {
             is_written_the_same(next);
         }

@@ -12,7 +12,7 @@ use std::{
     collections::BTreeMap,
     env, fs,
     io::{BufRead, BufReader, Write as _, stdout},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::Arc,
 };
@@ -26,25 +26,21 @@ fn rounds(name: &str, default: usize) -> usize {
 }
 
 /// This binary with one test, in a process of its own that finds the store in `folder`. What `shell` says holds for it.
-pub(super) fn again(test: &str, shell: &str, folder: &Path) -> Command {
+fn again(test: &str, shell: &str, folder: &Path) -> Command {
     let mut command = Command::new("sh");
     command
         .args(["-c", &format!("{shell} exec \"$0\" --exact \"$1\" --nocapture --include-ignored")])
         .arg(env::current_exe().expect("it has a path"))
-        .arg(format!("disk::{test}"))
+        .arg(format!("disk::crash::{test}"))
         .env(FOLDER, folder)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     command
 }
 
-/// The folder of a process that was started by [`again`].
-pub(super) fn folder_of_test() -> Option<PathBuf> {
-    env::var_os(FOLDER).map(PathBuf::from)
-}
-
 fn folder() -> Option<Arc<dyn Store>> {
-    Some(Arc::new(Disk::open(&folder_of_test()?, Bounds::NONE, None).expect("opens")))
+    let folder = env::var_os(FOLDER)?;
+    Some(Arc::new(Disk::open(folder.as_ref(), Bounds::NONE, None).expect("opens")))
 }
 
 /// How far a task has come, and been acknowledged.
@@ -122,7 +118,7 @@ async fn writes_until_it_is_killed() {
 async fn after_kill_9_every_acknowledged_change_is_found() {
     for round in 0..rounds("KILLS", 4) {
         let world = World::new();
-        let mut child = again("crash::writes_until_it_is_killed", "", &world.path).spawn().expect("starts");
+        let mut child = again("writes_until_it_is_killed", "", &world.path).spawn().expect("starts");
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut acknowledged = BTreeMap::new();
         let until = 20 + round * 97 % 900;
@@ -156,7 +152,7 @@ async fn after_kill_9_every_acknowledged_change_is_found() {
                 "{number}: {said:?}, {found:?}"
             );
         }
-        assert_eq!(store.usage(&[1; 16]).await.expect("answers").tasks, tasks);
+        assert_eq!(store.usage(&[1; 16]).tasks, tasks);
         let orphans = store.orphans(usize::MAX).await.expect("answers");
         assert!(!orphans.is_empty());
         assert_eq!(store.orphans(usize::MAX).await.expect("answers"), []);
@@ -261,9 +257,8 @@ fn copy(from: &Path, to: &Path) {
 fn on_a_disk_that_takes_no_more_nothing_is_acknowledged_and_it_goes_on_once_there_is_room() {
     let world = World::new();
     // A file that may not grow is an error then, and not a signal.
-    let output = again("crash::meets_a_disk_that_takes_no_more", "trap '' XFSZ;", &world.path)
-        .output()
-        .expect("starts");
+    let output =
+        again("meets_a_disk_that_takes_no_more", "trap '' XFSZ;", &world.path).output().expect("starts");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
@@ -280,8 +275,7 @@ async fn meets_a_disk_that_takes_no_more() {
     for round in 0..3 {
         setrlimit(Resource::Fsize, Rlimit { current: Some(200_000), ..before }).expect("it may be less");
         let refused = loop {
-            let number =
-                100 + u32::try_from(store.usage(&[1; 16]).await.expect("answers").tasks).expect("few");
+            let number = 100 + u32::try_from(store.usage(&[1; 16]).tasks).expect("few");
             match store.insert(record(number)).await {
                 Ok(()) => {}
                 Err(StoreError::Unavailable(words)) => break (number, words),
@@ -304,10 +298,10 @@ async fn meets_a_disk_that_takes_no_more() {
         end(&*store, live, 1 << 20).await;
         assert_eq!(result(&*store, live).await, Some(1 << 20));
     }
-    let usage = store.usage(&[1; 16]).await.expect("answers");
+    let usage = store.usage(&[1; 16]);
     store.close().await;
     let store = folder().expect("it is there");
-    assert_eq!(store.usage(&[1; 16]).await.expect("answers"), usage);
+    assert_eq!(store.usage(&[1; 16]), usage);
     for number in 1..=3 {
         assert_eq!(result(&*store, number).await, Some(1 << 20));
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Programs of others, and what runs them, or reads what they are told, in their place.
-const ELSEWHERE: [(&str, &str); 13] = [
+const ELSEWHERE: [(&str, &str); 17] = [
     ("./scripts/test", ".ci/run"),
     ("cargo", ".ci/run"),
     ("scripts/release", "scripts/test"),
@@ -27,6 +27,10 @@ const ELSEWHERE: [(&str, &str); 13] = [
     ("claude", "docs/clients.md"),
     ("codex", "docs/clients.md"),
     ("gemini", "docs/clients.md"),
+    ("sh", "tests/it/docs/examples.rs"),
+    ("node", "tests/it/docs/examples.rs"),
+    ("python", "tests/interop/snippets.py"),
+    ("UPDATE_EXPECT=1", ".ci/run"),
 ];
 
 /// What runs while a command is tried.

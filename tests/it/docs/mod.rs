@@ -1,9 +1,11 @@
 //! The pages for operators (`docs/`) and the README: what they show is what there is.
 
 mod commands;
+mod examples;
 mod pages;
 mod readme;
 mod reference;
+mod steps;
 
 use std::{
     fs,
@@ -22,11 +24,23 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The README and all of `docs/`, relative to the top.
+/// Pages at the top, for contributors and people who report a vulnerability.
+const TOP: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"];
+
+/// The pages at the top, those of `examples/` and `tests/`, and all of `docs/`, relative to the top.
 fn pages() -> Vec<PathBuf> {
-    let entries = fs::read_dir(root().join("docs")).expect("there is a folder");
-    let mut pages: Vec<_> = entries.map(|entry| Path::new("docs").join(entry.unwrap().file_name())).collect();
-    pages.push("README.md".into());
+    let mut pages: Vec<PathBuf> = TOP.map(PathBuf::from).to_vec();
+    pages.extend(["examples/README.md", "tests/README.md"].map(PathBuf::from));
+    let mut folders = vec![PathBuf::from("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root().join(&folder)).expect("there is a folder") {
+            let path = folder.join(entry.unwrap().file_name());
+            match root().join(&path).is_dir() {
+                true => folders.push(path),
+                false => pages.push(path),
+            }
+        }
+    }
     pages.sort();
     assert!(pages.iter().all(|page| page.extension().is_some_and(|end| end == "md")), "{pages:?}");
     pages

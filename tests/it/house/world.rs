@@ -1071,7 +1071,7 @@ impl House {
         }
         let known = |call: &&Call| matches!(call.client, Client::Task { .. }) || self.is_kept_unseen(call);
         let known = self.calls.values().filter(known).count();
-        let kept = self.store.usage(&[0; 16]).await.expect("it is in memory").tasks;
+        let kept = self.store.usage(&[0; 16]).tasks;
         if kept != known {
             self.fails(&format!("{kept} tasks are kept, and clients know of {known}"));
         }

@@ -58,8 +58,7 @@ impl Records {
 
     /// What is counted for a principal.
     pub(super) fn counted(&self, principal: &[u8; 16]) -> Usage {
-        let usage = self.kept.usage(principal).now_or_never().expect("memory does not wait");
-        usage.expect("memory does not fail")
+        self.kept.usage(principal)
     }
 
     pub(super) fn note(&self, id: &TaskId) -> Note {
@@ -148,8 +147,8 @@ impl Store for Records {
         self.kept.recent(is_ended, below, limit).await
     }
 
-    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
-        self.kept.usage(principal).await
+    fn usage(&self, principal: &[u8; 16]) -> Usage {
+        self.kept.usage(principal)
     }
 
     async fn census(&self) -> Result<Vec<Tally>, StoreError> {

@@ -136,12 +136,13 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     // Calls and tasks.
     ("proxy/admission/rate.rs KEPT", By("callers_beyond_the_bound_are_forgotten_and_others_keep_theirs")),
     (
-        "proxy/switchboard.rs WAITING",
-        By("whoever_tells_a_call_more_than_there_is_room_for_waits_until_it_has_listened"),
+        "proxy/switchboard.rs MAILBOX",
+        By("a_full_mailbox_refuses_mail_and_requests_and_still_takes_a_cancellation"),
     ),
+    ("proxy/hub.rs WAITERS_PER_TASK", By("only_so_many_requests_wait_for_one_task")),
     ("proxy/drive/book.rs MAX_OPEN", By("a_server_that_asks_without_end_is_refused_at_some_point")),
     ("proxy/drive/book.rs MAX_OPEN_BYTES", By("a_server_that_asks_in_many_words_is_refused_at_some_point")),
-    ("proxy/drive/mod.rs PROGRESS_PERIOD", By("of_much_progress_the_last_word_is_told")),
+    ("proxy/drive/writes.rs PROGRESS_PERIOD", By("of_much_progress_the_last_word_is_told")),
     ("proxy/drive/questions.rs MAX_TURNS", By("a_server_that_turns_a_call_over_without_end_loses_it")),
     (
         "proxy/drive/audience.rs PATIENCE",

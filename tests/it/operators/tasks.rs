@@ -169,7 +169,7 @@ async fn ten_thousand_tasks_are_shown_page_by_page() {
         let tool = if number == 0 { "first" } else { "t" };
         let mut record = Record::new(id, owner, tool, Duration::from_secs(3600), now);
         if number % 2 == 0 {
-            record = apply(&record, Event::Cancelled, now).expect("it works").0;
+            record = apply(&record, Event::CANCELLED_BY_CLIENT, now).expect("it works").0;
         }
         store.insert(Arc::new(record)).await.expect("kept");
     }

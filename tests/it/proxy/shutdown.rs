@@ -204,6 +204,30 @@ async fn a_task_that_ends_while_the_proxy_stops_is_fetched_and_not_cancelled() {
     }
 }
 
+/// Whoever has left could find a task of its call only here, and this is about to go.
+#[tokio::test]
+async fn in_memory_a_call_whose_client_leaves_while_the_proxy_stops_becomes_no_task() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &["tasks: { unsolicited: always }"], &[]).await;
+    let client = Older::new(proxy.addr).hello().await;
+    let waiting = client.call(7).await;
+    let call = server.call().await;
+    proxy.stop();
+    refusing(&proxy.client()).await;
+    waiting.leave();
+    soon("its departure is heard", async {
+        while !proxy.log.lines().iter().any(|line| line["outcome"] == "departed") {
+            a_moment().await;
+        }
+    })
+    .await;
+    call.says("nobody hears this");
+    let lost = proxy.gone().await;
+    let counted = ["became_tasks", "calls_lost", "results_lost"].map(|name| lost[name].as_u64());
+    assert_eq!(counted, [Some(0), Some(0), Some(0)], "{lost:#}");
+    assert_eq!(server.messages("notifications/cancelled"), 0, "the call ended by itself");
+}
+
 #[tokio::test]
 async fn a_connection_ends_with_what_it_is_answered_while_the_proxy_stops_and_what_it_carries_goes_on() {
     let server = LegacyServer::start(server()).await;

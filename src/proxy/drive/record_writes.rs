@@ -1,0 +1,72 @@
+//! The queue of changes of a task's record.
+
+use crate::{
+    bridge::exchange::Ask,
+    runtime::or_never,
+    store::{StoreError, Updated},
+};
+use futures_util::future::BoxFuture;
+use std::collections::VecDeque;
+
+/// Changes that are queued, the first of them being stored. Bounded by what a call may have open: progress and the
+/// anchor are in it once.
+#[derive(Default)]
+pub(super) struct RecordWrites(VecDeque<(AfterWrite, BoxFuture<'static, WriteResult>)>);
+
+/// What became of a change. [`Updated::Unknown`] also stands for a change of something else than the record.
+pub(super) type WriteResult = Result<Updated, StoreError>;
+
+/// What follows once a change is stored, or cannot be.
+pub(super) enum AfterWrite {
+    Nothing,
+    /// An input request is in the record: it is sent.
+    Asked {
+        ask: Ask,
+        key: String,
+    },
+    /// An input request that the server has withdrawn is no longer in it.
+    Withdrawn {
+        key: String,
+    },
+    /// An input request that nobody answered in time is no longer in it: it is declined.
+    Lapsed {
+        ask: Ask,
+        key: String,
+    },
+    Progressed {
+        message: String,
+    },
+    /// The anchor is written, from which the call can be resumed (`has_event`).
+    Anchored {
+        has_event: bool,
+    },
+}
+
+// === impl RecordWrites ===
+
+impl RecordWrites {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn push(&mut self, after: AfterWrite, write: BoxFuture<'static, WriteResult>) {
+        self.0.push_back((after, write));
+    }
+
+    /// Whether progress is being written, or will be.
+    pub(super) fn has_progress(&self) -> bool {
+        self.0.iter().any(|(after, _)| matches!(after, AfterWrite::Progressed { .. }))
+    }
+
+    /// Whether an anchor is being written, or will be.
+    pub(super) fn has_anchor(&self) -> bool {
+        self.0.iter().any(|(after, _)| matches!(after, AfterWrite::Anchored { .. }))
+    }
+
+    /// Resolves with the next change that is stored, or cannot be. Cancel safe.
+    pub(super) async fn next(&mut self) -> (AfterWrite, WriteResult) {
+        let result = or_never(self.0.front_mut().map(|(_, write)| write)).await;
+        let (after, _) = self.0.pop_front().expect("its first change was awaited");
+        (after, result)
+    }
+}
