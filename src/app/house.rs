@@ -9,7 +9,7 @@ use crate::{
     policy,
     proxy::{Endpoint, Ledger, Service, Switchboard},
     runtime::{Clock, Live, Net, Stopping},
-    telemetry::trace::Tracer,
+    telemetry::{metrics, trace::Tracer},
     upstream::{self, NotStarted, Server, Upstream},
 };
 use std::sync::Arc;
@@ -111,6 +111,14 @@ fn keys(config: &Config, own_key: [u8; 32]) -> ([u8; 32], Vec<[u8; 32]>) {
 impl Served {
     pub(super) fn path(&self) -> &Arc<str> {
         &self.endpoint.route().path
+    }
+}
+
+/// The configuration of these routes is in force.
+pub(super) fn take_effect(routes: &[Served]) {
+    for served in routes {
+        metrics::route_served(served.path(), matches!(served.server, Server::Command(_)));
+        served.endpoint.takes_effect();
     }
 }
 

@@ -28,7 +28,7 @@ use crate::{
     },
     upstream::{self, Identity, NotStarted, Server, Upstream},
 };
-use house::{House, Served, servers, services, shown};
+use house::{House, Served, servers, services, shown, take_effect};
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     task::JoinHandle,
@@ -215,7 +215,7 @@ fn start_each(
     if config.ready.needs_servers {
         tokio::spawn(ask_servers(servers, left.clone()));
     }
-    routes.iter().for_each(|served| served.endpoint.takes_effect());
+    take_effect(&routes);
     let bound = front::serve(
         config.front.clone(),
         services(&routes),

@@ -8,7 +8,7 @@
 
 use super::{
     Error, Running,
-    house::{Served, servers, services, shown},
+    house::{Served, servers, services, shown, take_effect},
     share, tell_limits,
 };
 use crate::{
@@ -78,7 +78,7 @@ impl Running {
                 self.retiring.push((retired, served.upstream));
             }
         }
-        self.routes.iter().for_each(|served| served.endpoint.takes_effect());
+        take_effect(&self.routes);
         self.config = config;
         tell_limits(&self.config);
         let changed = Changed { changed, needs_restart };

@@ -17,14 +17,23 @@ pub struct Timed {
     clock: SystemClock,
 }
 
+/// What is timed.
+const OPERATIONS: [&str; 9] =
+    ["insert", "load", "swap", "anchor", "orphans", "remove", "due", "list", "recent"];
+
 // === impl Timed ===
 
 impl Timed {
     pub fn new(inner: Arc<dyn Store>) -> Self {
+        metrics::store_operations(&OPERATIONS);
         Self { inner, clock: SystemClock::new() }
     }
 
     async fn take<T>(&self, op: &str, asked: impl Future<Output = T>) -> T {
+        debug_assert!(
+            OPERATIONS.contains(&op),
+            "{op} is not among the operations that are counted from the start"
+        );
         let since = self.clock.now();
         let answer = asked.await;
         metrics::stored(op, self.clock.now() - since);

@@ -349,6 +349,19 @@ pub struct Drained {
 // === impl Outcome ===
 
 impl Outcome {
+    pub(super) const ALL: [Self; 10] = [
+        Self::Result,
+        Self::ToolError,
+        Self::ServerError,
+        Self::Task,
+        Self::InputRequired,
+        Self::Refused,
+        Self::TimedOut,
+        Self::UpstreamFailed,
+        Self::ProxyFailed,
+        Self::Departed,
+    ];
+
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Result => "result",

@@ -201,6 +201,62 @@ async fn a_call_that_is_no_task_is_counted_by_how_it_ended_and_how_long_it_took(
     assert!(!counted.text.contains("bad") && !counted.text.contains("made/up"), "{}", counted.text);
 }
 
+/// The counters of a route that has not been called, all of which are 0.
+const FROM_THE_START: &[&str] = &[
+    "deferral_outcome_unknown_total{route=\"/b\"}",
+    "deferral_results_uncollected_total{route=\"/b\"}",
+    "deferral_upstream_events_skipped_total{route=\"/b\"}",
+    "deferral_questions_total{kind=\"elicitation\",outcome=\"declined\",route=\"/b\"}",
+    "deferral_questions_total{kind=\"other\",outcome=\"withdrawn\",route=\"/b\"}",
+    "deferral_tickets_total{outcome=\"never_collected\",route=\"/b\"}",
+    "deferral_calls_total{method=\"tools/call\",outcome=\"result\",route=\"/b\"}",
+    "deferral_calls_total{method=\"tools/call\",outcome=\"timed_out\",route=\"/b\"}",
+    "deferral_tasks_created_total{route=\"/b\",tool=\"other\"}",
+    "deferral_tasks_ended_total{route=\"/b\",status=\"failed\",tool=\"other\"}",
+    "deferral_would_defer_total{route=\"/b\",tool=\"other\"}",
+    "deferral_task_polls_count{route=\"/b\"}",
+    "deferral_cancel_seconds_count{route=\"/b\"}",
+];
+
+#[tokio::test]
+async fn each_counter_of_a_route_is_zero_from_the_start_also_where_a_reload_adds_it() {
+    let mut world = Setup::new().top(ADMIN).start().await;
+    let first = Scrape::of(&world).await;
+    for counter in FROM_THE_START {
+        assert_eq!(first.get(&counter.replace("/b", "/mcp")), 0.0, "{counter}");
+        assert!(!first.has(counter), "there is no such route: {counter}");
+    }
+    for op in ["insert", "swap"] {
+        assert_eq!(first.get(&format!("deferral_store_seconds_count{{op=\"{op}\"}}")), 0.0);
+    }
+    assert_eq!(first.get("deferral_log_lines_dropped_total"), 0.0);
+    let more = format!("path: /mcp\n  - path: /b\n    upstream: {{ url: \"{}\" }}", world.server.url());
+    world.reload(&[&more], &[ADMIN]).expect("it goes on");
+    let second = Scrape::of(&world).await;
+    for counter in FROM_THE_START {
+        assert_eq!(second.get(counter), 0.0, "{counter}");
+    }
+}
+
+#[tokio::test]
+async fn a_tool_that_is_counted_by_name_has_all_its_counters() {
+    let world = Setup::new().top(ADMIN).start().await;
+    let waiting = world.client().call("t").await;
+    world.server.call().await.says("done");
+    waiting.answer().await;
+    let called = "deferral_call_duration_seconds_count{route=\"/mcp\",tool=\"t\"}";
+    let scrape = until(&world, |scrape| scrape.has(called)).await;
+    for counter in ["deferral_tasks_created_total", "deferral_would_defer_total"] {
+        assert_eq!(scrape.get(&format!("{counter}{{route=\"/mcp\",tool=\"t\"}}")), 0.0);
+    }
+    for status in ["completed", "failed", "cancelled"] {
+        let ended = format!("deferral_tasks_ended_total{{route=\"/mcp\",status=\"{status}\",tool=\"t\"}}");
+        assert_eq!(scrape.get(&ended), 0.0);
+    }
+    let failed = "deferral_calls_total{method=\"tools/call\",outcome=\"upstream_failed\",route=\"/mcp\"}";
+    assert_eq!(scrape.get(failed), 0.0);
+}
+
 #[tokio::test]
 async fn a_server_that_is_not_there_is_down_and_its_limits_are_known() {
     let world = Setup::new().top(ADMIN).top("limits: { calls: 77 }").start().await;

@@ -38,8 +38,8 @@ use prometheus::{
 use requests::Requests;
 use serde::Serialize;
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, LazyLock, atomic::Ordering},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, LazyLock, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 use tools::{Tool, Tools};
@@ -47,6 +47,9 @@ use tools::{Tool, Tools};
 /// What is counted.
 struct Metrics {
     registry: Registry,
+    /// Each route of the configurations since the start. Its counters are written from then on, with the value 0: a
+    /// counter that first appears with the value 1 shows no increase, so an alert would miss the first event.
+    routes: Mutex<BTreeSet<Arc<str>>>,
     requests: Requests,
     tools: Tools,
     task_polls: HistogramVec,
@@ -84,6 +87,9 @@ pub struct SeenServer {
 
 /// How a method is called that nobody specified.
 const UNSPECIFIED: &str = "other";
+
+/// The kinds of input requests that the specification has, by the first part of their methods.
+const KINDS: [&str; 3] = ["elicitation", "sampling", "roots"];
 
 /// The route of what is on none.
 const NOWHERE: &str = "none";
@@ -148,6 +154,7 @@ impl Metrics {
             registered(&registry, HistogramVec::new(options, labels))
         };
         Self {
+            routes: Mutex::default(),
             requests: Requests::default(),
             tools: Tools::default(),
             task_polls: histograms(
@@ -267,8 +274,9 @@ pub fn questions_waiting() -> u64 {
 pub fn write(seen: &Seen) -> Vec<u8> {
     let metrics = &*METRICS;
     let mut families = metrics.registry.gather();
-    families.extend(metrics.requests.families());
-    families.extend(metrics.tools.families());
+    let routes = metrics.routes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    families.extend(metrics.requests.families(&routes));
+    families.extend(metrics.tools.families(&routes));
     families.extend(limits::families());
     #[cfg(target_os = "linux")]
     families.extend(process::families());
@@ -291,6 +299,39 @@ pub fn tools() -> Vec<ToolSnapshot> {
 /// What is known of each limit.
 pub fn limits() -> Vec<LimitSnapshot> {
     Limit::ALL.iter().map(|limit| limit.snapshot()).collect()
+}
+
+/// A route is served: each of its counters exists from now on. `has_processes` where its server is a program that the
+/// proxy starts.
+pub fn route_served(route: &Arc<str>, has_processes: bool) {
+    let metrics = &*METRICS;
+    metrics.routes.lock().unwrap_or_else(PoisonError::into_inner).insert(Arc::clone(route));
+    let of_route: &[&str] = &[route];
+    for counter in [&metrics.results_uncollected, &metrics.outcome_unknown, &metrics.events_skipped] {
+        counter.with_label_values(of_route);
+    }
+    if has_processes {
+        metrics.child_restarts.with_label_values(of_route);
+    }
+    for histogram in [&metrics.task_polls, &metrics.cancel_seconds] {
+        histogram.with_label_values(of_route);
+    }
+    metrics.questions_waiting.with_label_values(of_route);
+    for kind in KINDS.into_iter().chain([UNSPECIFIED]) {
+        for outcome in QuestionOutcome::ALL {
+            metrics.questions.with_label_values(&[route, kind, outcome.as_str()]);
+        }
+    }
+    for outcome in TicketOutcome::ALL {
+        metrics.tickets.with_label_values(&[route, outcome.as_str()]);
+    }
+}
+
+/// The operations of the task store, each of which is counted from now on.
+pub fn store_operations(operations: &[&str]) {
+    for op in operations {
+        METRICS.store_seconds.with_label_values(&[op]);
+    }
 }
 
 /// One request has ended so.
@@ -385,12 +426,8 @@ pub(super) fn question(route: &str, method: &str, outcome: QuestionOutcome) {
 }
 
 fn kind_of(method: &str) -> &'static str {
-    match method.split_once('/') {
-        Some(("elicitation", _)) => "elicitation",
-        Some(("sampling", _)) => "sampling",
-        Some(("roots", _)) => "roots",
-        _ => UNSPECIFIED,
-    }
+    let family = method.split_once('/').map(|(family, _)| family);
+    KINDS.into_iter().find(|kind| family == Some(*kind)).unwrap_or(UNSPECIFIED)
 }
 
 /// A server has taken a cancel, this long after it was told.
@@ -470,6 +507,8 @@ impl Drop for OpenQuestion {
 // === impl QuestionOutcome ===
 
 impl QuestionOutcome {
+    const ALL: [Self; 4] = [Self::Answered, Self::Declined, Self::Refused, Self::Withdrawn];
+
     const fn as_str(self) -> &'static str {
         match self {
             Self::Answered => "answered",
@@ -483,6 +522,8 @@ impl QuestionOutcome {
 // === impl TicketOutcome ===
 
 impl TicketOutcome {
+    const ALL: [Self; 3] = [Self::Given, Self::Collected, Self::NeverCollected];
+
     const fn as_str(self) -> &'static str {
         match self {
             Self::Given => "given",

@@ -3,10 +3,10 @@
 //! Each of them moves three counts, so it moves those of its thread's stripe: what is shown is the sum.
 
 use super::expose;
-use crate::{runtime::Striped, telemetry::events::Outcome};
+use crate::{protocol::Method, runtime::Striped, telemetry::events::Outcome};
 use prometheus::proto::MetricFamily;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -33,6 +33,9 @@ pub(super) struct Ended {
     pub(super) outcome: Outcome,
     pub(super) count: u64,
 }
+
+/// The outcomes of which an alert is made.
+const FAILURES: [Outcome; 3] = [Outcome::UpstreamFailed, Outcome::TimedOut, Outcome::ProxyFailed];
 
 // === impl Requests ===
 
@@ -72,9 +75,20 @@ impl Requests {
         sum
     }
 
-    /// As Prometheus is shown them.
-    pub(super) fn families(&self) -> [MetricFamily; 2] {
-        let counts = self.snapshot();
+    /// As Prometheus is shown them. For `routes`, every outcome of a `tools/call` exists with the value 0; of another
+    /// method each outcome that is a failure, once the method has been called.
+    pub(super) fn families(&self, routes: &BTreeSet<Arc<str>>) -> [MetricFamily; 2] {
+        let mut counts = self.snapshot();
+        for route in routes {
+            let of_route = counts.entry((**route).into()).or_default();
+            Outcome::ALL.into_iter().for_each(|outcome| of_route.add(Method::ToolsCall.as_str(), outcome, 0));
+            let methods: BTreeSet<_> = of_route.ended.iter().map(|ended| ended.method.clone()).collect();
+            for (method, outcome) in
+                methods.iter().flat_map(|method| FAILURES.map(|failure| (method, failure)))
+            {
+                of_route.add(method, outcome, 0);
+            }
+        }
         let ended = counts.iter().flat_map(|(route, of_route)| {
             of_route.ended.iter().map(move |ended| {
                 let labels =
@@ -176,7 +190,13 @@ mod tests {
             |outcome| of_route.ended.iter().find(|ended| ended.outcome == outcome).map(|ended| ended.count);
         assert_eq!((count(Outcome::Task), count(Outcome::Result)), (Some(5), Some(15)));
         assert_eq!(counted["none"].in_flight, None);
-        let shown = requests.families().map(|family| family.get_metric().len());
-        assert_eq!(shown, [3, 1]);
+        let shown = |routes| requests.families(&routes).map(|family| family.get_metric().len());
+        assert_eq!(shown(BTreeSet::new()), [3, 1]);
+        let of_calls = Outcome::ALL.len();
+        assert_eq!(
+            shown(BTreeSet::from(["/a".into()])),
+            [of_calls + 1, 1],
+            "with those that have the value 0"
+        );
     }
 }

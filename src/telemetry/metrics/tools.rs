@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use prometheus::proto::MetricFamily;
 use serde::Serialize;
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     hash::{BuildHasher, RandomState},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
@@ -197,12 +197,16 @@ impl Tool {
 }
 
 impl Tools {
-    /// As Prometheus is shown them.
-    pub(super) fn families(&self) -> Vec<MetricFamily> {
-        let tools = self.snapshot();
+    /// As Prometheus is shown them. A tool that is counted by name has all its counters; each of `routes` has those of
+    /// [`OTHER`].
+    pub(super) fn families(&self, routes: &BTreeSet<Arc<str>>) -> Vec<MetricFamily> {
+        let mut tools = self.snapshot();
+        let others = tools.iter().filter(|tool| &*tool.tool == OTHER);
+        let others: BTreeSet<_> = others.map(|tool| Arc::clone(&tool.route)).collect();
+        let missing = routes.difference(&others);
+        tools.extend(missing.map(|route| Tool::default().snapshot(Arc::clone(route), OTHER.into())));
         let count = |name: &str, help: &str, of: Count| {
-            let each = tools.iter().filter(|tool| of(tool) > 0);
-            let each = each.map(|tool| expose::counter(&labels(tool), of(tool) as f64));
+            let each = tools.iter().map(|tool| expose::counter(&labels(tool), of(tool) as f64));
             expose::family(name, help, expose::COUNTER, each)
         };
         let took = |name: &str, help: &str, of: fn(&ToolSnapshot) -> &LatencySnapshot| {
@@ -216,8 +220,7 @@ impl Tools {
             ("cancelled", |tool| tool.tasks_cancelled),
         ];
         let ended = tools.iter().flat_map(|tool| {
-            let each = ended.iter().filter(|(_, of)| of(tool) > 0);
-            each.map(|(status, of)| {
+            ended.iter().map(|(status, of)| {
                 let [route, name] = labels(tool);
                 expose::counter(&[route, name, ("status", status)], of(tool) as f64)
             })
