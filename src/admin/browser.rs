@@ -5,13 +5,16 @@
 //! page can give any name an address of this machine (DNS rebinding). Pages that clients may be called from
 //! (`access.origins`) are no operators' pages: only a page of the same host may.
 
+use super::listener::Peer;
 use crate::{
     policy::{Access, Denied},
-    protocol::headers::text,
+    protocol::headers::{forwarded_for, text},
+    telemetry::AccessDenied,
 };
 use http::{
     HeaderMap, HeaderName, Uri,
     header::{HOST, ORIGIN},
+    request::Parts,
 };
 
 /// The names under which operators reach the admin address.
@@ -27,6 +30,22 @@ pub(super) enum NotOurPage {
         "this request comes from a page of another site (`Sec-Fetch-Site: cross-site`); type the address of the admin page into the browser"
     )]
     CrossSite,
+}
+
+// === impl NotOurPage ===
+
+impl NotOurPage {
+    /// Says in the log where the request came from.
+    pub(super) fn log(&self, head: &Parts) {
+        let page = head.headers.get(ORIGIN).map(text);
+        let (host, origin) = match self {
+            Self::Denied(denied) => denied.values(),
+            Self::CrossSite => (None, page.as_deref()),
+        };
+        let client = head.extensions.get().and_then(|Peer(address)| *address);
+        let forwarded = forwarded_for(&head.headers);
+        AccessDenied { listener: "admin", client, forwarded: forwarded.as_deref(), host, origin }.emit();
+    }
 }
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");

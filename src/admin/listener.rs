@@ -23,6 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use pin_project::pin_project;
 use std::{
     convert::Infallible,
+    net::IpAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -68,6 +69,10 @@ pub(super) struct Bounds {
     pub(super) name: &'static str,
 }
 
+/// The address of a request's client, among the request's extensions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer(pub(super) Option<IpAddr>);
+
 /// A connection of this listener. Its request is being served until it is dropped.
 struct Busy {
     activity: Arc<Activity>,
@@ -112,9 +117,10 @@ pub(super) async fn accept(mut listener: Listener, site: impl Site, bounds: Boun
         match accepted {
             Ok(stream) => {
                 let serves = place(&mut connections, &idle, &clock, bounds, &mut full).await;
-                let guard = idle.admit(peer_address(&stream), clock.now());
+                let peer = Peer(peer_address(&stream));
+                let guard = idle.admit(peer.0, clock.now());
                 idle.bound_pending(&guard, bounds.pending(), clock.now(), Duration::ZERO);
-                connections.spawn(serve(stream, site.clone(), guard, serves));
+                connections.spawn(serve((stream, peer), site.clone(), guard, serves));
             }
             Err(error) => {
                 let listener = bounds.name;
@@ -157,16 +163,16 @@ async fn place(
 }
 
 /// Serves a connection from its handshake to its end. What goes wrong is its client's affair.
-async fn serve(stream: Stream, site: impl Site, guard: IdleGuard, serves: Serves) {
+async fn serve((stream, peer): (Stream, Peer), site: impl Site, guard: IdleGuard, serves: Serves) {
     // Right on the socket, so that a client that takes nothing holds no place among the few.
     let stream = Paced::new(stream, WRITE);
     let activity = &guard.activity;
     let serving = async {
         match site.tls() {
-            None => connection(stream, &site, activity, serves).await,
+            None => connection((stream, peer), &site, activity, serves).await,
             Some(tls) => {
                 if let Ok(Ok(stream)) = timeout(READ_HEADERS, tls.accept(stream)).await {
-                    connection(stream, &site, activity, serves).await;
+                    connection((stream, peer), &site, activity, serves).await;
                 }
             }
         }
@@ -187,12 +193,13 @@ async fn closes(activity: &Activity) {
 
 /// Drives HTTP on a stream.
 pub(super) async fn connection(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    (stream, peer): (impl AsyncRead + AsyncWrite + Unpin + Send + 'static, Peer),
     site: &impl Site,
     activity: &Arc<Activity>,
     serves: Serves,
 ) {
-    let answer = service_fn(async |request: Request<Incoming>| {
+    let answer = service_fn(async |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
         let busy = Busy::begin(Arc::clone(activity));
         let answer = match request_head::check(request.version(), request.uri(), request.headers()) {
             Ok(()) => site.answer(request, serves, activity.receives()).await,

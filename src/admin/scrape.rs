@@ -5,15 +5,16 @@
 
 use super::{
     answer::{Answer, problem, text},
-    listener::{self, Bounds, Serves, Site},
+    listener::{self, Bounds, Peer, Serves, Site},
     metrics,
     processes::Servers,
     server::Error,
 };
 use crate::{
+    protocol::headers::{self, forwarded_for},
     proxy::Ledger,
     runtime::{Listener, Live, Net, Receiving},
-    telemetry,
+    telemetry::{self, AccessDenied},
 };
 use http::{
     HeaderValue, Method, Request, StatusCode,
@@ -80,7 +81,11 @@ impl Site for Live<Shown> {
             answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
-        if request.headers().contains_key(ORIGIN) {
+        if let Some(origin) = request.headers().get(ORIGIN) {
+            let client = request.extensions().get().and_then(|Peer(address)| *address);
+            let (forwarded, origin) = (forwarded_for(request.headers()), headers::text(origin));
+            let (forwarded, origin) = (forwarded.as_deref(), Some(&*origin));
+            AccessDenied { listener: "metrics", client, forwarded, host: None, origin }.emit();
             return problem(StatusCode::FORBIDDEN, "pages of browsers may not read metrics here");
         }
         let written = metrics::written(&shown.servers, &shown.ledger).await;

@@ -165,6 +165,7 @@ where
 {
     let (mut head, body) = request.into_parts();
     if let Err(denied) = shared.parts.access.check(&head.uri, &head.headers) {
+        denied.log(&head);
         return problem(StatusCode::FORBIDDEN, &denied.to_string());
     }
     let (served, asked) = match router::find(&head.method, head.uri.path()) {
@@ -319,7 +320,7 @@ mod tests {
     use super::*;
     use crate::runtime::Drain;
     use crate::{
-        admin::listener::WRITE,
+        admin::listener::{Peer, WRITE},
         front::Paced,
         policy::{Access, Quotas},
         runtime::{Activity, Clock, SystemClock},
@@ -423,7 +424,7 @@ mod tests {
             let serving = async move {
                 let activity = Arc::new(Activity::new(SystemClock::new().now()));
                 let paced = Paced::new(server, WRITE);
-                listener::connection(paced, &shared, &activity, Serves::Everything).await;
+                listener::connection((paced, Peer(None)), &shared, &activity, Serves::Everything).await;
             };
             (client, tokio::spawn(serving))
         };

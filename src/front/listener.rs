@@ -25,7 +25,8 @@ use crate::runtime::{
     IdleGuard, Listener, Live, MIN_IDLE, MIN_PENDING, Net, Seldom, Stopping, Stream, Throttled,
     is_out_of_descriptors, look_again, peer_address,
 };
-use crate::telemetry::Limit;
+use crate::telemetry::{HeadRefused, Limit};
+use bytes::Bytes;
 use futures_util::{FutureExt, future::Map};
 use http::{
     HeaderMap, HeaderValue, StatusCode,
@@ -277,13 +278,10 @@ fn bound_pending(lasting: &Lasting, newest: &IdleGuard, limit: usize, throttled:
     }
 }
 
-/// Counts the limit that a connection of HTTP/1 has ended with. That a head is overdue is counted where it is read.
-fn count(error: &hyper::Error) {
-    if error.is_parse_too_large() {
-        Limit::HeaderBytes.hit();
-    } else if error.is_timeout() {
-        Limit::IdleConnection.hit();
-    }
+/// The number of header lines in the head of an HTTP/1 request, up to its end or to where it breaks off.
+fn header_lines(head: &[u8]) -> usize {
+    let behind_the_request_line = head.split(|byte| *byte == b'\n').skip(1);
+    behind_the_request_line.take_while(|line| !matches!(line, [] | [b'\r'])).count()
 }
 
 /// What ALPN agreed on, if the client took part.
@@ -380,20 +378,20 @@ impl<S: Serves> Visit<S> {
         // which hyper has answered. What it held has been dropped, and that is how we notice.
         match version {
             Version::Http1 => {
-                let mut serving = pin!(http1(&self.front).serve_connection(io, door));
+                let mut serving = http1(&self.front).serve_connection(io, door);
                 // Beside each of its requests.
                 let due = pin!(self.leaving.is_due());
                 let leaves = Seldom::new(due);
                 let ended = tokio::select! {
-                    ended = serving.as_mut() => ended,
+                    ended = &mut serving => ended,
                     due = leaves => {
                         // hyper would wait for the rest of a request, and has answered nothing.
                         if due == Due::Asked && !activity.has_completed() && activity.waiting_since().is_some() {
                             return;
                         }
-                        serving.as_mut().graceful_shutdown();
+                        Pin::new(&mut serving).graceful_shutdown();
                         loop {
-                            match timeout(FAREWELL, serving.as_mut()).await {
+                            match timeout(FAREWELL, &mut serving).await {
                                 Ok(ended) => break ended,
                                 // The next request is incomplete, and another connection waits for its place.
                                 Err(_elapsed) if due == Due::Asked && connection.is_in_a_head() => return,
@@ -403,11 +401,23 @@ impl<S: Serves> Visit<S> {
                     }
                 };
                 if let Err(error) = ended {
-                    count(&error);
+                    self.count(&error, || serving.into_parts().read_buf);
                 }
             }
             // Boxed: connections of HTTP/1 need not pay for it.
             Version::Http2 => Box::pin(self.http2(io, door)).await,
+        }
+    }
+
+    /// Counts the limit that a connection of HTTP/1 has ended with. That a head is overdue is counted where it is read.
+    /// `head` is what has been read of the request that was refused: hyper has one error for two limits.
+    fn count(&self, error: &hyper::Error, head: impl FnOnce() -> Bytes) {
+        if error.is_parse_too_large() {
+            let has_too_many = header_lines(&head()) > self.front.limits.headers;
+            let limit = if has_too_many { Limit::Headers } else { Limit::HeaderBytes };
+            HeadRefused { limit, client: self.peer }.emit();
+        } else if error.is_timeout() {
+            Limit::IdleConnection.hit();
         }
     }
 
@@ -433,7 +443,7 @@ impl<S: Serves> Visit<S> {
     {
         let activity = &self.leaving.idle.activity;
         let builder = http2(&self.front, self.leaving.stopping.clone());
-        let mut serving = pin!(builder.serve_connection(Counted::new(io), Streams(door)));
+        let mut serving = pin!(builder.serve_connection(Counted::new(io, self.peer), Streams(door)));
         let due = tokio::select! {
             _ = serving.as_mut() => return,
             due = self.leaving.is_due() => due,

@@ -1,14 +1,19 @@
-//! Calls on one HTTP/2 connection beyond `limits.streams`.
+//! Requests on an HTTP/2 connection that the HTTP/2 library refuses by itself, which tells nobody: that is seen in what it
+//! writes.
 //!
-//! A client is told the limit at the beginning, and keeps to it: it queues further calls by itself, of which nobody here knows. One that
-//! does not, or that has not heard it yet, has each stream beyond it refused by the HTTP/2 library, which tells nobody: that is
-//! seen in what it writes. Nothing else is refused with that code (RFC 9113, 5.1.2 and 8.7).
+//! *Beyond `limits.streams`.* A client is told the limit at the beginning, and keeps to it: it queues further calls by itself, of
+//! which nobody here knows. One that does not, or that has not heard it yet, has each stream beyond it refused. Nothing else is
+//! refused with that code (RFC 9113, 5.1.2 and 8.7).
+//!
+//! *A head beyond `limits.header_bytes`.* It is answered with 431 and nothing else: headers that end their stream and have one
+//! field. Responses of ours have a date besides.
 
-use crate::telemetry::Limit;
+use crate::telemetry::{HeadRefused, Limit};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use pin_project::pin_project;
 use std::{
     io::{self, IoSlice},
+    net::IpAddr,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -19,12 +24,14 @@ pub(super) struct Counted<S> {
     #[pin]
     io: S,
     frames: Frames,
+    client: Option<IpAddr>,
 }
 
 /// The frames that go out, of which only the beginning is looked at (RFC 9113, 4.1).
 #[derive(Default)]
 struct Frames {
-    /// What has gone out of a frame's head, with the error code behind it where it has one.
+    /// What has gone out of a frame's head, with the error code behind it where it has one, or the beginning of its
+    /// fields.
     head: [u8; CODE.1],
     filled: usize,
     /// Bytes that are left of the frame behind that.
@@ -35,6 +42,11 @@ struct Frames {
 const HEAD: usize = 9;
 /// Where a reset's error code begins and ends.
 const CODE: (usize, usize) = (HEAD, HEAD + 4);
+/// The type of a frame with headers, and its flag that the stream ends with them (6.2).
+const HEADERS: u8 = 1;
+const END_STREAM: u8 = 1;
+/// As many bytes of a field say how long it is, where it has a name of the static table (RFC 7541, 6).
+const FIELD: usize = 2;
 /// The type of a frame that resets a stream (6.4).
 const RST_STREAM: u8 = 3;
 /// Why: it was not begun (7).
@@ -43,8 +55,8 @@ const REFUSED_STREAM: [u8; 4] = [0, 0, 0, 7];
 // === impl Counted ===
 
 impl<S> Counted<S> {
-    pub(super) fn new(io: S) -> Self {
-        Self { io, frames: Frames::default() }
+    pub(super) fn new(io: S, client: Option<IpAddr>) -> Self {
+        Self { io, frames: Frames::default(), client }
     }
 }
 
@@ -59,7 +71,7 @@ impl<S: Write> Write for Counted<S> {
         let this = self.project();
         let written = this.io.poll_write(cx, buf);
         if let Poll::Ready(Ok(count)) = written {
-            this.frames.go_out(&buf[..count]);
+            this.frames.go_out(&buf[..count], *this.client);
         }
         written
     }
@@ -74,7 +86,7 @@ impl<S: Write> Write for Counted<S> {
         if let Poll::Ready(Ok(mut count)) = written {
             for buf in bufs {
                 let part = buf.len().min(count);
-                this.frames.go_out(&buf[..part]);
+                this.frames.go_out(&buf[..part], *this.client);
                 count -= part;
             }
         }
@@ -98,35 +110,58 @@ impl<S: Write> Write for Counted<S> {
 
 impl Frames {
     /// These bytes have gone out.
-    fn go_out(&mut self, mut bytes: &[u8]) {
+    fn go_out(&mut self, mut bytes: &[u8], client: Option<IpAddr>) {
         while !bytes.is_empty() {
             let skipped = self.left.min(bytes.len());
             self.left -= skipped;
             bytes = &bytes[skipped..];
-            let wanted = if self.is_reset() { CODE.1 } else { HEAD };
-            let taken = (wanted - self.filled).min(bytes.len());
+            let taken = (self.wanted() - self.filled).min(bytes.len());
             self.head[self.filled..][..taken].copy_from_slice(&bytes[..taken]);
             self.filled += taken;
             bytes = &bytes[taken..];
-            if self.filled == CODE.1 || self.filled == HEAD && !self.is_reset() {
-                self.begin();
+            if self.filled == self.wanted() {
+                self.begin(client);
             }
         }
     }
 
-    /// Whether this frame is known to reset a stream.
-    fn is_reset(&self) -> bool {
-        self.filled >= HEAD && self.head[3] == RST_STREAM
+    /// Bytes that must be known of a frame; more once it is known what it is.
+    fn wanted(&self) -> usize {
+        match self.head[3] {
+            _ if self.filled < HEAD => HEAD,
+            RST_STREAM => CODE.1,
+            HEADERS if self.head[4] & END_STREAM != 0 => HEAD + self.length().min(FIELD),
+            _ => HEAD,
+        }
+    }
+
+    /// Bytes of a frame behind its head.
+    fn length(&self) -> usize {
+        self.head[..3].iter().fold(0, |length, byte| length << 8 | usize::from(*byte))
     }
 
     /// Enough of a frame has gone out to know what it is.
-    fn begin(&mut self) {
-        let length = self.head[..3].iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
-        if self.is_reset() && self.head[CODE.0..] == REFUSED_STREAM {
-            Limit::Streams.hit();
+    fn begin(&mut self, client: Option<IpAddr>) {
+        match self.head[3] {
+            RST_STREAM if self.head[CODE.0..] == REFUSED_STREAM => Limit::Streams.hit(),
+            HEADERS if self.head[4] & END_STREAM != 0 && self.has_one_field() => {
+                HeadRefused { limit: Limit::HeaderBytes, client }.emit();
+            }
+            _ => {}
         }
-        self.left = (HEAD + length).saturating_sub(self.filled);
+        self.left = (HEAD + self.length()).saturating_sub(self.filled);
         self.filled = 0;
+    }
+
+    /// Whether headers are a single field: one of a table, or a value with its name in the static table (RFC 7541, 6.1
+    /// and 6.2).
+    fn has_one_field(&self) -> bool {
+        let [first, second] = [self.head[HEAD], self.head[HEAD + 1]];
+        match self.length() {
+            0 => false,
+            1 => first & 0x80 != 0,
+            length => first & 0x80 == 0 && first & 0x0f != 0 && length == FIELD + usize::from(second & 0x7f),
+        }
     }
 }
 
@@ -135,8 +170,8 @@ mod tests {
     use super::*;
     use crate::telemetry::metrics::limits;
 
-    fn hits() -> u64 {
-        limits().iter().find(|limit| limit.limit == "limits.streams").expect("it is counted").hits
+    fn hits(key: &str) -> u64 {
+        limits().iter().find(|limit| limit.limit == key).expect("it is counted").hits
     }
 
     fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
@@ -159,9 +194,36 @@ mod tests {
         ]
         .concat();
         for portion in 1..=bytes.len() {
-            let (mut frames, before) = (Frames::default(), hits());
-            bytes.chunks(portion).for_each(|bytes| frames.go_out(bytes));
-            assert_eq!(hits() - before, 2, "{portion} at a time");
+            let (mut frames, before) = (Frames::default(), hits("limits.streams"));
+            bytes.chunks(portion).for_each(|bytes| frames.go_out(bytes, None));
+            assert_eq!(hits("limits.streams") - before, 2, "{portion} at a time");
+        }
+    }
+
+    #[test]
+    fn headers_that_end_a_stream_and_have_one_field_are_a_head_that_was_refused() {
+        const KEY: &str = "limits.header_bytes";
+        let headers = |flags: u8, fields: &[u8]| {
+            let mut frame = frame(HEADERS, fields);
+            frame[4] = flags;
+            frame
+        };
+        let refused: [&[u8]; 3] = [b"\x48\x03431", b"\x08\x03431", b"\xbe"];
+        for portion in [1, 2, 100] {
+            let (mut frames, before) = (Frames::default(), hits(KEY));
+            let mut go_out =
+                |frame: Vec<u8>| frame.chunks(portion).for_each(|bytes| frames.go_out(bytes, None));
+            refused.into_iter().for_each(|fields| go_out(headers(4 | END_STREAM, fields)));
+            assert_eq!(hits(KEY) - before, 3, "{portion} at a time");
+            // Not the end; a date besides, new or known; none; something else that has flags.
+            go_out(headers(4, b"\xbe"));
+            go_out(headers(4 | END_STREAM, b"\x48\x03431\xbf"));
+            go_out(headers(4 | END_STREAM, b"\xbe\xbf"));
+            go_out(headers(4 | END_STREAM, b""));
+            let mut data = frame(0, b"\xbe");
+            data[4] = END_STREAM;
+            go_out(data);
+            assert_eq!(hits(KEY) - before, 3, "{portion} at a time");
         }
     }
 }

@@ -41,6 +41,18 @@ pub enum Denied {
     Origin(String),
 }
 
+// === impl Denied ===
+
+impl Denied {
+    /// The host or the origin that is refused.
+    pub fn values(&self) -> (Option<&str>, Option<&str>) {
+        match self {
+            Self::Host(host) => (Some(host), None),
+            Self::Origin(origin) => (None, Some(origin)),
+        }
+    }
+}
+
 // === impl Access ===
 
 impl Access {

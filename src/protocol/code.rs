@@ -49,6 +49,23 @@ pub const SHUTTING_DOWN: i64 = -31007;
 /// The credentials were refused, by the server or here.
 pub const UNAUTHORIZED: i64 = -31008;
 
+/// Whether an error has one of the codes above that are ours alone, so that its message is in our words.
+pub const fn is_own(code: i64) -> bool {
+    matches!(code, UNAUTHORIZED..=UPSTREAM_UNAVAILABLE)
+}
+
+/// Whose fault an error is, as far as its code says. Of the codes that JSON-RPC leaves to servers (-32000 to -32019, and
+/// what is outside the reserved range) it is not known: they are taken for the client's.
+pub const fn fault_of(code: i64) -> Fault {
+    match code {
+        UPSTREAM_UNAVAILABLE | OUTCOME_UNKNOWN | UPSTREAM_TIMEOUT | UPSTREAM_INVALID | INTERNAL_ERROR => {
+            Fault::Server
+        }
+        RESULT_TOO_LARGE | BUSY | SHUTTING_DOWN => Fault::Proxy,
+        _ => Fault::Client,
+    }
+}
+
 /// Whose fault an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {

@@ -8,7 +8,7 @@
 use super::{canonical, splice::Object};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, header::FORWARDED};
 use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::HashMap};
 
@@ -17,6 +17,8 @@ pub static METHOD: HeaderName = HeaderName::from_static("mcp-method");
 pub static NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+/// What proxies added before `Forwarded` had a standard.
+static FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// What every header that mirrors a parameter begins with, in lower case.
 pub const PARAM_PREFIX: &str = "mcp-param-";
 
@@ -77,6 +79,11 @@ pub fn read<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<
 /// A value as it is spelled. Hardly any is more than ASCII; bytes that are no text are shown as such.
 pub fn text(value: &HeaderValue) -> Cow<'_, str> {
     value.to_str().map_or_else(|_| String::from_utf8_lossy(value.as_bytes()), Cow::Borrowed)
+}
+
+/// What a request says of the hops before it: `Forwarded` (RFC 7239), else `X-Forwarded-For`. Any client can send it.
+pub fn forwarded_for(headers: &HeaderMap) -> Option<Cow<'_, str>> {
+    [&FORWARDED, &FORWARDED_FOR].into_iter().find_map(|name| headers.get(name)).map(text)
 }
 
 /// The text a header value stands for: itself, or what its base64 sentinel

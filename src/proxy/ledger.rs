@@ -671,8 +671,17 @@ fn moved(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) {
         from,
         to,
         end,
+        reason: reason(record).as_deref(),
     }
     .emit();
+}
+
+/// Why a task failed, where it has. Of a server's error its code and not its words, which may hold what it was asked
+/// about.
+fn reason(record: &Record) -> Option<String> {
+    let State::Failed { error } = &record.state else { return None };
+    let error = ErrorObject::from_raw(error.clone());
+    Some(if code::is_own(error.code()) { error.message() } else { format!("error {}", error.code()) })
 }
 
 fn principal_of(principal: &[u8; 16]) -> Principal {

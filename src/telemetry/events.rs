@@ -2,8 +2,11 @@
 //! bodies and no credentials.
 
 use super::{log::tell_suppressed, metrics, tap};
-use crate::protocol::{Fault, code::OUTCOME_UNKNOWN};
-use std::{fmt, time::Duration};
+use crate::protocol::{
+    Fault,
+    code::{OUTCOME_UNKNOWN, fault_of},
+};
+use std::{fmt, net::IpAddr, time::Duration};
 
 /// How a request ended, for the access line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,6 +106,25 @@ pub struct TaskCreated<'a> {
     pub principal: &'a dyn fmt::Display,
 }
 
+/// A request was refused before there was one to speak of: its head is beyond a limit, so it has no access line.
+pub struct HeadRefused {
+    pub limit: metrics::Limit,
+    /// The client's address, or that of the proxy in front of us.
+    pub client: Option<IpAddr>,
+}
+
+/// A request was refused for its `Host` or `Origin`.
+pub struct AccessDenied<'a> {
+    /// Which listener: `clients` or `admin`.
+    pub listener: &'a str,
+    /// The client's address, or that of the proxy in front of us.
+    pub client: Option<IpAddr>,
+    /// What the request itself says of the hops before (`Forwarded`, else `X-Forwarded-For`). Not verified.
+    pub forwarded: Option<&'a str>,
+    pub host: Option<&'a str>,
+    pub origin: Option<&'a str>,
+}
+
 /// A task moved from one state to another.
 pub struct TaskTransition<'a> {
     pub task: &'a dyn fmt::Display,
@@ -113,6 +135,8 @@ pub struct TaskTransition<'a> {
     pub to: &'a str,
     /// Where it has ended with that.
     pub end: Option<TaskEnd>,
+    /// Why, where it has failed: in our own words, or the code of the server's error. Only its beginning is written.
+    pub reason: Option<&'a str>,
 }
 
 /// The configuration was read again, and holds.
@@ -479,7 +503,13 @@ impl Access<'_> {
 }
 
 /// Offers a change of a task to the open taps.
-fn show_task(task: &dyn fmt::Display, about: tap::About<'_>, from: &str, to: &str, end: Option<TaskEnd>) {
+fn show_task(
+    task: &dyn fmt::Display,
+    about: tap::About<'_>,
+    (from, to): (&str, &str),
+    end: Option<TaskEnd>,
+    reason: Option<&str>,
+) {
     tap::show("task", about, None, |line| {
         let mut put = |name: &str, value: serde_json::Value| drop(line.insert(name.to_owned(), value));
         put("task", task.to_string().into());
@@ -493,6 +523,7 @@ fn show_task(task: &dyn fmt::Display, about: tap::About<'_>, from: &str, to: &st
             }
             code.into_iter().for_each(|code| put("code", code.into()));
         }
+        reason.into_iter().for_each(|reason| put("reason", beginning(reason).into()));
     });
 }
 
@@ -556,6 +587,17 @@ impl ServerEnded<'_> {
     }
 }
 
+// === impl HeadRefused ===
+
+impl HeadRefused {
+    pub fn emit(&self) {
+        self.limit.hit();
+        tracing::warn!(
+            target: "deferral", event = "head_refused", limit = self.limit.key(), client = self.client.map(shown),
+        );
+    }
+}
+
 // === impl EventSkipped ===
 
 impl EventSkipped<'_> {
@@ -576,7 +618,7 @@ impl TaskCreated<'_> {
         if tap::is_open() {
             let about =
                 tap::About { route: self.route, principal: self.principal, token: None, tool: self.tool };
-            show_task(self.task, about, "call", "working", None);
+            show_task(self.task, about, ("call", "working"), None, None);
         }
         tracing::info!(
             name: "task",
@@ -592,7 +634,29 @@ impl TaskCreated<'_> {
     }
 }
 
+/// The line of a task's change at one level, which must be known where it is written.
+macro_rules! transition {
+    ($level:ident, $it:expr) => {
+        tracing::$level!(
+            name: "task",
+            target: "deferral::task",
+            event = "transition",
+            task = %$it.task,
+            route = $it.route,
+            tool = $it.tool,
+            principal = %$it.principal,
+            from = $it.from,
+            to = $it.to,
+            code = $it.end.and_then(|end| end.code),
+            reason = $it.reason.map(beginning),
+            tool_error = $it.end.and_then(|end| end.is_tool_error.then_some(true)),
+            took_ms = $it.end.map(|end| millis(end.waited + end.age)),
+        )
+    };
+}
+
 impl TaskTransition<'_> {
+    /// A warning where the server or the proxy is at fault that a task has failed: nobody may be there to see it.
     pub fn emit(&self) {
         if let Some(TaskEnd { waited, age, code, is_tool_error }) = self.end {
             let is_success = self.to == "completed" && !is_tool_error;
@@ -604,22 +668,12 @@ impl TaskTransition<'_> {
         if tap::is_open() {
             let about =
                 tap::About { route: self.route, principal: self.principal, token: None, tool: self.tool };
-            show_task(self.task, about, self.from, self.to, self.end);
+            show_task(self.task, about, (self.from, self.to), self.end, self.reason);
         }
-        tracing::info!(
-            name: "task",
-            target: "deferral::task",
-            event = "transition",
-            task = %self.task,
-            route = self.route,
-            tool = self.tool,
-            principal = %self.principal,
-            from = self.from,
-            to = self.to,
-            code = self.end.and_then(|end| end.code),
-            tool_error = self.end.and_then(|end| end.is_tool_error.then_some(true)),
-            took_ms = self.end.map(|end| millis(end.waited + end.age)),
-        );
+        match self.end.and_then(|end| end.code).map(fault_of) {
+            Some(Fault::Server | Fault::Proxy) => transition!(warn, self),
+            Some(Fault::Client) | None => transition!(info, self),
+        }
     }
 }
 
@@ -696,6 +750,9 @@ macro_rules! lines {
 }
 
 lines! {
+    AccessDenied<'_> as it: warn "deferral" "access_denied" {
+        listener = it.listener, client = it.client.map(shown), forwarded = it.forwarded.map(beginning), host = it.host.map(beginning), origin = it.origin.map(beginning)
+    }
     LookupFailed<'_> as it: warn "deferral::task" "lookup_failed" {
         method = it.method, principal = %it.principal, reason = it.reason
     }
@@ -750,6 +807,18 @@ fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// An address as it is written elsewhere: one of IPv4 as such.
+fn shown(address: IpAddr) -> tracing::field::DisplayValue<IpAddr> {
+    tracing::field::display(address.to_canonical())
+}
+
+/// Characters of what others say that are written.
+const SHOWN: usize = 200;
+
+fn beginning(text: &str) -> &str {
+    text.char_indices().nth(SHOWN).map_or(text, |(end, _)| &text[..end])
+}
+
 /// Whole microseconds.
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
@@ -793,6 +862,26 @@ mod tests {
         };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || access.emit());
         level.lock().expect("whole").clone()
+    }
+
+    #[test]
+    fn of_what_others_have_chosen_the_beginning_is_written() {
+        let written = Arc::new(Mutex::new(String::new()));
+        let kept = Arc::clone(&written);
+        let take = move |_: &tracing::Level, line: &str| kept.lock().expect("whole").push_str(line);
+        let lines = Lines::new(Format::Text, || UNIX_EPOCH, take);
+        let (long, cut) = ("é".repeat(10_000), "é".repeat(SHOWN));
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
+            let (host, forwarded) = (Some(&*long), Some(&*long));
+            AccessDenied { listener: "clients", client: None, forwarded, host, origin: None }.emit();
+            let (task, route, tool, principal) = (&"t", "/mcp", "t", &"anonymous");
+            let (from, to, reason) = ("working", "failed", Some("a\nforged=line"));
+            TaskTransition { task, route, tool, principal, from, to, end: None, reason }.emit();
+        });
+        let written = written.lock().expect("whole");
+        assert!(written.contains(&format!("forwarded=\"{cut}\" host=\"{cut}\"\n")), "{written}");
+        assert!(written.contains(r#"reason="a\nforged=line""#), "{written}");
+        assert_eq!(written.lines().count(), 2);
     }
 
     #[test]

@@ -9,10 +9,10 @@ mod throttle;
 pub mod trace;
 
 pub use events::{
-    Access, AnswersDropped, ConfigRefused, ConfigReloaded, ConfigWarning, Drained, Draining, EventSkipped,
-    Leaving, LookupFailed, OperatorCancelled, Outcome, QuestionRefused, QuotaFull, ServerEnded,
-    ServerGarbage, ServerNotStarted, ServerOmitsVersion, ServerProcessAdded, ServerSaid, Started, StoreBack,
-    StoreFailed, TakenOver, TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
+    Access, AccessDenied, AnswersDropped, ConfigRefused, ConfigReloaded, ConfigWarning, Drained, Draining,
+    EventSkipped, HeadRefused, Leaving, LookupFailed, OperatorCancelled, Outcome, QuestionRefused, QuotaFull,
+    ServerEnded, ServerGarbage, ServerNotStarted, ServerOmitsVersion, ServerProcessAdded, ServerSaid,
+    Started, StoreBack, StoreFailed, TakenOver, TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};
 pub use metrics::{CallOrigin, Limit, Taken};

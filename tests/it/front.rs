@@ -777,13 +777,38 @@ async fn a_body_that_does_not_arrive_is_given_up() {
 
 #[tokio::test]
 async fn a_head_over_the_limit_is_refused() {
-    let hits = Hits::of("limits.header_bytes");
+    let (bytes, headers) = (Hits::of("limits.header_bytes"), Hits::of("limits.headers"));
     let world = World::new(&[&Desk::prompt()], |_| {});
+    let lines = Lines::record();
     let large = format!("POST /mcp HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "x".repeat(17 << 10));
     assert!(world.raw(large.as_bytes()).await.starts_with("HTTP/1.1 431 "));
-    hits.are(1).await;
-    let many = format!("POST /mcp HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "x: y\r\n".repeat(101));
-    assert!(world.raw(many.as_bytes()).await.starts_with("HTTP/1.1 431 "));
+    tokio::join!(bytes.are(1), headers.are(0));
+    let many = |count: usize| {
+        let more = "x: y\r\n".repeat(count - 2);
+        format!("POST /mcp HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{more}\r\n")
+    };
+    assert!(world.raw(many(101).as_bytes()).await.starts_with("HTTP/1.1 431 "));
+    tokio::join!(bytes.are(1), headers.are(1));
+    assert!(!world.raw(many(100).as_bytes()).await.starts_with("HTTP/1.1 431 "));
+    // Over HTTP/2 the second answer on a connection is written in another way.
+    let mut client = world.client(Version::Http2).await;
+    for count in 1..=2 {
+        let mut request = call("greet");
+        let value = HeaderValue::try_from("x".repeat(17 << 10)).expect("text");
+        request.headers_mut().insert("x", value);
+        assert_eq!(client.ask(request).await.status, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+        tokio::join!(bytes.are(1 + count), headers.are(1));
+    }
+    assert_eq!(client.ask(call("greet")).await.status, StatusCode::OK);
+    let refused: Vec<_> = lines.of("head_refused");
+    let limits: Vec<_> = refused.iter().map(|line| line["limit"].as_str().expect("a key")).collect();
+    assert_eq!(
+        limits,
+        ["limits.header_bytes", "limits.headers", "limits.header_bytes", "limits.header_bytes"]
+    );
+    for line in &refused {
+        assert_eq!((&line["level"], &line["client"]), (&json!("WARN"), &json!("127.0.0.1")), "{line:#}");
+    }
 }
 
 #[tokio::test]

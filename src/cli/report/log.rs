@@ -279,6 +279,7 @@ mod tests {
                     from: "working",
                     to: "completed",
                     end: Some(TaskEnd { waited, age, code: None, is_tool_error: false }),
+                    reason: None,
                 }
                 .emit();
             });
@@ -311,7 +312,8 @@ mod tests {
                     is_tool_error: false,
                 });
                 let (task, route, tool, principal) = (&"t", "/mcp", "t", &"anonymous");
-                TaskTransition { task, route, tool, principal, from: "working", to: "failed", end }.emit();
+                let (from, to, reason) = ("working", "failed", Some("the reason = any words"));
+                TaskTransition { task, route, tool, principal, from, to, end, reason }.emit();
             });
             let log = Log::read(text.as_bytes()).expect("memory can be read");
             let seen = &log.tools[&("/mcp".to_owned(), "t".to_owned())];

@@ -11,7 +11,8 @@ use crate::{
         reply::Body,
     },
     policy,
-    protocol::request_head,
+    protocol::{headers::forwarded_for, request_head},
+    telemetry::AccessDenied,
 };
 use http::{
     HeaderMap, HeaderValue,
@@ -76,7 +77,12 @@ where
                 let inner = self.inner.call(Admitted { arrival, turned_away: None, _proof: proof });
                 ResponseFuture::Admitted { inner, origin }
             }
-            Err(refusal) => ResponseFuture::Denied(Some(Box::new(refuse(refusal, arrival.line)))),
+            Err(refusal) => {
+                if let Refusal::Access(denied) = &refusal {
+                    denied_by(&arrival, denied);
+                }
+                ResponseFuture::Denied(Some(Box::new(refuse(refusal, arrival.line))))
+            }
         }
     }
 }
@@ -100,6 +106,14 @@ impl<F: Future<Output = Result<Response, Infallible>>> Future for ResponseFuture
             }
         }
     }
+}
+
+/// Says in the log where a request came from that is refused for its `Host` or `Origin`. The access line has the reason.
+fn denied_by<B>(arrival: &Arrival<B>, denied: &policy::Denied) {
+    let (host, origin) = denied.values();
+    let forwarded = forwarded_for(arrival.request.headers());
+    let client = arrival.line.connection().peer;
+    AccessDenied { listener: "clients", client, forwarded: forwarded.as_deref(), host, origin }.emit();
 }
 
 /// Lets a page read the answer (Fetch standard, *HTTP extensions*). Cookies are not included: no

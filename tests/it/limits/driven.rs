@@ -75,6 +75,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("front/places.rs WAITING_ROOM", By("those_who_are_turned_away_are_read_within_bounds")),
     ("front/layers/trace.rs TARGET", By("a_line_of_the_log_is_short_however_much_it_tells_of")),
     ("front/layers/trace.rs SHOWN", By("a_line_of_the_log_is_short_however_much_it_tells_of")),
+    ("telemetry/events.rs SHOWN", By("of_what_others_have_chosen_the_beginning_is_written")),
     ("dialect/ambiguous.rs SHOWN", By("methods_are_found_in_whatever_names_them")),
     ("dialect/ambiguous.rs SHOWN_OF_ONE", By("methods_are_found_in_whatever_names_them")),
     ("runtime/net.rs BACKLOG", Not("the system's: it refuses or delays what goes beyond")),

@@ -13,6 +13,7 @@ const STEPS: &str = "how finely time is counted";
 /// Constants with a number or a time that bound nothing, with the word for what each is.
 const NO_BOUND: &[(&str, &str)] = &[
     ("upstream/legacy/group/mod.rs CREDENTIALS", FORMAT),
+    ("front/refused_streams.rs FIELD", FORMAT),
     ("front/refused_streams.rs HEAD", FORMAT),
     ("app/mod.rs ASK_AGAIN", PAUSE),
     ("app/watch.rs PERIOD", PAUSE),

@@ -1,12 +1,16 @@
 //! What the log says of a call that came to nothing, and why.
 
-use super::world::{Setup, World, start};
+use super::world::{ALWAYS, Setup, World, start};
 use crate::{
     front::world::Lines,
     legacy::world::Older,
-    support::servers::{Call, Canned, Nobody},
+    support::{
+        clients::{Client, soon},
+        servers::{Call, Canned, Nobody},
+    },
 };
 use serde_json::{Value, json};
+use tokio::task::yield_now;
 
 /// The access line of the last of so many requests.
 async fn last(lines: &Lines, count: usize) -> Value {
@@ -27,7 +31,7 @@ async fn a_server_that_is_down_is_warned_of_with_the_reason() {
     let nobody = Nobody::new();
     let proxy = start(&nobody.url(), &[], &[]);
     let lines = Lines::record();
-    let modern = crate::support::clients::Client::new(proxy.addresses[0]);
+    let modern = Client::new(proxy.addresses[0]);
     modern.ask("tools/list", json!({})).await;
     let line = last(&lines, 1).await;
     let (outcome, level, reason) = said(&line);
@@ -57,6 +61,100 @@ async fn a_refused_host_or_origin_is_named_with_the_way_out() {
         assert_eq!((outcome, level), ("refused", "INFO"));
         assert!(reason.contains(value) && reason.contains(setting), "{reason}");
     }
+}
+
+/// The lines of an event, once there are so many.
+async fn until(lines: &Lines, event: &str, count: usize) -> Vec<Value> {
+    soon("its lines are written", async {
+        loop {
+            let lines = lines.of(event);
+            if lines.len() >= count {
+                return lines;
+            }
+            yield_now().await;
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_refused_host_or_origin_is_logged_with_where_it_came_from() {
+    let world = Setup::new().top("admin: 127.0.0.1:0").start().await;
+    let lines = Lines::record();
+    let client = world.client();
+    client.with("host", "mcp.example.com").ask("tools/list", json!({})).await;
+    let page = client.with("origin", "https://evil.example").with("forwarded", "for=192.0.2.7");
+    page.ask("tools/list", json!({})).await;
+    let admin = Client::new(world.proxy.admin.as_ref().expect("there is one").address);
+    admin.with("host", "admin.example.com").ask("tools/list", json!({})).await;
+    admin
+        .with("sec-fetch-site", "cross-site")
+        .with("origin", "https://evil.example")
+        .call("t")
+        .await
+        .answer()
+        .await;
+    let denied = until(&lines, "access_denied", 4).await;
+    let wanted = [
+        json!({ "listener": "clients", "host": "mcp.example.com" }),
+        json!({ "listener": "clients", "origin": "https://evil.example", "forwarded": "for=192.0.2.7" }),
+        json!({ "listener": "admin", "host": "admin.example.com" }),
+        json!({ "listener": "admin", "origin": "https://evil.example" }),
+    ];
+    assert_eq!(denied.len(), wanted.len(), "{denied:#?}");
+    for (line, wanted) in denied.iter().zip(wanted) {
+        assert_eq!((&line["level"], &line["client"]), (&json!("WARN"), &json!("127.0.0.1")), "{line:#}");
+        for field in ["listener", "host", "origin", "forwarded"] {
+            assert_eq!(line[field], wanted[field], "{field}: {line:#}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_failed_task_is_logged_with_its_reason_and_warned_of_where_its_client_is_not_at_fault() {
+    let world = World::with(ALWAYS).await;
+    let lines = Lines::record();
+    let ways: [(Way, &str, &str, Option<&str>); 6] = [
+        (|call| call.canned(Canned::status(500).body("oops\nforged=1")), "failed", "WARN", Some("HTTP 500")),
+        (|call| call.stream().break_off(), "failed", "WARN", Some("whether the call ran is unknown")),
+        (
+            |call| call.error(json!({ "code": -32603, "message": "no account 4711" })),
+            "failed",
+            "WARN",
+            Some("error -32603"),
+        ),
+        (
+            |call| call.error(json!({ "code": -32602, "message": "no account 4711" })),
+            "failed",
+            "INFO",
+            Some("error -32602"),
+        ),
+        (|call| call.result(json!({ "content": [], "isError": true })), "completed", "INFO", None),
+        (|call| call.says("done"), "completed", "INFO", None),
+    ];
+    let client = world.tasker();
+    let mut count = 0;
+    for (way, to, level, reason) in ways {
+        let waiting = client.call("t").await;
+        let call = world.server.call().await;
+        let task = waiting.answer().await.task();
+        way(call);
+        client.ended(&task).await;
+        count += 2;
+        let line = until(&lines, "transition", count).await.pop().expect("there are some");
+        assert_eq!((&line["to"], &line["level"]), (&json!(to), &json!(level)), "{line:#}");
+        let said = line["reason"].as_str();
+        assert_eq!(said.is_some(), reason.is_some(), "{line:#}");
+        assert!(said.unwrap_or_default().contains(reason.unwrap_or_default()), "{line:#}");
+        assert!(!line.to_string().contains("4711"), "{line:#}");
+    }
+    let waiting = client.call("t").await;
+    let _call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    client.of_task("tasks/cancel", &task).await;
+    let line = until(&lines, "transition", count + 2).await.pop().expect("there are some");
+    assert_eq!((&line["to"], &line["level"]), (&json!("cancelled"), &json!("INFO")));
+    assert_eq!(line["reason"], Value::Null);
 }
 
 #[tokio::test]
