@@ -8,18 +8,18 @@ use std::fmt::Write;
 const INTRODUCTION: &str = "\
 # Configuration
 
-Every key of the file, as `deferral check --schema` has it for editors. `deferral check FILE` says all that is wrong with a file, each with its
-line and column. Samples are in [`config/`](../config). Flags of the command line override the file.
+Every key of the configuration file. `deferral check --schema` prints the same as a JSON Schema for editors. `deferral check FILE` reports every
+problem of a file with line and column. Samples are in [`config/`](../config). Flags of the command line override the file.
 
-| it says | what is written |
+| type | written as |
 |---|---|
-| duration | a number and a unit, or several: `250ms`, `5s`, `1h30m`, `2d` |
-| size | bytes, or with a unit: `64KiB`, `10MB`, `1GiB` |
+| duration | numbers with units: `250ms`, `5s`, `1h30m`, `2d` |
+| size | bytes, or a number with a unit: `64KiB`, `10MB`, `1GiB` |
 | share | per cent: `25%`, `0.5%` |
-| secret | `{ file: PATH }` or `{ env: NAME }`: where it is, never the secret itself |
+| secret | `{ file: PATH }` or `{ env: NAME }`: where the secret is, never the secret itself |
 
-In any value `${NAME}` is a variable of the environment, and `${NAME:-default}` has a default. Relative paths begin in the folder of the file.
-**Bold** keys must be there.
+In any value `${NAME}` is an environment variable, and `${NAME:-default}` sets a default for it. Relative paths are relative to the folder of the file.
+**Bold** keys are required.
 ";
 
 const DURATION: &str = "ms|s|m|h|d";
@@ -91,10 +91,11 @@ fn section(name: &str, schema: &Value, out: &mut String) {
     let required: Vec<_> =
         schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let (title, place) = match name {
-        "" => ("The top level".to_owned(), String::new()),
+        "" => ("Top level".to_owned(), String::new()),
         name => (format!("`{name}`"), format!("{name}.")),
     };
-    write!(out, "\n## {title}\n\n| key | | default | |\n|---|---|---|---|\n").expect("it is memory");
+    write!(out, "\n## {title}\n\n| key | type | default | description |\n|---|---|---|---|\n")
+        .expect("it is memory");
     let keys = schema["properties"].as_object().expect("a mapping");
     let mut below = Vec::new();
     for (key, value) in keys {
