@@ -417,9 +417,11 @@ impl Ledger {
         }
     }
 
-    /// Logs a failure of the store, once a minute. That there is no room is none, and is logged by its caller.
+    /// Logs a failure of the store, once a minute. A limit of the configuration that is met is none, and is logged by its
+    /// caller; a disk without space concerns every operation.
     pub(crate) fn failed(&self, doing: &str, error: &StoreError) {
         match error {
+            StoreError::Full(StoreError::DISK_SPACE) => self.health.failed(doing, error, self.clock.now()),
             StoreError::Full(_) => {}
             StoreError::Exists | StoreError::Unavailable(_) => {
                 self.health.failed(doing, error, self.clock.now())

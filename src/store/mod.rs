@@ -183,7 +183,8 @@ pub struct Bounds {
 pub enum StoreError {
     #[error("a task with this id exists already")]
     Exists,
-    /// There is no room for what was to be kept; the name of the limit in the configuration.
+    /// There is no room for what was to be kept; the name of the limit in the configuration, or
+    /// [`DISK_SPACE`](Self::DISK_SPACE).
     #[error("there is no room for it ({0})")]
     Full(&'static str),
     #[error("the task store does not answer: {0}")]
@@ -233,6 +234,13 @@ pub async fn update(
             return Ok(Updated::Done { before, after, version: version.next(), effects });
         }
     }
+}
+
+// === impl StoreError ===
+
+impl StoreError {
+    /// The limit that is met where the disk has no space left, or its quota is used up.
+    pub const DISK_SPACE: &str = "free space of store.disk";
 }
 
 // === impl Flush ===

@@ -4,6 +4,7 @@
 
 use super::{
     held::Kept,
+    reserved::ByteReservation,
     results::{self, Written},
     row::{self, Columns, Row},
     writer::{Change, Done, Writer},
@@ -28,7 +29,7 @@ pub(super) struct Batch {
     /// Files that no row names any more, and the bytes of files that have come and gone.
     pub(super) dropped: Vec<String>,
     pub(super) file_bytes: (u64, u64),
-    /// How much the folder has and may get, where that is bounded.
+    /// How much the folder may still get, beside what is reserved, where that is bounded.
     pub(super) room: Option<u64>,
 }
 
@@ -53,6 +54,7 @@ impl Writer {
         match change {
             Change::Insert(row, file) => self.insert(row, file.as_ref(), batch),
             Change::Swap { version, row, file, .. } => self.swap(*version, row, file.as_ref(), batch),
+            Change::Reserve { version, record, bytes } => self.reserve(*version, record, *bytes, batch),
             Change::Anchor { id, anchor } => {
                 match self.live(id, batch) {
                     // No index is touched.
@@ -75,7 +77,8 @@ impl Writer {
         batch: &mut Batch,
     ) -> rusqlite::Result<Result<Done, StoreError>> {
         let Row { record, head, body } = row;
-        if !batch.takes(row.bytes()) {
+        let reservation = file.and_then(|file| file.reservation.as_ref());
+        if !batch.takes(row.bytes().saturating_sub(reservation.map_or(0, ByteReservation::bytes))) {
             return Ok(Err(StoreError::Full(MAX_BYTES)));
         }
         let inserted = self.statement(INSERT)?.execute(params![
@@ -96,6 +99,7 @@ impl Writer {
             return Ok(Err(StoreError::Exists));
         }
         self.count(batch, None, Some(Counted::of(record)));
+        reservation.inspect(|reservation| reservation.release());
         batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
         let number = self.connection.last_insert_rowid();
         let kept = Kept { version: Version::FIRST, record: Arc::clone(record), number };
@@ -115,14 +119,10 @@ impl Writer {
             return Ok(Ok(Done::Lost));
         };
         let bytes = record.stored_bytes();
-        let usage = self.shared.counts.lock().usage(&record.owner.principal);
-        if let Err(full) = self.bounds.now().admit(before.counted.bytes, record, usage) {
+        let reservation = file.and_then(|file| file.reservation.as_ref());
+        let reserved = reservation.map_or(0, ByteReservation::bytes);
+        if let Err(full) = self.admit(before.counted.bytes, record, reserved, batch) {
             return Ok(Err(full));
-        }
-        if !Bounds::always(before.counted.bytes, record)
-            && !batch.takes(bytes.saturating_sub(before.counted.bytes))
-        {
-            return Ok(Err(StoreError::Full(MAX_BYTES)));
         }
         let version = version.next();
         let was = before.record.as_deref();
@@ -158,10 +158,57 @@ impl Writer {
         }
         self.drop_file(before.file, before.counted.bytes, batch);
         self.count(batch, Some(before.counted), Some(Counted::of(record)));
+        reservation.inspect(|reservation| reservation.release());
         batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
         let kept = Kept { version, record: Arc::clone(record), number: before.number };
         batch.records.insert(record.id.clone(), Some(kept));
         Ok(Ok(Done::Kept))
+    }
+
+    /// Admits a change whose bytes are to be written to a file, and reserves room for it: a new record where there is no
+    /// `version`.
+    fn reserve(
+        &self,
+        version: Option<Version>,
+        record: &Record,
+        bytes: usize,
+        batch: &mut Batch,
+    ) -> rusqlite::Result<Result<Done, StoreError>> {
+        let Some(version) = version else {
+            return Ok(match batch.takes(bytes) {
+                true => Ok(Done::Reserved(self.shared.reserved.reserve(record.owner.principal, bytes))),
+                false => Err(StoreError::Full(MAX_BYTES)),
+            });
+        };
+        let Some(before) = self.before(&record.id, batch)?.filter(|before| before.version == version) else {
+            return Ok(Ok(Done::Lost));
+        };
+        let grows = record.stored_bytes().saturating_sub(before.counted.bytes);
+        let admitted = self.admit(before.counted.bytes, record, 0, batch);
+        Ok(admitted.map(|()| Done::Reserved(self.shared.reserved.reserve(record.owner.principal, grows))))
+    }
+
+    /// Whether `record` may take the place of one of `was` bytes; `reserved` bytes are reserved for it already.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] names the limit.
+    fn admit(
+        &self,
+        was: usize,
+        record: &Record,
+        reserved: usize,
+        batch: &mut Batch,
+    ) -> Result<(), StoreError> {
+        let mut usage = self.shared.counts.lock().usage(&record.owner.principal);
+        let (all, of_principal) = self.shared.reserved.of(&record.owner.principal);
+        usage.stored_bytes += all.saturating_sub(reserved);
+        usage.stored_bytes_of_principal += of_principal.saturating_sub(reserved);
+        self.bounds.now().admit(was, record, usage)?;
+        let grows = record.stored_bytes().saturating_sub(was);
+        match Bounds::always(was, record) || batch.takes(grows.saturating_sub(reserved)) {
+            true => Ok(()),
+            false => Err(StoreError::Full(MAX_BYTES)),
+        }
     }
 
     fn remove(&self, id: &TaskId, batch: &mut Batch) -> rusqlite::Result<Result<Done, StoreError>> {

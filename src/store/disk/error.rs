@@ -1,6 +1,6 @@
 //! Why a folder cannot be used, and why one that is used fails.
 
-use super::row::Unreadable;
+use super::{results::is_no_space, row::Unreadable};
 use crate::{runtime::Mutex, store::StoreError, task::TaskId};
 use rusqlite::{ErrorCode, ffi};
 use std::{
@@ -145,7 +145,10 @@ impl fmt::Display for Process {
 }
 
 /// What is said where the store in `folder` fails.
-pub(super) fn unavailable(folder: &Path, error: &rusqlite::Error) -> StoreError {
+pub(super) fn store_error(folder: &Path, error: &rusqlite::Error) -> StoreError {
+    if is_full(error) {
+        return StoreError::Full(StoreError::DISK_SPACE);
+    }
     let folder = folder.display();
     StoreError::Unavailable(match is_damage(error) {
         true => format!("{folder}: {error}; `deferral store check {folder}` says what is lost"),
@@ -154,8 +157,16 @@ pub(super) fn unavailable(folder: &Path, error: &rusqlite::Error) -> StoreError 
 }
 
 /// The same of a file.
-pub(super) fn unavailable_file(path: &Path, error: &io::Error) -> StoreError {
-    StoreError::Unavailable(format!("{}: {error}", path.display()))
+pub(super) fn file_error(path: &Path, error: &io::Error) -> StoreError {
+    match is_no_space(error) {
+        true => StoreError::Full(StoreError::DISK_SPACE),
+        false => StoreError::Unavailable(format!("{}: {error}", path.display())),
+    }
+}
+
+/// Whether SQLite says that the disk has no space left.
+pub(super) fn is_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
 }
 
 fn is_damage(error: &rusqlite::Error) -> bool {
@@ -176,5 +187,30 @@ fn reason(error: &rusqlite::Error) -> String {
     match error.sqlite_error() {
         Some(ffi::Error { extended_code, .. }) => format!("{words} (SQLite says {extended_code})"),
         None => words.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_space_is_full_and_not_unavailable() {
+        let path = Path::new("tasks");
+        // The numbers of `EDQUOT` differ between systems; `ENOSPC` is 28 on all.
+        let full = [io::Error::from_raw_os_error(28), io::ErrorKind::QuotaExceeded.into()];
+        for error in full {
+            assert!(
+                matches!(file_error(path, &error), StoreError::Full("free space of store.disk")),
+                "{error}"
+            );
+        }
+        let other = file_error(path, &io::ErrorKind::PermissionDenied.into());
+        assert!(matches!(other, StoreError::Unavailable(_)), "{other}");
+        let sqlite = |code| rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+        let full = store_error(path, &sqlite(ffi::SQLITE_FULL));
+        assert!(matches!(full, StoreError::Full("free space of store.disk")), "{full}");
+        let broken = store_error(path, &sqlite(ffi::SQLITE_IOERR_WRITE));
+        assert!(matches!(broken, StoreError::Unavailable(_)), "{broken}");
     }
 }

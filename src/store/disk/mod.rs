@@ -8,7 +8,7 @@
 //! * `changes`: the SQL of each change
 //! * `held`: what is in memory, too, so that most of what is read costs no look at the disk
 //! * `readers`: who looks there, on threads that may wait
-//! * `results`: the files
+//! * `results`: the files; `reserved`: the room that they have before they are written
 //! * `inspect`: what an operator does with a store, whether a process uses it or not
 //! * `key`: what is secret about a store, beside it
 
@@ -19,6 +19,7 @@ mod held;
 mod inspect;
 mod key;
 mod readers;
+mod reserved;
 mod results;
 mod row;
 mod schema;
@@ -37,10 +38,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use error::{Unreadables, unavailable_file};
+use error::{Unreadables, file_error};
 use folder::StoreFolder;
 use held::Held;
 use readers::{Listed, Readers};
+use reserved::{ByteReservation, ReservedBytes};
 use results::{Broom, LARGEST_IN_ROW, Written};
 use std::{
     path::Path,
@@ -97,9 +99,12 @@ impl Disk {
             move || results::named(&folder::open_to_read(&folder).ok()?).ok()
         };
         let broom = Broom::start(folder.clone(), node, named).map_err(failed())?;
-        let shared =
-            Shared { held: Held::new(), counts: Mutex::new(counts), unreadables: Unreadables::default() };
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared {
+            held: Held::new(),
+            counts: Mutex::new(counts),
+            reserved: Arc::new(ReservedBytes::default()),
+            unreadables: Unreadables::default(),
+        });
         let (told, asks) = mpsc::channel();
         let writer = Writer {
             folder: folder.clone(),
@@ -138,19 +143,40 @@ impl Disk {
         answered.await.map_err(|_| closed())?
     }
 
-    /// The file of a body that is too large for the database.
-    async fn file(&self, row: &Row) -> Result<Option<Written>, StoreError> {
+    /// Writes the file of a body that is too large for the database, once there is room for it. `version` is that of the record
+    /// that it is to change; a new record has none.
+    async fn prepare(&self, version: Option<Version>, row: &Row) -> Result<Prepared, StoreError> {
         if row.body.len() <= LARGEST_IN_ROW || !row.record.state.is_ended() {
-            return Ok(None);
+            return Ok(Prepared::InRow);
         }
+        let reserve = Change::Reserve { version, record: Arc::clone(&row.record), bytes: row.bytes() };
+        match self.ask(reserve).await? {
+            Done::Reserved(reservation) => self.write_file(row, reservation).await.map(Prepared::File),
+            Done::Kept | Done::Lost | Done::Orphans(_) => Ok(Prepared::Lost),
+        }
+    }
+
+    async fn write_file(&self, row: &Row, reservation: ByteReservation) -> Result<Written, StoreError> {
         let _turn = self.files.acquire().await.map_err(|_| closed())?;
         let (folder, node, id, body) =
             (self.folder.clone(), self.node, row.record.id.clone(), row.body.clone());
         let written = spawn_blocking(move || {
-            results::write(&folder, node, &id, &body).map_err(|error| unavailable_file(folder.path(), &error))
+            let mut written = results::write(&folder, node, &id, &body)
+                .map_err(|error| file_error(folder.path(), &error))?;
+            written.reservation = Some(reservation);
+            Ok(written)
         });
-        written.await.map_err(|error| StoreError::Unavailable(error.to_string()))?.map(Some)
+        written.await.map_err(|error| StoreError::Unavailable(error.to_string()))?
     }
+}
+
+/// What is prepared for a change before it is asked for.
+enum Prepared {
+    /// Nothing: its bytes go into the database.
+    InRow,
+    File(Written),
+    /// There is another version, or none.
+    Lost,
 }
 
 fn closed() -> StoreError {
@@ -161,7 +187,10 @@ fn closed() -> StoreError {
 impl Store for Disk {
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         let row = Row::of(record);
-        let file = self.file(&row).await?;
+        let file = match self.prepare(None, &row).await? {
+            Prepared::File(file) => Some(file),
+            Prepared::InRow | Prepared::Lost => None,
+        };
         self.ask(Change::Insert(row, file)).await.map(drop)
     }
 
@@ -183,7 +212,11 @@ impl Store for Disk {
 
     async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
         let row = Row::of(record);
-        let file = self.file(&row).await?;
+        let file = match self.prepare(Some(version), &row).await? {
+            Prepared::InRow => None,
+            Prepared::File(file) => Some(file),
+            Prepared::Lost => return Ok(false),
+        };
         let done = self.ask(Change::Swap { version, row, file, flush }).await?;
         Ok(matches!(done, Done::Kept))
     }
@@ -195,7 +228,7 @@ impl Store for Disk {
     async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
         match self.ask(Change::Orphans { limit }).await? {
             Done::Orphans(orphans) => Ok(orphans),
-            Done::Kept | Done::Lost => Ok(Vec::new()),
+            Done::Kept | Done::Lost | Done::Reserved(_) => Ok(Vec::new()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     changes::version,
-    error::{unavailable, unavailable_file},
+    error::{file_error, store_error},
     folder::{self, StoreFolder},
     held::Kept,
     results,
@@ -56,7 +56,7 @@ impl Readers {
         let read = spawn_blocking(move || {
             let _permit = permit;
             let idle = this.idle.lock().pop();
-            let failed = |error| unavailable(this.folder.path(), &error);
+            let failed = |error| store_error(this.folder.path(), &error);
             let connection = idle.map_or_else(|| folder::open_to_read(&this.folder), Ok).map_err(failed)?;
             let read = read(&this.folder, &connection)?;
             // One that has failed is not used again.
@@ -80,7 +80,7 @@ pub(super) fn load(
     connection: &Connection,
     id: &TaskId,
 ) -> Result<Option<Kept>, StoreError> {
-    let failed = |error| unavailable(folder.path(), &error);
+    let failed = |error| store_error(folder.path(), &error);
     let mut statement = connection.prepare_cached(LOAD).map_err(failed)?;
     let mut rows = statement.query([id.entropy()]).map_err(failed)?;
     let Some(row) = rows.next().map_err(failed)? else { return Ok(None) };
@@ -91,7 +91,7 @@ pub(super) fn load(
             let read = path.as_ref().ok_or_else(|| io::ErrorKind::InvalidData.into());
             let read = read.and_then(|path| read_all(folder, path));
             let shown = || folder.path().join(path.unwrap_or_else(|| name.into()));
-            read.map_err(|error| unavailable_file(&shown(), &error))?.into()
+            read.map_err(|error| file_error(&shown(), &error))?.into()
         }
         None => row.get::<_, Option<Vec<u8>>>(7).map_err(failed)?.unwrap_or_default().into(),
     };
@@ -131,7 +131,7 @@ pub(super) fn due(
     add(DUE_ENDED, params![now, limit_of_each])
         .and_then(|()| add(DUE_OPEN, params![now, limit_of_each, node]))
         .and_then(|()| add(DUE_ELSEWHERE, params![now, limit_of_each, node]))
-        .map_err(|error| unavailable(folder, &error))?;
+        .map_err(|error| store_error(folder, &error))?;
     found.sort_by_key(|(due, _)| *due);
     found.truncate(limit);
     Ok(found.into_iter().map(|(_, due)| due).collect())
@@ -153,7 +153,7 @@ pub(super) fn list(
     after: Option<&Place>,
     limit: usize,
 ) -> Result<Listed, StoreError> {
-    let failed = |error| unavailable(folder, &error);
+    let failed = |error| store_error(folder, &error);
     let (created, id) =
         after.map_or((-1, Vec::new()), |Place { created, id }| (time(*created), id.entropy().into()));
     let mut statement = connection.prepare_cached(LIST).map_err(failed)?;
@@ -187,7 +187,7 @@ pub(super) fn recent(
 ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
     let below = below.map_or(i64::MAX, |below| i64::try_from(below).unwrap_or(i64::MAX));
     let found = if is_ended { ended(connection, below, limit) } else { live(connection, below, limit) };
-    found.map_err(|error| unavailable(folder, &error))
+    found.map_err(|error| store_error(folder, &error))
 }
 
 type Numbered = (u64, Arc<Record>);

@@ -4,7 +4,7 @@
 //! leaves in between has no row, and is swept after the next start. Each has a name of its own, which begins with
 //! its task's: of two that are written for one task at once, one is named.
 
-use super::folder::StoreFolder;
+use super::{folder::StoreFolder, reserved::ByteReservation};
 use crate::task::TaskId;
 use rusqlite::Connection;
 use std::{
@@ -21,6 +21,9 @@ use std::{
 /// A body of more bytes is a file: a larger one would hold up the changes of others in the database.
 pub(super) const LARGEST_IN_ROW: usize = 256 << 10;
 
+/// Bytes of a file by which it is seen whether there is space: some more than a small commit takes.
+const PROBE: usize = 64 << 10;
+
 /// The folder of the files, below that of the store.
 const RESULTS: &str = "results";
 
@@ -31,6 +34,8 @@ pub(super) struct Written {
     path: PathBuf,
     pub(super) name: String,
     pub(super) is_kept: bool,
+    /// Room for it, until its row is there.
+    pub(super) reservation: Option<ByteReservation>,
 }
 
 /// Removes files, so that nobody waits for it.
@@ -65,11 +70,23 @@ pub(super) fn write(folder: &StoreFolder, node: i64, id: &TaskId, body: &[u8]) -
     let name = format!("{}.{}.{count:x}", id.as_str(), of_process(node));
     let path = path(&name).expect("an id is hexadecimal digits");
     let mut file = folder.create(&path)?;
-    let written = Written { folder: folder.clone(), path, name, is_kept: false };
+    let written = Written { folder: folder.clone(), path, name, is_kept: false, reservation: None };
     file.write_all(body)?;
     file.sync_all()?;
     folder.flush(written.path.parent().expect("it is in a folder"))?;
     Ok(written)
+}
+
+/// Whether the disk refuses a small file for want of space. SQLite says of some of what a system answers only that the disk
+/// does not write; a quota that is used up is among it.
+pub(super) fn lacks_space(folder: &StoreFolder, node: i64) -> bool {
+    let tried = write(folder, node, &TaskId::from_entropy([0; 16]), &[0; PROBE]);
+    tried.is_err_and(|error| is_no_space(&error))
+}
+
+/// Whether the system says that there is no space left on a disk, or that its quota is used up.
+pub(super) fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Every file there is, by its name.

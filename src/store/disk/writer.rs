@@ -7,16 +7,17 @@
 use super::{
     Error,
     changes::{Batch, count, read_counts},
-    error::{Unreadables, unavailable},
+    error::{Unreadables, is_full, store_error},
     folder::{self, StoreFolder},
     held::Held,
-    results::{Broom, Written},
+    reserved::{ByteReservation, ReservedBytes},
+    results::{self, Broom, Written},
     row::Row,
 };
 use crate::{
     runtime::{Live, Mutex},
     store::{Bounds, Flush, Orphan, StoreError, Version, counts::Counts},
-    task::TaskId,
+    task::{Record, TaskId},
 };
 use bytes::Bytes;
 use rusqlite::{CachedStatement, Connection, ErrorCode, ffi};
@@ -48,9 +49,26 @@ pub(super) struct Ask {
 /// A change that is asked for.
 pub(super) enum Change {
     Insert(Row, Option<Written>),
-    Swap { version: Version, row: Row, file: Option<Written>, flush: Flush },
-    Anchor { id: TaskId, anchor: Option<Bytes> },
-    Orphans { limit: usize },
+    Swap {
+        version: Version,
+        row: Row,
+        file: Option<Written>,
+        flush: Flush,
+    },
+    /// Changes nothing: admits a change whose result will be a file, before that is written. Without a version it is a new
+    /// record, of so many bytes.
+    Reserve {
+        version: Option<Version>,
+        record: Arc<Record>,
+        bytes: usize,
+    },
+    Anchor {
+        id: TaskId,
+        anchor: Option<Bytes>,
+    },
+    Orphans {
+        limit: usize,
+    },
     Remove(TaskId),
 }
 
@@ -60,6 +78,7 @@ pub(super) enum Done {
     /// There is another version, or none.
     Lost,
     Orphans(Vec<Orphan>),
+    Reserved(ByteReservation),
 }
 
 /// The one who writes.
@@ -90,6 +109,7 @@ pub(super) struct Writer {
 pub(super) struct Shared {
     pub(super) held: Held,
     pub(super) counts: Mutex<Counts>,
+    pub(super) reserved: Arc<ReservedBytes>,
     pub(super) unreadables: Unreadables,
 }
 
@@ -165,15 +185,17 @@ impl Writer {
                     ask.answer(done);
                 }
             }
-            Err(error) if asks.len() <= 1 => {
-                asks.into_iter().for_each(|ask| ask.answer(Err(StoreError::Unavailable(error.clone()))))
+            Err(_) if asks.len() > 1 => asks.into_iter().for_each(|ask| self.commit(vec![ask])),
+            Err(error) => {
+                if let Some(ask) = asks.pop() {
+                    ask.answer(Err(error));
+                }
             }
-            Err(_) => asks.into_iter().for_each(|ask| self.commit(vec![ask])),
         }
     }
 
     /// Commits them, and says what became of each; or why nothing has changed.
-    fn attempt(&mut self, asks: &mut [Ask]) -> Result<Vec<Result<Done, StoreError>>, String> {
+    fn attempt(&mut self, asks: &mut [Ask]) -> Result<Vec<Result<Done, StoreError>>, StoreError> {
         self.mend()?;
         let mut batch = Batch::default();
         match self.transact(asks, &mut batch) {
@@ -183,7 +205,11 @@ impl Writer {
             }
             Err(error) => {
                 self.undo(&batch);
-                self.is_broken |= is_broken(&error);
+                let lacks_space =
+                    is_full(&error) || (is_io(&error) && results::lacks_space(&self.folder, self.node));
+                // What lacks space has written nothing, and may be tried again as it is. What may be written and not
+                // flushed is read anew.
+                self.is_broken |= is_broken(&error) && (!lacks_space || is_unflushed(&error));
                 if !self.connection.is_autocommit() && self.connection.execute_batch("ROLLBACK").is_err() {
                     self.is_broken = true;
                 }
@@ -192,24 +218,26 @@ impl Writer {
                     // It may be there after a crash: then its files must be, too. The next start sweeps them else.
                     asks.iter_mut().filter_map(|ask| ask.change.file()).for_each(|file| file.is_kept = true);
                 }
-                let StoreError::Unavailable(words) = unavailable(self.folder.path(), &error) else {
-                    unreachable!("a database that fails is unavailable")
-                };
-                Err(words)
+                Err(match lacks_space {
+                    true => StoreError::Full(StoreError::DISK_SPACE),
+                    false => store_error(self.folder.path(), &error),
+                })
             }
         }
     }
 
     /// Opens the database anew where it has failed.
-    fn mend(&mut self) -> Result<(), String> {
-        if folder::has_moved(self.folder.path(), self.identity) {
-            return Err(format!(
-                "{} was moved away, or another put in its place",
-                self.folder.path().display()
-            ));
+    fn mend(&mut self) -> Result<(), StoreError> {
+        let path = self.folder.path();
+        if folder::has_moved(path, self.identity) {
+            let words = format!("{} was moved away, or another put in its place", path.display());
+            return Err(StoreError::Unavailable(words));
         }
         if self.is_broken {
-            self.open_anew().map_err(|error| error.to_string())?;
+            self.open_anew().map_err(|error| match error {
+                Error::Database { path, source } => store_error(&path, &source),
+                error => StoreError::Unavailable(error.to_string()),
+            })?;
         }
         Ok(())
     }
@@ -240,7 +268,8 @@ impl Writer {
             self.survives = Some(survives);
         }
         if let Some(max) = self.max_bytes {
-            batch.room = Some(max.saturating_sub(self.used()?));
+            let reserved = self.shared.reserved.all() as u64;
+            batch.room = Some(max.saturating_sub(self.used()?.saturating_add(reserved)));
         }
         self.statement("BEGIN IMMEDIATE")?.execute([])?;
         let done =
@@ -325,7 +354,9 @@ impl Change {
         match self {
             Self::Insert(..) => Flush::Machine,
             Self::Swap { flush, .. } => *flush,
-            Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => Flush::Process,
+            Self::Reserve { .. } | Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => {
+                Flush::Process
+            }
         }
     }
 
@@ -334,14 +365,14 @@ impl Change {
             Self::Insert(row, None) | Self::Swap { row, file: None, .. } => row.bytes(),
             Self::Insert(row, Some(_)) | Self::Swap { row, .. } => row.head.len(),
             Self::Anchor { anchor, .. } => anchor.as_ref().map_or(0, Bytes::len),
-            Self::Orphans { .. } | Self::Remove(_) => 0,
+            Self::Reserve { .. } | Self::Orphans { .. } | Self::Remove(_) => 0,
         }
     }
 
     fn file(&mut self) -> Option<&mut Written> {
         match self {
             Self::Insert(_, file) | Self::Swap { file, .. } => file.as_mut(),
-            Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => None,
+            Self::Reserve { .. } | Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => None,
         }
     }
 }
@@ -353,6 +384,11 @@ fn is_broken(error: &rusqlite::Error) -> bool {
         error.sqlite_error_code(),
         Some(CannotOpen | DatabaseCorrupt | NotADatabase | ReadOnly | SystemIoFailure)
     )
+}
+
+/// The disk has not done it.
+fn is_io(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure)
 }
 
 /// It is written, and nobody knows whether it survives.

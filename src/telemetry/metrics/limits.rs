@@ -76,6 +76,7 @@ limits! {
     Park "questions.park",
     HeldDeadline "held.deadline",
     StoreMaxBytes "store.max_bytes",
+    StoreDisk "free space of store.disk",
 }
 
 const COUNT: usize = Limit::ALL.len();

@@ -12,7 +12,7 @@ use std::{
     collections::BTreeMap,
     env, fs,
     io::{BufRead, BufReader, Write as _, stdout},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
 };
@@ -26,21 +26,25 @@ fn rounds(name: &str, default: usize) -> usize {
 }
 
 /// This binary with one test, in a process of its own that finds the store in `folder`. What `shell` says holds for it.
-fn again(test: &str, shell: &str, folder: &Path) -> Command {
+pub(super) fn again(test: &str, shell: &str, folder: &Path) -> Command {
     let mut command = Command::new("sh");
     command
         .args(["-c", &format!("{shell} exec \"$0\" --exact \"$1\" --nocapture --include-ignored")])
         .arg(env::current_exe().expect("it has a path"))
-        .arg(format!("disk::crash::{test}"))
+        .arg(format!("disk::{test}"))
         .env(FOLDER, folder)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     command
 }
 
+/// The folder of a process that was started by [`again`].
+pub(super) fn folder_of_test() -> Option<PathBuf> {
+    env::var_os(FOLDER).map(PathBuf::from)
+}
+
 fn folder() -> Option<Arc<dyn Store>> {
-    let folder = env::var_os(FOLDER)?;
-    Some(Arc::new(Disk::open(folder.as_ref(), Bounds::NONE, None).expect("opens")))
+    Some(Arc::new(Disk::open(&folder_of_test()?, Bounds::NONE, None).expect("opens")))
 }
 
 /// How far a task has come, and been acknowledged.
@@ -118,7 +122,7 @@ async fn writes_until_it_is_killed() {
 async fn after_kill_9_every_acknowledged_change_is_found() {
     for round in 0..rounds("KILLS", 4) {
         let world = World::new();
-        let mut child = again("writes_until_it_is_killed", "", &world.path).spawn().expect("starts");
+        let mut child = again("crash::writes_until_it_is_killed", "", &world.path).spawn().expect("starts");
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut acknowledged = BTreeMap::new();
         let until = 20 + round * 97 % 900;
@@ -257,8 +261,9 @@ fn copy(from: &Path, to: &Path) {
 fn on_a_disk_that_takes_no_more_nothing_is_acknowledged_and_it_goes_on_once_there_is_room() {
     let world = World::new();
     // A file that may not grow is an error then, and not a signal.
-    let output =
-        again("meets_a_disk_that_takes_no_more", "trap '' XFSZ;", &world.path).output().expect("starts");
+    let output = again("crash::meets_a_disk_that_takes_no_more", "trap '' XFSZ;", &world.path)
+        .output()
+        .expect("starts");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

@@ -40,6 +40,7 @@ const COUNTED: &[(&str, &str)] = &[
     ("questions.park", "a_question_nobody_answers_in_time_is_cancelled_and_so_is_its_call"),
     ("held.deadline", "a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event"),
     ("store.max_bytes", "results_that_the_folder_has_no_room_for_are_counted"),
+    ("free space of store.disk", "meets_a_disk_without_space"),
 ];
 
 #[test]

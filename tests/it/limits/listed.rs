@@ -85,6 +85,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("runtime/room.rs ASK_AGAIN", PAUSE),
     ("config/kind.rs SMALLEST_STORE", "the least that a setting may be"),
     ("store/disk/folder.rs PAGE", FORMAT),
+    ("store/disk/results.rs PROBE", "bytes that are tried, and removed"),
     ("store/disk/held.rs EACH", "an estimate, counted towards `ENDED_BYTES`"),
     ("store/disk/schema.rs KNOWN", "the version of the tables"),
     ("store/disk/schema.rs APPLICATION", "a mark by which a file is known"),

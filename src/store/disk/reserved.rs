@@ -1,0 +1,100 @@
+//! Bytes that are reserved for large results while their files are written.
+//!
+//! The writer admits a large result before its file is written, so that one without room costs the disk nothing. What it
+//! has admitted counts towards the bounds from then on: of many that come at once no more are written than fit.
+
+use crate::runtime::Mutex;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// What is reserved, in all and by principal.
+#[derive(Debug, Default)]
+pub(super) struct ReservedBytes(Mutex<Reserved>);
+
+#[derive(Debug, Default)]
+struct Reserved {
+    all: usize,
+    /// A principal with nothing reserved is not in it.
+    principals: HashMap<[u8; 16], usize>,
+}
+
+/// Bytes that are reserved for one result, until this is released or dropped.
+#[derive(Debug)]
+pub(super) struct ByteReservation {
+    reserved: Arc<ReservedBytes>,
+    principal: [u8; 16],
+    /// 0 once released.
+    bytes: AtomicUsize,
+}
+
+// === impl ReservedBytes ===
+
+impl ReservedBytes {
+    /// Reserves so much. The caller has checked that it fits.
+    pub(super) fn reserve(self: &Arc<Self>, principal: [u8; 16], bytes: usize) -> ByteReservation {
+        let mut reserved = self.0.lock();
+        reserved.all += bytes;
+        *reserved.principals.entry(principal).or_default() += bytes;
+        ByteReservation { reserved: Arc::clone(self), principal, bytes: AtomicUsize::new(bytes) }
+    }
+
+    /// All that is reserved, and what is for this principal.
+    pub(super) fn of(&self, principal: &[u8; 16]) -> (usize, usize) {
+        let reserved = self.0.lock();
+        (reserved.all, reserved.principals.get(principal).copied().unwrap_or_default())
+    }
+
+    pub(super) fn all(&self) -> usize {
+        self.0.lock().all
+    }
+}
+
+// === impl ByteReservation ===
+
+impl ByteReservation {
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The result is counted as kept, or never will be.
+    pub(super) fn release(&self) {
+        let bytes = self.bytes.swap(0, Ordering::Relaxed);
+        let mut reserved = self.reserved.0.lock();
+        reserved.all -= bytes;
+        if let Some(of_principal) = reserved.principals.get_mut(&self.principal) {
+            *of_principal -= bytes;
+            if *of_principal == 0 {
+                reserved.principals.remove(&self.principal);
+            }
+        }
+    }
+}
+
+impl Drop for ByteReservation {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_counts_until_it_is_released_and_once() {
+        let reserved = Arc::new(ReservedBytes::default());
+        let first = reserved.reserve([1; 16], 10);
+        let second = reserved.reserve([1; 16], 5);
+        let other = reserved.reserve([2; 16], 0);
+        assert_eq!((reserved.of(&[1; 16]), reserved.of(&[2; 16])), ((15, 15), (15, 0)));
+        first.release();
+        assert_eq!((first.bytes(), second.bytes(), reserved.all()), (0, 5, 5));
+        drop((first, second, other));
+        assert_eq!((reserved.of(&[1; 16]), reserved.0.lock().principals.len()), ((0, 0), 0));
+    }
+}
