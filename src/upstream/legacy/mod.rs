@@ -34,7 +34,7 @@ mod telling;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::HeaderMap;
 use std::sync::{Arc, Weak};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, oneshot};
 
 use super::{
     Anchor, Answer, CallError, Calls, Change, ClientSession, Config, Deferral, Description, Document, Event,
@@ -45,7 +45,7 @@ use super::{
 };
 use crate::{
     dialect::{Call, Credentials, Further, Principal, raise},
-    protocol::{Id, Method},
+    protocol::{Id, Method, headers::SESSION_ID},
     runtime::Net,
 };
 use answer::Reply;
@@ -57,6 +57,7 @@ use hosted::Sessions;
 use request::Request;
 use server::Server;
 use session::Session;
+use telling::OutboundQueue;
 
 pub use off_stream::OffStream;
 pub use reports::Changes;
@@ -97,7 +98,30 @@ impl<W: Wire> Legacy<W> {
     /// The session that a client has opened itself.
     fn joined(&self, session: &ClientSession) -> Option<Arc<Session<W>>> {
         let line = self.0.server.wire.join(session)?;
-        Some(Arc::new(Session::of_client(self.0.server.clone(), line)))
+        let id = session.headers.get(&SESSION_ID).cloned();
+        Some(Arc::new(Session::of_client(self.0.server.clone(), line, id)))
+    }
+
+    /// What is queued in the session that this request ends, if it ends one.
+    fn queued_before(&self, request: &Forward) -> Option<Arc<OutboundQueue>> {
+        let session = request.headers.get(&SESSION_ID).filter(|_| request.method == http::Method::DELETE)?;
+        self.0.server.client_queues.get(session)
+    }
+
+    /// Forwards a request behind what is queued. As work of its own: a client that leaves meanwhile has ended its
+    /// session all the same.
+    async fn forward_behind(
+        server: Arc<Server<W>>,
+        queue: Arc<OutboundQueue>,
+        request: Forward,
+    ) -> Result<Forwarded, CallError> {
+        let (sender, forwarded) = oneshot::channel();
+        let work = server.work.clone();
+        work.spawn(async move {
+            queue.flush().await;
+            let _ = sender.send(server.wire.forward(request).await);
+        });
+        forwarded.await.unwrap_or(Err(CallError::Closing))
     }
 }
 
@@ -256,7 +280,10 @@ impl<W: Wire> Upstream for Legacy<W> {
 
     fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
         match self.0.hosted.clone() {
-            None => self.0.server.wire.forward(request),
+            None => match self.queued_before(&request) {
+                None => self.0.server.wire.forward(request),
+                Some(queue) => Self::forward_behind(self.0.server.clone(), queue, request).boxed(),
+            },
             Some(hosted) => {
                 let groups = self.0.clone();
                 async move { hosted.serve(request, &|caller| groups.group(caller)).await }.boxed()

@@ -9,7 +9,7 @@ use std::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::telling::Errands;
+use super::telling::{ClientQueues, Errands};
 use crate::{
     runtime::{Clock, Live, Mutex, SystemClock},
     upstream::{Config, Description, Health, negotiation::RememberedOffer, own_ids, wire::Wire, work::Work},
@@ -28,6 +28,8 @@ pub(super) struct Server<W> {
     pub(super) offer: RememberedOffer,
     /// What is told the server beside calls.
     pub(super) errands: Errands,
+    /// What is queued in the sessions of clients.
+    pub(super) client_queues: Arc<ClientQueues>,
     /// Bytes that the identities with sessions keep together.
     pub(super) identity_bytes: Arc<AtomicUsize>,
     pub(super) work: Work,
@@ -80,6 +82,7 @@ impl<W: Wire> Server<W> {
         Self {
             route: route.into(),
             errands: Errands::new(config.limits.messages),
+            client_queues: Arc::default(),
             config: config.into(),
             wire: Arc::new(wire),
             asks: Asks { is_trusted: W::IS_COSTLY, ..Asks::default() },

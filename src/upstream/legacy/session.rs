@@ -5,18 +5,16 @@
 use bytes::Bytes;
 use foldhash::fast::RandomState;
 use futures_util::{StreamExt, future::BoxFuture, stream};
+use http::HeaderValue;
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
-use tokio::{
-    sync::oneshot,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -27,7 +25,7 @@ use super::{
     reports::Reports,
     request::Request,
     server::{OpenSession, Server},
-    telling::{Errand, PAUSES},
+    telling::{Errand, OutboundQueue, PAUSES, QueuedMessage, TURN},
 };
 use crate::{
     dialect::legacy,
@@ -64,6 +62,10 @@ pub(super) struct Session<W: Wire> {
     /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
     /// what is said in it is for the client to hear.
     pub(super) is_clients: bool,
+    /// The id of a client's session, by which its calls find the same queue.
+    client_id: Option<HeaderValue>,
+    /// What is queued in a session of ours, once something is.
+    queue: OnceLock<Arc<OutboundQueue>>,
     /// Of one whose call the process before this one has made.
     resuming: Option<Box<Resuming>>,
     /// Where it is ours.
@@ -105,8 +107,6 @@ pub(super) struct Inside {
     pub(super) cancelled_at: Option<Instant>,
     /// Another process goes on with a call in it: it is not ours to end.
     is_released: bool,
-    /// Resolves when what was last to be told in the background has been told.
-    told: Option<oneshot::Receiver<()>>,
 }
 
 /// A call whose answer is awaited.
@@ -161,9 +161,6 @@ pub(super) struct Stay<W: Wire> {
     call: Option<u64>,
 }
 
-/// How long a message waits for those before it: a server that takes none holds up none.
-const TURN: Duration = Duration::from_secs(1);
-
 /// Calls that may have left a session without their ends, where it is kept for others.
 const ABANDONED: usize = 256;
 
@@ -202,8 +199,9 @@ impl<W: Wire> Session<W> {
         };
         let session = Self::at(server, description, line, None);
         session.deaf.store(anchor.is_clients, Ordering::Relaxed);
+        let client_id = anchor.is_clients.then(|| HeaderValue::from_str(&anchor.session).ok()).flatten();
         let resuming = Resuming { behind: anchor.last_event.clone(), begun: CancellationToken::new() };
-        Self { is_clients: anchor.is_clients, resuming: Some(Box::new(resuming)), ..session }
+        Self { is_clients: anchor.is_clients, client_id, resuming: Some(Box::new(resuming)), ..session }
     }
 
     /// The stream of a call in it has come to this event.
@@ -223,12 +221,12 @@ impl<W: Wire> Session<W> {
         }
     }
 
-    /// The session of a client of the older era.
-    pub(super) fn of_client(server: Arc<Server<W>>, line: W::Line) -> Self {
+    /// The session of a client of the older era, which has this id where it has one.
+    pub(super) fn of_client(server: Arc<Server<W>>, line: W::Line, id: Option<HeaderValue>) -> Self {
         let session = Self::at(server, Description::unknown(), Arc::new(line), None);
         // What is said there beside calls is heard by the client.
         session.deaf.store(true, Ordering::Relaxed);
-        Self { is_clients: true, ..session }
+        Self { is_clients: true, client_id: id, ..session }
     }
 
     fn at(
@@ -251,6 +249,8 @@ impl<W: Wire> Session<W> {
             used: AtomicBool::new(true),
             is_askable: true,
             is_clients: false,
+            client_id: None,
+            queue: OnceLock::new(),
             resuming: None,
             _counted: None,
         }
@@ -465,14 +465,35 @@ impl<W: Wire> Session<W> {
             call.mailbox.push(Said::Lost(CallError::Closing));
         }
         if known {
-            let cancelled = stream::iter(calls.keys()).for_each_concurrent(AT_ONCE, async |id| {
-                let _place = self.server.errands.place().await;
-                // A server that does not take it sees the session end, or the connection.
-                let cancelled = message::cancelled(*id, "the proxy is shutting down");
-                let _ = self.line.tell(cancelled, Again::No).await;
+            let cancelling = stream::iter(calls.into_keys()).for_each_concurrent(AT_ONCE, |id| {
+                let session = self.clone();
+                async move { session.cancel_at_the_end(id).await }
             });
-            cancelled.await;
+            // The server has these, and whatever was queued before, before the session ends. One that takes none of them
+            // holds up no end.
+            let _ = tokio::join!(timeout(TURN, cancelling), self.flush());
             self.bid_farewell().await;
+        }
+    }
+
+    async fn cancel_at_the_end(&self, call: u64) {
+        let _place = self.server.errands.place().await;
+        // A server that does not take it sees the session end, or the connection.
+        let _ = self.line.tell(message::cancelled(call, "the proxy is shutting down"), Again::No).await;
+    }
+
+    /// Waits until what is queued has been sent, at most for [`TURN`].
+    async fn flush(&self) {
+        if let Some(queue) = self.queue.get() {
+            queue.flush().await;
+        }
+    }
+
+    /// Queues a message behind those that are to be sent before it.
+    fn enqueue(&self) -> QueuedMessage {
+        match &self.client_id {
+            Some(id) => self.server.client_queues.enqueue(id),
+            None => self.queue.get_or_init(Arc::default).enqueue(),
         }
     }
 
@@ -616,15 +637,12 @@ impl<W: Wire> Stay<W> {
     /// Python SDK lose the whole session if the answer to a question comes while they cancel the call
     /// that asked; behind the cancellation it does no harm.
     fn tell_in_turn(self, errand: Errand, body: Bytes) {
-        let (done, told) = oneshot::channel::<()>();
-        let before = self.session.inside.lock().told.replace(told);
+        let mut queued = self.session.enqueue();
         let server = self.session.server.clone();
         server.work.spawn(async move {
-            if let Some(before) = before {
-                let _ = timeout(TURN, before).await;
-            }
+            queued.turn().await;
             self.session.run_errand(errand, body).await;
-            drop(done);
+            drop(queued);
         });
     }
 }

@@ -6,7 +6,12 @@
 //!
 //! A server that asks without end must not take the proxy's connections: what is on its way to one server
 //! at the same time is bounded ([`Limits::messages`](crate::upstream::Limits::messages)), and so is what waits.
+//!
+//! The messages of one session are sent in their order ([`OutboundQueue`]), and its end behind them: a cancellation that
+//! a DELETE overtakes arrives in a session that the server no longer knows, and the call runs on.
 
+use dashmap::DashMap;
+use http::HeaderValue;
 use std::{
     sync::{
         Arc,
@@ -14,11 +19,14 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot},
+    time::timeout,
+};
 
 use crate::{
     protocol::Id,
-    runtime::resize,
+    runtime::{Mutex, resize},
     telemetry::{AnswersDropped, Limit},
 };
 
@@ -44,12 +52,44 @@ pub(super) struct Errands {
     overfull: AtomicBool,
 }
 
+/// The messages of one session that wait or are being sent, in their order.
+#[derive(Debug, Default)]
+pub(super) struct OutboundQueue {
+    /// Held for a few lines each time.
+    state: Mutex<QueueState>,
+    emptied: Notify,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    count: usize,
+    /// Resolves when the last of them has been sent.
+    last: Option<oneshot::Receiver<()>>,
+}
+
+/// The queues of sessions that clients have opened themselves, by the session's id: only of those in which something
+/// is queued. Each call of such a client has a [`Session`](super::session::Session) of its own.
+#[derive(Debug, Default)]
+pub(super) struct ClientQueues(DashMap<HeaderValue, Arc<OutboundQueue>>);
+
+/// A message that is queued, until this is dropped.
+pub(super) struct QueuedMessage {
+    queue: Arc<OutboundQueue>,
+    /// Where the queue is kept, if it is a client's.
+    owner: Option<(Arc<ClientQueues>, HeaderValue)>,
+    before: Option<oneshot::Receiver<()>>,
+    _sent: oneshot::Sender<()>,
+}
+
 /// The places that one message holds while it is on its way.
 type Places<'a> = (Option<SemaphorePermit<'a>>, Option<SemaphorePermit<'a>>);
 
 /// Courtesies that wait for one server at most. Each costs its message and a small task, less than a
 /// KiB. What the server asks beyond them is not answered.
 const COURTESIES: usize = 1024;
+/// How long a message waits for those before it, and the end of a session for all: a server that takes none holds up
+/// none.
+pub(super) const TURN: Duration = Duration::from_secs(1);
 /// The pauses before a message that was not taken is told again. After the last it is given up.
 pub(super) const PAUSES: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)];
@@ -118,6 +158,84 @@ async fn one_of(places: &Semaphore) -> Option<SemaphorePermit<'_>> {
     places.acquire().await.ok()
 }
 
+// === impl OutboundQueue ===
+
+impl OutboundQueue {
+    /// Queues one more message.
+    pub(super) fn enqueue(self: &Arc<Self>) -> QueuedMessage {
+        let (sent, last) = oneshot::channel();
+        let before = {
+            let mut state = self.state.lock();
+            state.count += 1;
+            state.last.replace(last)
+        };
+        QueuedMessage { queue: Arc::clone(self), owner: None, before, _sent: sent }
+    }
+
+    /// Waits until all that is queued has been sent or given up, at most for [`TURN`].
+    pub(super) async fn flush(&self) {
+        let emptied = async {
+            loop {
+                // Before the count is read: a message that leaves later notifies.
+                let emptied = self.emptied.notified();
+                if self.is_empty() {
+                    return;
+                }
+                emptied.await;
+            }
+        };
+        let _ = timeout(TURN, emptied).await;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.state.lock().count == 0
+    }
+}
+
+// === impl ClientQueues ===
+
+impl ClientQueues {
+    /// Queues one more message in the session with this id.
+    pub(super) fn enqueue(self: &Arc<Self>, session: &HeaderValue) -> QueuedMessage {
+        // Under the lock of the shard, as the removal is: a message is never queued where nobody looks.
+        let mut message = self.0.entry(session.clone()).or_default().enqueue();
+        message.owner = Some((Arc::clone(self), session.clone()));
+        message
+    }
+
+    /// The queue of the session with this id, where something is in it.
+    pub(super) fn get(&self, session: &HeaderValue) -> Option<Arc<OutboundQueue>> {
+        self.0.get(session).map(|queue| Arc::clone(&queue))
+    }
+}
+
+// === impl QueuedMessage ===
+
+impl QueuedMessage {
+    /// Waits until the messages before it have been sent, at most for [`TURN`].
+    pub(super) async fn turn(&mut self) {
+        if let Some(before) = self.before.take() {
+            let _ = timeout(TURN, before).await;
+        }
+    }
+}
+
+impl Drop for QueuedMessage {
+    fn drop(&mut self) {
+        {
+            let mut state = self.queue.state.lock();
+            state.count -= 1;
+            if state.count == 0 {
+                state.last = None;
+            }
+        }
+        if let Some((queues, session)) = &self.owner {
+            queues.0.remove_if(session, |_, queue| queue.is_empty());
+        }
+        self.queue.emptied.notify_waiters();
+    }
+}
+
 // === impl Errand ===
 
 impl Errand {
@@ -133,7 +251,45 @@ impl Errand {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::{Clock, SystemClock};
     use futures_util::poll;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_waits_for_the_one_before_it_and_the_end_of_the_session_for_all_but_not_for_ever() {
+        let queue = Arc::<OutboundQueue>::default();
+        queue.flush().await;
+        let (mut first, mut second) = (queue.enqueue(), queue.enqueue());
+        first.turn().await;
+        {
+            let mut end = Box::pin(queue.flush());
+            let mut turn = Box::pin(second.turn());
+            assert!(poll!(&mut end).is_pending() && poll!(&mut turn).is_pending());
+            drop(first);
+            turn.await;
+            assert!(poll!(&mut end).is_pending(), "one is left");
+        }
+        let clock = SystemClock::new();
+        let before = clock.now();
+        queue.flush().await;
+        assert_eq!(clock.now() - before, TURN);
+        drop(second);
+        queue.flush().await;
+        assert_eq!(clock.now() - before, TURN, "at once");
+    }
+
+    #[test]
+    fn the_calls_of_a_clients_session_share_its_queue_and_nothing_is_kept_of_one_that_is_empty() {
+        let queues = Arc::<ClientQueues>::default();
+        let [one, other] = ["one", "other"].map(HeaderValue::from_static);
+        let messages = [queues.enqueue(&one), queues.enqueue(&one), queues.enqueue(&other)];
+        assert!(Arc::ptr_eq(&messages[0].queue, &messages[1].queue));
+        assert!(!Arc::ptr_eq(&messages[0].queue, &messages[2].queue));
+        let [first, second, third] = messages;
+        drop((first, third));
+        assert!(queues.get(&one).is_some() && queues.get(&other).is_none());
+        drop(second);
+        assert!(queues.0.is_empty());
+    }
 
     #[tokio::test]
     async fn more_may_be_on_their_way_and_fewer() {

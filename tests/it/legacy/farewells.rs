@@ -3,10 +3,13 @@
 use super::world::{HELLO, Older, READY};
 use crate::{
     proxy::world::{Setup, World, start},
-    support::servers::{Canned, Nobody, Seen},
+    support::{
+        servers::{Call, Canned, Nobody, Seen},
+        time::Still,
+    },
 };
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// A world whose server offers no newer revision than this. One from before 2025-06-18 fails for ever
@@ -159,4 +162,69 @@ async fn a_session_whose_id_its_server_gives_again_lives_again() {
         assert_eq!(messages.last().expect("an error")["error"]["code"], -31002, "{newest}: {messages:?}");
         assert!(end(&again).await < 300, "it can be ended again");
     }
+}
+
+/// A session in which a task works, and another client that has called before.
+async fn working() -> (World, Older, (Value, Call), Older) {
+    let setup = Setup::new().server(|options| options.asks = Box::new(is_cancel));
+    let world = setup.start().await;
+    let client = Older::new(world.addr()).with("authorization", "Bearer one").hello().await;
+    let wish = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t","task":{}}}"#;
+    let made = client.post(wish).await.answer().await.result();
+    let call = world.server.call().await;
+    let other = Older::new(world.addr()).hello().await;
+    is_served(&world, &other).await;
+    (world, client, (made["task"]["taskId"].clone(), call), other)
+}
+
+fn is_cancel(seen: &Seen) -> bool {
+    seen.method() == "notifications/cancelled"
+}
+
+/// What was sent before without waiting has arrived when this returns.
+async fn is_served(world: &World, client: &Older) {
+    let waiting = client.call(1).await;
+    world.server.call().await.says("there");
+    assert_eq!(waiting.answer().await.text(), "there");
+}
+
+async fn cancel(client: &Older, task: &Value) {
+    let ask = json!({ "jsonrpc": "2.0", "id": 8, "method": "tasks/cancel", "params": { "taskId": task } });
+    client.post(&ask.to_string()).await.answer().await.result();
+}
+
+/// Its task was cancelled in it a moment before.
+#[tokio::test]
+async fn a_client_ends_its_session_behind_what_is_queued_in_it() {
+    let (world, client, (task, _unanswered), other) = working().await;
+    let ends = |seen: &Seen| seen.http == Method::DELETE && seen.session() == client.session();
+    let still = Still::stands();
+    cancel(&client, &task).await;
+    let cancelled = world.server.call().await;
+    assert!(is_cancel(&cancelled.seen));
+    let ending = client.send(Method::DELETE, "/mcp", "").await;
+    is_served(&world, &other).await;
+    assert_eq!(world.server.count(ends), 0);
+    cancelled.canned(Canned::status(202));
+    world.server.seen(ends).await;
+    drop(still);
+    assert_eq!(ending.answer().await.status, 200);
+}
+
+/// The task goes on where its client has ended the session, until another of its sessions cancels it.
+#[tokio::test]
+async fn a_session_that_its_client_has_left_ends_behind_the_cancel_of_its_last_task() {
+    let (world, client, (task, _unanswered), other) = working().await;
+    let ends = |seen: &Seen| seen.http == Method::DELETE && seen.session() == client.session();
+    let again = Older::new(world.addr()).with("authorization", "Bearer one").hello().await;
+    assert_eq!(end(&client).await, 200);
+    let still = Still::stands();
+    cancel(&again, &task).await;
+    let cancelled = world.server.call().await;
+    assert_eq!((is_cancel(&cancelled.seen), cancelled.session()), (true, &*client.session()));
+    is_served(&world, &other).await;
+    assert_eq!(world.server.count(ends), 0);
+    cancelled.canned(Canned::status(202));
+    world.server.seen(ends).await;
+    drop(still);
 }

@@ -426,8 +426,8 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ),
     ("upstream/legacy/session.rs AT_ONCE", By("many_calls_that_do_not_end_in_time_are_all_told_so")),
     (
-        "upstream/legacy/session.rs TURN",
-        By("pings_without_end_take_a_bounded_number_of_connections_and_hold_up_nobody"),
+        "upstream/legacy/telling.rs TURN",
+        By("a_server_that_takes_no_cancel_is_told_of_the_end_of_its_session_all_the_same"),
     ),
     (
         "upstream/legacy/session.rs TAKING_UP",

@@ -82,6 +82,8 @@ pub(crate) struct Options {
     pub(crate) breaks: Fits,
     /// Whether what arrives is never answered.
     pub(crate) ignores: Fits,
+    /// Whether what arrives is the test's to answer, which the server would answer by itself.
+    pub(crate) asks: Fits,
     /// Asked first about everything that arrives; what it returns is the answer.
     #[expect(clippy::type_complexity, reason = "it is written once")]
     pub(crate) hook: Option<Box<dyn Fn(&Seen) -> Option<Canned> + Send + Sync>>,
@@ -328,6 +330,7 @@ impl Default for Options {
             pongs: true,
             breaks: Box::new(|_| false),
             ignores: Box::new(|_| false),
+            asks: Box::new(|_| false),
             hook: None,
         }
     }
@@ -605,6 +608,9 @@ fn keep_house(seen: &Seen, state: &State) -> House {
     }
     if (state.options.ignores)(seen) {
         return House::Never;
+    }
+    if (state.options.asks)(seen) {
+        return House::Ask;
     }
     if let Some(canned) = state.options.hook.as_ref().and_then(|hook| hook(seen)) {
         return House::Done(canned.into_response());

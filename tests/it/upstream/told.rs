@@ -1,16 +1,16 @@
 //! What a server is told beside calls: answers and cancellations arrive, or somebody hears that they do
 //! not; and a server that asks without end takes no more than its share.
 
-use super::{ASKABLE, Running, World, elicitation, request};
+use super::{ASKABLE, MUTE, Running, World, connect, elicitation, request};
 use crate::support::{
     hits::Hits,
     servers::{Call, Canned, Events, Options, Seen},
-    time::passes,
+    time::{Still, passes},
 };
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Method,
-    upstream::{CallError, Question},
+    upstream::{CallError, Question, Upstream as _},
 };
 use serde_json::{Value, json};
 use std::{
@@ -82,6 +82,52 @@ async fn a_cancel_whose_connection_breaks_is_told_again() {
     // It has been told, so that its session can end.
     world.server.seen(|seen| seen.http == http::Method::DELETE).await;
     assert_eq!(world.server.count(is_cancel), 2);
+}
+
+fn is_end(seen: &Seen) -> bool {
+    seen.http == http::Method::DELETE
+}
+
+#[tokio::test]
+async fn a_session_does_not_end_before_the_server_has_taken_a_cancel_in_it() {
+    let world = World::new(Options { asks: Box::new(is_cancel), ..Options::default() }).await;
+    let still = Still::stands();
+    let call = world.call(1);
+    let _unanswered = world.server.call().await;
+    drop(call);
+    let cancel = world.server.call().await;
+    let server = async {
+        // What is sent without waiting is there before this call of another.
+        let other = connect(&world.server.url(), |_| {});
+        let mut list = Running::new(other.call(request(9, Method::ToolsList, MUTE)));
+        world.server.call().await.result(json!({}));
+        list.result().await;
+        assert_eq!(world.server.count(is_end), 0);
+        cancel.canned(Canned::status(202));
+        world.server.seen(is_end).await;
+        drop(still);
+    };
+    tokio::join!(world.upstream.close(), server);
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_cancel_is_told_of_the_end_of_its_session_all_the_same() {
+    let world = World::new(Options { ignores: Box::new(is_cancel), ..Options::default() }).await;
+    let still = Still::stands();
+    let (call, other) = (world.call(1), world.call(2));
+    let _unanswered = [world.server.call().await, world.server.call().await];
+    drop(call);
+    times(&world, is_cancel, 1).await;
+    let server = async {
+        // Of the call that was in flight to the last.
+        times(&world, is_cancel, 2).await;
+        assert_eq!(world.server.count(is_end), 0);
+        still.passes(Duration::from_millis(1010)).await;
+        world.server.seen(is_end).await;
+        drop(still);
+    };
+    tokio::join!(world.upstream.close(), server);
+    drop(other);
 }
 
 /// Waits until something like this has arrived so often.
