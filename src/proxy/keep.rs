@@ -5,7 +5,7 @@
 //! that was seen can be lost; meanwhile the task is shown as it was stored last, and says that it waits. A
 //! result for which there is no room waits for nothing: its task fails with an error that names the limit.
 
-use super::ledger::{Custody, Ledger};
+use super::ledger::{Aside, Custody, Ledger};
 use crate::{
     protocol::{ErrorObject, code},
     runtime::Stopping,
@@ -30,7 +30,7 @@ impl Custody {
     /// # Errors
     /// As [`keep`].
     pub async fn keep(&self, event: Event, overdue: &Stopping) -> Result<Updated, StoreError> {
-        keep(Arc::clone(&self.ledger), self.id.clone(), event, overdue.clone()).await
+        keep(Arc::clone(&self.ledger), self.id.clone(), event, overdue.clone(), None).await
     }
 }
 
@@ -44,35 +44,32 @@ pub(super) async fn keep(
     id: TaskId,
     mut event: Event,
     overdue: Stopping,
+    mut aside: Option<Aside>,
 ) -> Result<Updated, StoreError> {
     let mut pause = FIRST_PAUSE;
-    let (mut aside, mut waits) = (None, false);
+    let (mut waits, mut is_counted) = (false, false);
     loop {
         let mut kept = ledger.change(&id, &event).await;
-        if matches!(kept, Err(StoreError::Exists | StoreError::Unavailable(_))) && aside.is_none() {
+        let is_unavailable = matches!(kept, Err(StoreError::Exists | StoreError::Unavailable(_)));
+        if is_unavailable && aside.is_none() {
             match ledger.set_aside(bytes(&event)) {
-                Ok(taken) => {
-                    ledger.set_waits(&id, true);
-                    (aside, waits) = (Some(taken), true);
-                }
-                Err(full) => {
-                    if let StoreError::Full(limit) = &full {
-                        ledger.refused_as_full(&id, limit);
-                    }
-                    kept = Err(full);
-                }
+                Ok(taken) => aside = Some(taken),
+                Err(full) => kept = Err(full),
             }
+        }
+        if let Err(StoreError::Full(limit)) = &kept
+            && !is_counted
+        {
+            ledger.refused_as_full(&id, limit);
+            is_counted = true;
         }
         match (kept, result_bytes(&event)) {
             (Err(StoreError::Full(limit)), Some(size)) => {
                 event = no_room(size, limit);
                 continue;
             }
-            // Not even the error has room: the disk itself is full. The end of a task is never given up.
-            (Err(StoreError::Full(_)), None) if event.is_end() => {
-                ledger.set_waits(&id, true);
-                waits = true;
-            }
+            // No quota refuses what hardly takes room: the disk itself is full.
+            (Err(StoreError::Full(_)), None) if !may_be_given_up(&event) => {}
             (Err(StoreError::Exists | StoreError::Unavailable(_)), _) => {}
             (kept @ (Ok(_) | Err(StoreError::Full(_))), _) => {
                 if waits {
@@ -81,6 +78,10 @@ pub(super) async fn keep(
                 return kept;
             }
         }
+        if !waits {
+            ledger.set_waits(&id, true);
+            waits = true;
+        }
         tokio::select! {
             // A store that fails at the very end is not waited for.
             biased;
@@ -88,6 +89,28 @@ pub(super) async fn keep(
             () = sleep(pause) => pause = (pause * 2).min(STORE_PAUSE),
         }
     }
+}
+
+/// Counts the bytes of an event that has to wait behind others. A result for which there is no room is replaced by an
+/// error.
+///
+/// # Errors
+/// [`StoreError::Full`] where there is no room for an input request.
+pub(super) fn buffer(ledger: &Arc<Ledger>, id: &TaskId, event: Event) -> Result<(Event, Aside), StoreError> {
+    let full = match ledger.set_aside(bytes(&event)) {
+        Ok(aside) => return Ok((event, aside)),
+        Err(full) => full,
+    };
+    let StoreError::Full(limit) = &full else { return Err(full) };
+    ledger.refused_as_full(id, limit);
+    let event = no_room(result_bytes(&event).ok_or(StoreError::Full(limit))?, limit);
+    let aside = ledger.set_aside(bytes(&event))?;
+    Ok((event, aside))
+}
+
+/// Whether an event may be dropped where the store has no room: its sender can be refused it, or says it again.
+fn may_be_given_up(event: &Event) -> bool {
+    matches!(event, Event::Asked { .. } | Event::Progressed { .. })
 }
 
 /// What an event brings along that must be stored.

@@ -243,6 +243,20 @@ impl Ledger {
         }
     }
 
+    /// Forgets a task that nobody needs, once it is stored. Its room in the quotas is kept until then.
+    pub(super) fn forget_once_stored(
+        &self,
+        storing: impl Future<Output = Option<Custody>> + Send + 'static,
+        reservation: Option<Reservation>,
+    ) {
+        self.changes.spawn(async move {
+            if let Some(task) = storing.await {
+                task.forget().await;
+            }
+            drop(reservation);
+        });
+    }
+
     /// The bounds that hold now.
     pub(super) fn quotas(&self) -> Quotas {
         **self.quotas.now()
@@ -379,7 +393,9 @@ impl Ledger {
     /// A task that another process held is held by this one from here on.
     pub(super) fn adopt(self: &Arc<Self>, version: Version, record: &Arc<Record>) -> Custody {
         let held = Held { version, record: Arc::clone(record), waits: false };
-        self.collection.goes_on(record);
+        if !record.state.is_ended() {
+            self.collection.goes_on(record);
+        }
         self.held.insert(record.id.clone(), held);
         Custody { ledger: Arc::clone(self), id: record.id.clone(), is_counted: true }
     }
@@ -485,10 +501,7 @@ impl Ledger {
         if is_result && !matches!(updated, Ok(Updated::Done { .. })) {
             self.need_not_wait(id);
         }
-        let updated = updated.inspect_err(|error| match error {
-            StoreError::Full(limit) => self.refused_as_full(id, limit),
-            StoreError::Exists | StoreError::Unavailable(_) => self.failed("updating a task", error),
-        })?;
+        let updated = updated.inspect_err(|error| self.failed("updating a task", error))?;
         if let Updated::Done { before, after, version, effects } = &updated {
             self.note(*version, after);
             self.health.works();
@@ -604,9 +617,9 @@ impl Custody {
     /// Forgets a task whose handle nobody has; one that was counted ends as cancelled. Where the store fails, the
     /// sweeper finds it later: a task that works and is held by nobody.
     pub async fn forget(mut self) {
-        let record = self.ledger.last_kept(&self.id);
         match self.ledger.store.remove(&self.id).await {
             Ok(()) => {
+                let record = self.ledger.last_kept(&self.id);
                 self.ledger.collection.never_was(&self.id);
                 self.ledger.need_not_wait(&self.id);
                 if let Some(record) = record.filter(|record| self.is_counted && !record.state.is_ended()) {

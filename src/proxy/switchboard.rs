@@ -221,7 +221,7 @@ impl Drop for MailRoom {
 impl Mailbox {
     fn poll(&self, cx: &Context<'_>) -> Poll<Control> {
         let mut state = self.0.lock();
-        if let Some(control) = state.waiting.pop_front() {
+        if let Some(control) = state.pop() {
             return Poll::Ready(control);
         }
         state.listener = Some(cx.waker().clone());
@@ -240,6 +240,15 @@ impl Mailbox {
 impl MailboxState {
     fn has_room(&self) -> Result<(), Full> {
         if self.waiting.len() + self.reserved < MAILBOX { Ok(()) } else { Err(Full) }
+    }
+
+    fn pop(&mut self) -> Option<Control> {
+        let control = self.waiting.pop_front();
+        if self.waiting.is_empty() {
+            // Room for the next ones would be kept for as long as a task takes.
+            self.waiting = VecDeque::new();
+        }
+        control
     }
 
     fn push(&mut self, control: Control) {
@@ -261,6 +270,11 @@ impl Hold {
     /// The next thing the call is told.
     pub(super) async fn told(&mut self) -> Control {
         poll_fn(|cx| self.mailbox.poll(cx)).await
+    }
+
+    /// The next thing the call is told, where there is one.
+    pub(super) fn try_told(&mut self) -> Option<Control> {
+        self.mailbox.0.lock().pop()
     }
 
     /// Nothing more is told to the call. Gives what it was told and has not heard.

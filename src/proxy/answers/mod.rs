@@ -90,9 +90,12 @@ pub(super) async fn cancel(
 ) -> Result<Option<Arc<Record>>, StoreError> {
     let (kept, switchboard, id) = (Arc::clone(ledger), Arc::clone(switchboard), id.clone());
     let cancelled = async move {
-        let Updated::Done { after, effects, .. } = kept.change(&id, &Event::Cancelled { by }).await? else {
-            return Ok(None);
-        };
+        let updated = kept.change(&id, &Event::Cancelled { by }).await.inspect_err(|error| {
+            if let StoreError::Full(limit) = error {
+                kept.refused_as_full(&id, limit);
+            }
+        });
+        let Updated::Done { after, effects, .. } = updated? else { return Ok(None) };
         if effects.contains(&Effect::CancelUpstream) {
             // Not held only where the call ended in this moment.
             switchboard.end(&id, CallCancelled::Task);
@@ -135,6 +138,9 @@ async fn answer(
         let mut updated = ledger.change(&id, &event(are_kept)).await;
         if are_kept && matches!(updated, Err(StoreError::Full(_))) {
             updated = ledger.change(&id, &event(false)).await;
+        }
+        if let Err(StoreError::Full(limit)) = &updated {
+            ledger.refused_as_full(&id, limit);
         }
         let effects = match updated? {
             Updated::Done { effects, .. } => effects,

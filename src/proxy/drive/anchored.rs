@@ -20,7 +20,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// Where the call is, as the next process is to know it.
 pub(super) struct Anchored {
@@ -43,6 +43,9 @@ pub(super) struct Anchored {
 /// that is progress.
 const PERIOD: Duration = Duration::from_millis(500);
 
+/// How long the changes of a call are waited for that is left to the next process, twice. Less than the process has left.
+const RELEASE: Duration = Duration::from_millis(750);
+
 /// How long an answer may be on its way. What the server says within it may have been said before the answer came, or
 /// be what it said before the call was taken up.
 const ON_ITS_WAY: Duration = Duration::from_secs(5);
@@ -54,6 +57,11 @@ impl Driver {
     pub(super) fn moved(&mut self, call: Box<upstream::Anchor>) {
         let now = self.shared.clock.now();
         let held = self.held();
+        if held.writes.has_input_request() {
+            // An anchor behind an input request that the record does not have would lose it.
+            held.resume_point = Some(call);
+            return;
+        }
         let Some(anchored) = &mut held.anchored else {
             held.anchored = Some(Box::new(Anchored {
                 call,
@@ -71,9 +79,11 @@ impl Driver {
         // The server has gone on behind them. An answer that it is given twice is nothing to it; one that it is never
         // given is waited for.
         let has_arrived = |sent: Instant| now.saturating_duration_since(sent) >= ON_ITS_WAY;
-        let arrived = anchored.answered.extract_if(.., |(sent, ..)| has_arrived(*sent));
-        let keys: Vec<_> = arrived.map(|(_, _, key)| key).collect();
-        self.delivered(keys);
+        let arrived = anchored.answered.iter().filter(|(sent, ..)| has_arrived(*sent));
+        let keys: Vec<_> = arrived.map(|(_, _, key)| key.clone()).collect();
+        if !held.writes.has_delivered() {
+            self.delivered(keys);
+        }
     }
 
     /// An answer is on its way to the server.
@@ -101,7 +111,8 @@ impl Driver {
 
     pub(super) fn delivered(&mut self, keys: Vec<String>) {
         if !keys.is_empty() && self.shared.ledger.outlives() {
-            self.write(task::Event::Delivered { keys }, AfterWrite::Nothing);
+            let event = task::Event::Delivered { keys: keys.clone() };
+            self.write(event, AfterWrite::Delivered { keys });
         }
     }
 
@@ -194,21 +205,40 @@ impl Driver {
 
     /// The time of the proxy is over: leaves the call to the process after this one, or ends it.
     pub(super) async fn release_or_end(&mut self) {
-        if !self.release().await {
+        // What its client did in time still happens: it may have cancelled the task, or answered.
+        self.flush_for_release().await;
+        self.write_anchor();
+        self.flush_for_release().await;
+        if self.exchange.phase() != Phase::Deferred {
+            return;
+        }
+        if !self.release() {
             self.ends(CallEnd::Lost(CallError::Closing));
+        }
+    }
+
+    /// Waits for queued changes, but not for a store that does not answer: what it has is good for a resumption. Then
+    /// receives what was sent to the call.
+    async fn flush_for_release(&mut self) {
+        let writes = async {
+            while !self.held().writes.is_empty() {
+                let (after, result) = self.held().writes.next().await;
+                self.written(after, result);
+            }
+        };
+        let _ = timeout(RELEASE, writes).await;
+        while let Some(control) = self.held().hold.try_told() {
+            self.told(control);
+        }
+        while let Some(action) = self.exchange.poll_action() {
+            self.carry_out(action);
         }
     }
 
     /// Leaves the call to the process after this one, if that can take it up: it goes on at its server, and what is
     /// asked in it stays asked. Where the store fails now, it is taken up from where it was when it was written last: to
     /// cancel it would leave a task at work whose server works at it no more.
-    async fn release(&mut self) -> bool {
-        self.write_anchor();
-        // Nothing else happens to the call any more.
-        while !self.held().writes.is_empty() {
-            let (after, result) = self.held().writes.next().await;
-            self.written(after, result);
-        }
+    fn release(&mut self) -> bool {
         if !self.held().anchored.as_deref().is_some_and(|anchored| anchored.is_kept) {
             return false;
         }
@@ -242,6 +272,11 @@ impl Held {
 // === impl Anchored ===
 
 impl Anchored {
+    /// The record does not have the answers under these keys any more.
+    pub(super) fn are_delivered(&mut self, keys: &[String]) {
+        self.answered.retain(|(_, _, key)| !keys.contains(key));
+    }
+
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }

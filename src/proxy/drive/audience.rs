@@ -50,10 +50,10 @@ pub(super) enum OnLines {
 /// not listen there: so long may it hold up its own call.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Messages for requests whose channels are full, in their order. The server is not read meanwhile, so that
-/// there are never many.
+/// Messages for requests whose channels are full, each request's in their order. The server is not read meanwhile, so
+/// that there are never many.
 #[derive(Default)]
-pub(super) struct UnsentItems(VecDeque<(mpsc::Sender<Item>, Item)>);
+pub(super) struct UnsentItems(Vec<(mpsc::Sender<Item>, VecDeque<Item>)>);
 
 // === impl UnsentItems ===
 
@@ -64,23 +64,31 @@ impl UnsentItems {
 
     /// Sends the client something, now or once it has room. That it has left is noticed elsewhere.
     pub(super) fn send(&mut self, waiter: &Waiter, item: Item) {
-        let is_behind = self.0.iter().any(|(sender, _)| sender.same_channel(&waiter.items));
-        let item = match is_behind {
-            true => item,
-            false => match waiter.items.try_send(item) {
-                Ok(()) | Err(TrySendError::Closed(_)) => return,
-                Err(TrySendError::Full(item)) => item,
-            },
-        };
-        self.0.push_back((waiter.items.clone(), item));
+        if let Some((_, items)) = self.0.iter_mut().find(|(sender, _)| sender.same_channel(&waiter.items)) {
+            return items.push_back(item);
+        }
+        if let Err(TrySendError::Full(item)) = waiter.items.try_send(item) {
+            self.0.push((waiter.items.clone(), VecDeque::from([item])));
+        }
     }
 
-    /// Sends the first of them as soon as its client has room; drops it where the client has left. Cancel safe.
+    /// Sends one of them as soon as its client has room; drops those of a client that has left. Cancel safe.
     pub(super) async fn flush_one(&mut self) {
-        let Some((sender, _)) = self.0.front() else { return pending().await };
-        let permit = sender.clone().reserve_owned().await;
-        if let (Some((_, item)), Ok(permit)) = (self.0.pop_front(), permit) {
-            permit.send(item);
+        if self.0.is_empty() {
+            return pending().await;
+        }
+        let room = self.0.iter().map(|(sender, _)| Box::pin(sender.clone().reserve_owned()));
+        let (permit, at, _) = select_all(room).await;
+        let (_, items) = &mut self.0[at];
+        match (permit, items.pop_front()) {
+            (Ok(permit), Some(item)) => drop(permit.send(item)),
+            (Ok(_) | Err(_), _) => items.clear(),
+        }
+        if items.is_empty() {
+            self.0.swap_remove(at);
+        }
+        if self.0.is_empty() {
+            self.0 = Vec::new();
         }
     }
 }

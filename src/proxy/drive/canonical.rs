@@ -173,6 +173,11 @@ impl Canonical {
         if let Some(deferral) = &self.deferral {
             shared.upstream.deferred(&Identity::of(&self.caller), deferral);
         }
+        self.shown(shared, record)
+    }
+
+    /// The task as its client first sees it.
+    pub(super) fn shown(&self, shared: &Shared, record: &Record) -> Vec<u8> {
         // A task that was made before its session was open: another may have been.
         let server = if self.server.is_known() { self.server.known() } else { shared.server() };
         match &self.ticketing {

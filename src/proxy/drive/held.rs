@@ -20,7 +20,7 @@ use crate::{
         switchboard::{Hold, Waiter},
     },
     runtime::or_never,
-    upstream::{Deferral, TurnedOver},
+    upstream::{self, Deferral, TurnedOver},
 };
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -55,6 +55,8 @@ pub(super) struct Held {
     pub(super) progress: Progress,
     /// Where it can be taken up, once it is a task that outlives the process.
     pub(super) anchored: Option<Box<Anchored>>,
+    /// Where the call could be resumed, once the input requests before that place are in the record.
+    pub(super) resume_point: Option<Box<upstream::Anchor>>,
     /// How the call is made again, which the server has turned over, and the answers so far.
     pub(super) turned_over: Option<Box<(TurnedOver, BTreeMap<String, Bytes>)>>,
     /// Of the status, where the client is told it.
@@ -89,6 +91,7 @@ impl Held {
             committed: Vec::new(),
             progress: Progress::default(),
             anchored: None,
+            resume_point: None,
             turned_over: None,
             changes: None,
         })

@@ -56,6 +56,7 @@ use crate::{
     upstream::{self, CallError, Event, Replies},
 };
 use audience::{Lines, OnLines};
+use book::MAX_OPEN;
 use canonical::Canonical;
 use futures_util::{StreamExt, future::BoxFuture};
 use held::Held;
@@ -276,13 +277,15 @@ impl Driver {
             while let Some(action) = self.exchange.poll_action() {
                 self.carry_out(action);
             }
+            self.abandon();
             if self.exchange.is_done() {
                 if self.held().is_flushed() {
                     return Box::pin(self.close()).await;
                 }
             } else {
                 self.put();
-                if self.has_new_questions() {
+                // Never behind the end of the task, which needs none.
+                if self.exchange.is_unsettled() && self.has_new_questions() {
                     self.write_anchor();
                 }
             }
@@ -297,11 +300,14 @@ impl Driver {
     /// Waits for one thing to happen to the call: the only place where one is waited for.
     async fn wait(&mut self) -> Happening {
         let is_parked = self.exchange.phase() == Phase::Parked;
+        let is_attended = self.exchange.is_attended();
         let clock = &self.shared.clock;
         // The server is not read while a client does not take what it has sent.
         let is_read = self.exchange.awaits_server()
             && self.held.as_mut().is_none_or(|held| {
-                held.unsent.is_empty()
+                // In a task the server's messages go to the lines.
+                (held.unsent.is_empty() || !is_attended)
+                    && held.writes.len() < MAX_OPEN
                     && held.lines.as_mut().is_none_or(|lines| !lines.is_full(|| clock.now()))
             });
         // In memory a task would be gone with the process: none is made (`stop_making_tasks`), and the result that there
@@ -313,7 +319,7 @@ impl Driver {
         let write_due = write_due.and_then(|held| held.write_due());
         let deferral = self.form.deferral();
         let now = || clock.now();
-        let (held, is_attended) = (self.held.as_deref_mut(), self.exchange.is_attended());
+        let held = self.held.as_deref_mut();
         tokio::select! {
             // What the client did comes first: a word for somebody who has left, or has cancelled, is for
             // nobody. A result that is there at the deadline is a result: a handle would only cost a poll.
@@ -355,33 +361,7 @@ impl Driver {
                 self.exchange.handle_committed();
             }
             Happening::Committed(false) => self.exchange.handle_departed(),
-            Happening::Told(Control::Local(Local::Retry(retry))) => self.came_back(*retry),
-            Happening::Told(Control::Mail(Mail::Answered(answers))) => {
-                for (key, response) in answers {
-                    self.answered(&key, Ok(response), true);
-                }
-            }
-            Happening::Told(Control::Mail(Mail::Replied(key, outcome))) => {
-                self.answered(&key, outcome, false);
-            }
-            Happening::Told(Control::Local(Local::Waiting(tell))) => {
-                let Held { book, lines, .. } = self.held();
-                let fresh = || {
-                    let mut lines = Lines::default();
-                    // A task of the other era, which has been asking nobody here so far.
-                    book.asks().into_iter().for_each(|ask| lines.ask(ask, false));
-                    Box::new(lines)
-                };
-                lines.get_or_insert_with(fresh).waits(tell, |ask| book.get(ask).is_some());
-            }
-            Happening::Told(Control::Mail(Mail::Cancelled(CallCancelled::Request))) => {
-                self.span.event("deferral.call.taken_back", &[]);
-                self.exchange.handle_taken_back();
-            }
-            Happening::Told(Control::Mail(Mail::Cancelled(CallCancelled::Task))) => {
-                self.span.event("deferral.task.cancelled", &[]);
-                self.exchange.handle_cancelled();
-            }
+            Happening::Told(control) => self.told(control),
             Happening::Lines(happening) => {
                 let Held { book, lines, .. } = self.held();
                 if let Some(lines) = lines {
@@ -413,6 +393,39 @@ impl Driver {
     fn stop_making_tasks(&mut self) {
         if !self.shared.makes_tasks() {
             self.exchange.handle_no_more_tasks();
+        }
+    }
+
+    /// The call received something.
+    fn told(&mut self, control: Control) {
+        match control {
+            Control::Local(Local::Retry(retry)) => self.came_back(*retry),
+            Control::Mail(Mail::Answered(answers)) => {
+                for (key, response) in answers {
+                    self.answered(&key, Ok(response), true);
+                }
+            }
+            Control::Mail(Mail::Replied(key, outcome)) => {
+                self.answered(&key, outcome, false);
+            }
+            Control::Local(Local::Waiting(tell)) => {
+                let Held { book, lines, .. } = self.held();
+                let fresh = || {
+                    let mut lines = Lines::default();
+                    // A task of the other era, which has been asking nobody here so far.
+                    book.asks().into_iter().for_each(|ask| lines.ask(ask, false));
+                    Box::new(lines)
+                };
+                lines.get_or_insert_with(fresh).waits(tell, |ask| book.get(ask).is_some());
+            }
+            Control::Mail(Mail::Cancelled(CallCancelled::Request)) => {
+                self.span.event("deferral.call.taken_back", &[]);
+                self.exchange.handle_taken_back();
+            }
+            Control::Mail(Mail::Cancelled(CallCancelled::Task)) => {
+                self.span.event("deferral.task.cancelled", &[]);
+                self.exchange.handle_cancelled();
+            }
         }
     }
 
@@ -450,18 +463,34 @@ impl Driver {
         }
     }
 
+    /// Leaves a task that nobody needs to the ledger, which forgets it once it is stored.
+    fn abandon(&mut self) {
+        if self.exchange.phase() != Phase::Abandoned {
+            return;
+        }
+        let held = self.held();
+        if let Some(storing) = held.storing.take() {
+            // Its room in the quotas is its own until then.
+            let reservation = held.parked.take();
+            self.shared.ledger.forget_once_stored(storing, reservation);
+            self.exchange.handle_stored(false, self.shared.clock.now());
+        }
+    }
+
     /// Whoever came back in this very moment is answered, too.
     async fn close(mut self: Box<Self>) {
         self.tell_status();
         let open = self.take_back_all("the task has ended");
         self.replies = None;
         drop(open);
-        for told in self.held().hold.close() {
-            match told {
-                Control::Local(Local::Retry(retry)) => self.turn_away(retry.waiter),
-                Control::Local(Local::Waiting(_)) | Control::Mail(_) => {}
+        // Only now: of a task that was forgotten nobody may be given the handle.
+        let mut late = std::mem::take(&mut self.held().waiters);
+        for control in self.held().hold.close() {
+            if let Control::Local(Local::Retry(retry)) = control {
+                late.push(retry.waiter);
             }
         }
+        late.into_iter().for_each(|waiter| self.turn_away(waiter));
         self.let_go().await;
     }
 
@@ -630,6 +659,20 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Gives a client the handle that came back before the first one has it.
+    fn hand_over_to(&mut self, waiter: Waiter) {
+        let (Form::Canonical(canonical), Some(held)) = (&self.form, &mut self.held) else { return };
+        let Request::Canonical { call, capabilities } = &waiter.request else { return };
+        let Some(record) = self.shared.ledger.last_kept(held.hold.id()) else { return };
+        let created = canonical.shown(&self.shared, &record);
+        let is_ticket = canonical.ticketing.is_some();
+        let (mut reply, committed) =
+            canonical::handle(call, capabilities, &created, held.hold.id(), is_ticket);
+        held.committed.extend(committed);
+        reply.account.origin = self.span.origin_for(call);
+        held.unsent.send(&waiter, reply.into());
     }
 
     /// Answers a client that came back too late to wait for the call itself.

@@ -217,9 +217,10 @@ impl Driver {
     /// The client came back with some answers, or with none.
     pub(super) fn came_back(&mut self, retry: Retry) {
         let Retry { waiter, mut answers, defer_after } = retry;
-        if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred | Phase::Abandoned | Phase::Done)
-        {
-            return self.turn_away(waiter);
+        match self.exchange.phase() {
+            Phase::Deferred => return self.turn_away(waiter),
+            Phase::Handing => return self.hand_over_to(waiter),
+            Phase::Inline | Phase::Parked | Phase::Deferring | Phase::Abandoned | Phase::Done => {}
         }
         if self.held().waiters.len() >= WAITERS_PER_TASK {
             if let Request::Canonical { call, .. } = &waiter.request {
@@ -227,6 +228,10 @@ impl Driver {
                 self.held().unsent.send(&waiter, refused.into());
             }
             return;
+        }
+        if matches!(self.exchange.phase(), Phase::Abandoned | Phase::Done) {
+            // It is turned away once nothing of the call is left.
+            return self.held().waiters.push(waiter);
         }
         let mut answered = BTreeSet::new();
         for ask in self.held().book.asks() {

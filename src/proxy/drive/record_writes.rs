@@ -8,8 +8,10 @@ use crate::{
 use futures_util::future::BoxFuture;
 use std::collections::VecDeque;
 
-/// Changes that are queued, the first of them being stored. Bounded by what a call may have open: progress and the
-/// anchor are in it once.
+/// Changes that are queued, the first of them being stored. The server is not read while there are [`MAX_OPEN`], so
+/// that one that asks and withdraws in a loop cannot fill it.
+///
+/// [`MAX_OPEN`]: super::book::MAX_OPEN
 #[derive(Default)]
 pub(super) struct RecordWrites(VecDeque<(AfterWrite, BoxFuture<'static, WriteResult>)>);
 
@@ -36,6 +38,10 @@ pub(super) enum AfterWrite {
     Progressed {
         message: String,
     },
+    /// The server has the answers under these keys.
+    Delivered {
+        keys: Vec<String>,
+    },
     /// The anchor is written, from which the call can be resumed (`has_event`).
     Anchored {
         has_event: bool,
@@ -49,24 +55,46 @@ impl RecordWrites {
         self.0.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn push(&mut self, after: AfterWrite, write: BoxFuture<'static, WriteResult>) {
         self.0.push_back((after, write));
     }
 
     /// Whether progress is being written, or will be.
     pub(super) fn has_progress(&self) -> bool {
-        self.0.iter().any(|(after, _)| matches!(after, AfterWrite::Progressed { .. }))
+        self.has(|after| matches!(after, AfterWrite::Progressed { .. }))
     }
 
     /// Whether an anchor is being written, or will be.
     pub(super) fn has_anchor(&self) -> bool {
-        self.0.iter().any(|(after, _)| matches!(after, AfterWrite::Anchored { .. }))
+        self.has(|after| matches!(after, AfterWrite::Anchored { .. }))
+    }
+
+    /// Whether an input request is being written, or will be.
+    pub(super) fn has_input_request(&self) -> bool {
+        self.has(|after| matches!(after, AfterWrite::Asked { .. }))
+    }
+
+    /// Whether it is being written, or will be, that answers are delivered.
+    pub(super) fn has_delivered(&self) -> bool {
+        self.has(|after| matches!(after, AfterWrite::Delivered { .. }))
+    }
+
+    fn has(&self, is_one: impl Fn(&AfterWrite) -> bool) -> bool {
+        self.0.iter().any(|(after, _)| is_one(after))
     }
 
     /// Resolves with the next change that is stored, or cannot be. Cancel safe.
     pub(super) async fn next(&mut self) -> (AfterWrite, WriteResult) {
         let result = or_never(self.0.front_mut().map(|(_, write)| write)).await;
         let (after, _) = self.0.pop_front().expect("its first change was awaited");
+        if self.0.is_empty() {
+            // Room for the next ones would be kept for as long as a task takes.
+            self.0 = VecDeque::new();
+        }
         (after, result)
     }
 }

@@ -9,7 +9,7 @@ use super::{
     record_writes::{AfterWrite, WriteResult},
 };
 use crate::{
-    proxy::keep::{STORE_PAUSE, keep},
+    proxy::keep::{STORE_PAUSE, buffer, keep},
     store::Updated,
     task,
 };
@@ -27,8 +27,17 @@ impl Driver {
         let (ledger, overdue) = (Arc::clone(&self.shared.ledger), self.shared.overdue.clone());
         let held = self.held();
         let write: BoxFuture<'static, _> = match &held.task {
-            Some(task) => Box::pin(keep(ledger, task.id.clone(), event, overdue)),
             None => Box::pin(ready(Ok(Updated::Unknown))),
+            Some(task) if held.writes.is_empty() => {
+                Box::pin(keep(ledger, task.id.clone(), event, overdue, None))
+            }
+            // It is in memory for as long as it waits behind others.
+            Some(task) => match buffer(&ledger, &task.id, event) {
+                Ok((event, buffered)) => {
+                    Box::pin(keep(ledger, task.id.clone(), event, overdue, Some(buffered)))
+                }
+                Err(full) => Box::pin(ready(Err(full))),
+            },
         };
         held.writes.push(after, write);
     }
@@ -62,7 +71,23 @@ impl Driver {
     pub(super) fn written(&mut self, after: AfterWrite, result: WriteResult) {
         match after {
             AfterWrite::Nothing => {}
-            AfterWrite::Asked { ask, key } => self.recorded(ask, key, result),
+            AfterWrite::Asked { ask, key } => {
+                self.recorded(ask, key, result);
+                let held = self.held();
+                if !held.writes.has_input_request()
+                    && let Some(point) = held.resume_point.take()
+                {
+                    self.moved(point);
+                }
+            }
+            // Where it could not be written the next process delivers them again, which is nothing to the server.
+            AfterWrite::Delivered { keys } => {
+                if result.is_ok()
+                    && let Some(anchored) = &mut self.held().anchored
+                {
+                    anchored.are_delivered(&keys);
+                }
+            }
             AfterWrite::Withdrawn { key } => match result {
                 Ok(Updated::Done { .. }) => {}
                 // It has been answered in this moment, or the task has ended.

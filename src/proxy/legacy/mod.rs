@@ -69,8 +69,10 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
         return carry_out(shared, client, passage, Disposition::Passes(None)).await;
     }
     let decided = Decided::default();
-    // A call outlives its client; one that waits for the result of another does not.
-    let outlives = passage.post.may_ask() && !ticket_call::is_one(&shared, &client, &passage);
+    // A call outlives its client, and so does what changes a task; a request that waits for the result of another call
+    // does not.
+    let outlives = passage.post.may_ask() && !ticket_call::is_one(&shared, &client, &passage)
+        || changes_a_task(&passage);
     let (work, is_decided) = (shared.stopping.clone(), decided.clone());
     let disposed = async move {
         let disposition = dispose(&shared, &client, &passage, &decided).await;
@@ -81,6 +83,14 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
         true => Outliving::new(work, is_decided, disposed).await,
         false => Box::pin(disposed).await,
     }
+}
+
+/// Whether a request ends a task, or answers one.
+fn changes_a_task(passage: &Passage) -> bool {
+    matches!(
+        &passage.post.messages[..],
+        [Message::Request { method: Method::TasksCancel, .. } | Message::Response(Some(_))]
+    )
 }
 
 /// Does with a request what was decided.
