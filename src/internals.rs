@@ -63,8 +63,8 @@ pub mod front {
 
 pub mod policy {
     pub use crate::policy::{
-        Access, Defer, Held, LegacyTasks, Mode, Pattern, PrincipalSource, Questions, Quotas, Resume, Route,
-        SHORTEST_RETENTION, Silence, Tickets, Tokens,
+        Access, ClientMatch, Defer, Held, HolderSign, LegacyTasks, Mode, Pattern, PrincipalSource, Questions,
+        Quotas, Resume, Route, SHORTEST_RETENTION, Silence, TicketHolder, Tickets, Tokens, Unsolicited,
     };
 }
 
@@ -113,8 +113,8 @@ pub mod protocol {
 
 pub mod proxy {
     pub use crate::proxy::{
-        AccessSummary, Anchor, AnchorSeal, Commit, Endpoint, Item, Items, Ledger, Left, NoRoom, Passage,
-        Passed, Passing, Reply, Service, Switchboard,
+        AccessSummary, Anchor, AnchorSeal, Cancelled, Commit, Endpoint, Item, Items, Ledger, Left, NoRoom,
+        Operators, Passage, Passed, Passing, Reply, Service, Switchboard,
     };
 }
 
@@ -158,6 +158,10 @@ pub mod task {
 
 pub mod telemetry {
     pub use crate::telemetry::{Format, Lines, Outcome, metrics::limits, trace::Tracer};
+
+    pub mod metrics {
+        pub use crate::telemetry::metrics::{Seen, write};
+    }
 }
 
 pub mod upstream {

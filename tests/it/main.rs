@@ -29,6 +29,7 @@ mod simulation;
 mod stdio;
 mod stores;
 mod support;
+mod task_engine;
 mod tasks;
 mod tickets;
 #[cfg(feature = "otlp")]

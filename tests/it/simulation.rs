@@ -17,7 +17,7 @@ use deferral::internals::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -53,8 +53,11 @@ enum Happening {
     ClientComesBackWithNothing,
     /// The same retry once more, while the first still waits.
     ClientRepeatsItself,
+    /// What follows from it may come later, and comes also where its request has been dropped meanwhile.
     ClientAnswersInTask,
     ClientCancels,
+    /// The call is told what a client's request has changed in its record.
+    MailArrives,
     /// A `tasks/result` of 2025-11-25, at any time once there is somebody who knows of the task.
     WaiterComes,
     ProxyStops,
@@ -77,6 +80,13 @@ enum Fate {
     Declined,
 }
 
+/// What a change of the record means to the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mail {
+    Answer(Ask),
+    Cancelled,
+}
+
 /// The whole world of one call.
 struct World {
     exchange: Exchange<Word>,
@@ -85,6 +95,8 @@ struct World {
     /// What the store holds.
     record: Option<Record>,
     storing: bool,
+    /// Changes of the record that the call has not been told of.
+    mail: VecDeque<Mail>,
     /// A handle between the proxy and the client's socket.
     handle_on_its_way: bool,
     client: Client,
@@ -155,6 +167,7 @@ impl World {
             clock: Timestamp::from_millis(1_000_000),
             record: None,
             storing: false,
+            mail: VecDeque::new(),
             handle_on_its_way: false,
             client: Client { waiting: 1, ..Client::default() },
             // Such a call is a task at once where its client asks for one.
@@ -182,7 +195,8 @@ impl World {
             (ServerWithdraws, speaks && open),
             (ServerTurnsOver, speaks && self.server.questions.len() < 4),
             (TimeComes, self.exchange.poll_timeout().is_some()),
-            (TimePasses, lives),
+            // The record of a task that has ended outlives what the call is yet to be told of it.
+            (TimePasses, lives && !self.record.as_ref().is_some_and(|record| record.state.is_ended())),
             (StoreAnswers, self.storing),
             (StoreFails, self.storing),
             (SocketTakesHandle, self.handle_on_its_way && !self.client.gone),
@@ -196,6 +210,7 @@ impl World {
             (ClientRepeatsItself, self.client.waiting == 1 && self.client.rounds > 0 && !self.client.gone),
             (ClientAnswersInTask, in_task),
             (ClientCancels, self.client.has_handle && !self.client.cancelled),
+            (MailArrives, !self.mail.is_empty()),
             (WaiterComes, self.client.has_handle && self.older.waiters.len() < WAITERS),
             (ProxyStops, self.exchange.phase() == Phase::Parked),
         ]
@@ -206,6 +221,7 @@ impl World {
 
     fn happen(&mut self, happening: Happening) {
         self.log.push(format!("{happening:?}"));
+        let was_answered = self.server.spoke.is_some();
         self.clock = self.clock + Duration::from_millis(100);
         match happening {
             Happening::ServerAnswers => self.speak(Word::Result),
@@ -280,18 +296,27 @@ impl World {
                 let answers = BTreeMap::from([(key, Ok(Bytes::from_static(b"{}")))]);
                 for effect in self.apply(Event::Answered { answers, are_kept: false }) {
                     if let Effect::AnswerUpstream { key, .. } = effect {
-                        let ask = key.parse().expect("a number");
-                        self.answer(ask);
-                        self.exchange.handle_answered(ask);
+                        self.mail.push_back(Mail::Answer(key.parse().expect("a number")));
                     }
                 }
             }
             Happening::ClientCancels => {
                 self.client.cancelled = true;
                 if self.apply(Event::CANCELLED_BY_CLIENT).contains(&Effect::CancelUpstream) {
-                    self.exchange.handle_cancelled();
+                    self.mail.push_back(Mail::Cancelled);
                 }
             }
+            Happening::MailArrives => match self.mail.pop_front().expect("there is some") {
+                // A call that has ended is told nothing.
+                _ if self.exchange.is_done() => {}
+                // The server took it back meanwhile.
+                Mail::Answer(ask) if self.server.questions[&ask] != Fate::Open => {}
+                Mail::Answer(ask) => {
+                    self.answer(ask);
+                    self.exchange.handle_answered(ask);
+                }
+                Mail::Cancelled => self.exchange.handle_cancelled(),
+            },
             Happening::WaiterComes => {
                 let told: Vec<_> = self.record.iter().filter_map(experimental::outcome).collect();
                 self.older.waiters.push(Waiter { came_late: !told.is_empty(), told });
@@ -299,6 +324,10 @@ impl World {
             Happening::ProxyStops => self.exchange.handle_stopping(self.now),
         }
         self.carry_out();
+        // A call that is a task whatever comes has to be stored before its handle is given.
+        if self.storing && !was_answered && self.server.spoke.is_some() && !self.older.calls {
+            assert_eq!(self.client.waiting, 0, "a result that is there waits for the store");
+        }
     }
 
     fn speak(&mut self, word: Word) {
@@ -570,6 +599,7 @@ fn is_an_end(happening: Happening) -> bool {
         | ClientComesBackWithNothing
         | ClientRepeatsItself
         | ClientAnswersInTask
+        | MailArrives
         | WaiterComes => false,
     }
 }

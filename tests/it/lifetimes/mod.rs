@@ -2,7 +2,7 @@
 //!
 //! A route with its ledger and its drivers, as the program joins them; before it a server that goes on whatever becomes of
 //! the proxy, and clients that come back with what they have. What happens next is drawn from a seed: calls, questions, answers,
-//! cancellations, time; a store that fails and is back; a process that is told to stop, or killed: anywhere, or
+//! cancellations, time; clients that leave right behind a request; a store that fails, is full or stalls, and is back; a process that is told to stop, or killed: anywhere, or
 //! before or after a write. What must hold is checked of every answer when it comes, against what is kept in that
 //! moment, and of everything at the end: no handle is lost, nor anything that was shown; no call is made twice; nothing is `working` that
 //! nobody works at; nothing is acknowledged that was not kept; who cancels is obeyed, also at the server; a status never goes back; what
@@ -12,7 +12,7 @@
 //! killed with them.
 
 mod chance;
-mod process;
+pub(crate) mod process;
 mod promises;
 mod records;
 mod server;
@@ -24,6 +24,8 @@ use world::{Profile, World};
 /// So many seeds for each profile, which take a core two seconds: more with `LIFETIMES`, for all of them together; or
 /// that one alone, with `LIFETIME`.
 const SEEDS: u64 = 512;
+
+const PROFILES: u64 = 6;
 
 #[test]
 fn calls_go_on_over_restarts_where_their_server_keeps_its_events() {
@@ -45,6 +47,16 @@ fn nothing_is_lost_or_done_twice_whatever_happens_in_however_many_lives() {
     holds(Profile::Anything);
 }
 
+#[test]
+fn requests_that_are_dropped_have_their_whole_effect_or_none() {
+    holds(Profile::DroppedRequests);
+}
+
+#[test]
+fn a_store_that_stalls_refuses_or_is_full_keeps_no_result_from_its_client() {
+    holds(Profile::StallingStore);
+}
+
 /// Each is one of a million.
 #[test]
 fn what_a_seed_has_found_once_is_not_found_again() {
@@ -58,7 +70,7 @@ fn holds(profile: Profile) {
     let number = |name| std::env::var(name).ok().and_then(|number| number.parse().ok());
     let seeds = match number("LIFETIME") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("LIFETIMES").map_or(SEEDS, |all: u64| all / 4),
+        None => 0..number("LIFETIMES").map_or(SEEDS, |all: u64| all / PROFILES),
     };
     for seed in seeds {
         if catch_unwind(|| live(profile, seed, false)).is_err() {

@@ -19,13 +19,16 @@ use futures_util::StreamExt;
 use http::{HeaderMap, HeaderValue};
 use serde_json::Value;
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{
     runtime::{Builder, Runtime},
     task::{JoinHandle, yield_now},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 /// The process.
@@ -37,13 +40,18 @@ pub(super) struct Process {
     clock: Arc<Time>,
     /// To begin nothing new; to end; to listen no more.
     drains: [Drain; 3],
+    /// How many requests have been answered.
+    answered: Arc<AtomicUsize>,
 }
 
 /// A request of a client, and what it was answered with.
 pub(super) struct Request {
     task: JoinHandle<()>,
-    told: Arc<Mutex<Option<Value>>>,
+    told: Arc<Mutex<Option<Told>>>,
 }
+
+/// When among all answers it came, and what it is.
+pub(super) type Told = (usize, Value);
 
 /// The time as it goes on from one process to the next.
 struct Time {
@@ -56,19 +64,32 @@ struct Time {
 pub(super) const RESUME_WAIT: Duration = Duration::from_secs(10);
 /// How long a result stays: less than a task is granted at a time could end its time earlier than was shown.
 pub(super) const RETENTION: Duration = Duration::from_secs(60);
+/// How long a call waits for the answers of its client.
+pub(super) const PARK: Duration = Duration::from_secs(30);
+/// How long a process that stops waits for its store.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// What is under way goes round in it: time does not move before everything waits.
 const MOMENT: Duration = Duration::from_millis(1);
 
 // === impl Process ===
 
 impl Process {
-    pub(super) fn start(server: &Server, records: &Records, always: bool, at: Timestamp) -> Self {
+    pub(super) fn start(
+        server: &Server,
+        records: &Records,
+        always: bool,
+        yields: bool,
+        at: Timestamp,
+    ) -> Self {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
         let runtime = runtime.expect("a runtime");
         let within = runtime.enter();
         let clock = SystemClock::new();
         let clock = Arc::new(Time { clock, started: clock.now(), at });
         let store = Faulty::around(Arc::new(records.clone()) as Arc<dyn Store>);
+        if yields {
+            store.yields();
+        }
         let secret = Secret::new(&[9; 32]);
         let quotas = Quotas { polls_per_second: u32::MAX, misses_per_minute: u32::MAX, ..Quotas::default() };
         let ledger = Ledger::new(store.clone(), Some(&secret), quotas, clock.clone());
@@ -85,7 +106,8 @@ impl Process {
         );
         runtime.spawn(Arc::clone(&ledger).look_after(vec![endpoint.clone()], too_late));
         drop(within);
-        Self { runtime, store, endpoint, ledger, clock, drains: [draining, overdue, closing] }
+        let (drains, answered) = ([draining, overdue, closing], Arc::default());
+        Self { runtime, store, endpoint, ledger, clock, drains, answered }
     }
 
     pub(super) fn now(&self) -> Timestamp {
@@ -120,7 +142,8 @@ impl Process {
             self.drains[1].tell();
             if self.passes(Duration::from_secs(2)) {
                 self.drains[2].tell();
-                self.runtime.block_on(self.ledger.close());
+                // As the program does: a store that stalls is not waited for.
+                let _ = self.runtime.block_on(async { timeout(LAST_WORDS, self.ledger.close()).await });
             }
         }
     }
@@ -139,7 +162,8 @@ impl Process {
     /// A client asks this.
     pub(super) fn asked(&self, who: usize, method: &'static str, name: &str, params: &str) -> Request {
         let told = Arc::new(Mutex::new(None));
-        let (tell, endpoint) = (Arc::clone(&told), self.endpoint.clone());
+        let (tell, endpoint, answered) =
+            (Arc::clone(&told), self.endpoint.clone(), Arc::clone(&self.answered));
         let (call, capabilities) = read_request(method, name, params);
         let mut headers = HeaderMap::new();
         if who == 1 {
@@ -158,7 +182,8 @@ impl Process {
             while let Some(item) = items.next().await {
                 let Item::Reply(mut reply) = item else { continue };
                 let said = serde_json::from_slice(&reply.body).expect("JSON");
-                *tell.lock().expect("nothing panics while it is held") = Some(said);
+                let number = answered.fetch_add(1, Ordering::Relaxed);
+                *tell.lock().expect("nothing panics while it is held") = Some((number, said));
                 if let Some(commit) = reply.commit.take() {
                     commit.confirm();
                 }
@@ -172,8 +197,13 @@ impl Process {
 
 impl Request {
     /// Its answer, once.
-    pub(super) fn answer(&self) -> Option<Value> {
+    pub(super) fn answer(&self) -> Option<Told> {
         self.told.lock().expect("nothing panics while it is held").take()
+    }
+
+    /// Whether it has been answered, and nobody has looked at that.
+    pub(super) fn is_answered(&self) -> bool {
+        self.told.lock().expect("nothing panics while it is held").is_some()
     }
 
     /// Its client waits no longer.
@@ -204,14 +234,15 @@ fn read_request(
     (call, capabilities)
 }
 
-fn route(always: bool) -> Route {
+/// A route for tests that speak to no HTTP.
+pub(crate) fn route(always: bool) -> Route {
     let mode = if always { Mode::Always } else { Mode::Auto };
     Route {
         path: "/mcp".into(),
         defer: Defer { mode, after: Duration::from_secs(5), retention: RETENTION, rollout: None },
         tools: Vec::new(),
         principal: PrincipalSource::Authorization,
-        questions: Questions { park: Duration::from_secs(30), ..Questions::default() },
+        questions: Questions { park: PARK, ..Questions::default() },
         legacy_tasks: LegacyTasks::default(),
         resume: Resume { wait: RESUME_WAIT, ..Resume::default() },
         held: Held::default(),

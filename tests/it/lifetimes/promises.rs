@@ -1,9 +1,9 @@
 //! What must hold, of every answer when it comes and of everything at the end.
 
 use super::{
-    process::RETENTION,
+    process::{PARK, RETENTION},
     server::{ERROR, Word, result},
-    world::{Client, Task, What, World, number},
+    world::{Client, FULL, Profile, Task, What, World, number},
 };
 use deferral::internals::task::{Record, State, TaskId};
 use serde_json::{Value, json};
@@ -15,13 +15,15 @@ use std::{
 
 const OUTCOME_UNKNOWN: i64 = -31002;
 const SHUTTING_DOWN: i64 = -31007;
+const TOO_LARGE: i64 = -31005;
 /// The store does not answer; the client asks again.
 const STORE_FAILED: i64 = -32603;
 
 impl World {
     /// A client hears the answer to its request. What it is told is kept by then.
     pub(super) fn heard(&mut self, call: usize, what: &What, said: &Value) {
-        if said["error"]["code"] == STORE_FAILED {
+        let is_full = said["error"]["message"].as_str().is_some_and(|words| words.contains(FULL));
+        if said["error"]["code"] == STORE_FAILED || is_full {
             if let (What::Call, Client::Waits) = (what, &self.calls[call].client) {
                 self.calls[call].client = Client::Over;
             }
@@ -56,6 +58,9 @@ impl World {
     }
 
     fn heard_of_call(&mut self, call: usize, said: &Value, error: &Value) {
+        if said["resultType"] == "input_required" {
+            self.calls[call].asked = Some((self.now, self.lives));
+        }
         self.calls[call].client = match said["resultType"].as_str() {
             Some("input_required") => Client::Asked {
                 state: said["requestState"].as_str().expect("a state").to_owned(),
@@ -71,6 +76,7 @@ impl World {
                     ttl: Duration::from_millis(said["ttlMs"].as_u64().expect("a number")),
                     ended: None,
                     open: BTreeMap::new(),
+                    asked: BTreeMap::new(),
                     answered: BTreeSet::new(),
                     answers: BTreeMap::new(),
                     cancels: false,
@@ -141,6 +147,7 @@ impl World {
                 (key.clone(), request["params"]["message"].as_str().expect("words").to_owned())
             })
             .collect();
+        task.asked.extend(task.open.clone());
         for (key, words) in &task.open {
             assert!(!task.answered.contains(words), "{words} was answered, and is asked again as {key}");
         }
@@ -153,6 +160,7 @@ impl World {
         }
         let store = &self.process.as_ref().expect("it is there").store;
         store.works();
+        store.stalls(&[]);
         store.goes_on();
         self.tell(|| "the end".to_owned());
         self.everybody_looks();
@@ -170,12 +178,19 @@ impl World {
         for call in live {
             self.server.ends(call, Word::Result);
         }
+        // A process was killed when it had told the server, and had not forgotten the task: the next waits for a server
+        // that says nothing any more, and whose session ends some day.
+        for call in self.server.listened_to_in_vain() {
+            self.server.ends(call, Word::Lost);
+        }
         // Also those are at an end that nobody works at, and those of which the server never says anything.
         self.passes(Duration::from_secs(6));
         self.everybody_looks();
         self.nobody_is_left();
         self.sums_are_right();
-        self.passes(RETENTION + Duration::from_secs(20));
+        // A task that could not be forgotten when its client left ends when it is due.
+        let lives = if self.profile == Profile::DroppedRequests { 2 } else { 1 };
+        self.passes(lives * RETENTION + Duration::from_secs(20));
         assert_eq!(self.records.all(), [], "what is over is forgotten");
         self.sums_are_right();
         assert_eq!(self.process.as_ref().map(|process| process.working()), Some(0));
@@ -194,13 +209,32 @@ impl World {
         assert!(self.flights.iter().all(|flight| flight.what == What::Call), "who looks is answered");
     }
 
-    /// What was acknowledged to be answered is with the server, and was answered once.
+    /// Whoever waits for its call is answered as soon as that has ended, whatever the store does.
+    pub(super) fn who_waits_for_what_is_there_is_answered(&self) {
+        if self.profile != Profile::StallingStore || self.always {
+            return;
+        }
+        let served = self.server.calls();
+        for (number, call) in self.calls.iter().enumerate() {
+            let has_ended = served.get(&number).is_some_and(|served| served.end.is_some());
+            // Of a call that was given up, or is not held here, the store has to say what became of it.
+            let may_be_over =
+                call.asked.is_some_and(|(at, life)| self.now.since(at) >= PARK || life < self.lives);
+            let waits = call.client == Client::Waits && !may_be_over;
+            assert!(!waits || !has_ended, "{number} waits for what is there");
+        }
+    }
+
+    /// What was acknowledged to be answered is with the server, and was answered once. So is what was kept to be
+    /// answered, whether or not its client has stayed to hear so.
     fn what_was_answered_has_arrived(&self) {
         let served = self.server.calls();
         for (number, call) in self.calls.iter().enumerate() {
             let Some(task) = &call.task else { continue };
             let is_live = self.records.get(&task.id).is_some_and(|record| !record.state.is_ended());
-            for words in &task.answered {
+            let note = self.records.note(&task.id);
+            let kept = note.answered.iter().filter_map(|key| task.asked.get(key));
+            for words in kept.chain(&task.answered) {
                 let question: usize =
                     words.rsplit('-').next().and_then(|number| number.parse().ok()).expect("a number");
                 let put = &served[&number].questions[question];
@@ -237,6 +271,9 @@ impl World {
     fn nobody_is_left(&self) {
         for record in self.records.all() {
             let call = number(&record);
+            if self.profile == Profile::DroppedRequests && self.calls[call].task.is_none() {
+                continue;
+            }
             assert!(record.state.is_ended(), "nobody works at {call}: {record:?}");
             self.has_reason(call, &record);
         }
@@ -268,8 +305,9 @@ impl World {
                 let is_lost = call.may_be_lost && error["code"] == OUTCOME_UNKNOWN;
                 let is_stopped = call.was_stopped && error["code"] == SHUTTING_DOWN;
                 let is_gone = served.has_forgotten && self.lives > 1;
+                let had_no_room = self.was_full && error["code"] == TOO_LARGE;
                 assert!(
-                    is_its_own || is_lost || is_stopped || is_gone,
+                    is_its_own || is_lost || is_stopped || is_gone || had_no_room,
                     "{number} failed for no reason: {error}"
                 );
             }

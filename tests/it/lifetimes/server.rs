@@ -135,6 +135,14 @@ impl Server {
         self.says(call, Said::End(word));
     }
 
+    /// Calls that were cancelled, and that somebody waits for all the same.
+    pub(super) fn listened_to_in_vain(&self) -> Vec<usize> {
+        let calls = self.calls();
+        let is_one =
+            |served: &Served| served.end.is_none() && served.cancelled > 0 && served.listener.is_some();
+        calls.iter().filter(|(_, served)| is_one(served)).map(|(call, _)| *call).collect()
+    }
+
     fn says(&self, call: usize, said: Said) {
         let mut calls = self.calls();
         let served = calls.get_mut(&call).expect("it was called");

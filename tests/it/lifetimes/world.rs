@@ -28,6 +28,10 @@ pub(super) enum Profile {
     FailingStore,
     /// Anything.
     Anything,
+    /// Clients leave right behind their requests, and the store yields around each operation.
+    DroppedRequests,
+    /// The store stalls, refuses and is full.
+    StallingStore,
 }
 
 /// What happens, without to whom; and how likely it is.
@@ -51,9 +55,13 @@ enum Kinds {
     Killed,
     Halts,
     Stops,
+    /// A client makes a request and leaves right behind it.
+    Hurries,
+    StoreStalls,
+    StoreFills,
 }
 
-const ALL: [(Kinds, usize); 18] = [
+const ALL: [(Kinds, usize); 21] = [
     (Kinds::Calls, 4),
     (Kinds::Leaves, 1),
     (Kinds::ComesBack, 3),
@@ -72,6 +80,9 @@ const ALL: [(Kinds, usize); 18] = [
     (Kinds::Killed, 2),
     (Kinds::Halts, 3),
     (Kinds::Stops, 1),
+    (Kinds::Hurries, 8),
+    (Kinds::StoreStalls, 3),
+    (Kinds::StoreFills, 2),
 ];
 
 /// One call, as its client knows it.
@@ -81,6 +92,8 @@ pub(super) struct Call {
     pub(super) task: Option<Task>,
     /// A process ended in the middle of it that could not leave it to the next, or told nobody where it was.
     pub(super) may_be_lost: bool,
+    /// When it was asked something last, and in which life.
+    pub(super) asked: Option<(Timestamp, usize)>,
     /// One was stopped in the middle of it.
     pub(super) was_stopped: bool,
     /// Nobody may know any more that its server must hear of its end.
@@ -110,6 +123,8 @@ pub(super) struct Task {
     pub(super) ended: Option<Value>,
     /// What is asked, by key, as last shown.
     pub(super) open: BTreeMap<String, String>,
+    /// All that was ever shown to be asked, by key.
+    pub(super) asked: BTreeMap<String, String>,
     /// What was asked and has been acknowledged to be answered.
     pub(super) answered: BTreeSet<String>,
     /// Every answer to it: of several the first that is kept counts.
@@ -136,9 +151,12 @@ pub(super) enum What {
 }
 
 pub(super) struct World {
+    pub(super) profile: Profile,
+    /// The store has been full.
+    pub(super) was_full: bool,
     pub(super) chance: Chance,
     odds: Vec<usize>,
-    always: bool,
+    pub(super) always: bool,
     pub(super) kind: Kind,
     pub(super) server: Server,
     pub(super) records: Records,
@@ -161,6 +179,8 @@ const CALLS: usize = 3;
 const LIVES: usize = 4;
 /// What happens in one, the end aside.
 const STEPS: usize = 20;
+/// What the store is full of.
+pub(super) const FULL: &str = "limits.stored_bytes";
 
 // === impl World ===
 
@@ -170,13 +190,17 @@ impl World {
         let keeps_events = match profile {
             Profile::Resumable | Profile::FailingStore => true,
             Profile::Forgetful => false,
-            Profile::Anything => !chance.once_in(4),
+            Profile::Anything | Profile::DroppedRequests | Profile::StallingStore => !chance.once_in(4),
         };
         let answers_take = Duration::from_millis(chance.one_of(&[0, 0, 20]));
         let kind = Kind { keeps_events, primes: !chance.once_in(4), answers_take };
         let odds = ALL.iter().map(|(kind, usual)| match (kind, profile) {
             (Kinds::Calls | Kinds::Passes | Kinds::StoreWorks, _) => *usual,
             (Kinds::StoreFails, Profile::FailingStore) => 4,
+            (Kinds::Hurries, Profile::DroppedRequests) => *usual,
+            (Kinds::StoreStalls | Kinds::StoreFills, Profile::StallingStore) => *usual,
+            // Others draw nothing for them, so that a seed stays what it was.
+            (Kinds::Hurries | Kinds::StoreStalls | Kinds::StoreFills, _) => 0,
             (Kinds::StoreFails, Profile::Resumable | Profile::Forgetful) => 0,
             (Kinds::Forgets, Profile::Anything) => 1,
             _ => usual * chance.one_of(&[0, 1, 1, 3]),
@@ -186,8 +210,11 @@ impl World {
         let records = Records::new();
         let always = !chance.once_in(3);
         let now = Timestamp::from_millis(1_785_234_600_000);
-        let process = Process::start(&server, &records, always, now);
+        let yields = profile == Profile::DroppedRequests;
+        let process = Process::start(&server, &records, always, yields, now);
         let world = Self {
+            profile,
+            was_full: false,
             chance,
             odds,
             always,
@@ -252,6 +279,20 @@ impl World {
                 possible.extend([(Kinds::Killed, 0), (Kinds::Halts, 0), (Kinds::Stops, 0)]);
             }
             possible.push((if self.is_failing { Kinds::StoreWorks } else { Kinds::StoreFails }, 0));
+            if self.profile == Profile::StallingStore && !self.is_failing {
+                possible.extend([(Kinds::StoreStalls, 0), (Kinds::StoreFills, 0)]);
+            }
+            if self.profile == Profile::DroppedRequests {
+                // The next call is one that has not been made.
+                let calls = self.calls.iter().enumerate();
+                let has_one = |call: &Call| {
+                    matches!(call.client, Client::Asked { .. })
+                        || call.task.is_some() && call.client == Client::Over
+                };
+                let able = calls.filter(|(_, call)| has_one(call)).map(|(number, _)| number);
+                let next = (self.calls.len() < CALLS).then_some(self.calls.len());
+                possible.extend(able.chain(next).map(|number| (Kinds::Hurries, number)));
+            }
             if self.calls.len() < CALLS {
                 possible.push((Kinds::Calls, 0));
             }
@@ -297,20 +338,8 @@ impl World {
             }
             Kinds::ComesBack => self.come_back(call),
             Kinds::Looks => self.ask(call, What::Get),
-            Kinds::Answers => {
-                let open = &self.calls[call].task.as_ref().expect("it is one").open;
-                let open: Vec<_> = open.iter().map(|(key, words)| (key.clone(), words.clone())).collect();
-                let (key, words) = open[self.chance.below(open.len())].clone();
-                self.answers += 1;
-                let answer = self.answers.to_string();
-                let task = self.calls[call].task.as_mut().expect("it is one");
-                task.answers.entry(words.clone()).or_default().push(answer.clone());
-                self.ask(call, What::Update(key, words, answer));
-            }
-            Kinds::Cancels => {
-                self.calls[call].task.as_mut().expect("it is one").cancels = true;
-                self.ask(call, What::Cancel);
-            }
+            Kinds::Answers => self.answer(call),
+            Kinds::Cancels => self.cancel(call),
             Kinds::Reports => self.server.reports(call),
             Kinds::Asks => self.server.asks(call),
             Kinds::Withdraws => {
@@ -347,8 +376,25 @@ impl World {
             }
             Kinds::StoreWorks => {
                 self.is_failing = false;
-                self.process.as_ref().expect("it is there").store.works();
+                let store = &self.process.as_ref().expect("it is there").store;
+                store.works();
+                store.stalls(&[]);
             }
+            Kinds::StoreStalls => {
+                self.is_failing = true;
+                let one = [self.chance.one_of(&EVERYTHING)];
+                let ops = if self.chance.once_in(2) { &EVERYTHING[..] } else { &one[..] };
+                self.tell(|| format!("    {ops:?}"));
+                self.process.as_ref().expect("it is there").store.stalls(ops);
+            }
+            Kinds::StoreFills => {
+                (self.is_failing, self.was_full) = (true, true);
+                let one = [self.chance.one_of(&[Op::Insert, Op::Swap])];
+                let ops = if self.chance.once_in(2) { &[Op::Insert, Op::Swap][..] } else { &one[..] };
+                self.tell(|| format!("    {ops:?}"));
+                self.process.as_ref().expect("it is there").store.is_full(ops, FULL);
+            }
+            Kinds::Hurries => self.hurries(call),
             Kinds::Passes => {
                 let time = Duration::from_millis(self.chance.one_of(&[10, 600, 6000]));
                 self.passes(time);
@@ -382,6 +428,50 @@ impl World {
         }
     }
 
+    /// A client answers one of the questions of its task.
+    fn answer(&mut self, call: usize) {
+        let open = &self.calls[call].task.as_ref().expect("it is one").open;
+        let open: Vec<_> = open.iter().map(|(key, words)| (key.clone(), words.clone())).collect();
+        let (key, words) = open[self.chance.below(open.len())].clone();
+        self.answers += 1;
+        let answer = self.answers.to_string();
+        let task = self.calls[call].task.as_mut().expect("it is one");
+        task.answers.entry(words.clone()).or_default().push(answer.clone());
+        self.ask(call, What::Update(key, words, answer));
+    }
+
+    fn cancel(&mut self, call: usize) {
+        self.calls[call].task.as_mut().expect("it is one").cancels = true;
+        self.ask(call, What::Cancel);
+    }
+
+    /// A client makes a request and leaves after so many steps, unless it has been answered by then.
+    fn hurries(&mut self, call: usize) {
+        let is_new = call == self.calls.len();
+        if is_new {
+            self.call();
+        } else if matches!(self.calls[call].client, Client::Asked { .. }) {
+            self.come_back(call);
+        } else {
+            let has_questions = self.calls[call].task.as_ref().is_some_and(|task| !task.open.is_empty());
+            match self.chance.below(if has_questions { 4 } else { 2 }) {
+                0 => self.ask(call, What::Get),
+                1 => self.cancel(call),
+                _ => self.answer(call),
+            }
+        }
+        let steps = self.chance.below(16);
+        self.process.as_ref().expect("it is there").goes_on(steps);
+        if self.flights.last().is_some_and(|flight| !flight.request.is_answered()) {
+            let flight = self.flights.pop().expect("it was sent");
+            self.tell(|| format!("    leaves {:?} after {steps} steps", flight.what));
+            if flight.what == What::Call {
+                self.calls[call].client = Client::Over;
+            }
+            flight.request.leaves();
+        }
+    }
+
     fn call(&mut self) {
         let who = self.chance.below(2);
         let number = self.calls.len();
@@ -391,6 +481,7 @@ impl World {
             client,
             task,
             may_be_lost: false,
+            asked: None,
             was_stopped: false,
             may_go_untold: false,
         });
@@ -450,6 +541,9 @@ impl World {
         let goes_on = process.passes(time);
         self.now = process.now();
         self.hear();
+        if goes_on && time >= Duration::from_millis(10) {
+            self.who_waits_for_what_is_there_is_answered();
+        }
         if self.now.since(self.absent_since) >= RESUME_WAIT {
             // Whoever was waited for has not come in time.
             for call in self.calls.iter_mut().filter(|call| call.who == 1) {
@@ -500,21 +594,29 @@ impl World {
         self.records = self.records.restarted();
         self.absent_since = self.now;
         self.tell(|| "starts".to_owned());
-        self.process = Some(Process::start(&self.server, &self.records, self.always, self.now));
+        let yields = self.profile == Profile::DroppedRequests;
+        let process = Process::start(&self.server, &self.records, self.always, yields, self.now);
+        if yields {
+            // What was left behind is known before a client comes.
+            process.goes_on(50);
+        }
+        self.process = Some(process);
     }
 
-    /// What has been answered is looked at.
+    /// What has been answered is looked at, in the order in which it came.
     fn hear(&mut self) {
+        let mut answered = Vec::new();
         let mut at = 0;
         while at < self.flights.len() {
             match self.flights[at].request.answer() {
-                Some(said) => {
-                    let Flight { call, what, .. } = self.flights.swap_remove(at);
-                    self.tell(|| format!("    {call} {what:?} -> {said}"));
-                    self.heard(call, &what, &said);
-                }
+                Some((number, said)) => answered.push((number, said, self.flights.swap_remove(at))),
                 None => at += 1,
             }
+        }
+        answered.sort_by_key(|(number, ..)| *number);
+        for (_, said, Flight { call, what, .. }) in answered {
+            self.tell(|| format!("    {call} {what:?} -> {said}"));
+            self.heard(call, &what, &said);
         }
     }
 

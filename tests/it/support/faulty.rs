@@ -2,7 +2,8 @@
 //!
 //! It keeps tasks in another store, and refuses the operations it is told to. A refused one has done nothing. It may
 //! also take its time for a new task, or halt in the middle of an operation, and do nothing ever after: so it looks
-//! to a process that is killed there.
+//! to a process that is killed there. It may stall: operations stay pending until it goes on. And it may yield once
+//! before and once behind each operation, as a store on a disk does, so that a request can be dropped there.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -12,16 +13,17 @@ use deferral::internals::{
     task::{Owner, Record, TaskId},
 };
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     future::pending,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 use tokio::{
     sync::{Barrier, watch},
+    task::yield_now,
     time::{sleep, timeout},
 };
 
@@ -32,7 +34,11 @@ pub(crate) struct Faulty {
     takes: Duration,
     /// New tasks that are being kept.
     busy: AtomicUsize,
-    failing: Mutex<BTreeSet<Op>>,
+    /// With the limit that has no room, where it is full.
+    failing: Mutex<BTreeMap<Op, Option<&'static str>>>,
+    /// Operations that stay pending.
+    stalled: watch::Sender<BTreeSet<Op>>,
+    yields: AtomicBool,
     /// Every operation that was refused, in its order.
     refused: watch::Sender<Vec<Op>>,
     /// Where it halts, and how many operations of that kind are still to come before.
@@ -105,6 +111,8 @@ impl Faulty {
             takes,
             busy: AtomicUsize::new(0),
             failing: Mutex::default(),
+            stalled: watch::Sender::default(),
+            yields: AtomicBool::new(false),
             refused: watch::Sender::new(Vec::new()),
             halt: Mutex::default(),
             has_halted: watch::Sender::new(false),
@@ -125,6 +133,31 @@ impl Faulty {
     /// Resolves when it has halted.
     pub(crate) async fn halted(&self) {
         let _ = self.has_halted.subscribe().wait_for(|halted| *halted).await;
+    }
+
+    /// From now on each operation yields once before it is done, and once behind that.
+    pub(crate) fn yields(&self) {
+        self.yields.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on these stay pending, and no others do.
+    pub(crate) fn stalls(&self, ops: &[Op]) {
+        self.stalled.send_replace(ops.iter().copied().collect());
+    }
+
+    async fn may_yield(&self) {
+        if self.yields.load(Ordering::Relaxed) {
+            yield_now().await;
+        }
+    }
+
+    /// Before an operation is done.
+    async fn begins(&self, op: Op) -> Result<(), StoreError> {
+        self.may_yield().await;
+        if self.stalled.borrow().contains(&op) {
+            let _ = self.stalled.subscribe().wait_for(|stalled| !stalled.contains(&op)).await;
+        }
+        self.ask(op)
     }
 
     /// Goes on unless it is to halt here, or has halted.
@@ -152,7 +185,17 @@ impl Faulty {
 
     /// From now on these fail, and nothing else.
     pub(crate) fn fails(&self, ops: &[Op]) {
-        *self.failing.lock().unwrap_or_else(PoisonError::into_inner) = ops.iter().copied().collect();
+        self.fails_with(ops, None);
+    }
+
+    /// From now on these find no room, which this limit bounds, and nothing else fails.
+    pub(crate) fn is_full(&self, ops: &[Op], limit: &'static str) {
+        self.fails_with(ops, Some(limit));
+    }
+
+    fn fails_with(&self, ops: &[Op], limit: Option<&'static str>) {
+        let failing = ops.iter().map(|op| (*op, limit)).collect();
+        *self.failing.lock().unwrap_or_else(PoisonError::into_inner) = failing;
     }
 
     /// From now on nothing fails.
@@ -168,18 +211,22 @@ impl Faulty {
     }
 
     fn ask(&self, op: Op) -> Result<(), StoreError> {
-        if !self.failing.lock().unwrap_or_else(PoisonError::into_inner).contains(&op) {
-            return Ok(());
-        }
+        let limit = match self.failing.lock().unwrap_or_else(PoisonError::into_inner).get(&op) {
+            Some(limit) => *limit,
+            None => return Ok(()),
+        };
         self.refused.send_modify(|refused| refused.push(op));
-        Err(StoreError::Unavailable("the test says so".to_owned()))
+        Err(match limit {
+            Some(limit) => StoreError::Full(limit),
+            None => StoreError::Unavailable("the test says so".to_owned()),
+        })
     }
 }
 
 #[async_trait]
 impl Store for Faulty {
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
-        self.ask(Op::Insert)?;
+        self.begins(Op::Insert).await?;
         self.passes(Op::Insert, false).await;
         if self.takes > Duration::ZERO {
             self.busy.fetch_add(1, Ordering::Relaxed);
@@ -188,49 +235,59 @@ impl Store for Faulty {
         }
         let done = self.inner.insert(record).await;
         self.passes(Op::Insert, true).await;
+        self.may_yield().await;
         done
     }
 
     async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
-        self.ask(Op::Load)?;
-        self.inner.load(id).await
+        self.begins(Op::Load).await?;
+        let done = self.inner.load(id).await;
+        self.may_yield().await;
+        done
     }
 
     async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
-        self.ask(Op::Swap)?;
+        self.begins(Op::Swap).await?;
         if let Some(crowd) = &self.crowd {
             crowd.wait().await;
         }
         self.passes(Op::Swap, false).await;
         let done = self.inner.swap(version, record, flush).await;
         self.passes(Op::Swap, true).await;
+        self.may_yield().await;
         done
     }
 
     async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
-        self.ask(Op::Anchor)?;
+        self.begins(Op::Anchor).await?;
         self.passes(Op::Anchor, false).await;
         let done = self.inner.anchor(id, anchor).await;
         self.passes(Op::Anchor, true).await;
+        self.may_yield().await;
         done
     }
 
     async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
-        self.ask(Op::Orphans)?;
-        self.inner.orphans(limit).await
+        self.begins(Op::Orphans).await?;
+        let done = self.inner.orphans(limit).await;
+        self.may_yield().await;
+        done
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
-        self.ask(Op::Remove)?;
+        self.begins(Op::Remove).await?;
         self.passes(Op::Remove, false).await;
         let done = self.inner.remove(id).await;
         self.passes(Op::Remove, true).await;
+        self.may_yield().await;
         done
     }
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
-        self.ask(Op::Due)?;
-        self.inner.due(now, limit).await
+        self.begins(Op::Due).await?;
+        let done = self.inner.due(now, limit).await;
+        self.may_yield().await;
+        done
     }
 
     async fn list(
@@ -239,8 +296,10 @@ impl Store for Faulty {
         after: Option<&Place>,
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
-        self.ask(Op::List)?;
-        self.inner.list(owner, after, limit).await
+        self.begins(Op::List).await?;
+        let done = self.inner.list(owner, after, limit).await;
+        self.may_yield().await;
+        done
     }
 
     async fn recent(
@@ -249,8 +308,10 @@ impl Store for Faulty {
         below: Option<u64>,
         limit: usize,
     ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
-        self.ask(Op::List)?;
-        self.inner.recent(is_ended, below, limit).await
+        self.begins(Op::List).await?;
+        let done = self.inner.recent(is_ended, below, limit).await;
+        self.may_yield().await;
+        done
     }
 
     fn usage(&self, principal: &[u8; 16]) -> Usage {
@@ -258,8 +319,10 @@ impl Store for Faulty {
     }
 
     async fn census(&self) -> Result<Vec<Tally>, StoreError> {
-        self.ask(Op::Census)?;
-        self.inner.census().await
+        self.begins(Op::Census).await?;
+        let done = self.inner.census().await;
+        self.may_yield().await;
+        done
     }
 
     fn outlives(&self) -> bool {

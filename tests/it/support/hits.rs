@@ -1,7 +1,8 @@
-//! How often limits are met, as operators are told it.
+//! What is counted, and how often limits are met, as operators are told it.
 
 use super::clients::soon;
-use deferral::internals::telemetry;
+use deferral::internals::telemetry::{self, metrics};
+use std::collections::BTreeMap;
 use tokio::task::yield_now;
 
 /// How often a limit is met from when this is made on.
@@ -39,4 +40,12 @@ impl Hits {
 fn count(key: &str) -> u64 {
     let limits = telemetry::limits();
     limits.iter().find(|limit| limit.limit == key).unwrap_or_else(|| panic!("{key} is not counted")).hits
+}
+
+/// All that is counted, by name and labels.
+pub(crate) fn counts() -> BTreeMap<String, f64> {
+    let text = String::from_utf8(metrics::write(&metrics::Seen::default())).expect("text");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let samples = lines.filter_map(|line| line.rsplit_once(' '));
+    samples.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()
 }
