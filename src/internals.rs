@@ -124,8 +124,8 @@ pub mod runtime {
 
 pub mod store {
     pub use crate::store::{
-        Bounds, Disk, Due, Flush, Memory, Orphan, Place, Secret, Store, StoreError, Tally, Updated, Usage,
-        Version, update,
+        Bounds, Disk, Due, Flush, Memory, Orphan, Place, Recount, Secret, Store, StoreError, Tally, Updated,
+        Usage, Version, update,
     };
 
     pub mod disk {

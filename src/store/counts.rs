@@ -2,10 +2,13 @@
 
 use super::{Tally, Usage};
 use crate::task::Record;
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 /// What is kept, in numbers.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     all: Share,
     /// One that has no task is not in it.
@@ -28,6 +31,26 @@ pub(super) struct Counted {
 pub(super) struct Share {
     pub(super) tasks: usize,
     pub(super) stored_bytes: usize,
+}
+
+/// What the records of a store come to, counted anew, and where the store's counts differ from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recount {
+    /// Of each principal that has tasks.
+    pub usage: BTreeMap<[u8; 16], Usage>,
+    pub census: BTreeSet<Tally>,
+    /// What is counted otherwise, in words; empty where the counts are right.
+    pub differences: Vec<String>,
+}
+
+/// By how much counts differ from what there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct CountError {
+    /// Principals, and pairs of a route and a status, whose counts differ.
+    pub(super) counts: usize,
+    /// What principals were counted that is not there, and what is there and was not counted.
+    pub(super) surplus: Share,
+    pub(super) missing: Share,
 }
 
 // === impl Counts ===
@@ -62,34 +85,90 @@ impl Counts {
     /// There are so many more of the same principal, route and status; their bytes are all of them together.
     pub(super) fn add_share(&mut self, of: &Counted, more: Share) {
         for share in [&mut self.all, self.principals.entry(of.principal).or_default()] {
-            share.tasks += more.tasks;
-            share.stored_bytes += more.stored_bytes;
+            share.add(more);
         }
         *self.census.entry((Arc::clone(&of.route), of.status)).or_default() += more.tasks;
     }
 
-    /// There is one less.
-    pub(super) fn subtract(&mut self, one: &Counted) {
-        let Some(theirs) = self.principals.get_mut(&one.principal) else { return };
-        for share in [&mut self.all, &mut *theirs] {
-            share.tasks -= 1;
-            share.stored_bytes -= one.bytes;
-        }
-        if theirs.tasks == 0 {
-            self.principals.remove(&one.principal);
+    /// There is one less. Whether there was one: counts that were wrong before stay at nothing, as one below it would be
+    /// more than every quota.
+    #[must_use]
+    pub(super) fn subtract(&mut self, one: &Counted) -> bool {
+        let less = Share { tasks: 1, stored_bytes: one.bytes };
+        let mut was_there = self.all.subtract(less);
+        match self.principals.get_mut(&one.principal) {
+            Some(theirs) => {
+                was_there &= theirs.subtract(less);
+                if theirs.tasks == 0 {
+                    self.principals.remove(&one.principal);
+                }
+            }
+            None => was_there = false,
         }
         let of = (Arc::clone(&one.route), one.status);
-        if let Some(tasks) = self.census.get_mut(&of) {
-            *tasks -= 1;
-            if *tasks == 0 {
-                self.census.remove(&of);
-            }
+        match self.census.get_mut(&of) {
+            Some(1) => drop(self.census.remove(&of)),
+            Some(tasks) => *tasks -= 1,
+            None => was_there = false,
+        }
+        was_there
+    }
+
+    /// By how much these differ from `right`.
+    pub(super) fn error(&self, right: &Self) -> CountError {
+        let mut error = CountError::default();
+        let principals: BTreeSet<_> = self.principals.keys().chain(right.principals.keys()).collect();
+        for principal in principals {
+            let (is, should) = (self.share(principal), right.share(principal));
+            error.counts += usize::from(is != should);
+            error.surplus.add(is.less(should));
+            error.missing.add(should.less(is));
+        }
+        let tallies: BTreeSet<_> = self.census.keys().chain(right.census.keys()).collect();
+        error.counts += tallies.into_iter().filter(|of| self.census.get(of) != right.census.get(of)).count();
+        error
+    }
+
+    /// What these come to, which were counted anew, and where `others` differ.
+    pub(super) fn compare(&self, others: &Self) -> Recount {
+        let differences = match self == others {
+            true => Vec::new(),
+            false => vec![format!("{others:?} is counted, and there is {self:?}")],
+        };
+        Recount {
+            usage: self.principals.keys().map(|principal| (*principal, self.usage(principal))).collect(),
+            census: self.census().into_iter().collect(),
+            differences,
         }
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.all == Share::default() && self.principals.is_empty() && self.census.is_empty()
+    }
+}
+
+// === impl Share ===
+
+impl Share {
+    pub(super) fn add(&mut self, more: Self) {
+        self.tasks = self.tasks.saturating_add(more.tasks);
+        self.stored_bytes = self.stored_bytes.saturating_add(more.stored_bytes);
+    }
+
+    /// Whether there was as much.
+    pub(super) fn subtract(&mut self, less: Self) -> bool {
+        let was_there = self.tasks >= less.tasks && self.stored_bytes >= less.stored_bytes;
+        *self = self.less(less);
+        was_there
+    }
+
+    /// What is left of it without `other`.
+    fn less(self, other: Self) -> Self {
+        Self {
+            tasks: self.tasks.saturating_sub(other.tasks),
+            stored_bytes: self.stored_bytes.saturating_sub(other.stored_bytes),
+        }
     }
 }
 
@@ -103,5 +182,42 @@ impl Counted {
             status: record.state.status(),
             bytes: record.stored_bytes(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(principal: u8, bytes: usize) -> Counted {
+        Counted { principal: [principal; 16], route: "/mcp".into(), status: "completed", bytes }
+    }
+
+    #[test]
+    fn what_is_subtracted_and_was_not_counted_leaves_nothing_below_zero() {
+        let mut counts = Counts::default();
+        counts.add(&counted(1, 10));
+        assert!(!counts.subtract(&counted(2, 1)), "the second has none");
+        assert!(!counts.subtract(&counted(1, 11)), "it has fewer bytes");
+        assert!(!counts.subtract(&counted(1, 1)), "it has none any more");
+        assert_eq!(counts.usage(&[1; 16]), Usage::default());
+        counts.add(&counted(1, 5));
+        assert_eq!(counts.usage(&[1; 16]).stored_bytes_of_principal, 5);
+        assert!(counts.subtract(&counted(1, 5)));
+        assert!(counts.is_empty());
+    }
+
+    #[test]
+    fn an_error_of_counts_says_what_is_too_much_and_what_is_missing() {
+        let (mut counts, mut right) = (Counts::default(), Counts::default());
+        [counted(1, 10), counted(1, 20), counted(2, 5)].iter().for_each(|one| counts.add(one));
+        [counted(1, 10), counted(3, 7)].iter().for_each(|one| right.add(one));
+        let share = |tasks, stored_bytes| Share { tasks, stored_bytes };
+        // Three principals, and the tally of the one route and status.
+        let error = CountError { counts: 4, surplus: share(2, 25), missing: share(1, 7) };
+        assert_eq!(counts.error(&right), error);
+        assert_eq!(right.error(&right), CountError::default());
+        assert_eq!(right.compare(&right).differences, [""; 0]);
+        assert_eq!(right.compare(&counts).differences.len(), 1);
     }
 }

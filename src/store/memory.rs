@@ -5,7 +5,7 @@
 //! index behind one lock; a change that leaves it as it is does not take the lock.
 
 use super::{
-    Bounds, Due, Flush, Orphan, Place, Store, StoreError, Tally, Usage, Version,
+    Bounds, Due, Flush, Orphan, Place, Recount, Store, StoreError, Tally, Usage, Version,
     counts::{Counted, Counts},
 };
 use crate::{
@@ -84,6 +84,13 @@ impl Memory {
             index: Mutex::default(),
         };
         Self { kept: Arc::new(kept), node: 0 }
+    }
+
+    /// Counts the records anew, for tests; no other may change them meanwhile.
+    pub fn recount(&self) -> Recount {
+        let mut counts = Counts::default();
+        self.kept.records.iter().for_each(|kept| counts.add(&Counted::of(&kept.record)));
+        counts.compare(&self.kept.index.lock().counts)
     }
 
     /// The same records as the next process finds them: a restart without a disk, for tests.
@@ -266,7 +273,8 @@ impl Index {
     fn subtract(&mut self, record: &Record, number: u64) {
         let facts = Facts::of(record);
         self.due.remove(&(facts.due, record.id.clone()));
-        self.counts.subtract(&Counted::of(record));
+        let was_there = self.counts.subtract(&Counted::of(record));
+        debug_assert!(was_there, "what is subtracted was added: {record:?}");
         self.recent[usize::from(record.state.is_ended())].remove(&number);
         if let Some(places) = self.owners.get_mut(facts.owner) {
             places.remove(&Place::of(record));

@@ -25,6 +25,7 @@ mod memory;
 mod secret;
 mod timed;
 
+pub use counts::Recount;
 pub use disk::Disk;
 pub use memory::Memory;
 pub use secret::{Secret, Use};

@@ -337,6 +337,23 @@ pub struct TakenOver {
     pub cancelled: usize,
 }
 
+/// What a store on disk had counted of its tasks was wrong, and is mended.
+pub struct StoreCountsMended<'a> {
+    pub folder: &'a dyn fmt::Display,
+    /// Principals, and pairs of a route and a status, whose counts were wrong.
+    pub counts: usize,
+    /// What was counted and is not there, and what is there and was not counted.
+    pub surplus_tasks: usize,
+    pub surplus_bytes: usize,
+    pub missing_tasks: usize,
+    pub missing_bytes: usize,
+}
+
+/// The counts of a store on disk could not be compared with its tasks.
+pub struct StoreCountsUnchecked<'a> {
+    pub error: &'a dyn fmt::Display,
+}
+
 /// The proxy is told to stop, and serves new calls for a while yet.
 pub struct Leaving {
     /// How long new calls are still served.
@@ -758,6 +775,10 @@ lines! {
     }
     StoreBack as _it: info "deferral::task" "store_back" {}
     StoreFailed<'_> as it: warn "deferral::task" "store_failed" { doing = it.doing, error = %it.error }
+    StoreCountsMended<'_> as it: warn "deferral::task" "counts_mended" {
+        store = %it.folder, counts = it.counts, surplus_tasks = it.surplus_tasks, surplus_bytes = it.surplus_bytes, missing_tasks = it.missing_tasks, missing_bytes = it.missing_bytes
+    }
+    StoreCountsUnchecked<'_> as it: warn "deferral::task" "counts_unchecked" { error = %it.error }
     AnswersDropped as it: warn "deferral::upstream" "answers_dropped" {
         limit = "limits.messages", waiting = it.waiting
     }

@@ -12,7 +12,8 @@ pub use events::{
     Access, AccessDenied, AnswersDropped, ConfigRefused, ConfigReloaded, ConfigWarning, Drained, Draining,
     EventSkipped, HeadRefused, Leaving, LookupFailed, OperatorCancelled, Outcome, QuestionRefused, QuotaFull,
     ServerEnded, ServerGarbage, ServerNotStarted, ServerOmitsVersion, ServerProcessAdded, ServerSaid,
-    Started, StoreBack, StoreFailed, TakenOver, TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
+    Started, StoreBack, StoreCountsMended, StoreCountsUnchecked, StoreFailed, TakenOver, TaskCreated,
+    TaskEnd, TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};
 pub use metrics::{CallOrigin, Limit, Taken};

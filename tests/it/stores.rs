@@ -7,15 +7,19 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
     store::{
-        Bounds, Disk, Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Updated, Usage, Version,
-        update,
+        Bounds, Disk, Due, Flush, Memory, Orphan, Place, Recount, Store, StoreError, Tally, Updated, Usage,
+        Version, update,
     },
     task::{Event, Owner, Record, Refusal, Scope, State, TaskId},
+};
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, ready},
 };
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 use std::{
     any::Any,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, mem,
     path::PathBuf,
     sync::{
@@ -32,6 +36,8 @@ struct Fresh {
     next: Box<dyn FnMut() -> Arc<dyn Store> + Send>,
     /// How often others come and go while it is asked: thousands of times in memory, fewer where each is a commit.
     rounds: usize,
+    /// Counts the records that the first process of it has.
+    recount: Box<dyn Fn() -> BoxFuture<'static, Recount> + Send>,
     _kept: Box<dyn Any + Send>,
 }
 
@@ -76,6 +82,7 @@ macro_rules! promises {
             async fn $promise() {
                 let fresh = super::$store().await;
                 super::$promise(fresh.store.clone()).await;
+                fresh.is_counted_right().await;
             }
         )* $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -95,36 +102,40 @@ async fn memory() -> Fresh {
         memory = memory.restarted();
         Arc::new(memory.restarted())
     };
-    Fresh { store, next: Box::new(next), rounds: 5000, _kept: Box::new(()) }
+    let counted = Arc::clone(&store);
+    let recount = move || -> BoxFuture<'static, Recount> { ready(counted.recount()).boxed() };
+    Fresh { store, next: Box::new(next), rounds: 5000, recount: Box::new(recount), _kept: Box::new(()) }
 }
 
 async fn disk() -> Fresh {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("tasks");
-    let next = move || -> Arc<dyn Store> { Arc::new(Disk::open(&path, Bounds::NONE, None).expect("opens")) };
-    Fresh { store: next(), next: Box::new(next), rounds: 1000, _kept: Box::new(folder) }
+    on_disk(|disk, _| disk)
 }
 
 /// One on a disk that fails now and then.
 async fn troubled() -> Fresh {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("tasks");
-    let next = move || -> Arc<dyn Store> {
-        let inner = Arc::new(Disk::open(&path, Bounds::NONE, None).expect("opens"));
-        Arc::new(Troubled::new(inner, Trouble::Away(path.clone())))
-    };
-    Fresh { store: next(), next: Box::new(next), rounds: 1000, _kept: Box::new(folder) }
+    on_disk(|disk, path| Arc::new(Troubled::new(disk, Trouble::Away(path.clone()))))
 }
 
 /// One on a disk, in front of which everything is refused now and then.
 async fn faulty() -> Fresh {
+    on_disk(|disk, _| {
+        let inner = Faulty::around(disk);
+        Arc::new(Troubled::new(inner.clone(), Trouble::Refused(inner)))
+    })
+}
+
+fn on_disk(within: impl Fn(Arc<Disk>, &PathBuf) -> Arc<dyn Store> + Send + 'static) -> Fresh {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tasks");
-    let next = move || -> Arc<dyn Store> {
-        let inner = Faulty::around(Arc::new(Disk::open(&path, Bounds::NONE, None).expect("opens")));
-        Arc::new(Troubled::new(inner.clone(), Trouble::Refused(inner)))
+    let open = |path: &PathBuf| Arc::new(Disk::open(path, Bounds::NONE, None).expect("opens"));
+    let first = open(&path);
+    let store = within(Arc::clone(&first), &path);
+    let next = move || within(open(&path), &path);
+    let recount = move || -> BoxFuture<'static, Recount> {
+        let disk = Arc::clone(&first);
+        async move { disk.recount().await.expect("answers") }.boxed()
     };
-    Fresh { store: next(), next: Box::new(next), rounds: 1000, _kept: Box::new(folder) }
+    Fresh { store, next: Box::new(next), rounds: 1000, recount: Box::new(recount), _kept: Box::new(folder) }
 }
 
 /// It is in trouble while every third thing is asked for; what was refused then is asked for again.
@@ -340,6 +351,16 @@ impl Fresh {
     async fn restart(&mut self) {
         self.store.close().await;
         self.store = (self.next)();
+    }
+
+    /// What is counted is what there is.
+    async fn is_counted_right(&self) {
+        let Recount { usage, census, differences } = (self.recount)().await;
+        assert_eq!(differences, [""; 0]);
+        for (principal, usage) in usage {
+            assert_eq!(self.store.usage(&principal), usage);
+        }
+        assert_eq!(self.store.census().await.expect("answers").into_iter().collect::<BTreeSet<_>>(), census);
     }
 
     async fn change(&self, number: u8, event: Event) {

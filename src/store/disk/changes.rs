@@ -4,6 +4,7 @@
 
 use super::{
     held::Kept,
+    recount::CountChange,
     reserved::ByteReservation,
     results::{self, Written},
     row::{self, Columns, Row},
@@ -24,8 +25,9 @@ use std::{collections::HashMap, sync::Arc};
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) records: HashMap<TaskId, Option<Kept>>,
-    /// What the counts had, and have.
-    pub(super) counted: Vec<(Option<Counted>, Option<Counted>)>,
+    pub(super) counted: Vec<CountChange>,
+    /// The counts had less than was to be subtracted.
+    pub(super) is_miscounted: bool,
     /// Files that no row names any more, and the bytes of files that have come and gone.
     pub(super) dropped: Vec<String>,
     pub(super) file_bytes: (u64, u64),
@@ -37,7 +39,9 @@ pub(super) struct Batch {
 struct Before {
     number: i64,
     version: Version,
-    counted: Counted,
+    bytes: usize,
+    /// `None` of an owner that cannot be read, for whom nothing is counted.
+    counted: Option<Counted>,
     file: Option<String>,
     /// As it is in memory.
     record: Option<Arc<Record>>,
@@ -98,10 +102,10 @@ impl Writer {
         if inserted == 0 {
             return Ok(Err(StoreError::Exists));
         }
-        self.count(batch, None, Some(Counted::of(record)));
+        let number = self.connection.last_insert_rowid();
+        self.count(batch, CountChange { number, was: None, is: Some(Counted::of(record)) });
         reservation.inspect(|reservation| reservation.release());
         batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
-        let number = self.connection.last_insert_rowid();
         let kept = Kept { version: Version::FIRST, record: Arc::clone(record), number };
         batch.records.insert(record.id.clone(), Some(kept));
         Ok(Ok(Done::Kept))
@@ -121,7 +125,7 @@ impl Writer {
         let bytes = record.stored_bytes();
         let reservation = file.and_then(|file| file.reservation.as_ref());
         let reserved = reservation.map_or(0, ByteReservation::bytes);
-        if let Err(full) = self.admit(before.counted.bytes, record, reserved, batch) {
+        if let Err(full) = self.admit(before.bytes, record, reserved, batch) {
             return Ok(Err(full));
         }
         let version = version.next();
@@ -156,8 +160,9 @@ impl Writer {
                 !is_ended || record.state == State::Cancelled,
             ])?;
         }
-        self.drop_file(before.file, before.counted.bytes, batch);
-        self.count(batch, Some(before.counted), Some(Counted::of(record)));
+        self.drop_file(before.file, before.bytes, batch);
+        let is = Some(Counted::of(record));
+        self.count(batch, CountChange { number: before.number, was: before.counted, is });
         reservation.inspect(|reservation| reservation.release());
         batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
         let kept = Kept { version, record: Arc::clone(record), number: before.number };
@@ -183,8 +188,8 @@ impl Writer {
         let Some(before) = self.before(&record.id, batch)?.filter(|before| before.version == version) else {
             return Ok(Ok(Done::Lost));
         };
-        let grows = record.stored_bytes().saturating_sub(before.counted.bytes);
-        let admitted = self.admit(before.counted.bytes, record, 0, batch);
+        let grows = record.stored_bytes().saturating_sub(before.bytes);
+        let admitted = self.admit(before.bytes, record, 0, batch);
         Ok(admitted.map(|()| Done::Reserved(self.shared.reserved.reserve(record.owner.principal, grows))))
     }
 
@@ -213,10 +218,12 @@ impl Writer {
 
     fn remove(&self, id: &TaskId, batch: &mut Batch) -> rusqlite::Result<Result<Done, StoreError>> {
         let mut statement = self.statement(REMOVE)?;
-        let removed = statement.query_row([id.entropy()], |row| Ok((counted(row, 0)?, row.get(3)?)));
-        if let Some((counted, file)) = removed.optional()? {
-            self.drop_file(file, counted.bytes, batch);
-            self.count(batch, Some(counted), None);
+        let removed = statement.query_row([id.entropy()], |row| {
+            Ok((counted(row, 0)?, size(row.get(1)?), row.get(3)?, row.get(4)?))
+        });
+        if let Some((was, bytes, file, number)) = removed.optional()? {
+            self.drop_file(file, bytes, batch);
+            self.count(batch, CountChange { number, was, is: None });
             batch.records.insert(id.clone(), None);
         }
         Ok(Ok(Done::Kept))
@@ -263,13 +270,14 @@ impl Writer {
         }
         // What has ended may have a file.
         if let Some(Kept { version, record, number }) = self.live(id, batch) {
-            let counted = Counted::of(&record);
-            return Ok(Some(Before { number, version, counted, file: None, record: Some(record) }));
+            let (bytes, counted) = (record.stored_bytes(), Some(Counted::of(&record)));
+            return Ok(Some(Before { number, version, bytes, counted, file: None, record: Some(record) }));
         }
         let found = self.statement(BEFORE)?.query_row([id.entropy()], |row| {
             Ok(Before {
                 number: row.get(0)?,
                 version: version(row.get(1)?),
+                bytes: size(row.get(3)?),
                 counted: counted(row, 2)?,
                 file: row.get(5)?,
                 record: None,
@@ -294,17 +302,18 @@ impl Writer {
         }
     }
 
-    fn count(&self, batch: &mut Batch, was: Option<Counted>, is: Option<Counted>) {
-        if was != is {
-            count(&mut self.shared.counts.lock(), was.as_ref(), is.as_ref());
-            batch.counted.push((was, is));
+    fn count(&self, batch: &mut Batch, change: CountChange) {
+        if change.was != change.is {
+            let counts = &mut self.shared.counts.lock();
+            batch.is_miscounted |= !count(counts, change.was.as_ref(), change.is.as_ref());
+            batch.counted.push(change);
         }
     }
 
     /// Writes down by how much this commit changes what has ended.
     pub(super) fn write_counts(&self, batch: &Batch) -> rusqlite::Result<()> {
         let mut changed = HashMap::<_, (i64, i64)>::new();
-        for (was, is) in &batch.counted {
+        for CountChange { was, is, .. } in &batch.counted {
             for (sign, counted) in [(-1, was), (1, is)] {
                 if let Some(Counted { principal, route, status, bytes }) = counted
                     && row::is_ended(status)
@@ -338,25 +347,19 @@ impl Batch {
     }
 }
 
-pub(super) fn count(counts: &mut Counts, was: Option<&Counted>, is: Option<&Counted>) {
+/// Whether there was as much as is subtracted.
+pub(super) fn count(counts: &mut Counts, was: Option<&Counted>, is: Option<&Counted>) -> bool {
     if let Some(is) = is {
         counts.add(is);
     }
-    if let Some(was) = was {
-        counts.subtract(was);
-    }
+    was.is_none_or(|was| counts.subtract(was))
 }
 
 /// What is counted of a row whose columns from `first` on are the owner, the bytes and the state.
-fn counted(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Counted> {
-    let owner = row.get_ref(first)?.as_blob()?;
-    Ok(Counted {
-        // One that cannot be read was counted for nobody.
-        principal: row::principal(owner).unwrap_or_default(),
-        route: row::route(owner),
-        status: row::status(row.get_ref(first + 2)?.as_str()?),
-        bytes: size(row.get(first + 1)?),
-    })
+fn counted(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Option<Counted>> {
+    let Some((principal, route)) = row::counted_for(row.get_ref(first)?.as_blob()?) else { return Ok(None) };
+    let (status, bytes) = (row::status(row.get_ref(first + 2)?.as_str()?), size(row.get(first + 1)?));
+    Ok(Some(Counted { principal, route: route.into(), status, bytes }))
 }
 
 /// How much there is, as the tables say, and bytes of results that are files.
@@ -365,17 +368,18 @@ pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(Counts, 
     let mut statement = connection.prepare(ENDED)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
+        // What this program has not written is left out, and mended later.
+        let Some(principal) = row::principal(row.get_ref(0)?.as_blob()?) else { continue };
         let (route, status) = (row.get::<_, String>(1)?.into(), row::status(row.get_ref(2)?.as_str()?));
-        let of = Counted { principal: row.get(0)?, route, status, bytes: 0 };
+        let of = Counted { principal, route, status, bytes: 0 };
         counts.add_share(&of, Share { tasks: size(row.get(3)?), stored_bytes: size(row.get(4)?) });
     }
     let mut statement = connection.prepare(LIVE)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        counts.add_share(
-            &counted(row, 0)?,
-            Share { tasks: size(row.get(3)?), stored_bytes: size(row.get(1)?) },
-        );
+        if let Some(of) = counted(row, 0)? {
+            counts.add_share(&of, Share { tasks: size(row.get(3)?), stored_bytes: size(row.get(1)?) });
+        }
     }
     let files = "SELECT ifnull(sum(bytes), 0) FROM tasks WHERE file IS NOT NULL";
     let files = connection.query_row(files, [], |row| row.get(0))?;
@@ -420,7 +424,7 @@ const SWAP: &str = "UPDATE tasks SET version = ?2, state = ?3, open = ?4 OR (?10
     bytes = ?6, head = ?7, file = ?8, body = ?9, anchor = CASE WHEN ?10 THEN anchor END WHERE number = ?1";
 const OWN: &str = "UPDATE tasks SET owner = ?2, created = ?3 WHERE number = ?1";
 const BEFORE: &str = "SELECT number, version, owner, bytes, state, file FROM tasks WHERE id = ?1";
-const REMOVE: &str = "DELETE FROM tasks WHERE id = ?1 RETURNING owner, bytes, state, file";
+const REMOVE: &str = "DELETE FROM tasks WHERE id = ?1 RETURNING owner, bytes, state, file, number";
 const ANCHOR: &str = "UPDATE tasks SET anchor = ?2, \
     open = state IN ('working', 'input_required') OR ?2 IS NOT NULL WHERE id = ?1";
 const ANCHOR_LIVE: &str = "UPDATE tasks SET anchor = ?2 WHERE number = ?1";

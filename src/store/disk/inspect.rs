@@ -4,14 +4,15 @@
 use super::{
     Error,
     folder::{self, DATABASE, StoreFolder},
+    recount::RowCount,
     results,
     row::{self, Columns, Unreadable},
     schema,
 };
 use crate::task::TaskId;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension};
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::HashSet,
     fs::{self, DirBuilder},
     io,
     os::unix::fs::DirBuilderExt,
@@ -37,13 +38,9 @@ pub struct Contents {
     pub lost: Vec<String>,
 }
 
-/// Of whom, of which route and with which status a task is counted.
-type Counting = ([u8; 16], String, String);
-
 /// A task as it is read.
 struct Found {
     id: TaskId,
-    of: Counting,
     bytes: i64,
     is_live: bool,
     file: Option<String>,
@@ -71,18 +68,13 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
     contents.lost.extend(faults_of_database(&connection));
     let mut named = HashSet::new();
     let mut gone = Vec::new();
-    let mut usage = BTreeMap::<_, (i64, i64)>::new();
     let read = each(&connection, |found| {
         contents.tasks += 1;
         match found {
             Err((id, error)) => contents.lost.push(format!("task {}: {error}", id.as_str())),
-            Ok(Found { id, of, bytes, is_live, file, length }) => {
+            Ok(Found { id, bytes, is_live, file, length }) => {
                 contents.live += usize::from(is_live);
                 contents.stored_bytes += bytes.cast_unsigned();
-                if !is_live {
-                    let (tasks, sum) = usage.entry(of).or_default();
-                    (*tasks, *sum) = (*tasks + 1, sum.saturating_add(bytes));
-                }
                 if let Some(file) = file {
                     contents.files += 1;
                     gone.extend(fault_of_file(&folder, &file, length).map(|fault| (id, fault)));
@@ -91,11 +83,12 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
             }
         }
     });
-    match read.and_then(|()| read_usage(&connection)) {
-        Ok(counted) if counted == usage => {}
-        Ok(_) => {
-            contents.lost.push("what each caller has: the table `usage` differs from the tasks".to_owned())
-        }
+    match read.and_then(|()| RowCount::has_usage_of(&connection)) {
+        Ok(true) => {}
+        Ok(false) => contents.lost.push(
+            "what each caller has: the table `usage` differs from the tasks; the next start mends it"
+                .to_owned(),
+        ),
         Err(error) => contents.lost.push(format!("what cannot be read any more: {error}")),
     }
     // It has only read.
@@ -250,14 +243,7 @@ fn each(
         let (state, bytes): (String, i64) = (row.get(4)?, row.get(5)?);
         look(match read {
             Ok((record, _)) if record.state.status() != state => Err((id, Unreadable::State)),
-            Ok((record, length)) => Ok(Found {
-                id,
-                of: (record.owner.principal, record.owner.route.to_string(), state),
-                bytes,
-                is_live: !record.state.is_ended(),
-                file,
-                length,
-            }),
+            Ok((record, length)) => Ok(Found { id, bytes, is_live: !record.state.is_ended(), file, length }),
             Err(error) => Err((id, error)),
         });
     }
@@ -272,14 +258,6 @@ fn fault_of_file(folder: &StoreFolder, name: &str, length: usize) -> Option<Stri
         Ok(found) => Some(format!("its result has {found} of {length} bytes ({})", shown.display())),
         Err(error) => Some(format!("its result cannot be read: {error} ({})", shown.display())),
     }
-}
-
-fn read_usage(connection: &Connection) -> rusqlite::Result<BTreeMap<Counting, (i64, i64)>> {
-    let mut statement = connection.prepare("SELECT principal, route, state, tasks, bytes FROM usage")?;
-    let rows = statement.query_map(params![], |row| {
-        Ok(((row.get(0)?, row.get(1)?, row.get(2)?), (row.get(3)?, row.get(4)?)))
-    })?;
-    rows.collect()
 }
 
 fn is_there(connection: &Connection, id: &TaskId) -> rusqlite::Result<bool> {

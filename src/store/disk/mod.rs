@@ -5,7 +5,7 @@
 //!
 //! * `folder`: made, locked, opened, and what is below it, without following links; `schema`: the tables; `row`: a record as a row of them
 //! * `writer`: the one thread that changes anything, one commit for all that is asked for by then
-//! * `changes`: the SQL of each change
+//! * `changes`: the SQL of each change; `recount`: the counts, checked against the rows after a start
 //! * `held`: what is in memory, too, so that most of what is read costs no look at the disk
 //! * `readers`: who looks there, on threads that may wait
 //! * `results`: the files; `reserved`: the room that they have before they are written
@@ -19,6 +19,7 @@ mod held;
 mod inspect;
 mod key;
 mod readers;
+mod recount;
 mod reserved;
 mod results;
 mod row;
@@ -30,7 +31,7 @@ pub use inspect::{Contents, Copied, backup, check};
 pub use key::key;
 pub use row::{Columns, Row, Unreadable, owner};
 
-use super::{Bounds, Due, Flush, Orphan, Place, Store, StoreError, Tally, Usage, Version};
+use super::{Bounds, Due, Flush, Orphan, Place, Recount, Store, StoreError, Tally, Usage, Version};
 use crate::{
     protocol::Timestamp,
     runtime::{Live, Mutex, random},
@@ -42,6 +43,7 @@ use error::{Unreadables, file_error};
 use folder::StoreFolder;
 use held::Held;
 use readers::{Listed, Readers};
+use recount::{FIRST_STEPS, RowCount};
 use reserved::{ByteReservation, ReservedBytes};
 use results::{Broom, LARGEST_IN_ROW, Written};
 use std::{
@@ -106,7 +108,7 @@ impl Disk {
             unreadables: Unreadables::default(),
         });
         let (told, asks) = mpsc::channel();
-        let writer = Writer {
+        let mut writer = Writer {
             folder: folder.clone(),
             node,
             bounds: bounds.clone(),
@@ -117,10 +119,14 @@ impl Disk {
             told: asks,
             broom,
             file_bytes,
+            row_count: Some(RowCount::default()),
             is_broken: false,
             survives: None,
             _lock: lock,
         };
+        for _ in 0..FIRST_STEPS {
+            writer.count_rows();
+        }
         let thread = thread::Builder::new().name("deferral-store".to_owned());
         thread.spawn(move || writer.run()).map_err(failed())?;
         Ok(Self {
@@ -133,6 +139,16 @@ impl Disk {
             files: Semaphore::new(FILES),
             bounds,
         })
+    }
+
+    /// Counts all rows anew, and compares what is in memory and in the table with that; for tests.
+    ///
+    /// # Errors
+    /// [`StoreError`] where they cannot be read.
+    pub async fn recount(&self) -> Result<Recount, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        self.writer.send(Told::Recount(answer)).map_err(|_| closed())?;
+        answered.await.map_err(|_| closed())?
     }
 
     /// Has a change made.

@@ -282,14 +282,21 @@ fn owner_of(bytes: &[u8]) -> Option<Owner> {
     Some(Owner { principal: *principal, route: str::from_utf8(route).ok()?.into(), scope })
 }
 
-/// The principal of an owner that was read.
-pub(super) fn principal(owner: &[u8]) -> Result<[u8; 16], Unreadable> {
-    owner.first_chunk().copied().ok_or(Unreadable::Owner)
+/// The principal of an owner that was read, which is all of it or its beginning.
+pub(super) fn principal(owner: &[u8]) -> Option<[u8; 16]> {
+    owner.first_chunk().copied()
 }
 
-/// The route of an owner that was read; one that cannot be read has none.
-pub(super) fn route(owner: &[u8]) -> Arc<str> {
-    owner_of(owner).map_or_else(|| "".into(), |owner| owner.route)
+/// The principal and the route that a task of this owner is counted for; `None` where the owner has no principal. A route
+/// that cannot be read is empty.
+pub(super) fn counted_for(owner: &[u8]) -> Option<([u8; 16], &str)> {
+    let (principal, rest) = owner.split_first_chunk()?;
+    let route = match rest.split_first() {
+        Some((&(PRINCIPAL | LEGACY), route)) => route,
+        Some((&SESSION, rest)) => rest.get(16..).unwrap_or_default(),
+        _ => &[],
+    };
+    Some((*principal, str::from_utf8(route).unwrap_or_default()))
 }
 
 /// A status as the column `state` has it. What is none of them is taken for the end that says least.

@@ -10,14 +10,19 @@ use super::{
     error::{Unreadables, is_full, store_error},
     folder::{self, StoreFolder},
     held::Held,
+    recount::{CountChange, RowCount, STEP},
     reserved::{ByteReservation, ReservedBytes},
     results::{self, Broom, Written},
     row::Row,
 };
 use crate::{
     runtime::{Live, Mutex},
-    store::{Bounds, Flush, Orphan, StoreError, Version, counts::Counts},
+    store::{
+        Bounds, Flush, Orphan, Recount, StoreError, Version,
+        counts::{CountError, Counts},
+    },
     task::{Record, TaskId},
+    telemetry::{StoreCountsMended, StoreCountsUnchecked},
 };
 use bytes::Bytes;
 use rusqlite::{CachedStatement, Connection, ErrorCode, ffi};
@@ -34,6 +39,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 /// What the writer is told.
 pub(super) enum Told {
     Change(Ask),
+    /// Compares the counts with the rows.
+    Recount(oneshot::Sender<Result<Recount, StoreError>>),
     /// Lets go of the folder, and answers.
     Close(oneshot::Sender<()>),
 }
@@ -96,6 +103,8 @@ pub(super) struct Writer {
     pub(super) broom: Broom,
     /// Bytes of results that are files.
     pub(super) file_bytes: u64,
+    /// The rows as far as they are counted, until all are.
+    pub(super) row_count: Option<RowCount>,
     /// The connection is of no use any more.
     pub(super) is_broken: bool,
     /// What a commit survives now; `None` where that is not known.
@@ -117,6 +126,8 @@ pub(super) struct Shared {
 const BATCH: usize = 1024;
 /// Bytes in one commit, about: more would keep those who come later waiting.
 const BATCH_BYTES: usize = 4 << 20;
+/// How long nothing is asked for before some more rows are counted, until all are.
+const COUNT_PAUSE: Duration = Duration::from_millis(1);
 /// How long nothing is asked for before pages that are free are given back.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long after some of them the next are, if nothing is asked for meanwhile.
@@ -137,10 +148,11 @@ impl Writer {
         let mut patience = Some(IDLE);
         loop {
             let mut told = match patience {
+                _ if self.row_count.is_some() => self.told.recv_timeout(COUNT_PAUSE),
                 Some(patience) => self.told.recv_timeout(patience),
                 None => self.told.recv().map_err(Into::into),
             };
-            let mut asks = Vec::new();
+            let (mut asks, mut recounts) = (Vec::new(), Vec::new());
             let mut bytes = 0;
             let closing = loop {
                 match told {
@@ -148,6 +160,7 @@ impl Writer {
                         bytes += ask.change.bytes();
                         asks.push(ask);
                     }
+                    Ok(Told::Recount(answer)) => recounts.push(answer),
                     Ok(Told::Close(answer)) => break Some(Some(answer)),
                     Err(RecvTimeoutError::Disconnected) => break Some(None),
                     Err(RecvTimeoutError::Timeout) => break None,
@@ -160,7 +173,11 @@ impl Writer {
                     TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
                 });
             };
-            if asks.is_empty() && closing.is_none() {
+            if asks.is_empty() && recounts.is_empty() && closing.is_none() {
+                if self.row_count.is_some() {
+                    self.count_rows();
+                    continue;
+                }
                 let is_tidy = self.tidy().unwrap_or(true);
                 patience = (!is_tidy).then_some(BETWEEN);
                 continue;
@@ -168,6 +185,8 @@ impl Writer {
             let removes = asks.iter().any(|ask| matches!(ask.change, Change::Remove(_)));
             patience = (removes || patience.is_some()).then_some(IDLE);
             self.commit(asks);
+            recounts.into_iter().for_each(|answer| drop(answer.send(self.recount())));
+            self.count_rows();
             if let Some(answer) = closing {
                 // The last connection carries the log over, and the folder is free.
                 drop(self);
@@ -249,6 +268,7 @@ impl Writer {
         // What was said to have failed may be there after all.
         self.shared.held.clear();
         *self.shared.counts.lock() = counts;
+        self.row_count = Some(RowCount::default());
         (self.file_bytes, self.is_broken, self.survives) = (file_bytes, false, None);
         Ok(())
     }
@@ -288,6 +308,11 @@ impl Writer {
                 file.is_kept = true;
             }
         }
+        if let Some(rows) = &mut self.row_count {
+            batch.counted.iter().for_each(|change| rows.follow(change));
+        } else if batch.is_miscounted {
+            self.row_count = Some(RowCount::default());
+        }
         for (id, kept) in batch.records {
             self.shared.held.commit(id, kept);
         }
@@ -298,9 +323,50 @@ impl Writer {
 
     fn undo(&self, batch: &Batch) {
         let mut counts = self.shared.counts.lock();
-        for (was, is) in batch.counted.iter().rev() {
-            count(&mut counts, is.as_ref(), was.as_ref());
+        for CountChange { was, is, .. } in batch.counted.iter().rev() {
+            // What it did not find when it was made it finds no better now.
+            let _ = count(&mut counts, is.as_ref(), was.as_ref());
         }
+    }
+
+    /// Counts some more of the rows, if not all are counted, and mends the counts once they are.
+    pub(super) fn count_rows(&mut self) {
+        let Some(rows) = self.row_count.as_mut().filter(|_| !self.is_broken) else { return };
+        let counted = match rows.step(&self.connection, STEP) {
+            Ok(false) => return,
+            Ok(true) => rows.mend(&self.connection).map(|()| rows.counts()),
+            Err(error) => Err(error),
+        };
+        self.row_count = None;
+        match counted {
+            Ok(right) => {
+                let mut counts = self.shared.counts.lock();
+                let error = counts.error(&right);
+                *counts = right;
+                drop(counts);
+                if error != CountError::default() {
+                    StoreCountsMended {
+                        folder: &self.folder.path().display(),
+                        counts: error.counts,
+                        surplus_tasks: error.surplus.tasks,
+                        surplus_bytes: error.surplus.stored_bytes,
+                        missing_tasks: error.missing.tasks,
+                        missing_bytes: error.missing.stored_bytes,
+                    }
+                    .emit();
+                }
+            }
+            Err(error) => {
+                StoreCountsUnchecked { error: &store_error(self.folder.path(), &error) }.emit();
+            }
+        }
+    }
+
+    fn recount(&self) -> Result<Recount, StoreError> {
+        let mut rows = RowCount::default();
+        let counted = rows.step(&self.connection, i64::MAX);
+        let compared = counted.and_then(|_| rows.compare(&self.connection, &self.shared.counts.lock()));
+        compared.map_err(|error| store_error(self.folder.path(), &error))
     }
 
     /// Bytes of the folder that cannot be used again.

@@ -1,5 +1,6 @@
 //! What is true of the store on disk beyond what every store promises (`stores`).
 
+mod counts;
 mod crash;
 mod damaged;
 mod folder;
