@@ -288,11 +288,12 @@ fn a_call_that_finds_the_store_full_stays_a_call_and_is_counted() {
 }
 
 #[test]
-fn a_result_that_finds_the_disk_full_fails_its_task_with_the_limit_named() {
+fn a_result_that_finds_the_disk_full_fails_its_task_with_the_limit_named_and_is_counted_as_one() {
     runtime().block_on(async {
         let world = Setup::new().outlives().start();
         let client = Modern { takes_tasks: true, ..Modern::default() };
         let task = world.task(&client).await;
+        let (lines, hits) = (Lines::record(), Hits::of(DISK_FULL));
         world.store.is_full(&[Op::Swap], DISK_FULL);
         world.server.says(0, "done");
         // Not even the error has room.
@@ -306,5 +307,6 @@ fn a_result_that_finds_the_disk_full_fails_its_task_with_the_limit_named() {
         assert_eq!(shown["result"]["status"], "failed", "{shown}");
         let words = shown["result"]["error"]["message"].as_str().expect("words");
         assert!(words.contains(DISK_FULL), "{shown}");
+        assert_eq!((lines.of("quota_full").len(), hits.now()), (1, 1), "one result had no room");
     });
 }
