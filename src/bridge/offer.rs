@@ -192,6 +192,22 @@ pub fn call(message: &Frame, hop: u64) -> Bytes {
     patch.apply()
 }
 
+/// The call without `params.task` (or its draft).
+pub fn without_task(message: &Frame) -> Bytes {
+    let mut patch = Patch::new(message.as_bytes().clone());
+    if let Some((params, object)) = message.params().and_then(|params| Some((params, params.object()?))) {
+        let mut edit = Edit::new(object);
+        edit.remove("task");
+        if let Some(about) = params.meta() {
+            let mut inner = Edit::new(about);
+            inner.remove(meta::DRAFT_TASK);
+            inner.put(&mut patch);
+        }
+        edit.put(&mut patch);
+    }
+    patch.apply()
+}
+
 /// A message of the server that belongs to a task, saying so in its `_meta`, on one line. `id` is put
 /// in the place of a request's own.
 pub fn related(message: &Frame, task: &str, id: Option<&Id>) -> Bytes {

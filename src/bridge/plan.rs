@@ -19,6 +19,8 @@ use std::time::Duration;
 pub enum Plan {
     /// It goes to its server as it is, and what that says comes back as it is.
     Relay,
+    /// The same, without what it says of tasks.
+    RelayWithoutTask,
     /// It is made here, and followed to its end.
     Drive(Drive),
     /// Refused before anything is sent, with this error.
@@ -93,6 +95,11 @@ pub fn plan_native(call: &NativeCall<'_>, policy: &ToolPolicy) -> Plan {
     if policy.mode == Mode::Deny {
         return Plan::Refuse(denied(call.tool));
     }
+    if call.takes_unasked && !policy.mode.makes_tasks() {
+        // Such a receiver ignores `params.task`, whatever it holds (SEP-2229, draft, *Task Support and Handling*).
+        let says_nothing = matches!(call.wish, Ok(None));
+        return if says_nothing { Plan::Relay } else { Plan::RelayWithoutTask };
+    }
     match call.wish {
         Ok(None) if takes_unasked => Plan::Drive(deferred(policy)),
         Ok(None) => match (policy.mode, call.ticket) {
@@ -160,6 +167,7 @@ mod tests {
     fn shown(plan: Plan) -> String {
         match plan {
             Plan::Relay => "relay".to_owned(),
+            Plan::RelayWithoutTask => "relay without task".to_owned(),
             Plan::Drive(drive) => format!("{drive:?}"),
             Plan::Refuse(error) => format!("refuse {}", error.code()),
         }
@@ -245,8 +253,8 @@ mod tests {
             Auto     | a task | Task                 | Defer { after: 5s }  | Task                 | Defer { after: 5s }
             Auto     | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
             Never    | plain  | relay                | relay                | relay                | relay
-            Never    | a task | refuse -32601        | refuse -32601        | refuse -32601        | refuse -32601
-            Never    | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+            Never    | a task | refuse -32601        | relay without task   | refuse -32601        | relay without task
+            Never    | unread | refuse -32602        | relay without task   | refuse -32602        | relay without task
             Always   | plain  | relay                | Defer { after: 0ns } | Ticket { after: 3s } | Defer { after: 0ns }
             Always   | a task | Task                 | Defer { after: 0ns } | Task                 | Defer { after: 0ns }
             Always   | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
@@ -254,8 +262,8 @@ mod tests {
             Required | a task | Task                 | Defer { after: 5s }  | Task                 | Defer { after: 5s }
             Required | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
             Observe  | plain  | relay                | relay                | relay                | relay
-            Observe  | a task | refuse -32601        | refuse -32601        | refuse -32601        | refuse -32601
-            Observe  | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+            Observe  | a task | refuse -32601        | relay without task   | refuse -32601        | relay without task
+            Observe  | unread | refuse -32602        | relay without task   | refuse -32602        | relay without task
             Deny     | plain  | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
             Deny     | a task | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
             Deny     | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602

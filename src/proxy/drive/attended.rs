@@ -146,7 +146,7 @@ impl Attended {
         let (defer_after, observed_after) = match planned {
             Plan::Drive(Drive::Observe { after }) => (None, Some(after)),
             Plan::Drive(Drive::Defer { after } | Drive::Ticket { after }) => (Some(after), None),
-            Plan::Drive(Drive::Hold | Drive::Task) | Plan::Relay => (None, None),
+            Plan::Drive(Drive::Hold | Drive::Task) | Plan::Relay | Plan::RelayWithoutTask => (None, None),
             Plan::Refuse(error) => {
                 return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
             }

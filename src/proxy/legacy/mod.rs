@@ -34,7 +34,7 @@ use crate::{
     bridge::{Drive, NativeCall, Plan, offer, plan_native},
     dialect::legacy::Message,
     policy::Mode,
-    protocol::{Id, Method},
+    protocol::{Frame, Id, Method},
     telemetry::Outcome,
 };
 use http::{StatusCode, header::RETRY_AFTER};
@@ -45,6 +45,8 @@ use std::sync::Arc;
 enum Disposition {
     /// It goes to the server; of its answer this is changed.
     Passes(Option<Edit>),
+    /// The same, with this message in the place of its own.
+    PassesAs(Frame),
     /// It is answered here.
     Ends(Passed),
 }
@@ -119,6 +121,10 @@ async fn carry_out(
                 None => passed,
             }
         }
+        Disposition::PassesAs(message) => {
+            let passage = Passage { body: message.as_bytes().clone(), message: Some(message), ..passage };
+            Box::pin(carry_out(shared, client, passage, Disposition::Passes(None))).await
+        }
         Disposition::Ends(passed) => passed,
     }
 }
@@ -173,8 +179,8 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
         return true;
     }
     if !shared.route.has_tasks() {
-        // Nothing is offered, so nothing is understood; but a client that the operator named as one
-        // that knows tasks is told that there are none.
+        // Nothing is offered, so nothing is understood; but for a client that the operator named as one that takes
+        // tasks unasked, `params.task` is ignored (SEP-2229, draft), which not every server would.
         return matches!(&passage.post.messages[..], [Message::Request { method: Method::ToolsCall, .. }])
             && task_call::is_named(shared, passage)
             && wishes(passage);
@@ -309,6 +315,10 @@ async fn call(
     }
     let drive = match plan {
         Plan::Relay => return Disposition::Passes(None),
+        Plan::RelayWithoutTask => {
+            let plain = Frame::parse(offer::without_task(message));
+            return plain.map_or(Disposition::Passes(None), Disposition::PassesAs);
+        }
         Plan::Refuse(error) => return Disposition::Ends(refusal(id, &error)),
         // The proxy was told to stop while it was found out what the server has. A plain result is none for this client.
         Plan::Drive(Drive::Task) if !shared.makes_tasks() => return Disposition::Ends(stopping(passage)),

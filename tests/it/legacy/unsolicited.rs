@@ -308,26 +308,53 @@ async fn what_was_asked_of_a_client_that_left_is_asked_by_the_task() {
     assert_eq!(world.server.count(|seen| seen.answers(&json!(77))), 1);
 }
 
+/// SEP-2229 (draft), *Task Support and Handling*: a receiver that wishes to create no task ignores the parameter.
 #[tokio::test]
-async fn a_tool_that_is_never_a_task_refuses_to_be_one_to_clients_that_take_tasks() {
-    let wished = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"t","task":{"ttl":1}}}"#;
+async fn params_task_on_a_tool_that_is_never_a_task_is_ignored_for_clients_that_take_tasks() {
+    let wished =
+        r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"t","task":{"ttl":1},"x":1.0}}"#;
+    let plain = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"t","x":1.0}}"#;
     for never in ["defer: { mode: never }", "tools: [{ match: t, mode: never }]", "defer: { mode: observe }"]
     {
         let world = world(never, MARKED).await;
         let client = taker(&world).await;
-        let answer = client.post(wished).await.answer().await;
-        assert_eq!(answer.refusal(), (200, -32601), "{never}");
-        assert_eq!(world.calls(), 0);
-        // A plain call is one, and so is one that speaks of a task elsewhere.
-        for plain in [
-            wished.replace("\"task\"", "\"x\""),
-            wished.replace("\"task\":{", "\"arguments\":{\"task\":{}, "),
+        let elsewhere = plain.replace("\"x\"", "\"arguments\":{\"task\":{}},\"x\"");
+        for (asked, sent) in [
+            (wished, plain),
+            // Also what is none that could be asked for.
+            (&wished.replace(r#"{"ttl":1}"#, "5"), plain),
+            // A plain call is one, and so is one that speaks of a task elsewhere.
+            (plain, plain),
+            (&elsewhere, &*elsewhere),
         ] {
-            let waiting = client.post(&plain).await;
+            let waiting = client.post(asked).await;
             let call = world.server.call().await;
-            assert_eq!(call.seen.body, plain);
+            assert_eq!(call.seen.body, sent, "{never}");
             call.says("plain");
             assert_eq!(waiting.answer().await.text(), "plain");
+        }
+    }
+}
+
+/// Nobody has offered those tasks, so the parameter means nothing here; where they are offered, it is refused.
+#[tokio::test]
+async fn params_task_of_other_clients_is_refused_where_tasks_are_offered_and_passes_where_there_are_none() {
+    let wished = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"t","task":{"ttl":1}}}"#;
+    for (never, is_refused) in
+        [("defer: { mode: never }", false), ("tools: [{ match: t, mode: never }]", true)]
+    {
+        let world = world(never, MARKED).await;
+        let client = Older::new(world.addr()).hello().await;
+        let waiting = client.post(wished).await;
+        if !is_refused {
+            let call = world.server.call().await;
+            assert_eq!(call.seen.body, wished);
+            call.says("plain");
+        }
+        let answer = waiting.answer().await;
+        match is_refused {
+            true => assert_eq!(answer.refusal(), (200, -32601)),
+            false => assert_eq!(answer.text(), "plain"),
         }
     }
 }
