@@ -135,8 +135,8 @@ pub mod store {
 
 pub mod task {
     pub use crate::task::{
-        By, Canceller, Effect, Event, Moment, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, What,
-        apply,
+        By, Canceller, Effect, Event, MAX_SERVER_INFO, Moment, Owner, PollBounds, Record, Refusal, Scope,
+        State, TaskId, What, apply,
     };
 
     pub mod retention {

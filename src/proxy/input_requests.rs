@@ -155,7 +155,7 @@ pub(super) fn too_many(call: &Call) -> Reply {
 
 /// A task as its client first hears of it.
 pub(super) fn created(shared: &Shared, record: &Record, server: &Description) -> Vec<u8> {
-    let about = server_info_meta(&server.server_info);
+    let about = server_info_meta(record.server_info.as_ref().unwrap_or(&server.server_info));
     view::extension::created(
         record,
         shared.clock.timestamp(),

@@ -123,6 +123,7 @@ fn bytes(event: &Event) -> usize {
         | Event::Withdrawn { .. }
         | Event::Answered { .. }
         | Event::Delivered { .. }
+        | Event::Described { .. }
         | Event::Cancelled { .. }
         | Event::Renewed => 0,
     }

@@ -15,10 +15,11 @@ use crate::{
     policy::Route,
     protocol::{Capabilities, Method, method::Needs},
     runtime::{Clock, Drain, Stopping},
-    task::{Owner, Scope, view::experimental},
+    task::{Owner, Record, Scope, view::experimental},
     telemetry::trace::Tracer,
     upstream::{CallError, Deferral, Description, Identity, Upstream, own_ids},
 };
+use bytes::Bytes;
 use http::HeaderMap;
 use std::{
     ops::Deref,
@@ -141,6 +142,12 @@ impl Shared {
     /// for it.
     pub(super) fn server(&self) -> Arc<Description> {
         self.upstream.described().unwrap_or_else(|| Arc::new(Description::unknown()))
+    }
+
+    /// Who serves the call of a task: the server as it was described when the call was made, else as it is now. A process
+    /// that has taken over the task may not have heard of the server yet.
+    pub(super) fn server_info_of(&self, record: &Record) -> Bytes {
+        record.server_info.clone().unwrap_or_else(|| self.server().server_info.clone())
     }
 
     /// Whether the server declared what a method needs. What it did not declare is tried all the same: some servers

@@ -66,6 +66,9 @@ impl TicketCall {
         };
         match answer(shared, holder, wanted, call.params.as_ref()).await {
             Answer::Said(result, account) => Some(Reply { account, ..self.said(result) }),
+            Answer::About(record, result, account) => {
+                Some(Reply { account, ..self.said_of(&record, result) })
+            }
             Answer::Waits(watch) => {
                 let answers =
                     call.params.as_ref().is_some_and(|params| params.get("inputResponses").is_some());
@@ -83,6 +86,11 @@ impl TicketCall {
         reply::success(&self.call, &modern::complete(result, &self.shared.server().server_info))
     }
 
+    /// The same, about a call whose server is known.
+    fn said_of(&self, record: &Record, result: Value) -> Reply {
+        reply::success(&self.call, &modern::complete(result, &self.shared.server_info_of(record)))
+    }
+
     /// Exactly what the call would have been answered with.
     fn ended(&self, record: &Record, result_tool: &str) -> Reply {
         let mut reply = match view::ticket::outcome(record, true) {
@@ -93,7 +101,7 @@ impl TicketCall {
                 refused
             }
             Some(view::ticket::Outcome::Cancelled) | None => {
-                self.said(view::ticket::over(record, result_tool))
+                self.said_of(record, view::ticket::over(record, result_tool))
             }
         };
         reply.account.shown = Some(record.state.status());
@@ -114,7 +122,7 @@ impl TicketCall {
         }
         let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
         let ticket = self.shared.keyring.ticket(&record.id);
-        let result = elicit::input_required(questions, &ticket, &self.shared.server().server_info);
+        let result = elicit::input_required(questions, &ticket, &self.shared.server_info_of(record));
         Some(reply::input_required(&self.call, &result))
     }
 }
@@ -145,7 +153,7 @@ impl Conversation for TicketCall {
                 }
                 Next::Runs(record) => {
                     let running = watch.running(&record);
-                    let mut reply = self.said(running);
+                    let mut reply = self.said_of(&record, running);
                     reply.account.shown = Some(record.state.status());
                     reply.account.origin = record.trace.clone();
                     reply

@@ -30,6 +30,8 @@ pub enum Event {
     Failed { error: Bytes, message: Option<String> },
     /// The task was cancelled.
     Cancelled { by: Canceller },
+    /// The server has described itself, which is called since before that.
+    Described { server_info: Bytes },
     /// Time to look whether the task's life must be extended while it works.
     Renewed,
 }
@@ -78,6 +80,7 @@ impl Event {
             | Self::Withdrawn { .. }
             | Self::Answered { .. }
             | Self::Delivered { .. }
+            | Self::Described { .. }
             | Self::Renewed => false,
         }
     }
@@ -101,6 +104,7 @@ pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, V
         Event::Withdrawn { key } => withdrawn(record, &key, now),
         Event::Answered { answers, are_kept } => answered(record, answers, are_kept, now),
         Event::Delivered { keys } => delivered(record, &keys),
+        Event::Described { server_info } => described(record, &server_info),
         Event::Returned { result } => {
             // "Halfway there" beside a result would only confuse. Why a tool failed would not.
             let is_error = tool_result::is_error(&result);
@@ -193,6 +197,16 @@ fn delivered(record: &Record, keys: &[String]) -> Applied {
     Ok((next, vec![]))
 }
 
+fn described(record: &Record, server_info: &Bytes) -> Applied {
+    let mut next = record.clone();
+    next.set_server_info(server_info);
+    if next.server_info == record.server_info {
+        return Err(Refusal::Unchanged);
+    }
+    // Beside the task, not of it.
+    Ok((next, vec![]))
+}
+
 fn renewed(record: &Record, now: Timestamp) -> Applied {
     let ttl = retention::while_live(record, now);
     if ttl == record.ttl {
@@ -232,6 +246,7 @@ fn moved(record: &Record, state: State, what: What, now: Timestamp) -> Record {
         },
         retention: record.retention,
         waited: record.waited,
+        server_info: record.server_info.clone(),
         trace: record.trace.clone(),
         view: record.view,
         raised: record.raised,

@@ -24,5 +24,5 @@ pub use id::TaskId;
 pub use life::{By, Cause, Life, Moment, What};
 pub use machine::{Canceller, Effect, Event, Refusal, apply};
 pub use owner::{Owner, Scope};
-pub use record::{Answer, Record, State, View};
+pub use record::{Answer, MAX_SERVER_INFO, Record, State, View};
 pub use retention::PollBounds;

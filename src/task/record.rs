@@ -1,7 +1,7 @@
 //! What a task is, at rest.
 
 use super::{Cause, Life, Owner, TaskId, retention};
-use crate::protocol::{Timestamp, TraceContext};
+use crate::protocol::{Timestamp, TraceContext, frame::on_one_line, splice::Object};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -30,6 +30,9 @@ pub struct Record {
     pub ttl: Duration,
     /// How long a result stays once the task has ended.
     pub retention: Duration,
+    /// Who serves the call: a raw `serverInfo` object, of [`MAX_SERVER_INFO`] at most. `None` while the server has not
+    /// described itself. Tasks of one server share the bytes.
+    pub server_info: Option<Bytes>,
     /// The span of the request that made the call, where it is traced.
     pub trace: Option<Box<TraceContext>>,
     /// How the task is shown to whoever made the call.
@@ -50,6 +53,9 @@ pub struct Record {
     pub life: Life,
     pub state: State,
 }
+
+/// Bytes of what is kept with a task of what its server says of itself. Icons may be megabytes.
+pub const MAX_SERVER_INFO: usize = 1 << 10;
 
 /// How a task is shown. It is one for others, too, but a ticket: whoever holds one knows no task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -107,6 +113,7 @@ impl Record {
             tool: tool.into(),
             created: now,
             waited: Duration::ZERO,
+            server_info: None,
             updated: now,
             status_since: now,
             ttl: retention::grant(retention),
@@ -121,6 +128,20 @@ impl Record {
             life: Life::default(),
             state: State::Working,
         }
+    }
+
+    /// Notes who serves the call, by what the server says of itself: its name, version and title alone where all of
+    /// it is too large to be kept with each task.
+    pub fn set_server_info(&mut self, server_info: &Bytes) {
+        let Ok(about) = Object::read(server_info) else { return };
+        let fits = |server_info: &Bytes| server_info.len() <= MAX_SERVER_INFO;
+        self.server_info =
+            Some(server_info).filter(|all| fits(all)).cloned().map(on_one_line).or_else(|| {
+                let members = ["name", "version", "title"].map(|key| Some((key, about.string(key)?)));
+                let short: BTreeMap<_, _> = members.into_iter().flatten().collect();
+                let short = Bytes::from(serde_json::to_vec(&short).expect("text is JSON"));
+                Some(short).filter(fits)
+            });
     }
 
     /// The bytes this record holds beyond its fixed part: what grows with the server's results,
@@ -140,7 +161,8 @@ impl Record {
         };
         let undelivered: usize = self.undelivered.iter().map(answer).sum();
         let message = self.message.as_ref().map_or(0, String::len);
-        state + keys + undelivered + message + self.tool.len()
+        let server_info = self.server_info.as_ref().map_or(0, Bytes::len);
+        state + keys + undelivered + message + server_info + self.tool.len()
     }
 }
 

@@ -979,6 +979,7 @@ async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
         with(&asks, tool_failed),
         with(&asks, Event::CANCELLED_BY_CLIENT),
         Arc::new(Record { raised: false, ..Record::clone(&asks) }),
+        with(&asks, Event::Described { server_info: r#"{ "name": "\u00fc\"", "x": 1e400 }"#.into() }),
         in_scope(Scope::Legacy),
         in_scope(Scope::Session([0xff; 16])),
     ] {

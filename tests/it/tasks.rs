@@ -6,7 +6,7 @@ use deferral::internals::{
     dialect::raise,
     protocol::{Method, Payload, Timestamp, meta, status_message},
     task::{
-        Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply,
+        Effect, Event, MAX_SERVER_INFO, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply,
         view::{
             self,
             experimental::{Outcome, Reader, Terms, ToolErrors},
@@ -15,7 +15,7 @@ use deferral::internals::{
 };
 use expect_test::expect;
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -106,6 +106,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("its tool fails", tool_failed()),
         ("fails", failed()),
         ("is cancelled", Event::CANCELLED_BY_CLIENT),
+        ("is served by x", Event::Described { server_info: r#"{"name":"x"}"#.into() }),
         ("is renewed early", Event::Renewed),
     ]
 }
@@ -159,6 +160,29 @@ fn an_answer_that_is_kept_is_there_until_it_is_delivered_or_the_task_ends() {
 }
 
 #[test]
+fn what_a_server_says_of_itself_is_kept_with_its_task_within_bounds() {
+    let of = |server_info: &Value| {
+        let mut record = task();
+        record.set_server_info(&server_info.to_string().into());
+        record.server_info.map(|kept| serde_json::from_slice::<Value>(&kept).expect("JSON"))
+    };
+    let mut about = json!({ "name": "x", "version": "1", "title": "X", "icons": [{ "src": "data:" }] });
+    assert_eq!(of(&about), Some(about.clone()), "all of it");
+    about["icons"][0]["src"] = "x".repeat(MAX_SERVER_INFO).into();
+    assert_eq!(of(&about), Some(json!({ "name": "x", "version": "1", "title": "X" })));
+    about["title"] = "x".repeat(MAX_SERVER_INFO).into();
+    assert_eq!((of(&about), of(&json!("x"))), (None, None));
+
+    let described = |server_info: &str| Event::Described { server_info: server_info.to_owned().into() };
+    let (next, effects) = apply(&task(), described("{\n}"), START).expect("it is new");
+    assert_eq!((next.server_info.as_deref(), effects), (Some(&b"{ }"[..]), vec![]));
+    assert_eq!(next.stored_bytes() - task().stored_bytes(), 3);
+    assert_eq!(apply(&next, described("{ }"), START), Err(Refusal::Unchanged));
+    let (ended, _) = apply(&next, returned(), START).expect("it works");
+    assert_eq!(ended.server_info, next.server_info);
+}
+
+#[test]
 fn every_state_meets_every_event() {
     let mut table = String::new();
     let soon = |(event, happens)| (event, happens, START + Duration::from_secs(60));
@@ -188,6 +212,7 @@ fn every_state_meets_every_event() {
         working    its tool fails   completed with an error [] "no disk" announce
         working    fails            failed [] "boom"                     announce
         working    is cancelled     cancelled [] "the task was cancelled by its client" cancel + announce
+        working    is served by x   working [] "half"
         working    is renewed early - nothing would change
         working    is renewed late  working [] "half"
         asks a     says more        input_required [a] "more"            announce
@@ -205,6 +230,7 @@ fn every_state_meets_every_event() {
         asks a     its tool fails   completed with an error [] "no disk" announce
         asks a     fails            failed [] "boom"                     announce
         asks a     is cancelled     cancelled [] "the task was cancelled by its client" cancel + announce
+        asks a     is served by x   input_required [a] "half"
         asks a     is renewed early - nothing would change
         asks a     is renewed late  input_required [a] "half"
         asks a, b  says more        input_required [a,b] "more"          announce
@@ -222,6 +248,7 @@ fn every_state_meets_every_event() {
         asks a, b  its tool fails   completed with an error [] "no disk" announce
         asks a, b  fails            failed [] "boom"                     announce
         asks a, b  is cancelled     cancelled [] "the task was cancelled by its client" cancel + announce
+        asks a, b  is served by x   input_required [a,b] "half"
         asks a, b  is renewed early - nothing would change
         asks a, b  is renewed late  input_required [a,b] "half"
         completed  says more        - the task has already ended
@@ -239,6 +266,7 @@ fn every_state_meets_every_event() {
         completed  its tool fails   - the task has already ended
         completed  fails            - the task has already ended
         completed  is cancelled     - the task has already ended
+        completed  is served by x   - the task has already ended
         completed  is renewed early - the task has already ended
         completed  is renewed late  - the task has already ended
         tool error says more        - the task has already ended
@@ -256,6 +284,7 @@ fn every_state_meets_every_event() {
         tool error its tool fails   - the task has already ended
         tool error fails            - the task has already ended
         tool error is cancelled     - the task has already ended
+        tool error is served by x   - the task has already ended
         tool error is renewed early - the task has already ended
         tool error is renewed late  - the task has already ended
         failed     says more        - the task has already ended
@@ -273,6 +302,7 @@ fn every_state_meets_every_event() {
         failed     its tool fails   - the task has already ended
         failed     fails            - the task has already ended
         failed     is cancelled     - the task has already ended
+        failed     is served by x   - the task has already ended
         failed     is renewed early - the task has already ended
         failed     is renewed late  - the task has already ended
         cancelled  says more        - the task has already ended
@@ -290,6 +320,7 @@ fn every_state_meets_every_event() {
         cancelled  its tool fails   - the task has already ended
         cancelled  fails            - the task has already ended
         cancelled  is cancelled     - the task has already ended
+        cancelled  is served by x   - the task has already ended
         cancelled  is renewed early - the task has already ended
         cancelled  is renewed late  - the task has already ended
     "#]].assert_eq(&table);

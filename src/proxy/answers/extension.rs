@@ -10,7 +10,7 @@ use crate::{
         input::{InputRequest, InputResponses},
     },
     proxy::{AccessSummary, Reply, reply, shared::Shared, switchboard::Mail},
-    task::{Canceller, Record, State, TaskId, view},
+    task::{Canceller, Record, State, view},
     telemetry::Outcome,
 };
 use bytes::Bytes;
@@ -34,7 +34,7 @@ pub(in crate::proxy) async fn serve(shared: &Shared, call: &Call, caller: &Calle
     };
     let mut reply = match call.method {
         Method::TasksUpdate => update(shared, call, &record).await,
-        Method::TasksCancel => cancel(shared, call, &record.id).await,
+        Method::TasksCancel => cancel(shared, call, &record).await,
         _ => show(shared, call, &record),
     };
     reply.account.origin = record.trace.clone();
@@ -56,7 +56,7 @@ fn refused(call: &Call, missing: TaskRefusal) -> Reply {
 
 /// `tasks/get` (tasks extension, *Task Polling*).
 fn show(shared: &Shared, call: &Call, record: &Record) -> Reply {
-    let about = server_info_meta(&shared.server().server_info);
+    let about = server_info_meta(&shared.server_info_of(record));
     let (now, bounds) = (shared.clock.timestamp(), shared.ledger.quotas().poll_interval);
     let view = view::extension::detailed(record, now, bounds, Some(&about));
     let mut reply = reply::success(call, &on_one_line(view.into()));
@@ -71,7 +71,7 @@ fn show(shared: &Shared, call: &Call, record: &Record) -> Reply {
 /// key; those beside it are given to the server all the same.
 async fn update(shared: &Shared, call: &Call, record: &Record) -> Reply {
     match answered(shared, call, record).await {
-        Ok(()) => acknowledged(shared, call),
+        Ok(()) => acknowledged(shared, call, record),
         Err(refusal) => *refusal,
     }
 }
@@ -102,15 +102,15 @@ pub(in crate::proxy) async fn answered(
 
 /// `tasks/cancel` (tasks extension, *Task Cancellation*): acknowledged also where the task has ended; the
 /// server is told where it has not.
-async fn cancel(shared: &Shared, call: &Call, id: &TaskId) -> Reply {
-    match super::cancel(&shared.ledger, &shared.switchboard, id, Canceller::Client).await {
-        Ok(_) => acknowledged(shared, call),
+async fn cancel(shared: &Shared, call: &Call, record: &Record) -> Reply {
+    match super::cancel(&shared.ledger, &shared.switchboard, &record.id, Canceller::Client).await {
+        Ok(_) => acknowledged(shared, call, record),
         Err(error) => refused(call, error.into()),
     }
 }
 
-fn acknowledged(shared: &Shared, call: &Call) -> Reply {
-    let about = server_info_meta(&shared.server().server_info);
+fn acknowledged(shared: &Shared, call: &Call, record: &Record) -> Reply {
+    let about = server_info_meta(&shared.server_info_of(record));
     let result = [br#"{"resultType":"complete","_meta":"#, &*about, b"}"].concat();
     reply::success(call, &on_one_line(result.into()))
 }

@@ -35,6 +35,8 @@ const WAITING: usize = 64;
 pub(in crate::proxy) enum Answer {
     /// A result of ours, and what the access line says of it.
     Said(Value, AccessSummary),
+    /// The same, about this call.
+    About(Arc<Record>, Value, AccessSummary),
     /// The result is waited for.
     Waits(Box<Watch>),
 }
@@ -115,10 +117,11 @@ pub(in crate::proxy) async fn answer(
     }
 }
 
-async fn cancel(shared: &Shared, record: &Record, names: &ToolNames) -> Answer {
+async fn cancel(shared: &Shared, record: &Arc<Record>, names: &ToolNames) -> Answer {
     let said = |result, status| {
         let origin = record.trace.clone();
-        Answer::Said(result, AccessSummary { shown: Some(status), origin, ..AccessSummary::default() })
+        let account = AccessSummary { shown: Some(status), origin, ..AccessSummary::default() };
+        Answer::About(Arc::clone(record), result, account)
     };
     match super::cancel(&shared.ledger, &shared.switchboard, &record.id, Canceller::Client).await {
         Ok(Some(cancelled)) => said(ticket::cancelled(&record.tool), cancelled.state.status()),

@@ -53,7 +53,7 @@ use crate::{
     runtime::{or_never, reached},
     task::{By, Cause, Record, TaskId, View},
     telemetry::Limit,
-    upstream::{self, CallError, Event, Replies},
+    upstream::{self, CallError, Description, Event, Replies},
 };
 use audience::{Lines, OnLines};
 use book::MAX_OPEN;
@@ -579,6 +579,9 @@ impl Driver {
         let rollout = shared.route.rollout(&record.tool).map(ToString::to_string);
         let mode = policy.mode.as_str().to_owned();
         record.trace = self.span.origin();
+        if let Some(server) = self.server() {
+            record.set_server_info(&server.server_info);
+        }
         if self.dequeued.is_some() {
             record.message = Some(QUEUED.to_owned());
         }
@@ -697,7 +700,16 @@ impl Driver {
             Form::Native(native) => native.settled(&self.shared, &word),
         };
         self.span.settled(&event);
+        self.describe();
         self.write(event, AfterWrite::Nothing);
+    }
+
+    /// The server of the call, if it has described itself.
+    fn server(&self) -> Option<Arc<Description>> {
+        match &self.form {
+            Form::Canonical(canonical) if canonical.server.is_known() => Some(canonical.server.known()),
+            Form::Canonical(_) | Form::Native(_) => self.shared.upstream.described(),
+        }
     }
 
     /// The time has come for something, if only for a client that was asked and did not come back.

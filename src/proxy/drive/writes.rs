@@ -42,6 +42,16 @@ impl Driver {
         held.writes.push(after, write);
     }
 
+    /// Queues who serves the call, where it became a task before the server had described itself.
+    pub(super) fn describe(&mut self) {
+        let Some(server) = self.server() else { return };
+        let record = self.shared.ledger.last_kept(self.id());
+        if record.is_some_and(|record| record.server_info.is_none()) {
+            let event = task::Event::Described { server_info: server.server_info.clone() };
+            self.write(event, AfterWrite::Nothing);
+        }
+    }
+
     /// Queues the latest progress, where there is any. Tried once: newer progress may come.
     pub(super) fn write_progress(&mut self) {
         let ledger = Arc::clone(&self.shared.ledger);

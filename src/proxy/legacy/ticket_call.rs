@@ -99,7 +99,9 @@ pub(super) async fn serve(
         hears: true,
     };
     let watch = match answer(shared, holder, wanted, params).await {
-        Answer::Said(result, account) => return Some(success(id, result.to_string().as_bytes(), account)),
+        Answer::Said(result, account) | Answer::About(_, result, account) => {
+            return Some(success(id, result.to_string().as_bytes(), account));
+        }
         Answer::Waits(watch) => watch,
     };
     let token = params.and_then(offer::progress_token).and_then(Id::from_token);

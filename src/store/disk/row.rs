@@ -10,6 +10,7 @@ use crate::{
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeSet, str, sync::Arc, time::Duration};
 
 /// A record, ready to be written.
@@ -38,6 +39,9 @@ struct Head<'a> {
     retention_ms: u64,
     view: View,
     waited_ms: u64,
+    /// As it is raw.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    server_info: Option<&'a RawValue>,
     raised: bool,
     #[serde(borrow)]
     message: Option<Cow<'a, str>>,
@@ -116,6 +120,7 @@ impl Row {
             retention_ms: millis(record.retention),
             view: record.view,
             waited_ms: millis(record.waited),
+            server_info: record.server_info.as_ref().and_then(|raw| serde_json::from_slice(raw).ok()),
             raised: record.raised,
             message: record.message.as_ref().map(Into::into),
             keys_used: Cow::Borrowed(&record.keys_used),
@@ -186,6 +191,7 @@ impl Columns<'_> {
             ttl: Duration::from_millis(head.ttl_ms),
             retention,
             waited: Duration::from_millis(head.waited_ms),
+            server_info: head.server_info.map(|raw| Bytes::copy_from_slice(raw.get().as_bytes())),
             view: head.view,
             raised: head.raised,
             message: head.message.map(Cow::into_owned),

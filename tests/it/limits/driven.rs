@@ -186,6 +186,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("store/disk/folder.rs CACHE_KIB", Not("told to SQLite, which keeps no more pages than that in memory")),
     ("store/disk/folder.rs BUSY", Not("told to SQLite, which waits; a change that waits longer is not made")),
     ("store/mod.rs ALWAYS", By("a_result_that_does_not_fit_ends_its_task_with_the_limit_named")),
+    (
+        "task/record.rs MAX_SERVER_INFO",
+        By("what_a_server_says_of_itself_is_kept_with_its_task_within_bounds"),
+    ),
     ("task/retention.rs SHORTEST_GRANT", By("a_new_task_is_given_its_retention_or_a_minute")),
     ("task/retention.rs SHORTEST", By("a_result_stays_for_the_whole_retention")),
     ("task/retention.rs LONGEST", By("a_result_stays_for_the_whole_retention")),

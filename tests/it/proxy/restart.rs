@@ -92,6 +92,40 @@ async fn what_had_ended_is_served_and_what_had_not_fails_once_and_is_never_made_
     assert_eq!(place.server.messages("tools/call"), 3, "each was made once");
 }
 
+/// Nothing has been asked of the server yet.
+#[tokio::test]
+async fn what_is_said_of_a_task_names_its_server_before_the_next_process_has_heard_of_that() {
+    const SERVER: &str = "io.modelcontextprotocol/serverInfo";
+    // The server may describe itself only once the call is a task.
+    for is_known in [true, false] {
+        let mut place = Place::new().await;
+        let first = place.start(&[ALWAYS], &[]).await;
+        let client = first.client().with_tasks();
+        if is_known {
+            client.ask("server/discover", json!({})).await.result();
+        }
+        let mut made = Vec::new();
+        for _ in 0..2 {
+            let waiting = client.call("slow").await;
+            let call = place.server.call().await;
+            made.push((waiting.answer().await.task(), call));
+        }
+        let (task, call) = made.remove(0);
+        call.says("finished");
+        client.ended(&task).await;
+        first.killed().await;
+
+        let second = place.start(&[ALWAYS], &[]).await;
+        let client = second.client().with_tasks();
+        for method in ["tasks/get", "tasks/cancel"] {
+            let said = client.ask(method, json!({ "taskId": task })).await.result();
+            let server = json!({ "name": "scripted", "version": "1" });
+            assert_eq!(said["_meta"][SERVER], server, "{is_known} {method}");
+        }
+        second.killed().await;
+    }
+}
+
 #[tokio::test]
 async fn a_result_that_nobody_has_fetched_keeps_no_process_that_stops() {
     let mut place = Place::new().await;
