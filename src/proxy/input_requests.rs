@@ -27,6 +27,9 @@ use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
+/// What a server is told that asks a client what it did not declare.
+pub(super) const NOT_DECLARED: &str = "the client did not declare that it can be asked this";
+
 /// Whether a call is made for the first time, by what came along besides its parameters.
 pub(super) enum CallAttempt {
     /// A call of its own, perhaps with answers to what it may be asked.

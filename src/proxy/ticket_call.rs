@@ -19,7 +19,6 @@ use crate::{
     bridge::elicit,
     dialect::{Call, Caller, modern},
     protocol::{ErrorObject, Frame, Heartbeat, InputRequest},
-    proxy::input_requests::missing,
     task::{Record, State, view},
     telemetry::Outcome,
     upstream::CallError,
@@ -109,17 +108,12 @@ impl TicketCall {
         reply
     }
 
-    /// What the running call asks, if this client can be asked it.
+    /// What the running call asks, all of which this client can be asked.
     fn asked(&self, record: &Record) -> Option<Reply> {
         let State::InputRequired { outstanding } = &record.state else { return None };
         let question =
             |(key, raw): (&String, &Bytes)| Some((key.clone(), InputRequest::from_raw(raw.clone())?));
         let questions: Vec<_> = outstanding.iter().filter_map(question).collect();
-        let asked = questions.iter().map(|(_, question)| question);
-        if missing(&self.caller.capabilities, asked).is_some() {
-            // It is declined in its time.
-            return None;
-        }
         let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
         let ticket = self.shared.keyring.ticket(&record.id);
         let result = elicit::input_required(questions, &ticket, &self.shared.server_info_of(record));
@@ -143,10 +137,17 @@ impl Conversation for TicketCall {
                     Some(beat) => return Some(Item::Notification(beat)),
                     None => continue,
                 },
-                Next::Asked(record) => match self.asked(&record) {
-                    Some(reply) => reply,
-                    None => continue,
-                },
+                Next::Asked(record) => {
+                    let declared = &self.caller.capabilities;
+                    let can = |method: &_, params: Option<&_>| declared.missing_for(method, params).is_none();
+                    if watch.decline(&record, can).await {
+                        continue;
+                    }
+                    match self.asked(&record) {
+                        Some(reply) => reply,
+                        None => continue,
+                    }
+                }
                 Next::Ended(record) => {
                     let names = Arc::clone(&watch.ticketing.names);
                     self.ended(&record, &names.result)

@@ -55,3 +55,9 @@ pub fn message(json: &[u8]) -> Bytes {
     debug_assert!(memchr::memchr2(b'\n', b'\r', json).is_none(), "a message is on one line");
     [b"data: ", json, b"\n\n"].concat().into()
 }
+
+/// The message in an event that [`message`] has made.
+pub fn data(event: &Bytes) -> Option<Bytes> {
+    let end = event.len().checked_sub(2)?;
+    event.starts_with(b"data: ").then(|| event.slice(b"data: ".len()..end))
+}

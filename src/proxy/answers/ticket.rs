@@ -7,13 +7,14 @@ use super::TaskRefusal;
 use crate::{
     bridge::ticket::{self as tool, ToolNames, Wanted},
     dialect::Principal,
-    protocol::{Method, Payload},
+    protocol::{ErrorObject, InputRequest, Method, Payload, code},
     proxy::{
         AccessSummary,
         hub::Listener,
+        input_requests::NOT_DECLARED,
         keep::STORE_PAUSE,
         shared::Shared,
-        switchboard::Local,
+        switchboard::{Local, Mail},
         tickets::{self, Ticketing},
     },
     runtime::{or_never, reached},
@@ -23,6 +24,7 @@ use crate::{
 use bytes::Bytes;
 use serde_json::Value;
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -230,6 +232,35 @@ impl Watch {
         let message = record.message.clone().filter(|message| Some(message) != self.message.as_ref())?;
         self.message = Some(message.clone());
         Some(Next::Progress(message))
+    }
+
+    /// Declines what the call asks and this client `can` not be asked: nobody else waits for the result. Whether there
+    /// was anything.
+    pub(in crate::proxy) async fn decline(
+        &mut self,
+        record: &Record,
+        can: impl Fn(&Method, Option<&Bytes>) -> bool,
+    ) -> bool {
+        let State::InputRequired { outstanding } = &record.state else { return false };
+        let is_declined = |raw: &Bytes| {
+            let request = InputRequest::from_raw(raw.clone());
+            request.is_some_and(|request| !can(&request.kind().method(), request.params().as_ref()))
+        };
+        let declined: Vec<_> =
+            outstanding.iter().filter(|(_, raw)| is_declined(raw)).map(|(key, _)| key.clone()).collect();
+        for key in &declined {
+            let refusal = ErrorObject::new(code::METHOD_NOT_FOUND, NOT_DECLARED);
+            let answers = BTreeMap::from([(key.clone(), Err(refusal.as_bytes().clone()))]);
+            let answered = super::answer(&self.shared, &record.id, answers, |answered, room| {
+                if let Some((key, refusal)) = answered.into_iter().next() {
+                    room.send(Mail::Replied(key, refusal));
+                }
+            });
+            if answered.await.is_err() {
+                self.store_again = Some(self.shared.clock.now() + STORE_PAUSE);
+            }
+        }
+        !declined.is_empty()
     }
 
     /// The result that says that the call still runs.

@@ -14,7 +14,7 @@ use crate::{
     },
     proxy::{
         Commit, Reply,
-        input_requests::{self, missing},
+        input_requests::{self, NOT_DECLARED, missing},
         reply::{self, CallEnd, Verdict},
         shared::Shared,
         switchboard::Request,
@@ -90,11 +90,7 @@ impl Canonical {
             return Some(question);
         };
         self.refused = Some(Box::new(missing));
-        question.refuse(
-            route,
-            code::METHOD_NOT_FOUND,
-            "the client did not declare that it can be asked this",
-        );
+        question.refuse(route, code::METHOD_NOT_FOUND, NOT_DECLARED);
         None
     }
 

@@ -70,6 +70,16 @@ pub(in crate::proxy) struct Native {
 // === impl Native ===
 
 impl Native {
+    /// Whether its client can be asked this inside a task, as far as is known: whoever holds a ticket knows no task, and
+    /// declines nothing that it is not asked.
+    pub(super) fn can_be_asked(&self, shared: &Shared, asked: &Asked) -> bool {
+        let Asked::Native(frame) = asked else { return true };
+        let Kind::Request { method, params, .. } = frame.kind() else { return true };
+        let known = self.session.filter(|_| self.view == View::Ticket);
+        let known = known.and_then(|session| shared.sessions.holders.client(session));
+        known.is_none_or(|client| client.can_be_asked(method, params.as_deref()))
+    }
+
     /// Something the server tells, for a client that waits for the call itself.
     pub(super) fn on_the_way(&self, frame: &Frame) -> Option<Bytes> {
         let is_progress = matches!(frame.kind(), Kind::Notification { method: Method::Progress, .. });

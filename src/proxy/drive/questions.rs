@@ -16,7 +16,7 @@ use crate::{
     protocol::{ErrorObject, Kind, code, sse},
     proxy::{
         hub::WAITERS_PER_TASK,
-        input_requests,
+        input_requests::{self, NOT_DECLARED},
         ledger::NoRoom,
         reply::CallEnd,
         switchboard::{Request, Retry},
@@ -309,6 +309,13 @@ impl Driver {
         let Some(open) = held.book.get(ask) else { return };
         if open.was_answered_elsewhere() {
             return self.answered_on_its_stream(ask);
+        }
+        if let Form::Native(native) = &self.form
+            && open.put.is_none()
+            && !native.can_be_asked(&self.shared, &open.asked)
+        {
+            held.book.refuse(ask, code::METHOD_NOT_FOUND, NOT_DECLARED);
+            return self.exchange.handle_answered(ask);
         }
         let key = open.key.clone();
         let request = match &open.asked {

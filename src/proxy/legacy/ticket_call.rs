@@ -5,14 +5,14 @@ use crate::{
     bridge::{offer, ticket},
     dialect::legacy::{self, Message},
     policy::{Holding, Standing},
-    protocol::{ErrorObject, Frame, Heartbeat, Id, Method, sse},
+    protocol::{ErrorObject, Frame, Heartbeat, Id, Kind, Method, sse},
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece,
         answers::ticket::{Answer, Holder, Next, Watch, answer},
         passage::{Then, document, events, nothing, success},
         relay::Edit,
         reply::lost_error,
-        session::{Client, Registered},
+        session::{Client, ClientInfo, Registered},
         shared::Shared,
         tickets,
     },
@@ -111,8 +111,9 @@ pub(super) async fn serve(
     let registered = client
         .session
         .map(|session| shared.sessions.with_tickets.register(session, id, Arc::clone(&taken_back)));
-    let waiting =
-        Waiting { watch, id: id.detached(), heartbeat, taken_back, _registered: registered, over: false };
+    let known = client.session.and_then(|session| shared.sessions.holders.client(session));
+    let (id, over) = (id.detached(), false);
+    let waiting = Waiting { watch, id, heartbeat, taken_back, known, _registered: registered, over };
     Some(waited(waiting, passage.keep_alive).await)
 }
 
@@ -138,6 +139,8 @@ struct Waiting {
     heartbeat: Option<Heartbeat>,
     /// Told where the client takes its request back: then it is owed no answer, and some take one amiss.
     taken_back: Arc<Notify>,
+    /// What its client has said of itself, where that is remembered.
+    known: Option<Arc<ClientInfo>>,
     _registered: Option<Registered<Arc<Notify>>>,
     over: bool,
 }
@@ -189,15 +192,21 @@ impl Waiting {
                 next = self.watch.next() => next,
             };
             match next {
-                Next::Said(event) => return Said::Event(event),
+                Next::Said(event) if self.can_be_told(&event) => return Said::Event(event),
+                Next::Said(_) => {}
                 Next::Progress(message) => {
                     let beat = self.heartbeat.as_mut().and_then(|beat| beat.tell(&message));
                     if let Some(beat) = beat {
                         return Said::Event(sse::message(&beat));
                     }
                 }
-                // It is put on this very stream, or on the session's.
-                Next::Asked(_) => {}
+                // What is left is put on this very stream, or on the session's.
+                Next::Asked(record) => {
+                    if let Some(known) = self.known.clone() {
+                        let can = |method: &_, params: Option<&_>| known.can_be_asked(method, params);
+                        self.watch.decline(&record, can).await;
+                    }
+                }
                 Next::Ended(record) => return self.ended(&record),
                 Next::Runs(record) => {
                     let running = self.watch.running(&record);
@@ -220,6 +229,16 @@ impl Waiting {
                     return Said::Last(body, AccessSummary::of(Outcome::ProxyFailed));
                 }
             }
+        }
+    }
+
+    /// Whether an event is none that asks its client what it did not declare: that is declined.
+    fn can_be_told(&self, event: &Bytes) -> bool {
+        let Some(known) = &self.known else { return true };
+        let Some(Ok(message)) = sse::data(event).map(Frame::parse) else { return true };
+        match message.kind() {
+            Kind::Request { method, params, .. } => known.can_be_asked(method, params.as_deref()),
+            Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => true,
         }
     }
 

@@ -6,9 +6,10 @@
 use super::{Key, latest::Latest};
 use crate::{
     bridge::ticket::ToolNames,
-    protocol::{Payload, splice::Object},
+    protocol::{Capabilities, Method, Payload, splice::Object},
     runtime::Mutex,
 };
+use bytes::Bytes;
 use std::{collections::BTreeSet, sync::Arc};
 
 /// The holders of tickets among the sessions of one route.
@@ -28,10 +29,15 @@ pub(in crate::proxy) struct ClientInfo {
     pub(in crate::proxy) name: Option<Box<str>>,
     /// It has declared tasks (2025-11-25), so that it is given no tickets.
     pub(in crate::proxy) declares_tasks: bool,
+    /// What it can be asked. `None` of one that declares more than is remembered.
+    capabilities: Option<Capabilities>,
 }
 
-/// How many sessions are remembered. Each costs about 200 bytes.
+/// How many sessions are remembered. Each costs about 400 bytes.
 const REMEMBERED: usize = 16 << 10;
+
+/// How much of what a client declares is, in bytes. One that declares more is asked whatever its server asks.
+const DECLARED: usize = 1 << 10;
 
 /// How much of a name is, in bytes.
 const NAME: usize = 128;
@@ -89,17 +95,24 @@ impl ClientInfo {
     pub(in crate::proxy) fn of(params: Option<&Payload>) -> Self {
         let of = |key: &str| Object::read(&params?.get(key)?).ok();
         let name = of("clientInfo").and_then(|about| about.string("name"));
+        let declared = params.and_then(|params| params.get("capabilities"));
+        let declared = declared.map_or(Ok(Capabilities::none()), Capabilities::read);
         Self {
             name: name.filter(|name| name.len() <= NAME).map(Into::into),
             declares_tasks: of("capabilities").is_some_and(|capabilities| capabilities.contains("tasks")),
+            capabilities: declared.ok().filter(|declared| declared.kept() <= DECLARED),
         }
+    }
+
+    /// Whether a server may ask it this, as far as is known.
+    pub(in crate::proxy) fn can_be_asked(&self, method: &Method, params: Option<&Bytes>) -> bool {
+        self.capabilities.as_ref().is_none_or(|declared| declared.missing_for(method, params).is_none())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bytes::Bytes;
 
     fn key(n: u8) -> Key {
         Key::from_digest([n; 16])
@@ -137,12 +150,30 @@ mod tests {
 
     #[test]
     fn a_client_says_who_it_is_and_whether_it_knows_tasks() {
-        let of =
-            |params: &str| ClientInfo::of(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
+        let of = |params: &str| {
+            let known = ClientInfo::of(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
+            (known.name, known.declares_tasks)
+        };
         let known = of(r#"{"clientInfo":{"name":"codex"},"capabilities":{"tasks":{}}}"#);
-        assert_eq!(known, ClientInfo { name: Some("codex".into()), declares_tasks: true });
+        assert_eq!(known, (Some("codex".into()), true));
         let long = format!(r#"{{"clientInfo":{{"name":"{}"}}}}"#, "x".repeat(NAME + 1));
-        assert_eq!(of(&long), ClientInfo { name: None, declares_tasks: false });
-        assert_eq!(ClientInfo::of(None), ClientInfo { name: None, declares_tasks: false });
+        assert_eq!(of(&long), (None, false));
+        assert_eq!(ClientInfo::of(None).name, None);
+    }
+
+    #[test]
+    fn a_client_can_be_asked_what_it_has_declared_and_anything_where_that_is_more_than_is_remembered() {
+        let asked = |capabilities: &str| {
+            let params = format!(r#"{{"capabilities":{capabilities}}}"#);
+            let client = ClientInfo::of(Some(&Payload::read(params.into())));
+            [Method::Elicit, Method::CreateMessage, Method::RootsList]
+                .map(|method| client.can_be_asked(&method, None))
+        };
+        assert_eq!(asked("{}"), [false; 3]);
+        assert_eq!(asked(r#"{"elicitation":{},"roots":{}}"#), [true, false, true]);
+        assert_eq!(asked("5"), [true; 3], "what cannot be read says nothing");
+        let long = format!(r#"{{"experimental":{{"x":"{}"}}}}"#, "x".repeat(DECLARED));
+        assert_eq!(asked(&long), [true; 3]);
+        assert!(!ClientInfo::of(None).can_be_asked(&Method::Elicit, None));
     }
 }

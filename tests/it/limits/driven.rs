@@ -211,6 +211,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         By("only_so_many_sessions_of_a_revision_with_tasks_are_remembered"),
     ),
     ("proxy/session/tickets.rs REMEMBERED", By("only_so_many_sessions_are_remembered_the_last_of_them")),
+    (
+        "proxy/session/tickets.rs DECLARED",
+        By("a_client_can_be_asked_what_it_has_declared_and_anything_where_that_is_more_than_is_remembered"),
+    ),
     ("proxy/session/tickets.rs NAME", By("a_client_says_who_it_is_and_whether_it_knows_tasks")),
     ("proxy/session/tickets.rs ALIKE", By("what_a_server_calls_its_tools_takes_no_more_memory_than_that")),
     (

@@ -101,6 +101,22 @@ async fn what_the_server_asks_meanwhile_is_asked_of_whoever_waits() {
 }
 
 #[tokio::test]
+async fn what_a_holder_did_not_declare_that_waits_is_declined_at_once() {
+    let world = world(NAMED).await;
+    let client = holder(&world);
+    let (call, held) = deferred(&world, &client.clone().declaring(json!({ "elicitation": {} }))).await;
+    let (id, events) = (call.id(), call.stream());
+    let question = json!({ "mode": "form", "message": "who?", "requestedSchema": { "type": "object", "properties": {} } });
+    events.send(&json!({ "jsonrpc": "2.0", "id": 40, "method": "elicitation/create", "params": question }));
+    let params = json!({ "name": "deferral_result", "arguments": { "ticket": held } });
+    let waiting = client.send("tools/call", params).await;
+    let declined = world.server.seen(|seen| seen.answers(&json!(40))).await;
+    assert_eq!(declined.json["error"]["code"], -32601);
+    events.result(&id, json!({ "content": [{ "type": "text", "text": "done" }] }));
+    assert_eq!(waiting.answer().await.result()["content"][0]["text"], "done");
+}
+
+#[tokio::test]
 async fn a_call_is_stopped_and_what_is_no_ticket_is_not_known() {
     let world = world(NAMED).await;
     let client = holder(&world);

@@ -2,14 +2,14 @@
 
 use super::{IMPATIENT, PATIENT, SOON, names, ticket, tools};
 use crate::{
-    legacy::world::{Older, READY},
+    legacy::world::{HELLO, Older, READY},
     proxy::{
         program::Program,
         world::{Setup, World},
     },
     support::{
         clients::{Answer, Waiting, soon},
-        servers::{Call, LegacyServer},
+        servers::{Call, LegacyServer, Seen},
     },
 };
 use serde_json::{Value, json};
@@ -21,6 +21,17 @@ fn setup() -> Setup {
 /// One whose client has read the list of tools.
 pub(super) async fn holder(world: &World) -> Older {
     let client = Older::new(world.addr()).hello().await;
+    list(&client).await;
+    client
+}
+
+/// One that can be asked this, besides.
+async fn holder_declaring(world: &World, capabilities: &str) -> Older {
+    let client = Older::new(world.addr()).with("authorization", "Bearer one");
+    let hello = HELLO.replace(r#""capabilities":{}"#, &format!(r#""capabilities":{capabilities}"#));
+    let opened = client.post(&hello).await.answer().await;
+    let client = client.within(opened.header("mcp-session-id"));
+    client.post(READY).await.answer().await;
     list(&client).await;
     client
 }
@@ -299,7 +310,7 @@ async fn a_ticket_is_no_task_and_is_in_no_list_of_tasks() {
 #[tokio::test]
 async fn what_the_server_asks_meanwhile_is_asked_of_whoever_waits() {
     let world = setup().route(SOON).route(PATIENT).start().await;
-    let client = holder(&world).await;
+    let client = holder_declaring(&world, r#"{"elicitation":{}}"#).await;
     let (call, held) = deferred(&world.server, &client).await;
     let (id, events) = (call.id(), call.stream());
     let mut stream = {
@@ -320,6 +331,57 @@ async fn what_the_server_asks_meanwhile_is_asked_of_whoever_waits() {
     events.result(&id, json!({ "content": [{ "type": "text", "text": "done" }] }));
     let last = stream.next().await;
     assert_eq!((&last["id"], &last["result"]["content"][0]["text"]), (&json!(5), &json!("done")));
+}
+
+#[tokio::test]
+async fn a_holder_is_asked_nothing_that_it_did_not_declare() {
+    let world = setup().route(SOON).route(PATIENT).start().await;
+    for (declares, is_asked) in [("{}", false), (r#"{"elicitation":{}}"#, true)] {
+        let client = holder_declaring(&world, declares).await;
+        let session = client.session();
+        let (call, held) = deferred(&world.server, &client).await;
+        let (id, events) = (call.id(), call.stream());
+        let waiting = shown(&client, "deferral_result", &held).await;
+        for (id, method) in [(40, "elicitation/create"), (41, "sampling/createMessage"), (42, "roots/list")] {
+            events.send(&json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": {} }));
+        }
+        let refused = |seen: &Seen| seen.session() == session && seen.json["error"]["code"] == -32601;
+        world.server.sees(if is_asked { 2 } else { 3 }, refused).await;
+        let last = || events.result(&id, json!({ "content": [{ "type": "text", "text": "done" }] }));
+        let messages = if is_asked {
+            let mut stream = waiting.stream().await;
+            let question = stream.next().await;
+            let answer = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "decline" } });
+            client.post(&answer.to_string()).await.answer().await;
+            world.server.seen(|seen| seen.session() == session && seen.answers(&json!(40))).await;
+            last();
+            vec![question, stream.next().await]
+        } else {
+            last();
+            waiting.answer().await.messages()
+        };
+        let asked = |message: &&Value| message["method"] == "elicitation/create";
+        assert_eq!(messages.iter().filter(asked).count(), usize::from(is_asked), "{messages:#?}");
+        assert_eq!(messages.last().expect("one")["result"]["content"][0]["text"], "done");
+    }
+}
+
+/// The session in which it waits has declared less than the one in which it called.
+#[tokio::test]
+async fn what_a_holder_did_not_declare_that_waits_in_another_session_is_declined() {
+    let world = setup().route(SOON).route(PATIENT).start().await;
+    let client = holder_declaring(&world, r#"{"elicitation":{}}"#).await;
+    let (call, held) = deferred(&world.server, &client).await;
+    let (id, events) = (call.id(), call.stream());
+    let other = holder_declaring(&world, "{}").await;
+    let waiting = shown(&other, "deferral_result", &held).await;
+    events.send(&json!({ "jsonrpc": "2.0", "id": 40, "method": "elicitation/create", "params": {} }));
+    let declined = world.server.seen(|seen| seen.answers(&json!(40))).await;
+    assert_eq!(declined.json["error"]["code"], -32601);
+    events.result(&id, json!({ "content": [{ "type": "text", "text": "done" }] }));
+    let last = waiting.answer().await;
+    assert_eq!(last.messages().last().expect("the result")["result"]["content"][0]["text"], "done");
+    assert!(!last.body.contains("elicitation/create"), "{last:?}");
 }
 
 #[tokio::test]
