@@ -713,12 +713,8 @@ routes:
         // What is found out later, too.
         let upstream = ("DEFERRAL_UPSTREAM", "http://a/");
         for (variable, value, problem) in [
-            ("DEFERRAL_ADMIN", "0.0.0.0:3", "DEFERRAL_ADMIN: `admin` on 0.0.0.0:3"),
-            (
-                "DEFERRAL_INSTANCES",
-                "2",
-                "DEFERRAL_INSTANCES: `instances` is for a server that is started by a `command`",
-            ),
+            ("DEFERRAL_ADMIN", "0.0.0.0:3", "DEFERRAL_ADMIN: `admin` at 0.0.0.0:3"),
+            ("DEFERRAL_INSTANCES", "2", "DEFERRAL_INSTANCES: `instances` is for stdio servers (`command`)"),
         ] {
             let args = in_environment(&[upstream, (variable, value)], &[]).expect("each is right");
             let said = args.config().expect_err(variable).to_string();
@@ -790,7 +786,7 @@ routes:
         assert_eq!(log("", &["--log-level", "warn"]), Ok((LogFormat::Text, warn())));
         assert_eq!(log("log: text", &[]), Ok((LogFormat::Text, None)));
         let wrong = log("log: { level: 'deferral=loud' }", &[]).expect_err("it is no level");
-        assert!(wrong.contains("deferral.yaml:1:15: `deferral=loud` is no level"), "{wrong}");
+        assert!(wrong.contains("deferral.yaml:1:15: `deferral=loud` is not a log level"), "{wrong}");
     }
 
     #[test]
@@ -799,7 +795,7 @@ routes:
             beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "x=never"]).expect_err("x");
         assert_eq!(
             config,
-            "deferral.yaml:9:22: `x` has a rule already (--tool); the first one holds, so this one never would"
+            "deferral.yaml:9:22: there is a rule for `x` already (--tool), and the first match wins; remove one of the two"
         );
         let config =
             beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "y=never"]).expect("right");
@@ -824,7 +820,7 @@ routes:
         assert_eq!(beside(file, &["--admin", "off"]).expect("right").admin, None);
         let exposed = beside("routes: [{ upstream: { url: 'http://a' } }]", &["--admin", "0.0.0.0:3"]);
         let said = exposed.expect_err("it is refused");
-        assert!(said.starts_with("--admin: `admin` on 0.0.0.0:3 can be reached from elsewhere"), "{said}");
+        assert!(said.starts_with("--admin: `admin` at 0.0.0.0:3 is reachable from other machines"), "{said}");
     }
 
     #[test]

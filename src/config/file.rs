@@ -37,83 +37,83 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
     let listen = s
         .key(
             "listen",
-            "Where clients come in: an IP address with a port, or a list of them. Port 0 takes a free one.",
+            "Addresses to listen on: an IP address with a port, or a list of them. Port 0 picks a free port.",
         )
         .at(addresses(), vec![At::unwritten(DEFAULT_LISTEN.parse().expect("the default is an address"))]);
     let admin = s
-        .key(
-            "admin",
-            "Where operators come in: an address, a mapping that also says with which token and over TLS, or `off`.",
-        )
+        .key("admin", "Admin listen address; or a mapping that also sets a token and TLS; or `off`.")
         .at(operators(around), Some(operators::Written::default()));
     let scrape = s
         .key(
             "metrics",
-            "Address at which scrapers get `/metrics` over plain HTTP and without a token, and nothing else is served; \
-             or `off`. The admin listener serves them in any case.",
+            "Listen address for Prometheus: serves `/metrics` over plain HTTP without a token, and \
+             nothing else; or `off`. The admin listener always serves `/metrics` as well.",
         )
         .with_default("off")
         .set(or_off(json!({ "type": "string", "examples": ["0.0.0.0:9464", "off"] }), values::admin));
     let metrics = together::metrics(scrape, &listen, &admin, s);
     let admin = together::operators(admin, &listen, around, s);
-    let limits = s.key("limits", "How much of everything there may be.").section("`limits`", limits);
-    let timeouts = s.key("timeouts", "How long to wait for what.").section("`timeouts`", timeouts);
+    let limits = s.key("limits", "Resource limits.").section("`limits`", limits);
+    let timeouts = s.key("timeouts", "Timeouts.").section("`timeouts`", timeouts);
     let public_url = s
         .key(
             "public_url",
-            "The scheme and host under which clients know the proxy, where something stands in front of it.",
+            "Public scheme and host of the proxy, if clients reach it through a load balancer or another proxy.",
         )
         .set(url(values::public_url));
     // Clients come from elsewhere, or something on the same machine stands in front of us: else they are one
     // person's.
     let is_exposed = matches!(public_url, Set::To(_))
         || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
-    let access = s.key("access", "Who may come in.").section("`access`", |s| access(s, around));
+    let access = s
+        .key("access", "Access control for client requests: hosts, origins, tokens.")
+        .section("`access`", |s| access(s, around));
     // To those who need a token nothing is open.
     let needs_token = access.needs_token;
     let is_exposed = is_exposed && !needs_token;
-    let routes = s.key("routes", "The endpoints of the proxy and the servers behind them.").required(
+    let routes = s.key("routes", "Routes: paths of the proxy and the servers behind them.").required(
         list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, needs_token, around))))
             .some(),
     );
-    let telemetry =
-        s.key("telemetry", "What is told of what happens, beside the log.").section("`telemetry`", telemetry);
+    let telemetry = s.key("telemetry", "Export of traces.").section("`telemetry`", telemetry);
     let health = s
         .key(
             "health",
-            "Path on the clients' listeners at which GET is answered with 200 or 503 as at `/ready`, without a token; \
-             or `off`.",
+            "Path on the client listeners that responds to GET like `/ready` of the admin listener (200 \
+             or 503), without a token; or `off`.",
         )
         .with_default("off")
         .set(or_off(json!({ "type": "string", "examples": ["/healthz", "off"] }), values::health));
-    let ready = s.key("ready", "What `/ready` of the operator's address needs.").section("`ready`", ready);
+    let ready =
+        s.key("ready", "Conditions under which `/ready` responds with 200.").section("`ready`", ready);
     let health = together::health(health, &routes, s);
     Config {
         admin,
         metrics,
         store: s
-            .key("store", "Where tasks are kept: `memory`, where they end with the process, or a folder that outlives it, as in `{ disk: ./data }`.")
+            .key("store", "Task store: `memory`, lost when the process ends, or a folder that survives restarts, as in `{ disk: ./data }`.")
             .or(store(around), Store::Memory),
         quotas: limits.quotas,
         state_keys: s
             .key(
                 "request_state",
-                "What the `requestState`s of questions are sealed with. Left out, a key is made at start: the \
-                 states end with the process, and no other process understands them.",
+                "Encryption of `requestState`, which a client sends back when it retries a call with \
+                 input responses. Default: a key generated at start, so states are valid for this process \
+                 only, until it ends.",
             )
             .section("`request_state`", |s| state_keys(s, around)),
         connections: limits.connections,
         drain: s
             .key(
                 "drain",
-                "How long calls in flight may go on after the signal to stop, as in `30s`; or a mapping that also says \
-                 for how long new ones are served before that, as in `{ notice: 5s, limit: 30s }`.",
+                "Time at shutdown (SIGTERM) for calls in flight to finish, as in `30s`; or a mapping that \
+                 also sets how long new calls are still served, as in `{ notice: 5s, limit: 30s }`.",
             )
             .or(drain(), DEFAULT_DRAIN),
         log: s
             .key(
                 "log",
-                "How the log is written, on the standard error: `text` or `json`; or a mapping that also says what of it.",
+                "Log on standard error: `text` or `json`; or a mapping that also sets the level.",
             )
             .or(log(), Log::default()),
         ready,
@@ -124,7 +124,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
         routes: together::routes(routes, s),
         front: front::Config {
             listen: listen.value.into_iter().map(|address| address.value).collect(),
-            tls: s.key("tls", "Serve HTTPS.").section("`tls`", |s| tls(s, around)),
+            tls: s.key("tls", "TLS of the client listeners, which then serve HTTPS only. Default: plain HTTP.").section("`tls`", |s| tls(s, around)),
             access: access.access,
             tokens: access.tokens,
             limits: limits.front,
@@ -137,8 +137,10 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
 
 /// What HTTPS is served with.
 pub(super) fn tls(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<front::TlsPaths> {
-    let cert = s.key("cert", "The certificate chain, the server's own first.").required(text());
-    let key = s.key("key", "The private key of the first certificate: its file, or `{ env: NAME }`.");
+    let cert = s
+        .key("cert", "PEM file of the certificate chain, the server's own certificate first.")
+        .required(text());
+    let key = s.key("key", "Private key of the first certificate: its PEM file, or `{ env: NAME }`.");
     let key = key.required(key_place());
     for (key, unset) in [("cert", cert.is_unset()), ("key", key.is_unset())] {
         if unset && s.is_written() {
@@ -162,8 +164,9 @@ pub(super) fn tls(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<f
 fn ready(s: &mut Section<'_, '_>) -> Ready {
     let upstream = s.key(
         "upstream",
-        "`required`: `/ready` says 503 while a route's server cannot be reached, as far as that is known; one that was not \
-         called yet, or could not be, is asked every 5 s.",
+        "`required`: `/ready` responds with 503 while the server of a route is known to be unreachable; a \
+         server that has not been called yet, or was unreachable, is probed every 5 s. `ignored`: servers \
+         do not affect `/ready`.",
     );
     Ready { needs_servers: upstream.or(required(), false) }
 }
@@ -172,8 +175,9 @@ fn state_keys(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Vec<secret::
     let keys = s
         .key(
             "keys",
-            "Where the keys are, each 32 bytes as 64 hex digits or base64. The first seals, each opens: to change \
-             keys, put the new one first, and take the old one out later than `park`. Replicas share theirs.",
+            "Keys, each 32 bytes as 64 hex digits or base64. The first encrypts, all decrypt. To rotate: \
+             put the new key first, and remove the old one once `questions.park` has passed. Replicas \
+             need the same keys.",
         )
         .required(list(key_source()).some());
     together::keys(keys, around, s)
@@ -189,17 +193,17 @@ struct WhoMayComeIn {
 
 /// `localhost` and IP addresses may always be named as host.
 fn access(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> WhoMayComeIn {
-    let hosts = s.key("hosts", "Host names that clients may use, or `*` for every one.");
+    let hosts = s.key("hosts", "Host names that clients may use, or `*` for any. Requests with another `Host` get 403 (protection against DNS rebinding). `localhost` and IP addresses are always allowed.");
     let hosts = hosts.list(string(values::host));
-    let origins = s.key("origins", "Origins whose pages may call, or `*` for every one.");
+    let origins = s.key("origins", "Origins of web pages that may send requests, in addition to those of the hosts, or `*` for any. Other origins get 403.");
     let origins = origins.list(string(values::origin));
     let plain = |list: Vec<At<String>>| list.into_iter().map(|at| at.value).collect();
     let tokens = s
         .key(
             "tokens",
-            "The tokens by which clients are known (`Authorization: Bearer`), each in a file or a variable. A caller is \
-             then the token's name; somebody may have several, the new one beside the old. Left out, nobody is asked \
-             for one.",
+            "Bearer tokens of clients (`Authorization: Bearer`), each in a file or a variable. The name \
+             of the token is the principal of the request; for rotation, several tokens may have one \
+             name. Requests without a valid token get 401. Default: no token is required.",
         )
         .set(list(token_source()).some());
     WhoMayComeIn {

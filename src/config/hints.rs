@@ -13,7 +13,7 @@ const ALIASES: &[Alias] = &[
     (
         &["cmd", "exec", "program", "executable", "entrypoint"],
         &["routes[].upstream.command"],
-        ": a list of words",
+        ": a list of strings",
     ),
     (&["environment", "envs", "environment_variables", "variables"], &["routes[].upstream.env"], ""),
     (&["working_directory", "working_dir", "workdir", "directory"], &["routes[].upstream.cwd"], ""),

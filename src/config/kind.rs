@@ -190,23 +190,20 @@ pub(super) fn store(around: Surroundings<'_>) -> Kind<'_, Store> {
 fn disk(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<Store> {
     let folder = around.folder;
     let path = s
-        .key(
-            "disk",
-            "The folder that tasks are kept in, and outlive the process. It is made where there is none.",
-        )
+        .key("disk", "Folder for task records, which survive restarts. Created if missing.")
         .required(text());
     let key = s
         .key(
             "key",
-            "The file with the key by which callers are known in the folder, or `{ env: NAME }`. Left out, it is the folder's \
-             name with `.key` behind it, and made at the first start.",
+            "Key for the digests of principals in the folder: its file, or `{ env: NAME }`. Default: the \
+             folder's name plus `.key`, generated at the first start.",
         )
         .set(key_place());
     let max_bytes = s
-        .key("max_bytes", "Bytes of the folder. Where it is full, calls stay synchronous.")
+        .key("max_bytes", "Size limit of the folder, in bytes. When it is reached, calls stay synchronous. Default: no limit.")
         .set(size(SMALLEST_STORE));
     if path.is_unset() {
-        s.wrong(s.place, "`store` names no folder, as in `{ disk: ./data }`");
+        s.wrong(s.place, "`store` names no folder; add `disk`, as in `{ disk: ./data }`");
     }
     let key = match key {
         Set::To(At { value: Source::File(file), .. }) => Some(StoreKey::File(folder.join(file))),
@@ -240,11 +237,11 @@ pub(super) fn drain() -> Kind<'static, DrainTimes> {
 fn drain_times(s: &mut Section<'_, '_>) -> DrainTimes {
     let notice = s.key(
         "notice",
-        "How long after the signal to stop new calls are still served, while `/ready` says 503 and connections are \
-         let go: as long as it takes load balancers to hear of it.",
+        "Time after the stop signal in which new calls are still served, `/ready` responds with 503, and \
+         idle connections are closed. Set it to the time load balancers need to notice.",
     );
     let notice = notice.or(duration(), DEFAULT_DRAIN.notice);
-    let limit = s.key("limit", "How long calls in flight may go on from then on.");
+    let limit = s.key("limit", "Time for calls in flight to finish, after `notice`. Calls that are still running then end with `-31007`.");
     DrainTimes { notice, limit: limit.or(duration(), DEFAULT_DRAIN.limit) }
 }
 
@@ -266,8 +263,8 @@ fn log_of(s: &mut Section<'_, '_>) -> Log {
     let format = s.key("format", "`text` for people, `json` for programs.").or(log_format(), LogFormat::Text);
     let level = s.key(
         "level",
-        "What is told: error, warn, info, debug or trace; for a part of the house alone as in \
-         `info,deferral::access=warn`. DEFERRAL_LOG outweighs it.",
+        "Level: error, warn, info, debug or trace; or a per-module filter, for example \
+         `info,deferral::access=warn`. Default: info. The environment variable DEFERRAL_LOG overrides it.",
     );
     let level = level.set(string(values::log_level)).given();
     Log { format, level }
@@ -308,8 +305,8 @@ pub(super) fn doubt_literal_secret(node: &Node, report: &mut Report) {
     let (Place::File { .. }, Some(text)) = (node.place, node.as_written()) else { return };
     if let Some(what) = UrlText::new(text).literal_secret() {
         let message = format!(
-            "warning: {what} stands in this URL, in a file that is printed, copied and put under version control; put it \
-             into a variable of the environment and write `${{NAME}}` in its place"
+            "warning: this URL contains {what}, in a file that is printed, copied and put under version \
+             control; set an environment variable and write `${{NAME}}` instead"
         );
         report.doubts.push(Problem::new(node.place, message));
     }
@@ -353,7 +350,7 @@ pub(super) fn response_headers() -> Kind<'static, ResponseHeaders> {
             let name = values::response_header(key).and_then(|name| {
                 match headers.iter().any(|(known, _)| *known == name) {
                     true => Err(Invalid(format!(
-                        "`{key}` is listed twice, in other letters; remove one of the two"
+                        "`{key}` is listed twice, with different capitalisation; remove one of the two"
                     ))),
                     false => Ok(name),
                 }
@@ -379,9 +376,10 @@ pub(super) fn response_headers() -> Kind<'static, ResponseHeaders> {
 /// What a caller is.
 pub(super) fn principal() -> Kind<'static, PrincipalSource> {
     let header = mapping("`principal`", |s| {
-        let header = s.key("header", "The header that names the caller.").required(string(values::header));
+        let header =
+            s.key("header", "Request header that names the principal.").required(string(values::header));
         if header.is_unset() {
-            s.wrong(s.place, "`principal` names no header, as in `{ header: X-User }`");
+            s.wrong(s.place, "`principal` names no header; add one, as in `{ header: X-User }`");
         }
         header.given().map(PrincipalSource::Header)
     });
@@ -404,7 +402,7 @@ pub(super) fn tool_errors() -> Kind<'static, bool> {
     let read = |text: &str| match text {
         "failed" => Ok(false),
         "completed" => Ok(true),
-        _ => Err(Invalid(format!("unknown outcome `{text}` of a tool's error; use failed or completed"))),
+        _ => Err(Invalid(format!("unknown value `{text}` of `tool_errors`; use failed or completed"))),
     };
     let shown = |complete: &bool| if *complete { "completed".into() } else { "failed".into() };
     word(json!({ "enum": ["failed", "completed"] }), read).shown(shown)
@@ -413,10 +411,10 @@ pub(super) fn tool_errors() -> Kind<'static, bool> {
 /// What a client is told by: a header of this value, or the principal.
 /// Unset where it has none of them.
 pub(super) fn client_sign(s: &mut Section<'_, '_>) -> Set<ClientMatch> {
-    let header = s.key("header", "A header that such clients send.").set(string(values::sign_header));
-    let value = s.key("value", "Its value.").set(string(values::header_value));
+    let header = s.key("header", "Header that these clients send.").set(string(values::sign_header));
+    let value = s.key("value", "Value of the header.").set(string(values::header_value));
     let principal = word(json!({ "type": "string", "pattern": "^[0-9a-f]{16}$" }), values::principal);
-    let principal = s.key("principal", "A caller, as the access log shows it.").set(principal);
+    let principal = s.key("principal", "Principal, as the access log shows it.").set(principal);
     let message = match (header, value, principal) {
         (Set::Unset, Set::Unset, Set::Unset) => return Set::Unset,
         (Set::Wrong, ..) | (_, Set::Wrong, _) | (.., Set::Wrong) => return Set::Wrong,
@@ -426,10 +424,10 @@ pub(super) fn client_sign(s: &mut Section<'_, '_>) -> Set<ClientMatch> {
         (Set::Unset, Set::Unset, Set::To(At { place, value })) => {
             return Set::To(At::new(place, ClientMatch::Principal(value)));
         }
-        (Set::To(_), Set::Unset, Set::Unset) => "the sign has no `value` for its `header`; add one",
-        (Set::Unset, Set::To(_), Set::Unset) => "the sign has no `header` for its `value`; add one",
+        (Set::To(_), Set::Unset, Set::Unset) => "the client match has no `value` for its `header`; add one",
+        (Set::Unset, Set::To(_), Set::Unset) => "the client match has no `header` for its `value`; add one",
         (Set::To(_), _, Set::To(_)) | (_, Set::To(_), Set::To(_)) => {
-            "the sign has both a header and `principal`; make two of it, either is enough"
+            "the client match has both a header and `principal`; write two entries, either is enough"
         }
     };
     s.wrong(s.place, message);
@@ -437,11 +435,14 @@ pub(super) fn client_sign(s: &mut Section<'_, '_>) -> Set<ClientMatch> {
 }
 
 pub(super) fn unsolicited() -> Kind<'static, Unsolicited> {
-    let signs = list(mapping("a client's sign", |s| {
+    let signs = list(mapping("a client match", |s| {
         s.either(&[&["header", "value"], &["principal"]]);
         let sign = client_sign(s);
         if sign.is_unset() {
-            s.wrong(s.place, "the sign has neither `header` with `value` nor `principal`; give it one");
+            s.wrong(
+                s.place,
+                "the client match has neither `header` with `value` nor `principal`; add one of them",
+            );
         }
         sign.given()
     }))
@@ -460,7 +461,7 @@ pub(super) fn unsolicited() -> Kind<'static, Unsolicited> {
             "never" => Ok(Unsolicited::Never),
             "always" => Ok(Unsolicited::Always),
             _ => Err(Invalid(format!(
-                "`{text}` does not say who; use never, always or a list, as in `[{{ principal: 0f3c… }}]`"
+                "unknown value `{text}` of `unsolicited`; use never, always or a list, as in `[{{ principal: 0f3c… }}]`"
             ))),
         }),
     };
@@ -489,7 +490,7 @@ pub(super) fn key_place() -> Kind<'static, Source> {
         _ => leaf(node, report, |text| match text {
             "" => Err(Invalid("must not be empty".to_owned())),
             text if secret::is_key(text) || text.contains("-----BEGIN") => {
-                Err(Invalid("must name a file that holds the key, not be the key".to_owned()))
+                Err(Invalid("must name a file that holds the key, not be the key itself".to_owned()))
             }
             text => Ok(Source::File(text.into())),
         }),
@@ -508,13 +509,13 @@ pub(super) fn token_source() -> Kind<'static, TokenSource> {
         "a token",
         mapping("a token", |s| {
             let name = s
-                .key("name", "Whose it is: what a caller is, and what the log shows. The new token of somebody has the old name.")
+                .key("name", "Principal of requests with this token, also shown in the log. When a token is rotated, the new one keeps the name.")
                 .required(string(|text| match secret::is_key(text) {
-                    true => Err(Invalid("must say whose the token is, not be the token".to_owned())),
+                    true => Err(Invalid("must be a name for the token, not the token itself".to_owned())),
                     false => values::token_name(text),
                 }));
             if name.is_unset() {
-                s.wrong(s.place, "the token has no `name`; say whose it is, as in `name: alice`");
+                s.wrong(s.place, "the token has no `name`; name its principal, as in `name: alice`");
             }
             match (name, source(s, "the token")) {
                 (Set::To(name), Some(source)) => Some(TokenSource { name: name.value, source }),
@@ -534,21 +535,21 @@ pub(super) fn source(s: &mut Section<'_, '_>, what: &'static str) -> Option<Sour
         word(json!({ "type": "string" }), move |text| match text {
             "" => Err(Invalid("must not be empty".to_owned())),
             text if secret::is_key(text) => {
-                Err(Invalid(format!("must name a {place} that holds {what}, not be {what}")))
+                Err(Invalid(format!("must name a {place} that holds {what}, not be {what} itself")))
             }
             text => read(text),
         })
     }
     s.either(&[&["file"], &["env"]]);
     let file = of("file", what, |text| Ok(PathBuf::from(text)));
-    let file = s.key("file", "A file that holds it.").set(file);
-    let env = s.key("env", "An environment variable that holds it.").set(of("variable", what, variable_name));
+    let file = s.key("file", "File with the secret.").set(file);
+    let env = s.key("env", "Environment variable with the secret.").set(of("variable", what, variable_name));
     let message = match (file, env) {
         (Set::To(file), Set::Unset) => return Some(Source::File(file.value)),
         (Set::Unset, Set::To(env)) => return Some(Source::Env(env.value)),
         (Set::Wrong, _) | (_, Set::Wrong) => return None,
-        (Set::Unset, Set::Unset) => format!("{what} has neither `file` nor `env`; give it one"),
-        (Set::To(_), Set::To(_)) => format!("{what} has both `file` and `env`; keep one of the two"),
+        (Set::Unset, Set::Unset) => format!("{what} has neither `file` nor `env`; add one of them"),
+        (Set::To(_), Set::To(_)) => format!("{what} has both `file` and `env`; remove one of the two"),
     };
     s.wrong(s.place, message);
     None
@@ -561,8 +562,9 @@ pub(super) fn elsewhere<T: 'static>(what: &'static str, mapping: Kind<'static, T
         if let Value::Map(_) = node.value {
             return read(node, report);
         }
-        let message =
-            format!("{what} is not written here; say where it is: `{{ file: PATH }}` or `{{ env: NAME }}`");
+        let message = format!(
+            "{what} must not be written in this file; name its source: `{{ file: PATH }}` or `{{ env: NAME }}`"
+        );
         report.problems.push(Problem::new(node.place, message));
         None
     };
@@ -585,7 +587,7 @@ fn capabilities(node: &Node, report: &mut Report) -> Option<Json> {
     let before = report.problems.len();
     for entry in entries {
         let Value::Map(inner) = &entry.node.value else {
-            let message = format!("a capability is a mapping; write `{}: {{}}`", entry.key);
+            let message = format!("a capability must be a mapping; write `{}: {{}}`", entry.key);
             report.problems.push(Problem::new(entry.node.place, message));
             continue;
         };
@@ -600,7 +602,7 @@ fn capabilities(node: &Node, report: &mut Report) -> Option<Json> {
     let unknown = |name: &&Entry| capability::OF_CLIENTS.iter().all(|(known, _)| *known != name.key);
     if let Some(Entry { key, .. }) = entries.iter().find(unknown) {
         let message = format!(
-            "warning: `{key}` is no capability of the specification; clients that do not declare it are refused"
+            "warning: `{key}` is not a capability of the specification; clients that do not declare it are refused"
         );
         report.doubts.push(Problem::new(node.place, message));
     }
@@ -612,7 +614,8 @@ fn capabilities(node: &Node, report: &mut Report) -> Option<Json> {
 fn slip<'a>(entry: &Entry, known: impl IntoIterator<Item = &'a str> + Clone, report: &mut Report) {
     let is_known = known.clone().into_iter().any(|name| name == entry.key);
     if let Some(near) = nearest(&entry.key, known).filter(|_| !is_known) {
-        let message = format!("no client declares `{}`; did you mean `{near}`?", entry.key);
+        let message =
+            format!("unknown capability `{}`, which no client declares; did you mean `{near}`?", entry.key);
         report.problems.push(Problem::new(entry.key_place, message));
     }
 }

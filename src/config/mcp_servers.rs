@@ -31,8 +31,8 @@ pub(super) fn problem(file: &Node) -> Option<Problem> {
         return None;
     }
     let message = format!(
-        "`{key}` is how MCP hosts name the servers that they start; deferral stands in front of them by `routes`. The same here, \
-         with values of variables and headers taken from the environment:\n\n{}",
+        "`{key}` is the format of MCP hosts; deferral uses `routes`. The same servers as routes, with the \
+         values of variables and headers read from the environment:\n\n{}",
         written(&servers)
     );
     Some(Problem::new(*key_place, message))
@@ -84,14 +84,10 @@ fn written(servers: &[&Entry]) -> String {
 
 fn write_route(yaml: &mut String, path: &str, Entry { key, node, .. }: &Entry) -> std::fmt::Result {
     if text(node, &["disabled"]) == Some("true") {
-        writeln!(yaml, "  # {} is disabled in the host", slug(key))?;
+        writeln!(yaml, "  # {} is disabled in the host's file", slug(key))?;
     }
     if matches!(text(node, &["type", "transport"]), Some("sse")) {
-        writeln!(
-            yaml,
-            "  # {} speaks HTTP+SSE there; deferral needs its Streamable HTTP endpoint",
-            slug(key)
-        )?;
+        writeln!(yaml, "  # {} uses HTTP+SSE there; deferral needs its Streamable HTTP endpoint", slug(key))?;
     }
     writeln!(yaml, "  - path: {path}\n    upstream:")?;
     if let Some(url) = text(node, &URLS) {
@@ -230,7 +226,7 @@ mod tests {
             config::parse(Path::new("host.json"), text).expect_err("it is none of ours").to_string();
         assert_eq!(problems.matches("host.json:").count(), 1, "{problems}");
         let (said, yaml) = problems.split_once("\n\n").unwrap_or_else(|| panic!("{problems}"));
-        assert!(said.contains("is how MCP hosts name the servers"), "{said}");
+        assert!(said.contains("is the format of MCP hosts"), "{said}");
         yaml.to_owned()
     }
 

@@ -111,7 +111,7 @@ pub struct DrainTimes {
     /// How long after the signal to stop new calls are still served, while `/ready` says 503 and connections are let
     /// go: what it takes load balancers to hear of it. Default 0.
     pub notice: Duration,
-    /// How long calls in flight may go on from then on. Default 30 s.
+    /// Time for calls in flight to finish, after `notice`. Calls that are still running then end with `-31007`. Default 30 s.
     pub limit: Duration,
 }
 
@@ -184,7 +184,7 @@ pub fn schema() -> serde_json::Value {
     let mut schema = section::schema(TOP, |s| file::file(s, around));
     schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     schema["title"] = json!("deferral");
-    schema["description"] = json!("The configuration of deferral, a proxy for MCP servers.");
+    schema["description"] = json!("Configuration of deferral, a reverse proxy for MCP servers.");
     schema
 }
 
@@ -355,7 +355,7 @@ fn read_all(source: impl Read) -> Result<String, String> {
     let mut bytes = Vec::new();
     source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(unread)?;
     if bytes.len() as u64 > MAX_FILE {
-        return Err(format!("is longer than {MAX_FILE} bytes, which no configuration is"));
+        return Err(format!("is longer than the limit of {MAX_FILE} bytes"));
     }
     String::from_utf8(bytes).map_err(|error| {
         let line = error.as_bytes()[..error.utf8_error().valid_up_to()].split(|byte| *byte == b'\n').count();

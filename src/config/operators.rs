@@ -48,15 +48,15 @@ pub(super) fn operators(around: Surroundings<'_>) -> Kind<'_, Option<Written>> {
 fn keys(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Written {
     let address = word(json!({ "type": "string", "examples": [DEFAULT] }), values::address)
         .shown(|address| address.to_string().into());
-    let listen = s.key("listen", "Where operators come in.").at(address, default());
+    let listen = s.key("listen", "Admin listen address.").at(address, default());
     let token = s.key(
         "token",
-        "What operators show to change something (`Authorization: Bearer`), and to read where `listen` is not on \
-         loopback: in a file or a variable. Left out, one is made at start and written to a file (`admin.token` beside the \
-         store, else below `$XDG_RUNTIME_DIR/deferral/`), whose path is printed.",
+        "Admin token (`Authorization: Bearer`), in a file or a variable. Changes require it; so does \
+         reading if `listen` is not on loopback. Default: generated at start and written to a file whose \
+         path is printed (`admin.token` beside the store, else below `$XDG_RUNTIME_DIR/deferral/`).",
     );
     let token = token.set(operator_token());
-    let paths = s.key("tls", "Serve HTTPS to operators.");
+    let paths = s.key("tls", "TLS of the admin listener, which then serves HTTPS only. Default: plain HTTP.");
     let paths = paths.set(mapping("`tls`", |s| Some(tls(s, around))));
     Written { listen, token, has_tls: !paths.is_unset(), tls: paths.given().flatten() }
 }

@@ -32,21 +32,23 @@ const WHO_CALLS: [HeaderName; 2] = [header::AUTHORIZATION, header::COOKIE];
 pub(super) fn written(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Written {
     let headers = s.key(
         "headers",
-        "Headers of every request to the server, in the place of its caller's own: each a text, or where that is \
-         (`{ file: PATH }`, `{ env: NAME }`). With `Authorization` or `Cookie` all callers are one to it.",
+        "Headers set on every request to the server, replacing the client's: each a string, or a secret \
+         (`{ file: PATH }`, `{ env: NAME }`). With `Authorization` or `Cookie` the server cannot tell \
+         clients apart.",
     );
     let headers = headers.set(headers_kind(around));
-    let tls = s.key("tls", "What is particular about TLS with the server.");
+    let tls = s.key("tls", "TLS with the server.");
     let tls = tls.set(mapping("`tls`", move |s| tls_of(s, around)));
     let proxy = s.key(
         "proxy",
-        "HTTP proxy on the way to the server, or `off`: asked for a tunnel to `https://`, and for each request to `http://`. Left out, HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and \
-         NO_PROXY hold.",
+        "HTTP proxy for connections to the server, or `off`: a CONNECT tunnel for `https://`, plain \
+         requests for `http://`. Default: the environment variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY \
+         and NO_PROXY.",
     );
     let proxy = proxy.set(proxy_kind());
     let forwarded = s.key(
         "forwarded",
-        "Add `Forwarded` (RFC 7239) to the requests of clients: their address, scheme and host, behind what the header says already.",
+        "Append the client's address, scheme and host to the `Forwarded` header (RFC 7239) of requests to the server.",
     );
     Written { headers, tls, proxy, forwarded: forwarded.with_default("false").set(truth()) }
 }
@@ -76,9 +78,9 @@ fn headers_kind(around: Surroundings<'_>) -> Kind<'_, HeaderMap> {
         let (mut names, before) = (Vec::new(), report.problems.len());
         for Entry { key, key_place, node } in entries {
             let name = values::sent_header(key).and_then(|name| match names.contains(&name) {
-                true => {
-                    Err(Invalid(format!("`{key}` is listed twice, in other letters; remove one of the two")))
-                }
+                true => Err(Invalid(format!(
+                    "`{key}` is listed twice, with different capitalisation; remove one of the two"
+                ))),
                 false => Ok(name),
             });
             let name =
@@ -110,8 +112,9 @@ fn doubt_literal(name: &HeaderName, node: &Node, report: &mut Report) {
     let is_literal = node.characters().is_some() && node.given().is_none();
     if let (Place::File { .. }, true, true) = (node.place, is_literal, holds_credentials(name)) {
         let message = format!(
-            "warning: the value of `{name}` stands in a file that is printed, copied and put under version control; say \
-             where it is: `{{ file: PATH }}` or `{{ env: NAME }}`, or write `${{NAME}}` in its place"
+            "warning: the value of `{name}` is in a file that is printed, copied and put under version \
+             control; name its source: `{{ file: PATH }}` or `{{ env: NAME }}`, or set an environment \
+             variable and write `${{NAME}}` instead"
         );
         report.doubts.push(Problem::new(node.place, message));
     }
@@ -126,29 +129,27 @@ fn holds_credentials(name: &HeaderName) -> bool {
 }
 
 fn tls_of(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<Tls> {
-    let ca = s.key("ca", "The certificates of who signs for the server, in a PEM file, in the place of those whom the system trusts.");
+    let ca = s.key("ca", "PEM file of the certificate authorities that the server's certificate is verified against. Default: those of the system.");
     let ca = ca.set(text());
-    let cert = s.key(
-        "cert",
-        "The certificate that the server knows us by, and those that lead to its root, in a PEM file.",
-    );
+    let cert = s.key("cert", "PEM file of the client certificate for the server, with its intermediates.");
     let cert = cert.set(text());
     let key = s
-        .key("key", "The private key of that certificate: its PEM file, or `{ env: NAME }`.")
+        .key("key", "Private key of the client certificate: its PEM file, or `{ env: NAME }`.")
         .set(key_place());
-    let name = s.key("server_name", "The name that the server is asked for (SNI) and that its certificate has, where that is not the URL's host.");
+    let name =
+        s.key("server_name", "Server name for SNI and certificate verification. Default: the host of `url`.");
     let name = name.set(string(server_name));
     match (&cert, &key) {
         (Set::To(cert), Set::Unset) => {
-            s.wrong(cert.place, "`cert` has no `key`; name the file with its private key")
+            s.wrong(cert.place, "`cert` has no `key`; add `key`, the file of its private key")
         }
         (Set::Unset, Set::To(key)) => {
-            s.wrong(key.place, "`key` has no `cert`; name the file with its certificate")
+            s.wrong(key.place, "`key` has no `cert`; add `cert`, the file of its certificate")
         }
         _ => {}
     }
     if ca.is_unset() && cert.is_unset() && key.is_unset() && name.is_unset() {
-        s.wrong(s.place, "`tls` says nothing; write `ca`, `cert` and `key`, or `server_name`");
+        s.wrong(s.place, "`tls` is empty; add `ca`, `cert` and `key`, or `server_name`");
         return None;
     }
     let file = |set: &Set<String>| match set {
@@ -189,7 +190,7 @@ fn tls_of(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<Tls> {
 
 fn server_name(text: &str) -> Result<ServerName<'static>, Invalid> {
     ServerName::try_from(text.to_owned()).map_err(|_| {
-        Invalid(format!("`{text}` is not the name of a server; write it alone, as in `tools.example.com`"))
+        Invalid(format!("`{text}` is not a server name; write a host name only, as in `tools.example.com`"))
     })
 }
 
@@ -203,7 +204,7 @@ fn proxy_kind() -> Kind<'static, Option<Proxy>> {
                 "off" => Ok(None),
                 text => {
                     let proxy = Proxy::at(text).map(Some);
-                    proxy.map_err(|why| Invalid(format!("this is no proxy: {why}; or `off`")))
+                    proxy.map_err(|why| Invalid(format!("{why}; or write `off`")))
                 }
             })
         }
@@ -281,7 +282,7 @@ impl Written {
         if let (Set::To(At { place, .. }), true) = (&self.tls, is_plain) {
             s.wrong(
                 *place,
-                "`tls` is for a server with `https`, and the `url` has `http`; change that, or remove this",
+                "`tls` needs a `url` with `https`, and this one has `http`; change the `url`, or remove `tls`",
             );
         }
         let proxy = match self.proxy {

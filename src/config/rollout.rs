@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 /// For whom calls become tasks already, and where that is written.
 pub(super) fn rollout(s: &mut Section<'_, '_>) -> Option<At<Arc<Rollout>>> {
-    let about = "For what share of callers calls become tasks already, as in `25%`; or a mapping that also says by what they \
-                 are told apart. The others are treated as `observe` has it.";
+    let about = "Share of principals whose calls become tasks, as in `25%`; or a mapping with more \
+                 options. The others are treated as in mode `observe`. Default: `100%`.";
     match s.key("rollout", about).set(kind()) {
         Set::To(At { place, value }) => Some(At::new(place, Arc::new(value))),
         Set::Unset | Set::Wrong => None,
@@ -38,26 +38,26 @@ fn kind() -> Kind<'static, Rollout> {
 }
 
 fn long(s: &mut Section<'_, '_>) -> Option<Rollout> {
-    let written =
-        s.key("share", "What share of callers, as in `25%` or `0.5%`.").required(word(share_schema(), share));
+    let written = s
+        .key("share", "Share of principals (or of other values of `by`) that is inside, as in `25%` or `0.5%`.")
+        .required(word(share_schema(), share));
     if written.is_unset() {
-        s.wrong(s.place, "`rollout` has no `share`; name one, as in `share: 25%`");
+        s.wrong(s.place, "`rollout` has no `share`; add one, as in `share: 25%`");
     }
     let by = s
         .key(
             "by",
-            "By what callers are told apart: `principal`, `session` (revisions before 2026-07-28), or `{ header: X-Tenant }`. \
-             Whoever has none is not among them before all are.",
+            "Attribute that decides whether a request is inside: `principal`, `session` (legacy clients only), or `{ header: X-Tenant }`. \
+             Requests without it are outside until the share is 100%.",
         )
         .with_default("principal")
         .set(by());
     if let Set::To(At { place, value: RolloutBy::Session }) = &by {
         doubt_session(*place, s);
     }
-    let always = s.key("always", "Who is among them whatever the share is; `*` stands for any characters.");
+    let always = s.key("always", "Values of `by` that are inside at any share; `*` matches any characters.");
     let always = always.list(pattern());
-    let never =
-        s.key("never", "Who is not among them whatever the share is, also where `always` names them.");
+    let never = s.key("never", "Values of `by` that are outside at any share. Overrides `always`.");
     let never = never.list(pattern());
     for name in &always {
         if never.iter().any(|other| other.value == name.value) {
@@ -72,17 +72,16 @@ fn long(s: &mut Section<'_, '_>) -> Option<Rollout> {
 
 /// A client of 2026-07-28 has no session.
 fn doubt_session(place: Place, s: &mut Section<'_, '_>) {
-    let message = "warning: clients of 2026-07-28 have no sessions, so none of them is among a share by `session` that is \
-                   less than 100%; use `principal` or a header if they are to be";
+    let message = "warning: clients of 2026-07-28 have no sessions, so with `session` they are all \
+                   outside until the share is 100%; to include them, use `principal` or a header";
     s.report.doubts.push(Problem::new(place, message));
 }
 
 fn by() -> Kind<'static, RolloutBy> {
     let header = mapping("`by`", |s| {
-        let header =
-            s.key("header", "The header that tells callers apart.").required(string(values::sign_header));
+        let header = s.key("header", "Name of the header.").required(string(values::sign_header));
         if header.is_unset() {
-            s.wrong(s.place, "`by` names no header, as in `{ header: X-Tenant }`");
+            s.wrong(s.place, "`by` names no header; add one, as in `{ header: X-Tenant }`");
         }
         header.given().map(RolloutBy::Header)
     });
@@ -94,7 +93,7 @@ fn by() -> Kind<'static, RolloutBy> {
             "principal" => Ok(RolloutBy::Principal),
             "session" => Ok(RolloutBy::Session),
             _ => Err(Invalid(format!(
-                "`{text}` does not tell callers apart; use principal, session or {{ header: X-Tenant }}"
+                "unknown value `{text}` of `by`; use principal, session or {{ header: X-Tenant }}"
             ))),
         }),
     };
@@ -108,17 +107,17 @@ fn share_schema() -> Json {
 /// A share of all: per cent, with up to four digits behind the point.
 fn share(text: &str) -> Result<Share, Invalid> {
     let invalid = |why: &str| Err(Invalid(format!("`{text}` {why}; write a share as in 25% or 0.5%")));
-    let Some(number) = text.strip_suffix('%') else { return invalid("has no % behind it") };
+    let Some(number) = text.strip_suffix('%') else { return invalid("has no % sign") };
     let (whole, rest) = number.split_once('.').unwrap_or((number, "0"));
     let is_digits = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if !is_digits(whole) || !is_digits(rest) {
-        return invalid("is no share");
+        return invalid("is not a share");
     }
     if rest.len() > 4 {
-        return invalid("is finer than a ten-thousandth of a per cent");
+        return invalid("is finer than 0.0001%");
     }
     let millionths = format!("{whole}{rest:0<4}").parse().ok().and_then(Share::of_millionths);
-    millionths.map_or_else(|| invalid("is more than all"), Ok)
+    millionths.map_or_else(|| invalid("is more than 100%"), Ok)
 }
 
 /// The rollouts of tools, each where its rule is written.
@@ -138,9 +137,9 @@ pub(super) fn doubt_anonymous<'a>(
         let admits_anonymous = rollout.always.iter().any(|pattern| pattern.matches("anonymous"));
         if rollout.by == RolloutBy::Principal && rollout.share.is_partial() && !admits_anonymous {
             let message = format!(
-                "warning: callers without `Authorization` are outside this rollout until its share is 100%, so that none of \
-                 their calls becomes a task; if yours send none, name them by `principal: {{ header: X-User }}` or \
-                 `access.tokens`, or remove `rollout` (share {})",
+                "warning: clients without `Authorization` are outside this rollout until its share is \
+                 100%, so none of their calls becomes a task; if yours send none, set `principal: {{ \
+                 header: X-User }}` or `access.tokens`, or remove `rollout` (share {})",
                 rollout.share
             );
             s.report.doubts.push(Problem::new(*place, message));
@@ -175,7 +174,7 @@ pub(super) fn pointless_of_tool(rollout: Option<&At<Arc<Rollout>>>, mode: Mode, 
 
 fn without_tasks(mode: Mode) -> String {
     format!(
-        "in mode `{}` no call becomes a task, so there is nothing to roll out; use `auto`, or remove `rollout`",
+        "mode `{}` makes no tasks, so a rollout has no effect; use `auto`, or remove `rollout`",
         mode.as_str()
     )
 }

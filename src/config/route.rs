@@ -43,25 +43,28 @@ pub(super) fn route(
     around: Surroundings<'_>,
 ) -> Route {
     let (name, limits_of_server) = (name(s), limits.upstream);
-    let written =
-        s.key("upstream", "The server.").required(mapping("`upstream`", |s| Some(server(s, around))));
+    let written = s
+        .key("upstream", "The server behind the route: `url` or `command`.")
+        .required(mapping("`upstream`", |s| Some(server(s, around))));
     let timeout = s
         .key(
             "timeout",
-            "The longest time of a call, from when it begins, the handshake and waiting for a session included. Then it is cancelled, and it or its task fails with \
-             `-31003`. Left out: `timeouts.call`, which it outweighs.",
+            "Longest duration of a call, including the handshake and the wait for a session. Then it is \
+             cancelled, and it or its task fails with `-31003`. Overrides `timeouts.call`, which is the \
+             default.",
         )
         .set(some_duration())
         .given();
     let limits = call_limits(
         s,
-        "Calls of the route's tools at the server at a time, of all callers. Further ones wait, those of each caller in turn: at \
-         most `limits.queue` of one caller, and at most `timeouts.queue` unless they have become tasks; then `-31006`. Left out: no limit.",
-        "Calls of the route's tools by one caller in a minute. A further one is refused (`-31006`, `Retry-After`). Left out: no limit.",
+        "Concurrent calls of the route's tools at the server, of all principals together. Further calls \
+         wait, principals in turn: at most `limits.queue` of one principal, and at most `timeouts.queue` unless \
+         they have become tasks; then `-31006`. Default: no limit.",
+        "Calls of the route's tools by one principal per minute. A further one is refused (`-31006`, `Retry-After`). Default: no limit.",
     );
     let (defer, rolled_out) = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
     let rules = s
-        .key("tools", "What is different for some tools. The first rule that matches holds.")
+        .key("tools", "Per-tool overrides. First match wins.")
         .list(mapping("a tool rule", |s| Some(tool(s, defer.mode))));
     let tickets_of_tools = together::tickets_of_tools(&rules);
     together::call_limits(&rules, &limits, s);
@@ -72,7 +75,7 @@ pub(super) fn route(
     let longest = tools.iter().filter_map(|rule| rule.timeout).fold(of_route.time, Duration::max);
     rollout::pointless(rolled_out.as_ref(), &defer, &tools, s);
     let held = s
-        .key("held", "What a client gets that waits for a slow call without a task.")
+        .key("held", "Clients that wait for a slow call without a task: keep-alive, deadline, ticket.")
         .section("`held`", |s| held(s, &defer, &tools, (timeouts.keep_alive, of_route)));
     for after in tickets_of_tools {
         together::ticket(&after, held.deadline, of_route, s);
@@ -82,7 +85,7 @@ pub(super) fn route(
     let tickets = s
         .key(
             "tickets",
-            "Tickets for clients that know no tasks: the model fetches the result with a tool of ours.",
+            "Tickets, for clients without task support: their model fetches the result of a slow call with a tool of the proxy.",
         )
         .section("`tickets`", |s| tickets(s, has_times));
     let principal = caller(s, name.as_ref().filter(|_| is_exposed));
@@ -90,8 +93,13 @@ pub(super) fn route(
         rollout::doubt_anonymous(rolled_out.iter().chain(&rollouts_of_tools), s);
     }
     let forward = s
-        .key("forward", "Headers that sessions with the server are chosen by, beside those that are anyway: only those that pass with one request \
-             alone need to be named (`User-Agent`, `Accept-Language`, `X-Request-Id`, trace headers). All pass to the server.")
+        .key(
+            "forward",
+            "Request headers that select the upstream session in addition to those that do by \
+             default. Needed only for headers that are exempt by default: `User-Agent`, \
+             `Accept-Language`, `X-Request-Id`, trace headers. All headers are forwarded to the server in \
+             any case.",
+        )
         .list(string(values::forwarded_header));
     let server = together::server(written, is_exposed, around, s);
     let route = policy::Route {
@@ -105,22 +113,22 @@ pub(super) fn route(
         resume: s
             .key(
                 "resume",
-                "Whether a client of an older revision can take up an answer where it broke, although the server \
-                 gives its events no ids.",
+                "Resumption of interrupted SSE responses by legacy clients, if the server sets no event \
+                 ids.",
             )
             .section("`resume`", resume),
         legacy_tasks: s
             .key(
                 "tasks",
-                "Tasks of 2025-11-25, for clients of that revision in front of a server that has none.",
+                "Tasks of revision 2025-11-25, for clients of that revision whose server does not support them.",
             )
             .section("`tasks`", legacy_tasks),
         held,
         tickets,
         questions: s
-            .key("questions", "Questions that the server asks during a call.")
+            .key("questions", "Input requests of the server during a call: elicitation, sampling, roots.")
             .section("`questions`", questions),
-        forward: together::once(forward, s, |name| format!("`{name}` is listed twice")),
+        forward: together::once(forward, s, |name| format!("`{name}` is listed twice; remove one of the two")),
         // A key of `upstream`.
         forwarded: false,
         response_headers: s
@@ -128,15 +136,15 @@ pub(super) fn route(
             .section("`response`", |s| {
                 s.key(
                     "headers",
-                    "Headers of every response of the route, errors of the proxy's own included: names and values. They take the \
-                     place of the server's own of these names.",
+                    "Headers set on every response of the route, including the proxy's own errors: names \
+                     and values. They replace the server's headers of the same name.",
                 )
                 .or(response_headers(), Vec::new())
             }),
         empty_contents_is_error: s
             .key(
                 "empty_contents_is_error",
-                "Answer a `resources/read` that found nothing with an error instead of an empty list.",
+                "Respond to a `resources/read` that found nothing with an error instead of an empty list.",
             )
             .or(truth(), false),
     };
@@ -151,7 +159,7 @@ pub(super) fn route(
 
 /// The path of a route, if it is right.
 fn name(s: &mut Section<'_, '_>) -> Option<At<String>> {
-    match s.key("path", "The path that clients use.").with_default(DEFAULT_PATH).set(path()) {
+    match s.key("path", "Path that clients use.").with_default(DEFAULT_PATH).set(path()) {
         Set::To(path) => Some(path),
         Set::Unset => Some(At::new(s.place, DEFAULT_PATH.to_owned())),
         Set::Wrong => None,
@@ -163,8 +171,9 @@ fn caller(s: &mut Section<'_, '_>, exposed: Option<&At<String>>) -> PrincipalSou
     let principal = s
         .key(
             "principal",
-            "What a caller is: its `Authorization`, or a header that something trusted sets. A task belongs to the \
-             caller that made it.",
+            "Principal of a request: its `Authorization` header, or a header that a trusted proxy sets. A \
+             task belongs to the principal that made it. With `access.tokens` the principal is the name \
+             of the token.",
         )
         .with_default("authorization")
         .set(principal());
@@ -179,8 +188,8 @@ fn defer(s: &mut Section<'_, '_>) -> (Defer, Option<At<Arc<Rollout>>>) {
     let retention = s
         .key(
             "retention",
-            "How long the result of a finished task stays, at least a second. A task that works is kept whatever \
-             this is.",
+            "How long the result of a finished task is kept, at least 1s. A task that is working is kept \
+             in any case.",
         )
         .at(duration(), defaults.retention);
     together::gone_soon("retention", &retention, s);
@@ -188,7 +197,7 @@ fn defer(s: &mut Section<'_, '_>) -> (Defer, Option<At<Arc<Rollout>>>) {
     let defer = Defer {
         mode: s.key("mode", "Which calls become tasks.").or(mode(), defaults.mode),
         after: s
-            .key("after", "How long a call may run before it becomes a task.")
+            .key("after", "Threshold: how long a call may run before it becomes a task.")
             .or(duration(), defaults.after),
         retention: retention.value,
         rollout: rollout.as_ref().map(|rollout| Arc::clone(&rollout.value)),
@@ -199,46 +208,49 @@ fn defer(s: &mut Section<'_, '_>) -> (Defer, Option<At<Arc<Rollout>>>) {
 /// A rule of a tool, on a route of this mode.
 fn tool(s: &mut Section<'_, '_>, inherited: Mode) -> Option<At<ToolRule>> {
     let matches =
-        s.key("match", "The tool's name; `*` stands for any characters, `?` for one.").required(pattern());
+        s.key("match", "Name of the tool; `*` matches any characters, `?` one.").required(pattern());
     if matches.is_unset() {
-        s.wrong(s.place, "the rule has no `match`; name the tool, or `*` for every one");
+        s.wrong(s.place, "the rule has no `match`; add the name of a tool, or `*` for all");
     }
     let mode = s
         .key(
             "mode",
-            "Which calls become tasks, or `deny`: the tool is left out of `tools/list`, and its calls are refused as those \
-             of an unknown tool. The route's mode, where it is left out.",
+            "Which calls become tasks, or `deny`: the tool is hidden from `tools/list`, and its calls are \
+             refused like those of an unknown tool. Default: the route's mode.",
         )
         .set(tool_mode());
     let after = s
-        .key("after", "How long a call may run before it becomes a task; the route's, where it is left out.")
+        .key("after", "Threshold: how long a call may run before it becomes a task. Default: the route's.")
         .set(duration());
     let ticket = ticket_after(
         s,
-        "How long a call may run before a client that knows no tasks is answered with a ticket, or `off`; the \
-         route's (`held.ticket`), where it is left out.",
+        "How long a call may run before a client without task support gets a ticket, or `off`. Default: \
+         the route's (`held.ticket`).",
     );
     let rollout = rollout::rollout(s);
-    let keys = s.key("keys", "Names for the questions the tool asks, in their order.").list(text());
+    let keys = s.key("keys", "Keys for the input requests of the tool, in order.").list(text());
     let keys = together::once(keys, s, |key| {
-        format!("the key `{key}` is listed twice; each question needs its own")
+        format!("the key `{key}` is listed twice; each input request needs its own")
     });
     let requires = s
-        .key("requires", "What a client must declare to call the tool, such as `{ sampling: {} }`.")
+        .key(
+            "requires",
+            "Capabilities that a client must declare to call the tool, such as `{ sampling: {} }`.",
+        )
         .set(requires());
     let timeout = s
         .key(
             "timeout",
-            "The longest time of a call, from when it begins, the handshake and waiting for a session included. Then it is cancelled, and it or its task fails with \
-             `-31003`. The route's, where it is left out.",
+            "Longest duration of a call, including the handshake and the wait for a session. Then it is \
+             cancelled, and it or its task fails with `-31003`. Default: the route's.",
         )
         .set(some_duration())
         .given();
     let limits = call_limits(
         s,
-        "Calls of these tools together at the server at a time, of all callers, within the route's limit. Further ones wait as the \
-         route's do. Left out: the route's limit alone.",
-        "Calls of these tools together by one caller in a minute, within the route's limit. Left out: the route's limit alone.",
+        "Concurrent calls of these tools at the server, of all principals together, within the route's \
+         limit. Further calls wait as for the route's limit. Default: the route's limit only.",
+        "Calls of these tools by one principal per minute, within the route's limit. Default: the route's limit only.",
     );
     let Set::To(At { place, value: matches }) = matches else { return None };
     let (mode, after, requires) = (mode.given(), after.given(), requires.given().map(Arc::new));
@@ -264,12 +276,13 @@ fn questions(s: &mut Section<'_, '_>) -> Questions {
         settle: s
             .key(
                 "settle",
-                "How long to wait for further questions after the first, so that they are put together.",
+                "How long to wait for further input requests after the first, so that the client gets them together.",
             )
             .or(duration(), defaults.settle),
         park: s
-            .key("park", "How long an unanswered question may wait before its call is given up; in front of a process, also before \
-                 a task goes on without its answer, because others wait for the process.")
+            .key("park", "How long an input request waits for its response. Then its call is cancelled. \
+                 With a stdio server it also limits the wait of a task, which then continues without the \
+                 response, because other calls wait for the process.")
             .or(duration(), defaults.park),
     }
 }
@@ -279,16 +292,16 @@ fn legacy_tasks(s: &mut Section<'_, '_>) -> LegacyTasks {
     let max_ttl = s
         .key(
             "max_ttl",
-            "The longest time that a client can have its result kept, at least a second. A task that works is kept \
-             whatever this is.",
+            "Longest retention of a result that a client can request, at least 1s. A task that is working \
+             is kept in any case.",
         )
         .at(some_duration(), defaults.max_ttl);
     together::gone_soon("max_ttl", &max_ttl, s);
     let unsolicited = s
         .key(
             "unsolicited",
-            "Who may be given a task without having asked for one (SEP-2229, draft): `never`, `always`, or a list of \
-             what such clients are known by. Clients that do not understand it break.",
+            "Clients that get tasks they did not ask for (SEP-2229, draft): `never`, `always`, or a list \
+             of client matches. Clients that do not support this fail.",
         )
         .at(unsolicited(), Unsolicited::Never);
     LegacyTasks {
@@ -296,19 +309,19 @@ fn legacy_tasks(s: &mut Section<'_, '_>) -> LegacyTasks {
         errors_complete: s
             .key(
                 "tool_errors",
-                "What a task becomes whose tool returned an error: `failed`, as the revision has it, or `completed`, \
-                 for clients that drop the result of a failed task.",
+                "Final status of a task whose tool returned an error: `failed`, as the revision \
+                 specifies, or `completed`, for clients that drop the result of a failed task.",
             )
             .or(tool_errors(), defaults.errors_complete),
         immediate_response: s
-            .key("immediate_response", "What a model may go on with while a task works.")
+            .key("immediate_response", "Text for the model to continue with while a task is working.")
             .set(text())
             .given(),
         across_eras: s
             .key(
                 "across_eras",
-                "Let a caller find in one era the tasks that it made in the other. Never holds for callers without \
-                 credentials.",
+                "Let a principal use in one era (modern, legacy) the tasks that it made in the other. \
+                 Never applies to clients without credentials.",
             )
             .or(truth(), defaults.across_eras),
         unsolicited: together::unsolicited(unsolicited, s),
@@ -325,14 +338,14 @@ fn held(
     let deadline = s
         .key(
             "deadline",
-            "How long a client waits at most, or `off`. Then it gets an error, and the call is cancelled.",
+            "Longest wait of a client, or `off`. Then it gets an error (`-31003`), and the call is cancelled.",
         )
         .at(duration_or_off(), defaults.deadline);
     together::deadline(&deadline, defer, tools, call, s);
     let ticket = s
         .key(
             "ticket",
-            "How long a `tools/call` may run before a client that knows no tasks is answered with a ticket, with \
+            "How long a `tools/call` may run before a client without task support gets a ticket, with \
              which its model fetches the result, or `off`.",
         )
         .at(duration_or_off(), defaults.ticket);
@@ -341,15 +354,15 @@ fn held(
         progress: s
             .key(
                 "progress",
-                "After how much silence a client that gave a progress token is told that the call still runs, or \
+                "Silence after which a client that sent a progress token gets a progress notification, or \
                  `off`.",
             )
             .or(duration_or_off(), defaults.progress),
         comments: s
             .key(
                 "comments",
-                "After how much silence a comment keeps the connection open; `timeouts.keep_alive`, where it is left \
-                 out.",
+                "Silence after which an SSE comment keeps the connection open. Default: \
+                 `timeouts.keep_alive`.",
             )
             .set(some_duration())
             .given()
@@ -365,24 +378,24 @@ fn resume(s: &mut Section<'_, '_>) -> Resume {
         mint: s
             .key(
                 "mint",
-                "Give the events of answers ids, and keep them. Answers whose server gives ids are left as they are.",
+                "Add ids to the events of responses, and buffer them for resumption. Responses in which the server sets ids are not changed.",
             )
             .or(truth(), defaults.mint),
         keep: s
-            .key("keep", "How long an answer is kept after its end.")
+            .key("keep", "How long a response is buffered after its end.")
             .or(some_duration(), defaults.keep),
         wait: s
             .key(
                 "wait",
-                "How long a call that the process before this one has made waits for its caller, without whose \
-                 credentials it cannot be taken up. Needs a store that lasts.",
+                "How long a call of the previous process waits after a restart for its client, whose \
+                 credentials are needed to resume it. Requires a store on disk.",
             )
             .or(some_duration(), defaults.wait),
         bytes: s
-            .key("bytes", "Bytes of one answer that are kept: the latest.")
+            .key("bytes", "Bytes buffered of one response: the latest.")
             .or(size(1), defaults.bytes),
         streams: s
-            .key("streams", "Answers that are kept at a time. Further ones go without ids.")
+            .key("streams", "Responses buffered at a time. Further ones get no event ids.")
             .or(count(1), defaults.streams),
     }
 }

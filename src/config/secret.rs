@@ -79,7 +79,7 @@ impl Source {
     pub(super) fn key(&self, around: Surroundings<'_>) -> Result<Key, Invalid> {
         decode(&self.text(around)?).map_err(|why| {
             Invalid(format!(
-                "{} {why}; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one",
+                "{} {why}; a key is 32 bytes as 64 hex digits or base64, generated for example by `openssl rand -hex 32`",
                 self.within(around)
             ))
         })
@@ -93,7 +93,7 @@ impl Source {
         let text = self.text(around)?;
         token(&text).map_err(|why| {
             Invalid(format!(
-                "{} {why}; a token has at least {SHORTEST_TOKEN} letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one",
+                "{} {why}; a token has at least {SHORTEST_TOKEN} letters, digits and `-._~+/`, generated for example by `openssl rand -hex 32`",
                 self.within(around)
             ))
         })
@@ -107,7 +107,7 @@ impl Source {
         let mut value = HeaderValue::from_str(self.text(around)?.trim())
             .ok()
             .filter(|value| !value.is_empty())
-            .ok_or_else(|| Invalid(format!("{} holds nothing that a header can say", self.within(around))))?;
+            .ok_or_else(|| Invalid(format!("{} does not hold a valid header value", self.within(around))))?;
         value.set_sensitive(true);
         Ok(value)
     }
@@ -122,7 +122,7 @@ impl Source {
             text.truncate(line.strip_suffix('\r').unwrap_or(line).len());
         }
         match text.contains('\0') {
-            true => Err(Invalid(format!("{} has a NUL in it", self.within(around)))),
+            true => Err(Invalid(format!("{} contains a NUL character", self.within(around)))),
             false => Ok(text),
         }
     }
@@ -230,7 +230,7 @@ fn token(text: &str) -> Result<Token, String> {
     let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
     match text.trim_end_matches('=').bytes().all(is_fit) {
         _ if text.is_empty() => Err("is empty".to_owned()),
-        false => Err("has a character that no token has".to_owned()),
+        false => Err("has a character that is not allowed in a token".to_owned()),
         true if text.len() < SHORTEST_TOKEN => Err(format!("has {} characters", text.len())),
         true => Ok(Secret(text.to_owned())),
     }
@@ -308,9 +308,9 @@ mod tests {
             ("", "is empty"),
             ("\n", "is empty"),
             ("0123456789abcde\n", "has 15 characters"),
-            ("0123456789 abcdef", "has a character that no token has"),
-            ("0123456789=abcdef", "has a character that no token has"),
-            ("correct-horse-bättery-staple", "has a character that no token has"),
+            ("0123456789 abcdef", "has a character that is not allowed in a token"),
+            ("0123456789=abcdef", "has a character that is not allowed in a token"),
+            ("correct-horse-bättery-staple", "has a character that is not allowed in a token"),
         ] {
             assert_eq!(token(text), Err(wrong.to_owned()), "{text}");
         }

@@ -162,7 +162,7 @@ impl<'n, 'r> Section<'n, 'r> {
             match entry.node.given() {
                 Some(Given { written, .. }) => self.wrong(
                     entry.node.place,
-                    format!("`{key}` has no value: `{written}` gives nothing; set it, or say what holds without it as in `${{NAME:-default}}`"),
+                    format!("`{key}` has no value: `{written}` is empty; set the variable, or add a default as in `${{NAME:-default}}`"),
                 ),
                 None => self.wrong(entry.key_place, format!("`{key}` has no value; give it one or remove the line")),
             }

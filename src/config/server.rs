@@ -22,17 +22,18 @@ use serde_json::{Value as Json, json};
 /// The server's URL, or the command that starts it and what goes with that.
 pub(super) fn server(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> together::Server {
     s.either(&[&["url"], &["command"]]);
-    let url = s.key("url", "Its MCP endpoint, over Streamable HTTP.").set(server_url());
+    let url = s.key("url", "MCP endpoint of the server, over Streamable HTTP.").set(server_url());
     let words = s
-        .key("command", "The command that starts it, with its arguments: a server over stdio.")
+        .key("command", "Command that starts a stdio server, with its arguments.")
         .set(list(argument()).some());
     let mut with_command = Vec::new();
     let started = started(s, around, &mut with_command);
     let shared = s
         .key(
             "shared",
-            "Whether clients from elsewhere may use a server to which all of them are one, as they are to a command, or by \
-             an `Authorization` in `headers`: each may do whatever it can do with the files and the credentials it has.",
+            "Allow remote clients to share a server that cannot tell them apart: a stdio server, or one \
+             that gets its `Authorization` from `headers`. Each client can then do whatever the server \
+             can do with its files and credentials.",
         )
         .with_default("false")
         .set(truth());
@@ -57,38 +58,39 @@ fn started(
     let defaults = upstream::Command::new(Vec::new());
     let env = s.key(
         "env",
-        "Variables that the command gets, beside those it inherits: each a text, or where that is (`{ file: PATH }`, `{ env: NAME }`).",
+        "Environment variables of the command, in addition to those it inherits: each a string, or a secret (`{ file: PATH }`, `{ env: NAME }`).",
     );
     let env = env.set(variables(around));
     let inherit = s
         .key(
             "inherit_env",
-            "What of the proxy's environment the command gets: `all`, `safe` (what the SDKs' own clients pass on: \
-             HOME, LOGNAME, PATH, SHELL, TERM, USER), or a list of names beside the safe ones.",
+            "Variables of the proxy's environment that the command inherits: `all`, `safe` (HOME, \
+             LOGNAME, PATH, SHELL, TERM, USER, as MCP SDKs do), or a list of names in addition to the \
+             safe ones.",
         )
         .with_default("safe")
         .set(inherit());
-    let cwd = s.key("cwd", "The folder the command runs in; relative to this file's.").set(text());
+    let cwd = s.key("cwd", "Working directory of the command, relative to the folder of this file. Default: that of the proxy.").set(text());
     let start = s
         .key("start", "When the command is started: `lazy`, with the first call, or `eager`, with the proxy.")
         .with_default("lazy")
         .set(start());
     let start_timeout = s
-        .key("start_timeout", "How long the command may take to answer `initialize`.")
+        .key("start_timeout", "Time for the command to respond to `initialize`.")
         .with_default(&values::show_duration(defaults.start_timeout))
         .set(some_duration());
     let instances = s
         .key(
             "instances",
-            "Processes at a time. Callers that declare the same share one; `{ per: caller }` gives each caller its \
-             own, for a server that keeps what belongs to one.",
+            "Maximum number of processes. Clients that declare the same capabilities share one; `{ per: caller }` \
+             gives each principal its own, for a server that keeps state of one user. Default: 4.",
         )
         .set(instances());
     let idle = s
         .key(
             "idle",
-            "How long a process without calls is kept, looked at once a minute, or `off` for as long as the proxy runs. A second one \
-             for callers that declare the same is kept for five minutes at most.",
+            "How long an unused process is kept, checked once a minute, or `off` to keep it until the \
+             proxy ends. An additional process for the same capabilities is kept for 5 minutes at most.",
         )
         .with_default(&defaults.idle.map_or_else(|| "off".to_owned(), values::show_duration))
         .set(duration_or_off());
@@ -121,7 +123,7 @@ fn variables(around: Surroundings<'_>) -> Kind<'_, Variables> {
             value.map_err(|Invalid(message)| report.problems.push(Problem::new(node.place, message))).ok()
         }
         Value::List(_) | Value::Scalar { .. } => leaf(node, report, |text| match text.contains('\0') {
-            true => Err(Invalid("must not have a NUL in it".to_owned())),
+            true => Err(Invalid("must not contain a NUL character".to_owned())),
             false => Ok(text.to_owned()),
         }),
     };
@@ -161,7 +163,9 @@ fn inherit() -> Kind<'static, Inherit> {
         Value::Map(_) | Value::Scalar { .. } => leaf(node, report, |text| match text {
             "all" => Ok(Inherit::All),
             "safe" => Ok(Inherit::Safe),
-            _ => Err(Invalid(format!("`{text}` does not say what; use all, safe or a list of names"))),
+            _ => Err(Invalid(format!(
+                "unknown value `{text}` of `inherit_env`; use all, safe or a list of names"
+            ))),
         }),
     };
     Kind { schema, show: |_| Json::Null, read: Box::new(read) }
@@ -171,7 +175,7 @@ fn inherit() -> Kind<'static, Inherit> {
 /// [`together`].
 fn argument() -> Kind<'static, String> {
     word(json!({ "type": "string" }), |text| match text.contains('\0') {
-        true => Err(Invalid("must not have a NUL in it".to_owned())),
+        true => Err(Invalid("must not contain a NUL character".to_owned())),
         false => Ok(text.to_owned()),
     })
 }
@@ -180,7 +184,7 @@ fn argument() -> Kind<'static, String> {
 fn inherited_name(name: &str) -> Result<String, Invalid> {
     match name.starts_with(OWN) {
         true => Err(Invalid(format!(
-            "`{name}` is never inherited, as variables of the proxy begin with {OWN}; write it under `routes[].upstream.env`"
+            "`{name}` is never inherited, because variables that begin with {OWN} configure the proxy; set it under `routes[].upstream.env`"
         ))),
         false => variable_name(name),
     }
@@ -191,7 +195,7 @@ fn start() -> Kind<'static, When> {
     word(json!({ "enum": ["lazy", "eager"] }), |text| match text {
         "lazy" => Ok(When::Lazy),
         "eager" => Ok(When::Eager),
-        _ => Err(Invalid(format!("`{text}` does not say when; use lazy or eager"))),
+        _ => Err(Invalid(format!("unknown value `{text}` of `start`; use lazy or eager"))),
     })
 }
 
@@ -203,10 +207,10 @@ fn instances() -> Kind<'static, Instances> {
             _ => Err(Invalid(format!("must be `caller`, not `{text}`"))),
         };
         let per = s
-            .key("per", "Who has a process of their own.")
+            .key("per", "`caller`: one process for each principal.")
             .required(word(json!({ "const": "caller" }), caller));
         if per.is_unset() {
-            s.wrong(s.place, "`instances` says nothing; write a number, or `{ per: caller }`");
+            s.wrong(s.place, "`instances` is empty; write a number, or `{ per: caller }`");
         }
         per.given().map(|()| Instances::PerCaller)
     });

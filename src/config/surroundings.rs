@@ -40,7 +40,7 @@ impl Environment {
     /// Where it is not text.
     pub fn get(&self, name: &str) -> Result<Option<&str>, Invalid> {
         match self.0.get(name) {
-            Some(None) => Err(Invalid(format!("the environment variable `{name}` is not text"))),
+            Some(None) => Err(Invalid(format!("the environment variable `{name}` is not valid UTF-8"))),
             Some(Some(value)) => Ok(Some(value)),
             None => Ok(None),
         }

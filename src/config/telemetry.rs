@@ -40,8 +40,8 @@ struct Variables<'a>(&'a Environment);
 
 /// The keys of `telemetry`.
 pub(super) fn telemetry(s: &mut Section<'_, '_>) -> Set<Otlp> {
-    let about = "Where traces go: the URL of a collector that takes OTLP, a mapping that says more, or `off`. Left \
-                 out, the variables of OpenTelemetry hold (`OTEL_EXPORTER_OTLP_ENDPOINT`).";
+    let about = "Trace export: the URL of an OTLP collector, a mapping with more options, or `off`. \
+                 Default: the OpenTelemetry environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`).";
     s.key("otlp", about).set(otlp())
 }
 
@@ -91,19 +91,19 @@ fn otlp() -> Kind<'static, Otlp> {
 }
 
 fn more(s: &mut Section<'_, '_>) -> Written {
-    let endpoint = s.key("endpoint", "The URL of the collector, as in `http://127.0.0.1:4318`.");
+    let endpoint = s.key("endpoint", "URL of the collector, as in `http://127.0.0.1:4318`.");
     let endpoint = endpoint.set(server_url());
-    let protocol = s.key("protocol", "How spans are sent: `http` (protobuf in a POST) or `grpc`.");
+    let protocol = s.key("protocol", "Protocol of the export: `http` (protobuf in a POST) or `grpc`.");
     let protocol = protocol.with_default("http").set(word(json!({ "enum": ["http", "grpc"] }), protocol_of));
-    let headers = s.key("headers", "Headers of each export, such as a key: where each is, never what it is.");
+    let headers = s.key("headers", "Headers of each export request, such as an API key: each a secret.");
     let headers = headers.set(headers_kind());
     let share = s.key(
         "sample",
-        "The share of the traces that begin here which is recorded, as in `10%`; where a client has a trace, what it has decided holds.",
+        "Share of the traces that begin at the proxy which is recorded, as in `10%`. If the client sends a trace context, its sampling decision applies.",
     );
     let share =
         share.with_default("100%").set(word(json!({ "type": "string", "pattern": "^[0-9.]+%$" }), percent));
-    let timeout = s.key("timeout", "How long one export may take.");
+    let timeout = s.key("timeout", "Time for one export request.");
     let timeout = timeout.with_default(&values::show_duration(TIMEOUT)).set(some_duration());
     Written {
         endpoint: endpoint.given(),
@@ -127,7 +127,7 @@ fn percent(text: &str) -> Result<f64, Invalid> {
     number
         .filter(|number| (0.0..=100.0).contains(number))
         .map(|number| number / 100.0)
-        .ok_or_else(|| Invalid(format!("`{text}` is no share; write it from `0%` to `100%`, as in `10%`")))
+        .ok_or_else(|| Invalid(format!("`{text}` is not a share; write it from `0%` to `100%`, as in `10%`")))
 }
 
 /// Headers: a mapping of names to where their values are.
@@ -223,15 +223,15 @@ impl Variables<'_> {
     /// What would change how spans are sent, and cannot: whoever has set it counts on it.
     fn refuse_what_is_not_done(&self, wrong: &mut Wrong) {
         if let Some((name, text)) = self.otlp("COMPRESSION").filter(|(_, text)| text != "none") {
-            let message = format!("exports are not compressed, as `{text}` wants; use none, or unset it");
+            let message = format!("compression `{text}` of exports is not supported; use none, or unset it");
             wrong.push(in_variable(&name, &message));
         }
         if let Some((name, _)) = self.otlp("CERTIFICATE") {
-            let message = "collectors are judged by the system's roots; name the file in `SSL_CERT_FILE`, and unset this";
+            let message = "a certificate file for the collector is not supported: certificates are verified against the system's roots; use `SSL_CERT_FILE`, and unset this";
             wrong.push(in_variable(&name, message));
         }
         for (name, _) in ["CLIENT_CERTIFICATE", "CLIENT_KEY"].iter().filter_map(|what| self.otlp(what)) {
-            let message = "collectors are shown no certificate; send a key with `OTEL_EXPORTER_OTLP_HEADERS`, and unset this";
+            let message = "client certificates for the collector are not supported; send a key with `OTEL_EXPORTER_OTLP_HEADERS`, and unset this";
             wrong.push(in_variable(&name, message));
         }
     }
@@ -268,7 +268,7 @@ impl Variables<'_> {
         match text.parse() {
             Ok(millis) if millis > 0 => Duration::from_millis(millis),
             _ => {
-                wrong.push(in_variable(&name, &format!("`{text}` is no number of milliseconds")));
+                wrong.push(in_variable(&name, &format!("`{text}` is not a number of milliseconds")));
                 TIMEOUT
             }
         }
@@ -287,7 +287,7 @@ impl Variables<'_> {
                 None => {
                     return wrong.push(in_variable(
                         &name,
-                        "it is no list of `name=value` pairs with commas between them",
+                        "it is not a list of `name=value` pairs, separated by commas",
                     ));
                 }
             }
@@ -307,7 +307,7 @@ impl Variables<'_> {
                 None => 1.0,
                 Some((Ok(share), _)) if (0.0..=1.0).contains(&share) => share,
                 Some((_, share)) => {
-                    let message = format!("`{share}` is no share from 0 to 1");
+                    let message = format!("`{share}` is not a share from 0 to 1");
                     wrong.push(in_variable("OTEL_TRACES_SAMPLER_ARG", &message));
                     1.0
                 }
@@ -330,7 +330,7 @@ impl Variables<'_> {
         {
             match pair.split_once('=').and_then(|(key, value)| Some((key, decoded(value.trim())?))) {
                 Some((key, value)) if !key.trim().is_empty() => resource.push((key.trim().to_owned(), value)),
-                _ => wrong.push(in_variable(name, &format!("`{pair}` is no `key=value`"))),
+                _ => wrong.push(in_variable(name, &format!("`{pair}` is not `key=value`"))),
             }
         }
         if let Some(service) = self.get("OTEL_SERVICE_NAME") {

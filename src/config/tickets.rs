@@ -25,20 +25,23 @@ pub(super) fn after(s: &mut Section<'_, '_>, about: &'static str) -> TicketAfter
 pub(super) fn tickets(s: &mut Section<'_, '_>, has_times: bool) -> Tickets {
     let holders = s.key(
         "for",
-        "Who gets tickets, of the clients that know no tasks; every one of them, where it is left out. The first that \
-         is meant counts.",
+        "Clients that get tickets, among those without task support. First match wins. Default: all of \
+         them.",
     );
-    let holders = holders.set(list(mapping("a holder of tickets", holder)).some());
+    let holders = holders.set(list(mapping("a ticket client", holder)).some());
     if let Set::To(At { place, value }) = &holders
         && value.is_empty()
     {
-        s.wrong(*place, "`for` names nobody; leave it out for every client that knows no tasks");
+        s.wrong(
+            *place,
+            "`for` is empty; add a client, or remove the key for all clients without task support",
+        );
     }
     // Of what cannot be read it is not known whether it has a time.
     let may_have_times = has_times || holders == Set::Wrong;
     let wait = s.key(
         "wait",
-        "How long the result is waited for at a time; as long as the call was, where it is left out.",
+        "How long one call of `deferral_result` waits for the result. Default: as long as the call ran before the ticket.",
     );
     let tickets = Tickets {
         holders: holders.given().map(|holders| holders.into_iter().map(|holder| holder.value).collect()),
@@ -46,7 +49,7 @@ pub(super) fn tickets(s: &mut Section<'_, '_>, has_times: bool) -> Tickets {
         text: s
             .key(
                 "text",
-                "What the model is told, in the place of our words. `{ticket}` and `{result}` must be in it.",
+                "Text for the model, instead of the built-in one. Must contain `{ticket}` and `{result}`.",
             )
             .set(words())
             .given()
@@ -55,7 +58,7 @@ pub(super) fn tickets(s: &mut Section<'_, '_>, has_times: bool) -> Tickets {
     if s.is_written() && !may_have_times && !tickets.have_times() {
         s.wrong(
             s.place,
-            "`tickets` are given after no time; say `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`",
+            "`tickets` has no effect without a time; set `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`",
         );
     }
     tickets
@@ -65,26 +68,28 @@ fn holder(s: &mut Section<'_, '_>) -> Option<TicketHolder> {
     s.either(&[&["header", "value"], &["principal"], &["client"]]);
     let name = s.key(
         "client",
-        "What such a client calls itself (`clientInfo.name`); `*` stands for any characters, `?` for one.",
+        "Name that the client sends (`clientInfo.name`); `*` matches any characters, `?` one.",
     );
     let sign = match (name.set(pattern()), client_sign(s)) {
         (Set::Wrong, _) | (_, Set::Wrong) => None,
         (Set::To(name), Set::Unset) => Some(HolderSign::Name(name.value)),
         (Set::Unset, Set::To(sign)) => Some(HolderSign::Client(sign.value)),
         (Set::To(_), Set::To(_)) => {
-            s.wrong(s.place, "the sign has both `client` and another; make two of it, either is enough");
+            s.wrong(
+                s.place,
+                "the client match has both `client` and another; write two entries, either is enough",
+            );
             None
         }
         (Set::Unset, Set::Unset) => {
-            let message =
-                "the sign has neither `client`, nor `header` with `value`, nor `principal`; give it one";
+            let message = "the client match has neither `client`, nor `header` with `value`, nor `principal`; add one of them";
             s.wrong(s.place, message);
             None
         }
     };
-    let after = s.key("after", "After how long, if not when the route or the tool says; the shorter counts.");
+    let after = s.key("after", "How long a call of this client may run before it gets a ticket, or the time of the route or the tool if that is shorter.");
     let after = after.set(some_duration()).given();
-    let wait = s.key("wait", "How long the result is waited for at a time, for this one.");
+    let wait = s.key("wait", "How long one call of `deferral_result` of this client waits for the result.");
     let wait = wait.set(some_duration()).given();
     Some(TicketHolder { sign: sign?, after, wait })
 }
@@ -94,12 +99,12 @@ fn words() -> Kind<'static, String> {
     let Kind { schema, show, .. } = text();
     let read = word(Json::Null, |text: &str| {
         if let Some(missing) = NEEDED.into_iter().find(|place| !text.contains(place)) {
-            let why = format!("must have `{missing}` in it, without which the model cannot come back");
+            let why = format!("must contain `{missing}`, without which the model cannot fetch the result");
             return Err(Invalid(why));
         }
         match places(text).find(|place| !PLACES.contains(place)) {
             Some(unknown) => {
-                Err(Invalid(format!("`{unknown}` stands for nothing; there are {}", PLACES.join(", "))))
+                Err(Invalid(format!("unknown placeholder `{unknown}`; there are {}", PLACES.join(", "))))
             }
             None => Ok(text.to_owned()),
         }

@@ -44,8 +44,9 @@ pub(super) fn operators(
         s.wrong(
             listen.place,
             format!(
-                "`admin` on {address} can be reached from elsewhere, and needs {missing}: write `admin: {{ listen: \
-                 \"{address}\", token: {{ file: PATH }}, tls: {{ cert: PATH, key: PATH }} }}`, or listen on loopback"
+                "`admin` at {address} is reachable from other machines, which requires {missing}: write \
+                 `admin: {{ listen: \"{address}\", token: {{ file: PATH }}, tls: {{ cert: PATH, key: PATH \
+                 }} }}`, or listen on loopback"
             ),
         );
     }
@@ -68,12 +69,12 @@ const OPERATOR: &str = "operator";
 
 fn listeners(listen: &At<Vec<At<SocketAddr>>>, admin: Option<&At<SocketAddr>>, s: &mut Section<'_, '_>) {
     if listen.value.is_empty() {
-        s.wrong(listen.place, "`listen` names no address; remove it for the default");
+        s.wrong(listen.place, "`listen` is empty; add an address, or remove the key for the default");
     }
     // Port 0 is another port each time.
     let fixed = || listen.value.iter().filter(|address| address.value.port() != 0);
     for again in repeated(fixed()) {
-        s.wrong(again.place, format!("`{}` is listed twice", again.value));
+        s.wrong(again.place, format!("`{}` is listed twice; remove one of the two", again.value));
     }
     if let Some(admin) = admin
         && let Some(same) = fixed().find(|other| other.value == admin.value)
@@ -124,7 +125,9 @@ pub(super) fn health(
         if let Some(route) = paths.map(|path| &*path.value).find(is_same) {
             s.wrong(
                 place,
-                format!("`health` is `{path}`, and so is the path of a route (`{route}`); choose another"),
+                format!(
+                    "`health` is `{path}`, which is also the path of a route (`{route}`); choose another"
+                ),
             );
         }
     }
@@ -162,13 +165,16 @@ pub(super) fn keys(
     let sources = match written {
         Set::To(keys) => keys,
         Set::Unset if s.is_written() => {
-            s.wrong(s.place, "`request_state` has no `keys`; add some, as in `keys: [{ env: STATE_KEY }]`");
+            s.wrong(s.place, "`request_state` has no `keys`; add them, as in `keys: [{ env: STATE_KEY }]`");
             return Vec::new();
         }
         Set::Unset | Set::Wrong => return Vec::new(),
     };
     if sources.value.is_empty() {
-        s.wrong(sources.place, "`keys` names no key; without `request_state` one is made at start");
+        s.wrong(
+            sources.place,
+            "`keys` is empty; add a key, or remove `request_state` to have one generated at start",
+        );
     }
     let mut keys: Vec<At<secret::Key>> = Vec::new();
     for At { place, value: source } in sources.value {
@@ -210,7 +216,7 @@ pub(super) fn tokens(
 ) -> policy::Tokens {
     let Set::To(At { place, value: sources }) = written else { return policy::Tokens::default() };
     if sources.is_empty() {
-        s.wrong(place, "`tokens` names no token; remove it, if nobody is to be asked for one");
+        s.wrong(place, "`tokens` is empty; add a token, or remove the key if no token is required");
     }
     let mut tokens: Vec<(Place, String, secret::Token)> = Vec::new();
     for At { place, value: TokenSource { name, source } } in sources {
@@ -248,10 +254,7 @@ pub(super) fn routes(written: Set<Vec<At<Route>>>, s: &mut Section<'_, '_>) -> V
     for path in routes.iter().filter_map(|route| route.value.path.as_ref()) {
         if let Some(first) = known.iter().find(|other| other.value == path.value) {
             let (path_, line) = (&path.value, line(first.place));
-            s.wrong(
-                path.place,
-                format!("the path `{path_}` is already a route{line}; give this one another"),
-            );
+            s.wrong(path.place, format!("the path `{path_}` is already a route{line}; choose another"));
         }
         known.push(path);
     }
@@ -286,18 +289,18 @@ pub(super) fn server(
     };
     match (url, command) {
         (Set::Unset, Set::Unset) => {
-            s.wrong(place, "`upstream` names no server; give it a `url` or a `command`");
+            s.wrong(place, "`upstream` names no server; add a `url` or a `command`");
             None
         }
         (Set::To(_), Set::To(command)) => {
-            s.wrong(command.place, "`upstream` has both `url` and `command`; keep one of the two");
+            s.wrong(command.place, "`upstream` has both `url` and `command`; remove one of the two");
             None
         }
         (Set::To(url), Set::Unset | Set::Wrong) => {
             for At { place, value: key } in with_command {
                 s.wrong(
                     place,
-                    format!("`{key}` is for a server that is started by a `command`; this has a `url`"),
+                    format!("`{key}` is for stdio servers (`command`), and this one has a `url`; remove it"),
                 );
             }
             shared_by_url(&shared, &reached, is_exposed, s);
@@ -306,11 +309,11 @@ pub(super) fn server(
         }
         (Set::Unset, Set::To(At { place, value: command })) => {
             if command.words.is_empty() {
-                s.wrong(place, "`command` has no words; name the program first");
+                s.wrong(place, "`command` is empty; name the program first");
                 return None;
             }
             if command.program().is_empty() {
-                s.wrong(place, "the first word of `command` is empty; it names the program, and only its arguments may be empty");
+                s.wrong(place, "the first item of `command` is empty; it must name the program (only arguments may be empty)");
                 return None;
             }
             if around.look
@@ -320,11 +323,12 @@ pub(super) fn server(
             }
             for At { place, value: key } in reached.keys() {
                 let message =
-                    format!("`{key}` is for a server with a `url`; this one is started by a `command`");
+                    format!("`{key}` is for servers with a `url`, and this one has a `command`; remove it");
                 s.wrong(place, message);
             }
             if is_exposed && !shared.given().unwrap_or(false) {
-                let message = everybodys("to the command all of them are one", "it can do", " (`--shared`)");
+                let message =
+                    everybodys("the stdio server cannot tell them apart", "it can do", " (`--shared`)");
                 s.wrong(place, message);
             }
             Some((upstream::Server::Command(Box::new(command)), upstream::Config::default()))
@@ -338,13 +342,15 @@ fn shared_by_url(shared: &Set<bool>, reached: &reach::Written, is_exposed: bool,
     match (reached.makes_one(), shared) {
         (Some(_), Set::To(At { value: true, .. })) | (Some(_), Set::Wrong) => {}
         (Some(At { place, value: header }), Set::To(_) | Set::Unset) if is_exposed => {
-            let one = format!("to the server all of them are one, by the `{header}` in its `headers`");
-            s.wrong(place, everybodys(&one, "that lets them", ""));
+            let one = format!(
+                "the server cannot tell them apart, because `headers` sets the `{header}` of all requests"
+            );
+            s.wrong(place, everybodys(&one, "it permits", ""));
         }
         (None, Set::To(At { place, .. })) => s.wrong(
             *place,
-            "`shared` is for a server to which all callers are one: one that is started by a `command`, or has an \
-             `Authorization` in its `headers`; remove it",
+            "`shared` is for servers that cannot tell clients apart: stdio servers, and those that get \
+             their `Authorization` from `headers`; remove it",
         ),
         (Some(_), Set::To(_) | Set::Unset) | (None, Set::Unset | Set::Wrong) => {}
     }
@@ -353,8 +359,9 @@ fn shared_by_url(shared: &Set<bool>, reached: &reach::Written, is_exposed: bool,
 /// Said of a server to which all callers are one, behind a listener that others can reach.
 fn everybodys(one: &str, can: &str, flag: &str) -> String {
     format!(
-        "clients from elsewhere can come in, and {one}: whoever reaches the listener may do whatever {can}; listen on \
-         loopback, give clients tokens (`access.tokens`), or write `shared: true` under `upstream`{flag} if that is meant"
+        "clients on other machines can connect, and {one}: each of them can do whatever {can}; listen on \
+         loopback, require tokens (`access.tokens`), or write `shared: true` under `upstream`{flag} if \
+         this is intended"
     )
 }
 
@@ -373,10 +380,14 @@ pub(super) fn tools(
         let line = line(first.place);
         let message = match this == that {
             true => {
-                format!("`{this}` has a rule already{line}; the first one holds, so this one never would")
+                format!(
+                    "there is a rule for `{this}` already{line}, and the first match wins; remove one of the two"
+                )
             }
             false => {
-                format!("this rule never holds: `{that}`{line} matches all of `{this}`; put this one first")
+                format!(
+                    "this rule never applies, because `{that}`{line} matches all of `{this}`; put this one first"
+                )
             }
         };
         s.wrong(rule.place, message);
@@ -400,13 +411,13 @@ pub(super) fn unsolicited(written: At<Unsolicited>, s: &mut Section<'_, '_>) -> 
         Unsolicited::To(signs) => signs,
     };
     if signs.is_empty() {
-        s.wrong(written.place, "`unsolicited` names nobody; write `never` if that is meant");
+        s.wrong(written.place, "`unsolicited` is empty; add a client match, or write `never`");
     }
     let mut known: Vec<&At<policy::ClientMatch>> = Vec::new();
     for sign in &signs {
         if let Some(first) = known.iter().find(|first| first.value == sign.value) {
             let line = line(first.place);
-            s.wrong(sign.place, format!("this sign is listed already{line}; remove one of the two"));
+            s.wrong(sign.place, format!("this client match is listed already{line}; remove one of the two"));
         }
         known.push(sign);
     }
@@ -448,7 +459,7 @@ pub(super) fn call_limits(
                 || !rule.limits.is_empty();
             if is_pointless {
                 doubt(format!(
-                    "warning: calls of `{tools}` are refused (mode: deny), so no other key of its rule is used"
+                    "warning: calls of `{tools}` are refused (mode: deny), so the other keys of the rule have no effect"
                 ));
             }
             continue;
@@ -457,8 +468,8 @@ pub(super) fn call_limits(
             let (of_tool, of_route) = (of_tool?, of_route?);
             (of_tool > of_route).then(|| {
                 format!(
-                    "warning: `{key}` ({of_tool}) of `{tools}` is never reached: that of the route ({of_route}) holds for \
-                     these calls, too; raise that or lower this"
+                    "warning: `{key}` ({of_tool}) of `{tools}` is never reached, because the route's \
+                     ({of_route}) applies to these calls as well; raise the route's, or lower this one"
                 )
             })
         };
@@ -484,12 +495,12 @@ pub(super) fn deadline(
     let shown = show_duration(deadline);
     let message = match () {
         () if deadline >= call => format!(
-            "`deadline` ({shown}) would never be reached: `{key}` ({}) ends every call before; raise that \
-             or lower this",
+            "`deadline` ({shown}) is never reached, because `{key}` ({}) ends every call earlier; raise \
+             `{key}`, or lower `deadline`",
             show_duration(call)
         ),
         () if deadline <= after => format!(
-            "`deadline` ({shown}) would end calls before they become tasks (`after` is {}); raise this or lower that",
+            "`deadline` ({shown}) ends calls before they can become tasks (`after` is {}); raise `deadline`, or lower `after`",
             show_duration(after)
         ),
         () => return,
@@ -521,7 +532,7 @@ pub(super) fn ticket(
     };
     if after >= limit {
         let message = format!(
-            "`ticket` ({}) would never be given: `{name}` ({}) ends every call before; raise that or lower this",
+            "`ticket` ({}) is never given, because `{name}` ({}) ends every call earlier; raise `{name}`, or lower `ticket`",
             show_duration(after),
             show_duration(limit)
         );
@@ -549,8 +560,8 @@ pub(super) fn body_memory(body_bytes: &At<usize>, written: &At<usize>, s: &mut S
         s.wrong(
             written.place,
             format!(
-                "a body of `body_bytes` ({}) would never fit into `body_memory` ({}); raise that to {needed} at least, \
-                 or lower this",
+                "a body of `body_bytes` ({}) does not fit into `body_memory` ({}); raise `body_memory` to \
+                 at least {needed}, or lower `body_bytes`",
                 show_size(bytes),
                 show_size(memory)
             ),
@@ -565,7 +576,9 @@ pub(super) fn poll_interval(least: &At<Duration>, greatest: &At<Duration>, s: &m
         let (least, greatest) = (least.value, greatest.value);
         s.wrong(
             place,
-            format!("`poll_interval_min` ({least:?}) is more than `poll_interval_max` ({greatest:?})"),
+            format!(
+                "`poll_interval_min` ({least:?}) is more than `poll_interval_max` ({greatest:?}); lower it"
+            ),
         );
     }
 }
@@ -584,9 +597,9 @@ pub(super) fn gone_soon(key: &str, At { place, value }: &At<Duration>, s: &mut S
         false => "is short".to_owned(),
     };
     let message = format!(
-        "warning: `{key}` ({shown}) {kept}: the result of a task is gone so long after its end, whether it \
-         was fetched or not; a client that is away for a moment, or asks less often than it is told to, \
-         never sees it"
+        "warning: `{key}` ({shown}) {kept}: the result of a task is removed that long after its end, \
+         fetched or not; a client that disconnects for a moment, or polls less often than asked, never \
+         gets it"
     );
     s.report.doubts.push(Problem::new(*place, message));
 }
@@ -595,10 +608,10 @@ pub(super) fn gone_soon(key: &str, At { place, value }: &At<Duration>, s: &mut S
 /// default down is a way of saying that it is meant.
 pub(super) fn one_caller(path: &str, s: &mut Section<'_, '_>) {
     let message = format!(
-        "warning: on `{path}` all callers without `Authorization` count as one, also those that show a cookie or an \
-         API key: they share one quota, and a task's id is all it takes to use it; name the header that tells them \
-         apart, as in `principal: {{ header: X-Api-Key }}`, or write `principal: authorization` if every caller \
-         sends that"
+        "warning: on `{path}` all clients without `Authorization` are one principal, also those that send \
+         a cookie or an API key: they share one quota, and the id of a task is all it takes to use it; \
+         name the header that tells them apart, as in `principal: {{ header: X-Api-Key }}`, or write \
+         `principal: authorization` if every client sends that"
     );
     s.report.doubts.push(Problem::new(s.place, message));
 }

@@ -75,10 +75,10 @@ pub fn duration(text: &str) -> Result<Duration> {
         rest = tail;
     }
     if millis.fract() != 0.0 {
-        return invalid(format!("`{text}` is finer than a millisecond"));
+        return invalid(format!("`{text}` is finer than 1ms, the smallest unit of a duration"));
     }
     if millis > LONGEST.as_millis() as f64 {
-        return invalid(format!("`{text}` is longer than a year"));
+        return invalid(format!("`{text}` is longer than 366 days, the longest duration"));
     }
     #[expect(
         clippy::cast_possible_truncation,
@@ -112,7 +112,7 @@ pub fn instances(text: &str) -> Result<usize> {
     match text.trim().parse() {
         Ok(count @ 1..) => Ok(count),
         Ok(_) | Err(_) => {
-            invalid(format!("`{text}` is no number of processes; write a whole number of at least 1"))
+            invalid(format!("`{text}` is not a number of processes; write a whole number of at least 1"))
         }
     }
 }
@@ -139,7 +139,7 @@ pub fn size(text: &str) -> Result<usize> {
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
     let bytes = number * factor as f64;
     if bytes.fract() != 0.0 || bytes >= 9e15 {
-        return invalid(format!("`{text}` is not a whole number of bytes this machine could hold"));
+        return invalid(format!("`{text}` is not a whole number of bytes within the memory of this machine"));
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     usize::try_from(bytes as u64)
@@ -218,7 +218,7 @@ pub fn health(text: &str) -> Result<Option<String>> {
 /// # Errors
 /// Says what is missing or too much.
 pub fn upstream_url(text: &str) -> Result<Uri> {
-    let odd = format!("`{text}` is not a URL this proxy can call");
+    let odd = format!("`{text}` is not a URL that the proxy can call");
     if text.contains('#') {
         return invalid(format!("{odd}; remove the fragment (`#…`)"));
     }
@@ -237,15 +237,15 @@ pub fn upstream_url(text: &str) -> Result<Uri> {
     }
     match uri.authority() {
         Some(authority) if authority.as_str().contains('@') => invalid(format!(
-            "{odd}; remove the user and password: the server gets the credentials of each caller"
+            "{odd}; remove the user and password: the server gets the credentials of each client"
         )),
-        Some(authority) if authority.host().is_empty() => invalid(format!("{odd}; it names no host")),
+        Some(authority) if authority.host().is_empty() => invalid(format!("{odd}; it has no host")),
         // `http` keeps a port it cannot read as part of the text.
         Some(authority) if authority.port_u16().is_none() && has_port(authority.as_str()) => {
             invalid(format!("{odd}; its port is not a number from 1 to 65535"))
         }
         Some(_) => Ok(uri),
-        None => invalid(format!("{odd}; it names no host")),
+        None => invalid(format!("{odd}; it has no host")),
     }
 }
 
@@ -278,7 +278,7 @@ pub fn path(text: &str) -> Result<String> {
         return invalid(format!("a path begins with `/`; did you mean `/{text}`?"));
     }
     if text.contains(['?', '#']) || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        return invalid(format!("`{text}` is not a path; leave out `?`, `#` and blanks"));
+        return invalid(format!("`{text}` is not a path; remove `?`, `#` and spaces"));
     }
     if text.starts_with("/.well-known/") {
         return invalid(format!(
@@ -294,7 +294,7 @@ pub fn path(text: &str) -> Result<String> {
 /// Says that it cannot be one.
 pub fn header(text: &str) -> Result<HeaderName> {
     HeaderName::from_bytes(text.as_bytes())
-        .or_else(|_| invalid(format!("`{text}` cannot be the name of a header")))
+        .or_else(|_| invalid(format!("`{text}` is not a valid header name")))
 }
 
 /// A header that may be passed on to the server.
@@ -304,13 +304,13 @@ pub fn header(text: &str) -> Result<HeaderName> {
 pub fn forwarded_header(text: &str) -> Result<HeaderName> {
     let name = header(text)?;
     match name.as_str() {
-        "authorization" | "cookie" => invalid(format!("`{text}` is always forwarded; leave it out")),
+        "authorization" | "cookie" => invalid(format!("`{text}` selects the session in any case; remove it")),
         "host" | "connection" | "content-length" | "content-type" | "accept" | "transfer-encoding" | "te"
         | "trailer" | "upgrade" | "keep-alive" | "proxy-connection" | "origin" | "last-event-id" => {
-            invalid(format!("`{text}` belongs to the connection and cannot be forwarded"))
+            invalid(format!("`{text}` belongs to the connection and cannot be forwarded; remove it"))
         }
         mcp if mcp.starts_with("mcp-") => {
-            invalid(format!("`{text}` belongs to the protocol, which the proxy speaks itself; leave it out"))
+            invalid(format!("`{text}` belongs to the protocol, and the proxy sets it itself; remove it"))
         }
         _ => Ok(name),
     }
@@ -327,14 +327,12 @@ pub fn response_header(text: &str) -> Result<HeaderName> {
             "belongs to the connection"
         }
         name if name.starts_with("proxy-") => "belongs to the connection",
-        name if name.starts_with("content-") && name != "content-security-policy" => {
-            "says what the response holds"
-        }
+        name if name.starts_with("content-") && name != "content-security-policy" => "describes the body",
         "allow" | "last-event-id" | "location" | "retry-after" | "vary" | "www-authenticate" => {
-            "says what the response means"
+            "determines how the response is handled"
         }
         name if name.starts_with("mcp-") => "belongs to the protocol",
-        name if name.starts_with("access-control-") => "follows from `access.origins`",
+        name if name.starts_with("access-control-") => "is set according to `access.origins`",
         _ => return Ok(name),
     };
     invalid(format!("`{text}` {why}, and cannot be set for every response; remove it"))
@@ -374,16 +372,16 @@ pub fn sent_header(text: &str) -> Result<HeaderName> {
         | "accept"
         | "accept-encoding"
         | "origin" => {
-            invalid(format!("`{text}` belongs to the connection, and the proxy sets it itself; leave it out"))
+            invalid(format!("`{text}` belongs to the connection, and the proxy sets it itself; remove it"))
         }
         content if content.starts_with("content-") => {
-            invalid(format!("`{text}` belongs to the body of each request; leave it out"))
+            invalid(format!("`{text}` belongs to the body of each request; remove it"))
         }
         mcp if mcp.starts_with("mcp-") || mcp == "last-event-id" => {
-            invalid(format!("`{text}` belongs to the protocol, which the proxy speaks itself; leave it out"))
+            invalid(format!("`{text}` belongs to the protocol, and the proxy sets it itself; remove it"))
         }
         "traceparent" | "tracestate" | "baggage" => {
-            invalid(format!("`{text}` belongs to the trace of each request; leave it out"))
+            invalid(format!("`{text}` belongs to the trace of each request; remove it"))
         }
         _ => Ok(name),
     }
@@ -397,7 +395,7 @@ pub fn sign_header(text: &str) -> Result<HeaderName> {
     let name = header(text)?;
     match name.as_str() {
         "authorization" | "cookie" | "proxy-authorization" => invalid(format!(
-            "`{text}` is a secret, which does not belong here; name its `principal`, as the access log shows it"
+            "`{text}` carries a secret, which must not be written here; use `principal`, as the access log shows it"
         )),
         _ => Ok(name),
     }
@@ -411,7 +409,7 @@ pub fn header_value(text: &str) -> Result<String> {
     let is_value = !text.is_empty() && text.trim() == text && HeaderValue::from_str(text).is_ok();
     match is_value && text.is_ascii() {
         true => Ok(text.to_owned()),
-        false => invalid("must be what a header can say: visible ASCII, no blanks around it"),
+        false => invalid("must be a valid header value: visible ASCII, without spaces around it"),
     }
 }
 
@@ -423,9 +421,9 @@ pub fn principal(text: &str) -> Result<String> {
     let is_one = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     match (is_one, text) {
         (true, _) => Ok(text.to_ascii_lowercase()),
-        (false, "anonymous") => invalid(
-            "`anonymous` is everybody who shows no credentials; use `unsolicited: always` if you mean them",
-        ),
+        (false, "anonymous") => {
+            invalid("`anonymous` means all clients without credentials; use `unsolicited: always` for them")
+        }
         (false, _) => invalid(format!(
             "`{text}` is not a principal; write the 16 hex digits that the access log shows, in quotes"
         )),
@@ -443,7 +441,7 @@ pub fn host(text: &str) -> Result<String> {
         return Ok(text.to_owned());
     }
     invalid(format!(
-        "`{text}` is not a host; write its name alone, as in `mcp.example.com`, or `*` for every host"
+        "`{text}` is not a host; write a host name only, as in `mcp.example.com`, or `*` for any"
     ))
 }
 
@@ -476,7 +474,7 @@ pub fn origin(text: &str) -> Result<String> {
         return Ok(text.to_owned());
     }
     invalid(format!(
-        "`{text}` is not an origin; write scheme and host, as in `https://app.example.com`, or `*` for every origin"
+        "`{text}` is not an origin; write scheme and host, as in `https://app.example.com`, or `*` for any"
     ))
 }
 
@@ -486,7 +484,7 @@ pub fn origin(text: &str) -> Result<String> {
 /// An empty one matches nothing.
 pub fn pattern(text: &str) -> Result<crate::policy::Pattern> {
     if text.is_empty() {
-        return invalid("an empty pattern matches no tool; `*` matches every one");
+        return invalid("an empty pattern matches no tool; use `*` to match every tool");
     }
     Ok(crate::policy::Pattern::new(text))
 }
@@ -498,8 +496,8 @@ pub fn pattern(text: &str) -> Result<crate::policy::Pattern> {
 pub fn mode(text: &str) -> Result<Mode> {
     match tool_mode(text)? {
         Mode::Deny => invalid(
-            "`deny` hides single tools, not a route; write it for a tool, as in `tools: [{ match: delete_*, mode: deny \
-             }]` (`--tool 'delete_*=deny'`), or remove the route",
+            "`deny` applies to tools, not to a route; write it for a tool, as in `tools: [{ match: \
+             delete_*, mode: deny }]` (`--tool 'delete_*=deny'`), or remove the route",
         ),
         mode => Ok(mode),
     }
@@ -524,7 +522,7 @@ pub fn store(text: &str) -> Result<Store> {
             Some("") => invalid(format!("`{text}` names no folder; write it as in `disk:./data`")),
             Some(path) => Ok(Store::Disk { path: path.into(), key: None, max_bytes: None }),
             None => invalid(format!(
-                "there is no store `{text}` in this version; use memory, which forgets tasks at exit, or disk:PATH"
+                "there is no store `{text}` in this version; use memory (tasks end with the process) or disk:PATH"
             )),
         },
     }
@@ -550,7 +548,7 @@ pub fn log_level(text: &str) -> Result<String> {
     match crate::telemetry::log::is_filter(text) {
         Ok(()) => Ok(text.to_owned()),
         Err(error) => invalid(format!(
-            "`{text}` is no level: {error}; write error, warn, info, debug or trace, or a list as in `info,deferral::access=warn`"
+            "`{text}` is not a log level: {error}; write error, warn, info, debug or trace, or a filter, for example `info,deferral::access=warn`"
         )),
     }
 }
@@ -563,7 +561,7 @@ pub fn required(text: &str) -> Result<bool> {
     match text {
         "required" => Ok(true),
         "ignored" => Ok(false),
-        _ => invalid(format!("unknown word `{text}`; use required or ignored")),
+        _ => invalid(format!("unknown value `{text}`; use required or ignored")),
     }
 }
 
@@ -672,7 +670,7 @@ mod tests {
         assert_eq!(path("mcp").unwrap_err().0, "a path begins with `/`; did you mean `/mcp`?");
         assert!(path("/a b").is_err() && path("/a?b").is_err() && path("/.well-known/x").is_err());
         assert!(forwarded_header("X-Tenant").is_ok());
-        assert!(forwarded_header("Authorization").unwrap_err().0.contains("always forwarded"));
+        assert!(forwarded_header("Authorization").unwrap_err().0.contains("selects the session in any case"));
         assert!(forwarded_header("Mcp-Name").is_err() && forwarded_header("a b").is_err());
         assert!(sign_header("X-Takes-Tasks").is_ok() && sign_header("Cookie").is_err());
         assert!(header_value("1").is_ok() && header_value("a b").is_ok());

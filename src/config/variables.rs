@@ -63,7 +63,7 @@ impl Substitution<'_> {
                 for Entry { key, key_place, node } in entries {
                     if key.contains("${") {
                         let message = format!(
-                            "warning: variables are for values, and `{key}` is a key: it is taken as it is written"
+                            "warning: variables are expanded in values only, and `{key}` is a key: it stays as it is written"
                         );
                         self.report.doubts.push(Problem::new(*key_place, message));
                     }
@@ -112,7 +112,7 @@ impl Substitution<'_> {
         self.bytes += bytes as u64;
         match self.bytes > MAX_FILE {
             true => Err(Invalid(format!(
-                "with the value of `{name}` all variables together give more than {MAX_FILE} bytes, which no configuration is"
+                "with the value of `{name}` the configuration exceeds the limit of {MAX_FILE} bytes"
             ))),
             false => Ok(()),
         }
@@ -120,9 +120,7 @@ impl Substitution<'_> {
 }
 
 fn unset(name: &str) -> Invalid {
-    Invalid(format!(
-        "the variable `{name}` is not set; set it, or say what holds without it: `${{{name}:-default}}`"
-    ))
+    Invalid(format!("the variable `{name}` is not set; set it, or add a default: `${{{name}:-default}}`"))
 }
 
 /// A `$` is one everywhere but before `{`. There two of them are one that is meant as it stands: `$${` is `${`.
@@ -141,7 +139,7 @@ fn parts(text: &str) -> Result<Vec<Part<'_>>, Invalid> {
         }
         let Some((inside, behind)) = inside.split_once('}') else {
             return Err(Invalid(format!(
-                "`${{{inside}` has no end; write `${{NAME}}`, or `$${{` for what is no variable"
+                "`${{{inside}` has no closing brace; write `${{NAME}}`, or `$${{` for a literal `${{`"
             )));
         };
         parts.push(variable(inside)?);
@@ -160,12 +158,14 @@ fn variable(inside: &str) -> Result<Part<'_>, Invalid> {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let is_fit = name.bytes().all(is_name) && !name.starts_with(|first: char| first.is_ascii_digit());
     if default.is_some_and(|default| default.contains("${")) {
-        return Err(Invalid(format!("the default of `{name}` cannot have a variable in it; write a text")));
+        return Err(Invalid(format!(
+            "the default of `{name}` cannot contain a variable; write a literal value"
+        )));
     }
     match is_fit && !name.is_empty() {
         true => Ok(Part::Variable { name, default }),
         false => Err(Invalid(format!(
-            "`${{{inside}}}` names no variable; write `${{NAME}}` or `${{NAME:-default}}` with letters, digits and `_` in the name, or `$${{` for what is no variable"
+            "`${{{inside}}}` names no variable; write `${{NAME}}` or `${{NAME:-default}}` with letters, digits and `_` in the name, or `$${{` for a literal `${{`"
         ))),
     }
 }
@@ -192,8 +192,8 @@ impl Given {
             true => again().map_or_else(|| "must be another value".to_owned(), |Invalid(said)| said),
         };
         Invalid(match said.contains(written) {
-            true => format!("{said} (what a variable gives is not shown)"),
-            false => format!("{said} (it is what `{written}` gives, which is not shown)"),
+            true => format!("{said} (the values of variables are not shown)"),
+            false => format!("{said} (the value of `{written}`, which is not shown)"),
         })
     }
 }
@@ -273,15 +273,15 @@ mod tests {
     #[test]
     fn what_cannot_be_replaced_is_named_with_what_would_help() {
         for (text, wrong) in [
-            ("${NO}", "the variable `NO` is not set; set it, or say what holds without it: `${NO:-default}`"),
-            ("x${A", "`${A` has no end"),
+            ("${NO}", "the variable `NO` is not set; set it, or add a default: `${NO:-default}`"),
+            ("x${A", "`${A` has no closing brace"),
             ("${}", "`${}` names no variable"),
             ("${1A}", "`${1A}` names no variable"),
             ("${A B}", "`${A B}` names no variable"),
             ("${A-d}", "`${A-d}` names no variable; write `${NAME}` or `${NAME:-default}`"),
             ("${A:?x}", "`${A:?x}` names no variable"),
             ("${ä}", "names no variable"),
-            ("${NO:-${A}}", "the default of `NO` cannot have a variable in it"),
+            ("${NO:-${A}}", "the default of `NO` cannot contain a variable"),
         ] {
             let said = of(text).expect_err(text);
             assert!(said.contains(wrong), "{text}: {said}");

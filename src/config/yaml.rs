@@ -71,7 +71,7 @@ pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
         Ok(node) => node,
         Err(Stop(mut problem)) => {
             if stops_at_variable(text, problem.place) {
-                problem.message += "; within `{ }` and `[ ]` a variable needs quotes, as in `\"${NAME}\"`";
+                problem.message += "; inside `{ }` and `[ ]` quote a variable, as in `\"${NAME}\"`";
             }
             problems.push(problem);
             None
@@ -160,7 +160,7 @@ impl Node {
                 Some(Scalar::Null) => "nothing",
                 Some(Scalar::Bool(_)) => "true or false",
                 Some(Scalar::Number) => "a number",
-                Some(Scalar::Text) | None => "a text",
+                Some(Scalar::Text) | None => "a string",
             },
         }
     }
@@ -235,7 +235,7 @@ impl<'i> Reader<'i, '_> {
                 let at = Place::File { line: error.marker().line(), column: error.marker().col() + 1 };
                 Err(Stop(Problem::new(at, format!("not valid YAML: {}", error.info()))))
             }
-            None => Err(Stop(Problem::new(Place::Whole, "not valid YAML: it ends too early"))),
+            None => Err(Stop(Problem::new(Place::Whole, "not valid YAML: unexpected end of the file"))),
         }
     }
 
@@ -248,7 +248,7 @@ impl<'i> Reader<'i, '_> {
                 (Event::DocumentStart(_), place) if root.is_some() => {
                     return Err(Stop(Problem::new(
                         place,
-                        "a second document; one file holds one configuration",
+                        "a second YAML document; a file holds one configuration",
                     )));
                 }
                 (Event::DocumentStart(_), _) => {
@@ -280,7 +280,7 @@ impl<'i> Reader<'i, '_> {
         if let Some(tag) = tag {
             self.problems.push(Problem::new(
                 place,
-                format!("the tag `{}{}` is not used here; remove it", tag.handle, tag.suffix),
+                format!("the tag `{}{}` is not supported; remove it", tag.handle, tag.suffix),
             ));
         }
         let node = Node { place, value };
@@ -293,7 +293,7 @@ impl<'i> Reader<'i, '_> {
     /// A copy of what the anchor names. Its problems are shown where it was written.
     fn alias(&mut self, anchor: usize, place: Place) -> Result<Node, Stop> {
         let Some(node) = self.anchors.get(&anchor).cloned() else {
-            return Err(Stop(Problem::new(place, "an alias inside the very thing it names")));
+            return Err(Stop(Problem::new(place, "an alias within the value that it refers to")));
         };
         self.count(node.size(), place)?;
         Ok(node)
@@ -321,13 +321,13 @@ impl<'i> Reader<'i, '_> {
             let node = self.node(event, depth + 1)?;
             let Value::Scalar { text, plain, .. } = key.value else {
                 self.problems
-                    .push(Problem::new(key.place, format!("a key must be a text, not {}", key.what())));
+                    .push(Problem::new(key.place, format!("a key must be a string, not {}", key.what())));
                 continue;
             };
             if plain && text == "<<" {
                 self.problems.push(Problem::new(
                     key.place,
-                    "merge keys (`<<`) are not supported; write the settings out, or name the whole value by an alias",
+                    "merge keys (`<<`) are not supported; write the keys out, or use an alias for the whole value",
                 ));
                 continue;
             }
@@ -346,7 +346,10 @@ impl<'i> Reader<'i, '_> {
     fn count(&mut self, nodes: usize, place: Place) -> Result<(), Stop> {
         self.nodes += nodes;
         if self.nodes > MAX_NODES {
-            return Err(Stop(Problem::new(place, format!("more than {MAX_NODES} values, aliases repeated"))));
+            return Err(Stop(Problem::new(
+                place,
+                format!("more than {MAX_NODES} values (aliases counted each time)"),
+            )));
         }
         Ok(())
     }
@@ -384,15 +387,18 @@ mod tests {
     #[test]
     fn what_is_refused_is_refused_by_name() {
         assert_eq!(problems("a: 1\nb: 2\na: 3"), ["3:1 `a` is already set on line 1; remove one of the two"]);
-        assert_eq!(problems("a: !secret x"), ["1:4 the tag `!secret` is not used here; remove it"]);
+        assert_eq!(problems("a: !secret x"), ["1:4 the tag `!secret` is not supported; remove it"]);
         assert_eq!(
             problems("a: &x {}\nb: { <<: *x }"),
             [
-                "2:6 merge keys (`<<`) are not supported; write the settings out, or name the whole value by an alias"
+                "2:6 merge keys (`<<`) are not supported; write the keys out, or use an alias for the whole value"
             ]
         );
-        assert_eq!(problems("a: 1\n---\nb: 2"), ["2:1 a second document; one file holds one configuration"]);
-        assert_eq!(problems("? [a]\n: 1"), ["1:3 a key must be a text, not a list"]);
+        assert_eq!(
+            problems("a: 1\n---\nb: 2"),
+            ["2:1 a second YAML document; a file holds one configuration"]
+        );
+        assert_eq!(problems("? [a]\n: 1"), ["1:3 a key must be a string, not a list"]);
         assert!(problems("a: *nobody")[0].starts_with("1:4 not valid YAML"), "{:?}", problems("a: *nobody"));
         assert!(problems("a: [1\nb: 2")[0].contains("not valid YAML"));
         assert_eq!(problems(&"[".repeat(100)).len(), 1);

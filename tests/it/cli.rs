@@ -79,7 +79,7 @@ fn check_warns_where_callers_from_elsewhere_are_all_one() {
              - {{ path: /c, principal: {{ header: X-Api-Key }}, {SERVER} }}\n"
         );
         let said = check(&text);
-        let begin = format!("{}:3:5: warning: on `/mcp` all callers without `Authorization`", path.display());
+        let begin = format!("{}:3:5: warning: on `/mcp` all clients without `Authorization`", path.display());
         assert!(said.starts_with(&begin) && said.contains("principal: { header: X-Api-Key }"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
@@ -108,7 +108,7 @@ fn check_warns_where_a_rollout_leaves_callers_without_credentials_outside() {
     ] {
         let said = check("", route);
         assert!(
-            said.contains(": warning: callers without `Authorization` are outside this rollout"),
+            said.contains(": warning: clients without `Authorization` are outside this rollout"),
             "{route}: {said}"
         );
         assert_eq!(said.lines().count(), 1, "{said}");
@@ -194,7 +194,7 @@ fn check_doubts_a_capability_that_no_specification_knows() {
     let output = deferral(&["check", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0));
     let said = String::from_utf8(output.stderr).unwrap();
-    let begin = format!("{}:3:35: warning: `acme/vault` is no capability", path.display());
+    let begin = format!("{}:3:35: warning: `acme/vault` is not a capability", path.display());
     assert!(said.starts_with(&begin) && said.lines().count() == 1, "{said}");
 }
 
@@ -215,7 +215,7 @@ fn a_flag_that_cannot_be_used_says_why_and_exits_with_2() {
         (&["--shared", "--upstream", "http://x/"], "required"),
         (&["--upstream", "http://x/", "--", "python"], "has both"),
         (&["--config", "no/such.yaml"], "no/such.yaml: cannot be read"),
-        (&["--upstream", "http://x/", "--host", "http://mcp"], "write its name alone"),
+        (&["--upstream", "http://x/", "--host", "http://mcp"], "write a host name only"),
         (&["--nonsense"], "unexpected argument"),
         (&["check"], "Usage"),
     ] {

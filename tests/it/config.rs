@@ -200,13 +200,13 @@ routes:
         expect![[r#"
             deferral.yaml:1:1: unknown key `lisen` at the top level; did you mean `listen`?
             deferral.yaml:2:8: `localhost:8809` is not an address; did you mean `127.0.0.1:8809`?
-            deferral.yaml:3:8: `store` names no folder, as in `{ disk: ./data }`
+            deferral.yaml:3:8: `store` names no folder; add `disk`, as in `{ disk: ./data }`
             deferral.yaml:3:10: unknown key `disc` in `store`; did you mean `store.disk`?
             deferral.yaml:3:35: `max_bytes` must be at least 16MiB
             deferral.yaml:4:8: `30` has no unit; did you mean `30s` or `30ms`?
             deferral.yaml:5:6: unknown log format `xml`; use text or json
             deferral.yaml:6:13: `https://mcp.example.com/base` has a path; write scheme and host only, as in `https://mcp.example.com`
-            deferral.yaml:7:19: `https://mcp.example.com` is not a host; write its name alone, as in `mcp.example.com`, or `*` for every host
+            deferral.yaml:7:19: `https://mcp.example.com` is not a host; write a host name only, as in `mcp.example.com`, or `*` for any
             deferral.yaml:7:47: unknown key `origin` in `access`; did you mean `access.origins`?
             deferral.yaml:9:13: `sessions` must be at least 1
             deferral.yaml:10:15: `4 megabytes` is not a size; write bytes, or a number and KiB, MiB or GiB, as in `4MiB`
@@ -215,29 +215,29 @@ routes:
             deferral.yaml:14:9: `call` must be more than 0; leave it out for the default
             deferral.yaml:15:3: `connect` has no value; give it one or remove the line
             deferral.yaml:17:11: a path begins with `/`; did you mean `/mcp`?
-            deferral.yaml:18:22: `127.0.0.1:9000/mcp` is not a URL this proxy can call; it has no scheme, did you mean `http://127.0.0.1:9000/mcp`?
-            deferral.yaml:20:60: `upstream` has both `url` and `command`; keep one of the two
+            deferral.yaml:18:22: `127.0.0.1:9000/mcp` is not a URL that the proxy can call; it has no scheme, did you mean `http://127.0.0.1:9000/mcp`?
+            deferral.yaml:20:60: `upstream` has both `url` and `command`; remove one of the two
             deferral.yaml:21:5: unknown key `after` in a route; it belongs at `routes[].defer.after` or `routes[].tools[].after`
             deferral.yaml:22:20: unknown mode `sometimes`; use auto, never, always, required, observe or, for a tool, deny
             deferral.yaml:22:38: `5` has no unit; did you mean `5s` or `5ms`?
             deferral.yaml:22:52: `retention` must be a single value, not a list
-            deferral.yaml:23:11: the path `/a` is already a route (line 19); give this one another
+            deferral.yaml:23:11: the path `/a` is already a route (line 19); choose another
             deferral.yaml:25:5: the route has no `upstream`; add `upstream: { url: "http://…" }`
-            deferral.yaml:28:18: `train_*` has a rule already (line 27); the first one holds, so this one never would
-            deferral.yaml:29:18: this rule never holds: `train_*` (line 27) matches all of `train_big`; put this one first
-            deferral.yaml:29:39: the key `a` is listed twice; each question needs its own
-            deferral.yaml:30:9: the rule has no `match`; name the tool, or `*` for every one
+            deferral.yaml:28:18: there is a rule for `train_*` already (line 27), and the first match wins; remove one of the two
+            deferral.yaml:29:18: this rule never applies, because `train_*` (line 27) matches all of `train_big`; put this one first
+            deferral.yaml:29:39: the key `a` is listed twice; each input request needs its own
+            deferral.yaml:30:9: the rule has no `match`; add the name of a tool, or `*` for all
             deferral.yaml:31:31: `requires` must be a mapping of capabilities, as in `{ sampling: {} }`, not a list
-            deferral.yaml:32:43: a capability is a mapping; write `sampling: {}`
-            deferral.yaml:33:16: `principal` names no header, as in `{ header: X-User }`
+            deferral.yaml:32:43: a capability must be a mapping; write `sampling: {}`
+            deferral.yaml:33:16: `principal` names no header; add one, as in `{ header: X-User }`
             deferral.yaml:33:18: unknown key `heder` in `principal`; did you mean `routes[].principal.header`?
-            deferral.yaml:34:15: `Authorization` is always forwarded; leave it out
-            deferral.yaml:34:50: `Mcp-Name` belongs to the protocol, which the proxy speaks itself; leave it out
+            deferral.yaml:34:15: `Authorization` selects the session in any case; remove it
+            deferral.yaml:34:50: `Mcp-Name` belongs to the protocol, and the proxy sets it itself; remove it
             deferral.yaml:36:5: `path` is already set on line 35; remove one of the two
-            deferral.yaml:37:15: `upstream` names no server; give it a `url` or a `command`
-            deferral.yaml:38:16: `questions` must be a mapping (`key: value`), not a text
+            deferral.yaml:37:15: `upstream` names no server; add a `url` or a `command`
+            deferral.yaml:38:16: `questions` must be a mapping (`key: value`), not a string
             deferral.yaml:42:16: `max_ttl` must be more than 0; leave it out for the default
-            deferral.yaml:43:20: unknown outcome `passed` of a tool's error; use failed or completed
+            deferral.yaml:43:20: unknown value `passed` of `tool_errors`; use failed or completed
             deferral.yaml:44:27: `immediate_response` must not be empty
             deferral.yaml:45:20: `across_eras` must be true or false, not `maybe`
             deferral.yaml:46:7: unknown key `unsolicitd` in `tasks`; did you mean `routes[].tasks.unsolicited`?
@@ -245,16 +245,16 @@ routes:
             deferral.yaml:47:37: `off` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`
             deferral.yaml:47:52: `soon` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`
             deferral.yaml:47:58: unknown key `keep_alive` in `held`; it belongs at `timeouts.keep_alive`
-            deferral.yaml:52:21: `Authorization` is a secret, which does not belong here; name its `principal`, as the access log shows it
-            deferral.yaml:53:33: `value` must be what a header can say: visible ASCII, no blanks around it
-            deferral.yaml:54:11: the sign has no `value` for its `header`; add one
-            deferral.yaml:55:11: the sign has no `header` for its `value`; add one
+            deferral.yaml:52:21: `Authorization` carries a secret, which must not be written here; use `principal`, as the access log shows it
+            deferral.yaml:53:33: `value` must be a valid header value: visible ASCII, without spaces around it
+            deferral.yaml:54:11: the client match has no `value` for its `header`; add one
+            deferral.yaml:55:11: the client match has no `header` for its `value`; add one
             deferral.yaml:56:24: `0f3c` is not a principal; write the 16 hex digits that the access log shows, in quotes
-            deferral.yaml:57:24: `anonymous` is everybody who shows no credentials; use `unsolicited: always` if you mean them
-            deferral.yaml:58:11: the sign has both a header and `principal`; make two of it, either is enough
-            deferral.yaml:59:11: the sign has neither `header` with `value` nor `principal`; give it one
-            deferral.yaml:60:11: a client's sign must be a mapping (`key: value`), not a text
-            deferral.yaml:63:27: `sometimes` does not say who; use never, always or a list, as in `[{ principal: 0f3c… }]`
+            deferral.yaml:57:24: `anonymous` means all clients without credentials; use `unsolicited: always` for them
+            deferral.yaml:58:11: the client match has both a header and `principal`; write two entries, either is enough
+            deferral.yaml:59:11: the client match has neither `header` with `value` nor `principal`; add one of them
+            deferral.yaml:60:11: a client match must be a mapping (`key: value`), not a string
+            deferral.yaml:63:27: unknown value `sometimes` of `unsolicited`; use never, always or a list, as in `[{ principal: 0f3c… }]`
             deferral.yaml:66:27: `unsolicited` must be never, always or a list, as in `[{ header: X-Takes-Tasks, value: "1" }]`
         "#]],
     );
@@ -289,8 +289,8 @@ fn what_is_not_yaml_or_holds_nothing_is_one_problem() {
     refused(
         "just text",
         expect![[r#"
-        deferral.yaml:1:1: the file must be a mapping (`key: value`), not a text
-    "#]],
+            deferral.yaml:1:1: the file must be a mapping (`key: value`), not a string
+        "#]],
     );
     refused(
         "listen: 127.0.0.1:1",
@@ -323,9 +323,9 @@ routes:
       - { match: b, requires: { elicitation: { from: {} }, Sampling: {} } }
 "#,
         expect![[r#"
-            deferral.yaml:5:33: no client declares `samplin`; did you mean `sampling`?
-            deferral.yaml:6:48: no client declares `from`; did you mean `form`?
-            deferral.yaml:6:60: no client declares `Sampling`; did you mean `sampling`?
+            deferral.yaml:5:33: unknown capability `samplin`, which no client declares; did you mean `sampling`?
+            deferral.yaml:6:48: unknown capability `from`, which no client declares; did you mean `form`?
+            deferral.yaml:6:60: unknown capability `Sampling`, which no client declares; did you mean `sampling`?
         "#]],
     );
     // What the specification leaves open stays open.
@@ -352,22 +352,22 @@ routes:
     upstream: { command: [server], instances: { per: user }, args: [x] }
 "#,
         expect![[r#"
-            deferral.yaml:4:40: `env` is for a server that is started by a `command`; this has a `url`
-            deferral.yaml:4:55: `cwd` is for a server that is started by a `command`; this has a `url`
-            deferral.yaml:4:66: `shared` is for a server to which all callers are one: one that is started by a `command`, or has an `Authorization` in its `headers`; remove it
-            deferral.yaml:4:83: `instances` is for a server that is started by a `command`; this has a `url`
-            deferral.yaml:6:26: `command` has no words; name the program first
-            deferral.yaml:8:26: `command` must be a list (`- …` or `[…]`), not a text
+            deferral.yaml:4:40: `env` is for stdio servers (`command`), and this one has a `url`; remove it
+            deferral.yaml:4:55: `cwd` is for stdio servers (`command`), and this one has a `url`; remove it
+            deferral.yaml:4:66: `shared` is for servers that cannot tell clients apart: stdio servers, and those that get their `Authorization` from `headers`; remove it
+            deferral.yaml:4:83: `instances` is for stdio servers (`command`), and this one has a `url`; remove it
+            deferral.yaml:6:26: `command` is empty; name the program first
+            deferral.yaml:8:26: `command` must be a list (`- …` or `[…]`), not a string
             deferral.yaml:8:39: `env` must be a mapping (`NAME: value`), not a list
-            deferral.yaml:8:57: `some` does not say what; use all, safe or a list of names
-            deferral.yaml:8:70: `soon` does not say when; use lazy or eager
+            deferral.yaml:8:57: unknown value `some` of `inherit_env`; use all, safe or a list of names
+            deferral.yaml:8:70: unknown value `soon` of `start`; use lazy or eager
             deferral.yaml:8:91: `start_timeout` must be more than 0; leave it out for the default
             deferral.yaml:8:105: `instances` must be at least 1
             deferral.yaml:10:47: `env` must be the name of an environment variable, which has no `=`
             deferral.yaml:10:54: `env` must be the name of an environment variable, which has no `=`
             deferral.yaml:10:65: `env` must be a single value, not a list
             deferral.yaml:10:86: `inherit_env` must be the name of an environment variable, which has no `=`
-            deferral.yaml:10:105: `instances` says nothing; write a number, or `{ per: caller }`
+            deferral.yaml:10:105: `instances` is empty; write a number, or `{ per: caller }`
             deferral.yaml:12:54: `per` must be `caller`, not `user`
             deferral.yaml:12:62: unknown key `args` in `upstream`; use `routes[].upstream.command`: one list of the program and its arguments
         "#]],
@@ -384,7 +384,7 @@ fn a_command_that_clients_from_elsewhere_could_use_needs_a_word_that_they_may() 
         ["listen: 0.0.0.0:80\n", "listen: ['127.0.0.1:1', '[::]:80']\n", "public_url: https://example.com\n"]
     {
         let said = refused(exposed, "").expect("it is refused");
-        assert!(said.contains(":2:33: clients from elsewhere can come in"), "{said}");
+        assert!(said.contains(":2:33: clients on other machines can connect"), "{said}");
         assert!(said.contains("`shared: true`"), "{said}");
         assert_eq!(refused(exposed, ", shared: true"), None);
         assert!(refused(exposed, ", shared: false").is_some());
@@ -394,7 +394,7 @@ fn a_command_that_clients_from_elsewhere_could_use_needs_a_word_that_they_may() 
     let known = "listen: 0.0.0.0:80\naccess: { tokens: [{ name: alice, file: tests/it/config.key }] }\n";
     assert_eq!(refused(known, ""), None);
     let said = refused("listen: 0.0.0.0:80\n", "").expect("it is refused");
-    assert!(said.contains("give clients tokens (`access.tokens`)"), "{said}");
+    assert!(said.contains("require tokens (`access.tokens`)"), "{said}");
 }
 
 #[test]
@@ -407,14 +407,14 @@ fn operators_from_elsewhere_need_tls_and_a_token() {
         config::parse(Path::new("deferral.yaml"), &text).err().map(|problems| problems.to_string())
     };
     for (admin, place, missing) in [
-        ("0.0.0.0:8809".to_owned(), "1:8", "needs `tls` and a `token`:"),
-        ("'[::]:8809'".to_owned(), "1:8", "needs `tls` and a `token`:"),
-        ("{ listen: 10.0.0.7:8809 }".to_owned(), "1:18", "needs `tls` and a `token`:"),
-        (format!("{{ listen: 10.0.0.7:8809, {TOKEN} }}"), "1:18", "needs `tls`:"),
-        (format!("{{ listen: 10.0.0.7:8809, {TLS} }}"), "1:18", "needs a `token`:"),
+        ("0.0.0.0:8809".to_owned(), "1:8", "requires `tls` and a `token`:"),
+        ("'[::]:8809'".to_owned(), "1:8", "requires `tls` and a `token`:"),
+        ("{ listen: 10.0.0.7:8809 }".to_owned(), "1:18", "requires `tls` and a `token`:"),
+        (format!("{{ listen: 10.0.0.7:8809, {TOKEN} }}"), "1:18", "requires `tls`:"),
+        (format!("{{ listen: 10.0.0.7:8809, {TLS} }}"), "1:18", "requires a `token`:"),
     ] {
         let said = said(&admin).expect("it is refused");
-        assert!(said.starts_with(&format!("deferral.yaml:{place}: `admin` on ")), "{said}");
+        assert!(said.starts_with(&format!("deferral.yaml:{place}: `admin` at ")), "{said}");
         assert!(said.contains(missing) && said.contains("or listen on loopback"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
@@ -430,7 +430,7 @@ fn operators_from_elsewhere_need_tls_and_a_token() {
     refused(
         "admin: { token: secret, tls: { cert: a.pem }, port: 1 }\nroutes: [{ upstream: { url: 'http://x' } }]\n",
         expect![[r#"
-            deferral.yaml:1:17: a token is not written here; say where it is: `{ file: PATH }` or `{ env: NAME }`
+            deferral.yaml:1:17: a token must not be written in this file; name its source: `{ file: PATH }` or `{ env: NAME }`
             deferral.yaml:1:30: `tls` has no `key`; name a PEM file
             deferral.yaml:1:47: unknown key `port` in `admin`; use `admin.listen`, as in `127.0.0.1:8808`
         "#]],
@@ -464,13 +464,13 @@ request_state: { keys: [{}] }
 routes: [{ upstream: {}, principal: {}, tools: [{}] }]
 "#,
         expect![[r#"
-            deferral.yaml:2:8: `store` names no folder, as in `{ disk: ./data }`
+            deferral.yaml:2:8: `store` names no folder; add `disk`, as in `{ disk: ./data }`
             deferral.yaml:3:6: `tls` has no `cert`; name a PEM file
             deferral.yaml:3:6: `tls` has no `key`; name a PEM file
-            deferral.yaml:4:25: the key has neither `file` nor `env`; give it one
-            deferral.yaml:5:22: `upstream` names no server; give it a `url` or a `command`
-            deferral.yaml:5:37: `principal` names no header, as in `{ header: X-User }`
-            deferral.yaml:5:49: the rule has no `match`; name the tool, or `*` for every one
+            deferral.yaml:4:25: the key has neither `file` nor `env`; add one of them
+            deferral.yaml:5:22: `upstream` names no server; add a `url` or a `command`
+            deferral.yaml:5:37: `principal` names no header; add one, as in `{ header: X-User }`
+            deferral.yaml:5:49: the rule has no `match`; add the name of a tool, or `*` for all
         "#]],
     );
 }
@@ -505,15 +505,15 @@ routes:
 "#,
         expect![[r#"
             deferral.yaml:2:10: `admin` and `listen` are both 127.0.0.1:8809; choose another port for one of them, or set `admin: off`
-            deferral.yaml:2:26: `127.0.0.1:8809` is listed twice
+            deferral.yaml:2:26: `127.0.0.1:8809` is listed twice; remove one of the two
             deferral.yaml:3:6: `tls` has no `key`; name a PEM file
-            deferral.yaml:4:30: `poll_interval_min` (60s) is more than `poll_interval_max` (30s)
-            deferral.yaml:7:5: the path `/mcp` is already a route (line 6); give this one another
-            deferral.yaml:10:23: `deadline` (1d) would never be reached: `timeouts.call` (1d) ends every call before; raise that or lower this
-            deferral.yaml:15:11: this sign is listed already (line 14); remove one of the two
-            deferral.yaml:18:27: `unsolicited` names nobody; write `never` if that is meant
-            deferral.yaml:19:23: `deadline` (5s) would end calls before they become tasks (`after` is 5s); raise this or lower that
-            deferral.yaml:22:23: `deadline` (5s) would end calls before they become tasks (`after` is 1m); raise this or lower that
+            deferral.yaml:4:30: `poll_interval_min` (60s) is more than `poll_interval_max` (30s); lower it
+            deferral.yaml:7:5: the path `/mcp` is already a route (line 6); choose another
+            deferral.yaml:10:23: `deadline` (1d) is never reached, because `timeouts.call` (1d) ends every call earlier; raise `timeouts.call`, or lower `deadline`
+            deferral.yaml:15:11: this client match is listed already (line 14); remove one of the two
+            deferral.yaml:18:27: `unsolicited` is empty; add a client match, or write `never`
+            deferral.yaml:19:23: `deadline` (5s) ends calls before they can become tasks (`after` is 5s); raise `deadline`, or lower `after`
+            deferral.yaml:22:23: `deadline` (5s) ends calls before they can become tasks (`after` is 1m); raise `deadline`, or lower `after`
         "#]],
     );
     // Port 0 is another port each time.
@@ -566,20 +566,20 @@ routes:
     tools: [{ match: a, ticket: 29s }, { match: b, ticket: 30s }, { match: c, ticket: off }]
 "#,
         expect![[r#"
-            deferral.yaml:6:14: `tickets` are given after no time; say `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`
-            deferral.yaml:11:14: `tickets` are given after no time; say `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`
-            deferral.yaml:15:22: `{eta}` stands for nothing; there are {tool}, {elapsed}, {progress}, {ticket}, {result}, {cancel}, {wait}
-            deferral.yaml:19:22: `text` must have `{ticket}` in it, without which the model cannot come back
-            deferral.yaml:23:21: `for` names nobody; leave it out for every client that knows no tasks
+            deferral.yaml:6:14: `tickets` has no effect without a time; set `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`
+            deferral.yaml:11:14: `tickets` has no effect without a time; set `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`
+            deferral.yaml:15:22: unknown placeholder `{eta}`; there are {tool}, {elapsed}, {progress}, {ticket}, {result}, {cancel}, {wait}
+            deferral.yaml:19:22: `text` must contain `{ticket}`, without which the model cannot fetch the result
+            deferral.yaml:23:21: `for` is empty; add a client, or remove the key for all clients without task support
             deferral.yaml:23:31: `wait` must be more than 0; leave it out for the default
             deferral.yaml:26:21: `ticket` must be more than 0; `off` is for never
-            deferral.yaml:29:22: the sign has neither `client`, nor `header` with `value`, nor `principal`; give it one
-            deferral.yaml:29:37: the sign has both `client` and another; make two of it, either is enough
-            deferral.yaml:29:81: the sign has no `value` for its `header`; add one
-            deferral.yaml:29:98: a holder of tickets must be a mapping (`key: value`), not a text
-            deferral.yaml:32:21: `ticket` (30s) would never be given: `deadline` (30s) ends every call before; raise that or lower this
-            deferral.yaml:35:21: `ticket` (1m) would never be given: `timeouts.call` (1m) ends every call before; raise that or lower this
-            deferral.yaml:39:49: `ticket` (30s) would never be given: `deadline` (30s) ends every call before; raise that or lower this
+            deferral.yaml:29:22: the client match has neither `client`, nor `header` with `value`, nor `principal`; add one of them
+            deferral.yaml:29:37: the client match has both `client` and another; write two entries, either is enough
+            deferral.yaml:29:81: the client match has no `value` for its `header`; add one
+            deferral.yaml:29:98: a ticket client must be a mapping (`key: value`), not a string
+            deferral.yaml:32:21: `ticket` (30s) is never given, because `deadline` (30s) ends every call earlier; raise `deadline`, or lower `ticket`
+            deferral.yaml:35:21: `ticket` (1m) is never given, because `timeouts.call` (1m) ends every call earlier; raise `timeouts.call`, or lower `ticket`
+            deferral.yaml:39:49: `ticket` (30s) is never given, because `deadline` (30s) ends every call earlier; raise `deadline`, or lower `ticket`
         "#]],
     );
 }
@@ -619,12 +619,15 @@ fn what_is_wrong_with_traces_is_named_by_its_place_and_no_key_is_shown() {
         ("{ sample: 10% }", "`otlp` names no collector; add `endpoint`"),
         (
             "{ endpoint: \"http://c\", sample: 0.1 }",
-            "`0.1` is no share; write it from `0%` to `100%`, as in `10%`",
+            "`0.1` is not a share; write it from `0%` to `100%`, as in `10%`",
         ),
-        ("{ endpoint: \"http://c\", sample: 101% }", "`101%` is no share"),
+        ("{ endpoint: \"http://c\", sample: 101% }", "`101%` is not a share"),
         ("{ endpoint: \"http://c\", protocol: json }", "unknown protocol `json`; use http or grpc"),
         ("{ endpoint: \"http://c\", timeout: 0 }", "`timeout` must be more than 0"),
-        ("{ endpoint: \"http://c\", headers: { api-key: k-0000 } }", "is not written here; say where it is"),
+        (
+            "{ endpoint: \"http://c\", headers: { api-key: k-0000 } }",
+            "must not be written in this file; name its source",
+        ),
         ("{ endpoint: \"http://c\", headers: { host: { env: A } } }", "`host` belongs to the connection"),
         (
             "{ endpoint: \"http://c\", headers: { k: { file: tests/it/gone } } }",
@@ -789,8 +792,8 @@ fn a_key_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
     expect![[r#"
         ~/deferral.yaml:2:25: the file `~/no.key` cannot be read: No such file or directory (os error 2)
         ~/deferral.yaml:2:43: the environment variable `DEFERRAL_TEST_UNSET` is not set
-        ~/deferral.yaml:2:73: the file `~/short.key` has 60 hex digits; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one
-        ~/deferral.yaml:2:94: the environment variable `PATH` is neither hex digits nor base64; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one
+        ~/deferral.yaml:2:73: the file `~/short.key` has 60 hex digits; a key is 32 bytes as 64 hex digits or base64, generated for example by `openssl rand -hex 32`
+        ~/deferral.yaml:2:94: the environment variable `PATH` is neither hex digits nor base64; a key is 32 bytes as 64 hex digits or base64, generated for example by `openssl rand -hex 32`
     "#]]
     .assert_eq(&format!(
         "{}\n",
@@ -798,12 +801,12 @@ fn a_key_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
     ));
     for (keys, part) in [
         ("{ keys: [{ file: good.key }, { file: ./good.key }] }", "2:45: this key is listed already (line 2)"),
-        ("{ keys: [] }", "2:24: `keys` names no key"),
+        ("{ keys: [] }", "2:24: `keys` is empty"),
         ("{}", "2:16: `request_state` has no `keys`"),
         ("{ keys: [{}] }", "2:25: the key has neither `file` nor `env`"),
         ("{ keys: [{ file: good.key, env: X }] }", "2:25: the key has both `file` and `env`"),
         ("{ keys: [{ env: 'A=B' }] }", "2:32: `env` must be the name of an environment variable"),
-        (&format!("{{ keys: [{KEY}] }}"), "2:25: a key is not written here; say where it is"),
+        (&format!("{{ keys: [{KEY}] }}"), "2:25: a key must not be written in this file; name its source"),
         (
             &format!("{{ keys: [{{ env: {KEY} }}] }}"),
             "2:32: `env` must name a variable that holds the key, not",
@@ -865,9 +868,9 @@ fn a_token_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
     let said = |tokens: &str| said_of_tokens(folder.path(), tokens).expect_err(tokens);
     expect![[r#"
         ~/deferral.yaml:2:20: the file `~/none` cannot be read: No such file or directory (os error 2)
-        ~/deferral.yaml:2:49: the file `~/empty` is empty; a token has at least 16 letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one
-        ~/deferral.yaml:2:79: the file `~/short` has 15 characters; a token has at least 16 letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one
-        ~/deferral.yaml:2:109: the file `~/odd` has a character that no token has; a token has at least 16 letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one
+        ~/deferral.yaml:2:49: the file `~/empty` is empty; a token has at least 16 letters, digits and `-._~+/`, generated for example by `openssl rand -hex 32`
+        ~/deferral.yaml:2:79: the file `~/short` has 15 characters; a token has at least 16 letters, digits and `-._~+/`, generated for example by `openssl rand -hex 32`
+        ~/deferral.yaml:2:109: the file `~/odd` has a character that is not allowed in a token; a token has at least 16 letters, digits and `-._~+/`, generated for example by `openssl rand -hex 32`
         ~/deferral.yaml:2:137: the environment variable `DEFERRAL_TEST_UNSET` is not set
     "#]]
     .assert_eq(&format!(
@@ -875,7 +878,7 @@ fn a_token_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
         said("[{ name: alice, file: none }, { name: alice, file: empty }, { name: alice, file: short }, { name: alice, file: odd }, { name: alice, env: DEFERRAL_TEST_UNSET }]")
     ));
     for (tokens, part) in [
-        ("[]", "2:19: `tokens` names no token; remove it"),
+        ("[]", "2:19: `tokens` is empty; add a token, or remove the key"),
         (
             "[{ name: a, file: good }, { name: a, file: again }]",
             "2:45: this token is listed already (line 2)",
@@ -891,8 +894,11 @@ fn a_token_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
         ("[{ name: a, env: 'A=B' }]", "2:36: `env` must be the name of an environment variable"),
         ("[{ name: a, token: correct-horse-battery-staple }]", "2:31: unknown key `token` in a token"),
         (TOKEN, "2:19: `tokens` must be a list"),
-        (&format!("[{TOKEN}]"), "2:20: a token is not written here; say where it is"),
-        (&format!("[{{ name: {KEY}, file: good }}]"), "2:28: `name` must say whose the token is, not be the"),
+        (&format!("[{TOKEN}]"), "2:20: a token must not be written in this file; name its source"),
+        (
+            &format!("[{{ name: {KEY}, file: good }}]"),
+            "2:28: `name` must be a name for the token, not the token",
+        ),
         (
             &format!("[{{ name: a, env: {KEY} }}]"),
             "2:36: `env` must name a variable that holds the token, not",
@@ -915,7 +921,7 @@ fn who_needs_a_token_is_told_apart_by_it() {
         std::fs::write(&path, text).expect("it can be written");
         config::check(&path).expect("it is right").1.map(|doubts| doubts.to_string())
     };
-    assert!(doubts("").expect("a doubt").contains("all callers without `Authorization` count as one"));
+    assert!(doubts("").expect("a doubt").contains("all clients without `Authorization` are one principal"));
     assert_eq!(doubts("access: { tokens: [{ name: alice, file: token }] }\n"), None);
 }
 
@@ -936,11 +942,11 @@ fn what_is_gone_soon_after_its_end_is_a_doubt() {
     let (config, said) = doubts("defer: { retention: 10s }");
     assert_eq!(config.routes[0].route.defer.retention, Duration::from_secs(10), "it holds all the same");
     expect![[r#"
-        deferral.yaml:3:25: warning: `retention` (10s) is short: the result of a task is gone so long after its end, whether it was fetched or not; a client that is away for a moment, or asks less often than it is told to, never sees it"#]]
+        deferral.yaml:3:25: warning: `retention` (10s) is short: the result of a task is removed that long after its end, fetched or not; a client that disconnects for a moment, or polls less often than asked, never gets it"#]]
     .assert_eq(&said);
     let (_, said) = doubts("tasks: { max_ttl: 10ms }");
     expect![[r#"
-        deferral.yaml:3:23: warning: `max_ttl` (10ms) counts as 1s: the result of a task is gone so long after its end, whether it was fetched or not; a client that is away for a moment, or asks less often than it is told to, never sees it"#]]
+        deferral.yaml:3:23: warning: `max_ttl` (10ms) counts as 1s: the result of a task is removed that long after its end, fetched or not; a client that disconnects for a moment, or polls less often than asked, never gets it"#]]
     .assert_eq(&said);
     assert_eq!(policy::SHORTEST_RETENTION, retention::SHORTEST);
 }

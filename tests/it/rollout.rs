@@ -174,19 +174,19 @@ fn what_is_wrong_with_a_rollout_is_told_where_it_is_written() {
         config::parse(Path::new("f"), &text).expect_err(&text).to_string()
     };
     for (defer, tools, said) in [
-        ("rollout: 150%", "", "f:3:21: `150%` is more than all; write a share as in 25% or 0.5%"),
-        ("rollout: 25", "", "f:3:21: `25` has no % behind it; write a share as in 25% or 0.5%"),
-        ("rollout: -1%", "", "f:3:21: `-1%` is no share; write a share as in 25% or 0.5%"),
+        ("rollout: 150%", "", "f:3:21: `150%` is more than 100%; write a share as in 25% or 0.5%"),
+        ("rollout: 25", "", "f:3:21: `25` has no % sign; write a share as in 25% or 0.5%"),
+        ("rollout: -1%", "", "f:3:21: `-1%` is not a share; write a share as in 25% or 0.5%"),
         (
             "rollout: 0.00001%",
             "",
-            "f:3:21: `0.00001%` is finer than a ten-thousandth of a per cent; write a share as in 25% or 0.5%",
+            "f:3:21: `0.00001%` is finer than 0.0001%; write a share as in 25% or 0.5%",
         ),
-        ("rollout: { by: session }", "", "f:3:21: `rollout` has no `share`; name one, as in `share: 25%`"),
+        ("rollout: { by: session }", "", "f:3:21: `rollout` has no `share`; add one, as in `share: 25%`"),
         (
             "rollout: { share: 1%, by: moon }",
             "",
-            "f:3:38: `moon` does not tell callers apart; use principal, session or { header: X-Tenant }",
+            "f:3:38: unknown value `moon` of `by`; use principal, session or { header: X-Tenant }",
         ),
         (
             "rollout: { share: 1%, always: [a], never: [a] }",
@@ -196,18 +196,19 @@ fn what_is_wrong_with_a_rollout_is_told_where_it_is_written() {
         (
             "mode: never, rollout: 25%",
             "",
-            "f:3:34: in mode `never` no call becomes a task, so there is nothing to roll out; use `auto`, or remove `rollout`",
+            "f:3:34: mode `never` makes no tasks, so a rollout has no effect; use `auto`, or remove `rollout`",
         ),
         (
             "mode: auto",
             "{ match: x, mode: observe, rollout: 25% }",
-            "f:4:47: in mode `observe` no call becomes a task, so there is nothing to roll out; use `auto`, or remove `rollout`",
+            "f:4:47: mode `observe` makes no tasks, so a rollout has no effect; use `auto`, or remove `rollout`",
         ),
     ] {
         assert_eq!(wrong(defer, tools), said);
     }
     // A rule of a tool inherits it.
-    let inherited = "f:4:32: in mode `never` no call becomes a task, so there is nothing to roll out; use `auto`, or remove `rollout`";
+    let inherited =
+        "f:4:32: mode `never` makes no tasks, so a rollout has no effect; use `auto`, or remove `rollout`";
     assert_eq!(wrong("mode: never", "{ match: x, rollout: 25% }"), inherited);
     let fine = "routes: [{ upstream: { url: 'http://a' }, defer: { mode: never, rollout: 25% }, tools: [{ match: x, mode: auto }] }]";
     assert!(config::parse(Path::new("f"), fine).is_ok());

@@ -27,10 +27,10 @@ pub struct Proxy {
 /// A text that names no proxy that can be used. It is not shown: it may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoProxy {
-    #[error("it is not the URL of a proxy; write it as in `http://proxy.example.com:3128`")]
+    #[error("the value is not a proxy URL; write it as in `http://proxy.example.com:3128`")]
     Unreadable,
     #[error(
-        "a proxy is spoken to over HTTP alone, and this one has `{0}`; write it as in `http://proxy.example.com:3128`"
+        "the proxy URL has the scheme `{0}`, and only `http` is supported; write it as in `http://proxy.example.com:3128`"
     )]
     Scheme(String),
 }

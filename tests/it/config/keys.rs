@@ -80,12 +80,12 @@ fn what_is_no_key_is_told_where_it_is_written_and_not_shown() {
             right.2,
             "f.yaml:3:35: cannot read a private key from none.pem (tls.key): No such file",
         ),
-        ("{}", right.1, right.2, "f.yaml:3:35: the key has neither `file` nor `env`; give it one"),
+        ("{}", right.1, right.2, "f.yaml:3:35: the key has neither `file` nor `env`; add one of them"),
         (
             "'-----BEGIN PRIVATE KEY----- hunter2'",
             right.1,
             right.2,
-            "f.yaml:3:35: `key` must name a file that holds the key, not be the key",
+            "f.yaml:3:35: `key` must name a file that holds the key, not be the key itself",
         ),
         (
             right.0,
@@ -104,7 +104,7 @@ fn what_is_no_key_is_told_where_it_is_written_and_not_shown() {
             right.0,
             right.1,
             &format!("tasks, key: {KEY}"),
-            "f.yaml:4:28: `key` must name a file that holds the key, not be the key",
+            "f.yaml:4:28: `key` must name a file that holds the key, not be the key itself",
         ),
     ] {
         let problems = with(tls, upstream, store).map(drop).expect_err(said);

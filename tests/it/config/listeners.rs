@@ -45,9 +45,9 @@ fn a_health_path_is_no_route() {
         assert_eq!(problems(top, paths), "", "{top}");
     }
     for (top, paths, why) in [
-        ("health: /mcp", &["/mcp"][..], "so is the path of a route (`/mcp`)"),
-        ("health: /mcp/", &["/a", "/mcp"], "so is the path of a route (`/mcp`)"),
-        ("health: /mcp", &["/mcp/"], "so is the path of a route (`/mcp/`)"),
+        ("health: /mcp", &["/mcp"][..], "which is also the path of a route (`/mcp`)"),
+        ("health: /mcp/", &["/a", "/mcp"], "which is also the path of a route (`/mcp`)"),
+        ("health: /mcp", &["/mcp/"], "which is also the path of a route (`/mcp/`)"),
         ("health: healthz", &["/mcp"], "did you mean `/healthz`?"),
         ("health: '/a b'", &["/mcp"], "is not a path"),
         ("health: /.well-known/health", &["/mcp"], "/.well-known/"),

@@ -77,31 +77,31 @@ fn headers_are_texts_or_elsewhere_and_are_not_shown() {
 #[test]
 fn a_header_that_cannot_be_sent_is_named_and_what_it_says_is_not_shown() {
     expect![[r#"
-        49: `Host` belongs to the connection, and the proxy sets it itself; leave it out
-        58: `te` belongs to the connection, and the proxy sets it itself; leave it out
-        65: `Content-Length` belongs to the body of each request; leave it out
-        84: `Mcp-Session-Id` belongs to the protocol, which the proxy speaks itself; leave it out
-        103: `Via` belongs to the connection, and the proxy sets it itself; leave it out
-        111: `traceparent` belongs to the trace of each request; leave it out
-        127: `a b` cannot be the name of a header
+        49: `Host` belongs to the connection, and the proxy sets it itself; remove it
+        58: `te` belongs to the connection, and the proxy sets it itself; remove it
+        65: `Content-Length` belongs to the body of each request; remove it
+        84: `Mcp-Session-Id` belongs to the protocol, and the proxy sets it itself; remove it
+        103: `Via` belongs to the connection, and the proxy sets it itself; remove it
+        111: `traceparent` belongs to the trace of each request; remove it
+        127: `a b` is not a valid header name
     "#]].assert_eq(&refused(
         r#"url: "http://a/mcp", headers: { Host: a, te: b, Content-Length: 7, Mcp-Session-Id: x, Via: x, traceparent: x, a b: x }"#,
     ));
     expect![[r#"
-        54: the header `X-A` must be what a header can say: visible ASCII, no blanks around it
-        69: the header `B` must be what a header can say: visible ASCII, no blanks around it (it is what ` ${KEY}` gives, which is not shown)
-        80: `x-a` is listed twice, in other letters; remove one of the two
+        54: the header `X-A` must be a valid header value: visible ASCII, without spaces around it
+        69: the header `B` must be a valid header value: visible ASCII, without spaces around it (the value of ` ${KEY}`, which is not shown)
+        80: `x-a` is listed twice, with different capitalisation; remove one of the two
         91: the environment variable `NO` is not set
-        107: the file `~/empty.pem` holds nothing that a header can say
-        131: the value has neither `file` nor `env`; give it one
+        107: the file `~/empty.pem` does not hold a valid header value
+        131: the value has neither `file` nor `env`; add one of them
         138: the header `F` must be a single value, not a list
     "#]].assert_eq(&refused(
         r#"url: "http://a/mcp", headers: { X-A: "hunter2é", B: " ${KEY}", x-a: 1, C: { env: NO }, D: { file: empty.pem }, E: {}, F: [1] }"#,
     ));
     expect![[r#"
-        45: `headers` is for a server with a `url`; this one is started by a `command`
-        60: `tls` is for a server with a `url`; this one is started by a `command`
-        87: `proxy` is for a server with a `url`; this one is started by a `command`
+        45: `headers` is for servers with a `url`, and this one has a `command`; remove it
+        60: `tls` is for servers with a `url`, and this one has a `command`; remove it
+        87: `proxy` is for servers with a `url`, and this one has a `command`; remove it
     "#]]
     .assert_eq(&refused("command: ['true'], headers: { A: 1 }, tls: { server_name: a }, proxy: off"));
 }
@@ -121,10 +121,12 @@ fn credentials_of_ours_are_for_callers_from_here_unless_it_is_said_otherwise() {
     assert_eq!(
         with(elsewhere, ours),
         Err(
-            "d.yaml:4:44: clients from elsewhere can come in, and to the server all of them are one, by the `authorization` in its `headers`: whoever reaches the listener may do whatever that lets them; listen on loopback, give clients tokens (`access.tokens`), or write `shared: true` under `upstream` if that is meant".to_owned()
+            "d.yaml:4:44: clients on other machines can connect, and the server cannot tell them apart, because `headers` sets the `authorization` of all requests: each of them can do whatever it permits; listen on loopback, require tokens (`access.tokens`), or write `shared: true` under `upstream` if this is intended".to_owned()
         )
     );
-    assert!(with("public_url: https://x", "headers: { cookie: a }").unwrap_err().contains("by the `cookie`"));
+    assert!(
+        with("public_url: https://x", "headers: { cookie: a }").unwrap_err().contains("sets the `cookie`")
+    );
     assert_eq!(with(elsewhere, &format!("{ours}, shared: true")), Ok(()));
     assert!(with(elsewhere, &format!("{ours}, shared: false")).is_err());
     assert_eq!(with(elsewhere, "headers: { X-Tenant: a }"), Ok(()), "a caller may still show its own");
@@ -134,7 +136,7 @@ fn credentials_of_ours_are_for_callers_from_here_unless_it_is_said_otherwise() {
     assert!(
         with(local, "shared: true")
             .unwrap_err()
-            .contains("`shared` is for a server to which all callers are one")
+            .contains("`shared` is for servers that cannot tell clients apart")
     );
 }
 
@@ -159,8 +161,8 @@ fn what_is_particular_about_tls_is_read_and_what_is_wrong_is_named_by_its_place(
         ("{ ca: bad.pem }", "(tls.ca): none of its certificates is one"),
         ("{ ca: long.pem }", "(tls.ca): it is longer than 1048576 bytes"),
         ("{ ca: client-key.pem }", "(tls.ca): it holds none"),
-        ("{ cert: client.pem }", "49: `cert` has no `key`; name the file with its private key"),
-        ("{ key: client-key.pem }", "48: `key` has no `cert`; name the file with its certificate"),
+        ("{ cert: client.pem }", "49: `cert` has no `key`; add `key`, the file of its private key"),
+        ("{ key: client-key.pem }", "48: `key` has no `cert`; add `cert`, the file of its certificate"),
         (
             "{ cert: none.pem, key: client-key.pem }",
             "49: no certificate can be read from ~/none.pem (tls.cert)",
@@ -174,9 +176,9 @@ fn what_is_particular_about_tls_is_read_and_what_is_wrong_is_named_by_its_place(
             "{ cert: client.pem, key: stranger-key.pem }",
             "49: ~/client.pem (tls.cert) and ~/stranger-key.pem (tls.key) cannot be used together",
         ),
-        ("{ server_name: 'a b' }", "56: `a b` is not the name of a server"),
-        ("{ server_name: 'https://a' }", "is not the name of a server"),
-        ("{}", "`tls` says nothing"),
+        ("{ server_name: 'a b' }", "56: `a b` is not a server name"),
+        ("{ server_name: 'https://a' }", "is not a server name"),
+        ("{}", "`tls` is empty"),
         (
             "{ ca: x, insecure: true }",
             "unknown key `insecure` in `tls`; there are ca, cert, key, server_name",
@@ -186,7 +188,7 @@ fn what_is_particular_about_tls_is_read_and_what_is_wrong_is_named_by_its_place(
         assert!(said.contains(wrong), "{tls}: {said}");
     }
     let said = refused("url: 'http://a/', tls: { server_name: b }");
-    assert!(said.starts_with("40: `tls` is for a server with `https`, and the `url` has `http`"), "{said}");
+    assert!(said.starts_with("40: `tls` needs a `url` with `https`, and this one has `http`"), "{said}");
 }
 
 fn proxy_of(upstream: &str, variables: &[(&str, &str)]) -> Option<Arc<Proxy>> {
@@ -238,19 +240,16 @@ fn a_proxy_that_is_none_is_named_by_its_variable_or_place_and_not_shown() {
         checked("url: 'https://a.example/'", &[("HTTPS_PROXY", "socks5://me:hunter2@p")]).map(drop);
     assert_eq!(
         by_variable.expect_err("it is none"),
-        "22: the environment variable `HTTPS_PROXY` cannot be used: a proxy is spoken to over HTTP alone, and this one has `socks5`; write it as in `http://proxy.example.com:3128`; or write `proxy: off` under `upstream`\n"
+        "22: the environment variable `HTTPS_PROXY` cannot be used: the proxy URL has the scheme `socks5`, and only `http` is supported; write it as in `http://proxy.example.com:3128`; or write `proxy: off` under `upstream`\n"
     );
     // Nobody goes that way.
     for spared in ["url: 'http://a.example/'", "url: 'https://localhost/'", "url: 'https://a/', proxy: off"] {
         assert!(checked(spared, &[("HTTPS_PROXY", "socks5://p")]).is_ok(), "{spared}");
     }
     for (proxy, wrong) in [
-        ("'me:hunter2@'", "43: this is no proxy: it is not the URL of a proxy"),
-        (
-            "'https://me:hunter2@p'",
-            "43: this is no proxy: a proxy is spoken to over HTTP alone, and this one has `https`",
-        ),
-        ("'${KEY}://p'", "43: this is no proxy: it is not the URL of a proxy"),
+        ("'me:hunter2@'", "43: the value is not a proxy URL"),
+        ("'https://me:hunter2@p'", "43: the proxy URL has the scheme `https`, and only `http` is supported"),
+        ("'${KEY}://p'", "43: the value is not a proxy URL"),
     ] {
         let said = refused(&format!("url: 'https://a/', proxy: {proxy}"));
         assert!(said.starts_with(wrong) && !said.contains("hunter2"), "{said}");

@@ -84,7 +84,7 @@ fn an_alias_repeats_the_variables_of_its_anchor() {
     refused(
         "listen: &x 127.0.0.1:${NO}\npublic_url: *x\nroutes: [{ upstream: { url: 'http://a' } }]\n",
         expect![[r#"
-            deferral.yaml:1:9: the variable `NO` is not set; set it, or say what holds without it: `${NO:-default}`
+            deferral.yaml:1:9: the variable `NO` is not set; set it, or add a default: `${NO:-default}`
         "#]],
     );
 }
@@ -104,15 +104,15 @@ routes:
     resume: { mint: "${COUNT}" }
 "#,
         expect![[r#"
-            deferral.yaml:2:9: the variable `NO` is not set; set it, or say what holds without it: `${NO:-default}`
-            deferral.yaml:3:8: `${STORE-memory}` names no variable; write `${NAME}` or `${NAME:-default}` with letters, digits and `_` in the name, or `$${` for what is no variable
-            deferral.yaml:4:8: `drain` has no value: `${EMPTY}` gives nothing; set it, or say what holds without it as in `${NAME:-default}`
-            deferral.yaml:5:6: `${` has no end; write `${NAME}`, or `$${` for what is no variable
-            deferral.yaml:6:13: the default of `SECRET` cannot have a variable in it; write a text
-            deferral.yaml:8:22: `${ 1}` names no variable; write `${NAME}` or `${NAME:-default}` with letters, digits and `_` in the name, or `$${` for what is no variable
-            deferral.yaml:8:48: the variable `NO` is not set; set it, or say what holds without it: `${NO:-default}`
-            deferral.yaml:9:30: the variable `ALSO_NOT` is not set; set it, or say what holds without it: `${ALSO_NOT:-default}`
-            deferral.yaml:10:21: `mint` must be true or false, not `${COUNT}` (what a variable gives is not shown)
+            deferral.yaml:2:9: the variable `NO` is not set; set it, or add a default: `${NO:-default}`
+            deferral.yaml:3:8: `${STORE-memory}` names no variable; write `${NAME}` or `${NAME:-default}` with letters, digits and `_` in the name, or `$${` for a literal `${`
+            deferral.yaml:4:8: `drain` has no value: `${EMPTY}` is empty; set the variable, or add a default as in `${NAME:-default}`
+            deferral.yaml:5:6: `${` has no closing brace; write `${NAME}`, or `$${` for a literal `${`
+            deferral.yaml:6:13: the default of `SECRET` cannot contain a variable; write a literal value
+            deferral.yaml:8:22: `${ 1}` names no variable; write `${NAME}` or `${NAME:-default}` with letters, digits and `_` in the name, or `$${` for a literal `${`
+            deferral.yaml:8:48: the variable `NO` is not set; set it, or add a default: `${NO:-default}`
+            deferral.yaml:9:30: the variable `ALSO_NOT` is not set; set it, or add a default: `${ALSO_NOT:-default}`
+            deferral.yaml:10:21: `mint` must be true or false, not `${COUNT}` (the values of variables are not shown)
         "#]],
     );
 }
@@ -136,19 +136,19 @@ routes:
     questions: { settle: "${PORT}" }
 "#,
         expect![[r#"
-            deferral.yaml:2:9: `${SECRET}` is not an address; write an IP address and a port, as in `127.0.0.1:8808` (what a variable gives is not shown)
-            deferral.yaml:3:8: there is no store `disk${SECRET}` in this version; use memory, which forgets tasks at exit, or disk:PATH (what a variable gives is not shown)
-            deferral.yaml:4:18: `${SECRET}` is not a count; write a whole number (what a variable gives is not shown)
-            deferral.yaml:5:19: `${COUNT}` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s` (what a variable gives is not shown)
-            deferral.yaml:5:37: `${COUNT}x${SECRET}` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s` (what a variable gives is not shown)
+            deferral.yaml:2:9: `${SECRET}` is not an address; write an IP address and a port, as in `127.0.0.1:8808` (the values of variables are not shown)
+            deferral.yaml:3:8: there is no store `disk${SECRET}` in this version; use memory (tasks end with the process) or disk:PATH (the values of variables are not shown)
+            deferral.yaml:4:18: `${SECRET}` is not a count; write a whole number (the values of variables are not shown)
+            deferral.yaml:5:19: `${COUNT}` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s` (the values of variables are not shown)
+            deferral.yaml:5:37: `${COUNT}x${SECRET}` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s` (the values of variables are not shown)
             deferral.yaml:6:20: the file `/${SECRET}` cannot be read: No such file or directory (os error 2)
-            deferral.yaml:6:62: `${SECRET}/x` is not a host; write its name alone, as in `mcp.example.com`, or `*` for every host (what a variable gives is not shown)
-            deferral.yaml:9:22: `${SECRET}://${HOST}/` is not a URL this proxy can call; write it as in `http://127.0.0.1:9000/mcp` (what a variable gives is not shown)
-            deferral.yaml:10:20: unknown mode `${SECRET}`; use auto, never, always, required, observe or, for a tool, deny (what a variable gives is not shown)
-            deferral.yaml:11:11: the path `/${SECRET}` is already a route (line 8); give this one another
-            deferral.yaml:12:22: `http://x:${SECRET}/` is not a URL this proxy can call; its port is not a number from 1 to 65535 (what a variable gives is not shown)
-            deferral.yaml:13:30: `empty_contents_is_error` must be true or false, not `${SECRET}` (what a variable gives is not shown)
-            deferral.yaml:14:26: `${PORT}` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s` (what a variable gives is not shown)
+            deferral.yaml:6:62: `${SECRET}/x` is not a host; write a host name only, as in `mcp.example.com`, or `*` for any (the values of variables are not shown)
+            deferral.yaml:9:22: `${SECRET}://${HOST}/` is not a URL that the proxy can call; write it as in `http://127.0.0.1:9000/mcp` (the values of variables are not shown)
+            deferral.yaml:10:20: unknown mode `${SECRET}`; use auto, never, always, required, observe or, for a tool, deny (the values of variables are not shown)
+            deferral.yaml:11:11: the path `/${SECRET}` is already a route (line 8); choose another
+            deferral.yaml:12:22: `http://x:${SECRET}/` is not a URL that the proxy can call; its port is not a number from 1 to 65535 (the values of variables are not shown)
+            deferral.yaml:13:30: `empty_contents_is_error` must be true or false, not `${SECRET}` (the values of variables are not shown)
+            deferral.yaml:14:26: `${PORT}` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s` (the values of variables are not shown)
         "#]],
     );
 }
@@ -195,15 +195,18 @@ routes:
     );
     let (config, doubts) = literal.expect("it is right");
     expect![[r#"
-        deferral.yaml:5:12: warning: the value of `api_key` stands in this URL, in a file that is printed, copied and put under version control; put it into a variable of the environment and write `${NAME}` in its place
-        deferral.yaml:6:33: warning: the value of `authorization` stands in a file that is printed, copied and put under version control; say where it is: `{ file: PATH }` or `{ env: NAME }`, or write `${NAME}` in its place
-        deferral.yaml:6:68: warning: the value of `x-api-key` stands in a file that is printed, copied and put under version control; say where it is: `{ file: PATH }` or `{ env: NAME }`, or write `${NAME}` in its place
-        deferral.yaml:7:14: warning: a password stands in this URL, in a file that is printed, copied and put under version control; put it into a variable of the environment and write `${NAME}` in its place"#]]
+        deferral.yaml:5:12: warning: this URL contains the value of `api_key`, in a file that is printed, copied and put under version control; set an environment variable and write `${NAME}` instead
+        deferral.yaml:6:33: warning: the value of `authorization` is in a file that is printed, copied and put under version control; name its source: `{ file: PATH }` or `{ env: NAME }`, or set an environment variable and write `${NAME}` instead
+        deferral.yaml:6:68: warning: the value of `x-api-key` is in a file that is printed, copied and put under version control; name its source: `{ file: PATH }` or `{ env: NAME }`, or set an environment variable and write `${NAME}` instead
+        deferral.yaml:7:14: warning: this URL contains a password, in a file that is printed, copied and put under version control; set an environment variable and write `${NAME}` instead"#]]
     .assert_eq(&doubts);
     assert!(!format!("{doubts}{config:?}").contains(SECRET), "{doubts}{config:?}");
     let at_start = config.warnings.lines();
     assert_eq!(at_start.len(), 4, "the log has them at the start");
-    assert!(at_start[0].starts_with("deferral.yaml:5:12: the value of `api_key`"), "{at_start:?}");
+    assert!(
+        at_start[0].starts_with("deferral.yaml:5:12: this URL contains the value of `api_key`"),
+        "{at_start:?}"
+    );
 }
 
 #[test]
@@ -228,7 +231,7 @@ fn a_key_is_taken_as_it_is_and_that_is_doubted() {
     assert_eq!(command.env.0, pairs(&[("A${COUNT}", "x"), ("B", "${COUNT} $COUNT $$")]));
     assert_eq!(
         doubts,
-        "deferral.yaml:1:50: warning: variables are for values, and `A${COUNT}` is a key: it is taken as it is written"
+        "deferral.yaml:1:50: warning: variables are expanded in values only, and `A${COUNT}` is a key: it stays as it is written"
     );
 }
 
@@ -241,10 +244,7 @@ fn a_variable_that_needs_quotes_is_told_so() {
     ] {
         let said = checked(text).map(drop).expect_err("it is no YAML");
         assert!(said.starts_with(&format!("deferral.yaml:{place}: not valid YAML")), "{said}");
-        assert!(
-            said.ends_with("; within `{ }` and `[ ]` a variable needs quotes, as in `\"${NAME}\"`\n"),
-            "{said}"
-        );
+        assert!(said.ends_with("; inside `{ }` and `[ ]` quote a variable, as in `\"${NAME}\"`\n"), "{said}");
     }
     let said = checked("listen: [1, {]").map(drop).expect_err("it is no YAML");
     assert!(!said.contains("quotes"), "{said}");
@@ -280,8 +280,8 @@ fn a_variable_of_a_command_may_be_in_a_file_or_a_variable() {
     expect![[r#"
         ~/deferral.yaml:2:46: the file `~/none` cannot be read: No such file or directory (os error 2)
         ~/deferral.yaml:2:65: the environment variable `NO` is not set
-        ~/deferral.yaml:2:81: the file `~/nul` has a NUL in it
-        ~/deferral.yaml:2:99: the value has neither `file` nor `env`; give it one
+        ~/deferral.yaml:2:81: the file `~/nul` contains a NUL character
+        ~/deferral.yaml:2:99: the value has neither `file` nor `env`; add one of them
         ~/deferral.yaml:2:106: `env` must be a single value, not a list"#]]
     .assert_eq(&wrong);
 }

@@ -43,7 +43,11 @@ fn is_secret(schema: &Value) -> bool {
     keys == ["env", "file"]
 }
 
-/// What may be written, in words.
+fn plural(kind: &str) -> String {
+    if kind.starts_with('`') { kind.to_owned() } else { format!("{kind}s") }
+}
+
+/// The types of a value, in words.
 fn kinds(schema: &Value) -> Vec<String> {
     let one = |word: &str| vec![word.to_owned()];
     if let Some(choices) = schema["anyOf"].as_array() {
@@ -66,7 +70,10 @@ fn kinds(schema: &Value) -> Vec<String> {
         return word.as_str().map(|word| format!("`{word}`")).into_iter().collect();
     }
     if let Some(items) = schema.get("items") {
-        return vec![format!("list of {}", kinds(items).join(" or "))];
+        return vec![format!(
+            "list of {}",
+            kinds(items).iter().map(|kind| plural(kind)).collect::<Vec<_>>().join(" or ")
+        )];
     }
     match (schema["pattern"].as_str(), schema["type"].as_str()) {
         (Some(pattern), _) if pattern.starts_with(VARIABLE) => Vec::new(),
@@ -83,7 +90,7 @@ fn kinds(schema: &Value) -> Vec<String> {
             .as_u64()
             .map_or_else(|| "number".to_owned(), |least| format!("number from {least}"))),
         (_, Some("boolean")) => vec!["`true`".to_owned(), "`false`".to_owned()],
-        _ => one("text"),
+        _ => one("string"),
     }
 }
 

@@ -12,14 +12,14 @@ fn a_configuration_without_end_or_bottom_is_refused() {
     text.push_str(valid);
     fs::write(&path, &text).expect("it can be written");
     let said = config::load(&path).map(drop).expect_err("it is too long").to_string();
-    assert!(said.contains("longer than 4194304 bytes"), "{said}");
+    assert!(said.contains("longer than the limit of 4194304 bytes"), "{said}");
 
     let said =
         |text: &str| config::parse(Path::new("x.yaml"), text).map(drop).expect_err("refused").to_string();
     let deep = said(&format!("{valid}listen: {}{}\n", "[".repeat(65), "]".repeat(65)));
     assert!(deep.contains("64"), "{deep}");
     let long = said(&format!("{valid}drain: 367d\n"));
-    assert!(long.contains("`367d` is longer than a year"), "{long}");
+    assert!(long.contains("`367d` is longer than 366 days, the longest duration"), "{long}");
     assert!(config::parse(Path::new("x.yaml"), &format!("{valid}drain: 366d\n")).is_ok());
 
     let key = folder.path().join("some.key");
@@ -36,6 +36,6 @@ fn a_configuration_without_end_or_bottom_is_refused() {
     let said =
         config::check_in(Path::new("x.yaml"), &text, &environment).map(drop).expect_err("it is too long");
     let said = said.to_string();
-    let wrong = "x.yaml:2:8: with the value of `LONG` all variables together give more than 4194304 bytes";
+    let wrong = "x.yaml:2:8: with the value of `LONG` the configuration exceeds the limit of 4194304 bytes";
     assert!(said.contains(wrong) && said.len() < 1000, "{}", &said[..200]);
 }
