@@ -27,7 +27,7 @@ pub(super) enum NotOurPage {
     #[error(transparent)]
     Denied(#[from] Denied),
     #[error(
-        "this request comes from a page of another site (`Sec-Fetch-Site: cross-site`); type the address of the admin page into the browser"
+        "cross-site requests are refused (`Sec-Fetch-Site: cross-site`); type the address of the admin page into the browser"
     )]
     CrossSite,
 }

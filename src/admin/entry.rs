@@ -43,7 +43,7 @@ pub(super) fn token_file(parts: &Parts, query: &str) -> Answer {
         .strip_prefix("nonce=")
         .filter(|nonce| NONCE.contains(&nonce.len()) && nonce.bytes().all(|byte| byte.is_ascii_hexdigit()));
     let Some(nonce) = nonce else {
-        let error = format!("`nonce` is {} to {} hexadecimal digits", NONCE.start(), NONCE.end());
+        let error = format!("`nonce` must be {} to {} hexadecimal digits", NONCE.start(), NONCE.end());
         return problem(StatusCode::BAD_REQUEST, &error);
     };
     match parts.made_token.place() {
@@ -52,6 +52,6 @@ pub(super) fn token_file(parts: &Parts, query: &str) -> Answer {
             let body = value!({ "file": path.to_string_lossy(), "proof": proof });
             json(StatusCode::OK, body.to_string().into())
         }
-        Err(_) => problem(StatusCode::NOT_FOUND, "no token was made at start and written to a file"),
+        Err(_) => problem(StatusCode::NOT_FOUND, "no token was generated at start and written to a file"),
     }
 }

@@ -84,8 +84,9 @@ impl Events {
 /// A stream of events, as long as its reader stays.
 pub(super) fn stream(parts: &Parts) -> Answer {
     let Ok(place) = Arc::clone(&parts.events.places).try_acquire_owned() else {
-        let error =
-            format!("{WATCHERS} watch already; close a page, or ask for `/tasks` and `/tools` now and then");
+        let error = format!(
+            "{WATCHERS} event streams are open, the maximum; close a page, or poll `/tasks` and `/tools`"
+        );
         return problem(StatusCode::SERVICE_UNAVAILABLE, &error);
     };
     let mut latest = parts.events.latest.subscribe();

@@ -35,7 +35,7 @@ pub(super) struct Gate {
 }
 
 /// Where a configured token is.
-pub(super) const CONFIGURED: &str = "it is where `admin.token` of the configuration says";
+pub(super) const CONFIGURED: &str = "see `admin.token` of the configuration";
 
 // === impl Gate ===
 
@@ -63,9 +63,9 @@ impl Gate {
 
     fn refusal(&self, refused: NotKnown) -> Answer {
         let why = match refused {
-            NotKnown::NoToken => "this needs the operator's token: send `Authorization: Bearer TOKEN`",
-            NotKnown::WrongToken => "that is not the operator's token",
-            NotKnown::Several => "there are several `Authorization`s; send one",
+            NotKnown::NoToken => "this request requires the admin token: send `Authorization: Bearer TOKEN`",
+            NotKnown::WrongToken => "this is not the admin token",
+            NotKnown::Several => "the request has several `Authorization` headers; send one",
         };
         let mut answer = problem(StatusCode::UNAUTHORIZED, &format!("{why} ({})", self.where_found));
         answer.headers_mut().insert(WWW_AUTHENTICATE, refused.challenge());

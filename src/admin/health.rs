@@ -24,7 +24,7 @@ pub(super) fn ready(stopping: &Stopping, ledger: &Ledger, needed: Option<&Server
     let down = needed.into_iter().flatten().filter_map(|(route, server)| match server.health().is_up {
         Some(true) => None,
         Some(false) => Some((&**route, "cannot be reached")),
-        None => Some((&**route, "has not been heard of yet")),
+        None => Some((&**route, "has not been contacted yet")),
     });
     let down: BTreeMap<_, _> = down.collect();
     if !down.is_empty() {

@@ -158,7 +158,7 @@ impl TokenFolder {
                 let is_own = found.uid() == rustix::process::geteuid().as_raw();
                 match found.is_dir() && is_own && found.mode() & 0o077 == 0 {
                     true => Ok(folder),
-                    false => Err(show("is not a folder that only this user can enter (mode 0700)")),
+                    false => Err(show("is not a folder of this user only (mode 0700)")),
                 }
             }
         }

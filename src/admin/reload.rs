@@ -49,7 +49,7 @@ impl Reloads {
         if !asked {
             return problem(
                 StatusCode::CONFLICT,
-                "there is no configuration to read again, or the proxy stops",
+                "there is no configuration to reload, or the proxy is shutting down",
             );
         }
         match told.await {
@@ -57,8 +57,11 @@ impl Reloads {
                 let body = serde_json::to_vec(&changed).expect("names are JSON");
                 json(StatusCode::OK, body.into())
             }
-            Ok(Err(why)) => problem(StatusCode::UNPROCESSABLE_ENTITY, &format!("nothing was changed: {why}")),
-            Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the proxy stops"),
+            Ok(Err(why)) => problem(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                &format!("the configuration was not changed: {why}"),
+            ),
+            Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the proxy is shutting down"),
         }
     }
 }

@@ -190,7 +190,7 @@ pub(super) fn find(method: &Method, path: &str) -> Result<(&'static Served, Aske
 }
 
 fn not_allowed(path: &str, allowed: &str) -> Answer {
-    let error = format!("`{path}` takes {allowed} only");
+    let error = format!("`{path}` allows only {allowed}");
     let mut answer = problem(StatusCode::METHOD_NOT_ALLOWED, &error);
     let allowed = HeaderValue::from_str(allowed).expect("names of methods");
     answer.headers_mut().insert(ALLOW, allowed);

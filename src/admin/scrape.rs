@@ -77,7 +77,7 @@ impl Site for Live<Shown> {
             return problem(StatusCode::NOT_FOUND, &error);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut answer = problem(StatusCode::METHOD_NOT_ALLOWED, "`/metrics` takes GET, HEAD only");
+            let mut answer = problem(StatusCode::METHOD_NOT_ALLOWED, "`/metrics` allows only GET, HEAD");
             answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
@@ -86,7 +86,7 @@ impl Site for Live<Shown> {
             let (forwarded, origin) = (forwarded_for(request.headers()), headers::text(origin));
             let (forwarded, origin) = (forwarded.as_deref(), Some(&*origin));
             AccessDenied { listener: "metrics", client, forwarded, host: None, origin }.emit();
-            return problem(StatusCode::FORBIDDEN, "pages of browsers may not read metrics here");
+            return problem(StatusCode::FORBIDDEN, "requests from web pages are refused");
         }
         let written = metrics::written(&shown.servers, &shown.ledger).await;
         text(StatusCode::OK, telemetry::metrics::TEXT, written)

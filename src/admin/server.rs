@@ -176,8 +176,8 @@ where
     };
     if serves == Serves::OneProbe && !served.is_probe() {
         let error = format!(
-            "all {CONNECTIONS} connections of this address are at work; close a page, or try again (`/live` and \
-             `/ready` are answered all the same)"
+            "all {CONNECTIONS} connections of this address are in use; close a page, or try again \
+             (`/live` and `/ready` still respond)"
         );
         let mut answer = problem(StatusCode::SERVICE_UNAVAILABLE, &error);
         answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -195,10 +195,10 @@ where
             (served.answer)(Arc::clone(&shared.parts), asked).await
         }
         Ok(Err(_)) => {
-            let error = format!("the body is cut off, or longer than {BODY_BYTES} bytes");
+            let error = format!("the body was cut off, or is longer than {BODY_BYTES} bytes");
             problem(StatusCode::PAYLOAD_TOO_LARGE, &error)
         }
-        Err(_) => problem(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
+        Err(_) => problem(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
     }
 }
 
@@ -293,7 +293,7 @@ impl Gate {
             where_found: match made_token.place() {
                 _ if !is_made => gate::CONFIGURED.to_owned(),
                 Ok(path) => format!("it is in the file `{}`", path.display()),
-                Err(why) => format!("the one that was made at start is in no file: {why}; set `admin.token`"),
+                Err(why) => format!("the token generated at start is in no file: {why}; set `admin.token`"),
             },
             tokens: if is_made { made_token.tokens().clone() } else { config.tokens.clone() },
             sign_in: Arc::clone(sign_in),

@@ -40,7 +40,7 @@ struct Issued {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotTaken {
     #[error(
-        "the code was used already, or is older than {} minutes; sign in with the operator's token",
+        "the code was used already, or is older than {} minutes; sign in with the admin token",
         CODE_LASTS.as_secs() / 60
     )]
     Unknown,

@@ -30,16 +30,15 @@ pub(super) fn stream(parts: &Parts, query: &str) -> Answer {
     let filter = match filter(parts, query) {
         Ok(filter) => filter,
         Err(unknown) => {
-            let error = format!(
-                "unknown or malformed parameter `{unknown}`: known are route, caller, tool and arguments=1"
-            );
+            let error =
+                format!("unknown or malformed parameter `{unknown}`; use route, caller, tool or arguments=1");
             return problem(StatusCode::BAD_REQUEST, &error);
         }
     };
     let tap = match Tap::open(filter) {
         Ok(tap) => tap,
         Err(TooManyTaps) => {
-            let error = format!("{TAPS} taps of this proxy are open, and no more can be: close one");
+            let error = format!("{TAPS} taps of this proxy are open, the maximum; close one");
             return problem(StatusCode::SERVICE_UNAVAILABLE, &error);
         }
     };

@@ -133,7 +133,7 @@ pub(super) async fn cancel(parts: &Parts, name: &str) -> Answer {
         Ok(Cancelled::Done(task)) => shown(StatusCode::OK, &task_json(parts, &task, parts.operators.now())),
         Ok(Cancelled::Ended(task)) => {
             let error =
-                format!("it is {} already; what has ended is not cancelled", task.record.state.status());
+                format!("the task is {} already, and cannot be cancelled", task.record.state.status());
             problem(StatusCode::CONFLICT, &error)
         }
         Ok(Cancelled::Several(tasks)) => ambiguous(name, &tasks),
@@ -145,8 +145,8 @@ pub(super) async fn cancel(parts: &Parts, name: &str) -> Answer {
 fn unknown(name: &str) -> Answer {
     let name: String = name.chars().take(NAME).collect();
     let error = format!(
-        "there is no task `{name}`, or no longer; a task is named by the first digits of its id, at least 4, and `/tasks` \
-         lists those there are"
+        "there is no task `{name}` (any more); name a task by at least 4 digits of its id, as `/tasks` \
+         lists them"
     );
     problem(StatusCode::NOT_FOUND, &error)
 }
@@ -158,7 +158,7 @@ fn ambiguous(name: &str, tasks: &[SeenTask]) -> Answer {
         format!("{name} ({} on {}, {})", record.tool, record.owner.route, record.state.status())
     });
     let tasks = tasks.collect::<Vec<_>>().join(", ");
-    let error = format!("`{name}` is the beginning of several tasks: {tasks}; write more digits");
+    let error = format!("`{name}` matches several tasks: {tasks}; write more digits");
     problem(StatusCode::CONFLICT, &error)
 }
 
@@ -234,13 +234,13 @@ impl Wanted {
         let mut wanted = Self::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = decoded(value).ok_or_else(|| format!("`{key}` is not text"))?;
+            let value = decoded(value).ok_or_else(|| format!("`{key}` is not valid UTF-8"))?;
             match key {
                 "route" => wanted.route = Some(value),
                 "tool" => wanted.tool = Some(value),
                 "status" if STATUSES.contains(&&*value) => wanted.status = Some(value),
                 "status" => {
-                    return Err(format!("there is no status `{value}`; there are {}", STATUSES.join(", ")));
+                    return Err(format!("unknown status `{value}`; use one of {}", STATUSES.join(", ")));
                 }
                 "search" if value.chars().count() > SEARCH => {
                     return Err(format!("`search` is longer than {SEARCH} characters"));
@@ -251,15 +251,16 @@ impl Wanted {
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=MOST).contains(limit));
                     wanted.limit =
-                        Some(limit.ok_or_else(|| format!("`limit` is a number from 1 to {MOST}"))?);
+                        Some(limit.ok_or_else(|| format!("`limit` must be a number from 1 to {MOST}"))?);
                 }
                 "after" => {
-                    let after = Cursor::parse(&value).ok_or("`after` is what `next` of a page said")?;
+                    let after =
+                        Cursor::parse(&value).ok_or("`after` must be the `next` of an earlier page")?;
                     wanted.after = Some(after);
                 }
                 _ => {
                     return Err(format!(
-                        "`{key}` is not known; there are route, tool, status, search, limit, after"
+                        "unknown parameter `{key}`; use route, tool, status, search, limit or after"
                     ));
                 }
             }
@@ -323,15 +324,15 @@ mod tests {
         assert_eq!(Wanted::read(""), Ok(Wanted::default()));
         assert_eq!(Wanted::read("search=+"), Ok(Wanted::default()));
         for (query, why) in [
-            ("limit=0", "`limit` is a number from 1 to 1000"),
-            ("limit=1001", "`limit` is a number from 1 to 1000"),
-            ("status=done", "there is no status `done`; there are working, "),
-            ("after=x1", "`after` is what `next` of a page said"),
-            ("after=%C3%A9", "`after` is what `next` of a page said"),
-            ("tool=%F", "`tool` is not text"),
-            ("tool=%FF", "`tool` is not text"),
+            ("limit=0", "`limit` must be a number from 1 to 1000"),
+            ("limit=1001", "`limit` must be a number from 1 to 1000"),
+            ("status=done", "unknown status `done`; use one of working, "),
+            ("after=x1", "`after` must be the `next` of an earlier page"),
+            ("after=%C3%A9", "`after` must be the `next` of an earlier page"),
+            ("tool=%F", "`tool` is not valid UTF-8"),
+            ("tool=%FF", "`tool` is not valid UTF-8"),
             (&*format!("search={}", "x".repeat(201)), "`search` is longer than 200 characters"),
-            ("owner=x", "`owner` is not known"),
+            ("owner=x", "unknown parameter `owner`"),
         ] {
             let wrong = Wanted::read(query).expect_err(query);
             assert!(wrong.starts_with(why), "{query}: {wrong}");

@@ -86,11 +86,12 @@ pub enum Error {
     Store(#[from] disk::Error),
     #[error("route {path}: {source}")]
     Upstream { path: Arc<str>, source: NotStarted },
-    #[error("stopped at once by a second signal; the log says what was lost")]
+    #[error("stopped immediately by a second signal; the log lists what was lost")]
     Hurried,
     #[error(
-        "an MCP message arrived on the standard input, and this program serves HTTP, at {url}: a host that starts it as a server \
-         over stdio waits for ever; give the host this URL instead of a command, and start the proxy by itself"
+        "an MCP message arrived on standard input, but the proxy serves HTTP at {url}: a host that \
+         started it as a stdio server would wait forever; configure this URL in the host instead of a \
+         command, and start the proxy separately"
     )]
     StartedByHost { url: String },
 }

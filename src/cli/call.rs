@@ -35,24 +35,24 @@ const MAX_ROUNDS: u32 = 100;
 pub struct Args {
     #[command(flatten)]
     server: Server,
-    /// Tool to call; left out, the tools of the server are listed.
+    /// Tool to call. Without it, the tools of the server are listed.
     tool: Option<String>,
-    /// Its arguments, a JSON object [default: {}].
+    /// Arguments of the tool, a JSON object [default: {}].
     #[arg(value_name = "JSON", value_parser = arguments)]
     arguments: Option<Box<RawValue>>,
-    /// Follow the task of this handle, which an earlier call became, instead of calling a tool.
+    /// Follow the task with this handle, which an earlier call returned, instead of calling a tool.
     #[arg(long, value_name = "HANDLE", conflicts_with_all = ["tool", "arguments", "no_tasks"])]
     task: Option<String>,
-    /// Want no task: wait for the result on the call itself.
+    /// Do not declare support for tasks: wait for the result of the call itself.
     #[arg(long)]
     no_tasks: bool,
-    /// Print the ticket that a proxy may answer a slow call with, and the words that go with it, instead of following it.
+    /// If the proxy responds with a ticket, print it and its text instead of following it.
     #[arg(long, conflicts_with = "task")]
     ticket: bool,
-    /// Print the result as the JSON it came as.
+    /// Print the result as JSON, as it was received.
     #[arg(long)]
     json: bool,
-    /// Give up, and cancel the call, after this time; that of answering questions counts.
+    /// Cancel the call and give up after this time, which includes the time for answering input requests.
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     timeout: Option<Duration>,
     #[command(flatten)]
@@ -72,7 +72,7 @@ enum Stopped {
     Overdue(Duration),
     #[error("no result after {} calls of `{tool}`; the call was cancelled", Ticket::MAX_POLLS)]
     Polls { tool: String },
-    #[error("the server has asked {MAX_ROUNDS} times; the call was cancelled")]
+    #[error("the server has requested input {MAX_ROUNDS} times; the call was cancelled")]
     Rounds,
 }
 
@@ -103,7 +103,7 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     };
     screen.make_room();
     for key in asker.unused() {
-        printer.note(format_args!("note: nothing was asked under the key `{key}`"));
+        printer.note(format_args!("note: no input request had the key `{key}`; its --answer was not used"));
     }
     let code = conclude(ending, &mut session, held.as_ref(), args.json, printer).await;
     session.close().await;
@@ -216,7 +216,7 @@ fn failed(error: &Error, printer: &mut Printer) -> u8 {
     printer.error(error);
     if let Error::Task { task, .. } = error {
         printer.note(format_args!(
-            "the task may still be at work; its handle is {task}: `--task {task}` in the place of the tool follows it"
+            "the task may still be running; its handle is {task}: follow it with `--task {task}` instead of a tool"
         ));
     }
     FAILED
@@ -246,7 +246,7 @@ async fn cancel(session: &mut Session, held: Option<&Ticket>, printer: &mut Prin
         None => {
             let limit = show_duration(CANCEL_PATIENCE);
             printer.note(format_args!(
-                "cancelling: waits up to {limit} for the server's answer; Ctrl-C again ends it at once"
+                "cancelling: waiting up to {limit} for the server's response; press Ctrl-C again to exit at once"
             ));
             tokio::select! {
                 answered = &mut answered => answered,
@@ -258,7 +258,7 @@ async fn cancel(session: &mut Session, held: Option<&Ticket>, printer: &mut Prin
         Ok(Ok(())) => {}
         Ok(Err(error)) => printer.note(format_args!("the call could not be cancelled: {error}")),
         Err(_) => printer.note(format_args!(
-            "the call could not be cancelled: no answer within {}",
+            "the call could not be cancelled: no response within {}",
             show_duration(CANCEL_PATIENCE)
         )),
     }
@@ -308,18 +308,20 @@ impl<'a> Screen<'a> {
                 self.status(task);
             }
             Step::Polled(task) => self.status(task),
-            Step::Lost(error) => self.say(&format!("{error}; asking again")),
+            Step::Lost(error) => self.say(&format!("{error}; retrying")),
             Step::Refused { method } => {
-                self.say(&format!("the server asks something ({method}), and was told that nobody answers"));
+                self.say(&format!(
+                    "the server requests input ({method}), which was refused: no answers are available"
+                ));
             }
-            Step::Revision(spoken) => self.say(&format!("the server speaks revision {spoken}")),
+            Step::Revision(spoken) => self.say(&format!("the server uses revision {spoken}")),
         }
     }
 
     /// The call is answered with a ticket, for the first time or `again`.
     fn holds(&mut self, ticket: &Ticket, again: bool) {
         if !again {
-            self.say(&format!("still running; its result is fetched with the ticket {}", ticket.ticket));
+            self.say(&format!("still running; fetching the result with the ticket {}", ticket.ticket));
         }
         if let Some(message) = &ticket.status_message {
             self.say_unless_drawn(message);
@@ -366,7 +368,7 @@ impl<'a> Screen<'a> {
 }
 
 pub(super) fn handle_text(task: &Task) -> String {
-    let kept = task.ttl.map_or_else(|| "for ever".to_owned(), |ttl| format!("for {}", show_duration(ttl)));
+    let kept = task.ttl.map_or_else(|| "forever".to_owned(), |ttl| format!("for {}", show_duration(ttl)));
     format!("task {} (kept {kept}, polled every {})", task.id, show_duration(task.poll_interval))
 }
 
@@ -487,6 +489,6 @@ mod tests {
         task.message = Some("half".into());
         screen.show(&Step::Polled(&task));
         assert_eq!(screen.last, "working: half");
-        assert_eq!(handle_text(&task), "task t (kept for ever, polled every 500ms)");
+        assert_eq!(handle_text(&task), "task t (kept forever, polled every 500ms)");
     }
 }

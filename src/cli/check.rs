@@ -8,13 +8,13 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(arg_required_else_help = true)]
 pub struct Args {
-    /// The configuration file to check, or `-` for the standard input.
+    /// Configuration file to check, or `-` for standard input.
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath, required_unless_present_any = ["config", "schema"])]
     file: Option<PathBuf>,
-    /// The same, in the way of `deferral serve`.
+    /// The same as FILE, for symmetry with `deferral serve`.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "file")]
     config: Option<PathBuf>,
-    /// Print the JSON Schema of configuration files, for editors.
+    /// Print the JSON Schema of the configuration, for editors.
     #[arg(long, conflicts_with_all = ["file", "config"])]
     schema: bool,
 }

@@ -6,7 +6,7 @@ use clap_complete::Shell;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// For which shell.
+    /// Shell to print completions for.
     shell: Shell,
 }
 

@@ -38,7 +38,7 @@ const DECLARED: Declared = Declared { tasks: true, elicitation: true, sampling: 
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Address of the proxy; operators are met at the next port.
+    /// Address of the proxy; the admin listener is on the next port.
     #[arg(long, value_name = "ADDR:PORT", default_value = config::file::DEFAULT_LISTEN, value_parser = config::values::address)]
     listen: SocketAddr,
 }
@@ -46,9 +46,9 @@ pub struct Args {
 /// Why there is nothing to see.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the demo's server cannot start: {0}")]
+    #[error("the server of the demo cannot start: {0}")]
     Server(#[source] io::Error),
-    #[error("{0}; `deferral demo --listen 127.0.0.1:0` takes a free port")]
+    #[error("{0}; `deferral demo --listen 127.0.0.1:0` uses a free port")]
     Proxy(#[from] app::Error),
     #[error(transparent)]
     Client(#[from] client::Error),
@@ -137,7 +137,7 @@ async fn show(
     let clock = SystemClock::new();
     let mut teller = Teller { begun: clock.now(), clock, printer };
     teller.say(&format!(
-        "A legacy server ({legacy}, synchronous, knows nothing of tasks):  http://{server}{endpoint}
+        "A legacy server ({legacy}, synchronous, without tasks):  http://{server}{endpoint}
 The proxy in front of it:  {url}
 
 With this configuration:
@@ -157,33 +157,33 @@ With this configuration:
     teller.say(&format!("\nA call that runs longer than {AFTER} becomes a task:  report {slow}\n"));
     let task = teller.call(&mut client, "report", &slow).await?.unwrap_or_else(|| "TASK_ID".to_owned());
 
-    teller.say(&format!("\nA tool that asks in the middle of its call:  {} {{}}\n", demo::BOOKING));
+    teller.say(&format!("\nA tool that requests input during its call:  {} {{}}\n", demo::BOOKING));
     teller.call(&mut client, demo::BOOKING, "{}").await?;
 
     teller.say(&format!(
         "
-Try it from another terminal. What can be called:
+Try it from another terminal. List the tools:
 
 {list}
 
-A slow call, which answers with a handle after {AFTER}:
+A slow call, which returns a handle after {AFTER}:
 
 {call}
 
-A look at the task above; put a handle of yours in both places:
+The task above; to see yours, put its handle in both places:
 
 {get}
 
-And all of that by one command, with a progress bar:
+All of this with one command and a progress bar:
 
   deferral call {url} report '{{\"seconds\":10}}'
 
-Be asked yourself, on the call or, after two seconds, in its task:
+Answer input requests yourself, during the call or, after two seconds, in its task:
 
   deferral call {url} {book}
   deferral call {url} {book} '{{\"seconds\":2}}'
 
-See what operators see, in a browser:
+The admin page, in a browser:
 
   {operators}
 
@@ -232,7 +232,7 @@ impl Teller<'_> {
                     turn = client.answer(&call, &answers, &mut |step| self.step(&step, &mut handle)).await?;
                 }
                 Turn::Ended(Ending::Result(result)) => {
-                    self.event(&format!("the result: {}", result_text(&result)));
+                    self.event(&format!("result: {}", result_text(&result)));
                     return Ok(handle);
                 }
                 Turn::Ended(Ending::Error(error)) => {
@@ -252,11 +252,11 @@ impl Teller<'_> {
         match step {
             Step::Progress(progress) => self.event(&format!("progress: {progress}")),
             Step::Handle(task) => {
-                self.event(&format!("the handle of a {}", handle_text(task)));
+                self.event(&format!("handle of {}", handle_text(task)));
                 *handle = Some(task.id.clone());
             }
             Step::Polled(task) => self.event(&format!("tasks/get: {}", state(task))),
-            Step::Lost(error) => self.event(&format!("{error}; asking again")),
+            Step::Lost(error) => self.event(&format!("{error}; retrying")),
             // Heard from legacy servers only.
             Step::Refused { .. } | Step::Revision(_) => {}
         }
@@ -268,7 +268,7 @@ impl Teller<'_> {
         for question in questions {
             let message = question.message().unwrap_or_default();
             self.event(&format!("input_required: {} asks: {message}", question.key));
-            self.event(&format!("the same call again, with the answer {ANSWER}"));
+            self.event(&format!("retry of the call with the response {ANSWER}"));
             let answer = serde_json::from_str(ANSWER).expect("the demo's own answer is right");
             answers.insert(question.key.clone(), answer);
         }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The beginning of the task's id, at least 4 digits: as `deferral tasks list`, the log or a client has it.
+    /// Task id, or at least its first 4 digits, as shown by `deferral tasks list`, the log or a client.
     task: String,
     #[command(flatten)]
     address: operator::Address,
@@ -85,7 +85,7 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
 }
 
 fn invalid(error: &serde_json::Error) -> Error {
-    Error::Invalid(format!("that is no deferral of this version: {error}"))
+    Error::Invalid(format!("unexpected response, perhaps of another version of deferral: {error}"))
 }
 
 // === impl Told ===
@@ -95,41 +95,39 @@ impl Told {
     fn story(&self) -> Vec<String> {
         let Self { task, route, tool, status, view, principal, caller, .. } = self;
         let shown = match view.as_str() {
-            "extension" => "as a task of the tasks extension (2026-07-28)",
-            "experimental" => "as a task of 2025-11-25",
-            "ticket" => "by a ticket",
+            "extension" => "a task of the tasks extension (2026-07-28)",
+            "experimental" => "a task of 2025-11-25",
+            "ticket" => "a ticket",
             other => other,
         };
         let caller = caller.as_ref().unwrap_or(principal);
         let mut lines = vec![
             format!("{task}: {tool} on {route}, {status}"),
-            format!("  its caller is {caller}, and is shown it {shown}"),
+            format!("  caller: {caller}, shown as {shown}"),
             format!("  {}", self.why()),
-            format!("  {}  became a task, after its call had run for {}", self.created, time(self.waited_ms)),
+            format!("  {}  became a task after the call had run for {}", self.created, time(self.waited_ms)),
         ];
         lines.extend(self.life.iter().map(|moment| format!("  {}  {}", moment.at, moment.words())));
-        lines.extend(
-            self.message.as_ref().map(|message| format!("  its status message: {}", inline(message))),
-        );
+        lines.extend(self.message.as_ref().map(|message| format!("  status message: {}", inline(message))));
         lines.push(match status.as_str() {
             "working" | "input_required" if self.is_held => {
-                format!("  its call is held by this process, and {} wait for it", some(self.waits, "client"))
+                format!("  its call runs in this process, and {} wait for it", some(self.waits, "client"))
             }
             "working" | "input_required" => {
-                "  its call is held by no process any more: it ends soon".to_owned()
+                "  its call runs running in no process any more: it ends soon".to_owned()
             }
-            _ => format!("  it is kept until {}", self.kept_until),
+            _ => format!("  kept until {}", self.kept_until),
         });
         lines
     }
 
     fn why(&self) -> String {
         let Some(Cause { by, mode, after_ms, rule, rollout }) = &self.cause else {
-            return "how it came to be a task is not known".to_owned();
+            return "why it became a task is not known".to_owned();
         };
         let rule = match rule {
-            Some(pattern) => format!("by the rule `match: {pattern}` of its route's tools"),
-            None => "by its route's `defer`".to_owned(),
+            Some(pattern) => format!("by the rule `match: {pattern}` of the route's `tools`"),
+            None => "by the route's `defer`".to_owned(),
         };
         let rule = match rollout {
             Some(rollout) => format!("{rule}, within the rollout of {rollout}"),
@@ -138,17 +136,18 @@ impl Told {
         let after = time(*after_ms);
         match by.as_str() {
             "threshold" => {
-                format!("its call had run for as long as the threshold: mode {mode}, after {after}, {rule}")
+                format!("the call reached the threshold: mode {mode}, after {after}, {rule}")
             }
-            "mode" => format!("every call of it is a task at once: mode {mode}, {rule}"),
-            "request" => format!("its client asked for a task (`params.task`): mode {mode}, {rule}"),
+            "mode" => format!("every call is a task at once: mode {mode}, {rule}"),
+            "request" => format!("the client requested a task (`params.task`): mode {mode}, {rule}"),
             "ticket" => {
-                "its client knows no tasks, and its call had run for as long as it may wait without a ticket"
-                    .to_owned()
+                "the client does not support tasks, and the call reached the time of `ticket`".to_owned()
             }
-            "departure" => format!("its client left before the answer, and is owed it: mode {mode}, {rule}"),
-            "stop" => "the proxy was told to stop, and the next one was to go on with it".to_owned(),
-            other => format!("it was made a task by {other}: mode {mode}, {rule}"),
+            "departure" => format!(
+                "the client disconnected before the response, which was promised to it: mode {mode}, {rule}"
+            ),
+            "stop" => "the proxy was shutting down, so that its successor could resume the call".to_owned(),
+            other => format!("trigger {other}: mode {mode}, {rule}"),
         }
     }
 }
@@ -158,15 +157,15 @@ impl Told {
 impl Moment {
     fn words(&self) -> String {
         let what = match self.what.as_str() {
-            "progressed" => "the server said how far it is",
-            "asked" => "the server asked something",
-            "withdrawn" => "a question was taken back, or nobody answered it in time",
-            "answered" => "the client answered",
-            "completed" => "the tool gave its result",
-            "tool_failed" => "the tool gave a result that says that it failed",
-            "failed" => "the call ended in an error",
-            "cancelled" => "it was cancelled",
-            "omitted" => "(changes that are not kept)",
+            "progressed" => "progress of the server",
+            "asked" => "input request of the server",
+            "withdrawn" => "an input request was withdrawn or expired",
+            "answered" => "input response of the client",
+            "completed" => "result of the tool",
+            "tool_failed" => "result of the tool, marked as an error",
+            "failed" => "the call failed with an error",
+            "cancelled" => "cancelled",
+            "omitted" => "(changes that were not recorded)",
             other => other,
         };
         match self.times {

@@ -6,7 +6,7 @@ use clap_mangen::Man;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The command whose page it is, as in `tasks list`; left out, the program's own page, which names them.
+    /// Command to describe, as in `tasks list`. Without it, the page of the program, which lists all commands.
     command: Vec<String>,
 }
 
@@ -18,7 +18,7 @@ pub fn run(args: &Args, mut program: Command, printer: &mut Printer) -> u8 {
     for word in &args.command {
         let found = page.find_subcommand(word).filter(|found| !found.is_hide_set());
         let Some(found) = found else {
-            printer.error(format_args!("there is no command `{}`", args.command.join(" ")));
+            printer.error(format_args!("unknown command `{}`", args.command.join(" ")));
             return FAILED;
         };
         page = found;

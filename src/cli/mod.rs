@@ -45,7 +45,7 @@ const FAILED: u8 = 2;
 /// The exit code of a call that was cancelled.
 const CANCELLED: u8 = 130;
 
-/// Puts slow MCP tools behind tasks, without changing the server.
+/// Transparent reverse proxy for MCP servers: slow tool calls become tasks.
 #[derive(Debug, Parser)]
 #[command(
     name = "deferral",
@@ -63,34 +63,34 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Stand in front of one server or of many (the default command).
+    /// Run the proxy in front of one or more servers (the default command).
     #[command(after_help = serve::VARIABLES_HELP)]
     Serve(serve::Args),
     /// Call a tool, follow its task, and print the result.
     Call(call::Args),
     /// List the tools of a server.
     Tools(tools::Args),
-    /// Start a slow legacy server with the proxy in front of it, and show what happens.
+    /// Run a slow legacy server with the proxy in front of it, and show what happens.
     Demo(demo::Args),
-    /// Check a configuration file, and say everything that is wrong with it.
+    /// Check a configuration file and report every problem.
     Check(check::Args),
-    /// Show how long calls take, tool by tool, and which threshold is advised.
+    /// Show latencies of each tool and recommend a threshold.
     Report(report::Args),
-    /// Ask a proxy that runs whether it should be sent clients: for health checks.
+    /// Check readiness of a running proxy (exit code 0 or 1).
     Ready(ready::Args),
-    /// List, show or cancel the tasks of a proxy that runs.
+    /// List, show or cancel tasks of a running proxy.
     Tasks(tasks::Args),
-    /// Tell how a task came to be, by which rule, and its whole life.
+    /// Show why a call became a task, the matching rule, and its history.
     Explain(explain::Args),
-    /// Show the traffic of a running proxy live.
+    /// Show live traffic of a running proxy.
     Tap(tap::Args),
-    /// Look after the folder in which a proxy keeps its tasks.
+    /// Check or back up a store on disk.
     Store(store::Args),
-    /// Print what a shell needs to complete commands and flags.
+    /// Print shell completions.
     Completions(completions::Args),
-    /// Print the manual page, of a command if one is named, for `man -l -`.
+    /// Print a manual page, for `man -l -`.
     Man(man::Args),
-    /// What the proxy starts to watch over a server's process.
+    /// Supervisor of a server's process, started by the proxy.
     #[command(hide = true)]
     Supervise(supervise::Args),
 }
@@ -144,7 +144,7 @@ fn misread(error: &clap::Error, mut printer: Printer) -> u8 {
     let words: Vec<_> = env::args().skip(1).collect();
     if let Some(server) = server_command(error, &words) {
         printer.note(format_args!(
-            "tip: to start a server over stdio, write its command behind `--`: deferral {server}"
+            "tip: to start a stdio server, write its command after `--`: deferral {server}"
         ));
     }
     u8::try_from(error.exit_code()).unwrap_or(FAILED)
@@ -192,7 +192,11 @@ fn threads() -> Result<usize, String> {
         None => Ok(threads_for(thread::available_parallelism().map_or(1, NonZeroUsize::get))),
         Some(asked) => {
             let count = asked.to_str().and_then(|count| count.trim().parse::<NonZeroUsize>().ok());
-            let wrong = || format!("`{THREADS}` is {asked:?}, and has to be a number of threads, at least 1");
+            let wrong = || {
+                format!(
+                    "the environment variable `{THREADS}` is {asked:?}; it must be a number of threads, at least 1"
+                )
+            };
             count.map(NonZeroUsize::get).ok_or_else(wrong)
         }
     }

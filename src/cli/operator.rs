@@ -8,10 +8,10 @@ use std::{env, fs, path::PathBuf};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Address {
-    /// The admin address of the proxy (`admin` of its configuration).
+    /// Admin address of the proxy (`admin` in its configuration).
     #[arg(long, value_name = "URL", default_value = DEFAULT, value_hint = ValueHint::Url)]
     admin: Uri,
-    /// A file with the admin token; else DEFERRAL_ADMIN_TOKEN has it, else, on the proxy's own machine, the file that it wrote.
+    /// File with the admin token. Default: the variable DEFERRAL_ADMIN_TOKEN, or on the proxy's own machine the file that the proxy wrote.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: Option<PathBuf>,
 }
@@ -58,12 +58,12 @@ impl Address {
     pub fn explain(&self, error: &Error) -> String {
         match error {
             Error::Unreachable { .. } => format!(
-                "nothing answers at {}: is the proxy running, and is its `admin` address that one, and not `off`? (--admin URL)",
+                "no response at {}: check that the proxy is running and that this is its `admin` address, which may be `off` (--admin URL)",
                 self.admin
             ),
             Error::Status { status, .. } if status.as_u16() == 401 => {
                 format!(
-                    "{error}\nthe token is in the file that the proxy names at its start (`admin token: PATH`), or where `admin.token` says; give it by {TOKEN} or --token-file"
+                    "{error}\nthe token is in the file that the proxy prints at start (`admin token: PATH`), or where `admin.token` says; pass it with --token-file or the variable {TOKEN}"
                 )
             }
             other => other.to_string(),

@@ -107,7 +107,7 @@ impl Printer {
     pub fn finish(mut self, code: u8) -> u8 {
         match self.failed.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe) {
             Some(error) => {
-                self.error(format_args!("the output cannot be written: {error}"));
+                self.error(format_args!("cannot write the output: {error}"));
                 super::FAILED
             }
             None => code,
@@ -344,7 +344,7 @@ pub mod tests {
             let mut printer = Printer::new(Full(kind), screen.clone());
             printer.line("x");
             assert_eq!(printer.finish(0), code);
-            assert_eq!(screen.text().starts_with("error: the output cannot be written: "), code == 2);
+            assert_eq!(screen.text().starts_with("error: cannot write the output: "), code == 2);
         }
     }
 }

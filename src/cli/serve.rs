@@ -25,51 +25,51 @@ use std::{
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
-    /// The MCP endpoint of the server to stand in front of.
+    /// MCP endpoint of the server behind the proxy.
     #[arg(long, value_name = "URL", value_parser = like(values::upstream_url), value_hint = ValueHint::Url)]
     upstream: Option<String>,
-    /// The configuration file, or `-` for the standard input; flags beside it override it.
+    /// Configuration file, or `-` for standard input. Other flags override it.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Read the configuration again when it changes, or a file that it names does, as at SIGHUP.
+    /// Reload the configuration when it, or a file that it names, changes, as on SIGHUP.
     #[arg(long, requires = "config")]
     watch: bool,
-    /// Where clients come in [default: 127.0.0.1:8808].
+    /// Address to listen on [default: 127.0.0.1:8808].
     #[arg(long, value_name = "ADDR:PORT", value_parser = like(values::address))]
     listen: Option<String>,
-    /// Where the operator's listener is, or `off` [default: 127.0.0.1:8809].
+    /// Admin listen address, or `off` [default: 127.0.0.1:8809].
     #[arg(long, value_name = "ADDR:PORT|off", value_parser = like(values::admin))]
     admin: Option<String>,
-    /// A name by which clients reach the proxy, such as that of a container or of a service in a cluster; `*`
-    /// for every one. May be repeated. `localhost` and IP addresses need none.
+    /// Host name that clients use, such as that of a container or of a service in a cluster; `*` for any. May be repeated.
+    /// Requests with another name get 403. `localhost` and IP addresses are always allowed.
     #[arg(long = "host", value_name = "NAME", value_parser = values::host)]
     hosts: Vec<String>,
-    /// How long a call may run before it becomes a task [default: 5s].
+    /// Threshold: how long a call may run before it becomes a task [default: 5s].
     #[arg(long, value_name = "DURATION", value_parser = like(values::duration))]
     after: Option<String>,
     /// Which calls become tasks [default: auto].
     #[arg(long, value_parser = Words::new(MODES, like(values::mode)))]
     mode: Option<String>,
-    /// Another mode for the tools of that name, as in `train_*=always` or `report=auto:1s`; the first
-    /// match holds.
+    /// Override for the tools that match a pattern, as in `train_*=always` or `report=auto:1s`. May be repeated; first match
+    /// wins.
     #[arg(long = "tool", value_name = "PATTERN=MODE[:AFTER]", value_parser = tool)]
     tools: Vec<Tool>,
-    /// Where tasks are kept: memory, or disk:PATH for a folder that outlives the process [default: memory].
+    /// Task store: memory (tasks end with the process), or disk:PATH, a folder that survives restarts [default: memory].
     #[arg(long, value_name = "STORE", value_parser = Words::new(&["memory", "disk:"], like(values::store)))]
     store: Option<String>,
-    /// How the log is written [default: text].
+    /// Format of the log on standard error [default: text].
     #[arg(long, value_name = "FORMAT", value_parser = Words::new(&["text", "json"], like(values::log)))]
     log: Option<String>,
-    /// What of the log is written: error, warn, info, debug or trace, or a list as in info,deferral::access=warn [default: info].
+    /// Log level: error, warn, info, debug or trace; or a per-module filter, for example info,deferral::access=warn [default: info].
     #[arg(long, value_name = "LEVEL", value_parser = Words::new(LEVELS, like(values::log_level)))]
     log_level: Option<String>,
-    /// Processes of the command at a time [default: 4]. Clients that declare other capabilities have one of their own.
+    /// Maximum number of processes of the stdio server [default: 4]. Clients that declare the same capabilities share one.
     #[arg(long, value_name = "N", value_parser = like(values::instances))]
     instances: Option<String>,
-    /// Let clients from elsewhere use the command: to it all of them are one.
+    /// Allow remote clients to share the stdio server, which cannot tell them apart.
     #[arg(long, requires = "command")]
     shared: bool,
-    /// The command that starts a server over stdio, with its arguments. It gets the whole environment.
+    /// Command that starts a stdio server, with its arguments. It inherits the environment, except DEFERRAL_* variables.
     #[arg(last = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     command: Vec<String>,
     /// The flags whose values are those of variables, each with its variable: problems name that.
@@ -99,9 +99,10 @@ const VARIABLES: [(&str, &str); 14] = [
 ];
 
 /// What `--help` says of them.
-pub const VARIABLES_HELP: &str = "Each flag of `serve` is also an environment variable: --log-level is DEFERRAL_LOG_LEVEL, --listen is \
-DEFERRAL_LISTEN. A flag outweighs its variable, a variable the configuration file. Several values of DEFERRAL_HOST and \
-DEFERRAL_TOOL are separated by commas.";
+pub const VARIABLES_HELP: &str = "\
+Every flag of `serve` is also an environment variable: --log-level is DEFERRAL_LOG_LEVEL, --listen is DEFERRAL_LISTEN. \
+A flag overrides its variable, and a variable overrides the configuration file. Separate several values of DEFERRAL_HOST \
+and DEFERRAL_TOOL by commas.";
 
 /// A rule for some tools, as texts that can be read.
 #[derive(Clone, Debug)]
@@ -115,11 +116,11 @@ struct Tool {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "no server to stand in front of; name one in one of these ways:\n
-    deferral --upstream http://127.0.0.1:9000/mcp    a server over Streamable HTTP
-    deferral -- npx some-server                      a server over stdio, by the command that starts it
+        "no server is configured; name one in one of these ways:\n
+    deferral --upstream http://127.0.0.1:9000/mcp    an HTTP server (Streamable HTTP)
+    deferral -- npx some-server                      a stdio server, by its command
     deferral --config deferral.yaml                  a configuration file, for everything else\n
-`deferral --help` lists every flag, `deferral demo` shows how it works"
+`deferral --help` lists all flags, `deferral demo` shows how it works"
     )]
     NoServer,
     #[error(transparent)]
@@ -180,7 +181,7 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
 /// What a proxy that stops waits for; none where that is nothing.
 fn stopping_text(waiting: &app::Waiting) -> Option<String> {
     let &app::Waiting { calls, tasks, results, limit, .. } = waiting;
-    let counts = [(calls, "call"), (tasks, "task"), (results, "result to be fetched")];
+    let counts = [(calls, "call"), (tasks, "task"), (results, "result to fetch")];
     let some = |(count, noun): (usize, &str)| match (count, noun.split_once(' ')) {
         (0, _) => None,
         (1, _) => Some(format!("1 {noun}")),
@@ -190,7 +191,7 @@ fn stopping_text(waiting: &app::Waiting) -> Option<String> {
     let counts: Vec<_> = counts.into_iter().filter_map(some).collect();
     (!counts.is_empty()).then(|| {
         format!(
-            "stopping: waits for {}, up to {} (drain); Ctrl-C again ends it at once",
+            "stopping: waiting for {}, up to {} (drain); press Ctrl-C again to exit at once",
             counts.join(", "),
             values::show_duration(limit)
         )
@@ -207,9 +208,7 @@ fn misspelt_variables(environment: &Environment) -> impl Iterator<Item = String>
             known().map(str::to_lowercase).collect::<Vec<_>>().iter().map(String::as_str),
         )?
         .to_uppercase();
-        Some(format!(
-            "warning: the environment variable `{name}` is read by nothing; did you mean `{PREFIX}{near}`?"
-        ))
+        Some(format!("warning: unknown environment variable `{name}`; did you mean `{PREFIX}{near}`?"))
     })
 }
 
@@ -254,7 +253,7 @@ impl Args {
         let is_taken = |flag: &str| taken.iter().any(|(other, _)| *other == flag);
         for (flag, is_missing, needs) in [
             ("--watch", self.config.is_none(), "a configuration file (--config, DEFERRAL_CONFIG)"),
-            ("--shared", self.command.is_empty(), "a command (-- CMD)"),
+            ("--shared", self.command.is_empty(), "a stdio server (-- CMD)"),
         ] {
             if is_taken(flag) && is_missing {
                 problems.push(Problem::new(Place::Flag(variable_of(flag)), format!("needs {needs}")));
@@ -331,8 +330,8 @@ impl Args {
         let args = self.clone();
         let read = move || match args.config.as_deref() {
             Some(path) if path == Path::new("-") => Err(
-                "the configuration came on the standard input, which is read once; name a file to have it \
-                     read again"
+                "the configuration was read from standard input, which cannot be read again; start with a \
+                     file to reload it"
                     .to_owned(),
             ),
             _ => args.config().map_err(|error| error.to_string()),
@@ -409,7 +408,7 @@ impl Args {
             problems.push(Problem::new(
                 place,
                 format!(
-                    "names a server, and so do the `routes` of {}{line}; remove one of the two",
+                    "names a server, and the `routes` of {}{line} do so as well; remove one of the two",
                     path.display()
                 ),
             ));
@@ -447,7 +446,7 @@ impl Args {
             Some(routes) => problems.push(Problem::new(
                 self.place(name),
                 format!(
-                    "means one route, and the file has {}; write it under the route you mean",
+                    "applies to a single route, and the file has {}; set it in the file, under the route it is meant for",
                     routes.len()
                 ),
             )),
@@ -585,10 +584,10 @@ routes:
         assert_eq!(
             of(2, 1, 3).as_deref(),
             Some(
-                "stopping: waits for 2 calls, 1 task, 3 results to be fetched, up to 35s (drain); Ctrl-C again ends it at once"
+                "stopping: waiting for 2 calls, 1 task, 3 results to fetch, up to 35s (drain); press Ctrl-C again to exit at once"
             )
         );
-        assert!(of(0, 0, 1).is_some_and(|text| text.contains("waits for 1 result to be fetched, up to")));
+        assert!(of(0, 0, 1).is_some_and(|text| text.contains("waiting for 1 result to fetch, up to")));
         assert_eq!(of(0, 0, 0), None);
     }
 
@@ -705,7 +704,7 @@ routes:
             ("DEFERRAL_INSTANCES", "none", "DEFERRAL_INSTANCES: "),
             ("DEFERRAL_WATCH", "yes", "DEFERRAL_WATCH: `yes` must be true or false"),
             ("DEFERRAL_WATCH", "true", "DEFERRAL_WATCH: needs a configuration file"),
-            ("DEFERRAL_SHARED", "true", "DEFERRAL_SHARED: needs a command"),
+            ("DEFERRAL_SHARED", "true", "DEFERRAL_SHARED: needs a stdio server"),
         ] {
             let said = in_environment(&[(variable, value)], &[]).expect_err(variable);
             assert!(said.starts_with(problem), "{said}");
@@ -839,7 +838,7 @@ routes:
     fn a_server_is_named_once() {
         assert_eq!(
             beside(FILE, &["--upstream", "http://b/"]).unwrap_err(),
-            "--upstream: names a server, and so do the `routes` of deferral.yaml (line 6); remove one of the two"
+            "--upstream: names a server, and the `routes` of deferral.yaml (line 6) do so as well; remove one of the two"
         );
         let config = beside("admin: off", &["--upstream", "http://b/"]).expect("the file has no routes");
         assert_eq!(format!("{:?}", config.routes[0].server), "Url(http://b/)");
@@ -852,7 +851,7 @@ routes:
         let two = "routes:\n  - { path: /a, upstream: { url: 'http://a' } }\n  - { path: /b, upstream: { url: 'http://b' } }\n";
         assert_eq!(
             beside(two, &["--mode", "always"]).unwrap_err(),
-            "--mode: means one route, and the file has 2; write it under the route you mean"
+            "--mode: applies to a single route, and the file has 2; set it in the file, under the route it is meant for"
         );
         assert!(beside("routes: []", &["--mode", "always"]).unwrap_err().contains("no route"));
     }

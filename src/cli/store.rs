@@ -13,18 +13,18 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Read everything in a store, and say what is there and what is not; exits with 2 where something is lost.
+    /// Read a whole store and report its contents; exits with 2 if something is lost.
     Check {
-        /// The folder of the store.
+        /// Folder of the store.
         #[arg(value_hint = ValueHint::DirPath)]
         path: PathBuf,
     },
-    /// Copy a store to a new folder, which can be used as one. Its key is not copied.
+    /// Copy a store to a new folder, which can be used as a store. The key is not copied.
     Backup {
-        /// The folder of the store.
+        /// Folder of the store.
         #[arg(value_hint = ValueHint::DirPath)]
         path: PathBuf,
-        /// The folder to make.
+        /// Folder to create.
         #[arg(value_hint = ValueHint::DirPath)]
         to: PathBuf,
     },
@@ -36,7 +36,7 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
         What::Check { path } => disk::check(path).map(|contents| (is_whole(&contents), found(&contents))),
         What::Backup { path, to } => disk::backup(path, to).map(|Copied { tasks, files }| {
             let copied = format!("{}: {}, {}", to.display(), some(tasks, "task"), some(files, "file"));
-            (true, vec![copied, "the key is not in it; keep a copy of it in another place".to_owned()])
+            (true, vec![copied, "the key was not copied; keep a copy of it in another place".to_owned()])
         }),
     };
     match done {
@@ -47,7 +47,7 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
             if is_good {
                 return DONE;
             }
-            printer.error("something is lost");
+            printer.error("parts of the store are lost");
         }
         Err(error) => printer.error(error),
     }
@@ -63,24 +63,22 @@ fn found(contents: &Contents) -> Vec<String> {
     let Contents { user, schema, tasks, live, files, stored_bytes, unnamed, lost } = contents;
     let mut lines = Vec::new();
     match user {
-        Some(Some(pid)) => {
-            lines.push(format!("in use by process {pid}: this is what was there at one moment"))
-        }
-        Some(None) => lines.push("in use: this is what was there at one moment".to_owned()),
+        Some(Some(pid)) => lines.push(format!("in use by process {pid}: this is a snapshot")),
+        Some(None) => lines.push("in use: this is a snapshot".to_owned()),
         None => {}
     }
     lines.push(format!("schema {schema}"));
-    lines.push(format!("{}, {live} of them at work, {stored_bytes} bytes", some(*tasks, "task")));
+    lines.push(format!("{}, {live} of them active, {stored_bytes} bytes", some(*tasks, "task")));
     lines.push(format!("{} of results", some(*files, "file")));
     if *unnamed > 0 {
-        let remedy = if user.is_some() { "some may be in the making" } else { "the next start removes them" };
-        lines.push(format!("{} that no task names; {remedy}", some(*unnamed, "file")));
+        let remedy = if user.is_some() { "some may be in progress" } else { "the next start removes them" };
+        lines.push(format!("{} without a task; {remedy}", some(*unnamed, "file")));
     }
     lines.extend(lost.iter().map(|lost| format!("LOST {lost}")));
     lines.push(if is_whole(contents) {
         "ok".to_owned()
     } else {
-        format!("{} lost", some(lost.len(), "thing"))
+        format!("{} lost", some(lost.len(), "item"))
     });
     lines
 }

@@ -21,7 +21,7 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
         Ok(code) => code,
         Err(error) => {
             printer.error(format_args!(
-                "this is started by the proxy, for the command of an `upstream`: {error}"
+                "this command is for the proxy itself, which starts it for the `command` of an `upstream`: {error}"
             ));
             FAILED
         }

@@ -5,19 +5,19 @@ use serde_json::{Value, value::RawValue};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Show one route, by its path.
+    /// Show this route only, by its path.
     #[arg(long, value_name = "PATH")]
     route: Option<String>,
-    /// Show one caller, as the access log names it: its digits, or the name of its token.
+    /// Show this principal only, as the access log shows it: its digits, or the name of its token.
     #[arg(long, value_name = "CALLER")]
     caller: Option<String>,
-    /// Show the tools that match: `*` stands for any characters, `?` for one.
+    /// Show matching tools only; `*` matches any characters, `?` one.
     #[arg(long, value_name = "PATTERN")]
     tool: Option<String>,
-    /// Show the arguments and results of calls, which may be confidential.
+    /// Show arguments and results of calls, which may be confidential.
     #[arg(long)]
     arguments: bool,
-    /// Print a JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -42,7 +42,7 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
             // An empty line shows that the proxy is there.
             Ok(Some(line)) => print(&line, args.json, printer),
             Ok(None) => {
-                printer.say("the proxy has ended the tap");
+                printer.say("the proxy closed the tap");
                 return DONE;
             }
             Err(error) => return args.address.report(&error, printer),
@@ -68,7 +68,10 @@ fn written(event: &Value) -> String {
     let text = |name: &str| event[name].as_str().unwrap_or_default();
     let number = |name: &str| event[name].as_u64();
     if text("event") == "lost" {
-        return format!("({} lines lost: this tap reads too slowly)", number("lines").unwrap_or_default());
+        return format!(
+            "({} lines were dropped: this tap reads too slowly)",
+            number("lines").unwrap_or_default()
+        );
     }
     let time = text("at").split('T').nth(1).unwrap_or_default().trim_end_matches('Z');
     let caller = if event["caller"].is_string() { text("caller") } else { text("principal") };
@@ -146,7 +149,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Value>(&json).expect("JSON"), event);
         assert_eq!(
             printed(&json!({ "event": "lost", "lines": 3 }), false),
-            "(3 lines lost: this tap reads too slowly)\n"
+            "(3 lines were dropped: this tap reads too slowly)\n"
         );
         let asked = json!({
             "at": "2026-07-28T10:30:00Z", "event": "input_request", "route": "/mcp", "principal": "00ff",

@@ -19,21 +19,21 @@ pub struct Args {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Command {
-    /// List tasks: those at work, then those that have ended, the youngest first.
+    /// List tasks: active ones, then finished ones, newest first.
     List {
-        /// Only those of this route.
+        /// Only tasks of this route.
         #[arg(long, value_name = "PATH")]
         route: Option<String>,
-        /// Only those of this tool.
+        /// Only tasks of this tool.
         #[arg(long, value_name = "NAME")]
         tool: Option<String>,
-        /// Only those of this status.
+        /// Only tasks with this status.
         #[arg(long, value_parser = Words::new(STATUSES, status))]
         status: Option<String>,
-        /// How many at most, up to 1000.
+        /// Maximum number of tasks, up to 1000.
         #[arg(long, value_name = "N", default_value_t = 50)]
         limit: usize,
-        /// Go on behind a list, which says where.
+        /// Continue an earlier list, which printed this value.
         #[arg(long, value_name = "PLACE")]
         after: Option<String>,
         #[command(flatten)]
@@ -41,14 +41,14 @@ enum Command {
     },
     /// Show a task.
     Show {
-        /// The beginning of its id, at least 4 digits: as the list, the log or a client has it.
+        /// Task id, or at least its first 4 digits, as shown by the list, the log or a client.
         task: String,
         #[command(flatten)]
         common: Common,
     },
-    /// Cancel a task, as its client could. Needs the operator's token.
+    /// Cancel a task, as its client could. Requires the admin token.
     Cancel {
-        /// The beginning of its id, at least 4 digits: as the list, the log or a client has it.
+        /// Task id, or at least its first 4 digits, as shown by the list, the log or a client.
         task: String,
         #[command(flatten)]
         common: Common,
@@ -155,7 +155,7 @@ async fn asked(command: &Command, operator: &Operator) -> Result<Value, Error> {
 }
 
 fn invalid(error: &serde_json::Error) -> Error {
-    Error::Invalid(format!("that is no deferral of this version: {error}"))
+    Error::Invalid(format!("unexpected response, perhaps of another version of deferral: {error}"))
 }
 
 /// Prints it for people.
@@ -186,7 +186,7 @@ fn show(command: &Command, body: Value, printer: &mut Printer) -> Result<(), Err
 fn status(text: &str) -> Result<String, String> {
     match STATUSES.contains(&text) {
         true => Ok(text.to_owned()),
-        false => Err(format!("there is no status `{text}`; use one of {}", STATUSES.join(", "))),
+        false => Err(format!("unknown status `{text}`; use one of {}", STATUSES.join(", "))),
     }
 }
 
@@ -206,7 +206,7 @@ const WIDTH: usize = 120;
 /// The lines of a table. The route has a column where the tasks are of several.
 fn table(page: &Page) -> Vec<String> {
     if page.tasks.is_empty() && page.next.is_none() {
-        return vec!["there are no such tasks".to_owned()];
+        return vec!["no tasks".to_owned()];
     }
     let mut rows = vec![COLUMNS.map(|(heading, _)| heading.to_owned())];
     rows.extend(page.tasks.iter().map(Task::row));
@@ -235,7 +235,7 @@ fn table(page: &Page) -> Vec<String> {
         cut(line.trim_end(), WIDTH)
     };
     let mut lines: Vec<_> = rows.iter().map(line).collect();
-    lines.extend(page.next.as_ref().map(|next| format!("there are more: --after {next}")));
+    lines.extend(page.next.as_ref().map(|next| format!("more tasks follow: --after {next}")));
     lines
 }
 
@@ -283,12 +283,15 @@ impl Details {
             add("kept until", kept_until);
         } else {
             let clients = if *waits == 1 { "1 client waits" } else { &format!("{waits} clients wait") };
-            let held =
-                if *is_held { "at work in this process" } else { "in no process any more: it ends soon" };
+            let held = if *is_held {
+                "running in this process"
+            } else {
+                "running in no process any more: it ends soon"
+            };
             add("call", &format!("{held}; {clients}"));
         }
         if *waits_for_store {
-            add("store", "has not taken its last change yet");
+            add("store", "has not stored the last change yet");
         }
         lines
     }
@@ -342,7 +345,7 @@ mod tests {
             0123456789ab  working     7 s  report  anonymous  files (3/12)
             0123456789ab  completed  60 s  import  alice"#]]
         .assert_eq(&text);
-        assert_eq!(table(&Page { tasks: Vec::new(), next: None }), ["there are no such tasks"]);
+        assert_eq!(table(&Page { tasks: Vec::new(), next: None }), ["no tasks"]);
     }
 
     #[test]
@@ -361,7 +364,7 @@ mod tests {
             "{lines:#?}"
         );
         assert!(lines[2].contains("   11 d  evil\\u{1b}[2J error: x  "), "{lines:#?}");
-        assert_eq!(lines[3], "there are more: --after e12");
+        assert_eq!(lines[3], "more tasks follow: --after e12");
         assert_eq!(lines.len(), 4, "a tool's name makes no line");
     }
 
@@ -388,7 +391,7 @@ mod tests {
               age        7 s, since 2026-07-28T10:30:00Z
               shown as   a ticket
               asks       elicitation/create (`who`), for 5 s
-              call       at work in this process; 1 client waits"#]]
+              call       running in this process; 1 client waits"#]]
         .assert_eq(&details.lines().join("\n"));
     }
 

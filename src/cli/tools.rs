@@ -20,7 +20,7 @@ use std::time::Duration;
 pub struct Args {
     #[command(flatten)]
     server: Server,
-    /// Print the tools as the JSON they came as.
+    /// Print the tools as JSON, as they were received.
     #[arg(long)]
     json: bool,
     /// Give up after this time.
@@ -31,13 +31,13 @@ pub struct Args {
 /// A server, and how it is spoken to.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Server {
-    /// The MCP endpoint: a proxy, or any server over Streamable HTTP.
+    /// MCP endpoint of a proxy, or of any server over Streamable HTTP.
     #[arg(value_parser = values::upstream_url, value_hint = ValueHint::Url)]
     pub url: Uri,
-    /// A header to send with each request, as in 'Authorization: Bearer …'; may be repeated.
+    /// Header to send with each request, as in 'Authorization: Bearer …'. May be repeated.
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// Revision to speak; 2025-11-25 has its experimental tasks [default: the newest that the server speaks].
+    /// Protocol revision; 2025-11-25 has experimental tasks [default: the newest that the server supports].
     #[arg(long, value_name = "REVISION", value_parser = Words::new(SPOKEN, revision))]
     protocol: Option<Revision>,
 }
@@ -69,7 +69,7 @@ pub(super) async fn list(
             return CANCELLED;
         }
         limit = or_never(timeout.map(async |limit| { tokio::time::sleep(limit).await; limit })) => {
-            printer.error(format_args!("no list of tools within {}", show_duration(limit)));
+            printer.error(format_args!("no tool list within {}", show_duration(limit)));
             return FAILED;
         }
     };
@@ -92,8 +92,7 @@ fn print(ToolList { tools, is_cut }: &ToolList, json: bool, printer: &mut Printe
     }
     let read = || tools.iter().map(|tool| serde_json::from_str::<Tool>(tool.get()));
     if *is_cut {
-        printer
-            .note(format_args!("note: the server's list goes on; these are its first {} tools", tools.len()));
+        printer.note(format_args!("note: the server has more tools; these are the first {}", tools.len()));
     }
     if json {
         printer.json(tools);
@@ -142,7 +141,7 @@ impl Server {
 /// The date of a revision that this client speaks.
 fn revision(text: &str) -> Result<Revision, Invalid> {
     Revision::parse(text).filter(|revision| REVISIONS.contains(revision)).ok_or_else(|| {
-        Invalid(format!("`{text}` is no revision that this client speaks; use {}", revisions()))
+        Invalid(format!("`{text}` is not a revision that this client supports; use {}", revisions()))
     })
 }
 

@@ -15,34 +15,39 @@ pub enum Error {
     Broken { url: Uri, detail: String },
     #[error("HTTP {status}{detail}")]
     Status { status: StatusCode, detail: String },
-    #[error("the answer is not valid: {0}")]
+    #[error("the response is not valid: {0}")]
     Invalid(String),
-    #[error("the answer is larger than {MAX_MESSAGE} bytes")]
+    #[error("the response is larger than {MAX_MESSAGE} bytes")]
     TooLarge,
     /// A limit was reached, and the request was not served.
     #[error("busy: {0}")]
     Busy(String),
-    #[error("the answers were refused: {0}")]
+    #[error("the input responses were refused: {0}")]
     Refused(String),
-    #[error("the server does not cancel it: {0}")]
+    #[error("the server refused to cancel it: {0}")]
     NotCancelled(String),
-    #[error("the server does not list its tools: {0}")]
+    #[error("the server refused to list its tools: {0}")]
     NoTools(String),
-    #[error("initialize was refused: {0}")]
+    #[error("the server refused `initialize`: {0}")]
     Handshake(String),
-    #[error("the server speaks revision {spoken}, which this client does not; it speaks {}", revisions())]
+    #[error(
+        "the server uses revision {spoken}, which this client does not support; it supports {}",
+        revisions()
+    )]
     Revision { spoken: String },
     /// 2025-11-25, *Session Management*.
     #[error(
-        "the server has ended the session (HTTP 404), and what became of the call is unknown; \
-         call again for a new session"
+        "the server ended the session (HTTP 404), and the outcome of the call is unknown; repeat the call \
+         to open a new session"
     )]
     SessionLost,
-    #[error("the server speaks no revision that this client does\n2026-07-28: {newest}\nbefore it: {older}")]
+    #[error(
+        "the server supports no revision of this client\n2026-07-28: {newest}\nearlier revisions: {older}"
+    )]
     NoRevision { newest: Box<Self>, older: String },
     #[error(
-        "the server made a task of the call, which this client did not declare; `--task {task}` in the place of the \
-         tool follows it"
+        "the server made a task of the call, although this client did not declare support; follow it with \
+         `--task {task}` instead of a tool"
     )]
     Unasked { task: String },
     #[error("task {task}: {source}")]

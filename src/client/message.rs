@@ -73,7 +73,7 @@ impl Answer {
                 }
                 Some(answer) => answer,
                 None if !status.is_success() => Err(refused(status, &bytes)),
-                None => Err(Error::Invalid("it is not the response to this request".to_owned())),
+                None => Err(Error::Invalid("this is not the response to the request".to_owned())),
             },
             // An error of HTTP need not carry JSON-RPC.
             Err(_) if !status.is_success() => Err(refused(status, &bytes)),

@@ -137,8 +137,9 @@ impl Operator {
 }
 
 fn bearer(token: &str) -> Result<HeaderMap, Error> {
-    let mut bearer = HeaderValue::try_from(format!("Bearer {token}"))
-        .map_err(|_| Error::Invalid("the token has characters that no header can carry".to_owned()))?;
+    let mut bearer = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| {
+        Error::Invalid("the admin token has characters that are not valid in a header".to_owned())
+    })?;
     bearer.set_sensitive(true);
     Ok(HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]))
 }

@@ -39,7 +39,10 @@ fn kind() -> Kind<'static, Rollout> {
 
 fn long(s: &mut Section<'_, '_>) -> Option<Rollout> {
     let written = s
-        .key("share", "Share of principals (or of other values of `by`) that is inside, as in `25%` or `0.5%`.")
+        .key(
+            "share",
+            "Share of principals (or of other values of `by`) that is inside, as in `25%` or `0.5%`.",
+        )
         .required(word(share_schema(), share));
     if written.is_unset() {
         s.wrong(s.place, "`rollout` has no `share`; add one, as in `share: 25%`");

@@ -43,7 +43,8 @@ impl Booking {
         };
         let Some(answer) = answer else {
             let Some((question, answer)) = self.running.ask(&question()) else {
-                let words = "I must ask when and for how many, and your client cannot be asked.";
+                let words =
+                    "I need a date and a number of people, and your client does not support elicitation.";
                 return Some((self.running.response(words, true), None));
             };
             self.stage = Stage::Asked(answer);
@@ -71,14 +72,14 @@ impl Stage {
 
 fn question() -> Value {
     json!({
-        "message": "When shall we expect you, and how many will you be?",
+        "message": "For which date, and for how many people?",
         "requestedSchema": {
             "type": "object",
             "properties": {
                 "date": { "type": "string", "format": "date", "title": "Date" },
                 "party": {
                     "type": "integer", "minimum": 1, "maximum": MAX_PARTY, "default": 2,
-                    "title": "Party", "description": "How many people will come.",
+                    "title": "Party", "description": "Number of people.",
                 },
                 "seat": {
                     "type": "string", "enum": ["inside", "outside"], "enumNames": ["Inside", "On the terrace"],
@@ -94,7 +95,7 @@ fn question() -> Value {
 fn booked(answer: Answer) -> (String, bool) {
     let answer = match answer {
         Ok(answer) => answer,
-        Err(words) => return (format!("I asked, and got an error: {words}"), true),
+        Err(words) => return (format!("The input request failed: {words}"), true),
     };
     match answer["action"].as_str() {
         Some("accept") => {}
@@ -104,7 +105,7 @@ fn booked(answer: Answer) -> (String, bool) {
     let content = &answer["content"];
     let party = content["party"].as_u64().filter(|party| (1..=MAX_PARTY).contains(party));
     let (Some(date), Some(party)) = (content["date"].as_str(), party) else {
-        return ("That is no date and no number of people.".to_owned(), true);
+        return ("This is not a date and a number of people.".to_owned(), true);
     };
     let seat = match content["seat"].as_str() {
         Some("inside") => ", inside",
@@ -131,10 +132,10 @@ mod tests {
                 "A table for 2 on 2026-08-01 is yours.",
                 false,
             ),
-            (json!({ "action": "accept" }), "That is no date and no number of people.", true),
+            (json!({ "action": "accept" }), "This is not a date and a number of people.", true),
             (
                 json!({ "action": "accept", "content": { "date": "2026-08-01", "party": 13 } }),
-                "That is no date and no number of people.",
+                "This is not a date and a number of people.",
                 true,
             ),
             (json!({ "action": "decline" }), "Nothing was booked, as you wished.", false),

@@ -157,7 +157,7 @@ impl Server {
             }
         }
         let Ok(body) = Limited::new(body, MAX_BODY).collect().await else {
-            return refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large, or broke off");
+            return refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large, or was cut off");
         };
         match Frame::parse(body.to_bytes()) {
             Ok(frame) => self.message(&parts.headers, &frame),
@@ -170,10 +170,10 @@ impl Server {
             return self.initialize(id, params.as_deref());
         }
         let Some(session) = headers.get(&headers::SESSION_ID).and_then(|value| value.to_str().ok()) else {
-            return refuse(StatusCode::BAD_REQUEST, "no Mcp-Session-Id; begin with initialize");
+            return refuse(StatusCode::BAD_REQUEST, "no Mcp-Session-Id; send initialize first");
         };
         if !self.sessions.lock().contains_key(session) {
-            return refuse(StatusCode::NOT_FOUND, "no such session; begin with initialize");
+            return refuse(StatusCode::NOT_FOUND, "no such session; send initialize first");
         }
         match frame.kind() {
             Kind::Request { id, method, params } => match method {
@@ -230,7 +230,7 @@ impl Server {
                 "protocolVersion": version.as_str(),
                 "capabilities": { "tools": {} },
                 "serverInfo": { "name": "deferral-demo", "version": env!("CARGO_PKG_VERSION") },
-                "instructions": "greet answers at once, report takes its time, book_table asks when and for how many.",
+                "instructions": "greet responds at once, report is slow, book_table requests a date and a number of people.",
             }),
         );
         let session = HeaderValue::from_str(&session).expect("hexadecimal digits are fine");
@@ -279,7 +279,7 @@ impl Server {
         match params.name.as_str() {
             "greet" => match params.arguments["name"].as_str() {
                 Some(name) => result(id, &text(&format!("Hello, {name}!"), false)),
-                None => result(id, &text("name must be a text", true)),
+                None => result(id, &text("name must be a string", true)),
             },
             "report" => {
                 let seconds = match &params.arguments["seconds"] {
@@ -403,7 +403,7 @@ fn tools() -> Value {
     json!({ "tools": [
         {
             "name": "greet",
-            "description": "Greets somebody, at once.",
+            "description": "Greets a person, at once.",
             "inputSchema": {
                 "type": "object",
                 "properties": { "name": { "type": "string" } },
@@ -413,7 +413,7 @@ fn tools() -> Value {
         },
         {
             "name": "report",
-            "description": "Writes a report, which takes its time.",
+            "description": "Writes a report, slowly.",
             "inputSchema": {
                 "type": "object",
                 "properties": {
@@ -424,12 +424,12 @@ fn tools() -> Value {
         },
         {
             "name": booking::NAME,
-            "description": "Books a table; asks when, and for how many.",
+            "description": "Books a table; requests a date and a number of people.",
             "inputSchema": {
                 "type": "object",
                 "properties": {
                     "seconds": {
-                        "description": "How long to look for free tables before asking.",
+                        "description": "Seconds to look for free tables before requesting input.",
                         "type": "number", "minimum": 0, "maximum": MAX_SECONDS, "default": 0,
                     },
                 },
@@ -594,7 +594,7 @@ mod tests {
         world.post(&error.to_string()).await;
         assert_eq!(next(&mut stream).await.unwrap()["result"]["isError"], true);
         let other = World::new().await;
-        assert!(read(other.post(BOOK).await).await.contains("cannot be asked"));
+        assert!(read(other.post(BOOK).await).await.contains("does not support elicitation"));
     }
 
     #[tokio::test(start_paused = true)]

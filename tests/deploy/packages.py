@@ -67,7 +67,7 @@ def use(*words, **more):
             said += line
             if "Serving until Ctrl-C." in line:
                 break
-        for word in ("Hello, Ada!", "the handle of a task ", "tasks/get: completed", "The report is done."):
+        for word in ("Hello, Ada!", "handle of task ", "tasks/get: completed", "The report is done."):
             must(word in said, f"{words}: the demo does not show {word!r}:\n{said}")
         demo.send_signal(signal.SIGTERM)
         code = demo.wait(timeout=60)

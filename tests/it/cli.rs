@@ -311,12 +311,12 @@ fn the_demo_shows_a_task_and_prints_commands_that_work() {
     let mut demo = Demo::start();
     let story = demo.until("Try it from another terminal").concat();
     for part in [
-        "the result: Hello, Ada!",
-        "the handle of a task ",
+        "result: Hello, Ada!",
+        "handle of task ",
         "tasks/get: working",
         "tasks/get: completed",
-        "elicitation-1 asks: When shall we expect you",
-        "the result: A table for 4 on 2026-08-01, on the terrace is yours.",
+        "elicitation-1 asks: For which date",
+        "result: A table for 4 on 2026-08-01, on the terrace is yours.",
     ] {
         assert!(story.contains(part), "{part}: {story}");
     }
@@ -327,7 +327,8 @@ fn the_demo_shows_a_task_and_prints_commands_that_work() {
     let handle = curl(call);
     assert_eq!(handle["result"]["resultType"], "task");
     let shown = handle["result"]["taskId"].as_str().expect("an id");
-    let theirs = story.split("a task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("an id");
+    let theirs =
+        story.split("handle of task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("an id");
     assert_eq!(curl(get)["result"]["status"], "completed");
     assert_eq!(curl(&get.replace(theirs, shown))["result"]["status"], "working");
     let (_, page) = hints.split_once("in a browser:").expect("an address of the page");
@@ -369,7 +370,7 @@ fn call_prints_results_on_stdout_and_the_way_there_on_stderr() {
 fn call_tells_by_its_exit_code_how_it_ended() {
     let demo = Demo::start();
     let output = demo.call(&["greet"]);
-    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), "name must be a text\n"));
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), "name must be a string\n"));
     let output = demo.call(&["nobody"]);
     assert_eq!(
         (output.status.code(), text(&output.stderr)),
@@ -532,8 +533,8 @@ fn a_person_is_asked_on_the_call_and_in_its_task() {
         let said = text(&output.stderr);
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), BOOKED), "{said}");
         for part in [
-            &format!("book_table at {} (elicitation-1) asks:", demo.url),
-            "When shall we expect you, and how many will you be?",
+            &format!("book_table at {} (elicitation-1) requests input:", demo.url),
+            "For which date, and for how many people?",
             "Date must be a date, as in 2026-07-28.",
             "[2] >",
             "2  On the terrace",
@@ -560,14 +561,20 @@ fn answers_can_be_given_by_option() {
     }
     let output = demo.call(&["book_table", "--answer", "elicitation-1=cancel", "--answer", "other=accept"]);
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), "Nothing was booked.\n"));
-    assert_eq!(text(&output.stderr), "note: nothing was asked under the key `other`\n");
+    assert_eq!(
+        text(&output.stderr),
+        "note: no input request had the key `other`; its --answer was not used\n"
+    );
     let output = demo.call(&["book_table", "--answer", "elicitation-1={}"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("`content.date` is required"), "{}", text(&output.stderr));
     let output = demo.call(&["book_table", r#"{"seconds":1.3}"#, "--answer", "other={}"]);
     assert_eq!(output.status.code(), Some(2));
     let said = text(&output.stderr);
-    assert!(said.contains("nobody is there to answer\n  elicitation-1 (elicitation/create): When"), "{said}");
+    assert!(
+        said.contains("no answers are available\n  elicitation-1 (elicitation/create): For which date"),
+        "{said}"
+    );
     let task = said.split("task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a handle");
     assert_eq!(demo.status(task), "cancelled");
 }
@@ -578,7 +585,11 @@ fn where_nobody_can_be_asked_nobody_is() {
     for words in [&["book_table"][..], &["book_table", "--no-ask"], &["book_table", "--root", "file:///a"]] {
         let output = demo.call(words);
         assert_eq!(output.status.code(), Some(1), "{words:?}");
-        assert!(text(&output.stdout).contains("your client cannot be asked"), "{}", text(&output.stdout));
+        assert!(
+            text(&output.stdout).contains("your client does not support elicitation"),
+            "{}",
+            text(&output.stdout)
+        );
     }
 }
 
@@ -588,7 +599,7 @@ fn a_question_without_an_answer_ends_the_call_and_its_task() {
     let output = demo.call_typing(&["book_table", r#"{"seconds":1.3}"#, "--ask"], "2026-08-01\n");
     assert_eq!(output.status.code(), Some(2));
     let said = text(&output.stderr);
-    assert!(said.contains("error: the standard input ended before every question was answered"), "{said}");
+    assert!(said.contains("error: standard input ended before every input request was answered"), "{said}");
     let task = said.split("task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a handle");
     assert_eq!(demo.status(task), "cancelled");
 }
@@ -732,8 +743,8 @@ fn ctrl_c_that_waits_says_what_for_and_that_another_one_ends_it() {
     let said = lines.find_map(|line| line.ok().filter(|line| line.starts_with("stopping: ")));
     let said = said.expect("it says so");
     assert!(
-        said.starts_with("stopping: waits for 1 call, up to ")
-            && said.ends_with("; Ctrl-C again ends it at once"),
+        said.starts_with("stopping: waiting for 1 call, up to ")
+            && said.ends_with("; press Ctrl-C again to exit at once"),
         "{said}"
     );
     interrupt(&proxy.child);

@@ -93,7 +93,7 @@ test('a row that is opened tells how it became a task, and what has become of it
   await says('#rows', 'export_report');
   assert.ok(!fake.asked.includes('GET /tasks/0123456789ab'), 'nobody has opened it');
   await row('0123456789ab').locator('summary').click();
-  await says('#rows .cause', 'a task because it ran for 5 s, rule export_*, rollout 25% by principal');
+  await says('#rows .cause', 'a task because the call ran for 5 s, rule export_*, rollout 25% by principal');
   await says('#rows .life', 'after 2 s: progressed, 3 times');
   await says('#rows .life', 'after 30 s: asked');
   // Told late, when the row has been drawn open: it is known already.
@@ -120,12 +120,12 @@ test('what is told of a row late does not take the place of what is newer', asyn
   fake.held = Promise.resolve();
   fake.story = { cause: { by: 'departure' }, life: [] };
   await summary.click();
-  await says('#rows .cause', 'its client left');
+  await says('#rows .cause', 'the client disconnected');
   const answered = page.waitForResponse(/0123456789ab/);
   release();
   await (await answered).finished();
   await frame();
-  assert.equal(await row('0123456789ab').locator('.cause').textContent(), 'a task because its client left');
+  assert.equal(await row('0123456789ab').locator('.cause').textContent(), 'a task because the client disconnected');
   spotless();
 });
 
@@ -136,7 +136,7 @@ test('the code of the address signs the tab in, and a cancel is asked about, and
   assert.equal(page.url(), fake.url, 'it does not stay in the address');
   assert.equal(fake.code, null, 'it is worthless now');
   await row('0123456789ab').getByRole('button').click();
-  await page.getByRole('button', { name: 'Keep it' }).click();
+  await page.getByRole('button', { name: 'Keep the task' }).click();
   assert.deepEqual(fake.cancelled, []);
   await row('0123456789ab').getByRole('button').click();
   await page.getByRole('button', { name: 'Cancel the task' }).click();
@@ -154,11 +154,11 @@ test('whoever has no token is asked for it, again where it is wrong', async () =
   await visit({ expected: /401/ });
   const give = async token => {
     await page.locator('#ask-input').fill(token);
-    await page.getByRole('button', { name: 'Use it' }).click();
+    await page.getByRole('button', { name: 'Use token' }).click();
   };
   await row('0123456789ab').getByRole('button').click();
   await page.getByRole('button', { name: 'Cancel the task' }).click();
-  await says('#ask-why', 'Changes need the token');
+  await says('#ask-why', 'Changes require the admin token');
   await give('wrong');
   await says('#ask-why', 'the line that the proxy prints');
   assert.deepEqual(fake.cancelled, []);
@@ -179,7 +179,7 @@ test('where reading needs the token, too, it is asked for once, and when one wan
   assert.ok(await page.locator('#ask-token').isHidden(), 'it is tried again, and not asked for');
   await page.getByRole('button', { name: 'Try now' }).click();
   await page.locator('#ask-input').fill(TOKEN);
-  await page.getByRole('button', { name: 'Use it' }).click();
+  await page.getByRole('button', { name: 'Use token' }).click();
   await says('#connection', 'live');
   spotless();
 });
@@ -278,8 +278,8 @@ test('a page that loses its proxy says so, and finds it again by itself', async 
   await says('#connection', 'live');
   await fake.stop();
   await says('#connection', 'not connected: as of');
-  await says('#lost', 'Trying again in');
-  await says('#lost', 'may have changed');
+  await says('#lost', 'Retrying in');
+  await says('#lost', 'may be outdated');
   assert.ok(await page.evaluate(() => Number(getComputedStyle(document.querySelector('main')).opacity) < 1), 'it is visibly stale');
   const age = await text('#rows .age');
   const state = fake.state;
@@ -385,7 +385,7 @@ test('rows keep their places while a mouse points at them', async () => {
   tell([born, { ...old, message: 'changed' }]);
   await says('#rows', 'changed');
   assert.equal(await rows().count(), 1);
-  await says('#more', 'keeps still');
+  await says('#more', 'is paused');
   await page.locator('h1').hover();
   await until(page, () => document.querySelectorAll('#rows tr').length === 2);
   assert.equal(await rows().first().getAttribute('data-task'), born.task);
@@ -446,7 +446,7 @@ test('what was said to a dialog holds although it is opened again at once', asyn
     second.click();
   });
   await until(page, () => document.querySelectorAll('#rows .is-cancelled').length === 1);
-  await page.getByRole('button', { name: 'Keep it' }).click();
+  await page.getByRole('button', { name: 'Keep the task' }).click();
   await frame();
   assert.deepEqual(fake.cancelled, ['0123456789ab']);
   spotless();

@@ -104,7 +104,7 @@ test('tasks of a real proxy appear, are cancelled, and are counted', options, as
   await says(page, '#connection', 'live');
   await page.locator('#token').click();
   await page.locator('#ask-input').fill(proxy.token);
-  await page.getByRole('button', { name: 'Use it' }).click();
+  await page.getByRole('button', { name: 'Use token' }).click();
   await says(page, '#token', 'Signed in');
   assert.ok((await call('quick')).result);
   const slow = (await call('slow')).result;

@@ -98,7 +98,7 @@ async function signIn() {
     sessionStorage.setItem('token', (await response.json()).token);
     wake();
   } catch {
-    toast('Not signed in: the proxy does not answer.');
+    toast('Not signed in: the proxy does not respond.');
   }
 }
 
@@ -138,7 +138,7 @@ async function askToken(why) {
 /** What an answer that is no success says of itself. */
 async function problem(response) {
   const said = await response.json().catch(() => ({}));
-  return said.error ?? `the proxy answered ${response.status}`;
+  return said.error ?? `the proxy responded with ${response.status}`;
 }
 
 // ---- what is known ----------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ async function follow() {
   for (;;) {
     const stop = new AbortController();
     let silence = setTimeout(() => stop.abort(), SILENCE);
-    let why = 'the proxy ended the connection';
+    let why = 'the proxy closed the connection';
     try {
       const response = await fetch('/events', { headers: authorized(), signal: stop.signal, cache: 'no-store' });
       if (!response.ok) {
@@ -209,7 +209,7 @@ async function follow() {
         took(state);
       }
     } catch (error) {
-      why = stop.signal.aborted ? 'the proxy sends nothing any more' : error instanceof TypeError ? 'the proxy does not answer' : error.message;
+      why = stop.signal.aborted ? 'no data from the proxy' : error instanceof TypeError ? 'the proxy does not respond' : error.message;
     } finally {
       clearTimeout(silence);
       stop.abort();
@@ -233,7 +233,7 @@ function took(state) {
 async function lost(why, pause) {
   connected = false;
   const since = known.state && new Date(known.state.at).toLocaleTimeString();
-  say($('lost-why'), `Not connected: ${why}. Trying again in ${lasting(pause)}.${since ? ` Everything below is as of ${since} and may have changed.` : ''}`);
+  say($('lost-why'), `Not connected: ${why}. Retrying in ${lasting(pause)}.${since ? ` The data below is from ${since} and may be outdated.` : ''}`);
   showConnection();
   await new Promise(resolve => {
     wake = resolve;
@@ -302,7 +302,7 @@ function drawNow(state) {
   say($('live'), number.format(live));
   say($('kept'), `${several(kept, 'task')} kept`);
   say($('questions'), number.format(waiting));
-  say($('asking'), asking ? `${several(asking, 'task')} asking` : '');
+  say($('asking'), asking ? `of ${several(asking, 'task')}` : '');
   $('questions').classList.toggle('is-asking', waiting > 0);
   say($('version'), state.version ?? '');
   say($('uptime'), `up ${aged(Date.parse(state.at) - Date.parse(state.started))}`);
@@ -341,7 +341,7 @@ function drawRate() {
   });
   ratePlot.setData(rates.map(each => each.slice()));
   const most = rates[1].reduce((most, rate) => Math.max(most, rate), 0);
-  set($('rate-plot'), 'aria-label', `Calls a second over the last hour: now ${number.format(rate ?? 0)}, at most ${number.format(most)}`);
+  set($('rate-plot'), 'aria-label', `Calls per second over the last hour: now ${number.format(rate ?? 0)}, at most ${number.format(most)}`);
 }
 
 // ---- lists and plots --------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ function plotIn(element, height, options) {
 
 // ---- tasks ------------------------------------------------------------------------------------------------------------
 
-const STATES = { working: 'working', input_required: 'asking', completed: 'completed', failed: 'failed', cancelled: 'cancelled' };
+const STATES = { working: 'working', input_required: 'needs input', completed: 'completed', failed: 'failed', cancelled: 'cancelled' };
 const LIVE = ['working', 'input_required'];
 const isLive = task => LIVE.includes(task.status);
 /** `after` is where the page of tasks begins that is shown; none for the first. */
@@ -447,14 +447,14 @@ function drawTasks(state) {
   }
   drawList($('rows'), shown, task => task.task, createRow, (row, task) => changeRow(row, task, since));
   $('no-tasks').hidden = shown.length > 0;
-  say($('no-tasks'), filter.after && !known.found ? 'Loading …' : isFiltered() || filter.after ? 'No task matches here.' : 'No tasks. A call that is still running at its threshold becomes one.');
+  say($('no-tasks'), filter.after && !known.found ? 'Loading …' : isFiltered() || filter.after ? 'No matching tasks.' : 'No tasks. A call that is still running at its threshold becomes one.');
   const { counts } = state.tasks;
   const all = Object.values(counts).reduce((sum, each) => sum + each, 0);
   const more = isFiltered() || filter.after ? 0 : all - shown.length;
   $('more').hidden = more <= 0 && !next && !isHeld && !filter.after;
-  say($('more'), isHeld ? 'The list keeps still while you point at it.'
-    : filter.after ? (next ? 'An older page; more are behind it.' : 'The last page.')
-    : more > 0 ? `And ${number.format(more)} more.` : 'There may be more behind these.');
+  say($('more'), isHeld ? 'The list is paused while you point at it.'
+    : filter.after ? (next ? 'An older page; more tasks follow.' : 'The last page.')
+    : more > 0 ? `And ${number.format(more)} more.` : 'More tasks may follow.');
   $('newer').hidden = !filter.after;
   $('older').hidden = !next;
   $('older').after = next ?? '';
@@ -476,8 +476,8 @@ function createRow() {
 }
 
 const CAUSES = {
-  threshold: ({ after_ms: after }) => `it ran for ${lasting(after)}`, mode: ({ mode }) => `mode ${mode}`, request: () => 'its client asked for a task',
-  ticket: () => 'it ran for as long as a client without tasks waits', departure: () => 'its client left', stop: () => 'the proxy was told to stop'
+  threshold: ({ after_ms: after }) => `the call ran for ${lasting(after)}`, mode: ({ mode }) => `mode ${mode}`, request: () => 'the client requested a task',
+  ticket: () => 'the call reached the time of the ticket', departure: () => 'the client disconnected', stop: () => 'the proxy was shutting down'
 };
 
 /** Which task a row shows, and as of when. */
@@ -495,14 +495,14 @@ async function tellStory(row) {
     // It has been closed, or asked for anew, while this was under way.
     if (row.asking !== asking) return;
     const by = task.cause && [(CAUSES[task.cause.by] ?? (() => task.cause.by))(task.cause), task.cause.rule && `rule ${task.cause.rule}`, task.cause.rollout && `rollout ${task.cause.rollout}`];
-    say(cause, by ? `a task because ${by.filter(Boolean).join(', ')}` : 'how it became a task is not known');
+    say(cause, by ? `a task because ${by.filter(Boolean).join(', ')}` : 'why it became a task is not known');
     const began = Date.parse(task.created);
     const lines = (task.life ?? []).map(({ what, at, times }) =>
       `after ${lasting(Math.max(0, Date.parse(at) - began))}: ${what.replaceAll('_', ' ')}${times > 1 ? `, ${number.format(times)} times` : ''}`);
     life.replaceChildren(...lines.map(line => make('li', '', line)));
   } catch (error) {
     if (row.asking !== asking) return;
-    say(cause, `not to be had: ${error.message}`);
+    say(cause, `not available: ${error.message}`);
     life.replaceChildren();
   }
 }
@@ -520,7 +520,7 @@ function changeRow(row, task, since) {
   say(status, STATES[task.status] ?? task.status);
   set(status, 'class', `status pill is-${task.status}`);
   set(status, 'title', `since ${task.status_since}, kept until ${task.kept_until ?? 'it ends'}`);
-  say(badge, [task.view !== 'extension' ? task.view : '', live && !task.is_held ? 'not held here' : '', task.waits_for_store ? 'waits for the store' : '']
+  say(badge, [task.view !== 'extension' ? task.view : '', live && !task.is_held ? 'not running here' : '', task.waits_for_store ? 'waiting for the store' : '']
     .filter(Boolean).join(' · '));
   say(age, aged(task.age_ms + (live ? since : 0)));
   set(age, 'title', `created ${task.created}`);
@@ -528,7 +528,7 @@ function changeRow(row, task, since) {
   set(message, 'title', task.message || null);
   changeProgress(row.parts.bar, live ? task.message : null, task.tool);
   say(asked, (task.questions ?? []).map(({ key, kind, since_ms: ms }) => `${key === kind ? kind : `${kind} ${key}`} ${aged(ms + since)}`).join(', '));
-  say(who, task.waits ? several(task.waits, 'client') : live ? 'nobody' : '');
+  say(who, task.waits ? several(task.waits, 'client') : live ? 'none' : '');
   say(caller, task.caller ?? task.principal ?? '');
   set(caller, 'title', task.principal);
   quiet.hidden = !live;
@@ -565,7 +565,7 @@ function drawStates(counts, all) {
 }
 
 function drawToolChoice({ tools }) {
-  const choices = [['', 'every tool'], ...tools.map(({ route, tool }) => [JSON.stringify([route, tool]), `${tool} (${route})`])];
+  const choices = [['', 'all tools'], ...tools.map(({ route, tool }) => [JSON.stringify([route, tool]), `${tool} (${route})`])];
   drawList($('of-tool'), choices, ([value]) => value, ([value, text]) => {
     const option = $('of-tool').querySelector('option[value=""]');
     return value === '' && option ? option : new Option(text, value);
@@ -587,13 +587,13 @@ async function cancel(handle) {
   say($('confirm-tool'), task.tool);
   say($('confirm-what'), `${task.route} · ${task.task} · ${aged(task.age_ms)} old`);
   if ((await asked($('confirm'))) !== 'cancel') return;
-  if (!authorized().Authorization && !(await askToken('Changes need the token.'))) return;
+  if (!authorized().Authorization && !(await askToken('Changes require the admin token.'))) return;
   for (;;) {
     let response;
     try {
       response = await fetch(`/tasks/${encodeURIComponent(handle)}/cancel`, { method: 'POST', headers: authorized() });
     } catch {
-      return toast('The task was not cancelled: nobody answers.');
+      return toast('The task was not cancelled: the proxy does not respond.');
     }
     if (response.status === 401) {
       sessionStorage.removeItem('token');
@@ -651,8 +651,8 @@ const shareOver = (calls, us) => (calls.count && us !== null ? longerThan(calls,
 
 const MODES = {
   auto: after => `auto: a call that takes longer than ${after} becomes a task`,
-  required: after => `required: as auto (${after}), and clients without tasks are refused`,
-  observe: after => `observe: no call becomes a task; the log names those that take longer than ${after}`,
+  required: after => `required: as auto (${after}), and clients without task support are refused`,
+  observe: after => `observe: no call becomes a task; calls that take longer than ${after} are logged`,
   always: () => 'always: every call is a task at once',
   never: () => 'never: no call becomes a task, however long it takes'
 };
@@ -736,7 +736,7 @@ function drawChosen(tool, { mode, after, rollout }) {
   drawThreshold(tool, at, after);
   const facts = [
     ['calls', number.format(tool.calls.count)], ['p50', micro(tool.p50_us)], ['p90', micro(tool.p90_us)], ['p99', micro(tool.p99_us)],
-    ['longest', micro(tool.calls.longest_us)], ['timed out', tool.timed_out], ['left by clients', tool.departed],
+    ['longest', micro(tool.calls.longest_us)], ['timed out', tool.timed_out], ['abandoned by clients', tool.departed],
     ['became tasks', tool.tasks_created], ['completed', tool.tasks_completed], ['failed', tool.tasks_failed], ['cancelled', tool.tasks_cancelled]
   ];
   if (mode === 'observe' || rollout) facts.push(['would be tasks', tool.would_defer]);
@@ -930,7 +930,7 @@ function changeRoute(item, route, processes) {
     several(route.sessions, 'session'), processes ? several(processes.starts, 'start') : ''
   ].filter(Boolean).join(' · '));
   drawList(running, processes?.running ?? [], ({ pid, since }) => `${pid} ${since}`, () => make('li'), (child, { pid, since, calls, caller }) =>
-    say(child, `process ${pid ?? '…'} · up ${aged(Date.parse(known.state.at) - Date.parse(since))} · ${several(calls, 'call')} in hand${caller ? ` · of ${caller}` : ''}`));
+    say(child, `process ${pid ?? '…'} · up ${aged(Date.parse(known.state.at) - Date.parse(since))} · ${several(calls, 'call')} in flight${caller ? ` · of ${caller}` : ''}`));
   changeEnded(ended, processes?.last_ended);
 }
 
@@ -941,7 +941,7 @@ function changeEnded(element, last) {
   if (!element.firstChild) element.append(make('p'), make('pre'));
   const [how, said] = element.children;
   set(how, 'class', last.is_wanted ? 'soft' : 'warn');
-  say(how, `${last.is_wanted ? 'ended from here' : 'the last that ended by itself'}: process ${last.pid ?? '?'}, ${last.how}, at ${new Date(last.at).toLocaleTimeString()}`);
+  say(how, `${last.is_wanted ? 'stopped by the proxy' : 'last unexpected exit'}: process ${last.pid ?? '?'}, ${last.how}, at ${new Date(last.at).toLocaleTimeString()}`);
   say(said, last.said.join('\n'));
   said.hidden = last.said.length === 0;
 }
@@ -955,7 +955,7 @@ async function showConfig() {
     say($('config-file'), file ?? 'from the command line');
     say($('settings'), JSON.stringify(settings, null, 2));
   } catch (error) {
-    say($('settings'), `not to be had: ${error.message}`);
+    say($('settings'), `not available: ${error.message}`);
   }
 }
 
@@ -1001,7 +1001,7 @@ $('retry').addEventListener('click', () => {
   wake();
 });
 $('token').addEventListener('click', async () => {
-  await askToken(authorized().Authorization ? 'This tab is signed in already; another token takes its place.' : 'Changes need it.');
+  await askToken(authorized().Authorization ? 'This tab is signed in already; a new token replaces the old one.' : 'Changes require the admin token.');
   wake();
 });
 addEventListener('hashchange', signIn);

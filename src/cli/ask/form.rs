@@ -113,7 +113,7 @@ impl Field {
                     Some("email") => Some("an email address".to_owned()),
                     Some("uri") => Some("a URI".to_owned()),
                     Some("date") => Some("a date, as in 2026-07-28".to_owned()),
-                    Some("date-time") => Some("a date with a time, as in 2026-07-28T10:30:00Z".to_owned()),
+                    Some("date-time") => Some("a date and time, as in 2026-07-28T10:30:00Z".to_owned()),
                     Some(_) | None => None,
                 });
                 parts.extend(self.bounds("minLength", "maxLength", " characters"));
@@ -127,7 +127,7 @@ impl Field {
             Kind::Truth => parts.push("yes or no".to_owned()),
             Kind::One(choices) => parts.push(format!("a number from 1 to {}", choices.len())),
             Kind::Many(_) => {
-                parts.push("numbers with commas between them, or none".to_owned());
+                parts.push("numbers separated by commas, or none".to_owned());
                 parts.extend(self.bounds("minItems", "maxItems", " of them"));
             }
             Kind::Json => parts.push("as JSON".to_owned()),
@@ -200,7 +200,7 @@ impl Field {
             },
             Kind::One(choices) => choose(choices, typed)?,
             Kind::Many(choices) => several(choices, typed)?,
-            Kind::Json => json(typed.trim()).ok_or("must be JSON; a text is in double quotes")?,
+            Kind::Json => json(typed.trim()).ok_or("must be JSON; put text in double quotes")?,
         };
         self.check(&value)?;
         Ok(value)
@@ -372,7 +372,7 @@ mod tests {
             (colors, "0", "must be a number from 1 to 3, or one of the values"),
             (many.clone(), "1,2,3", "must be at most 2 items"),
             (many, "none", "must be at least 1 items"),
-            (json!({}), "hello", "must be JSON; a text is in double quotes"),
+            (json!({}), "hello", "must be JSON; put text in double quotes"),
         ] {
             assert_eq!(read(&schema, typed).unwrap_err(), must, "{typed} for {schema}");
         }

@@ -31,24 +31,24 @@ use std::{
 use terminal::Terminal;
 
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Questions of the server")]
+#[command(next_help_heading = "Input requests of the server")]
 pub struct Options {
-    /// The answer to the question with this key: a form's content, a whole answer, or one of accept,
-    /// decline and cancel; may be repeated.
+    /// Response to the input request with this key: the content of a form, a whole response, or accept, decline or cancel.
+    /// May be repeated.
     #[arg(long = "answer", value_name = "KEY=JSON", value_parser = given)]
     answers: Vec<(String, Given)>,
-    /// What a model would answer, for each sampling question.
+    /// Response to every sampling request, as a model would write it.
     #[arg(long, value_name = "TEXT|@FILE", value_parser = text_or_file)]
     sampling: Option<String>,
-    /// A directory to tell of when the server asks for roots, as in file:///home/ada; may be
+    /// Directory to return when the server requests roots, as in file:///home/ada. May be
     /// repeated.
     #[arg(long = "root", value_name = "URI", value_parser = root)]
     roots: Vec<String>,
-    /// Ask on the standard error and read answers from the standard input, although they are no
+    /// Prompt on standard error and read answers from standard input, even if they are not
     /// terminals.
     #[arg(long)]
     ask: bool,
-    /// Never ask, although there is a terminal.
+    /// Never prompt, even on a terminal.
     #[arg(long, conflicts_with = "ask")]
     no_ask: bool,
 }
@@ -78,15 +78,15 @@ pub struct Asker {
 /// Why a call cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
-    #[error("the server asks something, and nobody is there to answer{}", list(.0))]
+    #[error("the server requests input, and no answers are available{}", list(.0))]
     Nobody(Vec<Asked>),
-    #[error("the answer to `{key}` does not fit: {source}")]
+    #[error("the response to `{key}` is not valid: {source}")]
     Wrong { key: String, source: elicit::Invalid },
-    #[error("this client does not know what `{method}` asks (`{key}`)")]
+    #[error("this client does not support input requests of the method `{method}` (`{key}`)")]
     Unknown { key: String, method: String },
-    #[error("this client cannot be asked by `{0}`")]
+    #[error("this client does not support elicitation mode `{0}`")]
     Mode(String),
-    #[error("declined; the call was given up")]
+    #[error("declined; the call was cancelled")]
     Declined,
     #[error(transparent)]
     Closed(#[from] Closed),
@@ -214,14 +214,14 @@ fn list(questions: &[Asked]) -> String {
         format!("\n{}", inline(&format!("{} ({}){message}", asked.key, asked.method)))
     };
     questions.iter().map(line).collect::<String>()
-        + "\nanswer by `--answer KEY=JSON`, `--sampling` or `--root`, or at a terminal (`--ask`)"
+        + "\nanswer with `--answer KEY=JSON`, `--sampling` or `--root`, or on a terminal (`--ask`)"
 }
 
 /// `KEY=JSON`.
 fn given(text: &str) -> Result<(String, Given), Invalid> {
     let hint = "write KEY=JSON, as in 'elicitation-1={\"name\":\"Ada\"}' or elicitation-1=decline";
     let Some((key, answer)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
-        return Err(Invalid(format!("`{text}` names no key; {hint}")));
+        return Err(Invalid(format!("`{text}` has no key; {hint}")));
     };
     if matches!(answer, "accept" | "decline" | "cancel") {
         return Ok((key.to_owned(), Given::Action(answer.to_owned())));
@@ -238,7 +238,7 @@ fn text_or_file(text: &str) -> Result<String, Invalid> {
     let Some(path) = text.strip_prefix('@') else { return Ok(text.to_owned()) };
     fs::read_to_string(path)
         .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
-        .map_err(|error| Invalid(format!("`{path}` cannot be read: {error}")))
+        .map_err(|error| Invalid(format!("cannot read `{path}`: {error}")))
 }
 
 /// A root is named by a file URI (2026-07-28, *Roots, Data Types*).
@@ -353,18 +353,18 @@ mod tests {
         let error = answer(&mut asker(&["--root", "file:///a"], None), &[roots, form()]).await.unwrap_err();
         assert_eq!(
             error,
-            "the server asks something, and nobody is there to answer\nwho (elicitation/create): Who?\nanswer by `--answer KEY=JSON`, `--sampling` or `--root`, or at a terminal (`--ask`)"
+            "the server requests input, and no answers are available\nwho (elicitation/create): Who?\nanswer with `--answer KEY=JSON`, `--sampling` or `--root`, or on a terminal (`--ask`)"
         );
         let mut wrong = asker(&["--answer", r#"who={"name":7}"#, "--answer", "other={}"], None);
         assert_eq!(
             answer(&mut wrong, &[form()]).await.unwrap_err(),
-            "the answer to `who` does not fit: `content.name` must be a string"
+            "the response to `who` is not valid: `content.name` must be a string"
         );
         assert_eq!(wrong.unused().collect::<Vec<_>>(), ["other"]);
         let vendor = asked("v", r#"{"method":"vendor/ask"}"#);
         assert_eq!(
             answer(&mut asker(&[], Some("\n")), &[vendor]).await.unwrap_err(),
-            "this client does not know what `vendor/ask` asks (`v`)"
+            "this client does not support input requests of the method `vendor/ask` (`v`)"
         );
     }
 
@@ -397,6 +397,6 @@ mod tests {
         assert_eq!(file_uri(Path::new("/home/a b/ü")).as_deref(), Some("file:///home/a%20b/%C3%BC"));
         assert_eq!(file_uri(Path::new("a")), None);
         assert_eq!(text_or_file("a@b").as_deref(), Ok("a@b"));
-        assert!(text_or_file("@no/such").unwrap_err().0.contains("`no/such` cannot be read"));
+        assert!(text_or_file("@no/such").unwrap_err().0.contains("cannot read `no/such`"));
     }
 }

@@ -59,23 +59,23 @@ pub(super) async fn ask(
             let message = say("message").unwrap_or_default();
             match say("mode").as_deref() {
                 None | Some("form") => {
-                    introduce(terminal, &format!("{who} asks:"), &message);
+                    introduce(terminal, &format!("{who} requests input:"), &message);
                     let schema = params.and_then(|params| params.get("requestedSchema"));
                     Ok(fill_in(terminal, form::fields(schema.as_ref())).await?)
                 }
                 Some("url") => {
-                    introduce(terminal, &format!("{who} wants you to visit an address:"), &message);
+                    introduce(terminal, &format!("{who} asks you to visit a URL:"), &message);
                     Ok(visit(terminal, &say("url").unwrap_or_default()).await?)
                 }
                 Some(mode) => Err(Unanswered::Mode(mode.to_owned())),
             }
         }
         InputKind::Sampling => {
-            introduce(terminal, &format!("{who} asks for a message, as a model would write it:"), "");
+            introduce(terminal, &format!("{who} requests a message, as a model would write it:"), "");
             write(terminal, params.as_ref()).await
         }
         InputKind::Roots => {
-            introduce(terminal, &format!("{who} asks which directories you work in."), "");
+            introduce(terminal, &format!("{who} requests the directories you work in."), "");
             list(terminal, here).await
         }
     }
@@ -95,7 +95,7 @@ fn introduce(terminal: &mut Terminal, who_asks: &str, message: &str) {
 async fn fill_in(terminal: &mut Terminal, fields: Vec<Field>) -> Result<String, Closed> {
     if !fields.is_empty() {
         terminal.say(&format!(
-            "Enter takes what is in brackets; {SKIP} leaves out what is optional; {DECLINE} and {CANCEL} end the form."
+            "Enter accepts the value in brackets; {SKIP} leaves an optional field empty; {DECLINE} and {CANCEL} end the form."
         ));
         terminal.say("");
     }
@@ -116,8 +116,8 @@ async fn fill_in(terminal: &mut Terminal, fields: Vec<Field>) -> Result<String, 
         for (field, value) in given() {
             terminal.say(&format!("  {}: {}", field.name(), field.shown(value)));
         }
-        let change = if fields.is_empty() { "" } else { "e changes it, " };
-        let prompt = format!("Send it? Enter sends it, {change}d declines, c cancels >");
+        let change = if fields.is_empty() { "" } else { "e edits, " };
+        let prompt = format!("Send? Enter sends, {change}d declines, c cancels >");
         match choose(terminal, &prompt, !fields.is_empty()).await? {
             Choice::Accept => {
                 let content = form::content(given().map(|(field, value)| (&*field.key, value)));
@@ -191,32 +191,32 @@ async fn visit(terminal: &mut Terminal, url: &str) -> Result<String, Closed> {
     for line in about(url) {
         terminal.say(&format!("  {line}"));
     }
-    let prompt = "Enter when you have been there, d declines, c cancels >";
+    let prompt = "Enter once you have visited it, d declines, c cancels >";
     Ok(without_content(choose(terminal, prompt, false).await?))
 }
 
 /// Where an address leads, and what should make one hesitate.
 fn about(url: &str) -> Vec<String> {
     let Ok(uri) = url.parse::<Uri>() else {
-        return vec!["Careful: this is not a URL that could be read.".to_owned()];
+        return vec!["Warning: this is not a valid URL.".to_owned()];
     };
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return vec!["Careful: this URL names no host.".to_owned()];
+        return vec!["Warning: this URL has no host.".to_owned()];
     };
     let host = authority.host();
-    let mut lines = vec![format!("Its host: {host}")];
+    let mut lines = vec![format!("Host: {host}")];
     if !matches!(scheme, "http" | "https") {
-        lines.push(format!("Careful: its scheme is {scheme}, which is no web page."));
+        lines.push(format!("Warning: its scheme is {scheme}, which is not a web page."));
     }
     if authority.as_str().contains('@') {
-        lines.push("Careful: what stands before the @ is not its host.".to_owned());
+        lines.push("Warning: the part before the @ is not its host.".to_owned());
     }
     if host.split('.').any(|label| label.to_lowercase().starts_with("xn--")) {
-        lines.push("Careful: its host is written in Punycode, and may look like another.".to_owned());
+        lines.push("Warning: its host is written in Punycode, and may imitate another.".to_owned());
     }
     let is_local = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
     if scheme == "http" && !is_local {
-        lines.push("Careful: it is not encrypted.".to_owned());
+        lines.push("Warning: the connection is not encrypted.".to_owned());
     }
     lines
 }
@@ -225,7 +225,7 @@ async fn write(terminal: &mut Terminal, params: Option<&Object>) -> Result<Strin
     for line in params.iter().flat_map(|params| asked_for(params)) {
         terminal.quote(&line);
     }
-    terminal.say(&format!("Type it; a line with a single . ends it, {DECLINE} gives the call up."));
+    terminal.say(&format!("Type the message; a line with a single . ends it, {DECLINE} cancels the call."));
     let mut lines: Vec<String> = Vec::new();
     loop {
         let line = match terminal.read(">").await {
@@ -274,9 +274,9 @@ fn asked_for(params: &Object) -> Vec<String> {
 }
 
 async fn list(terminal: &mut Terminal, here: Option<&str>) -> Result<String, Unanswered> {
-    let skip = if here.is_some() { format!("{SKIP} names none, ") } else { String::new() };
+    let skip = if here.is_some() { format!("{SKIP} returns none, ") } else { String::new() };
     terminal.say(&format!(
-        "Type one in a line, as in file:///home/ada/project; an empty line ends the list, {skip}{DECLINE} gives the call up."
+        "Type one per line, as in file:///home/ada/project; an empty line ends the list, {skip}{DECLINE} cancels the call."
     ));
     let first = here.map(|here| format!("[{here}] >"));
     let mut roots = Vec::new();
@@ -367,9 +367,9 @@ mod tests {
             &said,
             expect![[r#"
 
-            book at http://x/mcp asks:
+            book at http://x/mcp requests input:
             | When?
-            Enter takes what is in brackets; /skip leaves out what is optional; /decline and /cancel end the form.
+            Enter accepts the value in brackets; /skip leaves an optional field empty; /decline and /cancel end the form.
 
               Date (a date, as in 2026-07-28)
               >   Date must be a date, as in 2026-07-28.
@@ -386,7 +386,7 @@ mod tests {
               Party: 4
               seat: Terrace
               note: -
-            Send it? Enter sends it, e changes it, d declines, c cancels >
+            Send? Enter sends, e edits, d declines, c cancels >
         "#]],
         );
     }
@@ -432,7 +432,7 @@ mod tests {
     #[tokio::test]
     async fn an_input_that_ends_is_no_answer() {
         let (answer, _) = talk(&booking(), "2026-08-01\n").await;
-        assert_eq!(answer.unwrap_err(), "the standard input ended before every question was answered");
+        assert_eq!(answer.unwrap_err(), "standard input ended before every input request was answered");
     }
 
     #[tokio::test]
@@ -447,36 +447,39 @@ mod tests {
             &said,
             expect![[r#"
 
-            book at http://x/mcp wants you to visit an address:
-            | Sign in.
+                book at http://x/mcp asks you to visit a URL:
+                | Sign in.
 
-              https://login.example.com@xn--exmple-cua.com/a?b
+                  https://login.example.com@xn--exmple-cua.com/a?b
 
-              Its host: xn--exmple-cua.com
-              Careful: what stands before the @ is not its host.
-              Careful: its host is written in Punycode, and may look like another.
-            Enter when you have been there, d declines, c cancels > Enter when you have been there, d declines, c cancels >
-        "#]],
+                  Host: xn--exmple-cua.com
+                  Warning: the part before the @ is not its host.
+                  Warning: its host is written in Punycode, and may imitate another.
+                Enter once you have visited it, d declines, c cancels > Enter once you have visited it, d declines, c cancels >
+            "#]],
         );
         answered(&visit, "d\n", r#"{"action":"decline"}"#).await;
         answered(&visit, "c\n", r#"{"action":"cancel"}"#).await;
-        assert_eq!(about("https://example.com/"), ["Its host: example.com"]);
+        assert_eq!(about("https://example.com/"), ["Host: example.com"]);
         assert!(about("http://example.com/")[1].contains("not encrypted"));
-        assert!(about("javascript:alert(1)")[0].starts_with("Careful"));
+        assert!(about("javascript:alert(1)")[0].starts_with("Warning"));
         let other = question(InputKind::Elicitation, r#"{"mode":"voice","message":"?"}"#);
-        assert_eq!(talk(&other, "\n").await.0.unwrap_err(), "this client cannot be asked by `voice`");
+        assert_eq!(
+            talk(&other, "\n").await.0.unwrap_err(),
+            "this client does not support elicitation mode `voice`"
+        );
     }
 
     #[tokio::test]
     async fn nothing_that_a_server_asks_looks_like_a_line_of_the_program() {
-        let forged = "x\nSend it? Enter sends it >\n\u{1b}[2J";
+        let forged = "x\nSend? Enter sends >\n\u{1b}[2J";
         let params = serde_json::json!({ "message": forged, "requestedSchema": {
             "type": "object", "properties": { "a": {
                 "type": "string", "title": forged, "description": forged, "enum": ["b"], "enumNames": [forged],
             } },
         } });
         let (_, said) = talk(&question(InputKind::Elicitation, &params.to_string()), "1\n\n").await;
-        let begins = said.lines().filter(|line| line.starts_with("Send it?")).count();
+        let begins = said.lines().filter(|line| line.starts_with("Send?")).count();
         assert!(begins == 1 && !said.contains('\u{1b}'), "{said}");
     }
 
@@ -493,13 +496,13 @@ mod tests {
             &said,
             expect![[r#"
 
-            book at http://x/mcp asks for a message, as a model would write it:
+            book at http://x/mcp requests a message, as a model would write it:
             | system: Be brief.
             | user: Hi
             | there
             | assistant: [image image/png, 3 bytes]
             | (at most 100 tokens)
-            Type it; a line with a single . ends it, /decline gives the call up.
+            Type the message; a line with a single . ends it, /decline cancels the call.
             > > > >
         "#]],
         );

@@ -23,9 +23,9 @@ pub(super) struct Terminal {
 /// Why there is no next line.
 #[derive(Debug, thiserror::Error)]
 pub enum Closed {
-    #[error("the standard input ended before every question was answered")]
+    #[error("standard input ended before every input request was answered")]
     Ended,
-    #[error("the standard input cannot be read: {0}")]
+    #[error("cannot read standard input: {0}")]
     Unreadable(#[from] io::Error),
 }
 
@@ -99,7 +99,7 @@ mod tests {
     async fn a_line_that_is_no_text_or_too_long_is_an_error() {
         let mut terminal = Terminal::new(&b"caf\xe9\n"[..], nowhere());
         let error = terminal.read(">").await.unwrap_err().to_string();
-        assert_eq!(error, "the standard input cannot be read: a line is not UTF-8");
+        assert_eq!(error, "cannot read standard input: a line is not UTF-8");
         let long = vec![b'x'; 1 + usize::try_from(MAX_LINE).unwrap()];
         let mut terminal = Terminal::new(io::Cursor::new(long), nowhere());
         assert!(matches!(terminal.read(">").await, Err(Closed::Unreadable(_))));

@@ -44,24 +44,24 @@ pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
 pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> Advice {
     let keep = |reason: String| Advice { setting: None, reason };
     if calls.count < FEW {
-        return keep(format!("{} calls are too few to advise on; {FEW} are needed", calls.count));
+        return keep(format!("{} calls are too few for a recommendation; {FEW} are needed", calls.count));
     }
     let over = |seconds| share_over(calls, Duration::from_secs(seconds));
     let shown = |share: f64| percent(share);
     let lost = timed_out + departed;
     let given_up = match lost {
         0 => String::new(),
-        lost => format!(", and {lost} ended because the client or the server gave up"),
+        lost => format!(", and {lost} ended because the client or the server timed out or disconnected"),
     };
     if calls.longest_us < 1_000_000 {
-        return keep("every call was over within 1 s: no threshold makes a difference".to_owned());
+        return keep("every call ended within 1 s: no threshold makes a difference".to_owned());
     }
     if over(30) > 0.5 {
         let setting = Some("mode: always".to_owned());
         return Advice {
             setting,
             reason: format!(
-                "{} of the calls take longer than 30 s{given_up}: a task at once spares the wait",
+                "{} of the calls take longer than 30 s{given_up}: a task from the start saves the wait",
                 shown(over(30))
             ),
         };
@@ -78,7 +78,7 @@ pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> 
         () if give_up > 0.0 => {
             format!("{} take longer than 60 s, when most clients give up{given_up}", shown(give_up))
         }
-        () if lost > 0 => format!("{lost} ended because the client or the server gave up"),
+        () if lost > 0 => format!("{lost} ended because the client or the server timed out or disconnected"),
         () => format!("the longest took {}", seconds_of(calls.longest_us)),
     };
     let next = THRESHOLDS.into_iter().find(|next| *next > seconds).unwrap_or(seconds);
@@ -131,13 +131,13 @@ mod tests {
     #[test]
     fn what_is_advised_follows_from_the_calls() {
         for (times, timed_out, setting, reason) in [
-            (&[(19, 90_000)][..], 0, None, "19 calls are too few to advise on; 20 are needed"),
-            (&[(100, 900)], 0, None, "every call was over within 1 s: no threshold makes a difference"),
+            (&[(19, 90_000)][..], 0, None, "19 calls are too few for a recommendation; 20 are needed"),
+            (&[(100, 900)], 0, None, "every call ended within 1 s: no threshold makes a difference"),
             (
                 &[(40, 1_000), (60, 45_000)],
                 0,
                 Some("mode: always"),
-                "60 % of the calls take longer than 30 s: a task at once spares the wait",
+                "60 % of the calls take longer than 30 s: a task from the start saves the wait",
             ),
             (
                 &[(95, 800), (5, 20_000)],
@@ -149,7 +149,7 @@ mod tests {
                 &[(95, 4_000), (5, 90_000)],
                 3,
                 Some("after: 5s"),
-                "5 % of the calls would become tasks; 5 % take longer than 60 s, when most clients give up, and 3 ended because the client or the server gave up",
+                "5 % of the calls would become tasks; 5 % take longer than 60 s, when most clients give up, and 3 ended because the client or the server timed out or disconnected",
             ),
             (
                 &[(60, 4_000), (40, 29_000)],

@@ -23,7 +23,7 @@ use std::{
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A log of the proxy to read instead of asking one that runs, or `-` for the standard input.
+    /// Log of a proxy to read instead of querying a running one, or `-` for standard input.
     #[arg(value_name = "LOGFILE", value_hint = ValueHint::FilePath, conflicts_with = "admin")]
     log: Option<PathBuf>,
     #[command(flatten)]
@@ -115,7 +115,7 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
 async fn of_proxy(address: &operator::Address) -> Result<Vec<Tool>, String> {
     let body = address.operator()?.get("/tools").await.map_err(|error| address.explain(&error))?;
     let tools: Vec<ToolFigures> = serde_json::from_slice(&body)
-        .map_err(|error| format!("what answers is no `deferral` of this version: {error}"))?;
+        .map_err(|error| format!("unexpected response, perhaps of another version of deferral: {error}"))?;
     Ok(sorted(tools.into_iter().map(|tool| {
         Tool::of(&Figures {
             name: (tool.route, tool.tool),
@@ -136,7 +136,10 @@ fn of_log(path: &Path, printer: &mut Printer) -> Result<Vec<Tool>, String> {
     };
     let log = read.map_err(|error| format!("{}: {error}", path.display()))?;
     if log.foreign > 0 {
-        printer.note(format_args!("note: {} of {} lines are of no log of deferral", log.foreign, log.lines));
+        printer.note(format_args!(
+            "note: {} of {} lines are not from a log of deferral",
+            log.foreign, log.lines
+        ));
     }
     let (since, until) = log.period.unzip();
     let tools = log.tools.into_iter().map(|(name, seen)| {
@@ -165,14 +168,12 @@ fn sorted(tools: impl Iterator<Item = Tool>) -> Vec<Tool> {
 
 fn print(tools: &[Tool], printer: &mut Printer) {
     let Some(Tool { since, until, .. }) = tools.first() else {
-        printer.line("no calls of tools have ended yet");
+        printer.line("no tool calls have ended yet");
         return;
     };
     match (since, until) {
         (Some(since), Some(until)) => printer.line(format_args!("period: {since} to {until}")),
-        (Some(since), None) => {
-            printer.line(format_args!("period: since {since}, when the proxy was started"))
-        }
+        (Some(since), None) => printer.line(format_args!("period: since {since}, the start of the proxy")),
         (None, _) => {}
     }
     printer.line("");
@@ -188,7 +189,7 @@ fn print(tools: &[Tool], printer: &mut Printer) {
 }
 
 const HEADINGS: [&str; 11] =
-    ["ROUTE", "TOOL", "CALLS", "ERRORS", "TIMED OUT", "GIVEN UP", "TASKS", "P50", "P90", "P99", "MAX"];
+    ["ROUTE", "TOOL", "CALLS", "ERRORS", "TIMED OUT", "ABANDONED", "TASKS", "P50", "P90", "P99", "MAX"];
 
 /// A row for each tool: names to the left, figures to the right.
 fn table(tools: &[Tool]) -> Vec<String> {
@@ -260,10 +261,7 @@ impl Tool {
         if self.errors > 0 {
             let [p50, max] = [self.errors_p50_us, self.errors_max_us].map(time);
             let noun = if self.errors == 1 { "call" } else { "calls" };
-            lines.push(format!(
-                "  not in these figures: {} {noun} that failed, p50 {p50}, max {max}",
-                self.errors
-            ));
+            lines.push(format!("  not included: {} failed {noun}, p50 {p50}, max {max}", self.errors));
         }
         let setting = self.advice.setting.as_deref().unwrap_or("none");
         lines.push(format!("  advice: {setting} ({})", self.advice.reason));

@@ -101,5 +101,5 @@ fn refused(status: StatusCode, error: &Error) -> Error {
 }
 
 fn hinted(words: &str) -> String {
-    format!("{words}\nperhaps the server speaks no revision before 2026-07-28, or has its endpoint elsewhere")
+    format!("{words}\nthe server may support no revision before 2026-07-28, or have its endpoint elsewhere")
 }

@@ -166,7 +166,7 @@ impl Session {
         match mem::take(&mut self.at_work) {
             AtWork::Nothing => Ok(()),
             AtWork::Call(id) => {
-                let params = json!({ "requestId": id, "reason": "the user gave it up" });
+                let params = json!({ "requestId": id, "reason": "cancelled by the user" });
                 let notification =
                     json!({ "jsonrpc": "2.0", "method": Method::Cancelled.as_str(), "params": params });
                 self.streams.line.tell(notification.to_string()).await
@@ -260,7 +260,7 @@ impl Session {
                     }
                     let error = json!({
                         "code": code::METHOD_NOT_FOUND,
-                        "message": format!("this client does not answer {method}"),
+                        "message": format!("this client does not support {method}"),
                     });
                     self.streams.respond(response(id, "error", error.to_string().as_bytes()));
                 }

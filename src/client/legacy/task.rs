@@ -120,7 +120,7 @@ impl Session {
     pub(super) async fn cancel_task(&mut self, task: &str) -> Result<(), Error> {
         let cancelled = async {
             if !self.tasks.cancel {
-                return Err(Error::NotCancelled("it declares no `tasks.cancel`".to_owned()));
+                return Err(Error::NotCancelled("it does not declare `tasks.cancel`".to_owned()));
             }
             let id = self.about_task(&Method::TasksCancel, task);
             match self.response(id, &mut |_| {}).await? {

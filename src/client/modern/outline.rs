@@ -38,7 +38,7 @@ impl Outline<'_> {
     }
 
     pub(super) fn questions(&self) -> Result<Vec<Asked>, Error> {
-        let odd = || Error::Invalid("`inputRequests` is not an object of questions".to_owned());
+        let odd = || Error::Invalid("`inputRequests` is not an object of input requests".to_owned());
         let Some(raw) = &self.input_requests else { return Ok(Vec::new()) };
         let requests = Object::read(&Bytes::from(raw.get().to_owned())).map_err(|_| odd())?;
         let asked = |(key, raw): (Cow<'_, str>, Bytes)| {

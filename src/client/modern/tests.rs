@@ -139,7 +139,7 @@ async fn every_end_of_a_task_is_told_apart() {
     }
     let server = Script::new(&[(200, JSON, &handle()), (200, JSON, &task("completed", ""))]).await;
     let error = server.call("{}").await.0.unwrap_err().to_string();
-    assert_eq!(error, "task t1: the answer is not valid: a completed task without its result");
+    assert_eq!(error, "task t1: the response is not valid: a completed task without its result");
 }
 
 fn asks(questions: &str, state: &str) -> String {
@@ -248,7 +248,7 @@ async fn answers_that_are_refused_say_why() {
     let refused = r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32602,"message":"no"}}"#;
     let server = Script::new(&[(200, JSON, &handle()), (200, JSON, &asked), (200, JSON, refused)]).await;
     let error = server.call_and_answer("{}", &["{}"]).await.0.unwrap_err().to_string();
-    assert_eq!(error, "task t1: the answers were refused: no (-32602)");
+    assert_eq!(error, "task t1: the input responses were refused: no (-32602)");
     let server = Script::new(&[(200, JSON, &asks(r#""a":1"#, ""))]).await;
     assert!(matches!(server.call("{}").await.0, Err(Error::Invalid(_))));
 }

@@ -51,7 +51,7 @@ fn every_command_that_fails_ends_with_2_and_says_so_behind_error() {
 fn ready_ends_with_1_where_nothing_answers() {
     let output = deferral(&["ready", "--admin", "http://127.0.0.1:1"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(text(&output.stderr).starts_with("error: nothing answers at "), "{output:?}");
+    assert!(text(&output.stderr).starts_with("error: no response at "), "{output:?}");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn output_that_cannot_be_written_is_a_failure() {
         .output()
         .expect("a shell is there");
     assert_eq!(run.status.code(), Some(2), "{run:?}");
-    assert!(text(&run.stderr).starts_with("error: the output cannot be written: "), "{run:?}");
+    assert!(text(&run.stderr).starts_with("error: cannot write the output: "), "{run:?}");
     let run = Command::new("sh")
         .args(["-c", &format!("'{}' man | true", env!("CARGO_BIN_EXE_deferral"))])
         .output()
@@ -82,5 +82,5 @@ fn output_that_cannot_be_written_is_a_failure() {
 fn a_servers_command_without_the_dashes_before_it_is_tipped() {
     let output = deferral(&["npx", "-y", "some-server"]);
     let said = text(&output.stderr);
-    assert!(said.ends_with("write its command behind `--`: deferral -- npx -y some-server\n"), "{said}");
+    assert!(said.ends_with("write its command after `--`: deferral -- npx -y some-server\n"), "{said}");
 }

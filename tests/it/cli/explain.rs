@@ -47,11 +47,11 @@ async fn a_task_is_explained_from_its_call_to_its_end() {
     assert_eq!((err.as_str(), code), ("", Some(0)));
     for words in [
         "slow_one on /mcp, working",
-        "as a task of the tasks extension",
-        "for as long as the threshold: mode auto, after 0.02 s, by the rule `match: slow*` of its route's tools",
-        "became a task, after its call had run for 0.0",
-        "the server said how far it is, 2 times until ",
-        "its call is held by this process",
+        "shown as a task of the tasks extension",
+        "the call reached the threshold: mode auto, after 0.02 s, by the rule `match: slow*` of the route's `tools`",
+        "became a task after the call had run for 0.0",
+        "progress of the server, 2 times until ",
+        "its call runs in this process",
     ] {
         assert!(story.contains(words), "no {words:?} in\n{story}");
     }
@@ -61,7 +61,7 @@ async fn a_task_is_explained_from_its_call_to_its_end() {
     client.of_task("tasks/cancel", &task).await;
     client.ended(&task).await;
     let (story, ..) = explain(&world, &[&task]).await;
-    assert!(story.contains("Z  it was cancelled\n") && story.contains("it is kept until "), "{story}");
+    assert!(story.contains("Z  cancelled\n") && story.contains("  kept until "), "{story}");
     let (json, ..) = explain(&world, &["--json", &task]).await;
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["cause"], json!({ "by": "threshold", "mode": "auto", "after_ms": 20, "rule": "slow*" }));
@@ -85,7 +85,7 @@ async fn a_task_says_whose_wish_it_was() {
     let _call = world.server.call().await;
     let (story, ..) = explain(&world, &[&task]).await;
     assert!(
-        story.contains("its client asked for a task (`params.task`): mode auto, by its route's `defer`"),
+        story.contains("the client requested a task (`params.task`): mode auto, by the route's `defer`"),
         "{story}"
     );
 
@@ -93,7 +93,7 @@ async fn a_task_says_whose_wish_it_was() {
     let task = world.tasker().call("t").await.answer().await.task();
     let _call = world.server.call().await;
     let (story, ..) = explain(&world, &[&task]).await;
-    assert!(story.contains("every call of it is a task at once: mode always"), "{story}");
+    assert!(story.contains("every call is a task at once: mode always"), "{story}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,6 +102,6 @@ async fn a_task_of_a_rollout_names_it() {
     let task = world.tasker().call("t").await.answer().await.task();
     let _call = world.server.call().await;
     let (story, ..) = explain(&world, &[&task]).await;
-    let words = "mode always, by its route's `defer`, within the rollout of 100% by principal";
+    let words = "mode always, by the route's `defer`, within the rollout of 100% by principal";
     assert!(story.contains(words), "{story}");
 }

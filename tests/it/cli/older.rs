@@ -347,7 +347,11 @@ async fn a_task_that_cannot_be_cancelled_is_said_to_go_on() {
     makes_a_task(&server, NEVER_MS).await;
     let ended = call.end().await;
     assert_eq!(ended.code, Some(2));
-    ended.says(&["the call could not be cancelled: task t1: ", "no `tasks.cancel`", "no result within 1s"]);
+    ended.says(&[
+        "the call could not be cancelled: task t1: ",
+        "not declare `tasks.cancel`",
+        "no result within 1s",
+    ]);
     assert_eq!(server.messages("tasks/cancel"), 0);
 }
 
@@ -462,7 +466,7 @@ async fn a_result_that_breaks_off_is_asked_for_again_and_so_is_a_poll() {
     result.result(said("done"));
     let ended = call.end().await;
     assert_eq!((ended.code, &*ended.out), (Some(0), "done\n"), "{ended:?}");
-    ended.says(&["HTTP 503 Service Unavailable; asking again\n", "was lost: "]);
+    ended.says(&["HTTP 503 Service Unavailable; retrying\n", "was lost: "]);
 }
 
 #[tokio::test]
@@ -475,12 +479,12 @@ async fn a_lost_session_is_named_with_the_handle_of_its_task() {
     makes_a_task(&server, 10).await;
     let ended = call.end().await;
     assert_eq!(ended.code, Some(2));
-    ended.says(&["task t1: the server has ended the session (HTTP 404)", "its handle is t1"]);
+    ended.says(&["task t1: the server ended the session (HTTP 404)", "its handle is t1"]);
 
     let server = LegacyServer::start(lost("tools/call")).await;
     let ended = Running::start(&server, "tool", &[TASKS]).end().await;
     assert_eq!(ended.code, Some(2));
-    ended.says(&["error: the server has ended the session (HTTP 404)", "call again"]);
+    ended.says(&["error: the server ended the session (HTTP 404)", "repeat the call"]);
 }
 
 #[tokio::test]
@@ -542,7 +546,7 @@ async fn a_plain_call_that_asks_what_nobody_answers_is_given_up() {
     stream.send(&question("q1"));
     let ended = call.end().await;
     assert_eq!(ended.code, Some(2));
-    ended.says(&["nobody is there to answer\n  elicitation-1 (elicitation/create): Who?", "`elicitation-2`"]);
+    ended.says(&["no answers are available\n  elicitation-1 (elicitation/create): Who?", "`elicitation-2`"]);
     assert_eq!(server.message("notifications/cancelled").await.json["params"]["requestId"], id);
     let hello = server.message("initialize").await;
     assert_eq!(hello.json["params"]["capabilities"]["elicitation"], json!({}), "there were no modes yet");
@@ -595,12 +599,14 @@ async fn the_server_chooses_the_revision_among_those_that_both_speak() {
     assert_eq!(plain.seen.header("mcp-protocol-version"), Some("2025-06-18"));
     assert_eq!(plain.seen.json["params"].get("task"), None, "there were none yet");
     plain.says("done");
-    call.end().await.says(&["the server speaks revision 2025-06-18\n"]);
+    call.end().await.says(&["the server uses revision 2025-06-18\n"]);
 
     let server = LegacyServer::start(Options { version: "2024-11-05", ..Options::default() }).await;
     let ended = Running::start(&server, "tool", &[TASKS]).end().await;
     assert_eq!(ended.code, Some(2));
-    ended.says(&["the server speaks revision 2024-11-05, which this client does not; it speaks 2026-07-28,"]);
+    ended.says(&[
+        "the server uses revision 2024-11-05, which this client does not support; it supports 2026-07-28,",
+    ]);
 }
 
 #[tokio::test]
@@ -615,15 +621,15 @@ async fn a_handshake_that_is_refused_says_what_may_be_wrong() {
     let missing = refuse(|_| Canned::status(404).body("nothing here"));
     let closed = refuse(|_| Canned::status(401));
     for (options, part, hint) in [
-        (unknown, "initialize was refused: unknown method (-32601)", true),
-        (missing, "initialize was refused: HTTP 404 Not Found: nothing here", true),
-        (closed, "initialize was refused: HTTP 401 Unauthorized", false),
+        (unknown, "the server refused `initialize`: unknown method (-32601)", true),
+        (missing, "the server refused `initialize`: HTTP 404 Not Found: nothing here", true),
+        (closed, "the server refused `initialize`: HTTP 401 Unauthorized", false),
     ] {
         let server = LegacyServer::start(options).await;
         let ended = Running::start(&server, "tool", &[TASKS]).end().await;
         assert_eq!(ended.code, Some(2));
         ended.says(&[part]);
-        assert_eq!(ended.err.contains("perhaps the server speaks no revision before"), hint, "{}", ended.err);
+        assert_eq!(ended.err.contains("the server may support no revision before"), hint, "{}", ended.err);
     }
 }
 
@@ -644,7 +650,7 @@ async fn a_revision_that_is_not_spoken_is_answered_with_those_that_are() {
         let ended = Running::start(&server, "tool", &[word]).end().await;
         assert_eq!(ended.code, Some(2));
         ended.says(&[&format!(
-            "`{word}` is no revision that this client speaks; use 2026-07-28, 2025-11-25, 2025-06-18 or 2025-03-26"
+            "`{word}` is not a revision that this client supports; use 2026-07-28, 2025-11-25, 2025-06-18 or 2025-03-26"
         )]);
     }
     assert!(server.log().is_empty());
@@ -697,7 +703,7 @@ async fn an_older_server_is_spoken_to_in_its_own_revision_without_being_asked_to
         plain.says("done");
         let ended = call.end().await;
         assert_eq!((ended.code, &*ended.out), (Some(0), "done\n"), "{who}: {ended:?}");
-        assert_eq!(ended.err, "the server speaks revision 2025-06-18\n", "{who}");
+        assert_eq!(ended.err, "the server uses revision 2025-06-18\n", "{who}");
     }
 }
 
@@ -718,7 +724,11 @@ async fn where_no_revision_helps_each_refusal_is_told() {
     let server = LegacyServer::start(Options::default().hook(|_| Some(Canned::status(404)))).await;
     let ended = Running::begin(&server, &["tool"]).end().await;
     assert_eq!(ended.code, Some(2));
-    ended.says(&["speaks no revision that this client does", "2026-07-28: HTTP 404", "before it: HTTP 404"]);
+    ended.says(&[
+        "supports no revision of this client",
+        "2026-07-28: HTTP 404",
+        "earlier revisions: HTTP 404",
+    ]);
 }
 
 #[tokio::test]
@@ -729,7 +739,7 @@ async fn a_task_that_nobody_declared_is_not_followed() {
     assert_eq!(seen.json["params"].get("task"), None);
     let ended = call.end().await;
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    ended.says(&["which this client did not declare", "`--task t1`"]);
+    ended.says(&["although this client did not declare support", "`--task t1`"]);
     assert_eq!(server.messages("tasks/get") + server.messages("tasks/result"), 0);
 }
 

@@ -139,7 +139,7 @@ async fn a_server_that_asks_for_ever_is_cancelled() {
         tokio::task::spawn_blocking(move || command.output().expect("it starts")).await.expect("it ends");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(
-        String::from_utf8_lossy(&output.stderr).contains("error: the server has asked 100 times"),
+        String::from_utf8_lossy(&output.stderr).contains("error: the server has requested input 100 times"),
         "{output:?}"
     );
     assert_eq!(server.messages("tools/call"), 101);
@@ -170,7 +170,7 @@ async fn ctrl_c_again_ends_a_call_whose_server_does_not_answer_the_cancellation(
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let mut lines =
             BufReader::new(child.stderr.take().expect("it is piped")).lines().map_while(Result::ok);
-        for beginning in ["task t1", "cancelling: waits up to 2s"] {
+        for beginning in ["task t1", "cancelling: waiting up to 2s"] {
             assert!(lines.any(|line| line.starts_with(beginning)), "{beginning}");
             interrupt(&child);
         }

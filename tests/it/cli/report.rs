@@ -38,14 +38,14 @@ fn a_log_is_reported_on_tool_by_tool_with_advice() {
     fs::write(&path, log).unwrap();
     let path = path.to_str().unwrap();
     let (out, err, code) = report(&[path]);
-    assert_eq!((err.as_str(), code), ("note: 1 of 204 lines are of no log of deferral\n", Some(0)));
+    assert_eq!((err.as_str(), code), ("note: 1 of 204 lines are not from a log of deferral\n", Some(0)));
     expect![[r#"
         period: 2026-07-28T10:30:00.007008Z to 2026-07-28T11:30:00.007008Z
 
-        ROUTE  TOOL              CALLS  ERRORS  TIMED OUT  GIVEN UP  TASKS   P50   P90   P99   MAX
-        /mcp   quick               101       1          0         0      0  20ms  20ms  20ms  20ms
-        /mcp   export              100       0          0         3      0  4.6s  5.0s   69s   70s
-        /mcp   a \u{1b}[31mtool      1       0          0         0      0   1ms   1ms   1ms   1ms
+        ROUTE  TOOL              CALLS  ERRORS  TIMED OUT  ABANDONED  TASKS   P50   P90   P99   MAX
+        /mcp   quick               101       1          0          0      0  20ms  20ms  20ms  20ms
+        /mcp   export              100       0          0          3      0  4.6s  5.0s   69s   70s
+        /mcp   a \u{1b}[31mtool      1       0          0          0      0   1ms   1ms   1ms   1ms
 
         /mcp quick
           over  1 s  ······························    0 %
@@ -54,15 +54,15 @@ fn a_log_is_reported_on_tool_by_tool_with_advice() {
           over 10 s  ······························    0 %
           over 30 s  ······························    0 %
           over 60 s  ······························    0 %
-          not in these figures: 1 call that failed, p50 8.5s, max 9.0s
-          advice: none (every call was over within 1 s: no threshold makes a difference)
+          not included: 1 failed call, p50 8.5s, max 9.0s
+          advice: none (every call ended within 1 s: no threshold makes a difference)
 
     "#]]
     .assert_eq(out.split_inclusive("\n\n").take(3).collect::<String>().as_str());
     assert!(!out.contains('\u{1b}'), "{out}");
     assert!(out.contains("  over 10 s  ███···························   10 %"), "{out}");
     assert!(
-        out.contains("  advice: after: 5s (10 % of the calls would become tasks; 10 % take longer than 60 s, when most clients give up, and 3 ended because the client or the server gave up)"),
+        out.contains("  advice: after: 5s (10 % of the calls would become tasks; 10 % take longer than 60 s, when most clients give up, and 3 ended because the client or the server timed out or disconnected)"),
         "{out}"
     );
     let (json, _, _) = report(&["--json", path]);
@@ -101,10 +101,7 @@ async fn a_proxy_that_runs_is_reported_on() {
 #[test]
 fn where_nothing_can_be_reported_on_it_says_why() {
     let (_, err, code) = report(&["--admin", "http://127.0.0.1:1"]);
-    assert!(
-        err.contains("nothing answers at http://127.0.0.1:1") && err.contains("`admin` address"),
-        "{err}"
-    );
+    assert!(err.contains("no response at http://127.0.0.1:1") && err.contains("`admin` address"), "{err}");
     assert_eq!(code, Some(2));
     let (_, err, code) = report(&["/nowhere/at/all"]);
     assert!(err.contains("/nowhere/at/all: No such file"), "{err}");
@@ -112,5 +109,5 @@ fn where_nothing_can_be_reported_on_it_says_why() {
     let (_, err, _) = report(&["--admin", "127.0.0.1:8809"]);
     assert!(err.contains("must begin with http://"), "{err}");
     let (out, _, code) = report(&["/dev/null"]);
-    assert_eq!((out.as_str(), code), ("no calls of tools have ended yet\n", Some(0)));
+    assert_eq!((out.as_str(), code), ("no tool calls have ended yet\n", Some(0)));
 }

@@ -67,6 +67,6 @@ fn every_command_has_a_manual_page() {
     for none in [&["man", "nothing"][..], &["man", "supervise"], &["man", "tasks", "nothing"]] {
         let refused = deferral(none);
         assert_eq!(refused.status.code(), Some(2));
-        assert!(text(&refused.stderr).contains("there is no command"), "{refused:?}");
+        assert!(text(&refused.stderr).contains("unknown command"), "{refused:?}");
     }
 }

@@ -36,7 +36,7 @@ fn a_host_that_starts_it_as_its_server_over_stdio_is_told_where_it_serves_http()
         let address = where_it_listens(&mut child);
         let (said, code) = ended(child);
         assert!(
-            said.contains("this program serves HTTP") && said.contains(&format!("http://{address}/mcp")),
+            said.contains("the proxy serves HTTP") && said.contains(&format!("http://{address}/mcp")),
             "{said}"
         );
         assert_eq!(code, Some(2));
@@ -126,7 +126,7 @@ fn an_environment_alone_configures_it_and_what_is_wrong_with_a_variable_names_it
             "DEFERRAL_LISTEN: `nowhere`",
         ),
         (&[("DEFERRAL_UPSTREAM", "ftp://a/")], "DEFERRAL_UPSTREAM: `ftp://a/`"),
-        (&[], "error: no server to stand in front of"),
+        (&[], "error: no server is configured"),
     ] {
         let output = with(variables).wait_with_output().expect("it ends");
         assert!(text(&output.stderr).contains(problem), "{output:?}");

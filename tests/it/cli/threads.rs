@@ -11,8 +11,9 @@ fn a_number_that_is_none_is_told_of() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
         command.args(["--upstream", "http://127.0.0.1:1/mcp", "--listen", "127.0.0.1:0"]).env(THREADS, wrong);
         let ended = command.output().expect("the program starts");
-        let said =
-            format!("error: `{THREADS}` is {wrong:?}, and has to be a number of threads, at least 1\n");
+        let said = format!(
+            "error: the environment variable `{THREADS}` is {wrong:?}; it must be a number of threads, at least 1\n"
+        );
         assert_eq!((ended.status.code(), text(&ended.stderr)), (Some(2), &*said));
     }
 }

@@ -44,22 +44,22 @@ async fn furnished() -> World {
     world
 }
 
-const WHOLE: &str = "schema 1\n3 tasks, 1 of them at work, 308212 bytes\n1 file of results\n";
+const WHOLE: &str = "schema 1\n3 tasks, 1 of them active, 308212 bytes\n1 file of results\n";
 
 #[tokio::test]
 async fn a_check_says_what_is_there_and_disturbs_nobody() {
     let world = furnished().await;
     assert_eq!(check(&world), (format!("{WHOLE}ok\n"), Some(0)));
     let store = world.open();
-    let user = format!("in use by process {}: this is what was there at one moment\n", std::process::id());
+    let user = format!("in use by process {}: this is a snapshot\n", std::process::id());
     assert_eq!(check(&world), (format!("{user}{WHOLE}ok\n"), Some(0)));
     insert(&*store, 4).await;
-    assert!(check(&world).0.contains("4 tasks, 2 of them at work"), "what is only in the log is there, too");
+    assert!(check(&world).0.contains("4 tasks, 2 of them active"), "what is only in the log is there, too");
     store.close().await;
     let unnamed = world.files()[0].with_file_name("00000000000000000000000000000009.00.0");
     fs::write(unnamed, "left by a crash").expect("written");
     let (said, code) = check(&world);
-    assert!(said.ends_with("1 file that no task names; the next start removes them\nok\n"), "{said}");
+    assert!(said.ends_with("1 file without a task; the next start removes them\nok\n"), "{said}");
     assert_eq!(code, Some(0));
 }
 
@@ -79,7 +79,7 @@ async fn a_check_names_each_thing_that_is_lost() {
         &format!("LOST task {}: its head cannot be read: ", id(1).as_str()),
         &format!("LOST task {}: its body has 1 bytes, and should have 1000\n", id(2).as_str()),
         &format!("LOST task {}: its result has 3 of 307200 bytes ({shown})\n", id(3).as_str()),
-        "3 things lost\n",
+        "3 items lost\n",
     ] {
         assert!(said.contains(lost), "{lost}: {said}");
     }

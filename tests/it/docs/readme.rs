@@ -32,7 +32,7 @@ impl Running {
         let lines = until(lines, "Serving until Ctrl-C.");
         let url =
             lines.iter().find_map(|line| line.strip_prefix("The proxy in front of it:")).expect("a URL");
-        let at = lines.iter().position(|line| line.starts_with("See what operators see")).expect("a hint");
+        let at = lines.iter().position(|line| line.starts_with("The admin page")).expect("a hint");
         let link = lines[at..].iter().find(|line| line.contains("http://")).expect("a URL");
         Self { child, url: url.trim().to_owned(), admin: base(link) }
     }

@@ -43,7 +43,7 @@ async fn tasks_are_listed_shown_and_cancelled_by_their_handles() {
     let handle = row.split(' ').next().expect("a handle").to_owned();
     assert!(!table.contains(&task), "its id is nobody's business");
     let none = tasks(&["list", "--admin", url, "--tool", "a&b", "--status", "failed"], None).await;
-    assert_eq!(text(&none.stdout), "there are no such tasks\n");
+    assert_eq!(text(&none.stdout), "no tasks\n");
 
     let shown = tasks(&["show", &handle, "--admin", url, "--json"], None).await;
     let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");

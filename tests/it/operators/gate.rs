@@ -42,7 +42,7 @@ async fn an_address_that_others_reach_is_read_over_tls_with_the_token_and_probed
         assert!(refused.status == 401 && refused.head.contains("www-authenticate: Bearer"), "{refused:?}");
         assert!(refused.error().contains("admin.token"), "{refused:?}");
         let refused = operator.with_token("0123456789abcdef").get(path).await;
-        assert!(refused.status == 401 && refused.error().starts_with("that is not the operator's token"));
+        assert!(refused.status == 401 && refused.error().starts_with("this is not the admin token"));
         assert_eq!(operator.with_token(TOKEN.trim()).get(path).await.status, 200, "{path}");
     }
     proxy.stop().await;

@@ -275,7 +275,7 @@ async fn so_many_watch_and_one_more_is_told_so() {
         watchers.push(watcher);
     }
     let refused = stranger(&world).get("/events").await;
-    assert!(refused.status == 503 && refused.error().starts_with("8 watch already"), "{refused:?}");
+    assert!(refused.status == 503 && refused.error().starts_with("8 event streams are open"), "{refused:?}");
     drop(watchers.pop());
     let let_in = async {
         loop {

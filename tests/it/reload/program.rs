@@ -133,7 +133,7 @@ async fn an_operator_with_the_token_has_it_read_again_and_is_told_what_came_of_i
     program.write("routes: [{ upstream: { url: 'ftp://x' } }]\n");
     let refused = program.operator.post("/reload").await;
     assert_eq!(refused.status, 422);
-    assert!(refused.error().starts_with("nothing was changed: "), "{refused:?}");
+    assert!(refused.error().starts_with("the configuration was not changed: "), "{refused:?}");
     assert!(refused.error().contains("deferral.yaml:1:29: `ftp://x`"), "{refused:?}");
     std::fs::remove_file(&program.file).expect("it is there");
     assert_eq!(program.operator.post("/reload").await.status, 422);
@@ -176,7 +176,7 @@ fn what_came_on_the_standard_input_cannot_be_read_again() {
     assert!(sent.expect("kill is there").success());
     assert!(lines.any(|line| {
         let line = line.expect("text");
-        line.contains("config_refused") && line.contains("name a file to have it read again")
+        line.contains("config_refused") && line.contains("start with a file to reload it")
     }));
     child.kill().expect("it runs");
     child.wait().expect("it ends");
