@@ -556,7 +556,7 @@ mod tests {
     };
     use http::header::USER_AGENT;
     use std::{future::poll_fn, task::Waker};
-    use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
+    use tokio::sync::oneshot::{Receiver, error::TryRecvError};
 
     impl Peer for tokio::io::DuplexStream {}
     impl Peer for tokio::io::Empty {}
@@ -565,8 +565,8 @@ mod tests {
 
     /// A handle whose last byte HTTP has consumed.
     fn written(connection: &Connection) -> Receiver<()> {
-        let (commit, fate) = oneshot::channel();
-        connection.written(Commit(commit));
+        let (commit, fate) = Commit::channel();
+        connection.written(commit);
         fate
     }
 

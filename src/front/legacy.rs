@@ -87,6 +87,11 @@ pub(super) fn pass(
                 Body::empty(line)
             }
             Passing::Whole(bytes, account) => Body::whole(bytes, None, account, line),
+            Passing::TaskEnd(bytes, of_task) => {
+                let (account, commit) = *of_task;
+                let commit = (commit, Arc::clone(line.connection()));
+                Body::whole(bytes, Some(commit), account, line)
+            }
             Passing::Pieces(pieces) => Body::passed(pieces, line),
         };
         let mut response = Response::new(body);

@@ -8,10 +8,9 @@ use crate::{
     dialect::modern,
     policy::NotKnown,
     protocol::{ErrorObject, Id, code},
-    proxy::{AccessSummary, Item, Items, Passed, Passing, Piece, Reply, Then},
+    proxy::{AccessSummary, Item, Items, Passed, Passing, Piece, Reply},
     telemetry::Outcome,
 };
-use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use std::future::pending;
@@ -78,7 +77,7 @@ pub(super) async fn end_stream(mut removal: Removal, passing: BoxFuture<'static,
                 None => {
                     drop(pieces);
                     let account = Some(AccessSummary::failed(Outcome::Refused, &error()));
-                    yield Piece { bytes: Bytes::new(), account, then: Then::End };
+                    yield Piece { account, ..Piece::end() };
                     return;
                 }
             }

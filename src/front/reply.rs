@@ -12,7 +12,7 @@
 //! items with it. (Behind the beginning of another request on the same HTTP/1 connection hyper does
 //! not see a departure; then the first comment that cannot be written tells.)
 //!
-//! # When a task handle has been given
+//! # When a task handle has been given, or the end of a task fetched
 //!
 //! A [`Commit`] is confirmed when the client's socket has taken the reply's last byte. A body
 //! frame is a [`Chunk`], which hyper consumes as it writes. Its end hands the commit to the
@@ -110,6 +110,7 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
             return failed(&id, StatusCode::INTERNAL_SERVER_ERROR, &error, Outcome::ProxyFailed, line);
         }
         Next::Item(Item::Notification(message)) => Chunk::event(message, None),
+        Next::Item(Item::TaskEnd(message, commit)) => Chunk::event(message, Some((commit, connection))),
         Next::KeepAliveStep(KeepAliveStep::Progress(message)) => Chunk::event(message, None),
         Next::KeepAliveStep(KeepAliveStep::Comment) => Chunk::plain(sse::KEEP_ALIVE),
         Next::KeepAliveStep(KeepAliveStep::Deadline) => {
@@ -147,7 +148,7 @@ fn poll_next(
 ) -> Poll<Next> {
     Poll::Ready(match items.poll_next_unpin(cx) {
         Poll::Ready(Some(item)) => {
-            if let Item::Notification(message) = &item {
+            if let Item::Notification(message) | Item::TaskEnd(message, _) = &item {
                 ladder.message(message);
             }
             Next::Item(item)
@@ -231,7 +232,7 @@ fn poll_piece(
     cx: &mut Context<'_>,
 ) -> Poll<Result<Option<Chunk>, BrokenOff>> {
     let Some(stream) = pieces else { return Poll::Ready(Ok(None)) };
-    let Some(Piece { bytes, account, then }) = ready!(stream.poll_next_unpin(cx)) else {
+    let Some(Piece { bytes, account, then, commit }) = ready!(stream.poll_next_unpin(cx)) else {
         *pieces = None;
         return Poll::Ready(Ok(None));
     };
@@ -246,7 +247,8 @@ fn poll_piece(
             return Poll::Ready(Err(BrokenOff));
         }
     }
-    Poll::Ready(Ok((!bytes.is_empty()).then(|| Chunk::plain(bytes))))
+    let commit = commit.map(|commit| (commit, Arc::clone(line.connection())));
+    Poll::Ready(Ok((!bytes.is_empty()).then(|| Chunk { commit, ..Chunk::plain(bytes) })))
 }
 
 // === impl Events ===
@@ -260,6 +262,9 @@ impl Events {
         let chunk = match ready!(poll_next(items, &mut self.ladder, line.connection().clock(), cx)) {
             Next::Item(Item::Notification(message))
             | Next::KeepAliveStep(KeepAliveStep::Progress(message)) => Chunk::event(message, None),
+            Next::Item(Item::TaskEnd(message, commit)) => {
+                Chunk::event(message, Some((commit, Arc::clone(line.connection()))))
+            }
             Next::Item(Item::Reply(Reply { body, commit, account, .. })) => {
                 self.items = None;
                 line.answered(account);
@@ -379,9 +384,9 @@ mod tests {
     fn a_chunk_split_anywhere_is_the_same_and_its_handle_goes_with_the_end() {
         let connection = Connection::of(Version::Http2);
         for at in 0..=12 {
-            let (commit, mut fate) = tokio::sync::oneshot::channel();
+            let (commit, mut fate) = Commit::channel();
             let mut rest = event("{}");
-            rest.commit = Some((Commit(commit), Arc::clone(&connection)));
+            rest.commit = Some((commit, Arc::clone(&connection)));
             let mut front = rest.split_to(at);
             assert_eq!(front.remaining(), at.min(10));
             let mut whole = front.copy_to_bytes(front.remaining()).to_vec();

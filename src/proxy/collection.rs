@@ -2,7 +2,7 @@
 //! depends on it: of tasks that had ended before this process began nothing is known here.
 
 use crate::{
-    task::{Record, State, TaskId, View},
+    task::{Record, TaskId, View},
     telemetry::metrics::{self, TicketOutcome},
 };
 use dashmap::DashMap;
@@ -37,17 +37,14 @@ impl Collection {
         self.0.insert(record.id.clone(), Uncollected { route, is_ticket, polls: 0 });
     }
 
-    /// Somebody was shown the task, as it is in this state.
-    pub(super) fn shown(&self, id: &TaskId, state: &State) {
+    /// A client is shown the task.
+    pub(super) fn shown(&self, id: &TaskId) {
         if let Some(mut task) = self.0.get_mut(id) {
             task.polls = task.polls.saturating_add(1);
         }
-        if state.is_ended() {
-            self.fetched(id);
-        }
     }
 
-    /// Somebody has fetched what it came to.
+    /// A client has what it came to.
     pub(super) fn fetched(&self, id: &TaskId) {
         let Some((_, Uncollected { route, is_ticket, polls })) = self.0.remove(id) else { return };
         metrics::task_fetched(&route, polls);

@@ -4,7 +4,7 @@ use super::AccessSummary;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use http::{HeaderMap, StatusCode};
-use std::future::Future;
+use std::{fmt, future::Future};
 use tokio::sync::oneshot;
 
 /// What goes back to a client for one call, in order; [`Item::Reply`] is the last. Dropping the
@@ -22,6 +22,8 @@ pub(super) trait Conversation: Send + 'static {
 pub enum Item {
     /// A notification: a whole JSON-RPC message on one line.
     Notification(Bytes),
+    /// The same with the end of a task, to be confirmed once the client's socket has taken it.
+    TaskEnd(Bytes, Commit),
     /// The response.
     Reply(Reply),
 }
@@ -40,17 +42,36 @@ pub struct Reply {
     pub account: AccessSummary,
 }
 
-/// A task handle on its way to the client. The task lives from the moment this is confirmed;
-/// dropped without that, the client has left before it had the handle, and the call is cancelled.
-#[derive(Debug)]
-pub struct Commit(pub oneshot::Sender<()>);
+/// A task handle, or the end of a task, on its way to the client. Dropped without being confirmed, the client has
+/// disconnected before it had that: a call without a handle is cancelled, an end has not been fetched.
+pub struct Commit(Box<dyn FnOnce() + Send + Sync>);
 
 // === impl Commit ===
 
 impl Commit {
-    /// The handle has reached the client's socket.
+    /// Runs `confirmed` once it is confirmed.
+    pub fn new(confirmed: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self(Box::new(confirmed))
+    }
+
+    /// One that resolves a receiver: with an error where it is dropped.
+    pub fn channel() -> (Self, oneshot::Receiver<()>) {
+        let (confirm, confirmed) = oneshot::channel();
+        // The receiver is gone only where the task has ended already.
+        let confirm = Self::new(move || {
+            let _ = confirm.send(());
+        });
+        (confirm, confirmed)
+    }
+
+    /// The last byte has reached the client's socket.
     pub fn confirm(self) {
-        // The other side is gone only where the task has ended already.
-        let _ = self.0.send(());
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Commit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Commit")
     }
 }

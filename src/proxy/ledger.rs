@@ -5,6 +5,7 @@
 //! what was not kept is neither shown nor acknowledged.
 
 use super::{
+    Commit,
     anchor::{Anchor, AnchorSeal},
     collection::Collection,
     hub::Hub,
@@ -25,7 +26,6 @@ use crate::{
 use bytes::Bytes;
 use dashmap::DashMap;
 use std::{
-    collections::HashSet,
     panic::resume_unwind,
     sync::{
         Arc,
@@ -167,16 +167,20 @@ impl Ledger {
         }
     }
 
-    /// Somebody was shown the task: if that was its result, it need not be waited for.
-    pub(super) fn shown(&self, record: &Record) {
-        self.collection.shown(&record.id, &record.state);
-        if record.state.is_ended() {
-            self.need_not_wait(&record.id);
-        }
+    /// A client is shown the task. Gives what is to be confirmed once it has that, where it is the end of the task.
+    pub(super) fn shown(self: &Arc<Self>, record: &Record) -> Option<Commit> {
+        self.collection.shown(&record.id);
+        record.state.is_ended().then(|| self.delivery(&record.id))
+    }
+
+    /// The end of a task on its way to a client: fetched once that has it, and not before.
+    pub(super) fn delivery(self: &Arc<Self>, id: &TaskId) -> Commit {
+        let (ledger, id) = (Arc::clone(self), id.clone());
+        Commit::new(move || ledger.fetched(&id))
     }
 
     /// The task's result has been fetched.
-    pub(super) fn fetched(&self, id: &TaskId) {
+    fn fetched(&self, id: &TaskId) {
         self.collection.fetched(id);
         self.need_not_wait(id);
     }
@@ -543,25 +547,6 @@ impl Ledger {
         let more = found.len() > size;
         found.truncate(size);
         Ok((found, more))
-    }
-
-    /// The owner's tasks among `ids`, as they are now; each once, however often it is named.
-    ///
-    /// # Errors
-    /// [`StoreError`], which is in the log by then.
-    pub async fn of(&self, owner: &Owner, ids: &[String]) -> Result<Vec<Arc<Record>>, StoreError> {
-        let mut found = Vec::new();
-        let mut named = HashSet::new();
-        let ids = ids.iter().filter_map(|id| TaskId::parse(id));
-        for id in ids.filter(|id| named.insert(id.clone())) {
-            if let Some(record) = self.load(&id).await?
-                && owner.owns(&record)
-                && !record.is_expired(self.clock.timestamp())
-            {
-                found.push(record);
-            }
-        }
-        Ok(found)
     }
 
     /// Renews what works and forgets what has outlived its time. What works and is held by nobody has

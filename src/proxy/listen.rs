@@ -3,6 +3,7 @@
 
 use super::{
     Item, Reply,
+    answers::{TaskRefusal, extension, look_up},
     conversation::Conversation,
     hub::Listener,
     keep::STORE_PAUSE,
@@ -18,7 +19,6 @@ use crate::{
     dialect::{Call, Caller, modern},
     protocol::{List, Method, frame::on_one_line},
     runtime::reached,
-    store::StoreError,
     task::{self, Record, TaskId, view},
     telemetry::Outcome,
     upstream::{Description, Identity, Report, Subscription},
@@ -38,6 +38,10 @@ const MERGE: Duration = Duration::from_millis(50);
 /// Resources that one stream may subscribe to; further ones are not honoured, as the acknowledgement
 /// says. Each is a request to the server, one after the other, and is kept for as long as the stream.
 const MAX_RESOURCES: usize = 1000;
+
+/// Tasks that one stream may follow; further ones are not honoured, as the acknowledgement says. Each is looked up,
+/// and counts as a `tasks/get` does.
+const MAX_TASKS: usize = 1000;
 
 /// One client's subscription.
 pub(super) struct Listening {
@@ -103,16 +107,17 @@ impl Listening {
         let server = self.shared.upstream.describe(&identity).await.map_err(|lost| {
             Box::new(reply::to_client(&self.call, &self.shared.route, CallEnd::Lost(lost), None))
         })?;
-        let no_store = |_| Box::new(reply::store_failed(&self.call));
-        let honoured = self.honour(asked, &identity, &server).await;
-        let (filter, subscriptions, records) = honoured.map_err(no_store)?;
+        // Before anything is subscribed at the server: who names tasks of nobody is told so.
+        let records = self.tasks(&asked.task_ids).await?;
+        let (filter, subscriptions) = self.honour(asked, &records, &identity, &server).await;
         self.outgoing.push_back(Item::Notification(acknowledged(&self.call.id, &filter)));
         let tasks = self.shared.ledger.hub.listen(records.iter().map(|record| record.id.clone()).collect());
         // What happened before the subscription is not told again, but a client that waits for a
         // task's end would wait for ever if it has ended already.
         let mut due = VecDeque::new();
         for record in &records {
-            let now = self.shared.ledger.load(&record.id).await.map_err(no_store)?;
+            let now = self.shared.ledger.load(&record.id).await;
+            let now = now.map_err(|_| Box::new(reply::store_failed(&self.call)))?;
             due.extend(now.filter(|now| wants_attention(&now.state)).map(|now| now.id.clone()));
         }
         let changed = Changed::default();
@@ -130,13 +135,33 @@ impl Listening {
         Ok(())
     }
 
+    /// The caller's tasks among `ids`, as they are now; each once, however often it is named.
+    ///
+    /// # Errors
+    /// The refusal of a caller that has looked up too many tasks, or too many that are not its own, and where the store
+    /// fails.
+    async fn tasks(&self, ids: &[String]) -> Result<Vec<Arc<Record>>, Box<Reply>> {
+        let (owner, principal) = (self.shared.owner(&self.caller), self.caller.principal);
+        let mut named = HashSet::new();
+        let mut found = Vec::new();
+        for id in ids.iter().filter(|id| named.insert(id.as_str())).take(MAX_TASKS) {
+            match look_up(&self.shared, &Method::Listen, Some(id), &owner, principal).await {
+                Ok(record) => found.push(record),
+                Err(TaskRefusal::Unknown) => {}
+                Err(refusal) => return Err(Box::new(extension::refused(&self.call, refusal))),
+            }
+        }
+        Ok(found)
+    }
+
     /// What of a filter can be kept, given what the server offers.
     async fn honour(
         &self,
         asked: Filter,
+        records: &[Arc<Record>],
         identity: &Identity,
         server: &Description,
-    ) -> Result<(Filter, Vec<Subscription>, Vec<Arc<Record>>), StoreError> {
+    ) -> (Filter, Vec<Subscription>) {
         let offers = |member, flag| declares_flag(&server.capabilities, member, flag);
         let (mut uris, mut subscriptions) = (Vec::new(), Vec::new());
         if offers("resources", "subscribe") {
@@ -152,7 +177,6 @@ impl Listening {
                 }
             }
         }
-        let records = self.shared.ledger.of(&self.shared.owner(&self.caller), &asked.task_ids).await?;
         let filter = Filter {
             tools_list_changed: asked.tools_list_changed && offers("tools", "listChanged"),
             prompts_list_changed: asked.prompts_list_changed && offers("prompts", "listChanged"),
@@ -160,7 +184,7 @@ impl Listening {
             resource_subscriptions: uris,
             task_ids: records.iter().map(|record| record.id.as_str().to_owned()).collect(),
         };
-        Ok((filter, subscriptions, records))
+        (filter, subscriptions)
     }
 
     async fn wait(&mut self) {
@@ -221,14 +245,18 @@ impl Listening {
     }
 
     fn task_notice(&self, record: &Record) -> Item {
-        self.shared.ledger.shown(record);
+        let commit = self.shared.ledger.shown(record);
         let params = view::extension::notified(
             record,
             self.shared.clock.timestamp(),
             self.shared.ledger.quotas().poll_interval,
             Some(&subscription_meta(&self.call.id)),
         );
-        Item::Notification(modern::notification(&Method::TasksNotification, &params))
+        let message = modern::notification(&Method::TasksNotification, &params);
+        match commit {
+            Some(commit) => Item::TaskEnd(message, commit),
+            None => Item::Notification(message),
+        }
     }
 
     /// Ends the subscription of our own accord (2026-07-28, *Graceful Closure*).

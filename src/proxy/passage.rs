@@ -1,6 +1,6 @@
 //! One HTTP request of a legacy client, and what it is answered with.
 
-use super::AccessSummary;
+use super::{AccessSummary, Commit};
 use crate::{
     dialect::{
         Principal,
@@ -50,6 +50,8 @@ pub struct Passed {
 pub enum Passing {
     /// It is there, or there is none.
     Whole(Bytes, AccessSummary),
+    /// The same with the end of a task, to be confirmed once the client's socket has taken it.
+    TaskEnd(Bytes, Box<(AccessSummary, Commit)>),
     /// It is still coming.
     Pieces(Pieces),
 }
@@ -65,6 +67,8 @@ pub struct Piece {
     /// Once all that was asked has been answered, with this piece or before.
     pub account: Option<AccessSummary>,
     pub then: Then,
+    /// Of the end of a task: to be confirmed once the client's socket has taken the bytes.
+    pub commit: Option<Commit>,
 }
 
 /// What follows a piece.
@@ -81,11 +85,16 @@ pub enum Then {
 
 impl Piece {
     pub(super) fn of(bytes: Bytes) -> Self {
-        Self { bytes, account: None, then: Then::More }
+        Self { bytes, account: None, then: Then::More, commit: None }
     }
 
     pub(super) fn last(bytes: Bytes, account: AccessSummary) -> Self {
-        Self { bytes, account: Some(account), then: Then::End }
+        Self { account: Some(account), then: Then::End, ..Self::of(bytes) }
+    }
+
+    /// The end of the body, without a byte.
+    pub fn end() -> Self {
+        Self { then: Then::End, ..Self::of(Bytes::new()) }
     }
 }
 
@@ -130,6 +139,17 @@ pub(super) fn document(body: Bytes, account: AccessSummary) -> Passed {
         (CONTENT_LENGTH, body.len().into()),
     ]);
     Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, account) }
+}
+
+/// The same with the end of a task, where it has ended.
+pub(super) fn task_end(body: Bytes, account: AccessSummary, commit: Option<Commit>) -> Passed {
+    let passed = document(body, account);
+    match (passed.body, commit) {
+        (Passing::Whole(body, account), Some(commit)) => {
+            Passed { body: Passing::TaskEnd(body, Box::new((account, commit))), ..passed }
+        }
+        (body, _) => Passed { body, ..passed },
+    }
 }
 
 /// What answers a message that is no request, or a request that wants no result.

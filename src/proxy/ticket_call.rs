@@ -148,9 +148,9 @@ impl Conversation for TicketCall {
                         None => continue,
                     }
                 }
-                Next::Ended(record) => {
+                Next::Ended(record, commit) => {
                     let names = Arc::clone(&watch.ticketing.names);
-                    self.ended(&record, &names.result)
+                    Reply { commit: Some(commit), ..self.ended(&record, &names.result) }
                 }
                 Next::Runs(record) => {
                     let running = watch.running(&record);

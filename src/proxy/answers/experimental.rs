@@ -9,7 +9,7 @@ use crate::{
         AccessSummary, Passage, Passed, Passing, Piece,
         hub::Listener,
         keep::STORE_PAUSE,
-        passage::{document, events, nothing, refusal, refused, success},
+        passage::{events, nothing, refusal, refused, success, task_end},
         reply::lost_error,
         session::Client,
         shared::Shared,
@@ -18,7 +18,7 @@ use crate::{
     runtime::{or_never, reached},
     store::Place,
     task::{Canceller, Record, TaskId, View, view::experimental},
-    telemetry::{LookupFailed, Outcome},
+    telemetry::Outcome,
     upstream::CallError,
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -158,7 +158,7 @@ async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Re
         Err(error) => return not_found(id, error.into()),
     };
     if let Some((body, account)) = outcome(shared, id, &record) {
-        return document(body, account);
+        return task_end(body, account, Some(shared.ledger.delivery(&record.id)));
     }
     let (tell, told) = mpsc::channel(WAITING);
     // Not held only where the call ended in this moment.
@@ -193,7 +193,6 @@ fn outcome(shared: &Shared, id: &Id, record: &Record) -> Option<(Bytes, AccessSu
             (refusal(&error), Outcome::Refused)
         }
     };
-    shared.ledger.fetched(&record.id);
     Some((body, AccessSummary { outcome, ..account(record, shared.legacy_terms()) }))
 }
 
@@ -263,6 +262,7 @@ impl Waiting {
             words.extend_from_slice(&event);
         }
         let mut last = self.last(&body, account);
+        last.commit = Some(self.shared.ledger.delivery(&record.id));
         if !words.is_empty() {
             words.extend_from_slice(&last.bytes);
             last.bytes = words.into();
@@ -306,8 +306,10 @@ pub(in crate::proxy) async fn answered(
     let owner = client.owner(&shared.route);
     if record.as_ref().is_none_or(|record| !owner.owns(record)) {
         let reason = if record.is_some() { "foreign" } else { "unknown" };
-        LookupFailed { method: "response", principal: &client.principal, reason }.emit();
-        return taken();
+        return match super::missed(shared, "response", client.principal, reason) {
+            refusal @ TaskRefusal::TooMany(_) => not_taken(refusal),
+            _ => taken(),
+        };
     }
     let answers = BTreeMap::from([(key.clone(), outcome.clone())]);
     // Where the request was sent as it is, before there was a task.
@@ -330,8 +332,13 @@ pub(in crate::proxy) async fn answered(
 /// Server*).
 fn not_taken(refusal: TaskRefusal) -> Passed {
     let error = refusal.error(NOT_FOUND);
-    let account = AccessSummary::failed(Outcome::ProxyFailed, &error);
-    refused(StatusCode::SERVICE_UNAVAILABLE, &[], &error, account)
+    let (status, outcome) = match refusal {
+        TaskRefusal::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, Outcome::Refused),
+        TaskRefusal::Unknown | TaskRefusal::Busy | TaskRefusal::StoreFull(_) | TaskRefusal::StoreFailed => {
+            (StatusCode::SERVICE_UNAVAILABLE, Outcome::ProxyFailed)
+        }
+    };
+    refused(status, &[], &error, AccessSummary::failed(outcome, &error))
 }
 
 #[cfg(test)]

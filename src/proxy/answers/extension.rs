@@ -41,7 +41,7 @@ pub(in crate::proxy) async fn serve(shared: &Shared, call: &Call, caller: &Calle
     reply
 }
 
-fn refused(call: &Call, missing: TaskRefusal) -> Reply {
+pub(in crate::proxy) fn refused(call: &Call, missing: TaskRefusal) -> Reply {
     let error = missing.error(NOT_FOUND);
     match missing {
         TaskRefusal::TooMany(_) => reply::refuse(call, StatusCode::TOO_MANY_REQUESTS, &error),
@@ -60,7 +60,7 @@ fn show(shared: &Shared, call: &Call, record: &Record) -> Reply {
     let (now, bounds) = (shared.clock.timestamp(), shared.ledger.quotas().poll_interval);
     let view = view::extension::detailed(record, now, bounds, Some(&about));
     let mut reply = reply::success(call, &on_one_line(view.into()));
-    shared.ledger.shown(record);
+    reply.commit = shared.ledger.shown(record);
     // The audit trail of retrievals is in the access line.
     reply.account.shown = Some(record.state.status());
     reply

@@ -41,7 +41,7 @@ pub(super) enum TaskRefusal {
 ///
 /// # Errors
 /// [`TaskRefusal`]: the same for what is not there and for what is not the owner's.
-async fn look_up(
+pub(super) async fn look_up(
     shared: &Shared,
     method: &Method,
     id: Option<&str>,
@@ -61,11 +61,16 @@ async fn look_up(
         Some(record) => return Ok(shared.ledger.as_it_stands(record)),
         None => "unknown",
     };
-    LookupFailed { method: method.as_str(), principal: &principal, reason }.emit();
-    Err(match shared.ledger.limits.now().admits_miss(principal) {
+    Err(missed(shared, method.as_str(), principal, reason))
+}
+
+/// A principal has named a task that it may not see, for this reason. Each counts against the limit on misses.
+fn missed(shared: &Shared, method: &str, principal: Principal, reason: &str) -> TaskRefusal {
+    LookupFailed { method, principal: &principal, reason }.emit();
+    match shared.ledger.limits.now().admits_miss(principal) {
         true => TaskRefusal::Unknown,
         false => TaskRefusal::TooMany("limits.misses_per_minute"),
-    })
+    }
 }
 
 /// # Errors

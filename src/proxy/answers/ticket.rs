@@ -9,7 +9,7 @@ use crate::{
     dialect::Principal,
     protocol::{ErrorObject, InputRequest, Method, Payload, code},
     proxy::{
-        AccessSummary,
+        AccessSummary, Commit,
         hub::Listener,
         input_requests::NOT_DECLARED,
         keep::STORE_PAUSE,
@@ -78,8 +78,8 @@ pub(in crate::proxy) enum Next {
     Progress(String),
     /// It asks something.
     Asked(Arc<Record>),
-    /// It has ended.
-    Ended(Arc<Record>),
+    /// It has ended: fetched once its client has the result.
+    Ended(Arc<Record>, Commit),
     /// It runs on, and is not waited for any more.
     Runs(Arc<Record>),
     /// Its result was kept for as long as results are.
@@ -223,8 +223,8 @@ impl Watch {
                 self.store_again = Some(self.shared.clock.now());
                 return Some(Next::Said(event));
             }
-            self.shared.ledger.fetched(&record.id);
-            return Some(Next::Ended(record));
+            let commit = self.shared.ledger.delivery(&record.id);
+            return Some(Next::Ended(record, commit));
         }
         if let State::InputRequired { .. } = record.state {
             return Some(Next::Asked(record));

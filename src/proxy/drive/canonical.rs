@@ -234,8 +234,8 @@ pub(super) fn handle(
     if !is_ticket && !capabilities.declares_tasks() {
         return (input_requests::became_a_task(call), None);
     }
-    let (confirm, committed) = oneshot::channel();
-    (reply::handle(call, created, id.clone(), Some(Commit(confirm))), Some(committed))
+    let (commit, committed) = Commit::channel();
+    (reply::handle(call, created, id.clone(), Some(commit)), Some(committed))
 }
 
 fn request(open: &OpenQuestion) -> Option<&InputRequest> {

@@ -30,7 +30,6 @@ use crate::{
     telemetry::Outcome,
     upstream::{CallError, Deferral, NativeCall, own_ids},
 };
-use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http::header::USER_AGENT;
 use std::{future::ready, sync::Arc, time::Duration};
@@ -190,10 +189,15 @@ pub(super) async fn on_stream(
 fn piece(said: Result<Option<Item>, Elapsed>) -> Piece {
     match said {
         Ok(Some(Item::Notification(message))) => Piece::of(sse::message(&message)),
-        Ok(Some(Item::Reply(reply))) => Piece::last(sse::message(&reply.body), reply.account),
+        Ok(Some(Item::TaskEnd(message, commit))) => {
+            Piece { commit: Some(commit), ..Piece::of(sse::message(&message)) }
+        }
+        Ok(Some(Item::Reply(reply))) => {
+            Piece { commit: reply.commit, ..Piece::last(sse::message(&reply.body), reply.account) }
+        }
         // The client has taken its request back, and is owed no answer: some take one that they do not
         // wait for amiss.
-        Ok(None) => Piece { bytes: Bytes::new(), account: None, then: Then::End },
+        Ok(None) => Piece::end(),
         Err(_silence) => Piece::of(sse::KEEP_ALIVE),
     }
 }

@@ -7,9 +7,9 @@ use crate::{
     policy::{Holding, Standing},
     protocol::{ErrorObject, Frame, Heartbeat, Id, Kind, Method, sse},
     proxy::{
-        AccessSummary, Passage, Passed, Passing, Piece,
+        AccessSummary, Commit, Passage, Passed, Passing, Piece,
         answers::ticket::{Answer, Holder, Next, Watch, answer},
-        passage::{Then, document, events, nothing, success},
+        passage::{events, nothing, success, task_end},
         relay::Edit,
         reply::lost_error,
         session::{Client, ClientInfo, Registered},
@@ -148,7 +148,7 @@ struct Waiting {
 /// Waits a moment for what is there at once, which is answered as a document; else on a stream.
 async fn waited(mut waiting: Waiting, keep_alive: Duration) -> Passed {
     let first = match timeout(keep_alive, waiting.next()).await {
-        Ok(Said::Last(body, account)) => return document(body, account),
+        Ok(Said::Last(body, account, commit)) => return task_end(body, account, commit),
         Ok(Said::Nothing) => return nothing(StatusCode::ACCEPTED),
         Ok(Said::Event(event)) => Piece::of(event),
         Err(_silence) => Piece::of(sse::KEEP_ALIVE),
@@ -158,8 +158,10 @@ async fn waited(mut waiting: Waiting, keep_alive: Duration) -> Passed {
             return None;
         }
         let piece = match timeout(keep_alive, waiting.next()).await {
-            Ok(Said::Last(body, account)) => Piece::last(sse::message(&body), account),
-            Ok(Said::Nothing) => Piece { bytes: Bytes::new(), account: None, then: Then::End },
+            Ok(Said::Last(body, account, commit)) => {
+                Piece { commit, ..Piece::last(sse::message(&body), account) }
+            }
+            Ok(Said::Nothing) => Piece::end(),
             Ok(Said::Event(event)) => Piece::of(event),
             Err(_silence) => Piece::of(sse::KEEP_ALIVE),
         };
@@ -172,8 +174,8 @@ async fn waited(mut waiting: Waiting, keep_alive: Duration) -> Passed {
 enum Said {
     /// As it stands on its stream.
     Event(Bytes),
-    /// The response.
-    Last(Bytes, AccessSummary),
+    /// The response, to be confirmed where the call has ended with it.
+    Last(Bytes, AccessSummary, Option<Commit>),
     /// The end, as it has taken its request back.
     Nothing,
 }
@@ -207,7 +209,7 @@ impl Waiting {
                         self.watch.decline(&record, can).await;
                     }
                 }
-                Next::Ended(record) => return self.ended(&record),
+                Next::Ended(record, commit) => return self.ended(&record, commit),
                 Next::Runs(record) => {
                     let running = self.watch.running(&record);
                     return self.last(
@@ -226,7 +228,7 @@ impl Waiting {
                     let error = lost_error(&CallError::Closing);
                     self.over = true;
                     let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
-                    return Said::Last(body, AccessSummary::of(Outcome::ProxyFailed));
+                    return Said::Last(body, AccessSummary::of(Outcome::ProxyFailed), None);
                 }
             }
         }
@@ -243,28 +245,27 @@ impl Waiting {
     }
 
     /// Exactly what the call would have been answered with.
-    fn ended(&mut self, record: &Record) -> Said {
+    fn ended(&mut self, record: &Record, commit: Commit) -> Said {
         self.over = true;
         let (shown, origin) = (Some(record.state.status()), record.trace.clone());
         let shown = AccessSummary { shown, origin, ..AccessSummary::default() };
-        match view::ticket::outcome(record, false) {
-            Some(view::ticket::Outcome::Result(result)) => {
-                Said::Last(legacy::success(&self.id, &result), shown)
-            }
+        let (body, account) = match view::ticket::outcome(record, false) {
+            Some(view::ticket::Outcome::Result(result)) => (legacy::success(&self.id, &result), shown),
             Some(view::ticket::Outcome::Error(error)) => {
                 let error = ErrorObject::from_raw(error);
                 let account = AccessSummary { outcome: Outcome::ServerError, ..shown };
-                Said::Last(legacy::refusal(std::slice::from_ref(&self.id), &error), account)
+                (legacy::refusal(std::slice::from_ref(&self.id), &error), account)
             }
             Some(view::ticket::Outcome::Cancelled) | None => {
                 let result = view::ticket::over(record, &self.watch.ticketing.names.result);
-                self.last(&result, shown)
+                (legacy::success(&self.id, result.to_string().as_bytes()), shown)
             }
-        }
+        };
+        Said::Last(body, account, Some(commit))
     }
 
     fn last(&mut self, result: &Value, account: AccessSummary) -> Said {
         self.over = true;
-        Said::Last(legacy::success(&self.id, result.to_string().as_bytes()), account)
+        Said::Last(legacy::success(&self.id, result.to_string().as_bytes()), account, None)
     }
 }

@@ -192,14 +192,14 @@ impl Relaying {
             Action::Send(bytes) => return Some(Piece::of(bytes)),
             Action::Answered(bytes, said) => {
                 let account = Some(self.answered(said));
-                return Some(Piece { bytes, account, then: Then::More });
+                return Some(Piece { account, ..Piece::of(bytes) });
             }
             Action::End(bytes, verdict) => {
                 return Some(Piece::last(bytes, self.end(verdict)));
             }
             Action::Break(verdict) => {
                 let account = Some(self.end(verdict));
-                return Some(Piece { bytes: Bytes::new(), account, then: Then::Break });
+                return Some(Piece { account, then: Then::Break, ..Piece::end() });
             }
             Action::Settle(waiting) => {
                 let asked = Arc::clone(&self.sent.requester.asked);

@@ -27,7 +27,6 @@ use crate::{
     runtime::{Mutex, random},
     telemetry::Outcome,
 };
-use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::{StreamExt, stream};
 use http::{Method, StatusCode, header::CONTENT_TYPE};
@@ -155,7 +154,7 @@ async fn pump(shared: Arc<Shared>, kept: Arc<Kept>, mut pieces: Pieces, mut mint
     // What has been said of the call, until there is something to say it with.
     let mut said = None;
     let mut end = Then::End;
-    while let Some(Piece { bytes, account, then }) = pieces.next().await {
+    while let Some(Piece { bytes, account, then, .. }) = pieces.next().await {
         said = account.or(said);
         let told = minter.feed(bytes);
         let entry = |told| Entry { told, account: None };
@@ -345,7 +344,7 @@ impl Reader {
             let Some(entry) = log.entries.get(index) else { break };
             if entry.told.number.is_some() || self.at >= self.again_until {
                 let Entry { told: Numbered { bytes, .. }, account } = entry.clone();
-                found = Some(Piece { bytes, account, then: Then::More });
+                found = Some(Piece { account, ..Piece::of(bytes) });
             }
             self.at += 1;
         }
@@ -363,7 +362,7 @@ impl Reader {
         }
         let (account, then) = end?;
         self.over = true;
-        Some(Piece { bytes: Bytes::new(), account: Some(account), then })
+        Some(Piece { account: Some(account), then, ..Piece::end() })
     }
 }
 

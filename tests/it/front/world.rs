@@ -235,8 +235,8 @@ pub(crate) fn reply(id: &Id, result: &str) -> Reply {
 
 /// A reply that carries a handle, and what becomes of it: `Ok` once given, `Err` if it is not.
 pub(crate) fn handle(id: &Id, result: &str) -> (Reply, oneshot::Receiver<()>) {
-    let (commit, fate) = oneshot::channel();
-    (Reply { commit: Some(Commit(commit)), ..reply(id, result) }, fate)
+    let (commit, fate) = Commit::channel();
+    (Reply { commit: Some(commit), ..reply(id, result) }, fate)
 }
 
 pub(crate) fn notice(text: &str) -> Item {

@@ -1,10 +1,14 @@
 //! `subscriptions/listen`.
 
 use super::world::{ALWAYS, Setup, World};
-use crate::support::{
-    clients::{Client, Event, Stream, TASKS},
-    servers::{Canned, Events, PATIENCE, Seen},
-    time::Still,
+use crate::{
+    front::world::Lines,
+    support::{
+        clients::{Client, Event, Stream, TASKS},
+        hits::Hits,
+        servers::{Canned, Events, PATIENCE, Seen},
+        time::Still,
+    },
 };
 use http::Method;
 use serde_json::{Value, json};
@@ -434,4 +438,65 @@ async fn a_stream_subscribes_to_so_many_resources_and_leaves_out_the_rest() {
     assert_eq!(world.server.messages("resources/subscribe"), 1000);
     let other = world.client().bearing("other").ask("tools/list", json!({})).await;
     assert!(other.result()["tools"].is_array());
+}
+
+#[tokio::test]
+async fn each_task_that_a_stream_names_counts_as_a_look_up() {
+    let (misses, polls) = (Hits::of("limits.misses_per_minute"), Hits::of("limits.polls_per_second"));
+    let world = Setup::new().route(ALWAYS).top("limits: { misses_per_minute: 5 }").start().await;
+    let lines = Lines::record();
+    let client = world.tasker();
+    let waiting = client.call("slow").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    let unknown = |count: u8| (0..count).map(|number| format!("{number:032x}")).collect::<Vec<_>>();
+    // Named twice it is one; what is no id at all counts, too.
+    let ids = [unknown(3), unknown(3), vec![task.clone(), "guess".to_owned()]].concat();
+    let (_stream, honoured) = acknowledged(&client, json!({ "taskIds": ids })).await;
+    assert_eq!(honoured["taskIds"], json!([task]));
+    assert_eq!(lines.of("lookup_failed").len(), 4);
+    let listen = |ids: Vec<String>| json!({ "notifications": { "taskIds": ids } });
+    let refused = client.ask("subscriptions/listen", listen(unknown(3))).await;
+    assert_eq!(refused.refusal(), (429, -31006));
+    assert!(refused.body.contains("limits.misses_per_minute"), "{}", refused.body);
+    misses.are(1).await;
+    let failed = lines.of("lookup_failed");
+    assert!(failed.iter().all(|line| line["method"] == "subscriptions/listen"), "{failed:?}");
+    // What it has it may still follow, as often as it may poll.
+    acknowledged(&client, json!({ "taskIds": [task] })).await;
+    polls.are(0).await;
+    call.says("done");
+}
+
+#[tokio::test]
+async fn a_stream_that_names_more_tasks_than_may_be_polled_is_refused() {
+    let polls = Hits::of("limits.polls_per_second");
+    let world = Setup::new().route(ALWAYS).top("limits: { polls_per_second: 1 }").start().await;
+    let ids: Vec<_> = (0..100).map(|number| format!("{number:032x}")).collect();
+    let params = json!({ "notifications": { "taskIds": ids } });
+    let refused = world.tasker().ask("subscriptions/listen", params).await;
+    assert_eq!(refused.refusal(), (429, -31006));
+    assert!(refused.body.contains("limits.polls_per_second"), "{}", refused.body);
+    polls.are(1).await;
+}
+
+#[tokio::test]
+async fn a_stream_follows_so_many_tasks_and_leaves_out_the_rest() {
+    const MOST: usize = 1000;
+    let top = "limits: { misses_per_minute: 100000, polls_per_second: 100000 }";
+    let world = Setup::new().route(ALWAYS).top(top).start().await;
+    let client = world.tasker();
+    let mut tasks = Vec::new();
+    for _ in 0..2 {
+        let waiting = client.call("slow").await;
+        let call = world.server.call().await;
+        tasks.push((waiting.answer().await.task(), call));
+    }
+    // The first is the last that is looked up, the second is one too many.
+    let mut ids: Vec<_> = (1..MOST).map(|number| format!("{number:032x}")).collect();
+    ids.extend(tasks.iter().map(|(task, _)| task.clone()));
+    let lines = Lines::record();
+    let (_stream, honoured) = acknowledged(&client, json!({ "taskIds": ids })).await;
+    assert_eq!(honoured["taskIds"], json!([tasks[0].0]));
+    assert_eq!(lines.of("lookup_failed").len(), MOST - 1);
 }

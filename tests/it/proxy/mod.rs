@@ -8,6 +8,7 @@ mod crashes;
 mod crowd;
 mod deferring;
 mod faults;
+mod fetched;
 mod gates;
 mod held;
 mod identified;

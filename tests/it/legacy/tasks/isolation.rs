@@ -1,7 +1,10 @@
 //! Whose task is whose.
 
 use super::talk::{Older, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world};
-use crate::{proxy::world::ALWAYS, support::clients::indistinguishable};
+use crate::{
+    proxy::world::ALWAYS,
+    support::{clients::indistinguishable, hits::Hits},
+};
 use deferral::internals::policy::LegacyTasks;
 
 const METHODS: [&str; 3] = ["tasks/get", "tasks/result", "tasks/cancel"];
@@ -176,4 +179,19 @@ async fn where_nothing_tells_callers_apart_a_task_is_found_by_its_id_and_not_lis
     world.server.seen(|seen| seen.answers(&json!("q"))).await;
     events.result(&id, json!({ "content": [] }));
     assert_eq!(client.result(&task).await.result()["content"], json!([]));
+}
+
+#[tokio::test]
+async fn answers_to_tasks_of_nobody_count_as_look_ups() {
+    let hits = Hits::of("limits.misses_per_minute");
+    let world = setup().route(ALWAYS).top("limits: { misses_per_minute: 2 }").start().await;
+    let Tasker(client) = Tasker::hello(&world).await;
+    let answer =
+        json!({ "jsonrpc": "2.0", "id": format!("deferral:{UNKNOWN}:name"), "result": {} }).to_string();
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        statuses.push(client.post(&answer).await.answer().await.status.as_u16());
+    }
+    assert_eq!(statuses, [202, 202, 429]);
+    hits.are(1).await;
 }
