@@ -98,6 +98,8 @@ pub struct Exchange<F> {
     lapses: VecDeque<(Instant, Ask)>,
     /// A client that is owed its result has left.
     left: bool,
+    /// Of a call that is only observed.
+    observed: Option<Box<Observed>>,
     actions: VecDeque<Action<F>>,
 }
 
@@ -118,6 +120,15 @@ enum State<F> {
     Deferred,
     /// There is nothing left to decide.
     Done,
+}
+
+/// A call that would become a task if it were not only observed.
+#[derive(Clone, Debug)]
+struct Observed {
+    after: Duration,
+    /// When, unless the server asks first. Counts from the start, and again from each retry.
+    due: Option<Instant>,
+    is_over_threshold: bool,
 }
 
 /// Where an exchange stands, for those who print it.
@@ -167,8 +178,31 @@ impl<F> Exchange<F> {
             turned_over: None,
             lapses: VecDeque::new(),
             left: false,
+            observed: None,
             actions: VecDeque::new(),
         }
+    }
+
+    /// The call becomes no task; it is observed whether it would have with this threshold
+    /// ([`Exchange::would_defer`]).
+    pub fn observe(&mut self, after: Duration, since: Instant) {
+        let observed = Observed { after, due: Some(since + after), is_over_threshold: false };
+        self.observed = Some(Box::new(observed));
+    }
+
+    /// It is this time. Said of an observed call before each event that does not say it: a threshold that has passed
+    /// was there first.
+    pub fn pass_time(&mut self, now: Instant) {
+        if let (Some(observed), State::Inline { settle_at: None, .. }) = (&mut self.observed, &self.state)
+            && observed.due.is_some_and(|due| due <= now)
+        {
+            observed.is_over_threshold = true;
+        }
+    }
+
+    /// Whether an observed call would have become a task by now.
+    pub fn would_defer(&self) -> bool {
+        self.observed.as_ref().is_some_and(|observed| observed.is_over_threshold)
     }
 
     /// The server's final word: its response, or that there will be none.
@@ -212,6 +246,7 @@ impl<F> Exchange<F> {
 
     /// The server asks something that may be put to the client.
     pub fn handle_question(&mut self, ask: Ask, now: Instant) {
+        self.pass_time(now);
         if !self.ask(&BTreeSet::from([ask]), now) {
             self.actions.push_back(Action::Decline(ask));
         }
@@ -219,6 +254,7 @@ impl<F> Exchange<F> {
 
     /// The server asks these, and ends the call with that: it is made again once all of them are answered.
     pub fn handle_turn_over(&mut self, asks: BTreeSet<Ask>, now: Instant) {
+        self.pass_time(now);
         self.turned_over = Some(asks.clone());
         if !self.ask(&asks, now) {
             self.turned_over = None;
@@ -335,6 +371,9 @@ impl<F> Exchange<F> {
         }
         match &mut self.state {
             State::Parked { asked, word, .. } => {
+                if let (Some(observed), None) = (&mut self.observed, &word) {
+                    observed.due = Some(now + observed.after);
+                }
                 if let Some(word) = word.take() {
                     self.actions.push_back(Action::Reply(*word));
                     self.state = State::Done;
@@ -374,6 +413,9 @@ impl<F> Exchange<F> {
         self.deadlines.defer_after = None;
         if let State::Inline { defer_at, .. } = &mut self.state {
             *defer_at = None;
+        }
+        if let Some(observed) = &mut self.observed {
+            observed.due = None;
         }
     }
 
@@ -579,6 +621,11 @@ impl<F> Exchange<F> {
                 None
             }
         }
+    }
+
+    /// How long the call runs before it becomes a task, where it may.
+    pub fn threshold(&self) -> Option<Duration> {
+        self.deadlines.defer_after
     }
 
     /// Whether it may become a task, and waits for that.

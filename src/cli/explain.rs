@@ -127,6 +127,7 @@ impl Told {
         };
         let rule = match rule {
             Some(pattern) => format!("by the rule `match: {pattern}` of the route's `tools`"),
+            None if by == "ticket" => "by the route's `held.ticket` or `tickets`".to_owned(),
             None => "by the route's `defer`".to_owned(),
         };
         let rule = match rollout {
@@ -140,9 +141,9 @@ impl Told {
             }
             "mode" => format!("every call is a task at once: mode {mode}, {rule}"),
             "request" => format!("the client requested a task (`params.task`): mode {mode}, {rule}"),
-            "ticket" => {
-                "the client does not support tasks, and the call reached the time of `ticket`".to_owned()
-            }
+            "ticket" => format!(
+                "the client does not support tasks, and the call reached the time of `ticket`: after {after}, {rule}"
+            ),
             "departure" => format!(
                 "the client disconnected before the response, which was promised to it: mode {mode}, {rule}"
             ),

@@ -230,15 +230,32 @@ impl Route {
         policy
     }
 
-    /// The pattern of the rule that holds for a tool; none where it has none.
-    pub fn rule(&self, tool: &str) -> Option<&Pattern> {
-        self.tools.iter().map(|rule| &rule.matches).find(|pattern| pattern.matches(tool))
+    /// The rule that holds for a tool: the first that matches, whatever it sets.
+    fn rule(&self, tool: &str) -> Option<&ToolRule> {
+        self.tools.iter().find(|rule| rule.matches.matches(tool))
+    }
+
+    /// The pattern of the rule that sets the mode of a tool; none where that is the route's own.
+    pub fn mode_rule(&self, tool: &str) -> Option<&Pattern> {
+        self.rule(tool).filter(|rule| rule.mode.is_some()).map(|rule| &rule.matches)
+    }
+
+    /// The same for its mode or its threshold.
+    pub fn threshold_rule(&self, tool: &str) -> Option<&Pattern> {
+        let sets = |rule: &&ToolRule| rule.mode.is_some() || rule.after.is_some();
+        self.rule(tool).filter(sets).map(|rule| &rule.matches)
+    }
+
+    /// The pattern of the rule by which calls of a tool are answered with a ticket after this long; none where the
+    /// route says so, or who holds the ticket.
+    pub fn ticket_rule(&self, tool: &str, after: Duration) -> Option<&Pattern> {
+        let rule = self.rule(tool).filter(|rule| rule.ticket == TicketAfter::After(after));
+        rule.map(|rule| &rule.matches)
     }
 
     /// The time of a call of this tool at the server, where it is not what its server is held to.
     pub fn call_timeout(&self, tool: &str) -> Option<Duration> {
-        let rule = self.tools.iter().find(|rule| rule.matches.matches(tool));
-        rule.and_then(|rule| rule.timeout).or(self.timeout)
+        self.rule(tool).and_then(|rule| rule.timeout).or(self.timeout)
     }
 
     /// Whether calls may have a time of their own.
@@ -248,8 +265,7 @@ impl Route {
 
     /// Whether calls of this tool are refused, and it is hidden.
     pub fn denies(&self, tool: &str) -> bool {
-        let rule = self.tools.iter().find(|rule| rule.matches.matches(tool));
-        rule.is_some_and(|rule| rule.mode == Some(Mode::Deny))
+        self.rule(tool).is_some_and(|rule| rule.mode == Some(Mode::Deny))
     }
 
     /// Whether any tool is denied.
@@ -257,10 +273,15 @@ impl Route {
         self.tools.iter().any(|rule| rule.mode == Some(Mode::Deny))
     }
 
+    /// Whether calls of any tool may be only observed.
+    pub fn observes(&self) -> bool {
+        self.modes().any(|mode| mode == Mode::Observe) || self.rollouts().flatten().next().is_some()
+    }
+
     /// The rollout under which a tool's calls become tasks, if there is one.
     pub fn rollout(&self, tool: &str) -> Option<&Rollout> {
-        let rule = self.tools.iter().find(|rule| rule.matches.matches(tool));
-        rule.and_then(|rule| rule.rollout.as_deref()).or(self.defer.rollout.as_deref())
+        let of_rule = self.rule(tool).and_then(|rule| rule.rollout.as_deref());
+        of_rule.or(self.defer.rollout.as_deref())
     }
 
     /// For which rollouts of the route the caller with this head is in. Costs nothing where there are none.

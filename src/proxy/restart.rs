@@ -15,6 +15,7 @@ use super::{
     endpoint::Endpoint,
     keep::STORE_PAUSE,
     ledger::{Custody, lost},
+    orphan_report::{OrphanFate, OrphanReport},
     shared::Shared,
 };
 use crate::{
@@ -23,7 +24,6 @@ use crate::{
     runtime::Stopping,
     store::Orphan,
     task::{Record, State},
-    telemetry::TakenOver,
     upstream::{Identity, own_ids},
 };
 use futures_util::future::join_all;
@@ -38,14 +38,15 @@ struct LeftBehind {
     custody: Custody,
     record: Arc<Record>,
     anchor: Anchor,
+    fate: OrphanFate,
 }
 
 /// How a task ends that nobody can go on with.
 enum End {
     /// It had not ended: its call is lost.
-    Lost(Custody),
+    Lost(Custody, OrphanFate),
     /// It is cancelled, and nobody can be told.
-    Forgotten(Custody),
+    Forgotten(Custody, OrphanFate),
 }
 
 // === impl Ledger ===
@@ -53,7 +54,7 @@ enum End {
 impl Ledger {
     /// Sees to all that was left behind, or to as much as there is time for.
     pub(super) async fn take_over(self: &Arc<Self>, endpoints: &[Endpoint], overdue: &Stopping) {
-        let mut told = TakenOver::default();
+        let report = Arc::<OrphanReport>::default();
         loop {
             let orphans = tokio::select! {
                 biased;
@@ -63,7 +64,8 @@ impl Ledger {
             match orphans {
                 Ok(orphans) if orphans.is_empty() => break,
                 Ok(orphans) => {
-                    let ends = orphans.into_iter().filter_map(|one| self.see_to(one, endpoints, &mut told));
+                    let ends =
+                        orphans.into_iter().filter_map(|one| self.see_to(one, endpoints, report.found()));
                     // All of them at once: in a store that flushes they share one.
                     join_all(ends.map(|end| end.keep(self, overdue))).await;
                 }
@@ -74,9 +76,8 @@ impl Ledger {
                 },
             }
         }
-        if told != TakenOver::default() {
-            told.emit();
-        }
+        // Nothing that a proxy that stops waits for.
+        tokio::spawn(report.write(overdue.clone()));
     }
 
     /// Goes on with the call in the background; or gives how it ends, where nothing else can be done for it.
@@ -84,7 +85,7 @@ impl Ledger {
         self: &Arc<Self>,
         Orphan { version, record, anchor }: Orphan,
         endpoints: &[Endpoint],
-        told: &mut TakenOver,
+        fate: OrphanFate,
     ) -> Option<End> {
         let anchor = self.anchored(&record.id, anchor.as_ref());
         let shared =
@@ -94,23 +95,15 @@ impl Ledger {
             (Some(shared), Some(anchor)) => {
                 let needs_credentials = anchor.needs_credentials;
                 own_ids::begin_behind(anchor.call.call);
-                let left = LeftBehind { custody, record, anchor };
-                match () {
-                    () if left.record.state.is_ended() => told.cancelled += 1,
-                    () if needs_credentials => told.waiting += 1,
-                    () => told.resumed += 1,
-                }
+                let left = LeftBehind { custody, record, anchor, fate };
                 match needs_credentials {
                     true => left.wait(shared),
                     false => left.take_up(shared, Credentials::default()),
                 }
                 None
             }
-            _ if record.state.is_ended() => Some(End::Forgotten(custody)),
-            _ => {
-                told.failed += 1;
-                Some(End::Lost(custody))
-            }
+            _ if record.state.is_ended() => Some(End::Forgotten(custody, fate)),
+            _ => Some(End::Lost(custody, fate)),
         }
     }
 }
@@ -120,8 +113,11 @@ impl Ledger {
 impl End {
     async fn keep(self, ledger: &Ledger, overdue: &Stopping) {
         match self {
-            Self::Lost(custody) => drop(custody.keep(lost(), overdue).await),
-            Self::Forgotten(custody) => drop(ledger.let_go(&custody.id).await),
+            Self::Lost(custody, fate) => lose(ledger, &custody, fate, overdue).await,
+            Self::Forgotten(custody, fate) => {
+                let _ = ledger.let_go(&custody.id).await;
+                fate.cancelled(false);
+            }
         }
     }
 }
@@ -131,30 +127,34 @@ impl End {
 impl LeftBehind {
     /// Goes on with the call, or says why that cannot be; in the background.
     fn take_up(self, shared: &Arc<Shared>, credentials: Credentials) {
-        let Self { custody, record, anchor } = self;
+        let Self { custody, record, anchor, fate } = self;
         if record.state.is_ended() {
-            return tell_cancelled(shared, custody, &record, &anchor, credentials);
+            return tell_cancelled(shared, (custody, fate), &record, &anchor, credentials);
         }
-        if let Err(custody) = drive::take_up(shared, custody, &record, &anchor, credentials.clone()) {
+        let taken_up = drive::take_up(shared, (custody, fate), &record, &anchor, credentials.clone());
+        if let Err((custody, fate)) = taken_up {
             let work = Arc::clone(shared);
             shared.stopping.spawn(async move {
                 drop(custody.keep(lost(), &work.overdue).await);
-                // While the store failed its client may have come first, and cancelled it.
-                if let Some(record) = work.ledger.last_kept(&record.id)
-                    && record.state == State::Cancelled
-                {
-                    tell_cancelled(&work, custody, &record, &anchor, credentials);
+                match work.ledger.last_kept(&record.id) {
+                    // While the store failed its client may have come first, and cancelled it.
+                    Some(record) if record.state == State::Cancelled => {
+                        tell_cancelled(&work, (custody, fate), &record, &anchor, credentials);
+                    }
+                    Some(record) => fate.ended(&record.state),
+                    None => {}
                 }
             });
         }
     }
 
     /// The same once its caller comes, if it does so in time; in the background.
-    fn wait(self, shared: &Arc<Shared>) {
+    fn wait(mut self, shared: &Arc<Shared>) {
+        self.fate.waits();
         let principal = Principal::from_bytes(self.record.owner.principal);
         let mut came = shared.absent.await_caller(principal);
         let shared = Arc::clone(shared);
-        let Self { custody, record, anchor } = self;
+        let Self { custody, record, anchor, mut fate } = self;
         let waits = shared.ledger.waits();
         // Nothing that a proxy that stops waits for: the next process waits anew.
         tokio::spawn(async move {
@@ -164,9 +164,10 @@ impl LeftBehind {
                 Ok(credentials) = &mut came => {
                     // It may have come to cancel the task.
                     drop(waits);
+                    fate.goes_on();
                     match shared.ledger.last_kept(&record.id) {
                         Some(record) if !record.state.is_ended() || record.state == State::Cancelled => {
-                            Self { custody, record, anchor }.take_up(&shared, credentials);
+                            Self { custody, record, anchor, fate }.take_up(&shared, credentials);
                         }
                         _ => {}
                     }
@@ -175,8 +176,11 @@ impl LeftBehind {
                     drop(came);
                     shared.absent.given_up(principal);
                     match record.state.is_ended() {
-                        true => drop(shared.ledger.let_go(&record.id).await),
-                        false => drop(custody.keep(lost(), &shared.overdue).await),
+                        true => {
+                            let _ = shared.ledger.let_go(&record.id).await;
+                            fate.cancelled(false);
+                        }
+                        false => lose(&shared.ledger, &custody, fate, &shared.overdue).await,
                     }
                 }
             }
@@ -184,10 +188,18 @@ impl LeftBehind {
     }
 }
 
+/// Ends a task whose call is lost, if nobody else has ended it first.
+async fn lose(ledger: &Ledger, custody: &Custody, fate: OrphanFate, overdue: &Stopping) {
+    drop(custody.keep(lost(), overdue).await);
+    if let Some(record) = ledger.last_kept(&custody.id) {
+        fate.ended(&record.state);
+    }
+}
+
 /// Tells the server that nobody waits any more for the call of a cancelled task, in the background.
 fn tell_cancelled(
     shared: &Arc<Shared>,
-    custody: Custody,
+    (custody, fate): (Custody, OrphanFate),
     record: &Record,
     anchor: &Anchor,
     credentials: Credentials,
@@ -199,7 +211,7 @@ fn tell_cancelled(
     shared.stopping.spawn(async move {
         tokio::select! {
             () = work.overdue.stopped() => return,
-            () = work.upstream.cancel_at(&caller, &anchor) => {}
+            is_told = work.upstream.cancel_at(&caller, &anchor) => fate.cancelled(is_told),
         }
         let _ = work.ledger.let_go(&id).await;
         drop(custody);

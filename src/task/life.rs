@@ -12,10 +12,11 @@ pub struct Cause {
     pub by: By,
     /// The mode that held for its tool, as the configuration spells it.
     pub mode: String,
-    /// The threshold that held for its tool.
+    /// The threshold that held for its tool; of a ticket the time after which its client was answered with one.
     #[serde(rename = "after_ms", with = "millis")]
     pub after: Duration,
-    /// The pattern of the tool's rule by which they did; `None` where it was the route's own setting.
+    /// The pattern of the tool's rule that set what counted of them; `None` where no rule did: a setting of the route, or
+    /// of who holds the ticket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
     /// The rollout that let its caller in, as in `25% by principal`; `None` where it holds for everybody.

@@ -327,14 +327,20 @@ pub struct TracesLost<'a> {
 /// What became of the tasks that a process before this one has left behind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Calls that are taken up again.
+    /// Calls that their servers have taken up again.
     pub resumed: usize,
     /// Calls that are taken up once their caller comes with its credentials.
     pub waiting: usize,
-    /// Tasks that have failed, as their calls are gone.
+    /// Calls whose servers have not answered so far.
+    pub pending: usize,
+    /// Tasks that have failed, as their calls are gone, or their servers refused to go on with them.
     pub failed: usize,
-    /// Cancelled ones, of which their servers are told again.
+    /// Cancelled ones, of which their servers have been told again.
     pub cancelled: usize,
+    /// Cancelled ones of which their servers could not be told.
+    pub untold: usize,
+    /// In a later line: how many were waiting or pending in the one before, and are the ones counted here.
+    pub waited: Option<usize>,
 }
 
 /// What a store on disk had counted of its tasks was wrong, and is mended.
@@ -805,7 +811,7 @@ lines! {
         task = %it.task, route = it.route, tool = it.tool, principal = %it.principal
     }
     TakenOver as it: info "deferral::task" "taken_over" {
-        resumed = it.resumed, waiting = it.waiting, failed = it.failed, cancelled = it.cancelled
+        resumed = it.resumed, waiting = it.waiting, pending = it.pending, failed = it.failed, cancelled = it.cancelled, untold = it.untold, waited = it.waited
     }
     Leaving as it: info "deferral" "leaving" { notice_ms = millis(it.notice) }
     Draining as it: info "deferral" "draining" {

@@ -85,11 +85,11 @@ pub trait Upstream: Send + Sync + 'static {
         None
     }
 
-    /// Tells the server, in the background, that nobody waits any more for a call that the process before this
-    /// one has made. Resolves when it has been told, or cannot be.
-    fn cancel_at(&self, caller: &Identity, anchor: &Anchor) -> BoxFuture<'_, ()> {
+    /// Tells the server that nobody waits any more for a call that the process before this one has made. Resolves when
+    /// it has been told, or cannot be: whether it has.
+    fn cancel_at(&self, caller: &Identity, anchor: &Anchor) -> BoxFuture<'_, bool> {
         let _ = (caller, anchor);
-        Box::pin(std::future::ready(()))
+        Box::pin(std::future::ready(false))
     }
 
     /// Tells the server, in the background and in the session that a legacy client has opened itself, that

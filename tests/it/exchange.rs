@@ -6,6 +6,7 @@ use deferral::internals::bridge::{
 };
 use deferral::internals::runtime::{Clock, SystemClock};
 use expect_test::expect_file;
+use proptest::prelude::*;
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
@@ -246,4 +247,57 @@ fn the_threshold_begins_again_with_each_retry() {
     let later = start + AFTER * 10;
     exchange.handle_retry(&BTreeSet::from([1]), Some(AFTER), later);
     assert_eq!(exchange.poll_timeout(), Some(later + AFTER));
+}
+
+/// One step of a call, for a call that defers and for one that is only observed.
+fn stepped(exchange: &mut Exchange<()>, step: u8, now: Instant, threshold: Option<Duration>) {
+    match step {
+        0 | 1 => {}
+        2 => exchange.handle_question(1, now),
+        3 => exchange.handle_question(2, now),
+        4 => exchange.handle_withdrawn(1),
+        5 => exchange.handle_retry(&BTreeSet::from([1, 2]), threshold, now),
+        6 => exchange.handle_retry(&BTreeSet::new(), threshold, now),
+        7 => exchange.handle_turn_over(BTreeSet::from([1]), now),
+        8 => exchange.handle_no_more_tasks(),
+        9 => exchange.handle_final(()),
+        _ => exchange.handle_departed(),
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_call_is_observed_to_pass_its_threshold_exactly_where_it_would_have_been_stored(
+        steps in prop::collection::vec((0..4_000_u64, 0..11_u8), 1..12),
+    ) {
+        let start = SystemClock::new().now();
+        let mut deferring = Exchange::new(Manner::Rounds, DEADLINES, start);
+        let mut observed =
+            Exchange::new(Manner::Rounds, Deadlines { defer_after: None, ..DEADLINES }, start);
+        observed.observe(AFTER, start);
+        let (mut now, mut is_stored) = (start, false);
+        for (millis, step) in steps {
+            let next = now + Duration::from_millis(millis);
+            // Each is told the time when it wants to be.
+            for exchange in [&mut deferring, &mut observed] {
+                while let Some(due) = exchange.poll_timeout().filter(|due| *due <= next) {
+                    exchange.handle_timeout(due.max(now));
+                    if exchange.poll_timeout() == Some(due) {
+                        break;
+                    }
+                }
+            }
+            now = next;
+            observed.pass_time(now);
+            // From then on they are two different calls.
+            is_stored = is_stored || matches!(deferring.phase(), Phase::Deferring);
+            if is_stored {
+                break;
+            }
+            stepped(&mut deferring, step, now, Some(AFTER));
+            stepped(&mut observed, step, now, None);
+            is_stored = is_stored || matches!(deferring.phase(), Phase::Deferring);
+        }
+        prop_assert_eq!(observed.would_defer(), is_stored);
+    }
 }

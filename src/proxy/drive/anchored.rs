@@ -10,6 +10,7 @@ use crate::{
     proxy::{
         anchor::{Anchor, Words},
         keep::STORE_PAUSE,
+        orphan_report::OrphanFate,
         reply::CallEnd,
     },
     store::Updated,
@@ -37,6 +38,8 @@ pub(super) struct Anchored {
     answered: Vec<(Instant, Id, String)>,
     /// The keys of what the server has taken back, where the store has not taken that.
     taken_back: Vec<String>,
+    /// Of a call of a former process, until it is known what has become of it.
+    fate: Option<OrphanFate>,
 }
 
 /// It is written at most this often, but for questions: a store write each. What the server says twice because of
@@ -71,9 +74,12 @@ impl Driver {
                 is_kept: false,
                 answered: Vec::new(),
                 taken_back: Vec::new(),
+                fate: None,
             }));
             return;
         };
+        // Its server says more of it.
+        anchored.fate.take().into_iter().for_each(OrphanFate::resumed);
         anchored.call = call;
         anchored.due = Some(anchored.not_before);
         // The server has gone on behind them. An answer that it is given twice is nothing to it; one that it is never
@@ -197,6 +203,16 @@ impl Driver {
         })
     }
 
+    /// The call is over, before anything was heard of it again where a former process had made it.
+    pub(super) fn settles_fate(&mut self) {
+        let anchored = self.held.as_mut().and_then(|held| held.anchored.as_mut());
+        if let Some(fate) = anchored.and_then(|anchored| anchored.fate.take())
+            && let Some(record) = self.shared.ledger.last_kept(self.id())
+        {
+            fate.ended(&record.state);
+        }
+    }
+
     /// Whether the call could be left to the process after this one.
     pub(super) fn can_be_released(&self) -> bool {
         self.exchange.phase() == Phase::Deferred
@@ -258,13 +274,19 @@ impl Driver {
 
 impl Held {
     /// The call is where the process before this one has left it.
-    pub(super) fn restored(&mut self, call: upstream::Anchor, answered: Vec<(Id, String)>, now: Instant) {
+    pub(super) fn restored(
+        &mut self,
+        call: upstream::Anchor,
+        answered: Vec<(Id, String)>,
+        now: Instant,
+        fate: OrphanFate,
+    ) {
         let call = Box::new(call);
         let answered = answered.into_iter().map(|(id, key)| (now, id, key)).collect();
         let is_kept = true;
-        let taken_back = Vec::new();
+        let (taken_back, fate) = (Vec::new(), Some(fate));
         let anchored =
-            Anchored { call, due: None, not_before: now, changes: 0, is_kept, answered, taken_back };
+            Anchored { call, due: None, not_before: now, changes: 0, is_kept, answered, taken_back, fate };
         self.anchored = Some(Box::new(anchored));
     }
 }

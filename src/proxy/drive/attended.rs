@@ -18,13 +18,13 @@ use crate::{
         admission::Turn,
         conversation::Conversation,
         input_requests::{self, CallAttempt},
+        observed_call::ObservedCall,
         reply::{self, CallEnd},
         shared::Shared,
         switchboard::{Request, Waiter},
         ticket_call, tickets,
     },
     runtime::{Work, reached},
-    telemetry::{Outcome, WouldDefer},
     upstream::{CallError, Deferral, Description, Event, Identity, Known, Outgoing, Replies, own_ids},
 };
 use futures_util::{StreamExt, future::ready, stream};
@@ -56,7 +56,6 @@ enum Stage {
     Fresh,
     InPlace {
         driver: Driver,
-        observed_after: Option<Duration>,
     },
     /// The call is on its way to become a task; what is still for the client comes from there.
     Moved {
@@ -105,6 +104,9 @@ impl Attended {
         let began = self.shared.clock.now();
         // A client that comes back waits for its call, wherever that is.
         let is_back = matches!(attempt, Ok(CallAttempt::Back(..)));
+        // From here on, whether or not its client stays until it is sent.
+        let observed = (matches!(planned, Plan::Drive(Drive::Observe { .. })) && !is_back)
+            .then(|| ObservedCall::begin(&self.shared, tool, &policy, began));
         let due = match (&planned, &attempt) {
             (
                 Plan::Drive(Drive::Defer { after } | Drive::Ticket { after }),
@@ -143,10 +145,11 @@ impl Attended {
         if let Some(prepared) = prepared {
             server.learn(prepared?);
         }
-        let (defer_after, observed_after) = match planned {
-            Plan::Drive(Drive::Observe { after }) => (None, Some(after)),
-            Plan::Drive(Drive::Defer { after } | Drive::Ticket { after }) => (Some(after), None),
-            Plan::Drive(Drive::Hold | Drive::Task) | Plan::Relay | Plan::RelayWithoutTask => (None, None),
+        let defer_after = match planned {
+            Plan::Drive(Drive::Defer { after } | Drive::Ticket { after }) => Some(after),
+            Plan::Drive(Drive::Observe { .. } | Drive::Hold | Drive::Task)
+            | Plan::Relay
+            | Plan::RelayWithoutTask => None,
             Plan::Refuse(error) => {
                 return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
             }
@@ -196,7 +199,10 @@ impl Attended {
         };
         let mut driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began), span);
         (driver.limits, driver.dequeued) = (limits, dequeued);
-        self.stage = Stage::InPlace { driver, observed_after };
+        if let Some(observed) = observed {
+            driver.is_observed(observed);
+        }
+        self.stage = Stage::InPlace { driver };
         Ok(())
     }
 
@@ -228,12 +234,13 @@ impl Attended {
 
     /// Waits for one thing to happen to the call. Gives what it means for the client, if anything.
     async fn step(&mut self) -> Option<Item> {
-        let Stage::InPlace { driver, .. } = &mut self.stage else { return None };
+        let Stage::InPlace { driver } = &mut self.stage else { return None };
         let began = self.shared.clock.now();
         let happening = driver.wait().await;
         let now = self.shared.clock.now();
         self.waited += now - began;
         driver.stop_making_tasks();
+        driver.exchange.pass_time(now);
         match happening {
             Happening::Server(Event::Notification(frame)) => {
                 if let Form::Canonical(canonical) = &mut driver.form {
@@ -275,7 +282,9 @@ impl Attended {
                 if self.call.method == Method::ToolsList {
                     ticket_call::lists(&self.shared, &self.call, &self.caller, &mut reply);
                 }
-                self.observe(reply.account.outcome);
+                if let Some(observed) = &mut driver.observed {
+                    observed.answered(reply.account.outcome);
+                }
                 Some(self.last(reply))
             }
             Some(Action::Store) => {
@@ -300,7 +309,7 @@ impl Attended {
 
     /// From here on the call is held by a runtime task of its own.
     fn hand_over(&mut self, first: First) {
-        let Stage::InPlace { driver, .. } = std::mem::replace(&mut self.stage, Stage::Ended) else { return };
+        let Stage::InPlace { driver } = std::mem::replace(&mut self.stage, Stage::Ended) else { return };
         // A few: what the client does not take must wait at the server, not here.
         let (items, received) = mpsc::channel(8);
         // Nothing else of it is needed here any more, and it may be megabytes.
@@ -325,20 +334,6 @@ impl Attended {
         reply.account.upstream = self.waited;
         self.stage = Stage::Ended;
         Item::Reply(reply)
-    }
-
-    /// In mode `observe`: says which call, that has ended like this, would have become a task.
-    fn observe(&self, outcome: Outcome) {
-        let Stage::InPlace { observed_after: Some(after), .. } = &self.stage else { return };
-        if self.waited >= *after {
-            let tool = self.call.target.as_deref().unwrap_or_default();
-            let route = &self.shared.route;
-            let is_outside = route.treatment_for(tool, &self.caller.standing).is_outside;
-            let rollout = route.rollout(tool).filter(|_| is_outside).map(ToString::to_string);
-            let (route, took) = (&route.path, self.waited);
-            let is_success = outcome == Outcome::Result;
-            WouldDefer { tool, route, after: *after, took, is_success, rollout: rollout.as_deref() }.emit();
-        }
     }
 }
 

@@ -38,6 +38,7 @@ use super::{
     admission::{Dequeued, LimitedCall},
     input_requests,
     ledger::{Custody, NoRoom},
+    observed_call::ObservedCall,
     reply::CallEnd,
     shared::Shared,
     switchboard::{CallCancelled, Control, Local, Mail, Request, Waiter},
@@ -87,6 +88,8 @@ pub(super) struct Driver {
     limits: Option<Box<LimitedCall>>,
     /// While the call waits in a queue of ours.
     dequeued: Option<Dequeued>,
+    /// Whether it would become a task is only observed.
+    observed: Option<Box<ObservedCall>>,
 }
 
 /// In which words a call is made, and its client spoken to.
@@ -161,7 +164,15 @@ impl Driver {
             span,
             limits: None,
             dequeued: None,
+            observed: None,
         }
+    }
+
+    /// It becomes no task, and is logged where it would have.
+    fn is_observed(&mut self, observed: Box<ObservedCall>) {
+        let (after, began) = observed.threshold();
+        self.exchange.observe(after, began);
+        self.observed = Some(observed);
     }
 
     /// A call in a legacy client's own session, which waits for it on its stream: a task after this long.
@@ -222,6 +233,7 @@ impl Driver {
             span,
             limits,
             dequeued,
+            observed: None,
         })
     }
 
@@ -250,6 +262,10 @@ impl Driver {
     }
 
     fn becomes_task(&mut self) {
+        // Its retry may: by the configuration of then.
+        if let Some(mut observed) = self.observed.take() {
+            observed.decide(false);
+        }
         if let Some(held) = &mut self.held {
             self.span.becomes(held.hold.id());
             held.task.iter_mut().for_each(Custody::begin);
@@ -341,6 +357,7 @@ impl Driver {
     fn handle(&mut self, happening: Happening) {
         let now = self.shared.clock.now();
         self.stop_making_tasks();
+        self.exchange.pass_time(now);
         match happening {
             Happening::Stored(task) => {
                 let is_stored = task.is_some();
@@ -479,6 +496,7 @@ impl Driver {
 
     /// Whoever came back in this very moment is answered, too.
     async fn close(mut self: Box<Self>) {
+        self.settles_fate();
         self.tell_status();
         let open = self.take_back_all("the task has ended");
         self.replies = None;
@@ -575,8 +593,16 @@ impl Driver {
             Form::Canonical(canonical) => canonical.record(self.id().clone(), shared, policy, now),
             Form::Native(native) => native.record(self.id().clone(), shared, policy, now),
         };
-        let rule = shared.route.rule(&record.tool).map(|pattern| pattern.as_str().to_owned());
-        let rollout = shared.route.rollout(&record.tool).map(ToString::to_string);
+        let (route, tool) = (&shared.route, &*record.tool);
+        let ticket = self.exchange.threshold().filter(|_| by == By::Ticket);
+        let rule = match (by, ticket) {
+            (By::Ticket, Some(after)) => route.ticket_rule(tool, after),
+            (By::Threshold | By::Stop | By::Ticket, _) => route.threshold_rule(tool),
+            (By::Mode | By::Request | By::Departure, _) => route.mode_rule(tool),
+        };
+        let rule = rule.map(|pattern| pattern.as_str().to_owned());
+        let rollout = route.rollout(tool).map(ToString::to_string);
+        let after = ticket.unwrap_or(policy.after);
         let mode = policy.mode.as_str().to_owned();
         record.trace = self.span.origin();
         if let Some(server) = self.server() {
@@ -585,7 +611,7 @@ impl Driver {
         if self.dequeued.is_some() {
             record.message = Some(QUEUED.to_owned());
         }
-        record.cause = Some(Arc::new(Cause { by, mode, after: policy.after, rule, rollout }));
+        record.cause = Some(Arc::new(Cause { by, mode, after, rule, rollout }));
         record
     }
 
@@ -614,6 +640,9 @@ impl Driver {
                     let Request::Canonical { call, .. } = &waiter.request else { continue };
                     let mut reply = canonical.reply(&self.shared, call, word.clone());
                     reply.account.origin = self.span.origin_for(call);
+                    if let Some(observed) = &mut self.observed {
+                        observed.answered(reply.account.outcome);
+                    }
                     held.unsent.send(&waiter, reply.into());
                 }
             }
@@ -731,6 +760,18 @@ impl Driver {
 
     fn held(&mut self) -> &mut Held {
         self.held.as_mut().expect("what is in place is held before it comes to this")
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(observed) = &mut self.observed {
+            // Its client may have disconnected.
+            if !self.exchange.is_done() {
+                self.exchange.pass_time(self.shared.clock.now());
+            }
+            observed.decide(self.exchange.would_defer());
+        }
     }
 }
 

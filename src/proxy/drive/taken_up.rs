@@ -14,6 +14,7 @@ use crate::{
     proxy::{
         anchor::{Anchor, Words},
         ledger::Custody,
+        orphan_report::OrphanFate,
         session::Key,
         shared::Shared,
     },
@@ -28,20 +29,20 @@ use std::{sync::Arc, time::Instant};
 /// the task: its server is none that it can be done with, or an answer may not have reached it and cannot be given to it any more.
 pub(in crate::proxy) fn take_up(
     shared: &Arc<Shared>,
-    custody: Custody,
+    (custody, fate): (Custody, OrphanFate),
     record: &Record,
     anchor: &Anchor,
     credentials: Credentials,
-) -> Result<(), Custody> {
+) -> Result<(), (Custody, OrphanFate)> {
     let Some(Left { open: asked, undelivered, forgotten }) = Left::by(record, anchor) else {
-        return Err(custody);
+        return Err((custody, fate));
     };
     let principal = Principal::from_bytes(record.owner.principal);
     let declared = match &anchor.words {
         Words::Canonical { declared } => Capabilities::read(Bytes::copy_from_slice(declared.as_bytes())),
         Words::Native { .. } => Ok(Capabilities::none()),
     };
-    let Ok(capabilities) = declared.map(Arc::new) else { return Err(custody) };
+    let Ok(capabilities) = declared.map(Arc::new) else { return Err((custody, fate)) };
     // Its session has been opened already.
     let caller = Identity { principal, credentials, capabilities, client_info: ClientInfo::default() };
     let deferral = Deferral::new(true);
@@ -55,7 +56,7 @@ pub(in crate::proxy) fn take_up(
         }
     }
     let taken_up = shared.upstream.take_up(&caller, &anchor.call, ids, deferral.clone());
-    let Some(TakenUp { replies, open: ways, elsewhere }) = taken_up else { return Err(custody) };
+    let Some(TakenUp { replies, open: ways, elsewhere }) = taken_up else { return Err((custody, fate)) };
     let mut ways = ways.into_iter();
 
     let policy = shared.route.treatment(&record.tool);
@@ -113,6 +114,7 @@ pub(in crate::proxy) fn take_up(
         limits,
         // It is at the server already, whoever else is.
         dequeued: None,
+        observed: None,
         turns: 0,
         policy,
         held: Some(Held::with(hold, book)),
@@ -120,7 +122,7 @@ pub(in crate::proxy) fn take_up(
         span: CallSpan::of_record(shared, record, anchor.call.call),
     });
     driver.held().task = Some(custody);
-    driver.held().restored(anchor.call.clone(), answered, shared.clock.now());
+    driver.held().restored(anchor.call.clone(), answered, shared.clock.now(), fate);
     driver.is_task();
     if let (Form::Native(_), Some(Held { book, lines: Some(lines), .. })) =
         (&driver.form, driver.held.as_deref_mut())

@@ -8,6 +8,7 @@ use crate::{
     proxy::{Item, Items, Ledger, Service, endpoint::Endpoint},
     runtime::{Drain, Stopping, SystemClock},
     store::Memory,
+    telemetry::{Format, Lines},
     upstream::{
         Answer, Asked, CallError, Changes, Description, Document, Event, Identity, Outgoing, Question,
         Replies, Report, Subscription, TurnedOver, Upstream,
@@ -21,15 +22,16 @@ use std::{
     collections::BTreeMap,
     future::{pending, ready},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 use tokio::{
     sync::{broadcast, oneshot},
-    time::sleep,
+    time::{sleep, timeout},
 };
+use tracing_subscriber::layer::SubscriberExt;
 
 /// What stops an endpoint: `stopping`, `overdue`, `closing`.
 type Signals = [(Drain, Stopping); 3];
@@ -515,4 +517,87 @@ async fn a_call_that_is_to_be_a_task_at_once_is_none_where_its_client_comes_back
     });
     let answer = call(&endpoint, "tools/call", BOTH, params).await;
     assert_eq!(text(&answer["result"]), "age=accept name=accept", "{answer:#}");
+}
+
+/// What a client does, and how often its call counts as one that would have become a task; all times in seconds.
+struct Observation {
+    /// How long the server takes to be described, for its first answer, and for the next.
+    takes: [u64; 3],
+    /// How often it asks something.
+    rounds: usize,
+    /// How long the client waits for the first answer, and for the next.
+    waits: [u64; 2],
+    counted: usize,
+}
+
+impl Observation {
+    /// The lines of `would_defer` in this mode, and whether a handle was given.
+    async fn run(&self, mode: policy::Mode) -> (usize, bool) {
+        let written = Arc::new(Mutex::new(String::new()));
+        let kept = Arc::clone(&written);
+        let take = move |_: &tracing::Level, line: &str| kept.lock().expect("whole").push_str(line);
+        let lines = Lines::new(Format::Text, || std::time::UNIX_EPOCH, take);
+        let _written = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
+
+        let [preparing, takes, later] = self.takes.map(Duration::from_secs);
+        let server = Turning { rounds: self.rounds, takes: [takes, later], called: Arc::default() };
+        let server = StandIn { preparing, ..server.stands_in() };
+        let (endpoint, _) = endpoint(server, policy::Defer { mode, ..LATE });
+        let (mut params, mut has_handle) = (json!({ "name": "t" }), false);
+        for waits in self.waits {
+            let items = begin(&endpoint, "tools/call", BOTH, params.clone());
+            let Ok(answer) = timeout(Duration::from_secs(waits), answer(items)).await else { break };
+            let result = &answer["result"];
+            has_handle |= result["resultType"] == "task";
+            if result["resultType"] != "input_required" {
+                break;
+            }
+            // It thinks for longer than any threshold.
+            sleep(Duration::from_secs(60)).await;
+            params = json!({
+                "name": "t",
+                "requestState": result["requestState"],
+                "inputResponses": answers(&asked(result)),
+            });
+        }
+        // Whatever holds the call has noticed by then that its client is gone.
+        sleep(Duration::from_secs(3600)).await;
+        let counted = written.lock().expect("whole").matches("event=would_defer").count();
+        (counted, has_handle)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_observed_once_where_mode_auto_would_have_made_it_a_task() {
+    // Longer than any call takes.
+    let stays = 1000;
+    for (takes, rounds, waits, counted) in [
+        ([0, 3, 0], 0, [stays, stays], 0),
+        ([0, 10, 0], 0, [stays, stays], 1),
+        // The handshake counts.
+        ([10, 0, 0], 0, [stays, stays], 1),
+        ([3, 3, 0], 0, [stays, stays], 1),
+        // It asks behind the threshold, or before it; and takes its time after the retry, or does not.
+        ([0, 10, 0], 1, [stays, stays], 1),
+        ([0, 10, 10], 1, [stays, stays], 1),
+        ([0, 3, 3], 1, [stays, stays], 0),
+        ([0, 3, 10], 1, [stays, stays], 1),
+        // It gives up before the threshold, or behind it.
+        ([0, 10, 0], 0, [3, stays], 0),
+        ([0, 10, 0], 0, [7, stays], 1),
+        ([10, 0, 0], 0, [3, stays], 0),
+        ([10, 0, 0], 0, [7, stays], 1),
+        ([0, 3, 10], 1, [stays, 3], 0),
+        ([0, 3, 10], 1, [stays, 7], 1),
+        ([0, 10, 10], 1, [stays, 3], 1),
+    ] {
+        let observation = Observation { takes, rounds, waits, counted };
+        let about = format!("takes {takes:?}, asks {rounds} times, waits {waits:?}");
+        let (counted, has_handle) = observation.run(policy::Mode::Observe).await;
+        assert_eq!((counted, has_handle), (observation.counted, false), "{about}");
+        let (counted, has_handle) = observation.run(policy::Mode::Auto).await;
+        let gives_up = waits.into_iter().any(|waits| waits < stays);
+        assert_eq!(counted, 0, "{about}");
+        assert!(gives_up || has_handle == (observation.counted == 1), "{about}: as in mode auto");
+    }
 }

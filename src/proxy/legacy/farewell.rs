@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// The client ends its session.
 pub(super) async fn leave(shared: Arc<Shared>, client: Client, passage: Passage) -> Passed {
     let Some(key) = client.session else {
-        return relay::pass(shared, client, passage, None, None).await;
+        return relay::pass(shared, client, passage, None, (None, None)).await;
     };
     // The tasks in it go on: its server hears of the end after the last of them.
     let end_later = || {
@@ -49,7 +49,7 @@ pub(super) async fn leave(shared: Arc<Shared>, client: Client, passage: Passage)
         Err(lost) => return relay::untold(&lost, AccessSummary::of(outcome_of(&lost))),
     }
     let leaving = shared.sessions.ended.leave(key);
-    let passed = relay::pass(Arc::clone(&shared), client, passage, None, None).await;
+    let passed = relay::pass(Arc::clone(&shared), client, passage, None, (None, None)).await;
     shared.sessions.presence.saw(&client, true, &passed);
     if passed.status.is_success() {
         leaving.is_over();

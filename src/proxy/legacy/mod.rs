@@ -23,6 +23,7 @@ use super::{
     AccessSummary, Passage, Passed,
     admission::{NotAdmitted, Turn},
     answers::experimental,
+    observed_call::ObservedCall,
     passage::{self, nothing, refusal},
     relay::{self, Edit, event_ids},
     reply::{self, stopping_error},
@@ -107,6 +108,7 @@ async fn carry_out(
             if let Some(resumed) = event_ids::resume(&shared, &client, &passage) {
                 return resumed;
             }
+            let observed = ObservedCall::of_passage(&shared, &passage);
             let turn = match admit(&shared, &passage) {
                 Ok(turn) => turn,
                 Err(refused) => return not_admitted(&passage, &refused),
@@ -114,7 +116,7 @@ async fn carry_out(
             let kept = event_ids::terms(&shared, &client, &passage);
             let begins =
                 matches!(&passage.post.messages[..], [Message::Request { method: Method::Initialize, .. }]);
-            let passed = relay::pass(Arc::clone(&shared), client, passage, edit, turn).await;
+            let passed = relay::pass(Arc::clone(&shared), client, passage, edit, (turn, observed)).await;
             shared.sessions.saw(&client, begins, &passed);
             match kept {
                 Some(terms) => event_ids::keep(&shared, terms, passed),

@@ -29,6 +29,7 @@ use crate::{
         KeepAlive, Passage, Passed, Passing,
         admission::{Permits, Turn},
         drive::CallSpan,
+        observed_call::ObservedCall,
         passage::events,
         reply::{lost_error, outcome_of},
         session::{Asked, Client, Key, TheirCall},
@@ -78,7 +79,7 @@ pub(in crate::proxy) fn pass(
     client: Client,
     passage: Passage,
     edit: Option<Edit>,
-    turn: Option<Turn>,
+    (turn, observed): (Option<Turn>, Option<Box<ObservedCall>>),
 ) -> impl Future<Output = Passed> {
     takes_back(&shared, &client, &passage);
     let began = shared.clock.now();
@@ -144,8 +145,19 @@ pub(in crate::proxy) fn pass(
         }
     };
     let is_waited_for = is_call || requester.resumed.is_some();
-    let span = Mutex::new(span);
-    let sent = Sent { shared, began, _work: work, requester, is_handshake, call, giving_up, stopping, span };
+    let (span, observed) = (Mutex::new(span), Mutex::new(observed));
+    let sent = Sent {
+        shared,
+        began,
+        _work: work,
+        requester,
+        is_handshake,
+        call,
+        giving_up,
+        stopping,
+        span,
+        observed,
+    };
     let terms = Box::new(Terms { sent, waiting, edit, hides, listens, ladder });
     wait(forwarding, terms, is_waited_for, may_begin)
 }

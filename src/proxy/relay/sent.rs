@@ -13,6 +13,7 @@ use crate::{
     proxy::{
         AccessSummary, Passed, Passing,
         drive::CallSpan,
+        observed_call::ObservedCall,
         passage::{events, refused},
         reply::{lost_error, outcome_of, status_of_fault},
         session::TheirCall,
@@ -43,6 +44,8 @@ pub(super) struct Sent {
     pub(super) stopping: Stopping,
     /// Of the server's call that it is. The lock is held to say how it has ended.
     pub(super) span: Mutex<CallSpan>,
+    /// Where it is a call that is only observed. The lock is held likewise.
+    pub(super) observed: Mutex<Option<Box<ObservedCall>>>,
 }
 
 // === impl Sent ===
@@ -50,6 +53,9 @@ pub(super) struct Sent {
 impl Sent {
     pub(super) fn account(&self, outcome: Outcome) -> AccessSummary {
         self.span.lock().passes(outcome);
+        if let Some(observed) = &mut *self.observed.lock() {
+            observed.answered(outcome);
+        }
         let upstream = self.shared.clock.now().saturating_duration_since(self.began);
         AccessSummary { upstream, ..AccessSummary::of(outcome) }
     }

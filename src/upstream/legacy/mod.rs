@@ -192,14 +192,15 @@ impl<W: Wire> Upstream for Legacy<W> {
         })
     }
 
-    fn cancel_at(&self, caller: &Identity, anchor: &Anchor) -> BoxFuture<'_, ()> {
+    fn cancel_at(&self, caller: &Identity, anchor: &Anchor) -> BoxFuture<'_, bool> {
         let taken_up = self.taken_up(caller, anchor);
         let call = anchor.call;
         async move {
-            let Some((session, _)) = taken_up else { return };
+            let Some((session, _)) = taken_up else { return false };
             let cancelled = message::cancelled(call, "the client no longer waits");
-            let _ = session.line.tell(cancelled, Again::Yes).await;
+            let is_told = session.line.tell(cancelled, Again::Yes).await.is_ok();
             session.retire();
+            is_told
         }
         .boxed()
     }

@@ -1,8 +1,10 @@
 //! Calls, and what is told of them.
 
 use super::world::{World, ask, heard, settle, tell};
-use crate::support::clients::soon;
+use crate::{front::world::Lines, support::clients::soon};
 use serde_json::json;
+use std::time::Duration;
+use tokio::time::sleep;
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_alone_is_one_document_and_the_servers_bytes_but_for_the_id() {
@@ -105,4 +107,29 @@ async fn a_proxy_that_stops_ends_what_is_in_flight_and_its_children() {
     soon("it stops", stopping).await.expect("it stops");
     assert_eq!(heard(&waiting).await[0]["error"]["code"], -31007);
     assert!(listening.is_over());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_in_front_of_a_process_is_observed_where_it_took_longer_than_the_threshold() {
+    let mut world = World::new("defer: { mode: observe, after: 5s }");
+    let (client, mut child) = world.begin(json!({})).await;
+    for (takes, is_left, observed) in [(3, false, 0), (7, false, 1), (3, true, 0), (7, true, 1)] {
+        let lines = Lines::record();
+        let waiting = ask(&client, &json!(1), "tools/call", json!({ "name": "t" })).await;
+        let call = child.told("tools/call").await;
+        sleep(Duration::from_secs(takes)).await;
+        if is_left {
+            drop(waiting);
+            settle().await;
+        } else {
+            child.answers(&call, json!({ "content": [] })).await;
+            heard(&waiting).await;
+        }
+        let counted = lines.of("would_defer");
+        assert_eq!(counted.len(), observed, "{takes} {is_left}: {counted:?}");
+        if is_left {
+            child.answers(&call, json!({ "content": [] })).await;
+            settle().await;
+        }
+    }
 }

@@ -7,6 +7,7 @@ mod errors;
 mod farewells;
 mod held;
 mod minted;
+mod observed;
 mod passing;
 pub(crate) mod recorded;
 mod relayed;

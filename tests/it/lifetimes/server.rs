@@ -198,9 +198,13 @@ impl Upstream for Server {
         Some(TakenUp { replies, open: ways, elsewhere: None })
     }
 
-    fn cancel_at(&self, _: &Identity, anchor: &Anchor) -> BoxFuture<'_, ()> {
+    fn cancel_at(&self, _: &Identity, anchor: &Anchor) -> BoxFuture<'_, bool> {
         let number = number(Some(&anchor.session));
-        sleep(self.kind.answers_take).map(move |()| self.cancelled(number)).boxed()
+        let cancelled = move |()| {
+            self.cancelled(number);
+            true
+        };
+        sleep(self.kind.answers_take).map(cancelled).boxed()
     }
 
     fn describe(&self, _: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>> {

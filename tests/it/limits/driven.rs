@@ -157,6 +157,11 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("proxy/catalogues.rs PATIENCE", By("a_list_of_tools_that_takes_long_keeps_no_call_waiting")),
     ("proxy/catalogues.rs RETRY", By("a_server_that_fails_or_hangs_at_listing_holds_up_no_further_call")),
     ("proxy/keep.rs STORE_PAUSE", Not("a pause between attempts, which nobody outside lengthens")),
+    ("proxy/listen.rs MAX_TASKS", By("a_stream_follows_so_many_tasks_and_leaves_out_the_rest")),
+    (
+        "proxy/orphan_report.rs REPORT_WITHIN",
+        By("a_server_that_does_not_answer_is_pending_and_reported_later"),
+    ),
     ("proxy/restart.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
     ("proxy/sweep.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
     ("store/disk/mod.rs QUEUE", By("more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept")),

@@ -313,3 +313,44 @@ async fn routes_and_the_configuration_are_shown_without_secrets() {
     assert_eq!(config["settings"]["routes"][0]["tools"][0]["match"], "slow_*");
     assert!(!config.to_string().contains("very-secret"), "{config}");
 }
+
+/// The cause of a task that this client's call of `slow` becomes; or of the task of its ticket.
+async fn cause(route: &[&'static str], takes_tasks: bool) -> Value {
+    let setup = route.iter().fold(Setup::new().top(ADMIN), |setup, member| setup.route(member));
+    let world = setup.start().await;
+    let client = if takes_tasks { world.tasker() } else { world.client() };
+    let waiting = client.call("slow").await;
+    let call = world.server.call().await;
+    waiting.answer().await.result();
+    let page = operator(&world).json("/tasks").await;
+    let task = page["tasks"][0]["task"].as_str().expect("a task").to_owned();
+    let mut shown = operator(&world).json(&format!("/tasks/{task}")).await;
+    call.says("done");
+    shown["cause"].take()
+}
+
+/// What is configured, whether the client takes tasks, by what its call is one, after how long, by a rule or not.
+type CauseCase = (&'static [&'static str], bool, &'static str, u64, bool);
+
+async fn causes_are(cases: &[CauseCase]) {
+    for (route, takes_tasks, by, after, has_rule) in cases {
+        let cause = cause(route, *takes_tasks).await;
+        let rule = if *has_rule { json!("slow") } else { Value::Null };
+        let told = (&cause["by"], &cause["after_ms"], &cause["rule"]);
+        assert_eq!(told, (&json!(by), &json!(after), &rule), "{route:?}: {cause}");
+    }
+}
+
+#[tokio::test]
+async fn the_cause_of_a_task_names_the_rule_that_set_what_counted_and_no_other() {
+    const ALWAYS: &str = "defer: { mode: always, after: 1h }";
+    causes_are(&[
+        (&[SLOW, "tools: [{ match: slow, keys: [first] }]"], true, "threshold", 20, false),
+        (&["tools: [{ match: slow, after: 20ms }]"], true, "threshold", 20, true),
+        (&[SLOW, "tools: [{ match: slow, mode: required }]"], true, "threshold", 20, true),
+        (&[SLOW, "tools: [{ match: slow, ticket: 1h }]"], true, "threshold", 20, false),
+        (&[ALWAYS, "tools: [{ match: slow, after: 20ms }]"], true, "mode", 20, false),
+        (&["tools: [{ match: slow, mode: always, after: 1h }]"], true, "mode", 3_600_000, true),
+    ])
+    .await;
+}

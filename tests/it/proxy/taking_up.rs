@@ -402,3 +402,91 @@ async fn a_task_of_an_older_client_goes_on_in_its_own_session() {
     waiting.answer().await;
     second.killed().await;
 }
+
+/// The lines that say what became of the tasks that were left, once there are so many.
+async fn taken_over(program: &Program, count: usize) -> Vec<Value> {
+    let taken_over = async {
+        loop {
+            let lines = program.log.lines().into_iter().filter(|line| line["event"] == "taken_over");
+            let lines: Vec<_> = lines.collect();
+            if lines.len() >= count {
+                return lines;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("it says what became of them", taken_over).await
+}
+
+/// What such a line counts that is not nothing.
+fn counts(line: &Value) -> Value {
+    let fields = ["resumed", "waiting", "pending", "failed", "cancelled", "untold", "waited"];
+    let counts = fields.into_iter().filter(|field| !matches!(line[field].as_u64(), None | Some(0)));
+    counts.map(|field| (field.to_owned(), line[field].clone())).collect()
+}
+
+#[tokio::test]
+async fn what_became_of_calls_is_logged_once_their_servers_have_answered() {
+    let cancels = std::sync::atomic::AtomicUsize::new(0);
+    let mut place = Place::before(|options| {
+        keeps_events(options);
+        options.get = Get::StreamEach;
+        let keeps = options.hook.take().expect("it was made a moment ago");
+        options.hook = Some(Box::new(move |seen| match seen.header("last-event-id") {
+            Some("gone") => Some(Canned::status(405)),
+            _ => keeps(seen),
+        }));
+        // The word does not get through while the first process lives.
+        options.ignores = Box::new(move |seen| {
+            seen.method() == "notifications/cancelled"
+                && cancels.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0
+        });
+    })
+    .await;
+    let first = place.start(&[ALWAYS], &[]).await;
+    let client = first.client().with_tasks();
+    let (resumed, id, _events) = begun_up_to(&place, &client, "kept").await;
+    let (gone, _, _others) = begun_up_to(&place, &client, "gone").await;
+    let (cancelled, _, _third) = begun_up_to(&place, &client, "third").await;
+    client.ask("tasks/cancel", json!({ "taskId": cancelled })).await.result();
+    place.server.message("notifications/cancelled").await;
+    first.killed().await;
+
+    let second = place.start(&[ALWAYS], &[]).await;
+    let line = taken_over(&second, 1).await.remove(0);
+    assert_eq!(counts(&line), json!({ "resumed": 1, "failed": 1, "cancelled": 1 }), "{line:#}");
+    let client = second.client().with_tasks();
+    assert_eq!(client.task(&gone).await["status"], "failed");
+    assert_eq!(client.task(&resumed).await["status"], "working");
+    place.server.taken_up("kept").await.result(&id, result());
+    client.ended(&resumed).await;
+    assert_eq!(taken_over(&second, 1).await.len(), 1, "nobody has waited");
+    second.killed().await;
+}
+
+#[tokio::test]
+async fn what_became_of_calls_whose_callers_were_waited_for_is_logged_once_that_is_known() {
+    let mut place = Place::before(|options| {
+        keeps_events(options);
+        options.get = Get::StreamEach;
+        let keeps = options.hook.take().expect("it was made a moment ago");
+        options.hook = Some(Box::new(move |seen| match seen.header("last-event-id") {
+            Some("gone") => Some(Canned::status(405)),
+            _ => keeps(seen),
+        }));
+    })
+    .await;
+    let first = place.start(&[ALWAYS], &[]).await;
+    let client = |program: &Program| program.client().with_tasks().bearing("one");
+    let (kept, ..) = begun_up_to(&place, &client(&first), "kept").await;
+    let (gone, ..) = begun_up_to(&place, &client(&first), "gone").await;
+    first.killed().await;
+
+    let second = place.start(&[ALWAYS], &[]).await;
+    assert_eq!(counts(&taken_over(&second, 1).await[0]), json!({ "waiting": 2 }));
+    assert_eq!(client(&second).task(&kept).await["status"], "working");
+    let lines = taken_over(&second, 2).await;
+    assert_eq!(counts(&lines[1]), json!({ "resumed": 1, "failed": 1, "waited": 2 }), "{lines:#?}");
+    assert_eq!(client(&second).task(&gone).await["status"], "failed");
+    second.killed().await;
+}

@@ -13,7 +13,7 @@ use deferral::internals::{
     },
     policy::{ClientMatch, HolderSign, Mode, Quotas, Route, TicketHolder, Tickets, Unsolicited},
     protocol::{Frame, meta},
-    proxy::{Endpoint, Item, Ledger, Operators, Passage, Passed, Passing, Service as _, Switchboard},
+    proxy::{Commit, Endpoint, Item, Ledger, Operators, Passage, Passed, Passing, Service as _, Switchboard},
     runtime::{Clock, Drain, SystemClock},
     store::{Bounds, Memory, Secret, Store},
     upstream::{Config, Limits, in_memory},
@@ -273,6 +273,10 @@ impl World {
                 while let Some(item) = items.next().await {
                     match item {
                         Item::Notification(message) => receive(&received, &message),
+                        Item::TaskEnd(message, commit) => {
+                            receive(&received, &message);
+                            commit.confirm();
+                        }
                         Item::Reply(mut reply) => {
                             receive(&received, &reply.body);
                             if let Some(commit) = reply.commit.take().filter(|_| !loses_handles) {
@@ -328,6 +332,10 @@ impl World {
                         receive(&received, status.as_str().as_bytes());
                     }
                     Passing::Whole(bytes, _) => receive(&received, &bytes),
+                    Passing::TaskEnd(bytes, of_task) => {
+                        receive(&received, &bytes);
+                        of_task.1.confirm();
+                    }
                     Passing::Pieces(mut pieces) => {
                         let mut read = String::new();
                         while let Some(piece) = pieces.next().await {
@@ -338,6 +346,7 @@ impl World {
                                 }
                                 read = rest.to_owned();
                             }
+                            piece.commit.into_iter().for_each(Commit::confirm);
                         }
                     }
                 }

@@ -1,0 +1,196 @@
+//! What becomes of the tasks that a process before this one has left, for the log: each is counted once that is known.
+//!
+//! There is one line as soon as all are known but those that wait for their callers, and a further one once those are.
+
+use crate::{
+    runtime::{Mutex, Stopping},
+    task::State,
+    telemetry::TakenOver,
+};
+use std::{sync::Arc, time::Duration};
+use tokio::{sync::Notify, time::sleep};
+
+/// How long the first line waits for servers to answer. Calls that are not known by then are `pending` in it.
+const REPORT_WITHIN: Duration = Duration::from_secs(30);
+
+/// Counts them.
+#[derive(Debug, Default)]
+pub(super) struct OrphanReport {
+    /// Held to count.
+    counts: Mutex<TakenOver>,
+    /// Notified with each that is known.
+    known: Notify,
+}
+
+/// One task, until it is known what has become of it. Dropped before that, it is left as it is to the process after this
+/// one, and not counted.
+#[derive(Debug)]
+pub(super) struct OrphanFate {
+    report: Arc<OrphanReport>,
+    counts_as: Undecided,
+}
+
+/// What an undecided task counts as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Undecided {
+    Pending,
+    Waiting,
+}
+
+// === impl OrphanReport ===
+
+impl OrphanReport {
+    /// A task has been found.
+    pub(super) fn found(self: &Arc<Self>) -> OrphanFate {
+        self.counts.lock().pending += 1;
+        OrphanFate { report: Arc::clone(self), counts_as: Undecided::Pending }
+    }
+
+    /// Writes the lines, once all tasks have been found. Ends with the process at the latest.
+    pub(super) async fn write(self: Arc<Self>, overdue: Stopping) {
+        tokio::select! {
+            biased;
+            () = self.until(|counts| counts.pending == 0) => {}
+            () = sleep(REPORT_WITHIN) => {}
+            () = overdue.stopped() => {}
+        }
+        let first = self.take();
+        if first != TakenOver::default() {
+            first.emit();
+        }
+        let waited = first.waiting + first.pending;
+        if waited == 0 {
+            return;
+        }
+        tokio::select! {
+            biased;
+            () = self.until(|counts| counts.pending + counts.waiting == 0) => {}
+            () = overdue.stopped() => {}
+        }
+        let later = self.take();
+        // Of those that are left to the next process there is nothing to say.
+        if later.resumed + later.failed + later.cancelled + later.untold > 0 {
+            TakenOver { waited: Some(waited), ..later }.emit();
+        }
+    }
+
+    async fn until(&self, is_so: impl Fn(&TakenOver) -> bool) {
+        loop {
+            let known = self.known.notified();
+            if is_so(&self.counts.lock()) {
+                return;
+            }
+            known.await;
+        }
+    }
+
+    /// What is known, which is not counted again; with what is undecided.
+    fn take(&self) -> TakenOver {
+        let mut counts = self.counts.lock();
+        let TakenOver { waiting, pending, .. } = *counts;
+        std::mem::replace(&mut *counts, TakenOver { waiting, pending, ..TakenOver::default() })
+    }
+}
+
+// === impl OrphanFate ===
+
+impl OrphanFate {
+    /// Its caller is waited for.
+    pub(super) fn waits(&mut self) {
+        self.count_as(Undecided::Waiting);
+    }
+
+    /// Its caller has come.
+    pub(super) fn goes_on(&mut self) {
+        self.count_as(Undecided::Pending);
+    }
+
+    /// Its server has taken up the call.
+    pub(super) fn resumed(self) {
+        self.report.counts.lock().resumed += 1;
+    }
+
+    /// It was cancelled. `is_told` where its server has taken that.
+    pub(super) fn cancelled(self, is_told: bool) {
+        let mut counts = self.report.counts.lock();
+        match is_told {
+            true => counts.cancelled += 1,
+            false => counts.untold += 1,
+        }
+    }
+
+    /// It is in this state. Where it has not ended, that is left to the next process.
+    pub(super) fn ended(self, state: &State) {
+        match state {
+            State::Completed { .. } => self.resumed(),
+            State::Failed { .. } => self.report.counts.lock().failed += 1,
+            State::Cancelled => self.cancelled(true),
+            State::Working | State::InputRequired { .. } => {}
+        }
+    }
+
+    fn count_as(&mut self, now: Undecided) {
+        let mut counts = self.report.counts.lock();
+        *undecided(&mut counts, self.counts_as) -= 1;
+        *undecided(&mut counts, now) += 1;
+        self.counts_as = now;
+        drop(counts);
+        self.report.known.notify_waiters();
+    }
+}
+
+impl Drop for OrphanFate {
+    fn drop(&mut self) {
+        *undecided(&mut self.report.counts.lock(), self.counts_as) -= 1;
+        self.report.known.notify_waiters();
+    }
+}
+
+fn undecided(counts: &mut TakenOver, counts_as: Undecided) -> &mut usize {
+    match counts_as {
+        Undecided::Pending => &mut counts.pending,
+        Undecided::Waiting => &mut counts.waiting,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        runtime::Drain,
+        telemetry::{Format, Lines},
+    };
+    use std::time::UNIX_EPOCH;
+    use tracing_subscriber::layer::SubscriberExt;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_does_not_answer_is_pending_and_reported_later() {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&written);
+        let take = move |_: &tracing::Level, line: &str| kept.lock().push(line.to_owned());
+        let lines = Lines::new(Format::Text, || UNIX_EPOCH, take);
+        let _written = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
+        let (_drain, overdue) = Drain::new();
+        let report = Arc::<OrphanReport>::default();
+        let (silent, failed, mut waits, left) =
+            (report.found(), report.found(), report.found(), report.found());
+        waits.waits();
+        failed.ended(&State::Failed { error: Default::default() });
+        let reporting = tokio::spawn(report.write(overdue));
+        sleep(REPORT_WITHIN - Duration::from_secs(1)).await;
+        assert_eq!(written.lock().len(), 0, "two of them may still answer");
+        sleep(Duration::from_secs(2)).await;
+        silent.resumed();
+        waits.cancelled(false);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(written.lock().len(), 1, "one is not known yet");
+        // That one goes to the next process.
+        drop(left);
+        reporting.await.expect("it does not panic");
+        let written = written.lock().clone();
+        let counts = "resumed=0 waiting=1 pending=2 failed=1 cancelled=0 untold=0\n";
+        assert!(written[0].ends_with(counts), "{written:?}");
+        let counts = "resumed=1 waiting=0 pending=0 failed=0 cancelled=0 untold=1 waited=3\n";
+        assert!(written[1].ends_with(counts), "{written:?}");
+    }
+}
