@@ -17,7 +17,7 @@ pub struct Cause {
     pub after: Duration,
     /// The pattern of the tool's rule that set what counted of them; `None` where no rule did: a setting of the route, or
     /// of who holds the ticket.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub rule: Option<String>,
     /// The rollout that let its caller in, as in `25% by principal`; `None` where it holds for everybody.
     #[serde(default, skip_serializing_if = "Option::is_none")]
