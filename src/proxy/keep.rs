@@ -110,7 +110,7 @@ pub(super) fn buffer(ledger: &Arc<Ledger>, id: &TaskId, event: Event) -> Result<
 
 /// Whether an event may be dropped where the store has no room: its sender can be refused it, or says it again.
 fn may_be_given_up(event: &Event) -> bool {
-    matches!(event, Event::Asked { .. } | Event::Progressed { .. })
+    matches!(event, Event::Asked { .. } | Event::Progressed { .. } | Event::Described { .. })
 }
 
 /// What an event brings along that must be stored.

@@ -396,7 +396,8 @@ fn describe(result: &Payload) -> Result<Description, CallError> {
         version: result.string("protocolVersion").ok_or_else(|| invalid("names no protocolVersion"))?,
         has_tasks: Object::read(&capabilities).is_ok_and(|object| object.contains("tasks")),
         capabilities: Payload::read(raise::capabilities(&capabilities)),
-        server_info: result.get("serverInfo").unwrap_or_else(empty),
+        // Kept with each task: a slice would keep the whole answer.
+        server_info: Bytes::copy_from_slice(&result.get("serverInfo").unwrap_or_else(empty)),
         instructions: result.get("instructions"),
         result: result.as_bytes().clone(),
     })

@@ -60,6 +60,9 @@ impl Driver {
     pub(super) fn moved(&mut self, call: Box<upstream::Anchor>) {
         let now = self.shared.clock.now();
         let held = self.held();
+        if held.is_place_fixed {
+            return;
+        }
         if held.writes.has_input_request() {
             // An anchor behind an input request that the record does not have would lose it.
             held.resume_point = Some(call);
@@ -266,6 +269,8 @@ impl Driver {
         self.span.released();
         self.exchange.handle_released();
         self.shared.ledger.was_released();
+        // It is the next process's: a cancel that comes now is told by that one.
+        self.held().anchored = None;
         true
     }
 }

@@ -55,6 +55,8 @@ pub(super) struct Held {
     pub(super) progress: Progress,
     /// Where it can be taken up, once it is a task that outlives the process.
     pub(super) anchored: Option<Box<Anchored>>,
+    /// The record could not take an input request: the call is resumed from before it, which brings it again.
+    pub(super) is_place_fixed: bool,
     /// Where the call could be resumed, once the input requests before that place are in the record.
     pub(super) resume_point: Option<Box<upstream::Anchor>>,
     /// How the call is made again, which the server has turned over, and the answers so far.
@@ -91,6 +93,7 @@ impl Held {
             committed: Vec::new(),
             progress: Progress::default(),
             anchored: None,
+            is_place_fixed: false,
             resume_point: None,
             turned_over: None,
             changes: None,

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     proxy::keep::{STORE_PAUSE, buffer, keep},
-    store::Updated,
+    store::{StoreError, Updated},
     task,
 };
 use futures_util::future::BoxFuture;
@@ -82,6 +82,9 @@ impl Driver {
         match after {
             AfterWrite::Nothing => {}
             AfterWrite::Asked { ask, key } => {
+                if matches!(result, Err(StoreError::Exists | StoreError::Unavailable(_))) {
+                    self.held().is_place_fixed = true;
+                }
                 self.recorded(ask, key, result);
                 let held = self.held();
                 if !held.writes.has_input_request()
