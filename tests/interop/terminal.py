@@ -45,7 +45,7 @@ OBEYED = {
 }
 
 FIELD = r"\n  > "
-SEND = r"Send it\?[^\n]*> "
+SEND = r"Send\?[^\n]*> "
 SAMPLING = r"ends it,[^\n]*\n> "
 MORE = r"\n> "
 ROOTS = r"\[file://[^\]\n]*\] > "
@@ -158,7 +158,7 @@ class Checks:
         while terminal.expect(SAMPLING, ROOTS) == ROOTS:
             terminal.type("\r")
         terminal.type("/decline\r")
-        terminal.expect("the call was given up")
+        terminal.expect("the call was cancelled")
         same(terminal.end(), 130)
 
     def a_form_has_fields_of_every_kind(self) -> None:
