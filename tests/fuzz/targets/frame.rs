@@ -14,6 +14,8 @@ use std::fmt;
 /// `message` is the body of a request, or of an answer.
 pub fn target(message: &[u8]) {
     let bytes = Bytes::copy_from_slice(message);
+    // A byte order mark is skipped, and is no part of the message (RFC 8259, 8.1).
+    let message = message.strip_prefix(b"\xef\xbb\xbf").unwrap_or(message);
     let value = serde_json::from_slice::<Value>(message);
     depth(message);
     match Frame::parse(bytes.clone()) {
