@@ -112,7 +112,7 @@ enum State<F> {
     Parked { asked: BTreeSet<Ask>, word: Option<Box<F>>, expires_at: Instant },
     /// The task is being stored. Questions and the final word may come meanwhile.
     Deferring { asked: BTreeSet<Ask>, word: Option<Box<F>> },
-    /// Nobody needs the task any more that is being stored: its client has left, or has its answer.
+    /// The task is being stored and has no use any more: its client has disconnected, or has its answer.
     Abandoned,
     /// The handle is on its way to the client's socket.
     Handing { settled: bool },

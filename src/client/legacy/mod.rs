@@ -166,7 +166,7 @@ impl Session {
         match mem::take(&mut self.at_work) {
             AtWork::Nothing => Ok(()),
             AtWork::Call(id) => {
-                let params = json!({ "requestId": id, "reason": "cancelled by the user" });
+                let params = json!({ "requestId": id, "reason": "the user gave it up" });
                 let notification =
                     json!({ "jsonrpc": "2.0", "method": Method::Cancelled.as_str(), "params": params });
                 self.streams.line.tell(notification.to_string()).await
