@@ -1,7 +1,7 @@
 //! Everything that a command writes to a terminal, a pipe or a file.
 //!
 //! Servers, proxies and files choose much of what is shown. Nothing of it may move the cursor, turn the writing around,
-//! or look like a line of this program. So every text goes through a [`Printer`] (`tests/it/architecture.rs` checks
+//! or look like a line of this program. So every text goes through a [`Printer`] (`tests/it/architecture/mod.rs` checks
 //! that nothing else writes), and its methods differ in what a line break becomes: a space where one line is meant,
 //! an indented line in a message, a line behind a bar in a quotation. Control characters are written out by all.
 

@@ -8,7 +8,7 @@
 //! more is an orphan: a store that outlives its process gives the next one what it left behind, and its
 //! [anchor](Store::anchor), by which a call may be taken up again.
 //!
-//! What every store promises is written as tests (`tests/it/stores.rs`), and each store is asked
+//! What every store promises is written as tests (`tests/it/stores/mod.rs`), and each store is asked
 //! the same questions. [`Memory`] keeps tasks in this process, [`Disk`] in a folder.
 
 use crate::{

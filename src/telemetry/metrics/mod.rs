@@ -5,7 +5,7 @@
 //! (tasks, sessions, processes) is asked of whoever has it when the counts are read: [`write()`] takes it as [`Seen`].
 //!
 //! Names and labels are an interface: dashboards and alerts are made of them. `manual::metrics` lists them, and
-//! `tests/it/metrics.rs` holds the list to what is written. A label's values are bounded: routes are the
+//! `tests/it/metrics/mod.rs` holds the list to what is written. A label's values are bounded: routes are the
 //! configuration's, methods the specification's, tools are at most [`tools::TOOLS`] a route.
 //!
 //! | file | |

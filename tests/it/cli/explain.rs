@@ -1,8 +1,8 @@
 //! `deferral explain`: a task's story, from its call to its end.
 
 use crate::{
-    legacy::world::Older,
-    proxy::world::{Setup, World},
+    legacy::proxy_and_client::Older,
+    proxy::proxy_and_server::{Setup, World},
 };
 use serde_json::{Value, json};
 use std::process::Command;

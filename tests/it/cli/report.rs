@@ -1,6 +1,6 @@
 //! `deferral report`: from a log, and from a proxy that runs.
 
-use crate::proxy::world::{SLOW, Setup};
+use crate::proxy::proxy_and_server::{SLOW, Setup};
 use expect_test::expect;
 use serde_json::Value;
 use std::{fs, process::Command};

@@ -1,14 +1,14 @@
 //! What is true of the store on disk beyond what every store promises (`stores`).
 
-mod counts;
-mod crash;
-mod damaged;
+mod crashes;
+mod damaged_rows;
 mod folder;
-mod full;
+mod folder_security;
+mod full_disk;
 mod inspect;
-mod key;
-mod results;
-mod safe;
+mod recount;
+mod result_files;
+mod store_key;
 
 use deferral::internals::{
     protocol::Timestamp,

@@ -1,6 +1,6 @@
 //! Clients that end their side of the connection once they have sent a request, and read on.
 
-use super::world::{Desk, World, channel, message, notice, once, reply};
+use super::listener_and_service::{Desk, World, channel, message, notice, once, reply};
 use deferral::internals::{protocol::Id, proxy::Item};
 use std::{
     sync::{Arc, Mutex},

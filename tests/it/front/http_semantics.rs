@@ -2,7 +2,7 @@
 
 use super::{
     BOTH,
-    world::{Client, Desk, Version, World, bare, call, message, post},
+    listener_and_service::{Client, Desk, Version, World, bare, call, message, post},
 };
 use http::StatusCode;
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! Paths that are served beside those of routes: with a slash at their end, and for health checks.
 
-use super::world::{BOTH_METHODS, Client, Desk, Version, World, bare, call, once, reply};
+use super::listener_and_service::{BOTH_METHODS, Client, Desk, Version, World, bare, call, once, reply};
 use deferral::internals::{front, policy::Tokens, runtime::Drain};
 use http::StatusCode;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Connections that send no complete request, and the other clients of their listener.
 
-use super::world::{Client, Desk, Lines, Version, World, bare, call};
-use crate::support::hits::Hits;
+use super::listener_and_service::{Client, Desk, Lines, Version, World, bare, call};
+use crate::support::limit_hits::Hits;
 use http::StatusCode;
 use std::time::Duration;
 use tokio::{

@@ -1,6 +1,6 @@
 //! Clients that are known by a token.
 
-use super::world::{Answer, Desk, Lines, Version, World, bare, call, post, tls_paths};
+use super::listener_and_service::{Answer, Desk, Lines, Version, World, bare, call, post, tls_paths};
 use deferral::internals::{
     dialect::Principal,
     front::Config,

@@ -1,9 +1,9 @@
 //! One address, two eras: whose tasks who sees.
 
-use super::world::Older;
+use super::proxy_and_client::Older;
 use crate::{
-    proxy::world::{Setup, World},
-    support::clients::Client,
+    proxy::proxy_and_server::{Setup, World},
+    support::modern_client::Client,
 };
 use serde_json::{Value, json};
 

@@ -1,9 +1,9 @@
 //! What is answered in a session that the server may no longer have.
 
-use super::world::Older;
+use super::proxy_and_client::Older;
 use crate::{
-    proxy::world::{Setup, World},
-    support::servers::Canned,
+    proxy::proxy_and_server::{Setup, World},
+    support::legacy_server::Canned,
 };
 use serde_json::json;
 

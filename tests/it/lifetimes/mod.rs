@@ -8,18 +8,18 @@
 //! nobody works at; nothing is acknowledged that was not kept; who cancels is obeyed, also at the server; a status never goes back; what
 //! was answered is answered once; what is counted is what is there.
 //!
-//! Sockets, HTTP and the sessions of servers are not in it: `house` has those, and `proxy::crashes` a process that is
+//! Sockets, HTTP and the sessions of servers are not in it: `whole_proxy` has those, and `proxy::process_kills` a process that is
 //! killed with them.
 
-mod chance;
+mod invariants;
 pub(crate) mod process;
-mod promises;
-mod records;
+mod random;
+mod scenario;
 mod server;
-mod world;
+mod stored_records;
 
+use scenario::{Profile, World};
 use std::panic::catch_unwind;
-use world::{Profile, World};
 
 /// So many seeds for each profile, which take a core two seconds: more with `LIFETIMES`, for all of them together; or
 /// that one alone, with `LIFETIME`.

@@ -1,7 +1,7 @@
 //! One process of the proxy: a route and its tasks on a runtime of their own, which can be killed at any moment.
 
-use super::{records::Records, server::Server};
-use crate::support::faulty::Faulty;
+use super::{server::Server, stored_records::Records};
+use crate::support::faulty_store::Faulty;
 use bytes::Bytes;
 use deferral::internals::{
     bridge::resume::Keyring,

@@ -3,11 +3,11 @@
 
 use super::program::{Log, Program};
 use crate::{
-    proxy::world::Setup,
+    proxy::proxy_and_server::Setup,
     support::{
-        clients::{Version, soon},
-        hits::Hits,
-        servers::{LegacyServer, Options},
+        legacy_server::{LegacyServer, Options},
+        limit_hits::Hits,
+        modern_client::{Version, soon},
     },
 };
 use deferral::internals::{app, config};
@@ -165,7 +165,7 @@ const REFUSED_STREAM: [u8; 4] = [0, 0, 0, 7];
 #[tokio::test]
 async fn calls_beyond_the_connections_to_servers_wait_and_the_limit_is_named() {
     let hits = Hits::of("limits.upstream_connections");
-    let setup = Setup::new().server(|options| options.get = crate::support::servers::Get::Refused(405));
+    let setup = Setup::new().server(|options| options.get = crate::support::legacy_server::Get::Refused(405));
     let world =
         setup.top("limits: { upstream_connections: 2 }").top("timeouts: { connect: 200ms }").start().await;
     let mut held = Vec::new();
@@ -215,7 +215,7 @@ async fn operators_have_so_many_connections_and_clients_are_served_beside_them()
     other.write_all(b"GET /limits HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it is taken");
     let refused = soon("an answer", heard(&mut other)).await;
     assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("all 18 connections"), "{refused}");
-    let client = crate::support::clients::Client::new(proxy.addresses[0]);
+    let client = crate::support::modern_client::Client::new(proxy.addresses[0]);
     assert!(client.ask("tools/list", json!({})).await.result()["tools"].is_array());
     // The one that has waited the longest makes room once it has waited for a while.
     let asked = async {

@@ -2,10 +2,10 @@
 
 use super::program::{Log, Program};
 use crate::{
-    proxy::world::Setup,
+    proxy::proxy_and_server::Setup,
     support::{
-        hits::Hits,
-        servers::{Canned, LegacyServer, Options},
+        legacy_server::{Canned, LegacyServer, Options},
+        limit_hits::Hits,
     },
 };
 use http::Method;

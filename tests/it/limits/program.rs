@@ -1,6 +1,6 @@
 //! The program itself at work in front of a server, to look at what it takes.
 
-use crate::support::{clients::Client, program::where_it_listens, servers::LegacyServer};
+use crate::support::{legacy_server::LegacyServer, modern_client::Client, program::where_it_listens};
 use http::Method;
 use serde_json::json;
 use std::{

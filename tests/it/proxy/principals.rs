@@ -1,14 +1,14 @@
 //! Whose is what.
 
-use super::world::{ALWAYS, Setup, World};
-use crate::support::clients::{Client, indistinguishable};
+use super::proxy_and_server::{ALWAYS, Setup, World};
+use crate::support::modern_client::{Client, indistinguishable};
 use http::Method;
 use serde_json::json;
 
 /// An id of the right form that nobody has.
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
-async fn makes_a_task(world: &World, client: &Client) -> (String, crate::support::servers::Call) {
+async fn makes_a_task(world: &World, client: &Client) -> (String, crate::support::legacy_server::Call) {
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
     (waiting.answer().await.task(), call)

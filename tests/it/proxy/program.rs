@@ -1,9 +1,9 @@
 //! A proxy that begins and ends as the program does.
 
-use super::world::{Kept, start, start_kept};
+use super::proxy_and_server::{Kept, start, start_kept};
 use crate::support::{
-    clients::{Client, soon},
-    servers::LegacyServer,
+    legacy_server::LegacyServer,
+    modern_client::{Client, soon},
 };
 use deferral::internals::{app::Running, telemetry};
 use serde_json::Value;

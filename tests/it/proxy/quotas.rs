@@ -1,7 +1,7 @@
 //! At a limit a call stays synchronous, or is refused with the limit's name.
 
-use super::world::{ALWAYS, Setup, World};
-use crate::support::{clients::Client, hits::Hits};
+use super::proxy_and_server::{ALWAYS, Setup, World};
+use crate::support::{limit_hits::Hits, modern_client::Client};
 use serde_json::{Value, json};
 
 async fn limited(limits: &'static str) -> World {

@@ -4,11 +4,11 @@
 
 use super::{
     program::{Members, Program},
-    world::{ALWAYS, Kept, SLOW, Setup},
+    proxy_and_server::{ALWAYS, Kept, SLOW, Setup},
 };
 use crate::support::{
-    clients::{Client, soon},
-    servers::{LegacyServer, Options},
+    legacy_server::{LegacyServer, Options},
+    modern_client::{Client, soon},
 };
 use deferral::internals::store::{Memory, Secret, Store};
 use serde_json::{Value, json};

@@ -2,14 +2,14 @@
 
 use super::{
     program::Program,
-    world::{ALWAYS, Setup, World, start},
+    proxy_and_server::{ALWAYS, Setup, World, start},
 };
 use crate::{
-    legacy::world::{HELLO, Older},
+    legacy::proxy_and_client::{HELLO, Older},
     support::{
-        clients::{Answer, Client, Version, soon},
-        servers::{LegacyServer, Options, Seen},
-        time::a_moment,
+        legacy_server::{LegacyServer, Options, Seen},
+        modern_client::{Answer, Client, Version, soon},
+        paused_time::a_moment,
     },
 };
 use http::{Method, StatusCode};

@@ -1,11 +1,11 @@
 //! Signing in where the server's own host is the authorization server (2025-03-26).
 
-use super::world::{Setup, start};
+use super::proxy_and_server::{Setup, start};
 use crate::{
-    legacy::world::Older,
+    legacy::proxy_and_client::Older,
     support::{
-        clients::Answer,
-        servers::{Canned, LegacyServer, Options, Seen},
+        legacy_server::{Canned, LegacyServer, Options, Seen},
+        modern_client::Answer,
     },
 };
 use deferral::internals::{app, config};

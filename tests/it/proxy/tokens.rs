@@ -1,11 +1,11 @@
 //! Clients that are known by a token of ours.
 
-use super::world::{ALWAYS, Kept, Setup, World, start_kept};
+use super::proxy_and_server::{ALWAYS, Kept, Setup, World, start_kept};
 use crate::{
-    legacy::world::Older,
+    legacy::proxy_and_client::Older,
     support::{
-        clients::{Client, indistinguishable, soon},
-        servers::{Canned, LegacyServer, Options, Seen},
+        legacy_server::{Canned, LegacyServer, Options, Seen},
+        modern_client::{Client, indistinguishable, soon},
     },
 };
 use deferral::internals::store::{Memory, Secret};

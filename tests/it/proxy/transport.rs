@@ -1,8 +1,8 @@
 //! HTTP as clients meet it. What the front does by itself is tested with it; here it is shown that
 //! none of it is lost when everything is joined.
 
-use super::world::{ALWAYS, Setup, World};
-use crate::support::{clients::Version, hits::Hits};
+use super::proxy_and_server::{ALWAYS, Setup, World};
+use crate::support::{limit_hits::Hits, modern_client::Version};
 use serde_json::json;
 
 #[tokio::test]

@@ -1,15 +1,15 @@
 //! Another configuration, while clients are served by one.
 
-mod load;
 mod program;
-mod servers;
+mod under_load;
+mod upstream_changes;
 
 use crate::{
-    legacy::world::Older,
-    proxy::world::{ALWAYS, Setup, World, written},
+    legacy::proxy_and_client::Older,
+    proxy::proxy_and_server::{ALWAYS, Setup, World, written},
     support::{
-        clients::{Client, soon},
-        servers::{LegacyServer, Options},
+        legacy_server::{LegacyServer, Options},
+        modern_client::{Client, soon},
     },
 };
 use deferral::internals::config;

@@ -1,9 +1,9 @@
 //! The program itself, told to read its configuration again.
 
 use crate::{
-    operators::Operator,
+    admin::Operator,
     support::{
-        clients::Client,
+        modern_client::Client,
         program::{ReadyLines, where_it_listens},
     },
 };

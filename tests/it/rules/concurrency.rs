@@ -1,9 +1,9 @@
 //! `concurrency`: so many calls of a route or of a rule's tools are at the server at a time, and the others wait.
 
 use crate::{
-    legacy::world::Older,
-    proxy::world::{Setup, World},
-    support::{hits::Hits, time::a_moment},
+    legacy::proxy_and_client::Older,
+    proxy::proxy_and_server::{Setup, World},
+    support::{limit_hits::Hits, paused_time::a_moment},
 };
 use serde_json::{Value, json};
 

@@ -1,9 +1,9 @@
 //! `timeout`: the longest time of a call at the server, of a route and of a tool.
 
 use crate::{
-    legacy::world::Older,
-    proxy::world::{Setup, World},
-    support::{hits::Hits, time::a_moment},
+    legacy::proxy_and_client::Older,
+    proxy::proxy_and_server::{Setup, World},
+    support::{limit_hits::Hits, paused_time::a_moment},
 };
 use serde_json::json;
 

@@ -1,20 +1,20 @@
 //! The proxy in front of real processes: what they are served as, how they end, and what is left of them.
 //!
-//! Beside this: `shared` with others who declare more; `nasty` ones; those whose command changes with a `reload`; what is left
-//! after `chaos`; what of them an operator sees (`admin`, `traces`).
+//! Submodules: processes that clients share, misbehaving programs, a reload that changes the command, random kills, and what
+//! the admin listener and traces show of processes.
 //!
 //! Every process below a proxy is known by a variable of its environment, which it cannot lose.
 
-mod admin;
-mod chaos;
-mod nasty;
+mod admin_processes;
+mod misbehaving_programs;
+mod random_kills;
 mod reload;
-mod shared;
+mod shared_process;
 #[cfg(feature = "otlp")]
 mod traces;
 
 use crate::support::{
-    clients::{Client, soon},
+    modern_client::{Client, soon},
     program::where_it_listens,
 };
 use serde_json::{Value, json};

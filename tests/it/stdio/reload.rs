@@ -1,7 +1,7 @@
 //! Processes whose command is another one after a reload, while they are at something.
 
 use super::{Proxy, SERVER, arguments, text};
-use crate::support::clients::{Answer, Client, TASKS};
+use crate::support::modern_client::{Answer, Client, TASKS};
 use serde_json::{Value, json};
 use std::{fs, process::Command};
 use tokio::task::JoinHandle;

@@ -2,7 +2,7 @@
 
 use super::{Proxy, SERVER, arguments};
 use crate::{
-    legacy::world::Older,
+    legacy::proxy_and_client::Older,
     support::collector::{Collector, Span},
     traces::{PARENT, SPAN, TRACE},
 };

@@ -5,11 +5,11 @@
 //! is kept, what the server and other clients have received, and what is counted is compared with a run in which the
 //! request is never sent, and with one in which its client stays.
 
-use super::world::{
+use super::engine_and_server::{
     AFTER, Legacy, Modern, Polled, Received, Request, Setup, Sign, TICKET_AFTER, World, messages, runtime,
     settle,
 };
-use crate::support::hits::counts;
+use crate::support::limit_hits::counts;
 use deferral::internals::{
     protocol::Timestamp,
     store::{Store as _, Usage},

@@ -1,9 +1,9 @@
 //! A store that is full says so, and keeps nobody from ending what has begun.
 
-use super::world::{AFTER, Modern, Sent, Setup, Sign, World, messages, runtime, settle, until};
+use super::engine_and_server::{AFTER, Modern, Sent, Setup, Sign, World, messages, runtime, settle, until};
 use crate::{
-    front::world::Lines,
-    support::{faulty::Op, hits::Hits},
+    front::listener_and_service::Lines,
+    support::{faulty_store::Op, limit_hits::Hits},
 };
 use deferral::internals::{
     proxy::Cancelled,
@@ -140,7 +140,7 @@ async fn begin(world: &World, about: About, content: &Value) -> Begun {
 /// What is to be sent.
 enum Begun {
     Modern(Modern, &'static str, Value),
-    Legacy(super::world::Legacy, Value),
+    Legacy(super::engine_and_server::Legacy, Value),
     Operator(String),
 }
 

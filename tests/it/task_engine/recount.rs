@@ -1,13 +1,13 @@
 //! What is counted of tasks agrees with a recount of their records, however they ended: what the quotas count, what
 //! operators are shown, and what is still in memory.
 
-use super::world::{AFTER, Modern, RETENTION, Sent, Setup, World, messages, runtime, settle};
+use super::engine_and_server::{AFTER, Modern, RETENTION, Sent, Setup, World, messages, runtime, settle};
 use crate::{
-    operators::Operator,
-    proxy::world::{self as proxy, SLOW},
+    admin::Operator,
+    proxy::proxy_and_server::{self as proxy, SLOW},
     support::{
-        faulty::{Faulty, Op},
-        hits::counts,
+        faulty_store::{Faulty, Op},
+        limit_hits::counts,
     },
 };
 use deferral::internals::{

@@ -1,9 +1,9 @@
 //! A store that takes its time, or does not answer, holds up nobody whose answer does not depend on it.
 
-use super::world::{
+use super::engine_and_server::{
     AFTER, Legacy, Modern, Sent, Setup, Sign, TICKET_AFTER, WAIT, World, messages, runtime, settle,
 };
-use crate::support::faulty::Op;
+use crate::support::faulty_store::Op;
 use deferral::internals::store::Disk;
 use futures_util::future::join_all;
 use serde_json::{Value, json};

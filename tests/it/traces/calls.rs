@@ -2,9 +2,9 @@
 
 use super::{PARENT, SPAN, TRACE, Traced, with_meta};
 use crate::{
-    legacy::world::Older,
-    proxy::world::{Setup, World},
-    support::servers::Seen,
+    legacy::proxy_and_client::Older,
+    proxy::proxy_and_server::{Setup, World},
+    support::legacy_server::Seen,
 };
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! How spans reach a collector, and what happens where they do not.
 
 use super::{Traced, with_meta};
-use crate::{proxy::world::Setup, support::collector::Collector};
+use crate::{proxy::proxy_and_server::Setup, support::collector::Collector};
 use serde_json::json;
 use std::{fs, time::Duration};
 

@@ -6,8 +6,8 @@ mod requests;
 mod tasks;
 
 use crate::{
-    proxy::world::{Setup, World},
-    support::{clients::Client, collector::Collector},
+    proxy::proxy_and_server::{Setup, World},
+    support::{collector::Collector, modern_client::Client},
 };
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! The span of a client's request.
 
 use super::{PARENT, SPAN, TRACE, Traced, with_meta};
-use crate::support::clients::Client;
+use crate::support::modern_client::Client;
 use serde_json::json;
 
 #[tokio::test]

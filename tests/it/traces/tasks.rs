@@ -2,15 +2,15 @@
 
 use super::{PARENT, TRACE, Traced};
 use crate::{
-    legacy::world::Older,
+    legacy::proxy_and_client::Older,
     proxy::{
+        call_resumption::keeps_events,
+        proxy_and_server::{ALWAYS, Setup, World},
         restart::Place,
-        taking_up::keeps_events,
-        world::{ALWAYS, Setup, World},
     },
     support::{
-        clients::{Client, soon},
         collector::Collector,
+        modern_client::{Client, soon},
     },
 };
 use serde_json::{Value, json};

@@ -132,7 +132,7 @@ async fn a_refused_call_keeps_its_words_where_no_fresh_session_is_opened() {
 
 #[tokio::test]
 async fn a_ping_decides_about_the_session_of_a_call_that_ends_with_an_error() {
-    let errors: [fn(crate::support::servers::Call); 3] = [
+    let errors: [fn(crate::support::legacy_server::Call); 3] = [
         |call| call.canned(Canned::status(500).body("oops")),
         |call| call.canned(Canned::json(500, &error(-32603, "oops"))),
         |call| call.error(json!({ "code": -32600, "message": "unknown session" })),

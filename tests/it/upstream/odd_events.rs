@@ -1,7 +1,7 @@
 //! Events of a server's streams that hold no message: they are skipped, and only the end of a stream ends a call.
 
 use super::{World, elicitation, notification};
-use crate::support::servers::Options;
+use crate::support::legacy_server::Options;
 use bytes::Bytes;
 use deferral::internals::upstream::CallError;
 use serde_json::json;

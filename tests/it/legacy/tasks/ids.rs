@@ -1,10 +1,10 @@
 //! Ids, progress tokens, and what else the server says on the way.
 
-use super::talk::{
+use super::task_client::{
     RELATED, Tasker, Value, World, beyond_status, heard, id, json, question, related, request, setup,
     up_to_mark, world,
 };
-use crate::proxy::world::ALWAYS;
+use crate::proxy::proxy_and_server::ALWAYS;
 use std::collections::BTreeSet;
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn the_same_id_may_be_in_flight_in_two_sessions_and_twice_in_one() {
 }
 
 /// The call as the server has it, for a client that sends these params.
-async fn sent(world: &World, client: &Tasker, params: Value) -> (String, super::talk::Call) {
+async fn sent(world: &World, client: &Tasker, params: Value) -> (String, super::task_client::Call) {
     let answer = client.ask("tools/call", params).await;
     (id(&answer), world.server.call().await)
 }
@@ -94,7 +94,7 @@ async fn progress_under_the_clients_own_token_is_relayed_for_the_whole_life_of_t
     }
 }
 
-async fn beyond_or_status(stream: &mut super::talk::Stream) -> String {
+async fn beyond_or_status(stream: &mut super::task_client::Stream) -> String {
     heard(stream).await["params"]["status"].as_str().expect("a status").to_owned()
 }
 

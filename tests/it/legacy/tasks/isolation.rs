@@ -1,9 +1,11 @@
 //! Whose task is whose.
 
-use super::talk::{Older, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world};
+use super::task_client::{
+    Older, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world,
+};
 use crate::{
-    proxy::world::ALWAYS,
-    support::{clients::indistinguishable, hits::Hits},
+    proxy::proxy_and_server::ALWAYS,
+    support::{limit_hits::Hits, modern_client::indistinguishable},
 };
 use deferral::internals::policy::LegacyTasks;
 

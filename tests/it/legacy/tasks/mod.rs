@@ -12,12 +12,12 @@
 //! | C 2 | a tool that is not `optional` or `required`, called as a task: SHOULD `-32601` | `a_tool_that_is_never_a_task_refuses_to_be_one_and_takes_plain_calls` |
 //! | C 3 | a `required` tool, called plainly: MUST `-32601` | `a_tool_that_must_be_a_task_refuses_a_plain_call_in_every_revision` |
 //! | S 1 | not declared: MUST process normally and ignore the wish | `nothing_is_offered_*`, `a_server_that_has_tasks_of_its_own_is_left_alone` |
-//! | I 1, I 2 | MUST be a string, made by the receiver | [`life`]: `ids_are_texts_that_nobody_can_guess` |
+//! | I 1, I 2 | MUST be a string, made by the receiver | [`lifecycle`]: `ids_are_texts_that_nobody_can_guess` |
 //! | I 3 | MUST be unique | the same, and [`ids`]: `a_request_may_have_any_id_and_it_may_be_used_again` |
 //! | L 1 | MUST begin as `working` | `a_task_begins_to_work_and_is_answered_before_its_server_answers` |
-//! | L 2 | MUST move along the paths alone | `a_task_is_whole_in_every_answer_and_moves_only_as_it_may`; all states and events: `tests/it/tasks.rs` |
-//! | L 3 | MUST NOT leave an end | [`cancelling`]: `a_cancelled_task_stays_cancelled_whatever_its_server_says`, `a_task_that_has_ended_cannot_be_cancelled` |
-//! | R 1 | SHOULD move to `input_required` | [`questions`]: `a_question_is_put_at_once_*` |
+//! | L 2 | MUST move along the paths alone | `a_task_is_whole_in_every_answer_and_moves_only_as_it_may`; all states and events: `tests/it/task_machine/mod.rs` |
+//! | L 3 | MUST NOT leave an end | [`task_cancel`]: `a_cancelled_task_stays_cancelled_whatever_its_server_says`, `a_task_that_has_ended_cannot_be_cancelled` |
+//! | R 1 | SHOULD move to `input_required` | [`input_requests`]: `a_question_is_put_at_once_*` |
 //! | R 2 | MUST name the task in the request | the same, `every_kind_of_question_is_put_as_it_is` |
 //! | R 4 | SHOULD leave `input_required` | `several_questions_are_open_at_once_and_answered_in_any_order` |
 //! | T 1, T 2 | MUST give `createdAt`, `lastUpdatedAt` | `a_task_is_whole_in_every_answer_and_moves_only_as_it_may` |
@@ -26,7 +26,7 @@
 //! | F 2 | MUST give the final result of an ended task | [`results`]: `after_the_end_it_is_one_document_at_once_as_often_as_it_is_asked_for` |
 //! | F 3 | MUST block before | `it_waits_for_the_end_and_ends_with_it` |
 //! | F 4 | MUST give exactly what the request would have given | `a_result_is_what_the_server_said_*`, `an_error_is_what_the_server_said` |
-//! | A 1 | MUST name the task in everything that is related to it | [`questions`], [`ids`]: `what_else_the_server_says_is_the_clients_to_hear` |
+//! | A 1 | MUST name the task in everything that is related to it | [`input_requests`], [`ids`]: `what_else_the_server_says_is_the_clients_to_hear` |
 //! | A 2 | MUST go by `params.taskId`, SHOULD NOT name it in the answers of get, list and cancel | `the_task_is_the_one_that_the_params_name` |
 //! | N 3 | SHOULD NOT name it in `notifications/tasks/status` | `a_task_is_whole_in_every_answer_and_moves_only_as_it_may` |
 //! | P | the token holds for the task's whole life | `progress_under_the_clients_own_token_is_relayed_for_the_whole_life_of_the_task` |
@@ -37,7 +37,7 @@
 //! | X 3 | MUST stay `cancelled` | `a_cancelled_task_stays_cancelled_whatever_its_server_says` |
 //! | E 1 | unknown task: MUST `-32602` | [`isolation`]: `sees_nothing`, `the_task_is_the_one_that_the_params_name` |
 //! | E 2 | unknown cursor: MUST `-32602` | `a_list_has_pages_and_every_task_once` |
-//! | E 4 | internal errors: MUST `-32603` | [`store`]: `what_the_store_does_not_take_is_an_internal_error` |
+//! | E 4 | internal errors: MUST `-32603` | [`store_failures`]: `what_the_store_does_not_take_is_an_internal_error` |
 //! | E 5 | SHOULD be informative | the words are read wherever a code is |
 //! | E 6 | a failed task SHOULD say why | `a_tool_that_failed_is_a_failed_task_with_the_tools_words_and_its_result`, `fails` |
 //! | Z 1 | MUST bind tasks to the caller; MUST reject and not list those of others | [`isolation`] |
@@ -49,15 +49,15 @@
 //! | Z 7 | SHOULD log what is made, ended and fetched | `what_becomes_of_a_task_is_in_the_log` |
 //! | Z 8 | SHOULD document limits | not by a test: the manual's chapter on tasks, and the configuration's |
 
-mod cancelling;
-mod elsewhere;
 mod ids;
+mod input_requests;
 mod isolation;
-mod leaving;
-mod life;
+mod lifecycle;
 mod policies;
-mod questions;
 mod results;
-mod store;
+mod session_delete;
+mod session_stream_requests;
+mod store_failures;
 mod streams;
-mod talk;
+mod task_cancel;
+mod task_client;

@@ -1,13 +1,13 @@
 //! Where tasks are offered, and where nothing is changed.
 
-use super::talk::{Older, Tasker, Value, World, id, json, setup, world};
+use super::task_client::{Older, Tasker, Value, World, id, json, setup, world};
 use crate::{
-    legacy::world::{HELLO, READY},
-    proxy::world::ALWAYS,
+    legacy::proxy_and_client::{HELLO, READY},
+    proxy::proxy_and_server::ALWAYS,
     support::{
-        clients::Answer,
-        json::member,
-        servers::{Canned, Options},
+        legacy_server::{Canned, Options},
+        modern_client::Answer,
+        random_json::member,
     },
 };
 use expect_test::{Expect, expect};

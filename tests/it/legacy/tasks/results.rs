@@ -1,12 +1,12 @@
 //! `tasks/result`: what the call came to, once it has.
 
-use super::talk::{
+use super::task_client::{
     Answer, Call, Canned, RELATED, Stream, Tasker, Value, World, heard, id, json, on_terms, question, setup,
     world,
 };
 use crate::{
-    proxy::world::ALWAYS,
-    support::{clients::Event, json::member, servers::Options, time::passes},
+    proxy::proxy_and_server::ALWAYS,
+    support::{legacy_server::Options, modern_client::Event, paused_time::passes, random_json::member},
 };
 use deferral::internals::policy::LegacyTasks;
 use std::sync::{

@@ -1,10 +1,10 @@
 //! The session's own stream, and the stream of a call that breaks.
 
-use super::talk::{
+use super::task_client::{
     Events, Older, Stream, Tasker, Value, World, beyond_status, heard, id, json, question, setup, up_to_mark,
     world,
 };
-use crate::proxy::world::ALWAYS;
+use crate::proxy::proxy_and_server::ALWAYS;
 use http::Method;
 
 async fn piece(stream: &mut Stream) -> String {

@@ -1,0 +1,64 @@
+//! The whole house, on pipes and a paused clock.
+//!
+//! One proxy as its program starts it, a server behind it, and several clients of both eras, all in
+//! one thread. What happens next is drawn from what can happen: calls, some of which become tasks, asked
+//! for or not; questions on either stream, answers, cancels, departures, broken streams, a server that dies,
+//! a store that is slow, time, and the end of the proxy. Each call and each question has a number, and
+//! everything that is said of it carries that number; so whoever hears what was not meant for them is
+//! found out, and so is whoever hears nothing. What is kept is compared with what clients know of.
+//!
+//! `tests/it/simulation/mod.rs` is the same for the state machine of one call, which it covers more densely.
+
+mod client;
+mod server;
+mod world;
+
+use proptest::prelude::*;
+use std::time::Duration;
+use world::{Asks, Crowd, House, Odds, Profile};
+
+/// What a house is like.
+fn profile() -> impl Strategy<Value = Profile> {
+    let asks = prop_oneof![Just(Asks::OnTheCall), Just(Asks::OnTheSession), Just(Asks::Anywhere)];
+    let crowd = prop_oneof![
+        Just(Crowd::OneModern),
+        Just(Crowd::OneLegacy),
+        Just(Crowd::OneTaker),
+        Just(Crowd::OneOfBoth),
+        Just(Crowd::Everybody),
+    ];
+    let askable = prop::bool::weighted(0.75);
+    let odds = prop::array::uniform27(prop_oneof![Just(1_u8), Just(0), Just(5)]).prop_map(Odds::new);
+    let ends = (any::<bool>(), any::<bool>());
+    let storing = prop_oneof![3 => Just(Duration::ZERO), 1 => Just(Duration::from_secs(1))];
+    let kinds = (asks, any::<bool>(), any::<bool>(), 2..5_usize, crowd, askable, (ends, storing), odds);
+    kinds.prop_map(|(asks, documents, always, sessions, crowd, askable, (ends, storing), odds)| Profile {
+        asks,
+        documents,
+        always,
+        sessions,
+        crowd,
+        askable,
+        in_a_hurry: ends.0,
+        meets: ends.1,
+        storing,
+        odds,
+    })
+}
+
+/// So many houses: more by hand, with `DEFERRAL_WHOLE_PROXY_SEEDS`.
+fn cases() -> u32 {
+    std::env::var("DEFERRAL_WHOLE_PROXY_SEEDS").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_hears_what_is_theirs_and_nothing_else_whatever_happens(
+        profile in profile(),
+        picks in prop::collection::vec(any::<u16>(), 20..120),
+    ) {
+        House::run(profile, &picks);
+    }
+}
