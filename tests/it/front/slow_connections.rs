@@ -63,7 +63,7 @@ async fn connections_without_a_complete_request_make_room_for_others_when_all_ar
 async fn tls_handshakes_that_do_not_go_on_make_room_for_others() {
     let (world, pipes) = World::on_pipes(&[&Desk::prompt()], |config| {
         config.limits.connections = 4;
-        config.tls = Some(super::tls_paths());
+        config.tls = Some(super::listener_and_service::tls_paths());
     });
     let pipe = || pipes.connect(world.addresses[0]).expect("the front listens");
     let slow: Vec<_> = (0..4).map(|_| pipe()).collect();

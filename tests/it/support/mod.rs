@@ -10,3 +10,4 @@ pub(crate) mod modern_client;
 pub(crate) mod paused_time;
 pub(crate) mod program;
 pub(crate) mod random_json;
+pub(crate) mod tls_server;

@@ -1,6 +1,10 @@
 //! Opening a session: what a failed handshake means for the call that needs it, and which revision is offered.
 
-use super::*;
+use super::World;
+use crate::support::legacy_server::{Canned, LegacyServer, Options, Seen};
+use deferral::internals::upstream::{CallError, Config, Upstream};
+use serde_json::json;
+use std::time::Duration;
 
 const NOT_RUN: i64 = -31001;
 const UNAUTHORIZED: i64 = -31008;

@@ -1,9 +1,26 @@
 //! How the HTTP of a server's responses is read: redirects, cookies, codings, marks, and when to try again.
 
-use super::*;
-use async_compression::tokio::write::{BrotliEncoder, GzipEncoder, ZlibEncoder, ZstdEncoder};
-use async_compression::zstd::CParameter;
-use deferral::internals::upstream::Purpose;
+use super::{ASKABLE, MUTE, Running, World, request, token, value};
+use crate::support::legacy_server::{Canned, Get, LegacyServer, Options, Seen};
+use async_compression::{
+    tokio::write::{BrotliEncoder, GzipEncoder, ZlibEncoder, ZstdEncoder},
+    zstd::CParameter,
+};
+use deferral::internals::{
+    dialect::Principal,
+    protocol::Method,
+    upstream::{CallError, ClientSession, Event, Identity, NativeCall, Outgoing, Purpose, Upstream},
+};
+
+use bytes::Bytes;
+
+use http::HeaderMap;
+use serde_json::json;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use tokio::io::AsyncWriteExt as _;
 
 // === redirects ===

@@ -1,6 +1,14 @@
 //! Sessions that a server has forgotten, whatever it says of them.
 
-use super::*;
+use super::{World, value};
+use crate::support::legacy_server::{Canned, Options, Seen};
+use deferral::internals::upstream::{CallError, Event};
+
+use serde_json::{Value, json};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 fn error(code: i64, message: &str) -> Value {
     json!({ "jsonrpc": "2.0", "id": null, "error": { "code": code, "message": message } })

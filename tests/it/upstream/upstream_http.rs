@@ -1,13 +1,20 @@
 //! With what a server is reached: headers, certificates and names, and by a proxy.
 
-use super::*;
+use super::{MUTE, Running, World, connect, request, token};
 use crate::support::{
     connect_proxy::ConnectProxy,
-    legacy_server::{house_tls_before, tls_before},
+    legacy_server::{Canned, Get, LegacyServer, Nobody, Options, Seen},
+    tls_server::{house_tls_before, tls_before},
 };
-use deferral::internals::upstream::{Proxy, Tls, TlsFiles};
-use http::header::AUTHORIZATION;
-use std::path::PathBuf;
+use bytes::Bytes;
+use deferral::internals::{
+    dialect::Principal,
+    protocol::Method,
+    upstream::{CallError, ClientSession, Config, NativeCall, Outgoing, Proxy, Tls, TlsFiles, Upstream},
+};
+use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
+use serde_json::json;
+use std::{path::PathBuf, sync::Arc};
 
 fn file(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests/it/support/tls", name].iter().collect()

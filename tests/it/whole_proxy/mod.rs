@@ -10,12 +10,12 @@
 //! `tests/it/simulation/mod.rs` is the same for the state machine of one call, which it covers more densely.
 
 mod client;
+mod scenario;
 mod server;
-mod world;
 
 use proptest::prelude::*;
+use scenario::{Asks, Crowd, House, Odds, Profile};
 use std::time::Duration;
-use world::{Asks, Crowd, House, Odds, Profile};
 
 /// What a house is like.
 fn profile() -> impl Strategy<Value = Profile> {
