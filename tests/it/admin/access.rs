@@ -67,7 +67,7 @@ async fn a_page_of_another_site_and_a_host_of_another_name_are_refused_with_the_
 }
 
 #[tokio::test]
-async fn a_body_that_nobody_wants_is_read_so_far_and_no_further() {
+async fn an_unexpected_body_is_read_up_to_a_limit() {
     let proxy = start(NOWHERE, &[], &["admin: 127.0.0.1:0"]);
     let operator = Operator::at(proxy.admin.as_ref().expect("there is one").address);
     let most = "x".repeat(16 << 10);

@@ -41,7 +41,7 @@ async fn scrapers_get_metrics_without_a_token_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn nobody_serves_metrics_on_an_address_of_their_own_unless_that_is_configured() {
+async fn metrics_have_no_listener_unless_configured() {
     let nobody = Nobody::new();
     let proxy = start(&nobody.url(), &[], &["admin: 127.0.0.1:0"]);
     assert!(proxy.metrics.is_none());

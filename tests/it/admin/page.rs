@@ -16,7 +16,7 @@ const SERVED: [(&str, &str, &str); 6] = [
 ];
 
 #[tokio::test]
-async fn each_file_of_the_page_says_what_a_browser_may_do_with_it() {
+async fn each_file_of_the_page_has_its_security_headers() {
     let proxy = start(NOWHERE, &[], &["admin: 127.0.0.1:0"]);
     let operator = Operator::at(proxy.admin.as_ref().expect("there is one").address);
     for (path, media, begins) in SERVED {
@@ -46,7 +46,7 @@ async fn each_file_of_the_page_says_what_a_browser_may_do_with_it() {
 }
 
 #[tokio::test]
-async fn the_page_asks_no_token_where_what_it_shows_needs_one() {
+async fn the_page_itself_needs_no_token() {
     let admin = format!(
         "admin: {{ listen: 0.0.0.0:0, token: {{ file: '{FILES}/config.key' }}, tls: {{ cert: '{FILES}/front/cert.pem', key: '{FILES}/front/key.pem' }} }}"
     );

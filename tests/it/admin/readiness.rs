@@ -54,7 +54,7 @@ async fn deferral_ready(proxy: &app::Running) -> (Option<i32>, String) {
 }
 
 #[tokio::test]
-async fn a_server_that_nobody_has_called_is_asked_where_it_is_needed() {
+async fn readiness_probes_a_required_server_that_has_no_calls() {
     let server = LegacyServer::start(Options::default()).await;
     let proxy = start(&server.url(), &[], &TOP);
     let operator = Operator::at(proxy.admin.as_ref().expect("there is one").address);
@@ -63,7 +63,7 @@ async fn a_server_that_nobody_has_called_is_asked_where_it_is_needed() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_needed_is_neither_asked_nor_waited_for() {
+async fn readiness_ignores_servers_that_are_not_required() {
     let nobody = Nobody::new();
     let proxy = start(&nobody.url(), &[], &TOP[..1]);
     let operator = Operator::at(proxy.admin.as_ref().expect("there is one").address);

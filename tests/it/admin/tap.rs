@@ -70,7 +70,7 @@ fn admin(world: &World) -> &Bound {
 }
 
 #[tokio::test]
-async fn a_tap_needs_the_token_on_loopback_too_and_says_what_it_does_not_know() {
+async fn a_tap_needs_the_token_on_loopback_too_and_refuses_unknown_filters() {
     let world = world().await;
     let operator = Operator::of(admin(&world));
     assert_eq!(Operator::at(admin(&world).address).get("/tap").await.status, 401);
@@ -96,7 +96,7 @@ async fn four_taps_can_be_open_and_a_further_one_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_command_prints_what_happens_until_its_reader_leaves() {
+async fn the_tap_command_prints_events_until_its_output_closes() {
     let world = world().await;
     let url = admin(&world).url.trim_end_matches('/').to_owned();
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_deferral"));
@@ -194,7 +194,7 @@ async fn requests_and_tasks_are_shown_by_route_caller_and_tool() {
 }
 
 #[tokio::test]
-async fn arguments_and_results_are_shown_to_those_alone_who_want_them() {
+async fn arguments_and_results_are_shown_on_request_only() {
     let world = world().await;
     let mut plain = Tap::open(admin(&world), "").await;
     let mut with = Tap::open(admin(&world), "?arguments=1").await;

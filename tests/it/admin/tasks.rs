@@ -32,7 +32,7 @@ fn stranger(world: &World) -> Operator {
 }
 
 #[tokio::test]
-async fn tasks_of_all_owners_are_shown_without_what_was_asked_and_answered() {
+async fn tasks_of_all_owners_are_shown_without_arguments_and_results() {
     let world = Setup::new().top(ADMIN).route(SLOW).start().await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker());
     let waiting = alice.send("tools/call", json!({ "name": "one", "arguments": { "x": "secret-in" } })).await;
@@ -243,7 +243,7 @@ impl Watcher {
 }
 
 #[tokio::test]
-async fn whoever_watches_is_told_how_everything_is() {
+async fn an_event_stream_begins_with_the_current_state() {
     let world = Setup::new().top(ADMIN).route(SLOW).start().await;
     let mut watcher = Watcher::of(&world).await;
     let first = watcher.event().await;
@@ -266,7 +266,7 @@ async fn whoever_watches_is_told_how_everything_is() {
 }
 
 #[tokio::test]
-async fn so_many_watch_and_one_more_is_told_so() {
+async fn event_streams_over_the_limit_are_refused_with_the_limit() {
     let world = Setup::new().top(ADMIN).start().await;
     let mut watchers = Vec::new();
     for _ in 0..8 {

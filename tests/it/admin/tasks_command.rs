@@ -74,7 +74,7 @@ async fn where_nothing_listens_the_remedy_is_named() {
 }
 
 #[test]
-fn a_token_is_sent_to_nobody_who_does_not_prove_to_know_it() {
+fn a_token_is_sent_only_to_a_listener_that_proves_to_know_it() {
     const SECRET: &str = "0123456789abcdef0123456789abcdef";
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("admin.token");

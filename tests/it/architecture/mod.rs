@@ -179,7 +179,7 @@ fn only_the_printer_and_the_log_write_to_a_terminal() {
 }
 
 #[test]
-fn what_nobody_thought_of_is_not_pure() {
+fn unlisted_paths_are_not_pure() {
     let crates = crates();
     let strays = |path: &str| is_foreign(path, &crates) && !is_harmless(path);
     for worldly in [
@@ -266,7 +266,7 @@ fn one_loop_drives_every_call() {
 }
 
 #[test]
-fn above_the_seam_nobody_knows_that_a_server_is_legacy() {
+fn above_upstream_no_module_knows_the_servers_era() {
     let mut stray = Vec::new();
     for_each_source(|folder, file, text| {
         let raises = ["upstream", "dialect"].contains(&folder) || file == "internals.rs";
@@ -280,7 +280,7 @@ fn above_the_seam_nobody_knows_that_a_server_is_legacy() {
 }
 
 #[test]
-fn the_era_is_asked_where_it_is_decided() {
+fn the_era_is_read_only_where_it_is_decided() {
     let mut asking = BTreeSet::new();
     for_each_source(|folder, file, text| {
         let asks = |path: String| path.split("::").any(|word| ERA.contains(&word));

@@ -45,7 +45,7 @@ fn the_demo_shows_a_task_and_prints_commands_that_work() {
 }
 
 #[test]
-fn call_prints_results_on_stdout_and_the_way_there_on_stderr() {
+fn call_prints_results_on_stdout_and_progress_on_stderr() {
     let demo = Demo::start();
     let output = demo.call(&["greet", r#"{"name":"Ada"}"#]);
     assert_eq!(
@@ -70,7 +70,7 @@ fn call_prints_results_on_stdout_and_the_way_there_on_stderr() {
 }
 
 #[test]
-fn call_tells_by_its_exit_code_how_it_ended() {
+fn the_exit_code_of_call_shows_the_outcome() {
     let demo = Demo::start();
     let output = demo.call(&["greet"]);
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), "name must be a string\n"));
@@ -138,7 +138,7 @@ fn the_handle_that_is_printed_goes_on_with_its_task() {
 }
 
 #[test]
-fn a_person_is_asked_on_the_call_and_in_its_task() {
+fn input_requests_are_prompted_on_the_call_and_in_its_task() {
     let demo = Demo::start();
     let typed = "tomorrow\n2026-08-01\n4\n2\n\n";
     for (arguments, in_task) in [("{}", false), (r#"{"seconds":1.3}"#, true)] {
@@ -193,7 +193,7 @@ fn answers_can_be_given_by_option() {
 }
 
 #[test]
-fn where_nobody_can_be_asked_nobody_is() {
+fn without_a_terminal_no_capabilities_are_declared() {
     let demo = Demo::start();
     for words in [&["book_table"][..], &["book_table", "--no-ask"], &["book_table", "--root", "file:///a"]] {
         let output = demo.call(words);
@@ -207,7 +207,7 @@ fn where_nobody_can_be_asked_nobody_is() {
 }
 
 #[test]
-fn a_question_without_an_answer_ends_the_call_and_its_task() {
+fn an_input_request_without_an_answer_ends_the_call_and_its_task() {
     let demo = Demo::start();
     let output = demo.call_typing(&["book_table", r#"{"seconds":1.3}"#, "--ask"], "2026-08-01\n");
     assert_eq!(output.status.code(), Some(2));
@@ -218,7 +218,7 @@ fn a_question_without_an_answer_ends_the_call_and_its_task() {
 }
 
 #[test]
-fn ctrl_c_while_a_question_is_open_cancels() {
+fn ctrl_c_while_an_input_request_is_open_cancels() {
     let demo = Demo::start();
     for (arguments, in_task) in [("{}", false), (r#"{"seconds":1.3}"#, true)] {
         let mut call = demo.begin(&["book_table", arguments, "--ask"]);

@@ -9,7 +9,7 @@ use std::{
 };
 
 #[test]
-fn check_says_ok_and_how_many_routes_there_are() {
+fn check_prints_ok_and_the_number_of_routes() {
     let path = sample("minimal.yaml");
     let output = deferral(&["check", "--config", &path]);
     assert_eq!(output.status.code(), Some(0));

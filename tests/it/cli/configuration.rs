@@ -47,7 +47,7 @@ fn shown_at(address: &str, path: &str, until: &str) -> String {
 }
 
 #[test]
-fn what_variables_give_is_served_and_shown_to_nobody() {
+fn values_of_variables_are_used_and_never_printed() {
     let file = "
 listen: 127.0.0.1:${DEFERRAL_TEST_PORT:-0}
 admin: 127.0.0.1:0

@@ -73,7 +73,7 @@ async fn a_task_is_explained_from_its_call_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_says_whose_wish_it_was() {
+async fn explain_shows_a_task_that_the_client_requested() {
     let world = Setup::new().top(ADMIN).route("defer: { after: 1h }").start().await;
     let client = Older::new(world.addr()).hello().await;
     let ask = json!({

@@ -85,7 +85,7 @@ fn server() -> Options {
 }
 
 #[tokio::test]
-async fn the_limit_of_descriptors_is_raised_and_what_follows_from_it_is_said() {
+async fn the_descriptor_limit_is_raised_and_derived_limits_are_logged() {
     let server = LegacyServer::start(server()).await;
     let program = Program::limited(&server.url(), [128, 512], &[]).await;
     assert_eq!((program.number("descriptors"), program.number("descriptors_before")), (512, 128));

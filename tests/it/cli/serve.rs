@@ -9,7 +9,7 @@ use std::{
 };
 
 #[test]
-fn a_name_that_is_given_by_host_is_served_and_another_is_told_how() {
+fn a_host_name_of_the_option_is_served_and_another_gets_the_fix() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
         .args(["--upstream", "http://127.0.0.1:1/mcp", "--listen", "127.0.0.1:0", "--admin", "off"])
         .args(["--host", "proxy", "--host", "mcp.example.com"])
@@ -37,7 +37,7 @@ fn a_name_that_is_given_by_host_is_served_and_another_is_told_how() {
 }
 
 #[test]
-fn serve_says_where_it_listens_and_ends_when_told() {
+fn serve_prints_its_addresses_and_ends_on_sigterm() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
         .args(["--upstream", "http://127.0.0.1:1/mcp", "--listen", "127.0.0.1:0", "--admin", "off"])
         .stdout(Stdio::piped())
@@ -78,7 +78,7 @@ fn a_hangup_ends_nothing_and_a_second_signal_ends_everything_at_once() {
 }
 
 #[test]
-fn ctrl_c_that_waits_says_what_for_and_that_another_one_ends_it() {
+fn ctrl_c_during_a_drain_prints_what_it_waits_for() {
     let demo = Demo::start();
     let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
         .args(["--upstream", &demo.server, "--listen", "127.0.0.1:0", "--admin", "off"])
@@ -103,7 +103,7 @@ fn ctrl_c_that_waits_says_what_for_and_that_another_one_ends_it() {
 }
 
 #[test]
-fn until_others_have_had_notice_of_its_end_new_calls_are_served_and_connections_let_go() {
+fn until_the_notice_is_over_new_calls_are_served_and_connections_closed() {
     let demo = Demo::start();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deferral.yaml");

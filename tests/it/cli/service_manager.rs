@@ -48,7 +48,7 @@ fn is_told(manager: &UnixDatagram, socket: &str, folder: &Path) {
 }
 
 #[test]
-fn a_service_manager_is_told_when_clients_are_served_and_when_it_ends() {
+fn the_service_manager_is_notified_of_ready_and_stopping() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("notify");
     let manager = UnixDatagram::bind(&socket).expect("nobody has it");
@@ -57,7 +57,7 @@ fn a_service_manager_is_told_when_clients_are_served_and_when_it_ends() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_socket_without_a_file_is_told_as_well() {
+fn an_abstract_socket_is_notified_too() {
     use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
     let folder = tempfile::tempdir().expect("a folder");
     let name = folder.path().to_str().expect("a plain path");

@@ -25,7 +25,7 @@ fn ended(mut child: Child) -> (String, Option<i32>) {
 }
 
 #[test]
-fn a_host_that_starts_it_as_its_server_over_stdio_is_told_where_it_serves_http() {
+fn a_host_that_starts_it_as_a_stdio_server_gets_the_http_address() {
     for message in [
         r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}"#,
         r#"{"jsonrpc":"2.0","id":0,"method":"server/discover","params":{}}"#,

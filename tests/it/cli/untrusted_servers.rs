@@ -78,7 +78,7 @@ fn is_harmless(output: &Output) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_server_says_moves_no_cursor_and_forges_no_message() {
+async fn text_of_a_server_moves_no_cursor_and_forges_no_message() {
     let server =
         answering(|_| json!({ "content": [{ "type": "text", "text": EVIL }], "isError": true, "n": 1.50 }))
             .await;
@@ -123,7 +123,7 @@ async fn the_tools_of_a_server_are_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_asks_for_ever_is_cancelled() {
+async fn endless_input_requests_cancel_the_call() {
     let hook = |seen: &Seen| {
         let tools = json!({ "resultType": "complete", "tools": [] });
         let asked = json!({ "resultType": "input_required", "requestState": "s", "inputRequests": {

@@ -58,7 +58,7 @@ async fn keys_are_in_files_or_in_variables() {
 }
 
 #[test]
-fn what_is_no_key_is_told_where_it_is_written_and_not_shown() {
+fn an_invalid_key_is_named_by_its_place_and_never_shown() {
     let right = ("front/key.pem", "support/tls/client-key.pem", "tasks");
     for (tls, upstream, store, said) in [
         ("{ env: NONE }", right.1, right.2, "f.yaml:3:35: the environment variable `NONE` is not set"),

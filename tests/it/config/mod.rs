@@ -26,7 +26,7 @@ fn refused(text: &str, expected: Expect) {
 }
 
 #[test]
-fn what_is_left_out_has_the_documented_default() {
+fn omitted_keys_have_their_documented_defaults() {
     let config = parse("routes: [{ upstream: { url: 'http://127.0.0.1:9000/mcp' } }]");
     assert_eq!(config.front.listen, ["127.0.0.1:8808".parse().unwrap()]);
     assert_eq!(config.admin, Some(admin::Config::on("127.0.0.1:8809".parse().unwrap())));
@@ -42,7 +42,7 @@ fn what_is_left_out_has_the_documented_default() {
 }
 
 #[test]
-fn everything_that_can_be_said_arrives_where_it_belongs() {
+fn every_key_reaches_its_setting() {
     let config = parse(
         r#"
 listen: ["127.0.0.1:1", "[::1]:2"]

@@ -214,7 +214,7 @@ routes:
 }
 
 #[test]
-fn what_goes_with_a_command_is_refused_beside_a_url_and_where_it_says_nothing() {
+fn keys_of_commands_are_refused_beside_a_url() {
     refused(
         r#"
 routes:
@@ -253,7 +253,7 @@ routes:
 }
 
 #[test]
-fn a_command_that_clients_from_elsewhere_could_use_needs_a_word_that_they_may() {
+fn a_command_that_remote_clients_can_reach_needs_shared() {
     let refused = |exposed: &str, shared: &str| {
         let text = format!("{exposed}routes: [{{ upstream: {{ command: [server]{shared} }} }}]");
         config::parse(Path::new("deferral.yaml"), &text).err().map(|problems| problems.to_string())
@@ -276,7 +276,7 @@ fn a_command_that_clients_from_elsewhere_could_use_needs_a_word_that_they_may() 
 }
 
 #[test]
-fn operators_from_elsewhere_need_tls_and_a_token() {
+fn a_remote_admin_listener_needs_tls_and_a_token() {
     const ROUTES: &str = "routes: [{ upstream: { url: 'http://x' } }]\n";
     const TOKEN: &str = "token: { file: tests/it/config.key }";
     const TLS: &str = "tls: { cert: a.pem, key: a.key }";
@@ -338,7 +338,7 @@ routes: [{ upstream: {}, principal: {}, tools: [{}] }]
 }
 
 #[test]
-fn what_only_shows_when_parts_are_seen_together_is_seen() {
+fn problems_across_several_parts_are_found() {
     refused(
         r#"
 listen: [127.0.0.1:8809, 127.0.0.1:8809]
@@ -385,7 +385,7 @@ routes:
 }
 
 #[test]
-fn tickets_that_nobody_could_get_or_use_are_a_problem() {
+fn tickets_that_no_client_can_get_or_use_are_a_problem() {
     refused(
         r#"
 timeouts: { call: 1m }
@@ -448,7 +448,7 @@ routes:
 
 #[cfg(feature = "otlp")]
 #[test]
-fn what_is_wrong_with_traces_is_named_by_its_place_and_no_key_is_shown() {
+fn problems_of_traces_have_their_place_and_show_no_key() {
     for (otlp, wrong) in [
         ("collector:4318", "did you mean `http://collector:4318`?"),
         ("{ sample: 10% }", "`otlp` names no collector; add `endpoint`"),
@@ -490,7 +490,7 @@ fn a_file_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn what_is_gone_soon_after_its_end_is_a_doubt() {
+fn a_short_retention_is_a_warning() {
     let doubts = |route: &str| {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deferral.yaml");

@@ -81,7 +81,7 @@ fn said_of_tokens(folder: &Path, tokens: &str) -> Result<Config, String> {
 }
 
 #[test]
-fn tokens_are_read_from_where_they_are_and_somebody_may_have_several() {
+fn tokens_are_read_from_files_and_variables_and_a_name_may_have_several() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("old"), format!("{TOKEN}\n")).unwrap();
     std::fs::write(folder.path().join("new"), KEY).unwrap();
@@ -158,7 +158,7 @@ fn a_token_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
 }
 
 #[test]
-fn who_needs_a_token_is_told_apart_by_it() {
+fn clients_with_tokens_are_distinguished_by_them() {
     let doubts = |access: &str| {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deferral.yaml");

@@ -75,7 +75,7 @@ fn headers_are_texts_or_elsewhere_and_are_not_shown() {
 }
 
 #[test]
-fn a_header_that_cannot_be_sent_is_named_and_what_it_says_is_not_shown() {
+fn an_invalid_header_is_named_without_its_value() {
     expect![[r#"
         49: `Host` belongs to the connection, and the proxy sets it itself; remove it
         58: `te` belongs to the connection, and the proxy sets it itself; remove it
@@ -107,7 +107,7 @@ fn a_header_that_cannot_be_sent_is_named_and_what_it_says_is_not_shown() {
 }
 
 #[test]
-fn credentials_of_ours_are_for_callers_from_here_unless_it_is_said_otherwise() {
+fn credentials_of_the_proxy_need_shared_for_remote_clients() {
     let with = |top: &str, upstream: &str| {
         let text = format!(
             "{top}\nroutes:\n  - principal: authorization\n    upstream: {{ url: 'http://a/', {upstream} }}\n"
@@ -141,7 +141,7 @@ fn credentials_of_ours_are_for_callers_from_here_unless_it_is_said_otherwise() {
 }
 
 #[test]
-fn what_is_particular_about_tls_is_read_and_what_is_wrong_is_named_by_its_place() {
+fn tls_settings_are_read_and_their_problems_have_their_place() {
     let config = checked(
         "url: 'https://a/', tls: { ca: house-authority.pem, cert: client.pem, key: client-key.pem, server_name: tools.house.example }",
         &[],
@@ -235,7 +235,7 @@ fn the_proxy_is_that_of_the_environment_unless_another_is_written() {
 }
 
 #[test]
-fn a_proxy_that_is_none_is_named_by_its_variable_or_place_and_not_shown() {
+fn an_invalid_proxy_url_is_named_by_its_variable_or_place() {
     let by_variable =
         checked("url: 'https://a.example/'", &[("HTTPS_PROXY", "socks5://me:hunter2@p")]).map(drop);
     assert_eq!(

@@ -236,7 +236,7 @@ fn a_key_is_taken_as_it_is_and_that_is_doubted() {
 }
 
 #[test]
-fn a_variable_that_needs_quotes_is_told_so() {
+fn a_variable_that_needs_quotes_gets_a_hint() {
     for (text, place) in [
         ("routes: [{ upstream: { url: ${HOST} } }]", "1:30"),
         ("routes:\n  - upstream: { url: http://${HOST}/mcp }", "2:30"),

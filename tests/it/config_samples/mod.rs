@@ -77,7 +77,7 @@ async fn every_sample_starts() {
 }
 
 #[test]
-fn the_upgrade_sample_shows_the_defaults_where_it_says_so() {
+fn the_upgrade_sample_shows_the_defaults_where_it_reports_it() {
     let samples = Samples::new();
     let path = samples.files().into_iter().find(|path| path.ends_with("upgrade.yaml")).expect("there is one");
     let text = fs::read_to_string(&path).unwrap();

@@ -30,7 +30,7 @@ async fn damaged() -> World {
 }
 
 #[tokio::test]
-async fn a_task_that_cannot_be_read_is_an_error_that_says_what_helps() {
+async fn an_unreadable_task_is_an_error_with_the_fix() {
     let world = damaged().await;
     let store = world.open();
     let told = store.load(&id(1)).await;
@@ -43,7 +43,7 @@ async fn a_task_that_cannot_be_read_is_an_error_that_says_what_helps() {
 }
 
 #[tokio::test]
-async fn a_task_that_cannot_be_read_keeps_no_other_from_being_forgotten() {
+async fn an_unreadable_task_does_not_stop_the_sweep() {
     let world = damaged().await;
     let store = world.open();
     let clock = Arc::new(SystemClock::new());
@@ -62,7 +62,7 @@ async fn a_task_that_cannot_be_read_keeps_no_other_from_being_forgotten() {
 }
 
 #[tokio::test]
-async fn a_task_that_cannot_be_read_is_left_out_of_lists_and_the_log_names_it() {
+async fn an_unreadable_task_is_omitted_from_lists_and_logged() {
     let world = damaged().await;
     let store = world.open();
     insert(&*store, 3).await;

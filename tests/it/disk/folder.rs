@@ -18,7 +18,7 @@ fn sqlite(database: &Path, words: &str) -> String {
 }
 
 #[tokio::test]
-async fn nobody_else_may_look_into_the_folder() {
+async fn the_folder_is_readable_by_its_owner_only() {
     let world = World::new();
     let store = world.open();
     insert(&*store, 1).await;
@@ -51,7 +51,7 @@ async fn a_folder_has_one_process_at_a_time() {
 }
 
 #[tokio::test]
-async fn what_is_no_store_is_named_and_left_alone() {
+async fn a_folder_that_is_no_store_is_named_and_unchanged() {
     let world = World::new();
     fs::write(&world.path, "a file").expect("written");
     assert_eq!(
@@ -77,7 +77,7 @@ async fn what_is_no_store_is_named_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_store_of_a_newer_version_is_refused_and_left_as_it_is() {
+async fn a_store_of_a_newer_version_is_refused_and_unchanged() {
     let world = World::new();
     world.open().close().await;
     sqlite(&world.database(), "PRAGMA user_version = 7");
@@ -118,7 +118,7 @@ async fn more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept(
 }
 
 #[tokio::test]
-async fn the_room_of_what_was_forgotten_is_given_back() {
+async fn space_of_removed_tasks_is_returned() {
     let world = World::new();
     let store = world.open();
     for number in 0..200 {

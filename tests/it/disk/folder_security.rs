@@ -193,7 +193,7 @@ async fn a_folder_or_a_file_of_another_user_is_refused() {
 }
 
 #[tokio::test]
-async fn a_key_that_somebody_else_has_put_beside_the_folder_is_not_used() {
+async fn a_key_of_another_user_beside_the_folder_is_not_used() {
     use deferral::internals::store::disk::key;
     let world = World::new();
     let foreign = foreign(&world);

@@ -47,7 +47,7 @@ async fn furnished() -> World {
 const WHOLE: &str = "schema 1\n3 tasks, 1 of them active, 308212 bytes\n1 file of results\n";
 
 #[tokio::test]
-async fn a_check_says_what_is_there_and_disturbs_nobody() {
+async fn a_check_reports_the_contents_beside_a_running_process() {
     let world = furnished().await;
     assert_eq!(check(&world), (format!("{WHOLE}ok\n"), Some(0)));
     let store = world.open();
@@ -89,7 +89,7 @@ async fn a_check_names_each_thing_that_is_lost() {
 }
 
 #[tokio::test]
-async fn a_check_of_a_damaged_database_or_of_none_says_so() {
+async fn a_check_of_a_damaged_database_or_of_none_reports_it() {
     let world = World::new();
     assert_eq!(check(&world), ("error: there is no task store in PATH\n".to_owned(), Some(2)));
     let store = world.open();

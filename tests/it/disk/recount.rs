@@ -40,7 +40,7 @@ fn check(world: &World) -> (String, Option<i32>) {
 }
 
 #[tokio::test]
-async fn counts_that_are_wrong_are_mended_at_a_start_and_the_log_says_by_how_much() {
+async fn wrong_counts_are_corrected_at_the_start_and_logged() {
     let (world, usage) = furnished().await;
     spoil(
         &world,
@@ -77,7 +77,7 @@ async fn counts_that_are_wrong_are_mended_at_a_start_and_the_log_says_by_how_muc
 }
 
 #[tokio::test]
-async fn a_count_that_is_too_low_locks_nobody_out_while_the_rows_are_counted() {
+async fn a_low_count_refuses_no_task_during_the_recount() {
     let (world, _) = furnished().await;
     // More than are counted before the store is opened, behind those that are there.
     spoil(
@@ -113,7 +113,7 @@ async fn a_count_that_is_too_low_locks_nobody_out_while_the_rows_are_counted() {
 }
 
 #[tokio::test]
-async fn a_task_whose_owner_cannot_be_read_is_counted_for_nobody() {
+async fn a_task_with_an_unreadable_owner_counts_for_no_principal() {
     let (world, usage) = furnished().await;
     spoil(&world, "UPDATE tasks SET owner = x'00' WHERE number = 4");
     let store = Disk::open(&world.path, Bounds::NONE, None).expect("opens");

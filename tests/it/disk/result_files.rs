@@ -19,7 +19,7 @@ async fn left(world: &World, files: usize) {
 }
 
 #[tokio::test]
-async fn a_result_over_256_kib_is_a_file_and_comes_back_whole() {
+async fn a_result_over_256_kib_is_a_file_and_returns_whole() {
     let world = World::new();
     let store = world.open();
     for (number, bytes) in [(1, 0), (2, LARGEST_IN_ROW), (3, LARGEST_IN_ROW + 1), (4, 8 << 20)] {
@@ -84,7 +84,7 @@ async fn a_file_that_is_damaged_or_gone_is_an_error_that_names_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn large_results_at_once_wait_their_turn_and_hold_up_nobody() {
+async fn concurrent_large_results_are_queued_and_delay_no_other_change() {
     let world = World::new();
     let store = world.open();
     for number in 0..20 {

@@ -33,7 +33,7 @@ async fn an_answer_alone_is_one_document_and_the_servers_bytes_but_for_the_id() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_said_of_a_call_comes_on_its_stream() {
+async fn notifications_of_a_call_are_sent_on_its_stream() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({})).await;
     let params = json!({ "name": "t", "_meta": { "progressToken": "p" } });
@@ -51,7 +51,7 @@ async fn what_is_said_of_a_call_comes_on_its_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_taken_back_is_cancelled_at_the_server_under_its_number() {
+async fn a_cancelled_call_is_cancelled_at_the_server_under_its_id() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({})).await;
     let waiting = ask(&client, &json!("a"), "tools/call", json!({ "name": "t" })).await;
@@ -64,7 +64,7 @@ async fn a_call_that_is_taken_back_is_cancelled_at_the_server_under_its_number()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_cancels_nothing_and_one_that_stops_cancels_all() {
+async fn a_disconnect_cancels_nothing_and_a_session_delete_cancels_all() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({})).await;
     let waiting = ask(&client, &json!("a"), "tools/call", json!({ "name": "t" })).await;

@@ -18,7 +18,7 @@ async fn call(client: &Older, child: &mut Child, id: u64) -> (Following, Value) 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_is_put_on_the_calls_stream_and_its_answer_reaches_the_server_under_its_own_id() {
+async fn an_input_request_is_sent_on_the_calls_stream_and_answered_under_its_own_id() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let (waiting, at_child) = call(&client, &mut child, 1).await;
@@ -38,7 +38,7 @@ async fn a_question_is_put_on_the_calls_stream_and_its_answer_reaches_the_server
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_clients_of_a_kind_are_asked_each_about_its_own_call() {
+async fn two_clients_in_one_process_each_get_the_input_requests_of_their_call() {
     let mut world = World::new("defer: { after: 1h }");
     let (first, mut child) = world.begin(everything()).await;
     let second = hello(&world.client(), everything()).await;
@@ -71,7 +71,7 @@ async fn two_clients_of_a_kind_are_asked_each_about_its_own_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_that_is_taken_back_is_taken_back_from_the_client() {
+async fn a_withdrawn_input_request_is_cancelled_at_the_client() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let (waiting, _) = call(&client, &mut child, 1).await;
@@ -84,7 +84,7 @@ async fn a_question_that_is_taken_back_is_taken_back_from_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_an_id_that_a_server_uses_again_the_question_that_is_open_is_taken_back() {
+async fn of_an_id_that_a_server_uses_again_the_input_request_that_is_open_is_cancelled() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let (waiting, _) = call(&client, &mut child, 1).await;
@@ -101,7 +101,7 @@ async fn of_an_id_that_a_server_uses_again_the_question_that_is_open_is_taken_ba
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_outside_any_call_that_is_taken_back_is_taken_back_from_the_client_and_leaves_its_place() {
+async fn a_withdrawn_input_request_outside_any_call_is_cancelled_at_the_client_and_frees_its_slot() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let listening = client.listen().await.follow();
@@ -123,7 +123,7 @@ async fn a_question_outside_any_call_that_is_taken_back_is_taken_back_from_the_c
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_only_client_there_is_has_cancelled_leaves_its_child_and_its_questions_as_they_are() {
+async fn a_cancelled_request_of_the_only_client_keeps_its_process_and_input_requests() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let listening = client.listen().await.follow();
@@ -153,7 +153,7 @@ async fn what_the_only_client_there_is_has_cancelled_leaves_its_child_and_its_qu
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_outside_any_call_that_is_too_large_to_be_kept_is_refused() {
+async fn an_input_request_outside_any_call_that_is_too_large_to_be_kept_is_refused() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let listening = client.listen().await.follow();
@@ -167,7 +167,7 @@ async fn a_question_outside_any_call_that_is_too_large_to_be_kept_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_asks_without_end_and_takes_no_answers_does_not_get_them_all() {
+async fn undelivered_responses_to_endless_input_requests_are_bounded() {
     const ASKED: u64 = 6000;
     let mut world = World::new("defer: { after: 1h }");
     let (_client, mut child) = world.begin(everything()).await;
@@ -184,7 +184,7 @@ async fn a_server_that_asks_without_end_and_takes_no_answers_does_not_get_them_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_outside_any_call_of_a_server_that_dies_is_taken_back() {
+async fn an_input_request_outside_any_call_of_a_server_that_dies_is_cancelled() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let listening = client.listen().await.follow();
@@ -198,7 +198,7 @@ async fn a_question_outside_any_call_of_a_server_that_dies_is_taken_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_outside_any_call_is_put_to_the_only_client_there_is_and_else_refused() {
+async fn an_input_request_outside_any_call_is_sent_to_the_only_client_or_refused() {
     let mut world = World::new("defer: { after: 1h }");
     let client = world.client();
     let begin = async {
@@ -226,7 +226,7 @@ async fn a_question_outside_any_call_is_put_to_the_only_client_there_is_and_else
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_client_left_behind_that_has_gone_asks_nobody_else_until_its_child_has_gone_too() {
+async fn input_requests_of_a_disconnected_clients_calls_reach_no_other_client() {
     let mut world = World::new("defer: { after: 1h }");
     let (first, mut child) = world.begin(everything()).await;
     let listening = first.listen().await.follow();
@@ -257,7 +257,7 @@ async fn what_a_client_left_behind_that_has_gone_asks_nobody_else_until_its_chil
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_takes_no_event_stream_or_has_left_is_not_asked() {
+async fn a_client_without_an_event_stream_gets_no_input_requests() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let deaf = client.with("accept", "application/json");
@@ -279,7 +279,7 @@ async fn who_takes_no_event_stream_or_has_left_is_not_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_client_did_not_declare_it_is_not_asked() {
+async fn undeclared_input_requests_are_not_sent() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({ "roots": {} })).await;
     let listening = client.listen().await.follow();

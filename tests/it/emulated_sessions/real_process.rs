@@ -158,7 +158,7 @@ async fn a_client_of_2025_11_25_calls_a_process_answers_it_and_outlives_it() {
 }
 
 #[tokio::test]
-async fn clients_that_declare_the_same_share_a_process_until_it_asks_and_take_turns_then() {
+async fn clients_share_a_process_until_it_sends_an_input_request_and_are_then_served_in_turn() {
     let (_proxy, client) = Proxy::start();
     let [first, second] = two(&client).await;
     // The one is answered by what the other calls.
@@ -184,7 +184,7 @@ async fn clients_that_declare_the_same_share_a_process_until_it_asks_and_take_tu
 }
 
 #[tokio::test]
-async fn a_client_that_takes_its_call_back_or_leaves_leaves_those_of_others_alone() {
+async fn a_cancel_or_session_delete_of_one_client_does_not_affect_others() {
     let (_proxy, client) = Proxy::start();
     let [first, second] = two(&client).await;
     let (taken_back, held) = (call(&first, "hold").await, call(&second, "hold").await);
@@ -207,7 +207,7 @@ async fn a_client_that_takes_its_call_back_or_leaves_leaves_those_of_others_alon
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_while_it_is_asked_costs_the_process_and_nobody_elses_call() {
+async fn a_session_delete_during_an_input_request_ends_the_process_and_no_other_call() {
     let (_proxy, client) = Proxy::start();
     let [first, second] = two(&client).await;
     let process = called(&second, "t").await["result"]["process"].clone();

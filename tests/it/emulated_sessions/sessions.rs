@@ -6,7 +6,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 #[tokio::test(start_paused = true)]
-async fn a_client_is_told_what_the_server_says_of_itself_and_tasks_are_the_proxys() {
+async fn the_handshake_relays_the_servers_description_and_adds_the_proxys_tasks() {
     let mut world = World::new("defer: { after: 1s }");
     let client = world.client();
     let hello = json!({
@@ -26,7 +26,7 @@ async fn a_client_is_told_what_the_server_says_of_itself_and_tasks_are_the_proxy
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_of_an_older_revision_gets_its_own() {
+async fn a_client_of_a_legacy_revision_gets_its_own() {
     let mut world = World::new("defer: { after: 1s }");
     let client = world.client();
     let hello = json!({
@@ -55,7 +55,7 @@ async fn a_client_of_an_older_revision_gets_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_server_is_for_an_older_client_is_known_from_its_child() {
+async fn what_a_server_is_for_a_legacy_client_is_known_from_its_child() {
     let mut world = World::new("defer: { after: 1s }");
     let client = world.client();
     let hello = json!({
@@ -73,7 +73,7 @@ async fn what_a_server_is_for_an_older_client_is_known_from_its_child() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clients_that_declare_the_same_share_a_child_and_others_have_one_of_their_own() {
+async fn clients_with_the_same_capabilities_share_a_process() {
     let mut world = World::new("defer: { after: 1s }");
     let (first, mut child) = world.begin(json!({})).await;
     let second = hello(&world.client(), json!({})).await;
@@ -99,7 +99,7 @@ async fn clients_that_declare_the_same_share_a_child_and_others_have_one_of_thei
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_ends_with_its_delete_and_others_are_unknown() {
+async fn a_session_ends_with_delete_and_unknown_ones_are_refused() {
     let mut world = World::new("defer: { after: 1s }");
     let (client, mut child) = world.begin(json!({})).await;
     let listening = client.listen().await.follow();
@@ -157,7 +157,7 @@ async fn a_child_that_dies_loses_its_calls_and_the_session_goes_on_with_another(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_nobody_uses_ends_after_a_day_and_none_in_which_something_is_in_flight() {
+async fn an_idle_session_expires_after_a_day_unless_a_request_is_in_flight() {
     let hits = Hits::of("timeouts.idle_session");
     let mut world = World::new("defer: { mode: never }");
     let (quiet, mut child) = world.begin(json!({})).await;
@@ -184,7 +184,7 @@ async fn a_session_that_nobody_uses_ends_after_a_day_and_none_in_which_something
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_that_nobody_uses_ends_and_a_session_that_comes_back_has_another() {
+async fn an_idle_process_ends_and_its_session_starts_another() {
     let mut world = World::new("defer: { mode: never }");
     let (client, mut child) = world.begin(json!({})).await;
     assert_eq!(child.later().await, None, "its input ends");
@@ -200,7 +200,7 @@ async fn a_child_that_nobody_uses_ends_and_a_session_that_comes_back_has_another
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_is_unknown_to_whoever_shows_the_token_of_another_name() {
+async fn a_session_is_unknown_under_the_token_of_another_name() {
     let folder = tempfile::tempdir().expect("a folder");
     let tokens = ["alice", "alice", "bob"].into_iter().enumerate().map(|(n, name)| {
         let path = folder.path().join(n.to_string());

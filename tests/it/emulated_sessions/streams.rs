@@ -10,7 +10,7 @@ async fn wants(client: &crate::legacy::proxy_and_client::Older, level: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_concerns_no_call_is_heard_by_all_who_share_the_child_as_far_as_they_asked_for_it() {
+async fn notifications_outside_any_call_reach_every_client_of_the_process_that_wants_them() {
     let mut world = World::new("defer: { after: 1h }");
     let (first, mut child) = world.begin(json!({})).await;
     let second = hello(&world.client(), json!({})).await;
@@ -47,7 +47,7 @@ async fn what_concerns_no_call_is_heard_by_all_who_share_the_child_as_far_as_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_broke_is_taken_up_behind_the_last_event_and_the_newest_is_the_one_there_is() {
+async fn a_stream_that_broke_is_resumed_behind_the_last_event_and_the_newest_is_the_one_there_is() {
     let mut world = World::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({})).await;
     let first = client.listen().await.follow();

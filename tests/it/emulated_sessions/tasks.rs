@@ -68,7 +68,7 @@ async fn a_task_is_cancelled_at_the_server_and_goes_on_where_its_session_ends() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_inside_a_task_is_put_where_its_client_waits_for_the_result() {
+async fn an_input_request_in_a_task_is_sent_on_the_stream_of_tasks_result() {
     let mut world = World::new("defer: { after: 1s }");
     let (client, mut child) = world.begin(json!({ "elicitation": {} })).await;
     let (id, call) = task(&client, &mut child, wish()).await;
@@ -88,7 +88,7 @@ async fn a_question_inside_a_task_is_put_where_its_client_waits_for_the_result()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_becomes_a_task_unasked_for_whom_the_operator_named_with_its_question_open() {
+async fn a_call_of_a_configured_client_becomes_an_unsolicited_task_with_its_input_request_open() {
     let mut world = World::new(
         "defer: { after: 2s }\n    tasks: { unsolicited: [{ header: X-Takes-Tasks, value: yes }] }",
     );

@@ -136,7 +136,7 @@ fn every_phase_meets_every_event() {
 }
 
 #[test]
-fn every_phase_meets_every_event_where_the_client_is_asked_on_its_stream() {
+fn every_phase_meets_every_event_where_input_requests_go_on_the_calls_stream() {
     expect_file!["../golden/exchange-stream.txt"].assert_eq(&table(Manner::Stream, &ON_STREAM));
 }
 
@@ -151,7 +151,7 @@ fn every_phase_meets_every_event_where_the_server_has_turned_the_call_over() {
 }
 
 #[test]
-fn a_question_inside_a_task_lapses_where_it_keeps_others_from_their_turn() {
+fn an_input_request_in_a_task_lapses_where_it_blocks_other_calls() {
     let start = SystemClock::new().now();
     let turn = Some(PARK);
     let mut exchange = Exchange::<()>::new(Manner::Rounds, Deadlines { turn, ..DEADLINES }, start);
@@ -175,7 +175,7 @@ fn a_question_inside_a_task_lapses_where_it_keeps_others_from_their_turn() {
 }
 
 #[test]
-fn a_question_for_which_a_call_was_turned_over_keeps_nobody_waiting() {
+fn an_input_request_of_an_input_required_result_blocks_no_other_call() {
     let start = SystemClock::new().now();
     let mut exchange = Exchange::<()>::of_a_task(Manner::Rounds, Deadlines { turn: Some(PARK), ..DEADLINES });
     exchange.handle_turn_over(BTreeSet::from([1]), start);
@@ -183,7 +183,7 @@ fn a_question_for_which_a_call_was_turned_over_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_call_without_a_threshold_never_asks_for_the_time() {
+fn a_call_without_a_threshold_never_reads_the_clock() {
     let start = SystemClock::new().now();
     let mut exchange =
         Exchange::<()>::new(Manner::Rounds, Deadlines { defer_after: None, ..DEADLINES }, start);
@@ -195,7 +195,7 @@ fn a_call_without_a_threshold_never_asks_for_the_time() {
 }
 
 #[test]
-fn a_call_that_is_a_task_at_once_asks_inside_it_even_if_the_question_is_seen_first() {
+fn an_immediate_task_owns_an_input_request_that_arrives_before_it_is_stored() {
     let start = SystemClock::new().now();
     let mut exchange = Exchange::<()>::new(
         Manner::Rounds,

@@ -81,7 +81,7 @@ async fn each_request_leaves_one_line() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_leaves_a_line() {
+async fn a_disconnect_is_logged() {
     for version in BOTH {
         for keep_alive in [NEVER, Duration::from_millis(5)] {
             let lines = Lines::record();
@@ -113,7 +113,7 @@ async fn a_client_that_leaves_leaves_a_line() {
 }
 
 #[tokio::test]
-async fn a_line_of_the_log_is_short_however_much_it_tells_of() {
+async fn a_log_line_is_bounded() {
     let lines = Lines::record();
     let world = World::new(&[&Desk::prompt()], |_| {});
     let mut client = world.client(Version::Http1).await;

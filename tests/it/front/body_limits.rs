@@ -71,7 +71,7 @@ async fn a_body_in_many_pieces_arrives_whole() {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_arrive_is_given_up() {
+async fn a_body_that_does_not_arrive_is_abandoned() {
     let hits = Hits::of("timeouts.read_body");
     let world = World::new(&[&Desk::prompt()], |config| {
         config.timeouts.read_body = Duration::from_millis(50);

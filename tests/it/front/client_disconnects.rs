@@ -13,7 +13,7 @@ use serde_json::json;
 use std::{sync::Mutex, time::Duration};
 
 #[tokio::test]
-async fn a_client_that_leaves_while_waiting_gives_up_its_call() {
+async fn a_client_that_disconnects_while_waiting_abandons_its_call() {
     for version in BOTH {
         let (desk, mut given_up) = Desk::silent(NEVER);
         let world = World::new(&[&desk], |_| {});
@@ -37,7 +37,7 @@ fn watched(capabilities: &str) -> http::Request<http_body_util::Full<bytes::Byte
 }
 
 #[tokio::test]
-async fn a_client_with_a_token_and_without_tasks_hears_that_its_call_still_runs() {
+async fn a_client_with_a_progress_token_and_without_tasks_gets_progress() {
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
@@ -80,7 +80,7 @@ async fn a_client_with_a_token_and_without_tasks_hears_that_its_call_still_runs(
 }
 
 #[tokio::test]
-async fn a_client_with_tasks_hears_of_progress_in_its_task() {
+async fn a_client_with_tasks_gets_progress_in_its_task() {
     let pace = |route: &mut policy::Route| {
         route.held.progress = Some(Duration::from_millis(5));
         route.held.comments = Duration::from_millis(20);
@@ -96,7 +96,7 @@ async fn a_client_with_tasks_hears_of_progress_in_its_task() {
 }
 
 #[tokio::test]
-async fn a_call_that_has_waited_long_enough_gets_an_error_and_is_given_up() {
+async fn a_call_over_the_deadline_gets_an_error_and_is_cancelled_by_the_front() {
     for version in BOTH {
         for comments in [NEVER, Duration::from_millis(5)] {
             let (desk, mut given_up) = Desk::silent(comments);
@@ -158,7 +158,7 @@ async fn what_is_no_call_has_no_deadline() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_an_event_stream_gives_up_its_call() {
+async fn a_client_that_disconnects_an_event_stream_abandons_its_call() {
     for version in BOTH {
         let (desk, mut given_up) = Desk::silent(Duration::from_millis(5));
         let world = World::new(&[&desk], |_| {});
@@ -171,7 +171,7 @@ async fn a_client_that_leaves_an_event_stream_gives_up_its_call() {
 }
 
 #[tokio::test]
-async fn giving_up_one_http_2_request_leaves_the_others_alone() {
+async fn abandoning_one_http_2_request_leaves_the_others_alone() {
     let (sender, stream) = channel();
     let stream = Mutex::new(Some(stream));
     let desk = Desk::new(move |call| match call.target.as_deref() {

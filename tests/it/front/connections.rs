@@ -34,7 +34,7 @@ async fn a_connection_that_does_not_get_to_a_request_is_closed() {
 }
 
 #[tokio::test]
-async fn a_connection_may_rest_between_requests_but_not_within_a_head() {
+async fn a_connection_may_be_idle_between_requests_but_not_within_a_head() {
     let world = World::new(&[&Desk::prompt()], |config| {
         config.timeouts.read_headers = Duration::from_millis(50);
         config.timeouts.idle = NEVER;
@@ -52,7 +52,7 @@ async fn a_connection_may_rest_between_requests_but_not_within_a_head() {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_nothing_is_let_go_and_one_that_has_nothing_to_take_is_not() {
+async fn a_client_that_does_not_read_is_disconnected_and_an_idle_reader_is_not() {
     let hits = Hits::of("timeouts.write");
     for (version, secure) in BOTH.into_iter().flat_map(|version| [(version, false), (version, true)]) {
         let (said, quiet) = channel();
@@ -98,7 +98,7 @@ async fn a_client_that_takes_nothing_is_let_go_and_one_that_has_nothing_to_take_
 }
 
 #[tokio::test]
-async fn a_connection_that_rests_too_long_is_closed() {
+async fn an_idle_connection_is_closed_after_its_timeout() {
     let hits = Hits::of("timeouts.idle_connection");
     let world = World::new(&[&Desk::prompt()], |config| {
         config.timeouts.idle = Duration::from_millis(50);
@@ -162,7 +162,7 @@ async fn a_call_that_is_held_keeps_its_connection_however_long_it_is_silent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_there_is_no_room_a_connection_that_rests_goes_and_one_at_work_stays() {
+async fn at_the_connection_limit_an_idle_connection_is_closed_and_a_busy_one_kept() {
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
@@ -190,7 +190,7 @@ async fn where_there_is_no_room_a_connection_that_rests_goes_and_one_at_work_sta
 }
 
 #[tokio::test]
-async fn more_calls_than_the_limit_are_shed_and_places_are_given_back() {
+async fn calls_over_the_limit_are_shed_and_permits_are_returned() {
     let hits = Hits::of("limits.calls");
     for version in BOTH {
         let (sender, stream) = channel();
@@ -240,7 +240,7 @@ async fn more_connections_than_the_limit_wait_for_one_to_close() {
 }
 
 #[tokio::test]
-async fn that_there_is_no_place_is_logged_now_and_then_and_not_for_each_connection() {
+async fn the_connection_limit_is_logged_at_intervals() {
     let (lines, hits) = (Lines::record(), Hits::of("limits.connections"));
     let world = World::new(&[&Desk::prompt()], |config| config.limits.connections = 1);
     // However long a busy machine takes for what follows.

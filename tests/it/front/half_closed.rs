@@ -157,7 +157,7 @@ async fn a_client_that_ends_its_side_within_its_request_has_made_no_call() {
 }
 
 #[tokio::test]
-async fn a_client_that_ends_its_side_and_then_closes_gives_up_its_call() {
+async fn a_client_that_ends_its_side_and_then_closes_abandons_its_call() {
     let (desk, mut given_up) = Desk::silent(Duration::from_millis(50));
     let world = World::new(&[&desk], |_| {});
     let mut socket = sent_and_ended(&world).await;
@@ -169,7 +169,7 @@ async fn a_client_that_ends_its_side_and_then_closes_gives_up_its_call() {
 }
 
 #[tokio::test]
-async fn a_call_whose_client_has_closed_is_given_up_before_anything_is_to_be_said() {
+async fn a_call_whose_client_has_closed_is_cancelled_before_its_response() {
     let (desk, mut given_up) = Desk::silent(NEVER);
     let world = World::new(&[&desk], |_| {});
     let socket = sent_and_ended(&world).await;

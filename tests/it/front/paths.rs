@@ -85,7 +85,7 @@ async fn no_path_is_for_health_checks_unless_one_is_configured() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_leaves_says_so_at_the_health_path() {
+async fn a_draining_proxy_is_unhealthy_at_the_health_path() {
     let (world, leaving) = World::leaving(&[&Desk::prompt()], |config| config.health = health(false));
     let mut client = world.client(Version::Http1).await;
     let get = || bare("GET", "/healthz", &[]);
@@ -96,7 +96,7 @@ async fn a_proxy_that_leaves_says_so_at_the_health_path() {
 }
 
 #[tokio::test]
-async fn a_health_path_says_that_a_server_that_is_needed_is_awaited() {
+async fn the_health_path_reports_a_required_server_that_is_not_reachable() {
     let desk = Desk::prompt();
     for (needs, status) in [(false, StatusCode::OK), (true, StatusCode::SERVICE_UNAVAILABLE)] {
         *desk.is_down.lock().unwrap() = true;

@@ -8,7 +8,7 @@ use deferral::internals::{dialect::Principal, policy::PrincipalSource};
 use http::{HeaderName, HeaderValue};
 
 #[tokio::test]
-async fn a_service_hears_who_asks_and_what_to_show_the_server() {
+async fn a_service_receives_the_principal_and_the_credentials_for_the_server() {
     for version in BOTH {
         let desk = Desk::on(
             "/mcp",

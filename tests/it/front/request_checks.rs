@@ -8,7 +8,7 @@ use http::{HeaderValue, StatusCode};
 use serde_json::json;
 
 #[tokio::test]
-async fn a_strange_host_is_turned_away() {
+async fn an_unknown_host_is_refused() {
     for version in BOTH {
         let desk = Desk::prompt();
         let world = World::new(&[&desk], |_| {});
@@ -25,7 +25,7 @@ async fn a_strange_host_is_turned_away() {
 }
 
 #[tokio::test]
-async fn a_strange_origin_is_turned_away() {
+async fn an_unknown_origin_is_refused() {
     let desk = Desk::prompt();
     let world = World::new(&[&desk], |_| {});
     let mut client = world.client(Version::Http1).await;
@@ -40,7 +40,7 @@ async fn a_strange_origin_is_turned_away() {
 }
 
 #[tokio::test]
-async fn a_page_that_may_call_can_ask_first_and_read_the_answer() {
+async fn an_allowed_origin_gets_a_preflight_response_and_can_read_the_response() {
     let origin = "https://app.example.com";
     let world = World::new(&[&Desk::prompt()], |config| config.access.origins = vec![origin.to_owned()]);
     let mut client = world.client(Version::Http1).await;
@@ -151,7 +151,7 @@ async fn a_client_must_take_both_kinds_of_answer() {
 }
 
 #[tokio::test]
-async fn a_client_of_an_older_revision_is_passed_on() {
+async fn a_client_of_a_legacy_revision_is_passed_on() {
     for version in BOTH {
         let desk = Desk::prompt();
         let world = World::new(&[&desk], |_| {});
@@ -190,7 +190,7 @@ async fn a_version_that_is_not_spoken_is_answered_with_those_that_are() {
 }
 
 #[tokio::test]
-async fn a_modern_request_without_its_header_is_a_mismatch_and_not_an_older_client() {
+async fn a_modern_request_without_its_header_is_a_mismatch_and_not_a_legacy_client() {
     let world = World::new(&[&Desk::prompt()], |_| {});
     let mut request = call("greet");
     request.headers_mut().remove("mcp-protocol-version");

@@ -38,7 +38,7 @@ async fn a_reply_at_once_has_its_own_status_and_headers() {
 }
 
 #[tokio::test]
-async fn a_notice_first_begins_an_event_stream_that_ends_with_the_reply() {
+async fn a_notification_begins_an_event_stream_that_ends_with_the_response() {
     for version in BOTH {
         let desk = Desk::new(|call| {
             let mut reply = reply(&call.id, "{}");

@@ -61,7 +61,7 @@ fn is_refused(answer: &Answer, error: Option<&str>) {
 }
 
 #[tokio::test]
-async fn who_shows_no_token_or_a_wrong_one_is_refused_whatever_is_asked() {
+async fn a_request_without_a_valid_token_is_refused_on_every_path() {
     for version in [Version::Http1, Version::Http2] {
         let (desk, other) =
             (Desk::prompt(), Desk::on("/other", |_| {}, |_| unreachable!("nobody is let in")));
@@ -85,7 +85,7 @@ async fn who_shows_no_token_or_a_wrong_one_is_refused_whatever_is_asked() {
 }
 
 #[tokio::test]
-async fn who_is_refused_is_not_waited_for() {
+async fn a_refused_request_is_answered_before_its_body() {
     let desk = Desk::prompt();
     let world = world(&[&desk]);
     let mut socket = world.socket().await;
@@ -142,7 +142,7 @@ async fn a_token_goes_no_further_and_what_else_the_client_shows_does() {
 }
 
 #[tokio::test]
-async fn a_header_tells_apart_those_who_share_a_token_and_nobody_else() {
+async fn a_header_distinguishes_principals_that_share_a_token_only() {
     let source = PrincipalSource::Header(HeaderName::from_static("x-user"));
     let desk = Desk::prompt().with(|route| route.principal = source);
     let world = world(&[&desk]);
@@ -158,7 +158,7 @@ async fn a_header_tells_apart_those_who_share_a_token_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn a_browser_asks_first_without_a_token_and_reads_the_refusal() {
+async fn a_preflight_needs_no_token_and_the_refusal_is_readable() {
     let desk = Desk::prompt();
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
@@ -212,7 +212,7 @@ async fn the_log_has_the_name_of_a_token_and_never_the_token() {
 }
 
 #[tokio::test]
-async fn those_who_are_not_known_take_no_place_from_those_who_are() {
+async fn unauthenticated_requests_take_no_permit_of_authenticated_ones() {
     let (desk, _given_up) = Desk::silent(Duration::from_millis(10));
     let tokens = Tokens::new([("alice".into(), ALICE)]);
     let world = World::new(&[&desk], |config| (config.tokens, config.limits.calls) = (tokens, 1));

@@ -38,7 +38,7 @@ fn all_readers_of_event_streams_see_the_same_however_they_are_cut() {
 }
 
 #[test]
-fn what_a_process_says_falls_into_the_same_lines_however_it_comes() {
+fn output_of_a_process_has_the_same_lines_however_it_is_cut() {
     holds("lines");
 }
 
@@ -53,12 +53,12 @@ fn no_message_is_read_otherwise_than_serde_json_reads_it() {
 }
 
 #[test]
-fn no_change_of_a_member_touches_another_and_each_can_be_taken_back() {
+fn a_change_of_a_member_touches_no_other_and_can_be_undone() {
     holds("splice");
 }
 
 #[test]
-fn no_header_says_what_its_body_does_not() {
+fn no_header_differs_from_its_body() {
     holds("headers");
 }
 
@@ -73,7 +73,7 @@ fn no_row_of_the_disk_store_is_read_as_what_was_never_written() {
 }
 
 #[test]
-fn no_anchor_opens_that_was_not_sealed_and_nothing_that_is_asked_beside_one_is_left_open_for_nobody() {
+fn an_anchor_opens_only_if_it_was_sealed_and_its_input_requests_are_known() {
     holds("anchors");
 }
 

@@ -25,7 +25,7 @@ fn send(events: &Events, id: u32, question: &Value) {
 }
 
 #[tokio::test]
-async fn a_question_of_a_session_with_several_calls_in_flight_is_refused_and_not_guessed() {
+async fn an_input_request_of_a_session_with_several_calls_in_flight_is_refused_and_not_guessed() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let session = sharing(&world, &talk).await;
@@ -42,7 +42,7 @@ async fn a_question_of_a_session_with_several_calls_in_flight_is_refused_and_not
 }
 
 #[tokio::test]
-async fn calls_that_cannot_be_asked_are_no_candidates_for_a_question_on_a_shared_session() {
+async fn calls_that_cannot_be_asked_are_no_candidates_for_an_input_request_on_a_shared_session() {
     let world = World::new().await;
     let client = asked(&world);
     let talk = Talk::tool(&client);
@@ -91,7 +91,7 @@ async fn a_server_that_is_seen_to_ask_on_its_session_gets_a_session_for_each_cal
 }
 
 #[tokio::test]
-async fn a_question_when_no_call_is_in_flight_is_refused() {
+async fn an_input_request_when_no_call_is_in_flight_is_refused() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let session = sharing(&world, &talk).await;
@@ -137,7 +137,7 @@ async fn a_session_is_never_shared_between_principals_or_between_declarations() 
 }
 
 #[tokio::test]
-async fn two_questions_with_one_id_in_two_sessions_are_answered_each_in_its_own() {
+async fn two_input_requests_with_one_id_in_two_sessions_are_answered_each_in_its_own() {
     let world = World::new().await;
     let alice = Talk::tool(&asked(&world).bearing("alice"));
     let bob = Talk::tool(&asked(&world).bearing("bob"));
@@ -155,7 +155,7 @@ async fn two_questions_with_one_id_in_two_sessions_are_answered_each_in_its_own(
 }
 
 #[tokio::test]
-async fn a_question_on_a_get_stream_that_broke_is_answered_in_its_session() {
+async fn an_input_request_on_a_get_stream_that_broke_is_answered_in_its_session() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheSession, &form("Who?")).await;

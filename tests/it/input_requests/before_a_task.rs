@@ -34,7 +34,7 @@ fn kinds() -> Vec<(&'static str, Value, Value)> {
 }
 
 #[tokio::test]
-async fn a_question_becomes_a_result_and_its_answer_resumes_the_very_same_call() {
+async fn an_input_request_becomes_a_result_and_its_answer_resumes_the_very_same_call() {
     for way in WAYS {
         for (key, question, shown) in kinds() {
             let world = World::new().await;
@@ -107,7 +107,7 @@ async fn what_belongs_to_the_retry_never_reaches_the_server() {
 }
 
 #[tokio::test]
-async fn parallel_questions_are_gathered_in_one_result() {
+async fn parallel_input_requests_are_gathered_in_one_result() {
     for way in WAYS {
         let world = World::with("questions: { settle: 5s }").await;
         let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "p" }));
@@ -146,7 +146,7 @@ async fn parallel_questions_are_gathered_in_one_result() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_once_it_has_been_asked_has_not_left() {
+async fn a_client_that_disconnects_after_the_input_request_does_not_cancel_the_call() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&asked(&world));
@@ -168,7 +168,7 @@ async fn a_client_that_hangs_up_once_it_has_been_asked_has_not_left() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_before_it_is_asked_cancels_the_call() {
+async fn a_client_that_disconnects_before_the_input_request_cancels_the_call() {
     for way in WAYS {
         let world = World::with("questions: { settle: 1h }").await;
         let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "p" }));
@@ -186,7 +186,7 @@ async fn a_client_that_hangs_up_before_it_is_asked_cancels_the_call() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_after_its_retry_cancels_the_call() {
+async fn a_client_that_disconnects_after_its_retry_cancels_the_call() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&asked(&world));
@@ -202,7 +202,7 @@ async fn a_client_that_hangs_up_after_its_retry_cancels_the_call() {
 }
 
 #[tokio::test]
-async fn progress_after_the_retry_is_told_under_the_token_of_the_retry() {
+async fn progress_after_the_retry_has_the_token_of_the_retry() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "one" }));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -234,7 +234,7 @@ async fn no_request_of_the_server_leaks_into_a_clients_stream() {
 }
 
 #[tokio::test]
-async fn in_mode_never_a_question_is_put_on_the_call_however_late_it_comes() {
+async fn in_mode_never_a_late_input_request_belongs_to_the_call() {
     let setup = Setup::new().route("defer: { mode: never, after: 20ms }");
     let world = setup.top("timeouts: { keep_alive: 100ms }").start().await;
     let mut stream = Talk::tool(&asked_with_tasks(&world)).begin().await.stream().await;

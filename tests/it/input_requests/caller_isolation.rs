@@ -226,7 +226,7 @@ async fn everybody_answers_their_own_questions(seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_callers_of_two_principals_each_answer_their_own_questions_and_only_those() {
+async fn fifty_callers_of_two_principals_each_answer_their_own_input_requests_and_only_those() {
     for seed in [1, 2, 3] {
         println!("seed {seed}");
         everybody_answers_their_own_questions(seed).await;

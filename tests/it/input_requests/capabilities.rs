@@ -47,7 +47,7 @@ fn cases() -> Vec<(Value, Value, Option<Value>)> {
 }
 
 #[tokio::test]
-async fn what_a_client_did_not_declare_is_refused_and_a_call_that_fails_for_it_says_what_it_needs() {
+async fn an_undeclared_input_request_is_refused_and_a_failed_call_names_the_capability() {
     for way in WAYS {
         for (declared, question, lacking) in cases() {
             let world = World::new().await;
@@ -74,7 +74,7 @@ async fn what_a_client_did_not_declare_is_refused_and_a_call_that_fails_for_it_s
 }
 
 #[tokio::test]
-async fn a_server_that_copes_is_passed_on_also_after_a_question_that_was_answered() {
+async fn a_result_despite_a_refused_input_request_is_relayed_also_after_an_answered_one() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&world.client().declaring(json!({ "elicitation": {} })));
@@ -105,7 +105,7 @@ async fn a_retry_too_fails_with_what_its_client_would_have_had_to_declare() {
 }
 
 #[tokio::test]
-async fn in_a_task_too_only_what_was_declared_is_asked() {
+async fn undeclared_input_requests_are_refused_in_a_task_too() {
     for way in WAYS {
         let world = World::with(ALWAYS).await;
         let client = world.client().declaring(with_tasks(json!({ "elicitation": {} })));
@@ -130,7 +130,7 @@ async fn in_a_task_too_only_what_was_declared_is_asked() {
 }
 
 #[tokio::test]
-async fn the_server_is_told_what_this_client_declared_but_for_the_proxys_own_tasks() {
+async fn the_server_receives_the_clients_capabilities_without_tasks() {
     let world = World::new().await;
     let declared = [
         (json!({ "elicitation": {} }), json!({ "elicitation": {} })),
@@ -178,7 +178,7 @@ async fn a_tool_can_require_a_capability_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn what_is_asked_again_is_asked_only_of_a_client_that_declares_it_this_time() {
+async fn a_repeated_input_request_needs_the_capability_of_the_retry() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let waiting = talk.begin().await;

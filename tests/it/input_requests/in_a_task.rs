@@ -31,7 +31,7 @@ fn acknowledged(answer: &Answer) {
 }
 
 #[tokio::test]
-async fn every_question_of_a_call_that_is_a_task_at_once_is_asked_inside_it() {
+async fn every_input_request_of_an_immediate_task_belongs_to_the_task() {
     for way in WAYS {
         let world = World::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
@@ -59,7 +59,7 @@ async fn every_question_of_a_call_that_is_a_task_at_once_is_asked_inside_it() {
 }
 
 #[tokio::test]
-async fn a_question_asked_with_the_call_itself_is_never_put_on_a_task_that_is_one_at_once() {
+async fn an_input_request_sent_with_the_call_belongs_to_an_immediate_task() {
     for _ in 0..20 {
         let world = World::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
@@ -126,7 +126,7 @@ async fn a_key_is_never_used_again_in_the_life_of_its_task() {
 }
 
 #[tokio::test]
-async fn a_withdrawn_question_disappears_and_its_late_answer_goes_nowhere() {
+async fn a_withdrawn_input_request_disappears_and_its_late_answer_goes_nowhere() {
     for way in WAYS {
         let world = World::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
@@ -175,7 +175,7 @@ async fn late_unknown_and_repeated_answers_are_acknowledged_and_ignored() {
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_fit_is_refused_and_those_beside_it_are_taken() {
+async fn an_invalid_input_response_is_refused_and_valid_ones_beside_it_are_accepted() {
     for wrong in [
         json!(12_345),
         json!({ "action": "accept", "content": { "name": 12_345 } }),
@@ -249,7 +249,7 @@ async fn answers_reach_the_server_as_they_were_spelled() {
 }
 
 #[tokio::test]
-async fn a_foreign_client_can_neither_see_nor_answer_a_question() {
+async fn a_foreign_client_can_neither_see_nor_answer_an_input_request() {
     let world = World::with(ALWAYS).await;
     let alice = asked_with_tasks(&world).bearing("alice");
     let (server, task) = begun(&world, &alice, Way::OnTheCall).await;
@@ -272,7 +272,7 @@ async fn next_status(stream: &mut Stream) -> Value {
 }
 
 #[tokio::test]
-async fn listeners_hear_of_each_question_and_of_each_answer() {
+async fn subscriptions_report_each_input_request_and_each_input_response() {
     let setup = Setup::new().route(ALWAYS);
     let world = setup.start().await;
     let client = asked_with_tasks(&world);
@@ -302,7 +302,7 @@ async fn listeners_hear_of_each_question_and_of_each_answer() {
 }
 
 #[tokio::test]
-async fn a_cancel_while_it_asks_reaches_the_server_and_ends_the_question() {
+async fn cancelling_a_task_that_requires_input_reaches_the_server_and_ends_the_input_request() {
     for way in WAYS {
         let world = World::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
@@ -324,7 +324,7 @@ async fn a_cancel_while_it_asks_reaches_the_server_and_ends_the_question() {
 }
 
 #[tokio::test]
-async fn a_server_that_gives_up_its_question_ends_the_task_with_what_it_says() {
+async fn a_server_that_stops_waiting_for_input_ends_the_task_with_its_result() {
     for way in WAYS {
         let world = World::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
@@ -340,7 +340,7 @@ async fn a_server_that_gives_up_its_question_ends_the_task_with_what_it_says() {
 }
 
 #[tokio::test]
-async fn a_server_that_goes_away_while_it_asks_fails_the_task() {
+async fn a_server_that_disconnects_during_an_input_request_fails_the_task() {
     let world = World::with(ALWAYS).await;
     let client = asked_with_tasks(&world);
     let (server, task) = begun(&world, &client, Way::OnTheCall).await;
@@ -369,7 +369,7 @@ async fn answers_sent_along_with_the_call_are_used_inside_the_task_too() {
 }
 
 #[tokio::test]
-async fn a_question_waits_as_long_as_its_task_lives_and_not_only_as_long_as_calls_are_parked() {
+async fn an_input_request_waits_as_long_as_its_task_lives_and_not_only_as_long_as_calls_are_parked() {
     let world = Setup::new().route(ALWAYS).route("questions: { park: 1ms }").start().await;
     let client = asked_with_tasks(&world);
     let (server, task) = begun(&world, &client, Way::OnTheCall).await;

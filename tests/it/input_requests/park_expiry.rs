@@ -12,7 +12,7 @@ use std::time::Duration;
 const BRIEFLY: &str = "questions: { park: 200ms }";
 
 #[tokio::test]
-async fn a_question_nobody_answers_in_time_is_cancelled_and_so_is_its_call() {
+async fn an_input_request_over_the_park_time_is_cancelled_with_its_call() {
     let hits = Hits::of("questions.park");
     for way in WAYS {
         let world = World::with(BRIEFLY).await;
@@ -44,7 +44,7 @@ async fn a_question_nobody_answers_in_time_is_cancelled_and_so_is_its_call() {
 }
 
 #[tokio::test]
-async fn each_retry_gives_the_next_question_its_whole_time() {
+async fn each_retry_gives_the_next_input_request_its_whole_time() {
     let world = World::with("questions: { park: 20s }").await;
     let talk = Talk::tool(&asked(&world));
     let (server, mut questions) = talk.is_asked(&world, Way::OnTheCall, &form("Round 0?")).await;
@@ -61,7 +61,7 @@ async fn each_retry_gives_the_next_question_its_whole_time() {
 }
 
 #[tokio::test]
-async fn a_server_that_gives_up_first_leaves_its_result_for_the_retry() {
+async fn a_server_that_stops_waiting_first_has_its_result_delivered_to_the_retry() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&asked(&world));
@@ -93,7 +93,7 @@ async fn server_of_another_is_given_up() {
 
 /// It was sent, and asked something: nobody may be told that nothing has been done.
 #[tokio::test]
-async fn a_retry_of_a_call_whose_server_is_down_says_that_the_outcome_is_unknown() {
+async fn a_retry_of_a_call_whose_server_is_down_reports_an_unknown_outcome() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&asked(&world));
@@ -110,7 +110,7 @@ async fn a_retry_of_a_call_whose_server_is_down_says_that_the_outcome_is_unknown
 }
 
 #[tokio::test]
-async fn a_result_that_nobody_fetches_is_let_go_without_a_word_to_the_server() {
+async fn an_unfetched_result_of_a_parked_call_is_dropped_without_a_cancellation() {
     for way in WAYS {
         let world = World::with(BRIEFLY).await;
         let talk = Talk::tool(&asked(&world));
@@ -124,7 +124,7 @@ async fn a_result_that_nobody_fetches_is_let_go_without_a_word_to_the_server() {
 }
 
 #[tokio::test]
-async fn the_place_of_an_abandoned_call_is_free_again() {
+async fn the_permit_of_an_expired_parked_call_is_free_again() {
     for way in WAYS {
         let setup = Setup::new().route(BRIEFLY).route("defer: { after: 30s }");
         let world = setup.top("limits: { tasks_per_principal: 1, sessions: 1 }").start().await;
@@ -137,7 +137,7 @@ async fn the_place_of_an_abandoned_call_is_free_again() {
 }
 
 #[tokio::test]
-async fn stopping_the_proxy_gives_up_what_waits_for_a_client() {
+async fn stopping_the_proxy_abandons_what_waits_for_a_client() {
     for way in WAYS {
         let world = Setup::new().top("drain: 50ms").start().await;
         let talk = Talk::tool(&asked(&world));

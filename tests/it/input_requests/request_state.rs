@@ -127,7 +127,7 @@ async fn a_state_of_another_proxy_is_of_no_use() {
 }
 
 #[tokio::test]
-async fn an_expired_state_is_told_from_one_whose_call_has_ended() {
+async fn an_expired_state_is_distinguished_from_one_whose_call_has_ended() {
     let world = World::with("questions: { park: 250ms }").await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -184,7 +184,7 @@ async fn a_state_sent_twice_feeds_the_server_once_and_answers_both() {
 }
 
 #[tokio::test]
-async fn one_of_two_who_wait_may_leave() {
+async fn one_of_two_waiting_retries_may_disconnect() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "p" }));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -209,7 +209,7 @@ async fn one_of_two_who_wait_may_leave() {
 }
 
 #[tokio::test]
-async fn a_state_whose_call_has_ended_says_so_and_calls_nothing() {
+async fn a_state_whose_call_has_ended_reports_it_and_calls_nothing() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&asked(&world));
@@ -227,7 +227,7 @@ async fn a_state_whose_call_has_ended_says_so_and_calls_nothing() {
 }
 
 #[tokio::test]
-async fn retries_that_arrive_in_the_moment_the_call_ends_are_all_answered_with_words() {
+async fn retries_that_arrive_as_the_call_ends_all_get_a_message() {
     const RETRIES: usize = 8;
     for _ in 0..10 {
         let world = World::new().await;

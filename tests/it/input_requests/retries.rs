@@ -44,7 +44,7 @@ async fn three_questions(world: &World, way: Way, talk: &Talk) -> (Asking, Quest
 }
 
 #[tokio::test]
-async fn what_was_not_answered_is_asked_again_under_its_key() {
+async fn an_unanswered_input_request_is_sent_again_under_its_key() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&asked(&world));
@@ -69,7 +69,7 @@ async fn what_was_not_answered_is_asked_again_under_its_key() {
 }
 
 #[tokio::test]
-async fn a_retry_without_answers_is_asked_again() {
+async fn a_retry_without_input_responses_gets_the_input_requests_again() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, first) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -83,7 +83,7 @@ async fn a_retry_without_answers_is_asked_again() {
 }
 
 #[tokio::test]
-async fn what_the_server_asks_meanwhile_is_asked_together_with_the_rest() {
+async fn input_requests_that_arrive_meanwhile_are_sent_with_the_open_ones() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&asked(&world));
@@ -126,7 +126,7 @@ async fn an_answer_for_later_is_not_kept_from_one_retry_to_the_next() {
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_fit_its_question_is_asked_for_again() {
+async fn an_answer_that_does_not_fit_its_input_request_is_requested_again() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, mut questions) = three_questions(&world, Way::OnTheCall, &talk).await;
@@ -248,7 +248,7 @@ async fn names_from_the_configuration_come_first_and_in_their_order() {
 }
 
 #[tokio::test]
-async fn a_call_with_answers_to_nothing_is_asked_and_not_refused() {
+async fn a_call_with_unknown_input_responses_is_not_refused() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world)).with("inputResponses", json!({ "wrong_key": accept("Ada") }));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -257,7 +257,7 @@ async fn a_call_with_answers_to_nothing_is_asked_and_not_refused() {
 }
 
 #[tokio::test]
-async fn an_answer_sent_along_that_does_not_fit_is_asked_for() {
+async fn an_invalid_input_response_in_the_first_call_is_requested() {
     let world = World::new().await;
     let along = json!({ "elicitation-1": 12_345 });
     let talk = Talk::tool(&asked(&world)).with("inputResponses", along);
@@ -267,7 +267,7 @@ async fn an_answer_sent_along_that_does_not_fit_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_question_withdrawn_before_it_was_shown_is_never_shown() {
+async fn an_input_request_withdrawn_before_it_was_shown_is_never_shown() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&asked(&world));
@@ -283,7 +283,7 @@ async fn a_question_withdrawn_before_it_was_shown_is_never_shown() {
 }
 
 #[tokio::test]
-async fn a_call_whose_only_question_is_withdrawn_goes_on_as_if_it_had_not_asked() {
+async fn a_call_whose_only_input_request_is_withdrawn_continues() {
     for way in WAYS {
         let world = World::new().await;
         let waiting = Talk::tool(&asked(&world)).begin().await;
@@ -296,7 +296,7 @@ async fn a_call_whose_only_question_is_withdrawn_goes_on_as_if_it_had_not_asked(
 }
 
 #[tokio::test]
-async fn a_question_withdrawn_while_its_client_thinks_takes_no_answer_any_more() {
+async fn an_input_request_withdrawn_while_its_client_thinks_takes_no_answer_any_more() {
     for way in WAYS {
         let world = World::new().await;
         let talk = Talk::tool(&asked(&world));
@@ -339,7 +339,7 @@ async fn a_server_that_goes_away_while_its_client_thinks_fails_the_retry() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_without_end_is_refused_at_some_point() {
+async fn the_number_of_input_requests_of_a_call_is_bounded() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let waiting = talk.begin().await;
@@ -353,7 +353,7 @@ async fn a_server_that_asks_without_end_is_refused_at_some_point() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_in_many_words_is_refused_at_some_point() {
+async fn the_size_of_input_requests_of_a_call_is_bounded() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let waiting = talk.begin().await;
@@ -366,7 +366,7 @@ async fn a_server_that_asks_in_many_words_is_refused_at_some_point() {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_to_its_call_makes_no_new_one() {
+async fn a_retry_starts_no_new_call() {
     let world = World::with("calls_per_minute: 1").await;
     let talk = Talk::tool(&asked(&world));
     let waiting = talk.begin().await;

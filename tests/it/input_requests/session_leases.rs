@@ -13,7 +13,7 @@ use serde_json::json;
 use std::time::Duration;
 
 #[tokio::test]
-async fn calls_of_clients_that_can_be_asked_have_sessions_of_their_own() {
+async fn calls_of_clients_with_capabilities_have_sessions_of_their_own() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let (one, other) = (talk.begin().await, talk.begin().await);
@@ -35,7 +35,7 @@ async fn calls_of_clients_that_can_be_asked_have_sessions_of_their_own() {
 }
 
 #[tokio::test]
-async fn calls_of_clients_that_cannot_be_asked_share_one() {
+async fn calls_of_clients_without_capabilities_share_a_session() {
     let world = World::new().await;
     let talk = Talk::tool(&world.client());
     let mut busy = Vec::new();
@@ -216,7 +216,7 @@ async fn job(world: &World, client: &Client) -> (String, Asking) {
 }
 
 #[tokio::test]
-async fn tasks_in_hand_keep_no_call_from_its_turn() {
+async fn running_tasks_take_no_permit_of_calls() {
     let world = with_jobs().start().await;
     let client = asked_with_tasks(&world);
     let mut jobs = Vec::new();

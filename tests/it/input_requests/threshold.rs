@@ -51,7 +51,7 @@ async fn the_time_its_client_thinks_does_not_count_against_the_threshold() {
 }
 
 #[tokio::test]
-async fn a_question_that_is_being_settled_wins_over_the_threshold() {
+async fn an_input_request_that_is_being_settled_wins_over_the_threshold() {
     let setup = Setup::new().route(LATER);
     let world = setup.route("questions: { settle: 15s }").start().await;
     let talk = Talk::tool(&asked_with_tasks(&world));
@@ -72,7 +72,7 @@ async fn a_question_that_is_being_settled_wins_over_the_threshold() {
 }
 
 #[tokio::test]
-async fn questions_before_and_after_the_task_have_keys_of_one_kind() {
+async fn input_requests_before_and_after_the_task_have_keys_of_one_kind() {
     for way in WAYS {
         let world = World::with(LATER).await;
         let client = asked_with_tasks(&world);
@@ -94,7 +94,7 @@ async fn questions_before_and_after_the_task_have_keys_of_one_kind() {
 }
 
 #[tokio::test]
-async fn what_is_left_unanswered_is_asked_on_the_call_before_it_may_become_a_task() {
+async fn unanswered_input_requests_are_sent_on_the_call_before_it_may_become_a_task() {
     let setup = Setup::new().route(LATER);
     let world = setup.route("questions: { settle: 15s }").start().await;
     let talk = Talk::tool(&asked_with_tasks(&world));
@@ -144,7 +144,7 @@ async fn the_state_of_a_call_that_has_become_a_task_finds_the_task() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_it_has_the_handle_cancels_the_call_it_answered() {
+async fn a_client_that_disconnects_before_it_has_the_handle_cancels_the_call_it_answered() {
     let world = World::with("defer: { after: 1h }").await;
     let talk = Talk::tool(&asked_with_tasks(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -202,7 +202,7 @@ async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
 }
 
 #[tokio::test]
-async fn a_question_after_the_threshold_is_asked_inside_the_task() {
+async fn an_input_request_after_the_threshold_belongs_to_the_task() {
     for way in WAYS {
         let world = World::with(LATER).await;
         let client = asked_with_tasks(&world);

@@ -9,7 +9,7 @@ use serde_json::json;
 use std::time::Duration;
 
 #[tokio::test]
-async fn a_question_is_answered_under_the_servers_own_id_letter_for_letter() {
+async fn an_input_request_is_answered_under_the_servers_own_id_letter_for_letter() {
     for way in WAYS {
         for id in ["0", "-1", "9007199254740993", r#""0""#, r#""a\u0062\n""#, r#""""#] {
             let world = World::new().await;
@@ -70,7 +70,7 @@ async fn a_server_without_sessions_can_ask_too() {
 }
 
 #[tokio::test]
-async fn servers_of_every_older_revision_can_ask() {
+async fn servers_of_every_legacy_revision_can_ask() {
     for version in ["2025-03-26", "2025-06-18", "2025-11-25"] {
         let world = Setup::new().server(|options| options.version = version).start().await;
         let talk = Talk::tool(&asked(&world));
@@ -83,7 +83,7 @@ async fn servers_of_every_older_revision_can_ask() {
 }
 
 #[tokio::test]
-async fn a_question_outlives_the_stream_it_came_on_where_the_server_can_take_it_up_again() {
+async fn an_input_request_outlives_the_stream_it_came_on_where_the_server_can_resume_it_again() {
     for mode in ["defer: { mode: never }", ALWAYS] {
         let world = World::with(mode).await;
         let client = asked_with_tasks(&world);

@@ -79,7 +79,7 @@ async fn a_user_who_declines_gets_an_error_and_nothing_is_called() {
 /// What has been answered says only that the user was willing to go; whether they have been there the
 /// server knows. So a client that lacks answers is not refused, and what it lacks is asked for again.
 #[tokio::test]
-async fn a_client_that_comes_back_without_all_answers_is_asked_again_by_the_server_alone() {
+async fn a_retry_without_all_input_responses_is_decided_by_the_server() {
     for answers in
         [None, Some(json!({})), Some(json!({ "url-1": { "action": "accept" } })), Some(json!({ "url-2": 5 }))]
     {
@@ -118,7 +118,7 @@ async fn a_server_that_is_not_satisfied_sends_the_user_again() {
 }
 
 #[tokio::test]
-async fn a_client_that_cannot_be_sent_anywhere_is_told_what_it_needs() {
+async fn a_client_without_url_elicitation_gets_the_missing_capability() {
     for declared in [json!({}), json!({ "elicitation": {} }), json!({ "sampling": {} })] {
         let world = World::new().await;
         let waiting = Talk::tool(&world.client().declaring(declared.clone())).begin().await;
@@ -133,7 +133,7 @@ async fn a_client_that_cannot_be_sent_anywhere_is_told_what_it_needs() {
 }
 
 #[tokio::test]
-async fn an_older_code_never_reaches_a_modern_client() {
+async fn a_legacy_code_never_reaches_a_modern_client() {
     for error in [
         json!({ "code": -32042, "message": "go there" }),
         json!({ "code": -32042, "message": "go there", "data": { "elicitations": [] } }),
@@ -148,7 +148,7 @@ async fn an_older_code_never_reaches_a_modern_client() {
 }
 
 #[tokio::test]
-async fn after_questions_of_its_own_a_call_may_send_the_user_elsewhere() {
+async fn after_input_requests_of_its_own_a_call_may_send_the_user_elsewhere() {
     let world = World::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;

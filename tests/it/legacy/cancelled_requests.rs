@@ -19,7 +19,7 @@ fn cancel(id: &str) -> String {
 const SAID: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n\n";
 
 #[tokio::test]
-async fn a_stream_whose_request_was_taken_back_just_ends() {
+async fn the_stream_of_a_cancelled_request_ends_without_an_error() {
     let lines = Lines::record();
     let world = World::new().await;
     let client = Older::new(world.addr()).within("s1");
@@ -42,7 +42,7 @@ async fn a_stream_whose_request_was_taken_back_just_ends() {
 }
 
 #[tokio::test]
-async fn a_request_that_was_taken_back_gets_no_error_of_ours_before_its_answer_has_begun() {
+async fn a_request_that_was_cancelled_gets_no_error_of_ours_before_its_answer_has_begun() {
     let world = World::new().await;
     let client = Older::new(world.addr()).within("s1");
     let waiting = client.call(23).await;
@@ -55,7 +55,7 @@ async fn a_request_that_was_taken_back_gets_no_error_of_ours_before_its_answer_h
 }
 
 #[tokio::test]
-async fn only_what_was_taken_back_in_this_session_goes_unanswered() {
+async fn only_a_cancelled_request_in_this_session_goes_unanswered() {
     let world = World::new().await;
     let client = Older::new(world.addr()).within("s1");
     let others = [client.with("mcp-session-id", "s2"), client.with("authorization", "Bearer other")];
@@ -74,7 +74,7 @@ async fn only_what_was_taken_back_in_this_session_goes_unanswered() {
 }
 
 #[tokio::test]
-async fn what_a_stranger_takes_back_makes_nobody_elses_forgotten() {
+async fn a_cancellation_from_another_principal_has_no_effect() {
     let world = World::new().await;
     let client = Older::new(world.addr()).within("s1");
     let waiting = client.call(23).await;
@@ -89,7 +89,7 @@ async fn what_a_stranger_takes_back_makes_nobody_elses_forgotten() {
 }
 
 #[tokio::test]
-async fn a_stream_whose_session_its_client_ends_just_ends_however_late_the_server_says_so() {
+async fn the_stream_of_a_deleted_session_ends_without_an_error() {
     for (status, owed) in [(200, false), (204, false), (405, true)] {
         let (say, said) = watch::channel(false);
         let world = Setup::new()

@@ -33,7 +33,7 @@ pub(super) async fn next_connection(world: &World, client: &Older) -> usize {
 }
 
 #[tokio::test]
-async fn a_call_whose_client_leaves_goes_on_before_its_answer_has_begun() {
+async fn a_call_whose_client_disconnects_goes_on_before_its_answer_has_begun() {
     let lines = Lines::record();
     let world = World::new().await;
     let client = Older::new(world.addr()).within("s1");
@@ -50,7 +50,7 @@ async fn a_call_whose_client_leaves_goes_on_before_its_answer_has_begun() {
 }
 
 #[tokio::test]
-async fn a_call_whose_client_leaves_goes_on_in_the_middle_of_its_answer() {
+async fn a_call_whose_client_disconnects_goes_on_in_the_middle_of_its_answer() {
     let lines = Lines::record();
     let world = World::new().await;
     let client = Older::new(world.addr()).within("s1");
@@ -72,7 +72,7 @@ async fn a_call_whose_client_leaves_goes_on_in_the_middle_of_its_answer() {
 
 /// A call that its server would have read on the direct way.
 #[tokio::test]
-async fn a_call_is_made_although_its_client_leaves_while_it_is_decided_how() {
+async fn a_call_is_sent_although_its_client_disconnects_before_routing() {
     let lines = Lines::record();
     let setup = Setup::new().route("defer: { mode: always }").server(|options| options.pongs = false);
     let world = setup.start().await;
@@ -94,7 +94,7 @@ async fn a_call_is_made_although_its_client_leaves_while_it_is_decided_how() {
 }
 
 #[tokio::test]
-async fn only_so_many_answers_are_read_on() {
+async fn responses_read_for_disconnected_clients_are_bounded() {
     let hits = Hits::of("limits.departed");
     let world = Setup::new().top("limits: { departed: 1 }").start().await;
     let client = Older::new(world.addr()).within("s1");
@@ -111,7 +111,7 @@ async fn only_so_many_answers_are_read_on() {
 }
 
 #[tokio::test]
-async fn an_answer_is_read_on_only_for_as_long_as_a_call_may_take() {
+async fn a_response_for_a_disconnected_client_is_read_until_the_call_timeout() {
     let world = Setup::new().top("timeouts: { call: 10s, keep_alive: 1h }").start().await;
     let waiting = Older::new(world.addr()).within("s1").call(1).await;
     let events = world.server.call().await.stream();
@@ -127,7 +127,7 @@ fn cancel(id: u64) -> String {
 }
 
 #[tokio::test]
-async fn a_call_that_was_taken_back_is_not_read_on_when_its_client_leaves() {
+async fn a_call_that_was_cancelled_is_not_read_on_when_its_client_disconnects() {
     let world = Setup::new().top("drain: 20ms").start().await;
     let client = Older::new(world.addr()).within("s1");
     // Its answer has begun, or not; it is taken back before its client leaves, or behind that.
@@ -163,7 +163,7 @@ async fn read_from(waiting: Waiting, events: &Events) -> Stream {
 }
 
 #[tokio::test]
-async fn a_server_hears_that_a_call_has_taken_longer_than_one_may() {
+async fn a_call_over_its_timeout_is_cancelled_at_the_server() {
     for stage in ["before its answer", "within it", "while it is taken up"] {
         let setup = Setup::new().top("timeouts: { call: 10s, keep_alive: 1h }");
         let world = setup.server(|options| options.get = Get::Silent).start().await;
@@ -195,7 +195,7 @@ async fn a_server_hears_that_a_call_has_taken_longer_than_one_may() {
 }
 
 #[tokio::test]
-async fn a_server_hears_of_a_call_whose_stream_a_stopping_proxy_was_taking_up() {
+async fn a_call_whose_stream_was_being_resumed_is_cancelled_at_the_shutdown() {
     let setup = Setup::new().top("drain: 20ms").server(|options| options.get = Get::Refused(503));
     let World { server, proxy } = setup.start().await;
     let waiting = Older::new(proxy.addresses[0]).within("s1").call(1).await;
@@ -211,7 +211,7 @@ async fn a_server_hears_of_a_call_whose_stream_a_stopping_proxy_was_taking_up() 
 }
 
 #[tokio::test]
-async fn a_server_hears_of_the_calls_that_a_stopping_proxy_has_ended_for_their_clients() {
+async fn calls_of_disconnected_clients_are_cancelled_at_the_shutdown() {
     for begun in [false, true] {
         let world = Setup::new().top("drain: 20ms").start().await;
         let waiting = Older::new(world.addr()).within("s1").call(1).await;

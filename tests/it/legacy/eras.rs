@@ -90,7 +90,7 @@ async fn where_the_operator_lets_them_meet_each_sees_a_task_in_its_own_way() {
 }
 
 #[tokio::test]
-async fn what_a_modern_clients_task_asks_a_legacy_client_can_answer() {
+async fn a_legacy_client_can_answer_an_input_request_of_a_modern_clients_task() {
     let world = Setup::new().route(ALWAYS).route(MEET).start().await;
     let (modern, older) = both(&world, Some("alice")).await;
     let task = modern.call("t").await.answer().await.task();

@@ -98,7 +98,7 @@ async fn clients_that_do_not_know_empty_events_get_none() {
 }
 
 #[tokio::test]
-async fn an_answer_is_taken_up_where_it_broke() {
+async fn a_response_is_resumed_where_it_broke() {
     let world = world().await;
     let client = Older::new(world.addr()).hello().await;
     let (id, events, mut stream) = called(&world, &client).await;
@@ -125,7 +125,7 @@ async fn an_answer_is_taken_up_where_it_broke() {
 }
 
 #[tokio::test]
-async fn nobody_else_takes_it_up() {
+async fn no_other_client_can_resume_a_stream() {
     let world = world().await;
     let client = Older::new(world.addr()).hello().await;
     let (_, _events, mut stream) = called(&world, &client).await;
@@ -138,7 +138,7 @@ async fn nobody_else_takes_it_up() {
 }
 
 #[tokio::test]
-async fn a_server_that_gives_ids_is_left_to_itself() {
+async fn event_ids_of_the_server_are_unchanged() {
     let world = world().await;
     let client = Older::new(world.addr()).hello().await;
     let waiting = client.call(1).await;
@@ -156,7 +156,7 @@ async fn a_server_that_gives_ids_is_left_to_itself() {
 }
 
 #[tokio::test]
-async fn no_more_is_kept_than_the_bound_says() {
+async fn stored_events_are_bounded() {
     let world = Setup::new().route("resume: { mint: true, bytes: 1KiB }").start().await;
     let client = Older::new(world.addr()).hello().await;
     let (_, events, mut stream) = called(&world, &client).await;
@@ -175,7 +175,7 @@ async fn no_more_is_kept_than_the_bound_says() {
 }
 
 #[tokio::test]
-async fn an_event_that_is_too_large_to_be_kept_is_an_error_for_who_comes_back() {
+async fn an_event_too_large_to_be_stored_is_an_error_on_resumption() {
     let world = Setup::new().route("resume: { mint: true, bytes: 1KiB }").start().await;
     let client = Older::new(world.addr()).hello().await;
     let (id, events, mut stream) = called(&world, &client).await;
@@ -202,7 +202,7 @@ async fn without_the_option_nothing_is_added() {
 }
 
 #[tokio::test]
-async fn who_comes_back_with_the_greatest_number_there_is_hears_that_it_is_not_kept() {
+async fn resumption_after_the_greatest_event_id_gets_an_error() {
     let world = world().await;
     let client = Older::new(world.addr()).hello().await;
     let (_, _events, mut stream) = called(&world, &client).await;

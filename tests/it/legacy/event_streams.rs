@@ -63,7 +63,7 @@ async fn a_stream_that_can_be_resumed_is_closed_where_the_server_closes_it() {
 }
 
 #[tokio::test]
-async fn questions_and_their_answers_pass() {
+async fn input_requests_and_their_answers_pass() {
     let world = World::new().await;
     let client = Older::new(world.addr()).hello().await;
     let mut listening = client.listen().await.stream().await;
@@ -133,7 +133,7 @@ async fn a_large_document_comes_as_it_is_sent() {
 }
 
 #[tokio::test]
-async fn calls_are_waited_for_at_the_end_and_listeners_are_let_go_last() {
+async fn calls_are_waited_for_at_the_end_and_listeners_are_released_last() {
     let world = Setup::new().top("drain: 10s").start().await;
     let client = Older::new(world.addr()).hello().await;
     let mut listening = client.listen().await.stream().await;

@@ -199,7 +199,7 @@ async fn a_batch_passes_as_it_is() {
 }
 
 #[tokio::test]
-async fn what_the_server_refuses_is_refused_in_its_words() {
+async fn what_the_server_refuses_is_refused_with_its_message() {
     for (status, body) in [
         (400, r#"{"jsonrpc":"2.0","id":"server-error","error":{"code":-32600,"message":"Bad Request: x"}}"#),
         (404, r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"Session not found"}}"#),
@@ -241,7 +241,7 @@ async fn a_session_is_ended_by_its_client_and_lost_by_its_server() {
 }
 
 #[tokio::test]
-async fn a_server_without_get_says_so() {
+async fn a_server_without_get_reports_it() {
     let world = Setup::new().server(|options| options.get = Get::Refused(405)).start().await;
     let client = older(&world).hello().await;
     assert_eq!(client.listen().await.answer().await.status, 405);

@@ -400,7 +400,7 @@ async fn who_comes_back() -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_goes_by_as_it_always_did() {
+async fn relayed_responses_match_the_golden_file() {
     let mut told = String::new();
     macro_rules! record {
         ($($scene:ident),*) => { $(
@@ -427,7 +427,7 @@ async fn an_answer_goes_by_as_it_always_did() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_brings_messages_is_taken_up_without_a_longer_pause() {
+async fn a_stream_that_brings_messages_is_resumed_without_a_longer_pause() {
     for brings in [true, false] {
         let body = if brings { LOG } else { FIRST };
         let stage = Stage::new(COMMENTS, &[], plain);

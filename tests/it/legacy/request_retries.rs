@@ -41,7 +41,7 @@ async fn server() -> (String, Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn what_is_only_asked_for_is_asked_for_once_more_and_a_call_is_not() {
+async fn reads_are_retried_once_and_calls_are_not() {
     let (url, seen) = server().await;
     let running = start(&url, &["defer: { mode: never }"], &[]);
     let client = Older::new(running.addresses[0]);
@@ -56,7 +56,7 @@ async fn what_is_only_asked_for_is_asked_for_once_more_and_a_call_is_not() {
 }
 
 #[tokio::test]
-async fn what_might_do_something_is_not_sent_twice() {
+async fn requests_with_side_effects_are_not_retried() {
     let (url, seen) = server().await;
     let running = start(&url, &["defer: { mode: never }"], &[]);
     let client = Older::new(running.addresses[0]).within("s");
@@ -106,7 +106,7 @@ async fn closing() -> String {
 }
 
 #[tokio::test]
-async fn a_call_does_not_go_on_a_connection_whose_last_answer_was_that_a_message_was_taken() {
+async fn a_call_does_not_reuse_a_connection_after_a_202() {
     let running = start(&closing().await, &["defer: { mode: never }"], &[]);
     let client = Older::new(running.addresses[0]).within("s");
     for _ in 0..3 {

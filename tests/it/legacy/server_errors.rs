@@ -55,7 +55,7 @@ async fn a_server_error_is_a_json_rpc_error() {
 }
 
 #[tokio::test]
-async fn a_server_error_that_says_why_is_said_in_its_words() {
+async fn a_server_error_with_a_message_is_relayed_with_it() {
     let error = json!({ "code": -32603, "message": "out of paper", "data": { "tray": 2 } });
     let body = json!({ "jsonrpc": "2.0", "id": null, "error": error });
     let answer = answered(Canned::json(500, &body)).await;
@@ -88,7 +88,7 @@ async fn each_request_of_a_batch_gets_its_error() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_to_those_who_wait_and_to_those_who_do_not() {
+async fn an_unreachable_server_is_reported_for_requests_and_notifications() {
     let nobody = Nobody::new();
     let proxy = start(&nobody.url(), &[], &[]);
     let client = Older::new(proxy.addresses[0]).within("s1");
@@ -126,7 +126,7 @@ async fn a_stream_that_breaks_within_an_event_gets_a_response_that_can_be_read()
 }
 
 #[tokio::test]
-async fn of_a_batch_those_get_an_error_that_were_not_answered() {
+async fn unanswered_requests_of_a_batch_get_an_error() {
     let world = Setup::new()
         .server(|options| {
             options.hook = Some(Box::new(|seen| {
@@ -143,7 +143,7 @@ async fn of_a_batch_those_get_an_error_that_were_not_answered() {
 }
 
 #[tokio::test]
-async fn a_stream_that_said_everything_may_end_as_it_likes() {
+async fn a_stream_may_break_after_the_response() {
     let world = World::new().await;
     let waiting = session(&world).call(7).await;
     let events = world.server.call().await.stream();
@@ -185,7 +185,7 @@ async fn a_call_that_takes_too_long_is_answered() {
 }
 
 #[tokio::test]
-async fn a_call_that_the_end_overtakes_is_answered() {
+async fn a_call_that_is_in_flight_at_the_shutdown_is_answered() {
     let world = Setup::new().top("drain: 20ms").start().await;
     let client = session(&world);
     let (held, begun, resumable) = (client.call(1).await, client.call(2).await, client.call(3).await);
@@ -207,7 +207,7 @@ async fn a_call_that_the_end_overtakes_is_answered() {
 }
 
 #[tokio::test]
-async fn what_is_not_waited_for_keeps_its_status() {
+async fn notifications_keep_the_servers_status() {
     let world = Setup::new()
         .server(|options| {
             options.hook =

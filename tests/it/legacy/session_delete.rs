@@ -63,7 +63,7 @@ fn ends(world: &World) -> usize {
 }
 
 #[tokio::test]
-async fn a_server_that_would_not_survive_the_end_of_a_session_does_not_hear_of_it() {
+async fn delete_is_not_sent_to_a_server_that_would_fail_after_it() {
     for (client, route) in
         [("2025-11-25", ""), ("2025-06-18", ""), ("2025-03-26", ""), ("2025-03-26", "defer: { mode: never }")]
     {
@@ -99,7 +99,7 @@ async fn a_server_is_judged_by_the_newest_revision_it_offers_itself() {
 }
 
 #[tokio::test]
-async fn a_server_whose_handshake_was_not_heard_is_asked_before_a_session_is_ended() {
+async fn a_server_with_an_unknown_revision_is_probed_before_a_delete() {
     for (newest, status) in [("2025-03-26", 200), ("2025-06-18", 204)] {
         let world = offering(newest, Setup::new()).await;
         let older = Older::new(world.addr()).within("of-client");
@@ -213,7 +213,7 @@ async fn a_client_ends_its_session_behind_what_is_queued_in_it() {
 
 /// The task goes on where its client has ended the session, until another of its sessions cancels it.
 #[tokio::test]
-async fn a_session_that_its_client_has_left_ends_behind_the_cancel_of_its_last_task() {
+async fn a_deleted_session_ends_after_the_cancellation_of_its_last_task() {
     let (world, client, (task, _unanswered), other) = working().await;
     let ends = |seen: &Seen| seen.http == Method::DELETE && seen.session() == client.session();
     let again = Older::new(world.addr()).with("authorization", "Bearer one").hello().await;

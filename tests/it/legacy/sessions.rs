@@ -64,7 +64,7 @@ async fn tasks_are_not_served_in_a_session_that_its_client_has_ended() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_older_than_the_proxy_is_asked_for_once() {
+async fn a_session_older_than_the_proxy_is_probed_once() {
     let world = world().await;
     let client = Older::new(world.addr()).within("s1");
     for _ in 0..3 {
@@ -74,7 +74,7 @@ async fn a_session_that_is_older_than_the_proxy_is_asked_for_once() {
 }
 
 #[tokio::test]
-async fn where_no_more_calls_may_be_in_flight_a_legacy_client_is_told_by_the_id_it_waits_for() {
+async fn at_the_call_limit_a_legacy_client_gets_an_error_with_its_request_id() {
     let world = Setup::new().top("limits: { calls: 1 }").start().await;
     let client = Older::new(world.addr()).hello().await;
     let waiting = client.call(1).await;

@@ -70,7 +70,7 @@ fn overdue(error: &Value) {
 }
 
 #[tokio::test]
-async fn a_client_with_a_token_hears_that_its_call_still_runs() {
+async fn a_legacy_client_with_a_progress_token_gets_progress() {
     let world = World::with(QUICK).await;
     let waiting = session(&world).post(&with_token(1, "\"t\"")).await;
     let events = world.server.call().await.stream();
@@ -133,7 +133,7 @@ async fn a_client_without_a_token_gets_comments_alone() {
 }
 
 #[tokio::test]
-async fn the_answer_of_a_server_that_says_nothing_is_begun_for_it() {
+async fn the_proxy_begins_the_response_of_a_silent_server() {
     let world = World::with("held: { progress: 40ms, comments: 20ms }").await;
     let waiting = session(&world).post(&with_token(1, "\"t\"")).await;
     let called = world.server.call().await;
@@ -204,7 +204,7 @@ async fn what_a_late_http_error_means_is_the_last_event() {
 }
 
 #[tokio::test]
-async fn a_late_server_that_dies_is_told_on_the_stream() {
+async fn a_server_that_dies_after_the_response_began_is_reported_on_the_stream() {
     let World { server, proxy } = World::with(COMMENTS).await;
     let waiting = Older::new(proxy.addresses[0]).within("s1").call(7).await;
     let _called = server.call().await;
@@ -216,7 +216,7 @@ async fn a_late_server_that_dies_is_told_on_the_stream() {
 }
 
 #[tokio::test]
-async fn nobody_elses_answer_is_begun_before_its_servers() {
+async fn the_proxy_begins_only_responses_of_calls() {
     let world = World::with("held: { progress: 20ms, comments: 20ms }").await;
     let no_call = "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"vendor/thing\"}".to_owned();
     let json_only = session(&world).with("accept", "application/json");
@@ -254,7 +254,7 @@ async fn a_call_that_has_waited_long_enough_gets_an_error_and_is_cancelled() {
 }
 
 #[tokio::test]
-async fn that_a_call_has_waited_long_enough_is_told_again_where_the_server_does_not_take_it() {
+async fn the_cancellation_at_the_deadline_is_sent_again_until_delivered() {
     let left = AtomicUsize::new(2);
     let refused = move |seen: &Seen| {
         let one_less = |left: usize| left.checked_sub(1);

@@ -129,7 +129,7 @@ async fn a_response_that_was_cut_off_is_still_owed_when_the_stream_breaks_again(
 }
 
 #[tokio::test]
-async fn a_response_that_was_cut_off_is_come_back_for_when_the_server_ends_the_stream() {
+async fn a_response_that_was_cut_off_is_resumed_by_the_client_when_the_server_ends_the_stream() {
     let world = resumed_with(|| events("retry: 10\n\n")).await;
     let client = within(&world);
     let (mut stream, events) = begun(&client, &world.server).await;
@@ -145,7 +145,7 @@ async fn a_response_that_was_cut_off_is_come_back_for_when_the_server_ends_the_s
 }
 
 #[tokio::test]
-async fn a_client_is_kept_waiting_while_its_stream_is_taken_up_but_not_beyond_its_deadline() {
+async fn a_client_is_kept_waiting_while_its_stream_is_resumed_but_not_beyond_its_deadline() {
     let setup = Setup::new().route("defer: { mode: never }");
     let setup = setup.route("held: { progress: off, comments: 50ms, deadline: 10s }");
     let world = setup.server(|options| options.get = Get::Silent).start().await;
@@ -165,7 +165,7 @@ async fn a_client_is_kept_waiting_while_its_stream_is_taken_up_but_not_beyond_it
 }
 
 #[tokio::test]
-async fn who_comes_back_to_a_server_that_says_nothing_is_kept_waiting_but_not_for_ever() {
+async fn resumption_at_a_silent_server_ends_at_the_deadline() {
     let setup = Setup::new().top("timeouts: { keep_alive: 50ms, call: 10s }");
     let world = setup.server(|options| options.get = Get::Silent).start().await;
     let client = within(&world);
@@ -222,7 +222,7 @@ async fn a_stream_that_breaks_gets_the_error_where_the_server_has_no_more() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_gets_the_error_although_somebody_takes_connections_there() {
+async fn a_broken_stream_gets_an_error_where_connections_are_reset() {
     let setup = Setup::new().server(|options| options.get = Get::Stream);
     let World { server, proxy } = setup.start().await;
     let (stream, events) = begun(&Older::new(proxy.addresses[0]).within("s1"), &server).await;
@@ -244,7 +244,7 @@ async fn a_stream_that_breaks_gets_the_error_although_somebody_takes_connections
 }
 
 #[tokio::test]
-async fn who_comes_back_for_the_rest_gets_the_error_where_the_server_has_no_more() {
+async fn a_resumed_stream_gets_an_error_where_the_server_has_no_more_events() {
     let refusals: [fn() -> Canned; 4] = [
         || Canned::status(404).body("Session not found"),
         || Canned::status(405),
@@ -277,7 +277,7 @@ async fn who_comes_back_for_the_rest_gets_the_error_where_the_server_has_no_more
 }
 
 #[tokio::test]
-async fn who_comes_back_for_the_rest_gets_the_error_where_the_server_is_gone() {
+async fn a_resumed_stream_gets_an_error_where_the_server_is_gone() {
     let World { server, proxy } = World::new().await;
     let client = Older::new(proxy.addresses[0]).within("s1");
     let (mut stream, events) = begun(&client, &server).await;
@@ -291,7 +291,7 @@ async fn who_comes_back_for_the_rest_gets_the_error_where_the_server_is_gone() {
 }
 
 #[tokio::test]
-async fn who_left_and_comes_back_gets_the_error_where_the_server_has_no_more() {
+async fn a_disconnected_client_that_resumes_gets_an_error_where_the_server_has_no_more_events() {
     let world = resumed_with(|| Canned::status(404)).await;
     let client = within(&world);
     let (stream, events) = begun(&client, &world.server).await;
@@ -326,7 +326,7 @@ async fn left_behind(client: &Older, world: &World, events: &[&'static str]) -> 
 
 /// A server may give a stream to one connection at a time.
 #[tokio::test]
-async fn an_answer_is_not_read_on_for_a_client_that_comes_back_for_it() {
+async fn an_answer_is_not_read_on_for_a_client_that_returns_for_it() {
     let world = World::new().await;
     let client = within(&world);
     let said = left_behind(&client, &world, &[]).await;
@@ -340,7 +340,7 @@ async fn an_answer_is_not_read_on_for_a_client_that_comes_back_for_it() {
 }
 
 #[tokio::test]
-async fn a_client_may_come_back_behind_an_earlier_event_than_the_last_that_was_sent() {
+async fn a_client_may_resume_after_an_earlier_event() {
     let world = resumed_with(|| Canned::status(404)).await;
     let client = within(&world);
     let notes = ["id: e2\ndata:\n\n", "id: e3\ndata:\n\n"];
@@ -351,7 +351,7 @@ async fn a_client_may_come_back_behind_an_earlier_event_than_the_last_that_was_s
 }
 
 #[tokio::test]
-async fn what_comes_back_for_the_rest_is_the_servers_where_it_has_more() {
+async fn a_resumption_is_relayed_where_the_server_has_more_events() {
     let world = resumed_with(|| events(ANSWER).header("x-why", "so")).await;
     let client = within(&world);
     let (mut stream, ended) = begun(&client, &world.server).await;
@@ -362,7 +362,7 @@ async fn what_comes_back_for_the_rest_is_the_servers_where_it_has_more() {
 }
 
 #[tokio::test]
-async fn a_resumed_stream_that_ends_is_come_back_for_and_one_that_breaks_is_taken_up() {
+async fn a_resumed_stream_that_ends_is_resumed_by_the_client_and_one_that_breaks_is_resumed() {
     let world = World::new().await;
     let client = within(&world);
     let (mut stream, ended) = begun(&client, &world.server).await;
@@ -386,7 +386,7 @@ async fn a_resumed_stream_that_ends_is_come_back_for_and_one_that_breaks_is_take
 }
 
 #[tokio::test]
-async fn what_was_taken_back_is_not_come_back_for() {
+async fn a_cancelled_request_is_not_resumed() {
     let world = resumed_with(|| Canned::status(404)).await;
     let client = within(&world);
     let (mut stream, events) = begun(&client, &world.server).await;

@@ -59,7 +59,7 @@ async fn beyond_status(stream: &mut Stream) -> Value {
 }
 
 #[tokio::test]
-async fn a_quick_call_is_answered_plainly_also_one_that_asks_for_a_task() {
+async fn a_quick_call_is_answered_without_a_task_also_if_it_requests_one() {
     let world = world(LATE, MARKED).await;
     let client = taker(&world).await;
     let plain = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"t"}}"#;
@@ -101,7 +101,7 @@ async fn a_slow_call_is_a_task_whose_result_is_fetched() {
 }
 
 #[tokio::test]
-async fn only_those_whom_the_operator_named_get_one() {
+async fn only_configured_clients_get_unsolicited_tasks() {
     let world = world(NOW, MARKED).await;
     for client in [
         Older::new(world.addr()).hello().await,
@@ -116,7 +116,7 @@ async fn only_those_whom_the_operator_named_get_one() {
 }
 
 #[tokio::test]
-async fn everybody_gets_one_where_the_operator_says_so() {
+async fn every_client_gets_unsolicited_tasks_where_configured() {
     let world = world(NOW, "tasks: { unsolicited: always }").await;
     let client = Older::new(world.addr()).hello().await;
     let waiting = client.call(1).await;
@@ -124,7 +124,7 @@ async fn everybody_gets_one_where_the_operator_says_so() {
 }
 
 #[tokio::test]
-async fn what_the_server_says_on_the_way_reaches_the_client_that_waits() {
+async fn notifications_of_a_call_reach_the_waiting_client() {
     let world = world(LATE, MARKED).await;
     let client = taker(&world).await;
     let message = r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"t","_meta":{"progressToken":"mine"}}}"#;
@@ -150,7 +150,7 @@ async fn what_the_server_says_on_the_way_reaches_the_client_that_waits() {
 }
 
 #[tokio::test]
-async fn progress_that_the_client_did_not_ask_for_is_not_told() {
+async fn progress_without_a_token_is_not_sent() {
     let world = world(LATE, MARKED).await;
     let client = taker(&world).await;
     let waiting = client.call(1).await;
@@ -166,7 +166,7 @@ async fn progress_that_the_client_did_not_ask_for_is_not_told() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_finds_its_call_among_its_tasks() {
+async fn a_client_that_disconnects_finds_its_call_among_its_tasks() {
     let world = world(LATE, MARKED).await;
     let client = taker(&world).await;
     let waiting = client.call(1).await;
@@ -186,7 +186,7 @@ async fn a_client_that_leaves_finds_its_call_among_its_tasks() {
 }
 
 #[tokio::test]
-async fn where_there_is_no_room_for_a_task_the_call_stays_plain() {
+async fn a_call_over_the_task_limit_stays_synchronous() {
     let setup = Setup::new().route(NOW).route(MARKED).top("limits: { tasks: 0 }");
     let world = setup.start().await;
     let client = taker(&world).await;
@@ -217,7 +217,7 @@ async fn a_tool_that_must_be_a_task_is_one_unasked() {
 }
 
 #[tokio::test]
-async fn what_was_asked_before_there_was_a_task_is_asked_by_the_task() {
+async fn an_input_request_before_the_task_moves_to_the_task() {
     for answers_where_it_was_put in [true, false] {
         let world = world(SOON, MARKED).await;
         let client = taker(&world).await;
@@ -281,7 +281,7 @@ async fn an_answer_that_could_not_be_kept_can_be_given_again() {
 }
 
 #[tokio::test]
-async fn what_was_asked_of_a_client_that_left_is_asked_by_the_task() {
+async fn an_input_request_to_a_disconnected_client_moves_to_the_task() {
     let world = world(LATE, MARKED).await;
     let client = taker(&world).await;
     let waiting = client.call(1).await;
@@ -360,7 +360,7 @@ async fn params_task_of_other_clients_is_refused_where_tasks_are_offered_and_pas
 }
 
 #[tokio::test]
-async fn a_call_that_is_taken_back_before_it_is_a_task_is_cancelled_under_the_id_that_its_server_knows() {
+async fn a_call_that_is_cancelled_before_it_is_a_task_is_cancelled_under_the_id_that_its_server_knows() {
     let world = world(SOON, MARKED).await;
     let client = taker(&world).await;
     let waiting = client.call(7).await;
@@ -390,7 +390,7 @@ async fn always_is_always_also_where_the_client_did_not_ask() {
 }
 
 #[tokio::test]
-async fn a_question_that_was_answered_is_not_refused_where_its_call_is_taken_back_or_ends() {
+async fn an_input_request_that_was_answered_is_not_refused_where_its_call_is_cancelled_or_ends() {
     let world = world(LATE, MARKED).await;
     let client = taker(&world).await;
     for (id, is_taken_back) in [(7, true), (8, false)] {
@@ -424,7 +424,8 @@ async fn a_question_that_was_answered_is_not_refused_where_its_call_is_taken_bac
 }
 
 #[tokio::test]
-async fn a_question_that_was_answered_is_not_refused_where_its_call_ends_while_its_task_is_being_kept() {
+async fn an_input_request_that_was_answered_is_not_refused_where_its_call_ends_while_its_task_is_being_kept()
+{
     let store = Faulty::taking(Duration::from_millis(300));
     let world = Setup::new().route(LATE).route(MARKED).store(&store).start().await;
     let client = taker(&world).await;

@@ -38,7 +38,7 @@ fn calls_end_with_an_honest_error_where_their_server_keeps_nothing() {
 }
 
 #[test]
-fn nothing_is_said_that_a_failing_store_has_not_kept() {
+fn nothing_is_acknowledged_that_a_failing_store_has_not_stored() {
     holds(Profile::FailingStore);
 }
 
@@ -53,13 +53,13 @@ fn requests_that_are_dropped_have_their_whole_effect_or_none() {
 }
 
 #[test]
-fn a_store_that_stalls_refuses_or_is_full_keeps_no_result_from_its_client() {
+fn a_stalled_or_full_store_withholds_no_result_from_its_client() {
     holds(Profile::StallingStore);
 }
 
 /// Each is one of a million.
 #[test]
-fn what_a_seed_has_found_once_is_not_found_again() {
+fn regressions_of_seeds_stay_fixed() {
     // The sweeper met a task that had just been left to the next process.
     live(Profile::FailingStore, 71_124, false);
     // A question was taken back, answered, and neither was kept when the process left its call to the next.

@@ -39,7 +39,7 @@ async fn heard(socket: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn what_is_only_announced_takes_no_memory() {
+async fn an_announced_body_takes_no_memory_before_it_arrives() {
     const MIB: usize = 1 << 20;
     let server = LegacyServer::start(Options { tools: Some(json!([])), ..Options::default() }).await;
     let program = Program::start(&server, &["timeouts: { read_body: 10m }"], Log::Nowhere);
@@ -61,7 +61,7 @@ async fn what_is_only_announced_takes_no_memory() {
 }
 
 #[tokio::test]
-async fn those_who_are_turned_away_are_read_within_bounds() {
+async fn bodies_of_refused_requests_are_read_within_bounds() {
     let server = LegacyServer::start(Options { tools: Some(json!([])), ..Options::default() }).await;
     let top = ["limits: { calls: 1 }", "timeouts: { read_body: 10m }"];
     let program = Program::start(&server, &top, Log::Nowhere);

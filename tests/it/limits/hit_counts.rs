@@ -21,30 +21,30 @@ const COUNTED: &[(&str, &str)] = &[
         "limits.streams",
         "calls_beyond_what_a_connection_may_carry_are_refused_where_its_client_does_not_queue_them",
     ),
-    ("limits.body_memory", "bodies_that_there_is_no_room_for_are_counted"),
+    ("limits.body_memory", "bodies_over_the_memory_limit_are_counted"),
     ("limits.queue", "calls_that_find_no_session_are_counted_by_what_kept_them_from_one"),
     ("timeouts.queue", "calls_that_find_no_session_are_counted_by_what_kept_them_from_one"),
-    ("limits.result_bytes", "an_answer_that_is_too_large_is_counted_once_whoever_asked"),
-    ("limits.client_sessions", "sessions_that_there_is_no_room_for_are_counted"),
+    ("limits.result_bytes", "a_response_over_the_limit_is_counted_once_in_both_eras"),
+    ("limits.client_sessions", "sessions_over_the_limit_are_counted"),
     ("limits.stored_bytes", "a_result_that_does_not_fit_ends_its_task_with_the_limit_named"),
     ("timeouts.connect", "a_server_that_takes_no_connection_is_counted"),
-    ("timeouts.first_byte", "what_a_server_leaves_unanswered_is_counted_by_what_it_was_waited_for"),
-    ("timeouts.idle", "what_a_server_leaves_unanswered_is_counted_by_what_it_was_waited_for"),
-    ("timeouts.call", "a_call_that_takes_too_long_is_counted_once_whoever_asked"),
+    ("timeouts.first_byte", "an_unanswered_request_is_counted_by_the_timeout_that_ended_it"),
+    ("timeouts.idle", "an_unanswered_request_is_counted_by_the_timeout_that_ended_it"),
+    ("timeouts.call", "a_call_over_its_timeout_is_counted_once_in_both_eras"),
     // Of a route, and of the store.
     ("concurrency", "the_tools_of_a_rule_share_its_permits_and_other_tools_need_none"),
-    ("calls_per_minute", "a_caller_that_calls_too_often_is_refused_and_told_when_to_try_again"),
+    ("calls_per_minute", "a_caller_over_its_rate_is_refused_with_retry_after"),
     // Driven by `no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_is_told`, which has no proxy.
     ("upstream.instances", "a_limit_that_a_call_was_lost_to_is_counted_when_its_client_is_told"),
     ("upstream.start_timeout", "an_operator_sees_that_a_process_did_not_come_up_in_time"),
-    ("questions.park", "a_question_nobody_answers_in_time_is_cancelled_and_so_is_its_call"),
+    ("questions.park", "an_input_request_over_the_park_time_is_cancelled_with_its_call"),
     ("held.deadline", "a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event"),
-    ("store.max_bytes", "results_that_the_folder_has_no_room_for_are_counted"),
+    ("store.max_bytes", "results_over_the_size_of_the_folder_are_counted"),
     ("free space of store.disk", "meets_a_disk_without_space"),
 ];
 
 #[test]
-fn every_limit_that_is_counted_is_driven_to_its_end_by_a_test_that_looks_at_the_count() {
+fn every_counted_limit_has_a_test_that_reaches_it_and_reads_the_count() {
     let tests = test_of_each_limit::tests();
     let mut unused: BTreeSet<_> = COUNTED.iter().map(|(limit, _)| *limit).collect();
     assert_eq!(unused.len(), COUNTED.len(), "a limit is here twice");
@@ -67,7 +67,7 @@ fn every_limit_that_is_counted_is_driven_to_its_end_by_a_test_that_looks_at_the_
 }
 
 #[tokio::test]
-async fn bodies_that_there_is_no_room_for_are_counted() {
+async fn bodies_over_the_memory_limit_are_counted() {
     let world = Setup::new().top("limits: { body_memory: 1MiB, body_bytes: 800KiB }").start().await;
     let hits = Hits::of("limits.body_memory");
     let large = json!({ "name": "t", "arguments": { "a": "x".repeat(700 << 10) } });
@@ -98,7 +98,7 @@ async fn calls_that_find_no_session_are_counted_by_what_kept_them_from_one() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_too_large_is_counted_once_whoever_asked() {
+async fn a_response_over_the_limit_is_counted_once_in_both_eras() {
     let world = Setup::new().top("limits: { result_bytes: 1000 }").start().await;
     let hits = Hits::of("limits.result_bytes");
     let waiting = world.client().call("t").await;
@@ -113,7 +113,7 @@ async fn an_answer_that_is_too_large_is_counted_once_whoever_asked() {
 }
 
 #[tokio::test]
-async fn a_call_that_takes_too_long_is_counted_once_whoever_asked() {
+async fn a_call_over_its_timeout_is_counted_once_in_both_eras() {
     let world = Setup::new().top("timeouts: { call: 100ms }").start().await;
     let hits = Hits::of("timeouts.call");
     let waiting = world.client().call("t").await;
@@ -128,7 +128,7 @@ async fn a_call_that_takes_too_long_is_counted_once_whoever_asked() {
 }
 
 #[tokio::test]
-async fn what_a_server_leaves_unanswered_is_counted_by_what_it_was_waited_for() {
+async fn an_unanswered_request_is_counted_by_the_timeout_that_ended_it() {
     let (silent, idle) = (Hits::of("timeouts.first_byte"), Hits::of("timeouts.idle"));
     let world = Setup::new().top("timeouts: { first_byte: 300ms, idle: 50ms }").start().await;
     let client = world.client();
@@ -155,7 +155,7 @@ async fn a_server_that_takes_no_connection_is_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sessions_that_there_is_no_room_for_are_counted() {
+async fn sessions_over_the_limit_are_counted() {
     let hits = Hits::of("limits.client_sessions");
     let limits = Limits { client_sessions: 1, ..Limits::default() };
     let mut world = Hosted::limited("defer: { mode: never }", limits);
@@ -165,7 +165,7 @@ async fn sessions_that_there_is_no_room_for_are_counted() {
 }
 
 #[tokio::test]
-async fn results_that_the_folder_has_no_room_for_are_counted() {
+async fn results_over_the_size_of_the_folder_are_counted() {
     let hits = Hits::of("store.max_bytes");
     let folder = tempfile::tempdir().expect("a folder");
     let store = format!("store: {{ disk: '{}', max_bytes: 16MiB }}", folder.path().join("tasks").display());

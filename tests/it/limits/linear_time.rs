@@ -271,7 +271,7 @@ fn a_message_of_many_parts_is_read_in_proportion() {
 }
 
 #[test]
-fn what_a_server_offers_and_asks_is_read_in_proportion() {
+fn tools_and_input_requests_of_a_server_are_read_in_proportion() {
     let property = |at| format!(r#""p{at}":{{"type":"string","x-mcp-header":"H{at}"}}"#);
     let schema = || listed(r#"{"type":"object","properties":{"#, property, "}}");
     grows_with_its_input("param_headers", 300, schema(), |schema| {

@@ -62,7 +62,7 @@ impl Detour {
 }
 
 #[tokio::test]
-async fn a_proxy_in_front_of_itself_says_so_and_keeps_its_descriptors() {
+async fn a_proxy_in_front_of_itself_reports_it_and_keeps_its_descriptors() {
     let detour = Detour::new().await;
     let proxy = start(&detour.url, &[], &["timeouts: { first_byte: 5s }"]);
     let addr = proxy.addresses[0];

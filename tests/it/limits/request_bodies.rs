@@ -40,7 +40,7 @@ async fn unfinished(addr: SocketAddr, end: Arc<Notify>) -> String {
 }
 
 #[tokio::test]
-async fn unfinished_bodies_have_one_bound_and_keep_nobody_out() {
+async fn unfinished_bodies_share_one_limit_and_block_no_other_client() {
     const ALL: usize = 16;
     /// So many fit into the seven eighths that are for large ones.
     const FIT: usize = 4;

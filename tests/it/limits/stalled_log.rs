@@ -14,7 +14,7 @@ use std::{
 const DROPPED: &str = "deferral_log_lines_dropped_total";
 
 #[tokio::test]
-async fn a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_missed() {
+async fn a_stalled_log_reader_delays_no_call_and_missed_lines_are_counted() {
     const CALLS: usize = 600;
     let options = Options { tools: Some(json!([])), ..Options::default() };
     let server = LegacyServer::start(options.hook(|seen| {
@@ -69,7 +69,7 @@ async fn a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_m
 }
 
 #[tokio::test]
-async fn a_full_disk_under_the_log_keeps_no_call_waiting_and_what_is_missing_is_counted() {
+async fn a_full_disk_under_the_log_delays_no_call_and_missed_lines_are_counted() {
     const CALLS: u64 = 50;
     let options = Options { tools: Some(json!([])), ..Options::default() };
     let server = LegacyServer::start(options).await;

@@ -231,7 +231,7 @@ proptest! {
     }
 
     #[test]
-    fn a_tool_is_said_to_support_tasks_and_nothing_else(
+    fn a_tool_gains_task_support_and_nothing_else(
         tools in prop::collection::vec(
             (any::<bool>(), any::<bool>()).prop_flat_map(|(is_task, knows)| {
                 let name = if is_task { "\"task\"" } else { "\"plain\"" };
@@ -297,7 +297,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_nobody_knows_is_passed_on_as_it_is(params in value()) {
+    fn an_unknown_message_is_relayed_unchanged(params in value()) {
         let call = read(&object(&[
             m("jsonrpc", "\"2.0\""), m("id", "1"), m("method", "\"tools/call\""),
             m("params", object(&[m("name", "\"tool\""), m("_meta", object(&[

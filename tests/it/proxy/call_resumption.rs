@@ -113,7 +113,7 @@ async fn calls_of_one_session_go_on_and_the_first_to_end_does_not_end_the_others
 }
 
 #[tokio::test]
-async fn a_call_that_is_left_at_the_end_of_a_drain_is_neither_cancelled_nor_its_session_ended() {
+async fn a_resumable_call_is_not_cancelled_at_the_end_of_the_drain() {
     let mut place = Place::before(keeps_events).await;
     let mut first = place.start(&[ALWAYS], &["drain: 20ms"]).await;
     let (task, id, _events) = begun(&place, &first.client().with_tasks()).await;
@@ -133,7 +133,7 @@ async fn a_call_that_is_left_at_the_end_of_a_drain_is_neither_cancelled_nor_its_
 }
 
 #[tokio::test]
-async fn what_was_asked_stays_asked_and_its_answer_reaches_the_server() {
+async fn an_input_request_survives_a_restart_and_its_response_reaches_the_server() {
     let mut place = Place::before(keeps_events).await;
     let first = place.start(&[ALWAYS], &[]).await;
     let client = |program: &Program| {
@@ -253,7 +253,7 @@ async fn an_answer_that_may_not_have_arrived_is_given_again_although_the_server_
 }
 
 #[tokio::test]
-async fn a_call_is_left_to_the_next_process_although_the_store_fails_at_the_end() {
+async fn a_call_is_resumed_by_the_next_process_although_the_store_fails_at_the_end() {
     let mut place = Place::before(keeps_events).await;
     let store = Faulty::around(Arc::new(place.next()));
     let mut first = place.start_on(store.clone(), &[ALWAYS], &["drain: 20ms"]).await;
@@ -276,7 +276,7 @@ async fn a_call_is_left_to_the_next_process_although_the_store_fails_at_the_end(
 }
 
 #[tokio::test]
-async fn a_caller_with_credentials_is_waited_for_and_they_are_shown_again() {
+async fn resumption_waits_for_the_credentials_of_the_caller() {
     let mut place = Place::before(keeps_events).await;
     let first = place.start(&[ALWAYS], &[]).await;
     let (task, id, _events) = begun(&place, &first.client().with_tasks().bearing("one")).await;
@@ -296,7 +296,7 @@ async fn a_caller_with_credentials_is_waited_for_and_they_are_shown_again() {
 }
 
 #[tokio::test]
-async fn a_caller_with_credentials_is_waited_for_no_longer_than_that() {
+async fn resumption_waits_for_credentials_for_a_bounded_time() {
     let mut place = Place::before(keeps_events).await;
     let first = place.start(&[ALWAYS], &[]).await;
     let client = |program: &Program| program.client().with_tasks().bearing("one");
@@ -338,7 +338,7 @@ async fn a_server_that_has_forgotten_the_call_ends_its_task_with_an_unknown_outc
 }
 
 #[tokio::test]
-async fn a_cancelled_call_is_told_to_the_server_again() {
+async fn a_cancellation_is_sent_to_the_server_again_after_a_restart() {
     // The word does not get through while the first process lives.
     let mut place = Place::before(|options| {
         keeps_events(options);
@@ -363,7 +363,7 @@ async fn a_cancelled_call_is_told_to_the_server_again() {
 }
 
 #[tokio::test]
-async fn a_task_of_an_older_client_goes_on_in_its_own_session() {
+async fn a_task_of_a_legacy_client_goes_on_in_its_own_session() {
     let mut place = Place::before(keeps_events).await;
     let first = place.start(&[ALWAYS], &[]).await;
     let client = Older::new(first.addr).hello().await;
@@ -426,7 +426,7 @@ fn counts(line: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn what_became_of_calls_is_logged_once_their_servers_have_answered() {
+async fn outcomes_of_resumed_calls_are_logged_once() {
     let cancels = std::sync::atomic::AtomicUsize::new(0);
     let mut place = Place::before(|options| {
         keeps_events(options);
@@ -465,7 +465,7 @@ async fn what_became_of_calls_is_logged_once_their_servers_have_answered() {
 }
 
 #[tokio::test]
-async fn what_became_of_calls_whose_callers_were_waited_for_is_logged_once_that_is_known() {
+async fn outcomes_of_calls_that_waited_for_credentials_are_logged() {
     let mut place = Place::before(|options| {
         keeps_events(options);
         options.get = Get::StreamEach;

@@ -26,7 +26,7 @@ async fn is_cancelled_once(world: &World, call: &Call) {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_the_answer_cancels_its_call_once() {
+async fn a_client_that_disconnects_before_the_answer_cancels_its_call_once() {
     for declares_tasks in [false, true] {
         let world = World::new().await;
         let client = if declares_tasks { world.tasker() } else { world.client() };
@@ -38,7 +38,7 @@ async fn a_client_that_leaves_before_the_answer_cancels_its_call_once() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_cancels_only_its_own_call() {
+async fn a_client_that_disconnects_cancels_only_its_own_call() {
     let world = World::new().await;
     let (one, other) = (world.client().call("one").await, world.client().call("other").await);
     let (a, b) = (world.server.call().await, world.server.call().await);
@@ -53,7 +53,7 @@ async fn a_client_that_leaves_cancels_only_its_own_call() {
 }
 
 #[tokio::test]
-async fn giving_up_one_of_several_requests_on_a_connection_cancels_that_call() {
+async fn abandoning_one_of_several_requests_on_a_connection_cancels_that_call() {
     let world = World::new().await;
     let mut kept = world.client().over(Version::Http2).kept().await;
     let request = |client: &Client, tool| client.request("tools/call", json!({ "name": tool }));
@@ -69,7 +69,7 @@ async fn giving_up_one_of_several_requests_on_a_connection_cancels_that_call() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_an_event_stream_cancels_its_call() {
+async fn a_client_that_disconnects_an_event_stream_cancels_its_call() {
     let world = World::new().await;
     let params = json!({ "name": "slow", "_meta": { "progressToken": 1 } });
     let waiting = world.client().send("tools/call", params).await;
@@ -85,7 +85,7 @@ async fn a_client_that_leaves_an_event_stream_cancels_its_call() {
 }
 
 #[tokio::test]
-async fn a_client_may_leave_once_it_has_its_handle() {
+async fn a_client_may_disconnect_once_it_has_its_handle() {
     let world = World::with(SLOW).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
@@ -106,7 +106,7 @@ async fn a_client_may_leave_once_it_has_its_handle() {
 /// A client whose HTTP/2 window holds back the end of the handle: it has read the task's id, but
 /// the handle has not been taken.
 #[tokio::test]
-async fn a_client_that_leaves_before_it_has_its_handle_leaves_no_task_behind() {
+async fn a_client_that_disconnects_before_it_has_its_handle_leaves_no_task_behind() {
     let world = Setup::new().route(ALWAYS).top("limits: { tasks: 1 }").start().await;
     let client = world.tasker();
     let (response, connection) = withholding(&client, &world).await;
@@ -157,7 +157,7 @@ async fn withholding(
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_while_its_call_waits_for_a_session_leaves_nothing_at_the_server() {
+async fn a_client_that_disconnects_while_its_call_waits_for_a_session_leaves_nothing_at_the_server() {
     // One session, taken by a call whose client can be asked.
     let world = Setup::new().top("limits: { sessions: 1 }").start().await;
     let client = world.client().declaring(json!({ "elicitation": {} }));

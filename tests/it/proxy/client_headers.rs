@@ -69,7 +69,7 @@ async fn the_headers_of_a_client_reach_the_server_whatever_revision_it_speaks() 
 }
 
 #[tokio::test]
-async fn callers_that_differ_in_a_header_share_no_session_but_one_requests_headers_tell_nobody_apart() {
+async fn callers_with_different_headers_share_no_session_except_for_headers_of_one_request() {
     let world = Setup::new().route("forward: [X-Correlation-Id]").start().await;
     let key = |key: &str| world.client().with("x-api-key", key);
     let first = call(&world, &key("k-1")).await.session().to_owned();
@@ -105,7 +105,7 @@ fn calls_itself(info: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_server_over_http_is_told_who_its_client_is_and_different_ones_share_no_session() {
+async fn a_server_over_http_receives_client_info_and_different_clients_share_no_session() {
     let world = World::new().await;
     let mut sessions = Vec::new();
     let (one, other) =

@@ -97,7 +97,7 @@ async fn a_tool_that_fails_makes_a_completed_task() {
 }
 
 #[tokio::test]
-async fn progress_is_told_in_the_status_message() {
+async fn progress_is_shown_in_the_status_message() {
     let world = World::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
@@ -254,7 +254,7 @@ async fn only_calls_of_tools_become_tasks() {
 }
 
 #[tokio::test]
-async fn a_wish_for_the_older_tasks_is_not_passed_on() {
+async fn a_request_for_legacy_tasks_is_not_relayed() {
     let world = World::new().await;
     let waiting = world.tasker().send("tools/call", json!({ "name": "t", "task": { "ttl": 1 } })).await;
     let call = world.server.call().await;
@@ -264,7 +264,7 @@ async fn a_wish_for_the_older_tasks_is_not_passed_on() {
 }
 
 #[tokio::test]
-async fn of_much_progress_the_last_word_is_told() {
+async fn of_frequent_progress_the_last_message_is_shown() {
     let world = World::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;

@@ -158,7 +158,7 @@ async fn a_failed_task_is_logged_with_its_reason_and_warned_of_where_its_client_
 }
 
 #[tokio::test]
-async fn a_tool_that_failed_is_told_apart_from_one_that_did_not() {
+async fn a_tool_that_failed_is_distinguished_from_one_that_did_not() {
     let world = World::new().await;
     let lines = Lines::record();
     let ways: [(Way, &str); 4] = [
@@ -194,7 +194,7 @@ async fn a_tool_that_failed_is_told_apart_from_one_that_did_not() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_server_is_said_by_its_code_and_never_in_its_words() {
+async fn an_error_of_the_server_is_logged_with_its_code_and_without_its_message() {
     let world = World::new().await;
     let lines = Lines::record();
     let waiting = world.client().call("t").await;
@@ -213,7 +213,7 @@ async fn an_error_of_the_server_is_said_by_its_code_and_never_in_its_words() {
 }
 
 #[tokio::test]
-async fn a_legacy_client_that_left_is_said_to_have_left() {
+async fn a_disconnect_of_a_legacy_client_is_logged() {
     let world = World::new().await;
     let lines = Lines::record();
     let client = Older::new(world.addr()).hello().await;

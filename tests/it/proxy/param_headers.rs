@@ -196,7 +196,7 @@ async fn a_list_of_tools_that_takes_long_keeps_no_call_waiting() {
 }
 
 #[tokio::test]
-async fn a_list_of_tools_is_read_until_a_cursor_is_empty_or_comes_back() {
+async fn a_list_of_tools_is_read_until_a_cursor_is_empty_or_returns() {
     for (cursors, pages) in [(&[""][..], 1), (&["a"][..], 2), (&["a", "b", "a"][..], 3)] {
         let listed = std::sync::atomic::AtomicUsize::new(0);
         let hook = move |seen: &Seen| {

@@ -75,7 +75,7 @@ async fn callers_share_no_session_and_each_is_known_to_the_server_by_its_own_cre
 }
 
 #[tokio::test]
-async fn without_credentials_everybody_is_one_and_the_id_is_the_secret() {
+async fn without_credentials_every_client_is_one_and_the_id_is_the_secret() {
     let world = World::with(ALWAYS).await;
     let (task, call) = makes_a_task(&world, &world.tasker()).await;
     assert_eq!(world.tasker().task(&task).await["status"], "working");

@@ -103,7 +103,7 @@ async fn a_result_that_does_not_fit_ends_its_task_with_the_limit_named() {
 }
 
 #[tokio::test]
-async fn one_caller_cannot_take_the_room_of_all() {
+async fn one_caller_cannot_use_up_the_quota_of_all() {
     let hits = Hits::of("limits.stored_bytes_per_principal");
     let world = limited("limits: { stored_bytes_per_principal: 50000 }").await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
@@ -119,7 +119,7 @@ async fn one_caller_cannot_take_the_room_of_all() {
 }
 
 #[tokio::test]
-async fn a_held_call_at_a_quota_still_hears_its_progress_and_is_cancelled_by_leaving() {
+async fn a_call_at_a_quota_still_gets_progress_and_is_cancelled_by_a_disconnect() {
     let world = limited("limits: { tasks: 1 }").await;
     let client = world.tasker();
     becomes_a_task(&world, &client, "done").await;
@@ -150,7 +150,7 @@ async fn refused_in_the_end(client: &Client, method: &str, params: Value) -> Str
 }
 
 #[tokio::test]
-async fn a_caller_that_polls_too_often_is_told_which_limit_it_met() {
+async fn a_caller_that_polls_too_often_gets_an_error_with_the_limit() {
     let hits = Hits::of("limits.polls_per_second");
     let world = limited("limits: { polls_per_second: 2 }").await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
@@ -165,7 +165,7 @@ async fn a_caller_that_polls_too_often_is_told_which_limit_it_met() {
 }
 
 #[tokio::test]
-async fn a_caller_that_guesses_ids_is_told_which_limit_it_met() {
+async fn a_caller_that_guesses_ids_gets_an_error_with_the_limit() {
     let hits = Hits::of("limits.misses_per_minute");
     let world = limited("limits: { misses_per_minute: 2 }").await;
     let client = world.tasker();

@@ -94,7 +94,7 @@ async fn what_had_ended_is_served_and_what_had_not_fails_once_and_is_never_made_
 
 /// Nothing has been asked of the server yet.
 #[tokio::test]
-async fn what_is_said_of_a_task_names_its_server_before_the_next_process_has_heard_of_that() {
+async fn a_task_shows_its_server_info_after_a_restart_before_the_next_handshake() {
     const SERVER: &str = "io.modelcontextprotocol/serverInfo";
     // The server may describe itself only once the call is a task.
     for is_known in [true, false] {
@@ -127,7 +127,7 @@ async fn what_is_said_of_a_task_names_its_server_before_the_next_process_has_hea
 }
 
 #[tokio::test]
-async fn a_result_that_nobody_has_fetched_keeps_no_process_that_stops() {
+async fn an_unfetched_result_does_not_delay_the_shutdown() {
     let mut place = Place::new().await;
     let mut first = place.start(&[ALWAYS], &[]).await;
     let client = first.client().with_tasks();
@@ -168,7 +168,7 @@ async fn a_waiting_call_becomes_a_task_when_the_proxy_stops() {
 }
 
 #[tokio::test]
-async fn a_task_is_its_owners_after_a_restart_and_nobodys_without_the_secret() {
+async fn a_task_belongs_to_its_owner_after_a_restart_unless_the_key_is_lost() {
     let mut place = Place::new().await;
     let first = place.start(&[ALWAYS], &[]).await;
     let client = first.client().with_tasks().bearing("one");
@@ -194,7 +194,7 @@ async fn a_task_is_its_owners_after_a_restart_and_nobodys_without_the_secret() {
 }
 
 #[tokio::test]
-async fn who_comes_back_to_a_call_that_is_gone_hears_that_its_outcome_is_unknown() {
+async fn a_retry_of_a_lost_call_reports_an_unknown_outcome() {
     let mut place = Place::new().await;
     let first = place.start(&[SLOW], &[]).await;
     let client = first.client().declaring(json!({ "elicitation": {} }));

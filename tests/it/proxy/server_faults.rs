@@ -93,7 +93,7 @@ async fn a_server_error_without_a_message_is_no_answer() {
 }
 
 #[tokio::test]
-async fn a_call_that_takes_too_long_is_given_up_and_the_server_told() {
+async fn a_call_over_its_timeout_fails_and_is_cancelled_at_the_server() {
     let world = Setup::new().top("timeouts: { call: 10s, keep_alive: 1h }").start().await;
     let waiting = world.client().call("t").await;
     let call = world.server.call().await;
@@ -177,7 +177,7 @@ async fn refused_credentials_are_relayed_with_a_challenge_that_leads_to_us() {
 }
 
 #[tokio::test]
-async fn what_the_server_forbids_is_relayed_in_its_words_and_not_as_credentials() {
+async fn a_403_of_the_server_is_relayed_with_its_message_and_not_as_a_challenge() {
     let refused = |body: &'static str| {
         move |options: &mut Options| {
             options.hook = Some(Box::new(move |seen| {
@@ -209,7 +209,7 @@ async fn what_the_server_forbids_is_relayed_in_its_words_and_not_as_credentials(
 }
 
 #[tokio::test]
-async fn a_handshake_that_the_server_forbids_says_why() {
+async fn a_forbidden_handshake_is_reported_with_its_reason() {
     for body in [
         "Invalid Host header",
         r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Invalid Host header"}}"#,
@@ -240,7 +240,7 @@ async fn credentials_that_end_during_a_task_fail_it() {
 }
 
 #[tokio::test]
-async fn a_stream_that_can_be_taken_up_is_although_its_call_is_a_task() {
+async fn a_stream_that_can_be_resumed_is_although_its_call_is_a_task() {
     let world = Setup::new()
         .route(ALWAYS)
         .server(|options| {
@@ -292,7 +292,7 @@ async fn servers_without_sessions_streams_or_answers_in_events_have_tasks_too() 
 }
 
 #[tokio::test]
-async fn a_server_that_never_answers_the_handshake_is_given_up() {
+async fn a_server_that_never_answers_the_handshake_is_abandoned() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}/mcp", listener.local_addr().expect("bound"));
     let proxy = start(&url, &[], &["timeouts: { first_byte: 20ms }"]);
@@ -304,7 +304,7 @@ async fn a_server_that_never_answers_the_handshake_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_broken_stream_is_taken_up_for_a_client_that_waits() {
+async fn a_broken_stream_is_resumed_for_a_client_that_waits() {
     let world = World::new().await;
     let waiting = world.client().call("t").await;
     let call = world.server.call().await;

@@ -12,7 +12,7 @@ fn named(result: &Value) {
 }
 
 #[tokio::test]
-async fn what_is_said_of_a_task_says_who_the_server_is() {
+async fn task_results_have_the_server_info() {
     let world = World::with(ALWAYS).await;
     let client = world.tasker();
     // A task that is made before its server has been spoken to cannot say who that is.
@@ -35,7 +35,7 @@ async fn what_is_said_of_a_task_says_who_the_server_is() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_subscription_says_who_the_server_is() {
+async fn the_end_of_a_subscription_has_the_server_info() {
     let world = World::new().await;
     let mut stream = world.client().listen(json!({ "toolsListChanged": true })).await;
     stream.notice("notifications/subscriptions/acknowledged").await;

@@ -258,7 +258,7 @@ async fn the_documents_of_an_issuer_with_a_path_are_found_before_and_behind_it()
 }
 
 #[tokio::test]
-async fn a_server_that_has_no_documents_says_so() {
+async fn a_server_that_has_no_documents_reports_it() {
     let server = LegacyServer::start(
         Options::default()
             .hook(|seen| (seen.path != "/mcp").then(|| Canned::status(404).body("nothing here"))),

@@ -88,7 +88,7 @@ async fn two_clients_with_one_token_each_get_their_own_progress() {
 }
 
 #[tokio::test]
-async fn progress_nobody_asked_for_is_dropped() {
+async fn progress_without_a_token_is_dropped() {
     let world = World::new().await;
     let waiting = world.client().call("slow").await;
     let call = world.server.call().await;
@@ -135,7 +135,7 @@ async fn log_messages_come_from_the_level_that_was_named() {
 }
 
 #[tokio::test]
-async fn a_level_nobody_knows_is_refused() {
+async fn an_unknown_log_level_is_refused() {
     let world = World::new().await;
     let params = json!({ "name": "t", "_meta": { "io.modelcontextprotocol/logLevel": "loud" } });
     assert_eq!(world.client().ask("tools/call", params).await.refusal(), (400, -32602));

@@ -120,7 +120,7 @@ async fn an_answer_that_is_not_kept_is_not_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_question_that_the_store_does_not_take_is_put_once_it_does() {
+async fn an_input_request_that_the_store_does_not_take_is_put_once_it_does() {
     let (world, store) = world().await;
     let client = asked(&world);
     let (task, call) = task(&world, &client).await;
@@ -134,7 +134,7 @@ async fn a_question_that_the_store_does_not_take_is_put_once_it_does() {
 }
 
 #[tokio::test]
-async fn a_client_that_listens_for_a_task_that_cannot_be_looked_up_is_told_so() {
+async fn a_subscription_to_an_unreadable_task_gets_an_error() {
     let (world, store) = world().await;
     let client = world.tasker();
     let (task, call) = task(&world, &client).await;
@@ -151,7 +151,7 @@ async fn a_client_that_listens_for_a_task_that_cannot_be_looked_up_is_told_so() 
 }
 
 #[tokio::test]
-async fn a_store_that_fails_leaves_calls_synchronous_and_their_questions_open() {
+async fn a_store_that_fails_leaves_calls_synchronous_and_their_input_requests_open() {
     let (world, store) = world().await;
     store.fails(&EVERYTHING);
     let waiting = world.tasker().call("slow").await;
@@ -168,7 +168,7 @@ async fn a_store_that_fails_leaves_calls_synchronous_and_their_questions_open() 
 }
 
 #[tokio::test]
-async fn operators_are_told_once_that_the_store_fails_and_once_that_it_is_back() {
+async fn a_failing_store_is_logged_once_and_its_recovery_once() {
     let server = LegacyServer::start(Setup::new().options).await;
     let store = Faulty::new();
     let kept = (store.clone() as Arc<dyn Store>, Secret::new(&[1; 32]));

@@ -81,7 +81,7 @@ async fn only_what_the_server_offers_is_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_change_reported_by_another_session_of_the_caller_is_heard() {
+async fn a_change_reported_by_another_session_of_the_caller_is_delivered() {
     let world = World::new().await;
     let client = world.client().bearing("alice");
     let (mut stream, _) = acknowledged(&client, json!({ "toolsListChanged": true })).await;
@@ -109,7 +109,7 @@ async fn a_change_reported_on_a_calls_stream_goes_to_the_listener_and_not_to_the
 }
 
 #[tokio::test]
-async fn a_change_that_all_sessions_report_is_told_once() {
+async fn a_change_that_all_sessions_report_is_delivered_once() {
     let world = World::new().await;
     let client = world.client();
     let (one, a) = own_stream(&world, &client).await;
@@ -149,7 +149,7 @@ async fn heard(world: &World, events: &Events, id: &str) {
 }
 
 #[tokio::test]
-async fn only_what_was_asked_for_is_told() {
+async fn only_subscribed_changes_are_delivered() {
     let world = World::new().await;
     let client = world.client();
     let (_, own) = own_stream(&world, &client).await;
@@ -163,7 +163,7 @@ async fn only_what_was_asked_for_is_told() {
 }
 
 #[tokio::test]
-async fn what_one_callers_sessions_report_another_does_not_hear() {
+async fn changes_of_one_callers_sessions_reach_no_other_caller() {
     let world = World::new().await;
     let (alice, bob) = (world.client().bearing("alice"), world.client().bearing("bob"));
     let (_, hers) = own_stream(&world, &alice).await;
@@ -200,7 +200,7 @@ fn subscribable() -> Setup {
 }
 
 #[tokio::test]
-async fn resources_are_subscribed_at_the_server_for_as_long_as_somebody_listens() {
+async fn resources_are_subscribed_at_the_server_while_a_client_listens() {
     let world = subscribable().start().await;
     let client = world.client();
     let asked = json!({ "resourceSubscriptions": ["file:///a", "file:///a", "file:///secret"] });
@@ -244,7 +244,7 @@ async fn told(stream: &mut Stream) -> Value {
 }
 
 #[tokio::test]
-async fn what_happens_to_a_task_is_told_as_tasks_get_would_say_it() {
+async fn task_notifications_equal_the_response_of_tasks_get() {
     let world = World::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
@@ -273,7 +273,7 @@ async fn what_happens_to_a_task_is_told_as_tasks_get_would_say_it() {
 }
 
 #[tokio::test]
-async fn a_task_that_has_ended_already_is_told_at_once() {
+async fn an_ended_task_is_reported_at_once() {
     let world = World::with(ALWAYS).await;
     let client = world.tasker();
     let mut tasks = Vec::new();
@@ -295,7 +295,7 @@ async fn a_task_that_has_ended_already_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_task_that_is_named_many_times_is_told_of_once() {
+async fn a_task_named_many_times_is_reported_once() {
     let world = World::with(ALWAYS).await;
     let client = world.tasker();
     let mut tasks = Vec::new();
@@ -316,7 +316,7 @@ async fn a_task_that_is_named_many_times_is_told_of_once() {
 }
 
 #[tokio::test]
-async fn a_cancel_by_somebody_else_with_the_same_rights_is_told() {
+async fn a_cancel_by_another_client_of_the_principal_is_reported() {
     let world = World::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
@@ -329,7 +329,7 @@ async fn a_cancel_by_somebody_else_with_the_same_rights_is_told() {
 }
 
 #[tokio::test]
-async fn tasks_are_told_of_only_to_clients_that_declare_the_extension() {
+async fn tasks_are_reported_only_to_clients_that_declare_the_extension() {
     let world = World::with(ALWAYS).await;
     let params = json!({ "notifications": { "taskIds": ["x"] } });
     let answer = world.client().ask("subscriptions/listen", params).await;

@@ -76,7 +76,7 @@ async fn the_server_sees_no_token_of_ours_from_whatever_client() {
 }
 
 #[tokio::test]
-async fn the_tasks_of_an_older_client_belong_to_the_name_of_its_token() {
+async fn the_tasks_of_a_legacy_client_belong_to_the_name_of_its_token() {
     // Its server says that the session is there when it is asked.
     let pong = |seen: &Seen| {
         let answer = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} });

@@ -69,7 +69,7 @@ async fn the_server_gets_the_clients_bytes_but_for_the_listed_edits() {
 }
 
 #[tokio::test]
-async fn progress_is_asked_for_where_a_call_may_become_a_task() {
+async fn progress_is_requested_where_a_call_may_become_a_task() {
     let world = World::with(SLOW).await;
     let waiting = world.tasker().call("slow").await;
     let call = world.server.call().await;
@@ -108,7 +108,7 @@ async fn a_description_is_made_from_the_servers_handshake() {
 }
 
 #[tokio::test]
-async fn lists_are_told_how_long_they_hold_and_lose_the_older_tasks() {
+async fn lists_get_a_ttl_and_lose_legacy_task_support() {
     let world = Setup::new()
         .server(|options| {
             options.tools = Some(json!([
@@ -152,7 +152,7 @@ async fn every_method_the_server_has_is_served() {
 }
 
 #[tokio::test]
-async fn errors_of_the_older_era_are_said_in_the_newer() {
+async fn errors_are_translated_from_the_legacy_era() {
     let world = World::new().await;
     let client = world.client();
     let read = json!({ "uri": "file:///gone" });
@@ -247,7 +247,7 @@ async fn an_error_that_is_no_error_object_is_made_one() {
 }
 
 #[tokio::test]
-async fn nothing_found_is_an_error_where_the_route_says_so() {
+async fn nothing_found_is_an_error_where_the_route_reports_it() {
     let world = World::with("empty_contents_is_error: true").await;
     let waiting = world.client().send("resources/read", json!({ "uri": "file:///gone" })).await;
     world.server.call().await.result(json!({ "contents": [] }));
@@ -256,7 +256,7 @@ async fn nothing_found_is_an_error_where_the_route_says_so() {
 }
 
 #[tokio::test]
-async fn notifications_nobody_knows_pass_on_the_calls_stream() {
+async fn unknown_notifications_are_relayed_on_the_calls_stream() {
     let world = World::new().await;
     let waiting = world.client().call("t").await;
     let call = world.server.call().await;
@@ -280,7 +280,7 @@ async fn a_document_over_many_lines_becomes_one() {
 }
 
 #[tokio::test]
-async fn a_session_nobody_uses_is_closed_in_the_end() {
+async fn an_idle_session_is_closed() {
     let world = World::new().await;
     let waiting = world.client().call("t").await;
     let call = world.server.call().await;

@@ -6,7 +6,7 @@ use crate::support::{limit_hits::Hits, modern_client::Version};
 use serde_json::json;
 
 #[tokio::test]
-async fn a_strange_host_or_a_strange_origin_alone_is_turned_away() {
+async fn an_unknown_host_or_origin_is_refused() {
     let world = World::new().await;
     let host = world.addr().to_string();
     for (client, status) in [
@@ -49,7 +49,7 @@ async fn http_2_serves_calls_tasks_and_listeners_on_one_connection() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_or_too_deep_is_refused_before_the_server_hears_of_it() {
+async fn a_message_too_large_or_too_deep_never_reaches_the_server() {
     let large_ones = Hits::of("limits.body_bytes");
     let deep_ones = Hits::of("limits.depth");
     let world = Setup::new().top("limits: { body_bytes: 4KiB, depth: 16 }").start().await;
@@ -65,7 +65,7 @@ async fn what_is_too_large_or_too_deep_is_refused_before_the_server_hears_of_it(
 }
 
 #[tokio::test]
-async fn headers_that_disagree_with_the_message_are_refused_before_the_server_hears_of_it() {
+async fn headers_that_disagree_with_the_message_are_refused_and_not_sent() {
     let world = World::new().await;
     for (name, value) in [
         ("mcp-method", "tools/list"),

@@ -16,7 +16,7 @@ const QUESTIONS: [(&str, &str); 3] =
     [("sampling/createMessage", "sampling"), ("elicitation/create", "elicitation"), ("roots/list", "roots")];
 
 #[tokio::test]
-async fn a_call_that_fails_for_a_question_its_client_cannot_be_asked_names_the_capability() {
+async fn a_call_that_fails_for_an_undeclared_input_request_names_the_capability() {
     for (method, capability) in QUESTIONS {
         for off_stream in [false, true] {
             let world = World::new().await;
@@ -61,7 +61,7 @@ async fn a_server_that_copes_without_the_answer_is_passed_on() {
 }
 
 #[tokio::test]
-async fn a_failure_that_has_nothing_to_do_with_a_question_is_the_servers_own() {
+async fn a_failure_that_has_nothing_to_do_with_an_input_request_is_the_servers_own() {
     let world = World::new().await;
     let waiting = world.client().call("asks").await;
     world.server.call().await.error(json!({ "code": -32601, "message": "Sampling is not supported" }));
@@ -69,7 +69,7 @@ async fn a_failure_that_has_nothing_to_do_with_a_question_is_the_servers_own() {
 }
 
 #[tokio::test]
-async fn a_task_that_fails_for_such_a_question_names_the_capability() {
+async fn a_task_that_fails_for_such_an_input_request_names_the_capability() {
     let world = World::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("asks").await;
@@ -86,7 +86,7 @@ async fn a_task_that_fails_for_such_a_question_names_the_capability() {
 }
 
 #[tokio::test]
-async fn the_server_is_told_exactly_what_this_client_declared() {
+async fn the_server_receives_exactly_the_clients_capabilities() {
     let world = World::new().await;
     let declared = [
         json!({}),
@@ -115,7 +115,7 @@ async fn the_server_is_told_exactly_what_this_client_declared() {
 }
 
 #[tokio::test]
-async fn a_question_on_one_callers_call_never_reaches_another() {
+async fn an_input_request_on_one_callers_call_never_reaches_another() {
     let world = World::new().await;
     let alice = world.client().bearing("alice").call("asks").await;
     let a = world.server.call().await;

@@ -101,7 +101,7 @@ async fn an_error_of_what_the_server_declared_stays_its_own() {
 }
 
 #[tokio::test]
-async fn methods_of_older_revisions_and_unknown_ones_are_not_found() {
+async fn methods_of_legacy_revisions_and_unknown_ones_are_not_found() {
     let world = World::new().await;
     for method in [
         "initialize",

@@ -288,7 +288,7 @@ impl Seen {
 
 proptest! {
     #[test]
-    fn nothing_is_lost_and_nothing_put_in_within_an_event(ops in ops(), crlf in any::<bool>()) {
+    fn nothing_is_lost_and_nothing_inserted_within_an_event(ops in ops(), crlf in any::<bool>()) {
         let start = SystemClock::new().now();
         let mut now = start;
         let served = served(if crlf { "\r\n" } else { "\n" });

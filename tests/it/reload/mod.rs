@@ -25,7 +25,7 @@ async fn another() -> LegacyServer {
 }
 
 #[tokio::test]
-async fn new_calls_are_served_by_the_new_configuration_and_those_in_hand_by_the_one_they_began_with() {
+async fn new_calls_use_the_new_configuration_and_running_calls_the_old_one() {
     let mut world = World::with(NEVER).await;
     let client = world.tasker();
     let waiting = client.call("t").await;
@@ -66,7 +66,7 @@ async fn a_ticket_from_before_is_good_although_no_more_are_given() {
 }
 
 #[tokio::test]
-async fn what_is_in_hand_at_a_former_server_ends_there_and_then_that_is_let_go() {
+async fn running_calls_end_at_the_former_server_which_is_then_released() {
     const SHORT: &str = "drain: 1ms";
     let mut world = Setup::new().route(ALWAYS).top(SHORT).start().await;
     let client = world.tasker();
@@ -165,7 +165,7 @@ fn listening(world: &World, listen: &str) -> config::Config {
 }
 
 #[tokio::test]
-async fn a_token_that_is_taken_back_lets_nobody_in_also_on_a_connection_that_is_open() {
+async fn a_removed_token_is_refused_also_on_an_open_connection() {
     let folder = tempfile::tempdir().expect("a folder");
     let token = |name: &str, secret: &str| {
         std::fs::write(folder.path().join(name), secret).expect("it can be written")
@@ -230,7 +230,7 @@ async fn connections_may_be_more_and_fewer() {
 }
 
 #[tokio::test]
-async fn results_may_take_more_room_and_less() {
+async fn the_result_limit_can_be_raised_and_lowered() {
     const SMALL: &str = "limits: { stored_bytes: 1KiB }";
     let mut world = Setup::new().route(ALWAYS).top(SMALL).start().await;
     let client = world.tasker();
@@ -279,7 +279,7 @@ async fn what_only_a_start_can_change_is_named_and_stays() {
 }
 
 #[tokio::test]
-async fn a_question_that_waits_is_answered_after_it() {
+async fn an_input_request_that_waits_is_answered_after_it() {
     let mut world = World::with(NEVER).await;
     let client = world.client().declaring(json!({ "elicitation": {} }));
     let waiting = client.call("t").await;

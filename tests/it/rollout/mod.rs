@@ -26,7 +26,7 @@ async fn is_in(world: &World, client: &Client) -> bool {
 }
 
 #[tokio::test]
-async fn who_is_in_gets_tasks_and_who_is_not_is_only_observed() {
+async fn principals_in_the_rollout_get_tasks_and_others_are_only_observed() {
     for _ in 0..2 {
         // The same in another proxy.
         let world = World::with(HALF).await;
@@ -38,7 +38,7 @@ async fn who_is_in_gets_tasks_and_who_is_not_is_only_observed() {
 }
 
 #[tokio::test]
-async fn a_task_says_by_which_rollout_it_is_one() {
+async fn a_task_shows_the_rollout_that_made_it() {
     let world = Setup::new().top("admin: 127.0.0.1:0").route(HALF).start().await;
     let task = user(&world, "alice").call("t").await.answer().await.task();
     let operator = crate::admin::Operator::of(world.proxy.admin.as_ref().expect("there is one"));
@@ -59,7 +59,7 @@ async fn a_tool_has_a_rollout_of_its_own_and_names_outweigh_shares() {
 }
 
 #[tokio::test]
-async fn a_session_of_2025_11_25_is_told_of_tasks_where_it_is_in() {
+async fn a_session_of_2025_11_25_in_the_rollout_is_offered_tasks() {
     const ROUTE: &str = "principal: { header: X-User }\n    defer: { mode: auto, after: 10ms, rollout: 53% }\n    tasks: { unsolicited: always }";
     let world = Setup::new().server(|options| options.tools = Some(tools())).route(ROUTE).start().await;
     for (name, expected) in [("alice", true), ("bob", false)] {
@@ -82,7 +82,7 @@ async fn a_session_of_2025_11_25_is_told_of_tasks_where_it_is_in() {
 }
 
 #[tokio::test]
-async fn tickets_are_for_those_who_are_in() {
+async fn only_principals_in_the_rollout_get_tickets() {
     const ROUTE: &str = "principal: { header: X-User }\n    defer: { mode: auto, rollout: 53% }\n    held: { ticket: 10ms }\n    tickets: { for: [{ header: X-Agent, value: \"1\" }] }";
     let world = Setup::new().server(|options| options.tools = Some(tools())).route(ROUTE).start().await;
     for (name, expected) in [("alice", true), ("bob", false)] {
@@ -102,7 +102,7 @@ async fn tickets_are_for_those_who_are_in() {
 }
 
 #[tokio::test]
-async fn sessions_have_places_of_their_own_and_keep_them() {
+async fn sessions_have_their_own_rollout_position_and_keep_it() {
     let by_session = "defer: { mode: auto, after: 10ms, rollout: { share: 50%, by: session } }\n    tasks: { unsolicited: always }";
     let world = Setup::new().server(|options| options.tools = Some(tools())).route(by_session).start().await;
     let older = Older::new(world.addr());
@@ -132,7 +132,7 @@ async fn sessions_have_places_of_their_own_and_keep_them() {
 }
 
 #[tokio::test]
-async fn who_is_outside_and_asks_for_a_task_all_the_same_is_answered_without_one() {
+async fn a_task_request_outside_the_rollout_is_answered_without_a_task() {
     const ROUTE: &str = "principal: { header: X-User }\n    defer: { mode: auto, after: 10ms, rollout: 53% }";
     let world = Setup::new().server(|options| options.tools = Some(tools())).route(ROUTE).start().await;
     let session = Older::new(world.addr()).with("x-user", "bob").hello().await;
@@ -166,7 +166,7 @@ fn a_share_by_session_warns_that_clients_of_the_newest_revision_have_none() {
 }
 
 #[test]
-fn what_is_wrong_with_a_rollout_is_told_where_it_is_written() {
+fn problems_of_a_rollout_have_their_place() {
     let wrong = |defer: &str, tools: &str| {
         let text = format!(
             "routes:\n- upstream: {{ url: 'http://a' }}\n  defer: {{ {defer} }}\n  tools: [{tools}]\n"

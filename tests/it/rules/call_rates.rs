@@ -31,7 +31,7 @@ fn is_too_many(answer: &Answer) {
 }
 
 #[tokio::test]
-async fn a_caller_that_calls_too_often_is_refused_and_told_when_to_try_again() {
+async fn a_caller_over_its_rate_is_refused_with_retry_after() {
     let world = World::with(TWO).await;
     let met = Hits::of("calls_per_minute");
     let alice = world.tasker().bearing("alice");
@@ -66,7 +66,7 @@ async fn every_call_of_a_batch_counts_and_all_of_it_or_nothing_is_sent() {
 }
 
 #[tokio::test]
-async fn a_refused_call_takes_neither_a_place_nor_the_allowance_of_the_route() {
+async fn a_refused_call_takes_neither_a_permit_nor_the_rate_of_the_route() {
     let world = Setup::new()
         .route("calls_per_minute: 2")
         .route("tools: [{ match: rare, calls_per_minute: 1, concurrency: 1 }]")

@@ -41,7 +41,7 @@ async fn the_tools_of_a_rule_share_its_permits_and_other_tools_need_none() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_the_queue_frees_its_place_and_its_call_is_never_sent() {
+async fn a_client_that_disconnects_in_the_queue_frees_its_entry_and_its_call_is_never_sent() {
     let world = Setup::new().route(ONE).top("limits: { queue: 1 }").start().await;
     let (waits, full) = (Hits::of("concurrency"), Hits::of("limits.queue"));
     let first = world.client().call("a").await;
@@ -74,7 +74,7 @@ async fn a_client_that_leaves_the_queue_frees_its_place_and_its_call_is_never_se
 }
 
 #[tokio::test]
-async fn the_threshold_passes_in_the_queue_and_a_task_says_that_it_is_queued() {
+async fn a_call_in_the_queue_becomes_a_task_that_reports_it_is_queued() {
     let world = Setup::new().route(ONE).route("defer: { after: 20ms }").start().await;
     let first = world.tasker().call("a").await;
     let at_server = world.server.call().await;
@@ -109,7 +109,7 @@ async fn the_threshold_passes_in_the_queue_and_a_task_says_that_it_is_queued() {
 }
 
 #[tokio::test]
-async fn a_legacy_call_waits_too_and_one_that_is_cancelled_in_the_queue_is_not_heard_of() {
+async fn a_legacy_call_is_queued_too_and_never_sent_if_it_is_cancelled_there() {
     let world = World::with(ONE).await;
     let waits = Hits::of("concurrency");
     let client = Older::new(world.addr()).hello().await;
@@ -133,7 +133,7 @@ async fn a_legacy_call_waits_too_and_one_that_is_cancelled_in_the_queue_is_not_h
 }
 
 #[tokio::test]
-async fn a_call_that_its_client_left_keeps_its_permit_for_as_long_as_the_server_is_at_it() {
+async fn a_call_of_a_disconnected_client_keeps_its_permit_until_the_server_ends_it() {
     let world = World::with(ONE).await;
     let waits = Hits::of("concurrency");
     let client = Older::new(world.addr()).hello().await;
@@ -208,7 +208,7 @@ async fn a_batch_takes_a_permit_for_each_of_its_calls_and_one_that_is_too_large_
 }
 
 #[tokio::test]
-async fn a_reload_that_raises_the_limit_lets_those_through_who_wait() {
+async fn a_reload_that_raises_the_limit_admits_queued_calls() {
     let mut world = World::with(ONE).await;
     let waits = Hits::of("concurrency");
     let first = world.client().call("a").await;

@@ -134,7 +134,7 @@ async fn a_page_that_holds_denied_tools_alone_is_empty_and_keeps_its_cursor() {
 }
 
 #[tokio::test]
-async fn a_list_on_an_event_stream_is_edited_also_where_a_client_comes_back_for_it() {
+async fn a_list_on_an_event_stream_is_edited_also_where_a_client_returns_for_it() {
     let result = json!({ "tools": tools(&["rm", "add"]), "x": 1 });
     let list = json!({ "jsonrpc": "2.0", "id": "l", "result": result }).to_string();
     let events = format!(
@@ -185,7 +185,7 @@ fn is_unknown(answer: &Answer) {
 }
 
 #[test]
-fn a_route_cannot_be_denied_and_the_error_says_where_deny_belongs() {
+fn deny_on_a_route_is_refused_with_the_place_where_it_belongs() {
     use deferral::internals::config;
     let text = "routes:\n  - upstream: { url: 'http://a' }\n    defer: { mode: deny }\n";
     let problems = config::parse(std::path::Path::new("x.yaml"), text).expect_err("it is wrong").to_string();

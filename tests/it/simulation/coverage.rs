@@ -34,7 +34,7 @@ fn the_simulation_meets_every_kind_of_ending() {
 }
 
 #[test]
-fn the_simulation_shows_the_older_view_every_step_and_releases_waiters_early_and_late() {
+fn the_simulation_shows_the_legacy_view_every_step_and_releases_waiters_early_and_late() {
     let mut steps = BTreeSet::new();
     let mut releases = BTreeSet::new();
     let mut tasks = 0;

@@ -651,7 +651,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(8192))]
 
     #[test]
-    fn whatever_the_order_there_is_one_outcome_and_nobody_is_forgotten(seed: u64, after in thresholds()) {
+    fn every_order_of_events_has_one_outcome_and_answers_every_request(seed: u64, after in thresholds()) {
         let world = run(seed, after);
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.check()));
         prop_assert!(checked.is_ok(), "seed {}:\n{}", seed, world.log.join("\n"));

@@ -57,7 +57,7 @@ pub(super) async fn until(admin: &Client, wished: impl Fn(&Value) -> bool) -> Va
 }
 
 #[tokio::test]
-async fn an_operator_sees_what_runs_and_what_the_last_that_ended_said() {
+async fn the_admin_listener_shows_processes_and_the_last_output_of_an_ended_one() {
     let proxy = Proxy::with_admin(&["python3", SERVER]);
     let (client, admin) = (proxy.client(), proxy.admin().await);
     assert_eq!(
@@ -107,7 +107,7 @@ async fn an_operator_sees_what_runs_and_what_the_last_that_ended_said() {
 }
 
 #[tokio::test]
-async fn a_process_of_one_caller_says_whose_and_one_that_did_not_come_up_is_told_of() {
+async fn a_process_of_one_caller_shows_its_principal_and_a_failed_start_is_shown() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("deferral.yaml");
     let text = format!(

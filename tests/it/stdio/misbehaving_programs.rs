@@ -13,7 +13,7 @@ fn program(nasty: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_process_that_does_not_read_costs_bounded_memory_and_keeps_nobody_from_another() {
+async fn a_process_that_does_not_read_costs_bounded_memory_and_blocks_no_other_client() {
     const CALLS: usize = 32;
     /// Calls of a megabyte that may wait for it, at most (16 MiB).
     const WAIT: usize = 16;
@@ -47,7 +47,7 @@ async fn a_process_that_does_not_read_costs_bounded_memory_and_keeps_nobody_from
 }
 
 #[tokio::test]
-async fn a_process_that_ends_while_it_asks_fails_its_call_with_how_it_ended() {
+async fn a_process_that_ends_during_an_input_request_fails_its_call_with_its_exit_status() {
     // Its question is not put to anybody yet: others may follow.
     let proxy = Proxy::configured(&format!("{}, questions: {{ settle: 1h }}", program("plain")));
     let asked = proxy.client().declaring(json!({ "elicitation": {} }));
@@ -60,7 +60,7 @@ async fn a_process_that_ends_while_it_asks_fails_its_call_with_how_it_ended() {
 }
 
 #[tokio::test]
-async fn a_process_that_ends_once_it_is_answered_fails_its_call_with_how_it_ended() {
+async fn a_process_that_ends_after_an_input_response_fails_its_call_with_its_exit_status() {
     let proxy = Proxy::start("plain");
     let asked = proxy.client().declaring(json!({ "elicitation": {} }));
     let call = arguments("ask", json!({ "exits": "answered" }));
@@ -77,7 +77,7 @@ async fn a_process_that_ends_once_it_is_answered_fails_its_call_with_how_it_ende
 }
 
 #[tokio::test]
-async fn what_is_no_message_is_skipped_and_told_with_its_route() {
+async fn lines_without_a_message_are_skipped_and_logged_with_their_route() {
     let lines = ["Debugger listening", "[1, 2]", "{\"jsonrpc\":\"2.0\",", "\"text\"", ""];
     let proxy = Proxy::start("plain");
     let client = proxy.client();
@@ -95,7 +95,7 @@ async fn what_is_no_message_is_skipped_and_told_with_its_route() {
 }
 
 #[tokio::test]
-async fn what_is_skipped_beyond_what_is_logged_is_counted() {
+async fn skipped_lines_over_the_log_limit_are_counted() {
     const LINES: usize = 1000;
     let proxy = Proxy::start("plain");
     let client = proxy.client();
@@ -119,7 +119,7 @@ async fn what_is_skipped_beyond_what_is_logged_is_counted() {
 }
 
 #[tokio::test]
-async fn what_is_remarked_beyond_what_is_logged_is_counted_and_told_with_its_route() {
+async fn stderr_over_the_log_limit_is_counted_with_its_route() {
     const REMARKS: usize = 1000;
     let proxy = Proxy::start("plain");
     let client = proxy.client();

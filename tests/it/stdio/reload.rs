@@ -29,7 +29,7 @@ async fn in_hand(proxy: &Proxy, tool: &str, said: &str, more: [Value; 2]) -> (Jo
 }
 
 #[tokio::test]
-async fn what_a_process_has_in_hand_when_its_command_changes_may_end_within_the_drain() {
+async fn calls_of_a_process_may_end_within_the_drain_after_its_command_changes() {
     let proxy = Proxy::of_file(&with("3s", "former"));
     let folder = tempfile::tempdir().expect("a folder");
     let gates = ["call", "task"].map(|name| folder.path().join(name));
@@ -54,7 +54,7 @@ async fn what_a_process_has_in_hand_when_its_command_changes_may_end_within_the_
 }
 
 #[tokio::test]
-async fn what_a_process_has_in_hand_when_its_command_changes_is_lost_with_it_after_the_drain() {
+async fn calls_of_a_process_are_lost_after_the_drain_when_its_command_changes() {
     let proxy = Proxy::of_file(&with("100ms", "former"));
     let long = || json!({ "seconds": 1000 });
     let (call, task) = in_hand(&proxy, "sleep", "it sleeps", [long(), long()]).await;

@@ -5,7 +5,7 @@ use serde_json::json;
 use std::{fs, process::Command};
 
 #[tokio::test]
-async fn a_caller_that_shares_the_process_of_one_that_declares_more_is_told_what_it_cannot_be_asked_there() {
+async fn a_caller_in_a_process_with_more_capabilities_gets_the_missing_capability() {
     let folder = tempfile::tempdir().expect("a folder");
     let gates = ["larger", "smaller"].map(|name| folder.path().join(name));
     for gate in &gates {
@@ -47,7 +47,7 @@ async fn a_caller_that_shares_the_process_of_one_that_declares_more_is_told_what
 }
 
 #[tokio::test]
-async fn what_is_asked_right_behind_the_answer_to_another_call_is_put_to_the_only_one_that_is_left() {
+async fn an_input_request_after_the_response_of_another_call_belongs_to_the_only_open_call() {
     let proxy = Proxy::start("plain");
     let [one, other] = [(), ()].map(|()| proxy.client().declaring(json!({ "elicitation": {} })));
     let later = one.call("later").await;

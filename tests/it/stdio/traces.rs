@@ -30,7 +30,7 @@ fn text(result: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_process_is_told_of_the_span_in_the_message() {
+async fn a_process_gets_the_span_in_the_message() {
     let collector = Collector::start().await;
     let proxy = traced(&collector);
     let mut params = arguments("meta", json!({}));
@@ -42,7 +42,7 @@ async fn a_process_is_told_of_the_span_in_the_message() {
 }
 
 #[tokio::test]
-async fn a_process_is_told_of_the_span_in_an_older_clients_message() {
+async fn a_process_gets_the_span_in_a_legacy_clients_message() {
     let collector = Collector::start().await;
     let proxy = traced(&collector);
     let older = Older::new(proxy.addr).hello().await;

@@ -15,7 +15,7 @@ fn owned(number: u128, owner: &Owner, seconds: u64) -> Arc<Record> {
     Arc::new(Record::new(id, owner.clone(), "slow", Duration::ZERO, created))
 }
 
-pub(super) async fn an_owner_lists_what_is_its_own_and_nothing_else(store: Arc<dyn Store>) {
+pub(super) async fn a_list_has_the_tasks_of_its_owner_only(store: Arc<dyn Store>) {
     let mut all = Vec::new();
     // Each has three, and theirs lie between each other's.
     for number in 0..18 {
@@ -76,7 +76,7 @@ pub(super) async fn a_list_goes_on_behind_a_place_that_no_longer_exists(store: A
     assert_eq!(listed(&*store, owner, Some(&Place::of(&records[2])), 99).await, []);
 }
 
-pub(super) async fn a_list_has_no_more_than_was_asked_for(store: Arc<dyn Store>) {
+pub(super) async fn a_list_stays_within_its_limit(store: Arc<dyn Store>) {
     let owner = &owners()[0];
     assert_eq!(listed(&*store, owner, None, 0).await, []);
     let records: Vec<_> = (0..5).map(|number| owned(number, owner, 1)).collect();
@@ -179,7 +179,7 @@ pub(super) async fn an_id_that_is_used_again_is_not_listed_by_its_former_owner(f
     others.await.expect("ends");
 }
 
-pub(super) async fn pages_lose_nothing_and_repeat_nothing_while_others_come_and_go(fresh: Fresh) {
+pub(super) async fn pages_lose_and_repeat_nothing_during_concurrent_changes(fresh: Fresh) {
     let Fresh { store, rounds, _kept, .. } = fresh;
     let owner = owners().remove(0);
     // Every third stays; around them others are inserted, changed and removed all the time.

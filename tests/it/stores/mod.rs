@@ -10,26 +10,28 @@ mod usage;
 
 use self::{
     lists::{
-        a_list_goes_on_behind_a_place_that_no_longer_exists, a_list_has_no_more_than_was_asked_for,
+        a_list_goes_on_behind_a_place_that_no_longer_exists, a_list_has_the_tasks_of_its_owner_only,
         a_list_is_in_order_of_age_and_then_of_id, a_list_shows_records_as_they_are_now,
-        a_record_that_changes_hands_is_listed_by_its_new_owner_alone,
+        a_list_stays_within_its_limit, a_record_that_changes_hands_is_listed_by_its_new_owner_alone,
         an_id_that_is_used_again_is_not_listed_by_its_former_owner,
-        an_owner_lists_what_is_its_own_and_nothing_else,
         operators_find_the_youngest_first_and_what_works_apart_from_what_has_ended,
-        pages_lose_nothing_and_repeat_nothing_while_others_come_and_go,
+        pages_lose_and_repeat_nothing_during_concurrent_changes,
     },
     random_changes::random_changes_agree_with_a_plain_map,
     records::{
-        a_change_does_not_bring_back_what_was_removed, a_large_result_comes_back_whole,
-        a_record_that_changed_is_due_anew, a_version_is_good_for_one_change,
-        an_anchor_is_kept_until_it_is_of_no_use, an_id_is_taken_once, concurrent_changes_are_all_kept,
+        a_large_result_returns_whole, a_record_that_changed_is_due_anew, a_version_is_good_for_one_change,
+        an_anchor_is_kept_until_it_is_of_no_use, an_id_is_taken_once, an_unknown_id_is_absent_and_no_error,
+        an_update_does_not_restore_a_removed_record, concurrent_changes_are_all_kept,
         concurrent_inserts_of_one_id_succeed_once, every_member_of_a_record_is_kept,
-        only_the_first_of_two_writers_wins, the_longest_due_come_first_and_no_more_than_asked_for,
-        what_a_process_left_behind_is_given_to_the_next_once, what_is_inserted_is_found,
-        what_is_unknown_is_absent_and_no_error, what_was_kept_is_there_for_the_next_process,
+        inserted_records_are_found, only_the_first_of_two_writers_wins,
+        orphans_of_a_process_are_given_to_the_next_once, records_survive_a_restart,
+        the_longest_due_come_first_within_the_limit,
     },
     troubled_store::{Trouble, Troubled},
-    usage::{the_census_follows_what_is_kept, usage_adds_up_after_a_crowd, usage_follows_what_is_kept},
+    usage::{
+        the_census_agrees_with_the_records, usage_agrees_with_the_records,
+        usage_is_right_after_concurrent_changes,
+    },
 };
 use crate::support::faulty_store::Faulty;
 use bytes::Bytes;
@@ -67,35 +69,35 @@ struct Fresh {
 
 macro_rules! each_store {
     ($($store:ident)*) => { $( promises! { $store {
-        what_is_inserted_is_found
+        inserted_records_are_found
         an_id_is_taken_once
-        what_is_unknown_is_absent_and_no_error
+        an_unknown_id_is_absent_and_no_error
         only_the_first_of_two_writers_wins
         a_version_is_good_for_one_change
-        a_change_does_not_bring_back_what_was_removed
+        an_update_does_not_restore_a_removed_record
         concurrent_changes_are_all_kept
         concurrent_inserts_of_one_id_succeed_once
-        the_longest_due_come_first_and_no_more_than_asked_for
+        the_longest_due_come_first_within_the_limit
         a_record_that_changed_is_due_anew
-        an_owner_lists_what_is_its_own_and_nothing_else
+        a_list_has_the_tasks_of_its_owner_only
         a_list_is_in_order_of_age_and_then_of_id
         a_list_goes_on_behind_a_place_that_no_longer_exists
-        a_list_has_no_more_than_was_asked_for
+        a_list_stays_within_its_limit
         a_list_shows_records_as_they_are_now
         operators_find_the_youngest_first_and_what_works_apart_from_what_has_ended
         a_record_that_changes_hands_is_listed_by_its_new_owner_alone
-        usage_follows_what_is_kept
-        usage_adds_up_after_a_crowd
-        the_census_follows_what_is_kept
-        a_large_result_comes_back_whole
+        usage_agrees_with_the_records
+        usage_is_right_after_concurrent_changes
+        the_census_agrees_with_the_records
+        a_large_result_returns_whole
         every_member_of_a_record_is_kept
         random_changes_agree_with_a_plain_map
     } {
-        what_was_kept_is_there_for_the_next_process
-        what_a_process_left_behind_is_given_to_the_next_once
+        records_survive_a_restart
+        orphans_of_a_process_are_given_to_the_next_once
         an_anchor_is_kept_until_it_is_of_no_use
         an_id_that_is_used_again_is_not_listed_by_its_former_owner
-        pages_lose_nothing_and_repeat_nothing_while_others_come_and_go
+        pages_lose_and_repeat_nothing_during_concurrent_changes
     } } )* };
 }
 

@@ -13,7 +13,7 @@ use deferral::internals::{
 
 use std::{collections::BTreeMap, sync::Arc};
 
-pub(super) async fn what_was_kept_is_there_for_the_next_process(mut fresh: Fresh) {
+pub(super) async fn records_survive_a_restart(mut fresh: Fresh) {
     for number in 1..=6 {
         inserted(&*fresh.store, record_of(number, number % 2, START)).await;
     }
@@ -48,7 +48,7 @@ pub(super) async fn what_was_kept_is_there_for_the_next_process(mut fresh: Fresh
     inserted(&*fresh.store, record(6)).await;
 }
 
-pub(super) async fn what_a_process_left_behind_is_given_to_the_next_once(mut fresh: Fresh) {
+pub(super) async fn orphans_of_a_process_are_given_to_the_next_once(mut fresh: Fresh) {
     for number in 1..=6 {
         inserted(&*fresh.store, record(number)).await;
     }
@@ -98,7 +98,7 @@ pub(super) async fn an_anchor_is_kept_until_it_is_of_no_use(mut fresh: Fresh) {
     assert_eq!(fresh.orphans(9).await, [(id(2), Some("first".into()))]);
 }
 
-pub(super) async fn what_is_inserted_is_found(store: Arc<dyn Store>) {
+pub(super) async fn inserted_records_are_found(store: Arc<dyn Store>) {
     inserted(&*store, record(1)).await;
     inserted(&*store, record(2)).await;
     assert_eq!(kept(&*store, 1).await, Some(record(1)));
@@ -114,7 +114,7 @@ pub(super) async fn an_id_is_taken_once(store: Arc<dyn Store>) {
     assert_eq!((usage.tasks, usage.tasks_of_principal), (1, 0));
 }
 
-pub(super) async fn what_is_unknown_is_absent_and_no_error(store: Arc<dyn Store>) {
+pub(super) async fn an_unknown_id_is_absent_and_no_error(store: Arc<dyn Store>) {
     assert_eq!(kept(&*store, 1).await, None);
     assert!(!swapped(&*store, Version(0), record(1)).await);
     assert_eq!(kept(&*store, 1).await, None);
@@ -144,7 +144,7 @@ pub(super) async fn a_version_is_good_for_one_change(store: Arc<dyn Store>) {
     assert!(swapped(&*store, second, record(1)).await);
 }
 
-pub(super) async fn a_change_does_not_bring_back_what_was_removed(store: Arc<dyn Store>) {
+pub(super) async fn an_update_does_not_restore_a_removed_record(store: Arc<dyn Store>) {
     let version = inserted(&*store, record(1)).await;
     store.remove(&id(1)).await.expect("removed");
     assert!(!swapped(&*store, version, record(1)).await);
@@ -205,7 +205,7 @@ pub(super) async fn concurrent_inserts_of_one_id_succeed_once(store: Arc<dyn Sto
     assert_eq!((usage.tasks, usage.tasks_of_principal), (1, 1));
 }
 
-pub(super) async fn the_longest_due_come_first_and_no_more_than_asked_for(store: Arc<dyn Store>) {
+pub(super) async fn the_longest_due_come_first_within_the_limit(store: Arc<dyn Store>) {
     // Inserted out of order: task n is created n minutes after the start, and due five later.
     for number in [3, 1, 4, 2] {
         inserted(&*store, record_of(number, 1, START + MINUTE * u32::from(number))).await;
@@ -237,7 +237,7 @@ pub(super) async fn a_record_that_changed_is_due_anew(store: Arc<dyn Store>) {
     assert!(kept(&*store, 1).await.expect("found").is_expired(START + MINUTE * 16));
 }
 
-pub(super) async fn a_large_result_comes_back_whole(store: Arc<dyn Store>) {
+pub(super) async fn a_large_result_returns_whole(store: Arc<dyn Store>) {
     inserted(&*store, record(1)).await;
     let result = Bytes::from(vec![b'x'; 8 << 20]);
     update(&*store, &id(1), &Event::Returned { result: result.clone() }, START).await.expect("answers");

@@ -10,7 +10,7 @@ use deferral::internals::{
 
 use std::{collections::BTreeMap, sync::Arc};
 
-pub(super) async fn usage_follows_what_is_kept(store: Arc<dyn Store>) {
+pub(super) async fn usage_agrees_with_the_records(store: Arc<dyn Store>) {
     let usage = async |principal: u8| {
         let Usage { tasks_of_principal, tasks, stored_bytes, .. } = store.usage(&[principal; 16]);
         (tasks_of_principal, tasks, stored_bytes)
@@ -40,7 +40,7 @@ pub(super) async fn usage_follows_what_is_kept(store: Arc<dyn Store>) {
     assert_eq!(usage(1).await, (0, 0, 0));
 }
 
-pub(super) async fn the_census_follows_what_is_kept(store: Arc<dyn Store>) {
+pub(super) async fn the_census_agrees_with_the_records(store: Arc<dyn Store>) {
     assert!(census(&*store).await.is_empty());
     let elsewhere = |number| {
         let mut record = Record::clone(&record_of(number, 1, START));
@@ -66,7 +66,7 @@ pub(super) async fn the_census_follows_what_is_kept(store: Arc<dyn Store>) {
     assert!(census(&*store).await.is_empty());
 }
 
-pub(super) async fn usage_adds_up_after_a_crowd(store: Arc<dyn Store>) {
+pub(super) async fn usage_is_right_after_concurrent_changes(store: Arc<dyn Store>) {
     let crowd: Vec<_> = (0..64u8)
         .map(|number| {
             let store = Arc::clone(&store);

@@ -132,7 +132,7 @@ fn has_its_whole_effect_or_none(asked: Asked, outlives: bool) {
 }
 
 #[test]
-fn a_dropped_call_leaves_no_task_and_its_server_hears_of_it() {
+fn a_dropped_call_leaves_no_task_and_is_cancelled_at_the_server() {
     for outlives in [false, true] {
         for polls in 1.. {
             let polled = runtime().block_on(async {

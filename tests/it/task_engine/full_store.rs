@@ -222,7 +222,7 @@ fn answers_are_taken_although_results_have_filled_what_their_caller_may_keep_on_
 }
 
 #[test]
-fn a_full_store_is_reported_as_full_or_in_the_way_of_nobody() {
+fn a_full_store_is_reported_or_delays_no_request() {
     for about in ABOUT {
         runtime().block_on(async {
             let world = Setup::new().outlives().start();
@@ -251,7 +251,7 @@ fn a_full_store_is_reported_as_full_or_in_the_way_of_nobody() {
 }
 
 #[test]
-fn a_legacy_call_for_a_task_that_finds_the_store_full_is_told_so() {
+fn a_legacy_call_for_a_task_that_finds_the_store_full_gets_an_error() {
     runtime().block_on(async {
         let world = Setup::new().outlives().start();
         let client = world.legacy(Sign::Nothing, json!({})).await;

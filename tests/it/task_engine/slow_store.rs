@@ -100,7 +100,7 @@ fn in_mode_always_a_call_is_a_task_however_long_that_takes_to_store() {
 }
 
 #[test]
-fn a_client_that_leaves_while_its_task_is_being_stored_cancels_its_call_at_once() {
+fn a_client_that_disconnects_while_its_task_is_being_stored_cancels_its_call_at_once() {
     runtime().block_on(async {
         let world = Setup::new().start();
         world.store.stalls(&[Op::Insert]);
@@ -165,7 +165,7 @@ async fn burst(world: &World) {
 }
 
 #[test]
-fn of_a_burst_of_questions_no_more_calls_wait_for_their_clients_than_the_quota_allows() {
+fn of_a_burst_of_input_requests_no_more_calls_wait_for_their_clients_than_the_quota_allows() {
     runtime().block_on(async {
         let world = Setup::new().quotas(|quotas| quotas.tasks_per_principal = 5).start();
         world.store.yields();
@@ -200,7 +200,7 @@ async fn refused_result(world: &World, client: &Client) -> Value {
 }
 
 #[test]
-fn each_who_waits_for_a_result_that_the_store_refuses_is_answered_in_time() {
+fn each_waiting_request_for_an_unstored_result_is_answered_in_time() {
     for is_legacy in [false, true] {
         runtime().block_on(async {
             let world = Setup::new().start();
@@ -225,7 +225,7 @@ fn each_who_waits_for_a_result_that_the_store_refuses_is_answered_in_time() {
 }
 
 #[test]
-fn all_who_wait_at_once_for_a_result_that_the_store_refuses_are_answered_in_time() {
+fn concurrent_waiting_requests_for_an_unstored_result_are_answered_in_time() {
     runtime().block_on(async {
         let world = Setup::new().start();
         let client = Client::Legacy(world.legacy(Sign::HoldsTickets, json!({})).await);
@@ -268,7 +268,7 @@ fn each_wait_for_the_result_of_a_legacy_task_has_a_head_while_the_store_refuses_
 }
 
 #[test]
-fn a_call_goes_on_hearing_its_server_while_the_store_refuses_its_question() {
+fn a_call_keeps_reading_its_server_while_the_store_refuses_its_input_request() {
     runtime().block_on(async {
         let world = Setup::new().start();
         let client = world.legacy(Sign::Nothing, json!({ "elicitation": {} })).await;

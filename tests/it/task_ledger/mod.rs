@@ -29,7 +29,7 @@ fn returned(bytes: usize) -> Event {
 }
 
 #[tokio::test]
-async fn a_task_that_the_store_does_not_take_is_none() {
+async fn a_task_that_the_store_refuses_does_not_exist() {
     let (ledger, store, clock) = ledger(Quotas::default());
     let record = record(&clock);
     store.fails(&[Op::Insert]);
@@ -61,7 +61,7 @@ async fn a_task_is_known_while_the_store_fails_for_as_long_as_its_call_is_held()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_store_does_not_take_waits_for_it_and_is_shown_to_nobody() {
+async fn an_unstored_change_is_retried_and_shown_to_no_client() {
     let (ledger, store, clock) = ledger(Quotas::default());
     let record = record(&clock);
     let custody = ledger.admit(record.clone(), false).await.expect("there is room");
@@ -84,7 +84,7 @@ async fn what_the_store_does_not_take_waits_for_it_and_is_shown_to_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_what_waits_for_the_store_only_so_much_is_held() {
+async fn unstored_bytes_are_bounded() {
     let (ledger, store, clock) = ledger(Quotas { stored_bytes: 4000, ..Quotas::default() });
     let record = record(&clock);
     let custody = ledger.admit(record.clone(), false).await.expect("there is room");
@@ -100,7 +100,7 @@ async fn of_what_waits_for_the_store_only_so_much_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_could_not_be_forgotten_ends_and_is_not_renewed() {
+async fn a_task_that_could_not_be_removed_ends_and_its_lease_is_not_renewed() {
     let (ledger, store, clock) = ledger(Quotas::default());
     let record = record(&clock);
     let custody = ledger.admit(record.clone(), false).await.expect("there is room");
@@ -119,7 +119,7 @@ async fn a_task_that_could_not_be_forgotten_ends_and_is_not_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_process_left_behind_ends_together_and_not_one_by_one() {
+async fn orphans_of_a_process_end_concurrently() {
     let (memory, clock) = (Memory::default(), Arc::new(SystemClock::new()));
     let ids: Vec<_> = (0..100).map(|number| TaskId::from_entropy([number; 16])).collect();
     for id in &ids {

@@ -149,7 +149,7 @@ proptest! {
     }
 
     #[test]
-    fn a_key_is_asked_once_answered_once_and_never_comes_back(retention in retentions(), steps in steps()) {
+    fn a_key_is_asked_once_answered_once_and_never_returns(retention in retentions(), steps in steps()) {
         let (mut open, mut closed) = (BTreeMap::new(), BTreeSet::new());
         live(retention, steps, |_, _, _, outcome| {
             let Ok((after, effects)) = outcome else { return };
@@ -175,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn whoever_listens_hears_of_every_visible_change_and_of_nothing_else(
+    fn subscriptions_report_every_visible_change_and_nothing_else(
         retention in retentions(), steps in steps(),
     ) {
         // The ttl aside, which moves on by itself.
@@ -215,7 +215,7 @@ proptest! {
     }
 
     #[test]
-    fn the_older_view_goes_only_where_its_revision_allows(retention in retentions(), steps in steps()) {
+    fn the_legacy_view_goes_only_where_its_revision_allows(retention in retentions(), steps in steps()) {
         for terms in [TERMS, LENIENT] {
             let mut seen = None;
             live(retention, steps.clone(), |before, _, now, outcome| {
@@ -269,7 +269,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_task_came_to_is_said_once_and_for_all_and_not_before(
+    fn the_outcome_of_a_task_is_final_and_absent_before_the_end(
         retention in retentions(), steps in steps(), raised: bool,
     ) {
         let outcome = |record: &Record| view::experimental::outcome(&Record { raised, ..record.clone() });
@@ -285,7 +285,7 @@ proptest! {
     }
 
     #[test]
-    fn an_outcome_is_the_result_and_whose_it_is_and_nothing_else(kept in results(), raised: bool) {
+    fn an_outcome_is_the_result_with_the_related_task(kept in results(), raised: bool) {
         let record = Record { raised, ..after([Event::Returned { result: kept.clone().into() }]) };
         let Some(Outcome::Result(given)) = view::experimental::outcome(&record) else {
             panic!("a result")
@@ -310,7 +310,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_raised_for_one_era_is_what_the_server_said_in_the_other(said in plain_results()) {
+    fn a_translated_result_is_restored_for_the_other_era(said in plain_results()) {
         let said = Bytes::from(said);
         let raised = raise::result(&Method::ToolsCall, &Payload::read(said.clone()), br#"{"name":"x","version":"1"}"#).expect("an object");
         let outcome = |raised, result| {

@@ -38,7 +38,7 @@ fn an_answer_that_is_kept_is_there_until_it_is_delivered_or_the_task_ends() {
 }
 
 #[test]
-fn what_a_server_says_of_itself_is_kept_with_its_task_within_bounds() {
+fn server_info_is_stored_with_the_task_within_bounds() {
     let of = |server_info: &Value| {
         let mut record = task();
         record.set_server_info(&server_info.to_string().into());
@@ -205,7 +205,7 @@ fn every_state_meets_every_event() {
 }
 
 #[test]
-fn cancelling_says_so_and_what_was_outstanding_is_gone() {
+fn a_cancelled_task_has_no_open_input_requests() {
     let record = after([asked("a"), Event::CANCELLED_BY_CLIENT]);
     assert_eq!(record.message.as_deref(), Some("the task was cancelled by its client"));
     assert_eq!(record.state, State::Cancelled);

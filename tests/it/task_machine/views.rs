@@ -63,7 +63,7 @@ fn each_state_is_shown_in_three_views() {
 }
 
 #[test]
-fn each_state_is_shown_in_the_older_views() {
+fn each_state_is_shown_in_the_legacy_views() {
     let mut shown = String::new();
     let now = START + Duration::from_secs(65);
     for (state, record) in states() {
@@ -138,7 +138,7 @@ fn a_page_of_tasks_shows_each_as_it_is_and_where_the_next_begins() {
 }
 
 #[test]
-fn a_model_gets_words_to_go_on_with_where_there_are_some() {
+fn the_immediate_response_for_the_model_is_included_where_configured() {
     let words = "Started.\nAsk for \"it\" later. \u{2028}";
     let made = json(&view::experimental::created(&task(), START, TERMS, Reader::Published, Some(words)));
     assert_eq!(made["_meta"][meta::IMMEDIATE_RESPONSE], words);
@@ -148,7 +148,7 @@ fn a_model_gets_words_to_go_on_with_where_there_are_some() {
 }
 
 #[test]
-fn who_reads_a_task_as_a_draft_had_it_finds_it_in_a_result_without_content_beside_that_of_the_revision() {
+fn the_draft_form_of_a_task_result_is_included_beside_the_revisions_form() {
     let mut made = json(&view::experimental::created(&task(), START, TERMS, Reader::Draft, Some("wait")));
     let draft = made["_meta"].as_object_mut().expect("an object").remove(meta::DRAFT_TASK);
     assert_eq!(draft, Some(serde_json::json!({ "taskId": made["task"]["taskId"], "status": "working" })));
@@ -160,7 +160,7 @@ fn who_reads_a_task_as_a_draft_had_it_finds_it_in_a_result_without_content_besid
 }
 
 #[test]
-fn the_older_view_escapes_what_clients_are_told() {
+fn the_legacy_view_escapes_its_texts() {
     let odd = "line\n\"quoted\" \u{1} \u{2028}";
     let record = after([progressed(odd)]);
     assert_eq!(json(&view::experimental::shown(&record, START, TERMS))["statusMessage"], odd);
@@ -171,7 +171,7 @@ fn the_older_view_escapes_what_clients_are_told() {
 /// The older views have the members the schema of 2025-11-25 has for them, of its types, all those
 /// it requires, and none that it does not know.
 #[test]
-fn every_older_view_is_what_the_schema_of_its_revision_describes() {
+fn every_legacy_view_is_what_the_schema_of_its_revision_describes() {
     for (state, record) in states() {
         for terms in [TERMS, LENIENT] {
             for now in [START, START + Duration::from_secs(65)] {
@@ -235,7 +235,7 @@ fn has_members<'a>(
 }
 
 #[test]
-fn what_a_task_came_to_is_what_its_call_was_answered() {
+fn the_outcome_of_a_task_is_the_response_of_its_call() {
     let related = r#""io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}"#;
     for (raised, kept, given) in [
         // As the server said it, and whose it is.
@@ -278,7 +278,7 @@ fn what_a_task_came_to_is_what_its_call_was_answered() {
 }
 
 #[test]
-fn why_a_task_failed_is_told_in_words_but_not_in_too_many() {
+fn the_reason_of_a_failed_task_is_a_bounded_text() {
     let status = |event| json(&view::experimental::shown(&after([event]), START, TERMS));
     let tool = |content: &str| Event::Returned {
         result: format!(r#"{{"content":{content},"isError":true}}"#).into(),
@@ -348,7 +348,7 @@ fn an_inlined_result_keeps_its_bytes_and_gets_a_result_type_once() {
 }
 
 #[test]
-fn what_a_legacy_call_left_behind_is_inlined_as_a_result_of_the_newer_era() {
+fn a_legacy_result_is_inlined_as_a_modern_result() {
     for (kept, shown) in [
         (r#"{"content":[]}"#, r#"{"resultType":"complete","content":[]}"#),
         // There it says nothing; here a client would take it for another kind of result.
@@ -365,7 +365,7 @@ fn what_a_legacy_call_left_behind_is_inlined_as_a_result_of_the_newer_era() {
 }
 
 #[test]
-fn what_a_server_spread_over_lines_is_kept_on_one() {
+fn a_result_over_several_lines_is_stored_on_one() {
     let spread = "{\n  \"code\": 1,\r\n  \"message\": \"a\\nb\"\n}";
     let line = r#"{   "code": 1,    "message": "a\nb" }"#;
     // An event of a stream ends with its line: views of the task are sent in such.
@@ -388,7 +388,7 @@ fn what_a_server_spread_over_lines_is_kept_on_one() {
 }
 
 #[test]
-fn what_clients_are_told_is_escaped() {
+fn texts_of_views_are_escaped() {
     let odd = "line\n\"quoted\" \u{1} \u{2028}";
     let record = after([progressed(odd), Event::Asked { key: odd.into(), request: "{}".into() }]);
     let view = json(&view::extension::detailed(&record, START, BOUNDS, None));

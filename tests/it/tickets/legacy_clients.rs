@@ -98,7 +98,7 @@ async fn a_quick_call_is_answered_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_call_that_still_runs_says_so_again_and_how_far_it_is() {
+async fn a_call_that_still_runs_reports_it_again_and_how_far_it_is() {
     let world = setup().route(SOON).route(IMPATIENT).start().await;
     let client = holder(&world).await;
     let (call, held) = deferred(&world.server, &client).await;
@@ -170,7 +170,7 @@ async fn a_client_that_was_not_given_the_tools_waits_as_before() {
 }
 
 #[tokio::test]
-async fn whoever_knows_tasks_gets_none() {
+async fn a_client_with_tasks_gets_no_ticket() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let hello = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"tasks":{}},"clientInfo":{"name":"c","version":"1"}}}"#;
     let opened = Older::new(world.addr()).post(hello).await.answer().await;
@@ -185,7 +185,7 @@ async fn whoever_knows_tasks_gets_none() {
 }
 
 #[tokio::test]
-async fn only_those_get_them_whom_the_operator_named() {
+async fn only_configured_clients_get_tickets() {
     let world = setup()
         .route("tickets: { for: [{ client: \"codex*\", after: 50ms }, { header: X-Agent, value: \"1\", after: 50ms }] }")
         .start()
@@ -267,7 +267,7 @@ async fn a_call_that_failed_fails_as_it_would_have() {
 }
 
 #[tokio::test]
-async fn what_is_no_ticket_of_the_callers_is_answered_alike() {
+async fn unknown_and_foreign_tickets_get_the_same_response() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let owner = |token: &'static str| {
         let client = Older::new(world.addr()).with("authorization", token);
@@ -308,7 +308,7 @@ async fn a_ticket_is_no_task_and_is_in_no_list_of_tasks() {
 }
 
 #[tokio::test]
-async fn what_the_server_asks_meanwhile_is_asked_of_whoever_waits() {
+async fn input_requests_are_sent_to_the_client_that_waits_for_the_result() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let client = holder_declaring(&world, r#"{"elicitation":{}}"#).await;
     let (call, held) = deferred(&world.server, &client).await;
@@ -334,7 +334,7 @@ async fn what_the_server_asks_meanwhile_is_asked_of_whoever_waits() {
 }
 
 #[tokio::test]
-async fn a_holder_is_asked_nothing_that_it_did_not_declare() {
+async fn a_ticket_holder_gets_no_undeclared_input_requests() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     for (declares, is_asked) in [("{}", false), (r#"{"elicitation":{}}"#, true)] {
         let client = holder_declaring(&world, declares).await;
@@ -471,7 +471,7 @@ async fn a_named_client_that_opens_a_session_for_each_call_gets_its_ticket_and_i
 }
 
 #[tokio::test]
-async fn who_has_left_before_its_ticket_is_asked_nothing_and_its_call_goes_on() {
+async fn a_client_that_disconnects_before_its_ticket_gets_no_input_requests_and_its_call_continues() {
     let world = setup().route("held: { ticket: 1h }").start().await;
     let client = holder(&world).await;
     let waiting = client.call(7).await;
@@ -506,7 +506,7 @@ async fn the_first_ticket_says_how_far_its_call_has_come() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_taken_back_ends_without_an_answer_and_its_call_goes_on() {
+async fn a_wait_that_is_cancelled_ends_without_an_answer_and_its_call_goes_on() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let client = holder(&world).await;
     let (call, held) = deferred(&world.server, &client).await;

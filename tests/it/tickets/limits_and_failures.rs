@@ -26,7 +26,7 @@ fn is_told(result: &Value, reason: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_model_that_asks_too_often_is_told_which_limit_it_met_and_to_ask_again() {
+async fn a_model_over_the_poll_limit_gets_the_limit_and_a_request_to_retry() {
     let world = setup().route(SOON).route(IMPATIENT).top(FEW).start().await;
     let client = legacy_clients::holder(&world).await;
     let (_call, held) = legacy_clients::deferred(&world.server, &client).await;
@@ -39,7 +39,7 @@ async fn a_model_that_asks_too_often_is_told_which_limit_it_met_and_to_ask_again
 }
 
 #[tokio::test]
-async fn a_modern_clients_model_is_told_the_same() {
+async fn the_model_of_a_modern_client_gets_the_same_error() {
     let world = setup().route(NAMED).top(FEW).start().await;
     let client = modern_clients::holder(&world);
     let (_call, held) = modern_clients::deferred(&world, &client).await;

@@ -52,7 +52,7 @@ async fn a_slow_call_is_answered_with_a_ticket_and_its_result_is_fetched() {
 }
 
 #[tokio::test]
-async fn nobody_else_gets_one_who_has_no_session_to_be_known_by() {
+async fn clients_without_a_session_get_no_ticket() {
     let world = world(NAMED).await;
     let client = world.client();
     assert_eq!(names(&client.ask("tools/list", json!({})).await.result()), ["t", "u"]);
@@ -64,7 +64,7 @@ async fn nobody_else_gets_one_who_has_no_session_to_be_known_by() {
 }
 
 #[tokio::test]
-async fn the_tools_are_listed_for_those_alone_who_hold_tickets() {
+async fn the_ticket_tools_are_listed_for_ticket_holders_only() {
     let world = world(NAMED).await;
     let listed = holder(&world).ask("tools/list", json!({})).await.result();
     assert_eq!(names(&listed), ["t", "u", "deferral_result", "deferral_cancel"]);
@@ -77,7 +77,7 @@ async fn the_tools_are_listed_for_those_alone_who_hold_tickets() {
 }
 
 #[tokio::test]
-async fn what_the_server_asks_meanwhile_is_asked_of_whoever_waits() {
+async fn input_requests_are_sent_to_the_client_that_waits_for_the_result() {
     let world = world(NAMED).await;
     let client = holder(&world).declaring(json!({ "elicitation": {} }));
     let (call, held) = deferred(&world, &client).await;

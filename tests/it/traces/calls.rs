@@ -85,7 +85,7 @@ async fn nothing_else_of_a_message_changes_for_its_server() {
 }
 
 #[tokio::test]
-async fn nothing_else_of_an_older_clients_message_changes_for_its_server() {
+async fn nothing_else_of_a_legacy_clients_message_changes_for_its_server() {
     let spelling = r#"{"jsonrpc": "2.0","id": 7, "method":"tools/call", "params":{"name":"greet","arguments":{ "n":1.0e+2 } , "_meta": {"x":1 }}}"#;
     let [plain, traced] = compared(async |world| {
         let older = Older::new(world.addr()).hello().await;
@@ -101,7 +101,7 @@ async fn nothing_else_of_an_older_clients_message_changes_for_its_server() {
 }
 
 #[tokio::test]
-async fn an_older_clients_own_parent_gives_way_to_the_span_between() {
+async fn a_legacy_clients_own_parent_gives_way_to_the_span_between() {
     let traced = Traced::new().await;
     let older = Older::new(traced.world.addr()).hello().await;
     let call = json!({
@@ -130,7 +130,7 @@ async fn an_older_clients_own_parent_gives_way_to_the_span_between() {
 }
 
 #[tokio::test]
-async fn a_call_that_its_client_leaves_is_cancelled() {
+async fn a_call_that_its_client_disconnects_is_cancelled() {
     let traced = Traced::new().await;
     let waiting = traced.client().call("leaves").await;
     let call = traced.world.server.call().await;
@@ -141,7 +141,7 @@ async fn a_call_that_its_client_leaves_is_cancelled() {
 }
 
 #[tokio::test]
-async fn what_is_not_recorded_is_told_to_the_server_as_that() {
+async fn an_unsampled_call_is_sent_with_the_sampled_flag_off() {
     let traced = Traced::new().await;
     let unwanted = PARENT.replace("-01", "-00");
     traced.called(&traced.client(), with_meta(json!({ "traceparent": unwanted }))).await;

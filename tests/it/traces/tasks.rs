@@ -32,7 +32,7 @@ fn call() -> Value {
 }
 
 #[tokio::test]
-async fn a_deferred_call_its_question_and_every_request_about_it_are_linked() {
+async fn a_deferred_call_its_input_request_and_every_request_about_it_are_linked() {
     let traced = Traced::with(Setup::new().route(ALWAYS)).await;
     let client = asked(&traced.world);
     let waiting = client.send("tools/call", call()).await;
@@ -96,7 +96,7 @@ async fn a_cancel_ends_the_call_and_is_linked_to_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_with_answers_is_linked_to_its_call() {
+async fn a_client_that_returns_with_answers_is_linked_to_its_call() {
     let traced = Traced::new().await;
     let client = traced.client().declaring(json!({ "elicitation": {} }));
     let waiting = client.send("tools/call", call()).await;
@@ -164,7 +164,7 @@ async fn a_cancel_with_a_ticket_is_linked_to_its_call() {
 }
 
 #[tokio::test]
-async fn an_older_clients_task_is_traced_as_well() {
+async fn a_legacy_clients_task_is_traced_as_well() {
     let setup = Setup::new().route(ALWAYS).server(|options| options.capabilities = json!({ "tools": {} }));
     let traced = Traced::with(setup).await;
     let older = Older::new(traced.world.addr()).hello().await;
@@ -195,7 +195,7 @@ async fn an_older_clients_task_is_traced_as_well() {
 }
 
 #[tokio::test]
-async fn a_call_that_the_next_process_takes_up_goes_on_in_its_trace() {
+async fn a_call_that_the_next_process_resumes_goes_on_in_its_trace() {
     let mut place = Place::before(keeps_events).await;
     let (before, after) = (Collector::start().await, Collector::start().await);
     let top = |collector: &Collector| -> &'static [&'static str] {

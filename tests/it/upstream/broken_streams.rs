@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 #[tokio::test]
-async fn a_broken_stream_is_taken_up_after_the_last_event_when_the_server_wants_it() {
+async fn a_broken_stream_is_resumed_after_the_last_event_when_the_server_wants_it() {
     use deferral::internals::runtime::{Clock, SystemClock};
     let world = World::new(Options { get: Get::Refused(405), ..Options::default() }).await;
     let mut warm = world.list(1);
@@ -41,7 +41,7 @@ async fn a_broken_stream_is_taken_up_after_the_last_event_when_the_server_wants_
 }
 
 #[tokio::test]
-async fn a_stream_can_be_taken_up_many_times() {
+async fn a_stream_can_be_resumed_many_times() {
     let world = World::new(Options::default()).await;
     let mut call = world.call(7);
     let events = world.server.call().await.stream();
@@ -76,7 +76,7 @@ async fn a_stream_without_ids_that_ends_is_a_broken_call() {
 }
 
 #[tokio::test]
-async fn a_stream_whose_session_is_gone_when_it_is_taken_up_ends_the_call() {
+async fn a_stream_whose_session_is_gone_when_it_is_resumed_ends_the_call() {
     let hook = |seen: &Seen| seen.header("last-event-id").map(|_| Canned::status(404));
     let world = World::new(Options::default().hook(hook)).await;
     let mut call = world.call(1);
@@ -85,7 +85,7 @@ async fn a_stream_whose_session_is_gone_when_it_is_taken_up_ends_the_call() {
 }
 
 #[tokio::test]
-async fn a_call_whose_server_refuses_connections_is_given_up_within_twelve_seconds() {
+async fn a_call_whose_server_refuses_connections_is_abandoned_within_twelve_seconds() {
     let world = World::new(Options::default()).await;
     let mut call = world.call(1);
     let events = world.server.call().await.stream();

@@ -81,7 +81,7 @@ async fn an_error_of_the_server_is_the_answer_whatever_its_status_and_id() {
 }
 
 #[tokio::test]
-async fn an_http_error_without_a_message_is_a_loss_with_its_words() {
+async fn an_http_error_without_a_message_ends_the_call_with_its_body() {
     let world = World::new(Options::default()).await;
     let mut call = world.call(1);
     world.server.call().await.canned(Canned::status(502).body(" bad gateway\n"));

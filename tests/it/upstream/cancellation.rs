@@ -36,7 +36,7 @@ async fn a_call_that_is_dropped_is_cancelled_once_and_its_session_not_used_again
 }
 
 #[tokio::test]
-async fn an_old_server_is_never_told_delete() {
+async fn a_session_of_an_old_revision_is_never_deleted() {
     let world = World::new(Options { version: "2025-03-26", ..Options::default() }).await;
     let call = world.call(1);
     let arrived = world.server.call().await;

@@ -27,7 +27,7 @@ impl AsRef<[u8]> for Watched {
 }
 
 #[tokio::test]
-async fn what_was_sent_is_let_go_once_the_server_answers() {
+async fn the_request_body_is_dropped_once_the_response_begins() {
     let world = World::new(Options::default()).await;
     let alive = Arc::new(());
     let text = "x".repeat(1 << 20);
@@ -94,7 +94,7 @@ async fn closing_cancels_what_is_in_flight_ends_the_sessions_and_refuses_further
 }
 
 #[tokio::test]
-async fn a_url_that_cannot_be_spoken_to_is_named() {
+async fn an_unsupported_url_is_named() {
     for url in ["ftp://a/mcp", "/mcp"] {
         let target = url.parse().expect("a URI");
         let error = Streamable::new(&target, Config::default()).map(drop).expect_err("refused").to_string();
@@ -114,11 +114,11 @@ async fn nothing_is_sent_before_a_call_is_polled() {
 
 /// Runs in a process of its own, because the system's trust is read from the environment.
 #[tokio::test]
-async fn tls_is_spoken_to_a_server_that_the_system_trusts() {
+async fn a_server_that_the_system_trusts_is_reached_over_tls() {
     let authority = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/tls/authority.pem");
     if std::env::var("SSL_CERT_FILE").as_deref() != Ok(authority) {
         let status = tokio::process::Command::new(std::env::current_exe().expect("a test binary"))
-            .args(["--exact", "upstream::connections::tls_is_spoken_to_a_server_that_the_system_trusts"])
+            .args(["--exact", "upstream::connections::a_server_that_the_system_trusts_is_reached_over_tls"])
             .env("SSL_CERT_FILE", authority)
             .env_remove("SSL_CERT_DIR")
             .status();

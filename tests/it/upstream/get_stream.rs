@@ -35,7 +35,7 @@ async fn progress_goes_to_the_call_it_names_and_logs_to_an_only_call() {
 }
 
 #[tokio::test]
-async fn what_2026_07_28_has_no_word_for_ends_at_the_seam_and_a_native_call_hears_it() {
+async fn messages_unknown_to_2026_07_28_reach_native_calls_only() {
     let world = World::new(Options { sse: true, ..Options::default() }).await;
     let gone = notification("notifications/elicitation/complete", json!({ "elicitationId": "e" }));
     let kept = notification("notifications/vendor", json!({ "n": 1 }));

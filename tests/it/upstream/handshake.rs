@@ -18,7 +18,7 @@ async fn refused_in(options: Options) -> CallError {
 }
 
 #[tokio::test]
-async fn a_handshake_that_fails_says_that_the_call_did_not_run() {
+async fn a_failed_handshake_is_reported_as_a_call_that_did_not_run() {
     for method in ["initialize", "notifications/initialized"] {
         let breaks = Options { breaks: Box::new(move |seen| seen.method() == method), ..Options::default() };
         let lost = refused_in(breaks).await;
@@ -116,7 +116,7 @@ async fn a_server_that_refuses_the_revision_is_offered_one_that_it_lists() {
 }
 
 #[tokio::test]
-async fn a_server_that_lists_no_revision_is_offered_the_next_older_one() {
+async fn a_server_that_lists_no_revision_is_offered_the_next_legacy_one() {
     let world = World::new(speaks(&["2024-11-05"], |_| Canned::status(400).body("unknown version"))).await;
     let mut call = world.call(1);
     world.answer().await;
@@ -133,7 +133,7 @@ async fn a_server_that_refuses_every_revision_is_offered_each_once() {
 }
 
 #[tokio::test]
-async fn a_reload_forgets_the_revision_that_a_server_made_us_offer() {
+async fn a_reload_resets_the_offered_revision() {
     let world = World::new(speaks(&["2025-06-18"], |_| Canned::status(400).body("speak 2025-06-18"))).await;
     let mut call = world.call(1);
     world.answer().await;

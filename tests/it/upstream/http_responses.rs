@@ -73,7 +73,7 @@ async fn a_redirect_to_another_server_is_named_and_not_followed() {
 }
 
 #[tokio::test]
-async fn a_server_that_redirects_in_a_circle_is_asked_a_few_times() {
+async fn redirects_in_a_circle_are_followed_a_few_times() {
     let world = World::new(sends_on(307, "/mcp")).await;
     let lost = world.call(7).lost().await.to_string();
     assert!(lost.contains("redirects to /mcp"), "{lost}");
@@ -148,7 +148,7 @@ fn response(id: u64, text: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn no_coding_is_asked_for_and_a_body_that_has_one_is_read() {
+async fn no_content_coding_is_requested_and_a_coded_body_is_read() {
     let world = World::new(Options::default()).await;
     let text = "word ".repeat(20_000);
     let mut connections = Vec::new();
@@ -256,7 +256,7 @@ async fn a_byte_order_mark_before_a_message_is_left_out() {
 // === when to try again ===
 
 #[tokio::test]
-async fn what_a_server_says_of_when_to_try_again_is_in_the_error() {
+async fn retry_after_of_the_server_is_in_the_error() {
     let world = World::new(Options::default()).await;
     let date = "Wed, 21 Oct 2026 07:28:00 GMT";
     for (after, shown) in [("7", json!(7)), (date, json!(date))] {

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 #[tokio::test]
-async fn what_a_server_may_say_in_one_answer_is_bounded() {
+async fn messages_in_one_response_are_bounded() {
     let path = "/.well-known/oauth-protected-resource/mcp";
     let hook =
         move |seen: &Seen| (seen.path == path).then(|| Canned::status(200).body("x".repeat((1 << 20) + 1)));
@@ -39,7 +39,7 @@ async fn what_a_server_may_say_in_one_answer_is_bounded() {
 }
 
 #[tokio::test]
-async fn of_notifications_that_nobody_fetches_so_many_are_kept() {
+async fn unread_notifications_are_bounded() {
     use tokio::sync::broadcast::error::{RecvError, TryRecvError};
     const KEPT: usize = 256;
     let world = World::new(Options::default()).await;
@@ -87,7 +87,7 @@ async fn of_notifications_that_nobody_fetches_so_many_are_kept() {
 }
 
 #[tokio::test]
-async fn a_call_that_asks_without_end_fails_and_others_are_served() {
+async fn a_call_with_endless_input_requests_fails_and_other_calls_are_served() {
     let world = World::new(Options::default()).await;
     let mut asking = world.ask(1);
     let events = world.server.call().await.stream();

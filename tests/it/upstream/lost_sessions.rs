@@ -118,7 +118,7 @@ async fn a_call_that_a_fresh_session_refuses_too_ends_with_the_servers_error() {
 }
 
 #[tokio::test]
-async fn a_refused_call_keeps_its_words_where_no_fresh_session_is_opened() {
+async fn a_refused_call_keeps_its_error_where_no_new_session_can_be_opened() {
     let refuses = Arc::<AtomicBool>::default();
     let refuse = Arc::clone(&refuses);
     let options = Options::default().hook(move |seen| {
@@ -187,7 +187,7 @@ async fn a_server_is_pinged_once_a_second_whatever_number_of_calls_fail() {
 }
 
 #[tokio::test]
-async fn a_result_that_is_an_error_of_the_tool_says_nothing_of_the_session() {
+async fn a_tool_error_does_not_count_as_a_lost_session() {
     let world = World::new(Options::default()).await;
     let mut call = world.call(1);
     let result = json!({ "content": [{ "type": "text", "text": "session expired" }], "isError": true });
@@ -198,7 +198,7 @@ async fn a_result_that_is_an_error_of_the_tool_says_nothing_of_the_session() {
 }
 
 #[tokio::test]
-async fn a_session_whose_stream_is_refused_when_it_is_opened_again_is_given_up() {
+async fn a_session_whose_stream_is_refused_when_it_is_opened_again_is_abandoned() {
     for status in [400, 404, 410] {
         let gets = std::sync::atomic::AtomicUsize::new(0);
         let options = Options::default().hook(move |seen| {

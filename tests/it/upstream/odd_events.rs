@@ -90,7 +90,7 @@ async fn bytes_that_are_no_utf_8_become_replacement_characters() {
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_behind_a_skipped_event_says_why_that_was_no_message() {
+async fn a_stream_that_ends_after_a_skipped_event_reports_why_it_was_no_message() {
     let world = World::new(Options::default()).await;
     let mut call = world.call(7);
     world.server.call().await.stream().raw("data: ping\n\n");

@@ -52,7 +52,7 @@ fn accept() -> Result<Bytes, Bytes> {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_taken_is_given_again() {
+async fn an_undelivered_input_response_is_sent_again() {
     for status in [None, Some(503), Some(429)] {
         let mut options = Options::default();
         let fails = first(1, is_answer);
@@ -72,7 +72,7 @@ async fn an_answer_that_is_not_taken_is_given_again() {
 }
 
 #[tokio::test]
-async fn a_cancel_whose_connection_breaks_is_told_again() {
+async fn a_cancellation_whose_connection_breaks_is_sent_again() {
     let world = World::new(Options { breaks: Box::new(first(1, is_cancel)), ..Options::default() }).await;
     let call = world.call(1);
     let arrived = world.server.call().await;
@@ -89,7 +89,7 @@ fn is_end(seen: &Seen) -> bool {
 }
 
 #[tokio::test]
-async fn a_session_does_not_end_before_the_server_has_taken_a_cancel_in_it() {
+async fn a_session_is_not_deleted_before_its_cancellation_is_delivered() {
     let world = World::new(Options { asks: Box::new(is_cancel), ..Options::default() }).await;
     let still = Still::stands();
     let call = world.call(1);
@@ -111,7 +111,7 @@ async fn a_session_does_not_end_before_the_server_has_taken_a_cancel_in_it() {
 }
 
 #[tokio::test]
-async fn a_server_that_takes_no_cancel_is_told_of_the_end_of_its_session_all_the_same() {
+async fn a_session_is_deleted_although_its_cancellation_cannot_be_delivered() {
     let world = World::new(Options { ignores: Box::new(is_cancel), ..Options::default() }).await;
     let still = Still::stands();
     let (call, other) = (world.call(1), world.call(2));
@@ -136,7 +136,7 @@ async fn times(world: &World, like: fn(&Seen) -> bool, times: usize) {
 }
 
 #[tokio::test]
-async fn a_call_whose_answer_cannot_be_delivered_ends_and_says_so() {
+async fn a_call_whose_input_response_cannot_be_delivered_ends_and_reports_it() {
     let options = Options::default().hook(|seen| is_answer(seen).then(|| Canned::status(503)));
     let world = World::new(options).await;
     let (mut call, events, question) = asked(&world, 1).await;
@@ -157,7 +157,7 @@ async fn a_call_whose_answer_cannot_be_delivered_ends_and_says_so() {
 }
 
 #[tokio::test]
-async fn an_answer_that_the_server_refuses_for_good_is_not_given_again() {
+async fn an_input_response_that_the_server_refuses_is_not_sent_again() {
     let options = Options::default().hook(|seen| is_answer(seen).then(|| Canned::status(404)));
     let world = World::new(options).await;
     let (mut call, _events, question) = asked(&world, 1).await;
@@ -168,7 +168,7 @@ async fn an_answer_that_the_server_refuses_for_good_is_not_given_again() {
 }
 
 #[tokio::test]
-async fn questions_that_were_answered_or_taken_back_do_not_add_up() {
+async fn answered_and_withdrawn_input_requests_do_not_accumulate() {
     let world = World::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
@@ -189,7 +189,7 @@ async fn questions_that_were_answered_or_taken_back_do_not_add_up() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_without_end_in_one_call_fails_that_call_alone() {
+async fn endless_input_requests_in_one_call_fail_that_call_only() {
     let world = World::new(Options::default()).await;
     let mut other = world.call(2);
     let others = world.server.call().await;
@@ -247,7 +247,7 @@ async fn flood() -> Flood {
 }
 
 #[tokio::test]
-async fn pings_without_end_take_a_bounded_number_of_connections_and_hold_up_nobody() {
+async fn endless_pings_take_a_bounded_number_of_connections_and_delay_no_call() {
     let hits = Hits::of("limits.messages");
     let Flood { world, other, relents: _relents } = flood().await;
     let (mut call, arrived) = other;
@@ -275,7 +275,7 @@ async fn pings_without_end_take_a_bounded_number_of_connections_and_hold_up_nobo
 }
 
 #[tokio::test]
-async fn answers_that_nobody_takes_wait_in_a_bounded_number() {
+async fn undelivered_responses_are_bounded() {
     let Flood { world, relents, other: _other } = flood().await;
     relents.store(true, Ordering::Relaxed);
     // Those on their way are given up.

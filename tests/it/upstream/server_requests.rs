@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use serde_json::json;
 
 #[tokio::test]
-async fn a_question_on_the_calls_stream_is_answered_in_its_session_byte_for_byte() {
+async fn an_input_request_on_the_calls_stream_is_answered_in_its_session_byte_for_byte() {
     let world = World::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
@@ -28,7 +28,7 @@ async fn a_question_on_the_calls_stream_is_answered_in_its_session_byte_for_byte
 }
 
 #[tokio::test]
-async fn a_question_that_is_dropped_is_refused() {
+async fn an_input_request_that_is_dropped_is_refused() {
     let world = World::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
@@ -39,7 +39,7 @@ async fn a_question_that_is_dropped_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_no_question_is_answered_at_once() {
+async fn requests_other_than_input_requests_are_answered_at_once() {
     let world = World::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
@@ -57,7 +57,7 @@ async fn what_is_no_question_is_answered_at_once() {
 }
 
 #[tokio::test]
-async fn a_question_on_the_get_stream_goes_to_the_call_that_leased_the_session() {
+async fn an_input_request_on_the_get_stream_goes_to_the_call_that_leased_the_session() {
     let world = World::new(Options::default()).await;
     let (mut first, mut second) = (world.ask(1), world.ask(2));
     let (a, b) = (world.server.call().await, world.server.call().await);
@@ -80,7 +80,7 @@ async fn a_question_on_the_get_stream_goes_to_the_call_that_leased_the_session()
 }
 
 #[tokio::test]
-async fn a_server_that_asks_on_the_calls_stream_shares_a_session_until_it_asks_elsewhere() {
+async fn calls_share_a_session_until_the_server_sends_an_input_request_off_the_calls_stream() {
     let world = World::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
@@ -137,7 +137,7 @@ async fn a_session_is_leased_when_the_last_call_that_shared_it_has_ended() {
 }
 
 #[tokio::test]
-async fn a_question_with_no_call_in_flight_is_refused() {
+async fn an_input_request_with_no_call_in_flight_is_refused() {
     let world = World::new(Options::default()).await;
     world.upstream.describe(&identity(ASKABLE)).await.expect("a session");
     world.server.listener("s1").await.send(&elicitation(json!(5)));
@@ -146,7 +146,7 @@ async fn a_question_with_no_call_in_flight_is_refused() {
 }
 
 #[tokio::test]
-async fn a_question_can_be_withdrawn_on_either_stream() {
+async fn an_input_request_can_be_withdrawn_on_either_stream() {
     let world = World::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();

@@ -35,7 +35,7 @@ async fn callers_that_differ_in_credentials_or_capabilities_share_no_session() {
 }
 
 #[tokio::test]
-async fn of_too_many_callers_those_that_called_least_lately_are_let_go() {
+async fn the_least_recently_used_identities_are_evicted() {
     let hits = Hits::of("limits.identities");
     let world = World::with(Options::default(), |config| config.limits.identities = 4).await;
     let callers = ["Bearer a", "Bearer b", "Bearer c", "Bearer d", "Bearer e", "Bearer f"].map(token);
@@ -99,7 +99,7 @@ async fn calls_wait_in_line_for_a_session() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_lost_makes_room_for_another() {
+async fn a_lost_session_frees_its_permit() {
     let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
     let first = world.ask(1);
     let held = world.server.call().await;
@@ -111,7 +111,7 @@ async fn a_session_that_is_lost_makes_room_for_another() {
 }
 
 #[tokio::test]
-async fn a_session_whose_caller_leaves_while_it_is_opened_serves_the_next() {
+async fn a_session_whose_client_disconnects_during_the_handshake_serves_the_next_call() {
     let options = Options { get: Get::Silent, ..Options::default() };
     let world = World::with(options, |config| config.limits.sessions = 2).await;
     let _first = world.ask(1);
@@ -128,7 +128,7 @@ async fn a_session_whose_caller_leaves_while_it_is_opened_serves_the_next() {
 }
 
 #[tokio::test]
-async fn a_session_in_which_a_lost_call_may_go_on_is_leased_to_nobody_else() {
+async fn a_session_with_a_lost_call_is_not_leased_again() {
     let world = World::new(Options::default()).await;
     let mut call = world.ask(1);
     drop(world.server.call().await.stream());
@@ -139,7 +139,7 @@ async fn a_session_in_which_a_lost_call_may_go_on_is_leased_to_nobody_else() {
 }
 
 #[tokio::test]
-async fn more_callers_than_may_wait_are_told_that_the_server_is_busy() {
+async fn calls_over_the_queue_limit_get_an_error_that_the_server_is_busy() {
     let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
     let _first = world.ask(1);
     let _held = world.server.call().await;
@@ -156,7 +156,7 @@ async fn more_callers_than_may_wait_are_told_that_the_server_is_busy() {
 }
 
 #[tokio::test]
-async fn sessions_that_nobody_uses_are_closed_the_list_session_last() {
+async fn idle_sessions_are_closed_and_the_list_session_last() {
     let world = World::new(Options::default()).await;
     let (mut first, mut second) = (world.ask(1), world.ask(2));
     let (a, b) = (world.server.call().await, world.server.call().await);

@@ -19,7 +19,7 @@ fn ask(world: &World, id: u64) -> Replies {
 }
 
 #[tokio::test]
-async fn those_who_wait_share_a_session_once_the_server_has_shown_where_it_asks() {
+async fn queued_calls_share_a_session_once_the_server_sends_input_requests_on_a_calls_stream() {
     let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
     let mut first = world.ask(1);
     let events = world.server.call().await.stream();
@@ -42,7 +42,7 @@ async fn those_who_wait_share_a_session_once_the_server_has_shown_where_it_asks(
 }
 
 #[tokio::test]
-async fn those_who_wait_share_a_session_once_it_turns_out_that_it_has_no_stream_of_its_own() {
+async fn queued_calls_share_a_session_once_it_has_no_get_stream() {
     // The first stream is ended by the server, and then there is none.
     let had_one = AtomicBool::new(false);
     let options = Options::default().hook(move |seen| {
@@ -66,7 +66,7 @@ async fn those_who_wait_share_a_session_once_it_turns_out_that_it_has_no_stream_
 }
 
 #[tokio::test]
-async fn who_waits_too_long_for_a_session_is_told_which_limit_keeps_it_waiting() {
+async fn a_call_over_the_queue_timeout_gets_an_error_with_the_limit() {
     let limit = Duration::from_millis(20);
     let world = World::with(Options::default(), |config| {
         config.limits.sessions = 1;
@@ -93,7 +93,7 @@ async fn who_waits_too_long_for_a_session_is_told_which_limit_keeps_it_waiting()
 }
 
 #[tokio::test]
-async fn the_queue_for_a_session_is_bounded_and_who_leaves_it_takes_nobodys_place() {
+async fn the_session_queue_is_bounded_and_a_cancelled_call_frees_its_entry() {
     let world = World::with(Options::default(), |config| {
         config.limits.sessions = 1;
         config.limits.queue = 2;

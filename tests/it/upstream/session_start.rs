@@ -96,7 +96,7 @@ async fn an_unknown_version_is_gone_on_with() {
 }
 
 #[tokio::test]
-async fn what_the_server_said_of_itself_can_be_asked_for() {
+async fn the_description_of_the_server_is_available_after_the_handshake() {
     let world = World::new(Options::default()).await;
     let said = world.upstream.describe(&identity(MUTE)).await.expect("a description");
     assert_eq!(said.version, "2025-11-25");
@@ -121,7 +121,7 @@ async fn first_calls_at_the_same_time_open_one_session() {
 }
 
 #[tokio::test]
-async fn a_refused_handshake_is_told_in_the_servers_words_and_tried_again() {
+async fn a_refused_handshake_is_reported_with_the_servers_message_and_retried() {
     let error =
         json!({ "jsonrpc": "2.0", "id": "server-error", "error": { "code": -32600, "message": "go away" } });
     let tries = std::sync::atomic::AtomicUsize::new(0);
@@ -197,7 +197,7 @@ async fn a_handshake_whose_connection_breaks_is_begun_anew_once() {
 
 /// A 202 says all there is to say, even where its body has no end that could be waited for.
 #[tokio::test]
-async fn a_202_that_is_left_open_does_not_hold_up_the_first_call() {
+async fn a_202_without_an_end_does_not_delay_the_first_call() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}/mcp", listener.local_addr().expect("an address"));

@@ -6,7 +6,7 @@ use deferral::internals::upstream::Upstream;
 use serde_json::json;
 
 #[tokio::test]
-async fn a_resource_is_subscribed_once_for_all_and_let_go_by_the_last() {
+async fn a_resource_is_subscribed_once_for_all_and_released_by_the_last() {
     let world = World::new(Options::default()).await;
     let caller = identity(MUTE);
     let subscribe = || world.upstream.subscribe(&caller, "a://b");

@@ -70,7 +70,7 @@ async fn lost(mut call: Running) {
 }
 
 #[tokio::test]
-async fn a_question_that_may_be_for_a_call_that_left_is_put_to_nobody() {
+async fn an_input_request_that_may_belong_to_an_unfinished_call_is_refused() {
     use Leaving::*;
     for how in [Dropped, Broken, Garbled, GatewayTimeout, TimedOut] {
         let world = sharing().await;
@@ -96,7 +96,7 @@ async fn a_question_that_may_be_for_a_call_that_left_is_put_to_nobody() {
 }
 
 #[tokio::test]
-async fn a_session_that_a_shared_call_left_takes_no_further_calls() {
+async fn a_shared_session_with_an_unfinished_call_takes_no_further_calls() {
     let world = sharing().await;
     let mut call = world.ask(2);
     drop(world.server.call().await.stream());
@@ -108,7 +108,7 @@ async fn a_session_that_a_shared_call_left_takes_no_further_calls() {
 
 /// What only asks for something leaves nothing behind that could ask back.
 #[tokio::test]
-async fn a_list_whose_answer_breaks_leaves_its_session_as_it_is() {
+async fn a_list_whose_response_breaks_does_not_retire_its_session() {
     let world = sharing().await;
     let mut list = world.send(request(2, Method::ToolsList, ASKABLE));
     drop(world.server.call().await.stream());
@@ -124,7 +124,7 @@ async fn a_list_whose_answer_breaks_leaves_its_session_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_call_that_its_server_ended_with_an_http_error_leaves_its_session_as_it_is() {
+async fn a_call_that_ends_with_an_http_error_does_not_retire_its_session() {
     let world = sharing().await;
     for (id, status) in [(2, 500), (3, 501), (4, 422)] {
         let mut call = world.ask(id);

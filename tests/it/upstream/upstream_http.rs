@@ -182,7 +182,7 @@ async fn a_server_that_knows_its_clients_by_their_certificates_serves_ours_and_n
 }
 
 #[test]
-fn what_is_particular_about_tls_is_compared_by_what_the_files_hold_and_not_shown() {
+fn tls_settings_are_compared_by_file_contents_and_never_printed() {
     let ours = |cert: &str, key: &str| {
         Tls::read(TlsFiles {
             ca: Some(file("authority.pem")),
@@ -209,7 +209,7 @@ fn what_is_particular_about_tls_is_compared_by_what_the_files_hold_and_not_shown
 // === a proxy ===
 
 #[tokio::test]
-async fn a_proxy_is_asked_for_a_tunnel_with_tls_and_for_each_request_without() {
+async fn an_http_proxy_tunnels_https_and_forwards_plain_requests() {
     let server = LegacyServer::start(Options::default()).await;
     let plain = ConnectProxy::start(Ok(server.addr())).await;
     let by = |proxy: &ConnectProxy, user: &str| {

@@ -55,7 +55,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_hears_what_is_theirs_and_nothing_else_whatever_happens(
+    fn every_client_receives_its_own_messages_and_no_others(
         profile in profile(),
         picks in prop::collection::vec(any::<u16>(), 20..120),
     ) {

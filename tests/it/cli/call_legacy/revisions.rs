@@ -26,7 +26,7 @@ fn a_legacy_server_is_called_in_its_own_way_directly_and_through_the_proxy() {
 }
 
 #[tokio::test]
-async fn the_oldest_revision_has_batches_and_neither_its_header_nor_a_leave() {
+async fn revision_2025_03_26_has_batches_no_version_header_and_no_delete() {
     let server = LegacyServer::start(Options { version: "2025-03-26", ..Options::default() }).await;
     let call = Running::start(&server, "tool", &["2025-03-26", "--answer", "roots-1={\"roots\":[]}"]);
     let waiting = server.call().await;
@@ -66,7 +66,7 @@ async fn the_server_chooses_the_revision_among_those_that_both_speak() {
 }
 
 #[tokio::test]
-async fn a_handshake_that_is_refused_says_what_may_be_wrong() {
+async fn a_refused_handshake_prints_likely_causes() {
     let refuse = |canned: fn(&Seen) -> Canned| {
         Options::default().hook(move |seen| (seen.method() == "initialize").then(|| canned(seen)))
     };
@@ -90,7 +90,7 @@ async fn a_handshake_that_is_refused_says_what_may_be_wrong() {
 }
 
 #[tokio::test]
-async fn an_older_server_that_is_spoken_to_in_a_newer_way_gets_a_hint_for_its_caller() {
+async fn a_modern_call_of_a_legacy_server_prints_a_hint() {
     let error = json!({ "code": -32600, "message": "no session" });
     let body = json!({ "jsonrpc": "2.0", "id": "server-error", "error": error });
     let server = LegacyServer::start(Options::default().hook(move |_| Some(Canned::json(400, &body)))).await;
@@ -100,7 +100,7 @@ async fn an_older_server_that_is_spoken_to_in_a_newer_way_gets_a_hint_for_its_ca
 }
 
 #[tokio::test]
-async fn a_revision_that_is_not_spoken_is_answered_with_those_that_are() {
+async fn an_unknown_protocol_option_lists_the_known_revisions() {
     let server = LegacyServer::start(Options::default()).await;
     for word in ["2024-11-05", "latest"] {
         let ended = Running::start(&server, "tool", &[word]).end().await;
@@ -113,7 +113,7 @@ async fn a_revision_that_is_not_spoken_is_answered_with_those_that_are() {
 }
 
 #[tokio::test]
-async fn an_older_server_is_spoken_to_in_its_own_revision_without_being_asked_to() {
+async fn the_revision_of_a_legacy_server_is_chosen_automatically() {
     for (who, canned) in refusals() {
         let options = Options { version: "2025-06-18", ..Options::default() };
         let server = LegacyServer::start(refuses_strangers(canned, options)).await;
@@ -128,7 +128,7 @@ async fn an_older_server_is_spoken_to_in_its_own_revision_without_being_asked_to
 }
 
 #[tokio::test]
-async fn a_server_that_wants_credentials_or_is_busy_is_not_tried_in_older_ways() {
+async fn a_server_that_refuses_credentials_or_is_busy_is_not_tried_with_legacy_revisions() {
     for status in [401, 403, 429, 503] {
         let server =
             LegacyServer::start(Options::default().hook(move |_| Some(Canned::status(status)))).await;
@@ -140,7 +140,7 @@ async fn a_server_that_wants_credentials_or_is_busy_is_not_tried_in_older_ways()
 }
 
 #[tokio::test]
-async fn where_no_revision_helps_each_refusal_is_told() {
+async fn where_no_revision_is_accepted_each_refusal_is_printed() {
     let server = LegacyServer::start(Options::default().hook(|_| Some(Canned::status(404)))).await;
     let ended = Running::begin(&server, &["tool"]).end().await;
     assert_eq!(ended.code, Some(2));

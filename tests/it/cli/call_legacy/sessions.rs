@@ -26,7 +26,7 @@ fn resumable(options: Options, refusals: u32) -> Options {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_before_the_response_is_taken_up_after_its_last_event() {
+async fn a_stream_that_breaks_before_the_response_is_resumed_after_its_last_event() {
     for (breaks, refusals) in [(true, 0), (false, 0), (false, 1)] {
         let server = LegacyServer::start(resumable(Options::default(), refusals)).await;
         let call = Running::start(&server, "tool", &[TASKS]);
@@ -57,7 +57,7 @@ async fn a_stream_without_event_ids_that_breaks_is_a_lost_call() {
 }
 
 #[tokio::test]
-async fn a_result_that_breaks_off_is_asked_for_again_and_so_is_a_poll() {
+async fn a_result_that_breaks_off_is_requested_again_and_so_is_a_poll() {
     let server = LegacyServer::start(with_tasks()).await;
     let call = Running::start(&server, "tool", &[TASKS]);
     makes_a_task(&server, 10).await;
@@ -105,7 +105,7 @@ async fn a_server_without_sessions_or_streams_of_its_own_will_do() {
 }
 
 #[tokio::test]
-async fn a_get_stream_that_ends_is_taken_up_where_it_was() {
+async fn a_get_stream_that_ends_is_resumed_where_it_was() {
     let server = LegacyServer::start(with_tasks()).await;
     let call = Running::start(&server, "tool", &[TASKS]);
     let create = server.call().await;
@@ -140,7 +140,7 @@ async fn what_was_not_declared_is_refused_and_a_ping_is_answered() {
 }
 
 #[tokio::test]
-async fn a_plain_call_that_asks_what_nobody_answers_is_given_up() {
+async fn a_plain_call_with_an_unanswerable_input_request_is_cancelled() {
     let server = LegacyServer::start(Options { version: "2025-06-18", ..Options::default() }).await;
     let call = Running::start(&server, "tool", &["2025-06-18", "--answer", "elicitation-2=decline"]);
     let waiting = server.call().await;

@@ -55,7 +55,7 @@ async fn a_tool_with_tasks_is_called_as_one_and_followed_to_its_result() {
 }
 
 #[tokio::test]
-async fn a_task_that_wants_input_is_asked_for_its_result_at_once_and_asks_there() {
+async fn a_task_that_requires_input_is_followed_by_tasks_result() {
     let server = LegacyServer::start(with_tasks()).await;
     let call = Running::start(&server, "tool", &[TASKS, "--answer", r#"elicitation-1={"name":"Ada"}"#]);
     makes_a_task(&server, 10).await;
@@ -89,7 +89,7 @@ async fn a_task_that_wants_input_is_asked_for_its_result_at_once_and_asks_there(
 }
 
 #[tokio::test]
-async fn a_question_on_the_get_stream_is_answered_and_a_notification_spares_a_poll() {
+async fn an_input_request_on_the_get_stream_is_answered_and_a_notification_spares_a_poll() {
     let server = LegacyServer::start(with_tasks()).await;
     let call = Running::start(&server, "tool", &[TASKS, "--answer", r#"elicitation-1={"name":"Ada"}"#]);
     makes_a_task(&server, NEVER_MS).await;
@@ -144,7 +144,7 @@ async fn a_failed_task_ends_as_its_call_would_have() {
 }
 
 #[tokio::test]
-async fn a_task_that_somebody_else_cancelled_says_so_whatever_comes_of_its_result() {
+async fn a_task_cancelled_by_another_client_is_reported_as_cancelled() {
     let server = LegacyServer::start(with_tasks()).await;
     let call = Running::start(&server, "tool", &[TASKS, "--sampling", "x"]);
     makes_a_task(&server, 10).await;
@@ -202,7 +202,7 @@ async fn ctrl_c_cancels_a_call_that_is_no_task() {
 }
 
 #[tokio::test]
-async fn a_task_that_cannot_be_cancelled_is_said_to_go_on() {
+async fn a_task_that_cannot_be_cancelled_is_reported_as_running() {
     let options = Options {
         capabilities: json!({ "tasks": { "requests": { "tools": { "call": {} } } } }),
         ..with_tasks()
@@ -245,7 +245,7 @@ async fn without_tasks_for_it_a_tool_is_called_plainly() {
 }
 
 #[tokio::test]
-async fn a_tool_that_may_only_be_a_task_refuses_in_the_servers_words() {
+async fn a_tool_that_requires_a_task_refuses_with_the_servers_message() {
     let server = LegacyServer::start(Options { tools: Some(tools("required")), ..with_tasks() }).await;
     let call = Running::start(&server, "tool", &[TASKS, "--no-tasks"]);
     server.call().await.error(json!({ "code": -32601, "message": "tool wants a task" }));
@@ -269,7 +269,7 @@ async fn a_server_may_answer_at_once_what_was_to_be_a_task_and_the_reverse() {
 }
 
 #[tokio::test]
-async fn a_task_that_nobody_declared_is_not_followed() {
+async fn a_task_that_the_client_did_not_declare_is_not_followed() {
     let server = LegacyServer::start(with_tasks()).await;
     let call = Running::start(&server, "tool", &[TASKS, "--no-tasks"]);
     let seen = makes_a_task(&server, 10).await;
@@ -296,7 +296,7 @@ async fn a_task_of_2025_11_25_is_followed_by_its_handle() {
 }
 
 #[tokio::test]
-async fn what_a_server_says_does_not_command_the_terminal() {
+async fn text_of_a_legacy_server_has_no_terminal_escapes() {
     const COMMAND: &str = "\u{1b}]0;owned\u{7}\u{9b}2J";
     let server = LegacyServer::start(with_tasks()).await;
     let call = Running::start(&server, "tool", &[TASKS]);

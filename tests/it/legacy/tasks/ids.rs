@@ -99,7 +99,7 @@ async fn beyond_or_status(stream: &mut super::task_client::Stream) -> String {
 }
 
 #[tokio::test]
-async fn progress_that_the_client_did_not_ask_for_is_shown_and_not_told() {
+async fn progress_without_a_token_is_shown_in_the_task_and_not_sent() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -126,7 +126,7 @@ async fn progress_that_the_client_did_not_ask_for_is_shown_and_not_told() {
 }
 
 #[tokio::test]
-async fn what_else_the_server_says_is_the_clients_to_hear() {
+async fn other_notifications_of_the_server_are_relayed() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -168,7 +168,7 @@ async fn what_else_the_server_says_is_the_clients_to_hear() {
 }
 
 #[tokio::test]
-async fn what_nobody_can_hear_does_not_hold_up_the_task() {
+async fn undeliverable_notifications_do_not_delay_the_task() {
     let world = setup().route(ALWAYS).start().await;
     let client = Tasker::hello(&world).await;
     let (task, id, events) = client.makes_stream(&world).await;

@@ -22,7 +22,7 @@ async fn status(stream: &mut Stream) -> Value {
 }
 
 #[tokio::test]
-async fn a_question_is_put_at_once_where_the_session_listens_and_nowhere_else() {
+async fn an_input_request_is_sent_at_once_on_the_sessions_stream_and_nowhere_else() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -47,7 +47,7 @@ async fn a_question_is_put_at_once_where_the_session_listens_and_nowhere_else() 
 }
 
 #[tokio::test]
-async fn where_no_session_listens_it_is_put_on_the_request_that_waits() {
+async fn without_a_session_stream_an_input_request_is_sent_on_the_waiting_request() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, id, events) = client.makes_stream(&world).await;
@@ -67,7 +67,7 @@ async fn where_no_session_listens_it_is_put_on_the_request_that_waits() {
 }
 
 #[tokio::test]
-async fn a_question_whose_stream_breaks_is_put_again_under_its_id() {
+async fn an_input_request_whose_stream_breaks_is_sent_again_under_its_id() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -89,7 +89,7 @@ async fn a_question_whose_stream_breaks_is_put_again_under_its_id() {
 }
 
 #[tokio::test]
-async fn a_stream_that_the_server_closes_is_no_place_for_questions() {
+async fn no_input_request_is_sent_on_a_stream_that_the_server_closes() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -102,7 +102,7 @@ async fn a_stream_that_the_server_closes_is_no_place_for_questions() {
 }
 
 #[tokio::test]
-async fn a_question_that_the_server_takes_back_is_taken_back() {
+async fn an_input_request_that_the_server_withdraws_is_cancelled_at_the_client() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -122,7 +122,7 @@ async fn a_question_that_the_server_takes_back_is_taken_back() {
 }
 
 #[tokio::test]
-async fn a_question_that_was_not_put_yet_and_is_taken_back_is_never_put() {
+async fn an_input_request_withdrawn_before_it_was_sent_is_never_sent() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, _, events) = client.makes_stream(&world).await;
@@ -136,7 +136,7 @@ async fn a_question_that_was_not_put_yet_and_is_taken_back_is_never_put() {
 }
 
 #[tokio::test]
-async fn answers_reach_the_server_as_they_are_without_the_task() {
+async fn input_responses_reach_the_server_unchanged_but_for_the_task() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -174,7 +174,7 @@ async fn answers_reach_the_server_as_they_are_without_the_task() {
 }
 
 #[tokio::test]
-async fn what_is_answered_twice_is_answered_once() {
+async fn a_second_input_response_is_ignored() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -193,7 +193,7 @@ async fn what_is_answered_twice_is_answered_once() {
 }
 
 #[tokio::test]
-async fn several_questions_are_open_at_once_and_answered_in_any_order() {
+async fn several_input_requests_are_open_at_once_and_answered_in_any_order() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -218,7 +218,7 @@ async fn several_questions_are_open_at_once_and_answered_in_any_order() {
 }
 
 #[tokio::test]
-async fn every_kind_of_question_is_put_as_it_is() {
+async fn every_kind_of_input_request_is_relayed_unchanged() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -258,7 +258,7 @@ async fn every_kind_of_question_is_put_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_question_that_is_spelled_on_many_lines_is_put_on_one() {
+async fn an_input_request_on_several_lines_is_sent_on_one() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -276,7 +276,7 @@ async fn a_question_that_is_spelled_on_many_lines_is_put_on_one() {
 }
 
 #[tokio::test]
-async fn a_question_comes_through_however_much_was_said_before_it() {
+async fn an_input_request_is_delivered_after_many_notifications() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let log = |number: usize| {
@@ -313,7 +313,7 @@ async fn a_question_comes_through_however_much_was_said_before_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_listens_and_does_not_read_holds_up_its_task_for_a_moment_only() {
+async fn a_client_that_listens_and_does_not_read_delays_its_task_for_a_bounded_time() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let listening = client.listens().await;
@@ -345,7 +345,7 @@ async fn beyond_logs(stream: &mut Stream) -> Value {
 }
 
 #[tokio::test]
-async fn an_answer_is_not_lost_to_a_limit_on_polls() {
+async fn an_input_response_is_not_subject_to_the_poll_limit() {
     let world = setup().route(ALWAYS).top("limits: { polls_per_second: 1 }").start().await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -358,7 +358,7 @@ async fn an_answer_is_not_lost_to_a_limit_on_polls() {
 }
 
 #[tokio::test]
-async fn a_task_that_asks_too_much_at_once_is_refused_the_rest() {
+async fn input_requests_of_a_task_over_the_limit_are_refused() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, _, events) = client.makes_stream(&world).await;
@@ -372,7 +372,7 @@ async fn a_task_that_asks_too_much_at_once_is_refused_the_rest() {
 }
 
 #[tokio::test]
-async fn an_answer_to_a_question_nobody_asked_is_taken_and_told_to_nobody() {
+async fn a_response_without_an_input_request_is_accepted_and_not_relayed() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, _call) = client.makes(&world).await;
@@ -390,7 +390,7 @@ async fn an_answer_to_a_question_nobody_asked_is_taken_and_told_to_nobody() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_task_takes_its_questions_back() {
+async fn the_end_of_a_task_cancels_its_input_requests() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;

@@ -76,7 +76,7 @@ async fn other_credentials_see_nothing() {
 }
 
 #[tokio::test]
-async fn a_question_is_answered_by_those_who_see_its_task_alone() {
+async fn an_input_request_is_answered_by_those_who_see_its_task_alone() {
     let world = world(ALWAYS).await;
     let (one, other) = (Tasker::bearing(&world, "one").await, Tasker::bearing(&world, "other").await);
     let mut listening = one.listens().await;
@@ -135,7 +135,7 @@ async fn the_eras_meet_where_the_operator_lets_them_and_credentials_are_the_same
 }
 
 #[tokio::test]
-async fn the_eras_never_meet_where_nobody_shows_credentials() {
+async fn the_eras_never_share_tasks_without_credentials() {
     let world = on_terms(LegacyTasks { across_eras: true, ..LegacyTasks::default() }).await;
     let (older, newer) = (Tasker::hello(&world).await, world.tasker());
     let (task, _call) = older.makes(&world).await;
@@ -146,7 +146,7 @@ async fn the_eras_never_meet_where_nobody_shows_credentials() {
 }
 
 #[tokio::test]
-async fn a_question_that_the_other_era_answered_is_taken_back() {
+async fn an_input_request_that_the_other_era_answered_is_cancelled() {
     let world = on_terms(LegacyTasks { across_eras: true, ..LegacyTasks::default() }).await;
     let (older, newer) = (Tasker::bearing(&world, "a").await, world.tasker().bearing("a"));
     let mut listening = older.listens().await;
@@ -163,7 +163,7 @@ async fn a_question_that_the_other_era_answered_is_taken_back() {
 }
 
 #[tokio::test]
-async fn where_nothing_tells_callers_apart_a_task_is_found_by_its_id_and_not_listed() {
+async fn without_credentials_or_sessions_a_task_is_found_by_its_id_and_not_listed() {
     let world = setup().route(ALWAYS).server(|options| options.sessions = false).start().await;
     let client = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
     let (task, call) = client.makes(&world).await;
@@ -184,7 +184,7 @@ async fn where_nothing_tells_callers_apart_a_task_is_found_by_its_id_and_not_lis
 }
 
 #[tokio::test]
-async fn answers_to_tasks_of_nobody_count_as_look_ups() {
+async fn input_responses_to_unknown_tasks_count_as_misses() {
     let hits = Hits::of("limits.misses_per_minute");
     let world = setup().route(ALWAYS).top("limits: { misses_per_minute: 2 }").start().await;
     let Tasker(client) = Tasker::hello(&world).await;

@@ -125,7 +125,7 @@ async fn the_task_is_the_one_that_the_params_name() {
 }
 
 #[tokio::test]
-async fn ids_are_texts_that_nobody_can_guess() {
+async fn task_ids_are_unguessable_texts() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut seen = BTreeSet::new();
@@ -145,7 +145,7 @@ async fn ids_are_texts_that_nobody_can_guess() {
 }
 
 #[tokio::test]
-async fn the_time_a_client_wishes_is_granted_within_what_the_operator_allows() {
+async fn the_requested_ttl_is_granted_within_the_configured_bounds() {
     let hour = Duration::from_secs(60 * 60);
     let world = on_terms(LegacyTasks { max_ttl: hour, ..LegacyTasks::default() }).await;
     let client = Tasker::hello(&world).await;
@@ -236,7 +236,7 @@ async fn is_full(limits: &'static str, name: &str, text: &str) {
 }
 
 #[tokio::test]
-async fn where_there_is_no_room_a_call_is_refused_and_the_limit_named() {
+async fn a_task_over_the_limit_is_refused_with_the_limit() {
     is_full("limits: { tasks: 1 }", "limits.tasks", "").await;
     is_full("limits: { tasks_per_principal: 1 }", "limits.tasks_per_principal", "").await;
     // A small result is kept whatever the limit; a larger one would not be.
@@ -246,7 +246,7 @@ async fn where_there_is_no_room_a_call_is_refused_and_the_limit_named() {
 }
 
 #[tokio::test]
-async fn who_asks_too_often_or_for_too_much_that_is_not_there_is_told_so() {
+async fn polls_and_misses_over_the_limit_get_an_error() {
     let world = setup().route(ALWAYS).top("limits: { misses_per_minute: 2 }").start().await;
     let client = Tasker::hello(&world).await;
     let codes = async |_: u8| client.of("tasks/get", super::task_client::UNKNOWN).await.refusal();
@@ -264,7 +264,7 @@ async fn who_asks_too_often_or_for_too_much_that_is_not_there_is_told_so() {
 }
 
 #[tokio::test]
-async fn what_becomes_of_a_task_is_in_the_log() {
+async fn the_life_of_a_task_is_logged() {
     let lines = Lines::record();
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
@@ -292,7 +292,7 @@ async fn what_becomes_of_a_task_is_in_the_log() {
 }
 
 #[tokio::test]
-async fn nothing_is_held_of_tasks_that_have_ended() {
+async fn no_memory_is_kept_of_ended_tasks() {
     let world = world(ALWAYS).await;
     for number in 0..40 {
         let client = Tasker::hello(&world).await;

@@ -54,7 +54,7 @@ async fn says_what_the_server_says(world: &World, client: &Older, body: &str) ->
 }
 
 #[tokio::test]
-async fn tools_say_what_the_policy_says() {
+async fn tools_show_task_support_of_the_policy() {
     let world = of_all_modes().await;
     let client = Tasker::hello(&world).await;
     let list = client.ask("tools/list", json!({})).await.result();
@@ -78,7 +78,7 @@ async fn tools_say_what_the_policy_says() {
 }
 
 #[tokio::test]
-async fn what_a_server_says_of_tasks_it_does_not_have_is_put_right() {
+async fn false_task_support_of_a_servers_tools_is_corrected() {
     let tools = r#"[{"name":"never","execution":{"taskSupport":"forbidden"}, "x":1.0},{"name":"never","execution":{"taskSupport":"optional","y":2}},{"name":"auto","execution":{"taskSupport":"forbidden"}}]"#;
     let world = setup()
         .route(MODES)
@@ -210,7 +210,7 @@ async fn a_server_that_has_tasks_of_its_own_is_left_alone() {
 }
 
 #[tokio::test]
-async fn in_a_session_that_is_older_than_the_proxy_tasks_are_made_all_the_same() {
+async fn in_a_session_older_than_the_proxy_calls_become_tasks() {
     let world = world(ALWAYS).await;
     let client = Tasker::within(&world, "old");
     let (task, call) = client.makes(&world).await;
@@ -224,7 +224,7 @@ async fn in_a_session_that_is_older_than_the_proxy_tasks_are_made_all_the_same()
 }
 
 #[tokio::test]
-async fn in_a_session_that_is_older_than_the_proxy_a_server_with_tasks_is_left_alone() {
+async fn in_a_session_older_than_the_proxy_a_server_with_tasks_keeps_its_own() {
     let world = setup().route(ALWAYS).server(with_tasks).start().await;
     let client = Tasker::within(&world, "old");
     passes(&world, &client.0, &call("t", Some(json!({})))).await;
@@ -232,7 +232,7 @@ async fn in_a_session_that_is_older_than_the_proxy_a_server_with_tasks_is_left_a
 }
 
 #[tokio::test]
-async fn a_handshake_of_an_older_revision_says_nothing_of_tasks() {
+async fn a_handshake_of_an_older_revision_offers_no_tasks() {
     // Such a server does not speak of tasks where they would not be understood.
     let world = setup()
         .route(ALWAYS)
@@ -258,7 +258,7 @@ async fn a_handshake_of_an_older_revision_says_nothing_of_tasks() {
 }
 
 #[tokio::test]
-async fn a_plain_call_that_speaks_of_a_task_passes() {
+async fn a_plain_call_with_the_word_task_in_its_arguments_is_relayed() {
     let world = setup().start().await;
     let client = Tasker::hello(&world).await;
     let body = r#"{"id":"c","jsonrpc":"2.0","method":"tools/call","params":{"arguments":{"task":{ "ttl":-1}},"name":"t"}}"#;
@@ -266,7 +266,7 @@ async fn a_plain_call_that_speaks_of_a_task_passes() {
 }
 
 #[tokio::test]
-async fn a_wish_that_is_none_is_refused_and_not_sent() {
+async fn an_invalid_task_parameter_is_refused_and_not_sent() {
     let world = setup().start().await;
     let client = Tasker::hello(&world).await;
     for wrong in [
@@ -333,7 +333,7 @@ async fn tasks_are_offered_to_credentials_without_a_session() {
 }
 
 #[tokio::test]
-async fn where_nothing_tells_callers_apart_their_tasks_are_not_listed() {
+async fn without_credentials_or_sessions_tasks_are_not_listed() {
     let expected = expect![[
         r#"{"logging":{},"tools":{"listChanged":true},"tasks":{"cancel":{},"requests":{"tools":{"call":{}}}}}"#
     ]];

@@ -15,7 +15,7 @@ fn ended(world: &World) -> usize {
 }
 
 #[tokio::test]
-async fn a_task_goes_on_when_its_client_ends_the_session_whose_server_hears_of_it_afterwards() {
+async fn a_task_outlives_its_session_whose_delete_is_sent_afterwards() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
@@ -37,7 +37,7 @@ async fn a_task_goes_on_when_its_client_ends_the_session_whose_server_hears_of_i
 }
 
 #[tokio::test]
-async fn what_a_task_asks_is_answered_from_another_session() {
+async fn an_input_request_of_a_task_can_be_answered_from_another_session() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, id, events) = client.makes_stream(&world).await;
@@ -57,7 +57,7 @@ async fn what_a_task_asks_is_answered_from_another_session() {
 }
 
 #[tokio::test]
-async fn a_task_that_is_cancelled_from_another_session_ends_the_session_that_was_left() {
+async fn a_cancel_from_another_session_ends_the_deleted_session() {
     let world = world(ALWAYS).await;
     let client = Tasker::bearing(&world, "a").await;
     let (task, _call) = client.makes(&world).await;

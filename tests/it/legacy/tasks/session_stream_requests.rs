@@ -41,7 +41,7 @@ async fn is_refused(world: &World, stream: &mut Stream, asks: &Value) {
 }
 
 #[tokio::test]
-async fn a_question_on_the_sessions_stream_is_asked_by_the_only_task() {
+async fn an_input_request_on_the_sessions_stream_belongs_to_the_only_task() {
     for waits in [false, true] {
         let world = world(ALWAYS).await;
         let (client, mut stream, task, call) = listening(&world).await;
@@ -98,7 +98,7 @@ async fn progress_on_the_sessions_stream_is_the_tasks() {
 }
 
 #[tokio::test]
-async fn a_question_that_is_taken_back_on_the_sessions_stream_is_taken_back() {
+async fn an_input_request_that_is_withdrawn_on_the_sessions_stream_is_cancelled() {
     let world = world(ALWAYS).await;
     let (client, mut stream, task, _call) = listening(&world).await;
     says(&world, &question(3, "who?")).await;
@@ -113,7 +113,7 @@ async fn a_question_that_is_taken_back_on_the_sessions_stream_is_taken_back() {
 }
 
 #[tokio::test]
-async fn a_question_that_could_be_anothers_is_refused() {
+async fn an_input_request_that_could_be_anothers_is_refused() {
     let world = world(ALWAYS).await;
     let (client, mut stream, task, call) = listening(&world).await;
     let (second, second_call) = client.makes(&world).await;
@@ -133,7 +133,7 @@ async fn a_question_that_could_be_anothers_is_refused() {
 }
 
 #[tokio::test]
-async fn where_a_call_has_left_without_its_end_a_question_is_refused() {
+async fn an_input_request_is_refused_where_an_unfinished_call_remains() {
     for ours in [true, false] {
         let world = world(ALWAYS).await;
         let (client, mut stream, task, _call) = listening(&world).await;
@@ -164,7 +164,7 @@ async fn the_id_of_a_task_in_its_clients_session_is_above_those_of_the_client_an
 }
 
 #[tokio::test]
-async fn a_call_that_was_cancelled_keeps_no_later_task_from_asking() {
+async fn a_cancelled_call_does_not_block_input_requests_of_later_tasks() {
     let world = world(ALWAYS).await;
     let (client, mut stream, first, _first_call) = listening(&world).await;
     client.of("tasks/cancel", &first).await.result();
@@ -185,7 +185,7 @@ async fn a_call_that_was_cancelled_keeps_no_later_task_from_asking() {
 }
 
 #[tokio::test]
-async fn a_call_whose_answer_was_read_to_its_end_after_its_client_left_is_in_no_questions_way() {
+async fn a_finished_call_of_a_disconnected_client_does_not_block_attribution() {
     for has_begun in [false, true] {
         let lines = Lines::record();
         let world = world(ALWAYS).await;
@@ -216,7 +216,7 @@ async fn a_call_whose_answer_was_read_to_its_end_after_its_client_left_is_in_no_
 }
 
 #[tokio::test]
-async fn a_question_is_found_behind_a_byte_order_mark_and_before_a_cr_that_nothing_follows() {
+async fn an_input_request_is_found_behind_a_byte_order_mark_and_before_a_cr_that_nothing_follows() {
     for (mark, end) in [("\u{feff}", "\n\n"), ("", "\r\r")] {
         let world = world(ALWAYS).await;
         let (client, _stream, task, _call) = listening(&world).await;
@@ -242,7 +242,7 @@ async fn without_a_task_the_sessions_stream_is_the_clients_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_question_that_comes_again_on_a_stream_that_is_taken_up_is_asked_once() {
+async fn a_repeated_input_request_on_a_resumed_stream_is_sent_once() {
     let world = world(ALWAYS).await;
     let (client, mut stream, task, _call) = listening(&world).await;
     let asks = question(3, "who?");
@@ -278,7 +278,7 @@ async fn asked_and_answered(world: &World, client: &Tasker, stream: &mut Stream)
 }
 
 #[tokio::test]
-async fn an_answer_that_the_server_does_not_take_is_given_again() {
+async fn an_input_response_that_the_server_does_not_accept_is_sent_again() {
     let world = refusing(2, 503).await;
     let (client, mut stream, task, call) = listening(&world).await;
     asked_and_answered(&world, &client, &mut stream).await;
@@ -288,7 +288,7 @@ async fn an_answer_that_the_server_does_not_take_is_given_again() {
 }
 
 #[tokio::test]
-async fn a_task_whose_answer_cannot_be_delivered_fails_and_says_so() {
+async fn a_task_whose_input_response_cannot_be_delivered_fails_with_the_reason() {
     let world = refusing(usize::MAX, 404).await;
     let (client, mut stream, task, _call) = listening(&world).await;
     asked_and_answered(&world, &client, &mut stream).await;
@@ -300,7 +300,7 @@ async fn a_task_whose_answer_cannot_be_delivered_fails_and_says_so() {
 }
 
 #[tokio::test]
-async fn the_answer_to_a_question_of_a_cancelled_task_follows_the_cancellation() {
+async fn the_input_response_of_a_cancelled_task_follows_the_cancellation() {
     let world = world(ALWAYS).await;
     let (client, mut stream, task, _call) = listening(&world).await;
     says(&world, &question(3, "who?")).await;
@@ -315,7 +315,7 @@ async fn the_answer_to_a_question_of_a_cancelled_task_follows_the_cancellation()
 }
 
 #[tokio::test]
-async fn questions_without_end_that_are_nobodys_take_a_bounded_number_of_connections() {
+async fn endless_unattributed_input_requests_take_a_bounded_number_of_connections() {
     const PLACES: usize = 8;
     let ignores = |seen: &Seen| seen.json["error"]["code"] == -32603;
     let world = setup()
@@ -357,7 +357,7 @@ async fn asks_after(world: &World, client: &Tasker, stream: &mut Stream) {
 }
 
 #[tokio::test]
-async fn where_a_call_was_refused_by_its_server_another_asks() {
+async fn a_call_refused_by_the_server_does_not_block_attribution() {
     for status in [400, 401, 429, 500, 503] {
         for task in [false, true] {
             let world = world(ALWAYS).await;
@@ -378,7 +378,7 @@ async fn where_a_call_was_refused_by_its_server_another_asks() {
 }
 
 #[tokio::test]
-async fn where_a_call_was_given_up_by_a_gateway_a_question_is_refused() {
+async fn an_input_request_is_refused_after_a_gateway_timeout_of_another_call() {
     for status in [502, 504, 524] {
         let world = world(ALWAYS).await;
         let (client, mut stream, _task, _call) = listening(&world).await;
@@ -390,7 +390,7 @@ async fn where_a_call_was_given_up_by_a_gateway_a_question_is_refused() {
 }
 
 #[tokio::test]
-async fn where_there_was_no_connection_for_a_call_another_asks() {
+async fn a_call_without_a_connection_does_not_block_attribution() {
     let world = setup()
         .top("limits: { upstream_connections: 2 }")
         .top("timeouts: { connect: 50ms }")
@@ -410,7 +410,7 @@ async fn where_there_was_no_connection_for_a_call_another_asks() {
 }
 
 #[tokio::test]
-async fn where_the_answer_to_a_call_was_come_back_for_another_asks() {
+async fn a_resumed_and_finished_call_does_not_block_attribution() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     // 2025-11-25, *Streamable HTTP*: the server closes the connection, and its client polls.

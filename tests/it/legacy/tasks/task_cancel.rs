@@ -68,7 +68,7 @@ async fn a_cancelled_task_stays_cancelled_whatever_its_server_says() {
 }
 
 #[tokio::test]
-async fn a_task_that_asks_can_be_cancelled() {
+async fn a_task_that_requires_input_can_be_cancelled() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -109,7 +109,7 @@ async fn the_end_of_a_session_is_the_servers_business_and_a_clear_end_of_its_tas
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_altogether_leaves_its_task_at_work() {
+async fn a_disconnect_does_not_cancel_a_task() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let listening = client.listens().await;
@@ -150,7 +150,7 @@ async fn a_notification_that_cancels_a_request_cancels_no_task() {
 }
 
 #[tokio::test]
-async fn at_the_end_of_the_proxy_tasks_are_cancelled_and_those_who_wait_are_told() {
+async fn at_the_shutdown_tasks_are_cancelled_and_waiting_requests_get_an_error() {
     let world = setup().route(ALWAYS).top("drain: 0s").start().await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
