@@ -4,7 +4,7 @@ use super::Operator;
 use crate::{
     proxy::proxy_and_server::start,
     support::{
-        legacy_server::{LegacyServer, Nobody, Options},
+        legacy_server::{LegacyServer, Options, ReservedPort},
         modern_client::Client,
     },
 };
@@ -42,7 +42,7 @@ async fn scrapers_get_metrics_without_a_token_and_nothing_else() {
 
 #[tokio::test]
 async fn metrics_have_no_listener_unless_configured() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let proxy = start(&nobody.url(), &[], &["admin: 127.0.0.1:0"]);
     assert!(proxy.metrics.is_none());
     let operator = Operator::at(proxy.admin.as_ref().expect("there is one").address);

@@ -4,7 +4,7 @@ use super::Operator;
 use crate::{
     proxy::proxy_and_server::start,
     support::{
-        legacy_server::{LegacyServer, Nobody, Options},
+        legacy_server::{LegacyServer, Options, ReservedPort},
         modern_client::{Client, soon},
     },
 };
@@ -16,7 +16,7 @@ const TOP: [&str; 2] = ["admin: 127.0.0.1:0", "ready: { upstream: required }"];
 
 #[tokio::test]
 async fn a_proxy_whose_server_is_needed_is_ready_when_that_can_be_reached() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let proxy = start(&nobody.url(), &[], &TOP);
     let operator = Operator::at(proxy.admin.as_ref().expect("there is one").address);
     let down = json!({ "status": "waiting", "upstream": { "/mcp": "cannot be reached" } });
@@ -64,7 +64,7 @@ async fn readiness_probes_a_required_server_that_has_no_calls() {
 
 #[tokio::test]
 async fn readiness_ignores_servers_that_are_not_required() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let proxy = start(&nobody.url(), &[], &TOP[..1]);
     let operator = Operator::at(proxy.admin.as_ref().expect("there is one").address);
     Client::new(proxy.addresses[0]).ask("tools/list", json!({})).await;

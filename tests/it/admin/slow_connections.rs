@@ -3,7 +3,7 @@
 use super::Operator;
 use crate::{
     proxy::proxy_and_server::start,
-    support::{legacy_server::Nobody, modern_client::soon},
+    support::{legacy_server::ReservedPort, modern_client::soon},
 };
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
@@ -16,7 +16,7 @@ const INCOMPLETE: [&[u8]; 3] = [
 
 #[tokio::test]
 async fn connections_that_complete_no_request_keep_no_probe_waiting() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let proxy = start(&nobody.url(), &[], &["admin: 127.0.0.1:0", "metrics: 127.0.0.1:0"]);
     let admin = proxy.admin.as_ref().expect("there is one").address;
     let metrics = proxy.metrics.as_ref().expect("there is one").address;
@@ -42,7 +42,7 @@ async fn connections_that_complete_no_request_keep_no_probe_waiting() {
 
 #[tokio::test]
 async fn pages_that_hold_all_connections_keep_no_probe_waiting() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let proxy = start(&nobody.url(), &[], &["admin: 127.0.0.1:0"]);
     let admin = proxy.admin.as_ref().expect("there is one").address;
     // Bodies that go on and on are at work: they make no room.

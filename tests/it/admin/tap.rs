@@ -2,8 +2,8 @@
 
 use super::Operator;
 use crate::{
-    legacy::proxy_and_client::Older,
-    proxy::proxy_and_server::{Setup, World},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::modern_client::soon,
 };
 use deferral::internals::admin::Bound;
@@ -61,11 +61,11 @@ impl Tap {
     }
 }
 
-async fn world() -> World {
+async fn world() -> ProxyAndServer {
     Setup::new().top("admin: 127.0.0.1:0").start().await
 }
 
-fn admin(world: &World) -> &Bound {
+fn admin(world: &ProxyAndServer) -> &Bound {
     world.proxy.admin.as_ref().expect("there is one")
 }
 
@@ -176,7 +176,7 @@ async fn requests_and_tasks_are_shown_by_route_caller_and_tool() {
     );
     assert!(shown["took_ms"].is_number() && shown["principal"].is_string(), "{shown}");
 
-    let older = Older::new(world.addr()).within("s1");
+    let older = LegacyClient::new(world.addr()).within("s1");
     let slow = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow_one","arguments":{"password":"hunter2"}}}"#;
     let waiting = older.post(slow).await;
     world.server.call().await.says("secret result");

@@ -2,9 +2,9 @@
 
 use super::Operator;
 use crate::{
-    proxy::proxy_and_server::{SLOW, Setup, World, start},
+    proxy::proxy_and_server::{ProxyAndServer, SLOW, Setup, start},
     support::{
-        faulty_store::Faulty,
+        faulty_store::FaultyStore,
         modern_client::{Client, soon},
     },
 };
@@ -22,12 +22,12 @@ use tokio::{
 
 const ADMIN: &str = "admin: 127.0.0.1:0";
 
-fn operator(world: &World) -> Operator {
+fn operator(world: &ProxyAndServer) -> Operator {
     Operator::of(world.proxy.admin.as_ref().expect("there is one"))
 }
 
 /// Nobody's token.
-fn stranger(world: &World) -> Operator {
+fn stranger(world: &ProxyAndServer) -> Operator {
     Operator::at(world.proxy.admin.as_ref().expect("there is one").address)
 }
 
@@ -142,7 +142,7 @@ async fn digits_that_several_tasks_begin_with_name_none_and_the_error_names_them
         let record = Record::new(id, owner, tool, Duration::from_secs(3600), world_time());
         store.insert(Arc::new(record)).await.expect("kept");
     }
-    let world = Setup::new().top(ADMIN).store(&Faulty::around(store)).start().await;
+    let world = Setup::new().top(ADMIN).store(&FaultyStore::around(store)).start().await;
     for answer in
         [operator(&world).get("/tasks/abcdef").await, operator(&world).post("/tasks/abcdef/cancel").await]
     {
@@ -173,7 +173,7 @@ async fn ten_thousand_tasks_are_shown_page_by_page() {
         }
         store.insert(Arc::new(record)).await.expect("kept");
     }
-    let world = Setup::new().top(ADMIN).store(&Faulty::around(store)).start().await;
+    let world = Setup::new().top(ADMIN).store(&FaultyStore::around(store)).start().await;
     let operator = stranger(&world);
     let (mut seen, mut query, mut statuses) = (BTreeSet::new(), "?limit=1000".to_owned(), Vec::new());
     loop {
@@ -212,7 +212,7 @@ fn world_time() -> Timestamp {
 struct Watcher(TcpStream, String);
 
 impl Watcher {
-    async fn of(world: &World) -> Self {
+    async fn of(world: &ProxyAndServer) -> Self {
         let address = world.proxy.admin.as_ref().expect("there is one").address;
         let mut socket = TcpStream::connect(address).await.expect("it listens");
         socket.write_all(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");

@@ -2,7 +2,7 @@
 //!
 //! The process is this very binary, which runs one test again, with the folder in its environment.
 
-use super::{START, World, end, id, insert, record, result, returned};
+use super::{START, StoreFolder, end, id, insert, record, result, returned};
 use deferral::internals::{
     store::{Bounds, Disk, Flush, Store, StoreError, Updated, update},
     task::{Event, State},
@@ -121,7 +121,7 @@ async fn writes_until_it_is_killed() {
 #[tokio::test]
 async fn after_kill_9_every_acknowledged_change_is_found() {
     for round in 0..rounds("KILLS", 4) {
-        let world = World::new();
+        let world = StoreFolder::new();
         let mut child = again("crashes::writes_until_it_is_killed", "", &world.path).spawn().expect("starts");
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut acknowledged = BTreeMap::new();
@@ -173,7 +173,7 @@ fn kill(child: &mut Child) {
 #[tokio::test]
 async fn after_a_loss_of_power_everything_that_was_flushed_is_found() {
     let mut chance = chances();
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     let log = world.path.join("tasks.db-wal");
     let written = || fs::metadata(&log).expect("there is a log").len();
@@ -204,7 +204,7 @@ async fn after_a_loss_of_power_everything_that_was_flushed_is_found() {
         let (length, promised) = &flushed[at];
         let until = flushed.get(at + 1).map_or(full, |(length, _)| *length);
         let length = length + chance(until - length + 1);
-        let after = World::new();
+        let after = StoreFolder::new();
         copy(&world.path, &after.path);
         let log = after.path.join("tasks.db-wal");
         let mut bytes = fs::read(&log).expect("read");
@@ -259,7 +259,7 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn on_a_disk_that_takes_no_more_nothing_is_acknowledged_and_it_goes_on_once_there_is_room() {
-    let world = World::new();
+    let world = StoreFolder::new();
     // A file that may not grow is an error then, and not a signal.
     let output = again("crashes::meets_a_disk_that_takes_no_more", "trap '' XFSZ;", &world.path)
         .output()

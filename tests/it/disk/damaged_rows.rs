@@ -1,6 +1,6 @@
 //! Rows that cannot be read any more.
 
-use super::{START, World, end, id, insert, record};
+use super::{START, StoreFolder, end, id, insert, record};
 use crate::{front::listener_and_service::Lines, support::modern_client::soon};
 use deferral::internals::{
     policy::Quotas,
@@ -14,8 +14,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use tokio::task::yield_now;
 
 /// A store of a process that is gone, with a task that was at work and cannot be read, and one that has ended.
-async fn damaged() -> World {
-    let world = World::new();
+async fn damaged() -> StoreFolder {
+    let world = StoreFolder::new();
     let store = world.open();
     insert(&*store, 1).await;
     insert(&*store, 2).await;
@@ -79,7 +79,7 @@ async fn an_unreadable_task_is_omitted_from_lists_and_logged() {
 
 #[tokio::test]
 async fn tasks_that_cannot_be_read_are_named_once_each_and_no_more_of_them_than_can_be_looked_through() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     join_all((0..1030).map(|number| insert(&*store, number))).await;
     store.close().await;

@@ -1,6 +1,6 @@
 //! A folder that another user could have prepared: it is refused, and nothing that a link in it leads to is touched.
 
-use super::{World, end, id, insert, result};
+use super::{StoreFolder, end, id, insert, result};
 use std::{
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink},
@@ -13,7 +13,7 @@ const FOREIGN: &str = "what belongs to somebody else";
 const STRANGER: u32 = 54_321;
 
 /// A file elsewhere, to which links lead.
-fn foreign(world: &World) -> PathBuf {
+fn foreign(world: &StoreFolder) -> PathBuf {
     let path = world.above.path().join("foreign");
     fs::create_dir_all(&path).expect("made");
     fs::write(path.join("file"), FOREIGN).expect("written");
@@ -33,7 +33,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 /// Owners can be tried by root alone.
-fn is_root(world: &World) -> bool {
+fn is_root(world: &StoreFolder) -> bool {
     fs::metadata(world.above.path()).expect("it is there").uid() == 0
 }
 
@@ -47,7 +47,7 @@ fn store(words: &[&str]) -> (String, Option<i32>) {
 #[tokio::test]
 async fn a_link_in_the_place_of_a_file_of_the_store_is_refused_and_not_followed() {
     for name in ["lock", "tasks.db"] {
-        let world = World::new();
+        let world = StoreFolder::new();
         let foreign = foreign(&world);
         fs::create_dir(&world.path).expect("made");
         symlink(foreign.join("file"), world.path.join(name)).expect("linked");
@@ -73,7 +73,7 @@ async fn a_link_in_the_place_of_a_file_of_the_store_is_refused_and_not_followed(
 #[tokio::test]
 async fn a_link_in_the_place_of_a_folder_of_results_is_neither_swept_nor_written_to_nor_read() {
     for link in ["results", "results/00"] {
-        let world = World::new();
+        let world = StoreFolder::new();
         let foreign = foreign(&world);
         // As if it was swept as `results/00`, and as `results`.
         fs::create_dir(foreign.join("00")).expect("made");
@@ -96,7 +96,7 @@ async fn a_link_in_the_place_of_a_folder_of_results_is_neither_swept_nor_written
 
 #[tokio::test]
 async fn a_result_that_was_replaced_by_a_link_is_not_read_and_not_copied() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let foreign = foreign(&world);
     let store_on_disk = world.open();
     insert(&*store_on_disk, 1).await;
@@ -122,7 +122,7 @@ async fn a_result_that_was_replaced_by_a_link_is_not_read_and_not_copied() {
 
 #[tokio::test]
 async fn a_folder_that_every_user_can_write_to_is_refused_by_the_proxy_and_by_its_tools() {
-    let world = World::new();
+    let world = StoreFolder::new();
     world.open().close().await;
     for mode in [0o777, 0o1777, 0o702] {
         set_mode(&world.path, mode);
@@ -162,7 +162,7 @@ async fn a_folder_that_every_user_can_write_to_is_refused_by_the_proxy_and_by_it
 
 #[tokio::test]
 async fn a_folder_or_a_file_of_another_user_is_refused() {
-    let world = World::new();
+    let world = StoreFolder::new();
     if !is_root(&world) {
         return;
     }
@@ -185,7 +185,8 @@ async fn a_folder_or_a_file_of_another_user_is_refused() {
     }
     world.open().close().await;
     // A link to a folder of ours is what its owner makes of it.
-    let link = World { path: world.above.path().join("link"), above: tempfile::tempdir().expect("a folder") };
+    let link =
+        StoreFolder { path: world.above.path().join("link"), above: tempfile::tempdir().expect("a folder") };
     symlink(&world.path, &link.path).expect("linked");
     link.open().close().await;
     lchown(&link.path, Some(STRANGER), None).expect("we are root");
@@ -195,7 +196,7 @@ async fn a_folder_or_a_file_of_another_user_is_refused() {
 #[tokio::test]
 async fn a_key_of_another_user_beside_the_folder_is_not_used() {
     use deferral::internals::store::disk::key;
-    let world = World::new();
+    let world = StoreFolder::new();
     let foreign = foreign(&world);
     let beside = world.above.path().join("tasks.key");
     fs::write(foreign.join("file"), "ab".repeat(32)).expect("written");

@@ -1,11 +1,11 @@
 //! A folder that has no more room, a disk that has no more space, and one that fails.
 
 use super::{
-    START, World,
+    START, StoreFolder,
     crashes::{self, again},
     end, id, insert, record, result, returned,
 };
-use crate::support::limit_hits::Hits;
+use crate::support::limit_hits::LimitHits;
 use deferral::internals::{
     policy::Quotas,
     proxy::Ledger,
@@ -28,7 +28,7 @@ const MIB: u64 = 1 << 20;
 
 #[tokio::test]
 async fn beyond_max_bytes_nothing_is_inserted_and_nothing_grows_until_there_is_room() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open_within(16 * MIB);
     let full = loop {
         let number = u32::try_from(store.usage(&[1; 16]).tasks).expect("few");
@@ -65,7 +65,7 @@ async fn beyond_max_bytes_nothing_is_inserted_and_nothing_grows_until_there_is_r
 
 #[tokio::test]
 async fn a_folder_that_is_moved_away_takes_no_change_until_it_is_back() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     insert(&*store, 1).await;
     let away: PathBuf = world.above.path().join("away");
@@ -91,7 +91,7 @@ const fn apart(number: u32) -> u32 {
 
 #[tokio::test]
 async fn a_large_result_without_room_is_refused_before_it_is_written() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let bounds = Bounds { stored_bytes: LARGE, stored_bytes_per_principal: LARGE };
     let store: Arc<dyn Store> = Arc::new(Disk::open(&world.path, bounds, None).expect("opens"));
     insert(&*store, 1).await;
@@ -111,7 +111,7 @@ async fn a_large_result_without_room_is_refused_before_it_is_written() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_large_results_at_once_no_more_are_written_than_fit() {
-    let world = World::new();
+    let world = StoreFolder::new();
     // And the names of the tools.
     let bounds = Bounds { stored_bytes: 5 * LARGE + 1000, ..Bounds::NONE };
     let store: Arc<dyn Store> = Arc::new(Disk::open(&world.path, bounds, None).expect("opens"));
@@ -150,7 +150,7 @@ async fn of_many_large_results_at_once_no_more_are_written_than_fit() {
 
 #[tokio::test]
 async fn a_large_result_of_a_version_that_is_gone_is_not_written() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     insert(&*store, 1).await;
     let (version, record) = store.load(&id(1)).await.expect("answers").expect("found");
@@ -178,7 +178,7 @@ fn small_disk(bytes: u64, folder: &Path) -> Option<String> {
 
 #[test]
 fn on_a_disk_without_space_the_store_is_full_and_goes_on_once_there_is_space() {
-    let world = World::new();
+    let world = StoreFolder::new();
     fs::create_dir(&world.path).expect("made");
     let Some(mount) = small_disk(24 * MIB, &world.path) else { return };
     let inside = again("full_disk::meets_a_disk_without_space", &format!("{mount};"), &world.path);
@@ -241,7 +241,7 @@ async fn meets_a_disk_without_space() {
         end(&*store, round, LARGE).await;
         assert_eq!(result(&*store, round).await, Some(LARGE));
     }
-    let hits = Hits::of("free space of store.disk");
+    let hits = LimitHits::of("free space of store.disk");
     an_end_waits_for_space(&disk, &store).await;
     assert!(hits.now() > 0, "each attempt counts");
     let usage = store.usage(&[1; 16]);

@@ -25,12 +25,12 @@ use tempfile::TempDir;
 const START: Timestamp = Timestamp::from_millis(1_785_234_600_000);
 
 /// A folder for a store, and what is in it.
-struct World {
+struct StoreFolder {
     above: TempDir,
     path: PathBuf,
 }
 
-impl World {
+impl StoreFolder {
     fn new() -> Self {
         let above = tempfile::tempdir().expect("a folder");
         let path = above.path().join("tasks");

@@ -1,6 +1,6 @@
 //! The counts of a store, compared with its tasks after a start, and mended.
 
-use super::{World, end, id, insert, record};
+use super::{StoreFolder, end, id, insert, record};
 use crate::{front::listener_and_service::Lines, support::paused_time::a_moment};
 use deferral::internals::{
     store::{Bounds, Disk, Store, Usage},
@@ -10,8 +10,8 @@ use rusqlite::Connection;
 use std::{process::Command, sync::Arc};
 
 /// A store that is closed, with two tasks of one principal that have ended and one that works, and one of another.
-async fn furnished() -> (World, [Usage; 2]) {
-    let world = World::new();
+async fn furnished() -> (StoreFolder, [Usage; 2]) {
+    let world = StoreFolder::new();
     let store = world.open();
     for number in 1..=3 {
         insert(&*store, number).await;
@@ -27,12 +27,12 @@ async fn furnished() -> (World, [Usage; 2]) {
     (world, usage)
 }
 
-fn spoil(world: &World, sql: &str) {
+fn spoil(world: &StoreFolder, sql: &str) {
     Connection::open(world.database()).expect("opens").execute_batch(sql).expect("spoiled");
 }
 
 /// What `deferral store check` says, and its exit code.
-fn check(world: &World) -> (String, Option<i32>) {
+fn check(world: &StoreFolder) -> (String, Option<i32>) {
     let output =
         Command::new(env!("CARGO_BIN_EXE_deferral")).args(["store", "check", &world.shown()]).output();
     let output = output.expect("the program starts");

@@ -1,6 +1,6 @@
 //! Results that are files.
 
-use super::{World, end, id, insert, result};
+use super::{StoreFolder, end, id, insert, result};
 use deferral::internals::store::StoreError;
 use std::{fs, time::Duration};
 use tokio::time::sleep;
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 const LARGEST_IN_ROW: usize = 256 << 10;
 
 /// Waits until there are so many files.
-async fn left(world: &World, files: usize) {
+async fn left(world: &StoreFolder, files: usize) {
     for _ in 0..100 {
         if world.files().len() == files {
             return;
@@ -20,7 +20,7 @@ async fn left(world: &World, files: usize) {
 
 #[tokio::test]
 async fn a_result_over_256_kib_is_a_file_and_returns_whole() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     for (number, bytes) in [(1, 0), (2, LARGEST_IN_ROW), (3, LARGEST_IN_ROW + 1), (4, 8 << 20)] {
         insert(&*store, number).await;
@@ -41,7 +41,7 @@ async fn a_result_over_256_kib_is_a_file_and_returns_whole() {
 
 #[tokio::test]
 async fn a_file_that_no_row_names_is_swept_and_one_of_a_writer_that_lost_is_not_left() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     for number in [1, 2] {
         insert(&*store, number).await;
@@ -65,7 +65,7 @@ async fn a_file_that_no_row_names_is_swept_and_one_of_a_writer_that_lost_is_not_
 
 #[tokio::test]
 async fn a_file_that_is_damaged_or_gone_is_an_error_that_names_it() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     insert(&*store, 1).await;
     end(&*store, 1, LARGEST_IN_ROW + 1).await;
@@ -85,7 +85,7 @@ async fn a_file_that_is_damaged_or_gone_is_an_error_that_names_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_large_results_are_queued_and_delay_no_other_change() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     for number in 0..20 {
         insert(&*store, number).await;

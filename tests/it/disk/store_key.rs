@@ -1,12 +1,12 @@
 //! The key of a store.
 
-use super::{World, insert};
+use super::{StoreFolder, insert};
 use deferral::internals::store::disk::key;
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 #[tokio::test]
 async fn a_key_is_made_at_the_first_start_beside_the_folder_and_stays() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let first = key(&world.path, None).expect("made");
     let file = world.above.path().join("tasks.key");
     let text = fs::read_to_string(&file).expect("it is there");
@@ -26,7 +26,7 @@ async fn a_key_is_made_at_the_first_start_beside_the_folder_and_stays() {
 
 #[tokio::test]
 async fn tasks_without_their_key_and_a_key_that_is_none_are_refused() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let file = world.above.path().join("tasks.key");
     let refused = || key(&world.path, None).expect_err("refused").to_string();
     // A store without tasks needs none yet.

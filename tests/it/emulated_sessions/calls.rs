@@ -1,6 +1,6 @@
 //! Calls, and what is told of them.
 
-use super::proxy_and_stdio_server::{World, ask, heard, settle, tell};
+use super::proxy_and_stdio_server::{ProxyAndStdioServer, ask, heard, settle, tell};
 use crate::{front::listener_and_service::Lines, support::modern_client::soon};
 use serde_json::json;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_alone_is_one_document_and_the_servers_bytes_but_for_the_id() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({})).await;
     for id in ["\"a\"", "1.0", "9007199254740993"] {
         let request = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"vendor/x","params":{{"n":1.50}}}}"#);
@@ -34,7 +34,7 @@ async fn an_answer_alone_is_one_document_and_the_servers_bytes_but_for_the_id() 
 
 #[tokio::test(start_paused = true)]
 async fn notifications_of_a_call_are_sent_on_its_stream() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({})).await;
     let params = json!({ "name": "t", "_meta": { "progressToken": "p" } });
     let waiting = ask(&client, &json!("a"), "tools/call", params).await;
@@ -52,7 +52,7 @@ async fn notifications_of_a_call_are_sent_on_its_stream() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_call_is_cancelled_at_the_server_under_its_id() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({})).await;
     let waiting = ask(&client, &json!("a"), "tools/call", json!({ "name": "t" })).await;
     let call = child.told("tools/call").await;
@@ -65,7 +65,7 @@ async fn a_cancelled_call_is_cancelled_at_the_server_under_its_id() {
 
 #[tokio::test(start_paused = true)]
 async fn a_disconnect_cancels_nothing_and_a_session_delete_cancels_all() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({})).await;
     let waiting = ask(&client, &json!("a"), "tools/call", json!({ "name": "t" })).await;
     let first = child.told("tools/call").await;
@@ -90,7 +90,7 @@ async fn a_disconnect_cancels_nothing_and_a_session_delete_cancels_all() {
 
 #[tokio::test(start_paused = true)]
 async fn a_proxy_that_stops_ends_what_is_in_flight_and_its_children() {
-    let mut world = World::new("defer: { mode: never }");
+    let mut world = ProxyAndStdioServer::new("defer: { mode: never }");
     let (client, mut child) = world.begin(json!({})).await;
     let listening = client.listen().await.follow();
     let waiting = ask(&client, &json!("a"), "tools/call", json!({ "name": "t" })).await;
@@ -111,7 +111,7 @@ async fn a_proxy_that_stops_ends_what_is_in_flight_and_its_children() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_in_front_of_a_process_is_observed_where_it_took_longer_than_the_threshold() {
-    let mut world = World::new("defer: { mode: observe, after: 5s }");
+    let mut world = ProxyAndStdioServer::new("defer: { mode: observe, after: 5s }");
     let (client, mut child) = world.begin(json!({})).await;
     for (takes, is_left, observed) in [(3, false, 0), (7, false, 1), (3, true, 0), (7, true, 1)] {
         let lines = Lines::record();

@@ -1,7 +1,7 @@
 //! What the server asks, and whom.
 
-use super::proxy_and_stdio_server::{Child, World, ask, heard, hello, settle, tell};
-use crate::{legacy::proxy_and_client::Older, support::modern_client::Following};
+use super::proxy_and_stdio_server::{Child, ProxyAndStdioServer, ask, heard, hello, settle, tell};
+use crate::{legacy::proxy_and_client::LegacyClient, support::modern_client::Following};
 use http::Method;
 use serde_json::{Value, json};
 use tokio::time::{Duration, timeout};
@@ -12,14 +12,14 @@ fn everything() -> Value {
     json!({ "elicitation": {}, "sampling": {}, "roots": { "listChanged": true } })
 }
 
-async fn call(client: &Older, child: &mut Child, id: u64) -> (Following, Value) {
+async fn call(client: &LegacyClient, child: &mut Child, id: u64) -> (Following, Value) {
     let waiting = ask(client, &json!(id), "tools/call", json!({ "name": "t" })).await;
     (waiting, child.told("tools/call").await)
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_input_request_is_sent_on_the_calls_stream_and_answered_under_its_own_id() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let (waiting, at_child) = call(&client, &mut child, 1).await;
     for (at, method) in ALL.iter().enumerate() {
@@ -39,7 +39,7 @@ async fn an_input_request_is_sent_on_the_calls_stream_and_answered_under_its_own
 
 #[tokio::test(start_paused = true)]
 async fn two_clients_in_one_process_each_get_the_input_requests_of_their_call() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (first, mut child) = world.begin(everything()).await;
     let second = hello(&world.client(), everything()).await;
     // They share a child until it asks, for it cannot be told then whom.
@@ -72,7 +72,7 @@ async fn two_clients_in_one_process_each_get_the_input_requests_of_their_call() 
 
 #[tokio::test(start_paused = true)]
 async fn a_withdrawn_input_request_is_cancelled_at_the_client() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let (waiting, _) = call(&client, &mut child, 1).await;
     child.asks("q", "elicitation/create").await;
@@ -85,7 +85,7 @@ async fn a_withdrawn_input_request_is_cancelled_at_the_client() {
 
 #[tokio::test(start_paused = true)]
 async fn of_an_id_that_a_server_uses_again_the_input_request_that_is_open_is_cancelled() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let (waiting, _) = call(&client, &mut child, 1).await;
     child.asks(1, "elicitation/create").await;
@@ -102,7 +102,7 @@ async fn of_an_id_that_a_server_uses_again_the_input_request_that_is_open_is_can
 
 #[tokio::test(start_paused = true)]
 async fn a_withdrawn_input_request_outside_any_call_is_cancelled_at_the_client_and_frees_its_slot() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let listening = client.listen().await.follow();
     // More than may be open at a time.
@@ -124,7 +124,7 @@ async fn a_withdrawn_input_request_outside_any_call_is_cancelled_at_the_client_a
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_request_of_the_only_client_keeps_its_process_and_input_requests() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let listening = client.listen().await.follow();
     for id in 1..4 {
@@ -154,7 +154,7 @@ async fn a_cancelled_request_of_the_only_client_keeps_its_process_and_input_requ
 
 #[tokio::test(start_paused = true)]
 async fn an_input_request_outside_any_call_that_is_too_large_to_be_kept_is_refused() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let listening = client.listen().await.follow();
     let large = json!({ "messages": [], "maxTokens": 1, "systemPrompt": "x".repeat(1 << 20) });
@@ -169,7 +169,7 @@ async fn an_input_request_outside_any_call_that_is_too_large_to_be_kept_is_refus
 #[tokio::test(start_paused = true)]
 async fn undelivered_responses_to_endless_input_requests_are_bounded() {
     const ASKED: u64 = 6000;
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (_client, mut child) = world.begin(everything()).await;
     for n in 0..ASKED {
         child.asks(n, "roots/list").await;
@@ -185,7 +185,7 @@ async fn undelivered_responses_to_endless_input_requests_are_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn an_input_request_outside_any_call_of_a_server_that_dies_is_cancelled() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let listening = client.listen().await.follow();
     child.asks("q", "elicitation/create").await;
@@ -199,7 +199,7 @@ async fn an_input_request_outside_any_call_of_a_server_that_dies_is_cancelled() 
 
 #[tokio::test(start_paused = true)]
 async fn an_input_request_outside_any_call_is_sent_to_the_only_client_or_refused() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let client = world.client();
     let begin = async {
         let mut child = world.start().await;
@@ -227,7 +227,7 @@ async fn an_input_request_outside_any_call_is_sent_to_the_only_client_or_refused
 
 #[tokio::test(start_paused = true)]
 async fn input_requests_of_a_disconnected_clients_calls_reach_no_other_client() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (first, mut child) = world.begin(everything()).await;
     let listening = first.listen().await.follow();
     let second = hello(&world.client(), everything()).await;
@@ -258,7 +258,7 @@ async fn input_requests_of_a_disconnected_clients_calls_reach_no_other_client() 
 
 #[tokio::test(start_paused = true)]
 async fn a_client_without_an_event_stream_gets_no_input_requests() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(everything()).await;
     let deaf = client.with("accept", "application/json");
     let waiting = ask(&deaf, &json!(1), "tools/call", json!({ "name": "t" })).await;
@@ -280,7 +280,7 @@ async fn a_client_without_an_event_stream_gets_no_input_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn undeclared_input_requests_are_not_sent() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({ "roots": {} })).await;
     let listening = client.listen().await.follow();
     let (waiting, _) = call(&client, &mut child, 1).await;

@@ -1,7 +1,7 @@
 //! A proxy in front of a server in memory, whose sessions are lines, as a process's are. Time is paused.
 
 use crate::{
-    legacy::proxy_and_client::{Older, READY},
+    legacy::proxy_and_client::{LegacyClient, READY},
     support::modern_client::{Following, soon},
 };
 use deferral::internals::{
@@ -17,7 +17,7 @@ use tokio::{
     time::{Duration, sleep},
 };
 
-pub(crate) struct World {
+pub(crate) struct ProxyAndStdioServer {
     pub(crate) proxy: app::Running,
     pipes: Pipes,
     started: UnboundedReceiver<DuplexStream>,
@@ -38,9 +38,9 @@ pub(crate) async fn settle() {
     sleep(MOMENT).await;
 }
 
-// === impl World ===
+// === impl ProxyAndStdioServer ===
 
-impl World {
+impl ProxyAndStdioServer {
     /// With these members of the route.
     pub(crate) fn new(route: &str) -> Self {
         Self::limited(route, Limits::default())
@@ -59,8 +59,8 @@ impl World {
     }
 
     /// A client that has no session yet.
-    pub(crate) fn client(&self) -> Older {
-        Older::new(PROXY.parse().expect("an address")).piped(&self.pipes)
+    pub(crate) fn client(&self) -> LegacyClient {
+        LegacyClient::new(PROXY.parse().expect("an address")).piped(&self.pipes)
     }
 
     /// A child that has been started, greeted.
@@ -83,7 +83,7 @@ impl World {
     }
 
     /// A client of 2025-11-25 that declares this, and the child that is started for it.
-    pub(crate) async fn begin(&mut self, capabilities: Value) -> (Older, Child) {
+    pub(crate) async fn begin(&mut self, capabilities: Value) -> (LegacyClient, Child) {
         let client = self.client();
         let (client, child) = tokio::join!(hello(&client, capabilities), self.child());
         (client, child)
@@ -91,7 +91,7 @@ impl World {
 }
 
 /// A client in a session of its own.
-pub(crate) async fn hello(client: &Older, capabilities: Value) -> Older {
+pub(crate) async fn hello(client: &LegacyClient, capabilities: Value) -> LegacyClient {
     let params = json!({
         "protocolVersion": "2025-11-25", "capabilities": capabilities,
         "clientInfo": { "name": "c", "version": "1" },
@@ -105,13 +105,13 @@ pub(crate) async fn hello(client: &Older, capabilities: Value) -> Older {
 }
 
 /// Sends a request; what is said of it is heard as it comes.
-pub(crate) async fn ask(client: &Older, id: &Value, method: &str, params: Value) -> Following {
+pub(crate) async fn ask(client: &LegacyClient, id: &Value, method: &str, params: Value) -> Following {
     let request = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
     client.post(&request.to_string()).await.follow()
 }
 
 /// Tells the server something, or answers it.
-pub(crate) async fn tell(client: &Older, message: Value) {
+pub(crate) async fn tell(client: &LegacyClient, message: Value) {
     assert_eq!(client.post(&message.to_string()).await.answer().await.status, 202);
 }
 

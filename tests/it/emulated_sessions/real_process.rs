@@ -2,7 +2,7 @@
 
 use super::proxy_and_stdio_server::{ask, hello, tell};
 use crate::{
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::modern_client::{Following, soon},
 };
 use http::Method;
@@ -52,7 +52,7 @@ struct Proxy(Child);
 
 impl Proxy {
     /// Starts it, and gives a client of it.
-    fn start() -> (Self, Older) {
+    fn start() -> (Self, LegacyClient) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
             .args(["--listen", "127.0.0.1:0", "--admin", "off", "--", "sh", "-c", SERVER])
             .stdout(Stdio::piped())
@@ -64,7 +64,7 @@ impl Proxy {
         let first = stdout.lines().next().expect("it says where it listens").expect("text");
         let address = first.split("http://").nth(1).and_then(|rest| rest.strip_suffix("/mcp"));
         let address = address.unwrap_or_else(|| panic!("{first}")).parse().expect("an address");
-        (proxy, Older::new(address))
+        (proxy, LegacyClient::new(address))
     }
 }
 
@@ -76,16 +76,16 @@ impl Drop for Proxy {
 }
 
 /// Two clients that declare the same, and can be asked.
-async fn two(client: &Older) -> [Older; 2] {
+async fn two(client: &LegacyClient) -> [LegacyClient; 2] {
     let declared = json!({ "elicitation": {} });
     [hello(client, declared.clone()).await, hello(client, declared).await]
 }
 
-async fn called(client: &Older, tool: &str) -> Value {
+async fn called(client: &LegacyClient, tool: &str) -> Value {
     over(&call(client, tool).await).await
 }
 
-async fn call(client: &Older, tool: &str) -> Following {
+async fn call(client: &LegacyClient, tool: &str) -> Following {
     ask(client, &json!(tool), "tools/call", json!({ "name": tool })).await
 }
 
@@ -116,12 +116,12 @@ async fn first_of(answer: &Following) -> Value {
 }
 
 /// A list that the server is asked for, and has answered: what was sent to it before has been read.
-async fn lists(client: &Older) {
+async fn lists(client: &LegacyClient) {
     is_over(&ask(client, &json!("list"), "tools/list", json!({})).await).await;
 }
 
 /// Waits until the process has read this so often, as it says to a client whose calls are read there, too.
-async fn has_read(client: &Older, what: &str, times: usize) {
+async fn has_read(client: &LegacyClient, what: &str, times: usize) {
     let read = async {
         loop {
             let answer = called(client, "t").await;

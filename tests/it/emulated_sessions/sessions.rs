@@ -1,13 +1,13 @@
 //! How sessions begin, end, and outlive their servers.
 
-use super::proxy_and_stdio_server::{World, ask, heard, hello, settle, tell};
-use crate::support::limit_hits::Hits;
+use super::proxy_and_stdio_server::{ProxyAndStdioServer, ask, heard, hello, settle, tell};
+use crate::support::limit_hits::LimitHits;
 use http::Method;
 use serde_json::{Value, json};
 
 #[tokio::test(start_paused = true)]
 async fn the_handshake_relays_the_servers_description_and_adds_the_proxys_tasks() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let client = world.client();
     let hello = json!({
         "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
@@ -27,7 +27,7 @@ async fn the_handshake_relays_the_servers_description_and_adds_the_proxys_tasks(
 
 #[tokio::test(start_paused = true)]
 async fn a_client_of_a_legacy_revision_gets_its_own() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let client = world.client();
     let hello = json!({
         "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
@@ -56,7 +56,7 @@ async fn a_client_of_a_legacy_revision_gets_its_own() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_server_is_for_a_legacy_client_is_known_from_its_child() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let client = world.client();
     let hello = json!({
         "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
@@ -74,7 +74,7 @@ async fn what_a_server_is_for_a_legacy_client_is_known_from_its_child() {
 
 #[tokio::test(start_paused = true)]
 async fn clients_with_the_same_capabilities_share_a_process() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let (first, mut child) = world.begin(json!({})).await;
     let second = hello(&world.client(), json!({})).await;
     assert_eq!(world.started(), 0, "it is the same child");
@@ -100,7 +100,7 @@ async fn clients_with_the_same_capabilities_share_a_process() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_ends_with_delete_and_unknown_ones_are_refused() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let (client, mut child) = world.begin(json!({})).await;
     let listening = client.listen().await.follow();
     let call = ask(&client, &json!(1), "prompts/get", json!({ "name": "p" })).await;
@@ -122,7 +122,7 @@ async fn a_session_ends_with_delete_and_unknown_ones_are_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_its_principals_alone() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let ours = world.client().with("authorization", "Bearer a");
     let (client, _child) = tokio::join!(hello(&ours, json!({})), world.child());
     let ping = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
@@ -132,7 +132,7 @@ async fn a_session_is_its_principals_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_child_that_dies_loses_its_calls_and_the_session_goes_on_with_another() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let (client, mut child) = world.begin(json!({})).await;
     let listening = client.listen().await.follow();
     let subscribed = ask(&client, &json!(1), "resources/subscribe", json!({ "uri": "file:///a" })).await;
@@ -158,8 +158,8 @@ async fn a_child_that_dies_loses_its_calls_and_the_session_goes_on_with_another(
 
 #[tokio::test(start_paused = true)]
 async fn an_idle_session_expires_after_a_day_unless_a_request_is_in_flight() {
-    let hits = Hits::of("timeouts.idle_session");
-    let mut world = World::new("defer: { mode: never }");
+    let hits = LimitHits::of("timeouts.idle_session");
+    let mut world = ProxyAndStdioServer::new("defer: { mode: never }");
     let (quiet, mut child) = world.begin(json!({})).await;
     let listens = hello(&world.client(), json!({})).await;
     let calls = hello(&world.client(), json!({})).await;
@@ -185,7 +185,7 @@ async fn an_idle_session_expires_after_a_day_unless_a_request_is_in_flight() {
 
 #[tokio::test(start_paused = true)]
 async fn an_idle_process_ends_and_its_session_starts_another() {
-    let mut world = World::new("defer: { mode: never }");
+    let mut world = ProxyAndStdioServer::new("defer: { mode: never }");
     let (client, mut child) = world.begin(json!({})).await;
     assert_eq!(child.later().await, None, "its input ends");
     let call = ask(&client, &json!(1), "tools/list", json!({})).await;
@@ -208,7 +208,8 @@ async fn a_session_is_unknown_under_the_token_of_another_name() {
         format!("{{ name: {name}, file: '{}' }}", path.display())
     });
     let tokens = tokens.collect::<Vec<_>>().join(", ");
-    let mut world = World::new(&format!("defer: {{ after: 1s }}\naccess: {{ tokens: [{tokens}] }}"));
+    let mut world =
+        ProxyAndStdioServer::new(&format!("defer: {{ after: 1s }}\naccess: {{ tokens: [{tokens}] }}"));
     let bearing = |n: usize| world.client().with("authorization", &format!("Bearer token-number-{n:04}"));
     let (alice, renewed, bob) = (bearing(0), bearing(1), bearing(2));
     let (alice, mut child) = tokio::join!(hello(&alice, json!({})), world.child());

@@ -1,17 +1,17 @@
 //! The GET stream of a session.
 
-use super::proxy_and_stdio_server::{World, ask, heard, hello, settle};
+use super::proxy_and_stdio_server::{ProxyAndStdioServer, ask, heard, hello, settle};
 use serde_json::json;
 
 /// Sets the level of a session.
-async fn wants(client: &crate::legacy::proxy_and_client::Older, level: &str) {
+async fn wants(client: &crate::legacy::proxy_and_client::LegacyClient, level: &str) {
     let answer = ask(client, &json!(1), "logging/setLevel", json!({ "level": level })).await;
     assert_eq!(heard(&answer).await[0]["result"], json!({}));
 }
 
 #[tokio::test(start_paused = true)]
 async fn notifications_outside_any_call_reach_every_client_of_the_process_that_wants_them() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (first, mut child) = world.begin(json!({})).await;
     let second = hello(&world.client(), json!({})).await;
     let streams = [first.listen().await.follow(), second.listen().await.follow()];
@@ -48,7 +48,7 @@ async fn notifications_outside_any_call_reach_every_client_of_the_process_that_w
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_broke_is_resumed_behind_the_last_event_and_the_newest_is_the_one_there_is() {
-    let mut world = World::new("defer: { after: 1h }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (client, mut child) = world.begin(json!({})).await;
     let first = client.listen().await.follow();
     for n in 1..=2 {

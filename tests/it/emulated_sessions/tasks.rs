@@ -1,19 +1,19 @@
 //! Tasks of 2025-11-25, which are the proxy's.
 
-use super::proxy_and_stdio_server::{Child, World, ask, heard, settle, tell};
-use crate::legacy::proxy_and_client::Older;
+use super::proxy_and_stdio_server::{Child, ProxyAndStdioServer, ask, heard, settle, tell};
+use crate::legacy::proxy_and_client::LegacyClient;
 use http::Method;
 use serde_json::{Value, json};
 
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 
 /// The response to a request.
-async fn asked(client: &Older, method: &str, params: Value) -> Value {
+async fn asked(client: &LegacyClient, method: &str, params: Value) -> Value {
     heard(&ask(client, &json!(90), method, params).await).await.pop().expect("a response")
 }
 
 /// A call that is a task at once: its id, and what the child has of it.
-async fn task(client: &Older, child: &mut Child, tool: Value) -> (String, Value) {
+async fn task(client: &LegacyClient, child: &mut Child, tool: Value) -> (String, Value) {
     let created = asked(client, "tools/call", tool).await;
     let id = created["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("{created:#}")).to_owned();
     (id, child.told("tools/call").await)
@@ -25,7 +25,7 @@ fn wish() -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_call_is_a_task_whose_result_is_fetched() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let (client, mut child) = world.begin(json!({})).await;
     let (id, call) = task(&client, &mut child, wish()).await;
     assert_eq!(call["params"].get("task"), None);
@@ -47,7 +47,7 @@ async fn a_slow_call_is_a_task_whose_result_is_fetched() {
 
 #[tokio::test(start_paused = true)]
 async fn a_task_is_cancelled_at_the_server_and_goes_on_where_its_session_ends() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let client = world.client().with("authorization", "Bearer a");
     let (client, mut child) =
         tokio::join!(super::proxy_and_stdio_server::hello(&client, json!({})), world.child());
@@ -69,7 +69,7 @@ async fn a_task_is_cancelled_at_the_server_and_goes_on_where_its_session_ends() 
 
 #[tokio::test(start_paused = true)]
 async fn an_input_request_in_a_task_is_sent_on_the_stream_of_tasks_result() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let (client, mut child) = world.begin(json!({ "elicitation": {} })).await;
     let (id, call) = task(&client, &mut child, wish()).await;
     child.asks("q", "elicitation/create").await;
@@ -89,7 +89,7 @@ async fn an_input_request_in_a_task_is_sent_on_the_stream_of_tasks_result() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_of_a_configured_client_becomes_an_unsolicited_task_with_its_input_request_open() {
-    let mut world = World::new(
+    let mut world = ProxyAndStdioServer::new(
         "defer: { after: 2s }\n    tasks: { unsolicited: [{ header: X-Takes-Tasks, value: yes }] }",
     );
     let client = world.client().with("x-takes-tasks", "yes");
@@ -113,7 +113,7 @@ async fn a_call_of_a_configured_client_becomes_an_unsolicited_task_with_its_inpu
 
 #[tokio::test(start_paused = true)]
 async fn a_task_whose_child_dies_has_failed_at_once() {
-    let mut world = World::new("defer: { after: 1s }");
+    let mut world = ProxyAndStdioServer::new("defer: { after: 1s }");
     let (client, mut child) = world.begin(json!({})).await;
     let (id, _) = task(&client, &mut child, wish()).await;
     drop(child);

@@ -3,7 +3,8 @@
 use super::{
     BOTH, NEVER,
     listener_and_service::{
-        Desk, Lines, Version, World, bare, call, items, message, notice, once, post, reply,
+        FrontAndService, Lines, ScriptedService, Version, bare, call, items, message, notice, once, post,
+        reply,
     },
 };
 use deferral::internals::{
@@ -20,7 +21,7 @@ use std::time::Duration;
 async fn each_request_leaves_one_line() {
     for version in BOTH {
         let lines = Lines::record();
-        let desk = Desk::new(|call| {
+        let desk = ScriptedService::new(|call| {
             let mut reply = reply(&call.id, "{}");
             reply.account = AccessSummary {
                 outcome: Outcome::Task,
@@ -33,7 +34,7 @@ async fn each_request_leaves_one_line() {
                 _ => once(reply),
             }
         });
-        let world = World::new(&[&desk], |config| config.limits.body_bytes = 1000);
+        let world = FrontAndService::new(&[&desk], |config| config.limits.body_bytes = 1000);
         let mut client = world.client(version).await;
         for tool in ["greet", "talk"] {
             let mut request = call(tool);
@@ -85,8 +86,8 @@ async fn a_disconnect_is_logged() {
     for version in BOTH {
         for keep_alive in [NEVER, Duration::from_millis(5)] {
             let lines = Lines::record();
-            let (desk, mut given_up) = Desk::silent(keep_alive);
-            let world = World::new(&[&desk], |_| {});
+            let (desk, mut given_up) = ScriptedService::silent(keep_alive);
+            let world = FrontAndService::new(&[&desk], |_| {});
             let mut client = world.client(version).await;
             let answer = client.send(call("work"));
             let begun = if keep_alive == NEVER {
@@ -115,7 +116,7 @@ async fn a_disconnect_is_logged() {
 #[tokio::test]
 async fn a_log_line_is_bounded() {
     let lines = Lines::record();
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let mut client = world.client(Version::Http1).await;
     client.ask(call(&"x".repeat(5000))).await;
     let batch = vec![r#"{"jsonrpc":"2.0","method":"notifications/vendor"}"#; 100];

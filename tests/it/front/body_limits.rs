@@ -2,9 +2,11 @@
 
 use super::{
     BOTH,
-    listener_and_service::{Desk, Lines, Version, World, call, message, post, tls_paths},
+    listener_and_service::{
+        FrontAndService, Lines, ScriptedService, Version, call, message, post, tls_paths,
+    },
 };
-use crate::support::limit_hits::Hits;
+use crate::support::limit_hits::LimitHits;
 use http::{HeaderValue, StatusCode};
 
 use serde_json::json;
@@ -13,8 +15,8 @@ use std::time::Duration;
 #[tokio::test]
 async fn a_body_over_the_limit_is_refused() {
     for version in BOTH {
-        let desk = Desk::prompt();
-        let world = World::new(&[&desk], |config| config.limits.body_bytes = 1000);
+        let desk = ScriptedService::prompt();
+        let world = FrontAndService::new(&[&desk], |config| config.limits.body_bytes = 1000);
         let pad = " ".repeat(1000);
         let answer = world.client(version).await.ask(post(&message("tools/list", &pad), &[])).await;
         assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE, "{version:?}");
@@ -24,8 +26,8 @@ async fn a_body_over_the_limit_is_refused() {
 
 #[tokio::test]
 async fn a_body_of_unknown_length_is_refused_once_it_is_over_the_limit() {
-    let hits = Hits::of("limits.body_bytes");
-    let world = World::new(&[&Desk::prompt()], |config| config.limits.body_bytes = 1000);
+    let hits = LimitHits::of("limits.body_bytes");
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| config.limits.body_bytes = 1000);
     let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
     let chunk = format!("320\r\n{}\r\n", " ".repeat(800));
     let answer = world.raw(format!("{head}{chunk}{chunk}").as_bytes()).await;
@@ -36,7 +38,8 @@ async fn a_body_of_unknown_length_is_refused_once_it_is_over_the_limit() {
 #[tokio::test]
 async fn a_client_that_is_refused_while_it_sends_can_read_why() {
     for secure in [false, true] {
-        let world = World::new(&[&Desk::prompt()], |config| config.tls = secure.then(tls_paths));
+        let world =
+            FrontAndService::new(&[&ScriptedService::prompt()], |config| config.tls = secure.then(tls_paths));
         let body = message("tools/list", &" ".repeat(16 << 20));
         let mut client = match secure {
             false => world.client(Version::Http1).await,
@@ -46,7 +49,7 @@ async fn a_client_that_is_refused_while_it_sends_can_read_why() {
         assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
     }
     // A client that reads nothing before it has sent everything.
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let length = 16 << 20;
     let head = format!(
         "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
@@ -57,8 +60,8 @@ async fn a_client_that_is_refused_while_it_sends_can_read_why() {
 
 #[tokio::test]
 async fn a_body_in_many_pieces_arrives_whole() {
-    let desk = Desk::prompt();
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::prompt();
+    let world = FrontAndService::new(&[&desk], |_| {});
     let pad = " ".repeat(200 << 10);
     let body = message("tools/list", &pad);
     for version in BOTH {
@@ -72,8 +75,8 @@ async fn a_body_in_many_pieces_arrives_whole() {
 
 #[tokio::test]
 async fn a_body_that_does_not_arrive_is_abandoned() {
-    let hits = Hits::of("timeouts.read_body");
-    let world = World::new(&[&Desk::prompt()], |config| {
+    let hits = LimitHits::of("timeouts.read_body");
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| {
         config.timeouts.read_body = Duration::from_millis(50);
     });
     let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{";
@@ -85,8 +88,8 @@ async fn a_body_that_does_not_arrive_is_abandoned() {
 
 #[tokio::test]
 async fn a_head_over_the_limit_is_refused() {
-    let (bytes, headers) = (Hits::of("limits.header_bytes"), Hits::of("limits.headers"));
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let (bytes, headers) = (LimitHits::of("limits.header_bytes"), LimitHits::of("limits.headers"));
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let lines = Lines::record();
     let large = format!("POST /mcp HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "x".repeat(17 << 10));
     assert!(world.raw(large.as_bytes()).await.starts_with("HTTP/1.1 431 "));

@@ -2,7 +2,9 @@
 
 use super::{
     BOTH, NEVER,
-    listener_and_service::{Desk, Lines, Version, World, call, channel, frame, message, once, post, reply},
+    listener_and_service::{
+        FrontAndService, Lines, ScriptedService, Version, call, channel, frame, message, once, post, reply,
+    },
 };
 use crate::support::paused_time::passes;
 use deferral::internals::{policy, protocol::Id, proxy::Item};
@@ -15,8 +17,8 @@ use std::{sync::Mutex, time::Duration};
 #[tokio::test]
 async fn a_client_that_disconnects_while_waiting_abandons_its_call() {
     for version in BOTH {
-        let (desk, mut given_up) = Desk::silent(NEVER);
-        let world = World::new(&[&desk], |_| {});
+        let (desk, mut given_up) = ScriptedService::silent(NEVER);
+        let world = FrontAndService::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let waiting = tokio::spawn(client.send(call("work")));
         while desk.seen.lock().unwrap().is_empty() {
@@ -42,8 +44,9 @@ async fn a_client_with_a_progress_token_and_without_tasks_gets_progress() {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
         let pace = |route: &mut policy::Route| route.held.progress = Some(Duration::from_millis(20));
-        let desk = Desk::on("/mcp", pace, move |_| stream.lock().unwrap().take().expect("one call"));
-        let world = World::new(&[&desk], |_| {});
+        let desk =
+            ScriptedService::on("/mcp", pace, move |_| stream.lock().unwrap().take().expect("one call"));
+        let world = FrontAndService::new(&[&desk], |_| {});
         let response = world.client(version).await.send(watched("{}")).await.expect("an answer");
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         let mut body = response.into_body();
@@ -85,8 +88,8 @@ async fn a_client_with_tasks_gets_progress_in_its_task() {
         route.held.progress = Some(Duration::from_millis(5));
         route.held.comments = Duration::from_millis(20);
     };
-    let desk = Desk::on("/mcp", pace, |_| stream::pending().boxed());
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::on("/mcp", pace, |_| stream::pending().boxed());
+    let world = FrontAndService::new(&[&desk], |_| {});
     let tasks = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
     let response = world.client(Version::Http1).await.send(watched(tasks)).await.expect("an answer");
     let mut body = response.into_body();
@@ -99,11 +102,11 @@ async fn a_client_with_tasks_gets_progress_in_its_task() {
 async fn a_call_over_the_deadline_gets_an_error_and_is_cancelled_by_the_front() {
     for version in BOTH {
         for comments in [NEVER, Duration::from_millis(5)] {
-            let (desk, mut given_up) = Desk::silent(comments);
+            let (desk, mut given_up) = ScriptedService::silent(comments);
             // The same desk with a deadline.
             let desk = desk.with(|route| route.held.deadline = Some(Duration::from_secs(10)));
             let lines = Lines::record();
-            let world = World::new(&[&desk], |_| {});
+            let world = FrontAndService::new(&[&desk], |_| {});
             let mut client = world.client(version).await;
             let waiting = client.send(call("work"));
             // Its time is over once it is silent; where it gets comments, once it has got one.
@@ -146,8 +149,9 @@ async fn what_is_no_call_has_no_deadline() {
         route.held.comments = Duration::from_millis(10);
         route.held.deadline = Some(Duration::from_millis(15));
     };
-    let desk = Desk::on("/mcp", pace, move |_| stream.lock().unwrap().take().expect("one request"));
-    let world = World::new(&[&desk], |_| {});
+    let desk =
+        ScriptedService::on("/mcp", pace, move |_| stream.lock().unwrap().take().expect("one request"));
+    let world = FrontAndService::new(&[&desk], |_| {});
     let list = post(&message("tools/list", ""), &[("mcp-method", "tools/list")]);
     let mut body = world.client(Version::Http1).await.send(list).await.expect("an answer").into_body();
     for _ in 0..4 {
@@ -160,8 +164,8 @@ async fn what_is_no_call_has_no_deadline() {
 #[tokio::test]
 async fn a_client_that_disconnects_an_event_stream_abandons_its_call() {
     for version in BOTH {
-        let (desk, mut given_up) = Desk::silent(Duration::from_millis(5));
-        let world = World::new(&[&desk], |_| {});
+        let (desk, mut given_up) = ScriptedService::silent(Duration::from_millis(5));
+        let world = FrontAndService::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let response = client.send(call("work")).await.expect("an event stream");
         drop(response);
@@ -174,11 +178,11 @@ async fn a_client_that_disconnects_an_event_stream_abandons_its_call() {
 async fn abandoning_one_http_2_request_leaves_the_others_alone() {
     let (sender, stream) = channel();
     let stream = Mutex::new(Some(stream));
-    let desk = Desk::new(move |call| match call.target.as_deref() {
+    let desk = ScriptedService::new(move |call| match call.target.as_deref() {
         Some("slow") => stream.lock().unwrap().take().expect("one call"),
         _ => once(reply(&call.id, "{}")),
     });
-    let world = World::new(&[&desk], |_| {});
+    let world = FrontAndService::new(&[&desk], |_| {});
     let mut client = world.client(Version::Http2).await;
     let slow = tokio::spawn(client.send(call("slow")));
     while desk.seen.lock().unwrap().is_empty() {

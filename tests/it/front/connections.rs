@@ -3,11 +3,11 @@
 use super::{
     BOTH, NEVER,
     listener_and_service::{
-        Client, Desk, Lines, Version, Watch, World, call, channel, frame, notice, once, reply, tls_paths,
-        whole,
+        Client, FrontAndService, Lines, ScriptedService, Version, Watch, call, channel, frame, notice, once,
+        reply, tls_paths, whole,
     },
 };
-use crate::support::{limit_hits::Hits, paused_time::Still};
+use crate::support::{limit_hits::LimitHits, paused_time::Still};
 use deferral::internals::{protocol::Id, proxy::Item};
 use futures_util::{StreamExt, stream};
 use http::StatusCode;
@@ -21,8 +21,8 @@ use tokio::{
 
 #[tokio::test]
 async fn a_connection_that_does_not_get_to_a_request_is_closed() {
-    let hits = Hits::of("timeouts.read_headers");
-    let world = World::new(&[&Desk::prompt()], |config| {
+    let hits = LimitHits::of("timeouts.read_headers");
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| {
         config.timeouts.read_headers = Duration::from_millis(50);
         config.timeouts.idle = NEVER;
     });
@@ -35,7 +35,7 @@ async fn a_connection_that_does_not_get_to_a_request_is_closed() {
 
 #[tokio::test]
 async fn a_connection_may_be_idle_between_requests_but_not_within_a_head() {
-    let world = World::new(&[&Desk::prompt()], |config| {
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| {
         config.timeouts.read_headers = Duration::from_millis(50);
         config.timeouts.idle = NEVER;
     });
@@ -53,12 +53,12 @@ async fn a_connection_may_be_idle_between_requests_but_not_within_a_head() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_disconnected_and_an_idle_reader_is_not() {
-    let hits = Hits::of("timeouts.write");
+    let hits = LimitHits::of("timeouts.write");
     for (version, secure) in BOTH.into_iter().flat_map(|version| [(version, false), (version, true)]) {
         let (said, quiet) = channel();
         let quiet = Mutex::new(Some(quiet));
         let (told, mut given_up) = mpsc::unbounded_channel();
-        let desk = Desk::new(move |call| match call.target.as_deref() {
+        let desk = ScriptedService::new(move |call| match call.target.as_deref() {
             Some("talk") => {
                 let (told, watch) = (told.clone(), Watch::new());
                 tokio::spawn(async move {
@@ -71,7 +71,7 @@ async fn a_client_that_does_not_read_is_disconnected_and_an_idle_reader_is_not()
             }
             _ => quiet.lock().unwrap().take().expect("it is called once"),
         });
-        let world = World::new(&[&desk], |config| {
+        let world = FrontAndService::new(&[&desk], |config| {
             config.timeouts.write = Duration::from_millis(100);
             config.tls = secure.then(tls_paths);
         });
@@ -99,8 +99,8 @@ async fn a_client_that_does_not_read_is_disconnected_and_an_idle_reader_is_not()
 
 #[tokio::test]
 async fn an_idle_connection_is_closed_after_its_timeout() {
-    let hits = Hits::of("timeouts.idle_connection");
-    let world = World::new(&[&Desk::prompt()], |config| {
+    let hits = LimitHits::of("timeouts.idle_connection");
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| {
         config.timeouts.idle = Duration::from_millis(50);
     });
     let answer = world.raw(b"GET /mcp HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
@@ -125,7 +125,7 @@ async fn pings(pipe: tokio::io::DuplexStream) {
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_http_2_connection_is_closed_however_often_it_pings() {
-    let (world, pipes) = World::on_pipes(&[&Desk::prompt()], |_| {});
+    let (world, pipes) = FrontAndService::on_pipes(&[&ScriptedService::prompt()], |_| {});
     let pipe = || pipes.connect(world.addresses[0]).expect("the front listens");
     pings(pipe()).await;
     // Nor does one keep its place that does not even take its leave.
@@ -149,8 +149,8 @@ async fn a_call_that_is_held_keeps_its_connection_however_long_it_is_silent() {
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
-        let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
-        let (world, pipes) = World::on_pipes(&[&desk], |_| {});
+        let desk = ScriptedService::new(move |_| stream.lock().unwrap().take().expect("one call"));
+        let (world, pipes) = FrontAndService::on_pipes(&[&desk], |_| {});
         let pipe = pipes.connect(world.addresses[0]).expect("the front listens");
         let mut client = Client::over(pipe, version).await;
         let waiting = tokio::spawn(client.send(call("slow")));
@@ -166,11 +166,11 @@ async fn at_the_connection_limit_an_idle_connection_is_closed_and_a_busy_one_kep
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
-        let desk = Desk::new(move |call| match call.target.as_deref() {
+        let desk = ScriptedService::new(move |call| match call.target.as_deref() {
             Some("slow") => stream.lock().unwrap().take().expect("one call"),
             _ => once(reply(&call.id, "\"done\"")),
         });
-        let (world, pipes) = World::on_pipes(&[&desk], |config| {
+        let (world, pipes) = FrontAndService::on_pipes(&[&desk], |config| {
             config.limits.connections = 2;
             config.timeouts.idle = NEVER;
         });
@@ -191,15 +191,15 @@ async fn at_the_connection_limit_an_idle_connection_is_closed_and_a_busy_one_kep
 
 #[tokio::test]
 async fn calls_over_the_limit_are_shed_and_permits_are_returned() {
-    let hits = Hits::of("limits.calls");
+    let hits = LimitHits::of("limits.calls");
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
-        let desk = Desk::new(move |call| match call.target.as_deref() {
+        let desk = ScriptedService::new(move |call| match call.target.as_deref() {
             Some("slow") => stream.lock().unwrap().take().expect("one call"),
             _ => once(reply(&call.id, "{}")),
         });
-        let world = World::new(&[&desk], |config| {
+        let world = FrontAndService::new(&[&desk], |config| {
             config.limits.calls = 1;
         });
         let mut first = world.client(version).await;
@@ -226,8 +226,8 @@ async fn calls_over_the_limit_are_shed_and_permits_are_returned() {
 
 #[tokio::test]
 async fn more_connections_than_the_limit_wait_for_one_to_close() {
-    let hits = Hits::of("limits.connections");
-    let world = World::new(&[&Desk::prompt()], |config| config.limits.connections = 1);
+    let hits = LimitHits::of("limits.connections");
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| config.limits.connections = 1);
     let mut first = world.client(Version::Http1).await;
     assert_eq!(first.ask(call("greet")).await.status, StatusCode::OK);
     let mut second = world.client(Version::Http1).await;
@@ -241,8 +241,8 @@ async fn more_connections_than_the_limit_wait_for_one_to_close() {
 
 #[tokio::test]
 async fn the_connection_limit_is_logged_at_intervals() {
-    let (lines, hits) = (Lines::record(), Hits::of("limits.connections"));
-    let world = World::new(&[&Desk::prompt()], |config| config.limits.connections = 1);
+    let (lines, hits) = (Lines::record(), LimitHits::of("limits.connections"));
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| config.limits.connections = 1);
     // However long a busy machine takes for what follows.
     let time = Still::stands();
     let mut client = world.client(Version::Http1).await;
@@ -265,7 +265,7 @@ async fn the_connection_limit_is_logged_at_intervals() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_sends_on_after_its_refusal_is_read_for_a_moment_only() {
-    let (world, pipes) = World::on_pipes(&[&Desk::prompt()], |_| {});
+    let (world, pipes) = FrontAndService::on_pipes(&[&ScriptedService::prompt()], |_| {});
     let pipe = || pipes.connect(world.addresses[0]).expect("the front listens");
     let (mut reader, mut writer) = tokio::io::split(pipe());
     let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 999999999\r\n\r\n";

@@ -3,7 +3,8 @@
 use super::{
     BOTH,
     listener_and_service::{
-        Client, Desk, Version, World, call, handle, items, notice, once, reply, tls_paths, whole,
+        Client, FrontAndService, ScriptedService, Version, call, handle, items, notice, once, reply,
+        tls_paths, whole,
     },
 };
 use deferral::internals::proxy::Item;
@@ -16,12 +17,12 @@ async fn a_handle_counts_as_given_once_the_socket_has_it() {
     for version in BOTH {
         for first in [None, Some("1")] {
             let (fates, mut told) = mpsc::unbounded_channel();
-            let desk = Desk::new(move |call| {
+            let desk = ScriptedService::new(move |call| {
                 let (reply, fate) = handle(&call.id, "{}");
                 fates.send(fate).expect("somebody wants to know");
                 items(first.map(notice).into_iter().chain([Item::Reply(reply)]).collect::<Vec<_>>())
             });
-            let world = World::new(&[&desk], |_| {});
+            let world = FrontAndService::new(&[&desk], |_| {});
             let mut client = world.client(version).await;
             // Twice: a connection gives more than one.
             for _ in 0..2 {
@@ -36,12 +37,12 @@ async fn a_handle_counts_as_given_once_the_socket_has_it() {
 async fn many_handles_at_once_are_all_given() {
     for version in BOTH {
         let (fates, mut told) = mpsc::unbounded_channel();
-        let desk = Desk::new(move |call| {
+        let desk = ScriptedService::new(move |call| {
             let (reply, fate) = handle(&call.id, &format!("\"{}\"", "x".repeat(3000)));
             fates.send(fate).expect("somebody wants to know");
             once(reply)
         });
-        let world = World::new(&[&desk], |_| {});
+        let world = FrontAndService::new(&[&desk], |_| {});
         let mut asking = tokio::task::JoinSet::new();
         for _ in 0..8 {
             let mut client = world.client(version).await;
@@ -75,12 +76,12 @@ async fn many_handles_at_once_are_all_given() {
 async fn a_handle_counts_as_given_over_tls_too() {
     for version in BOTH {
         let (fates, mut told) = mpsc::unbounded_channel();
-        let desk = Desk::new(move |call| {
+        let desk = ScriptedService::new(move |call| {
             let (reply, fate) = handle(&call.id, "{}");
             fates.send(fate).expect("somebody wants to know");
             once(reply)
         });
-        let world = World::new(&[&desk], |config| config.tls = Some(tls_paths()));
+        let world = FrontAndService::new(&[&desk], |config| config.tls = Some(tls_paths()));
         world.secure_client(version).await.ask(call("work")).await;
         told.recv().await.expect("a handle").await.expect("it was given");
     }
@@ -93,12 +94,12 @@ async fn a_handle_is_not_given_to_a_client_that_does_not_take_it() {
     for version in BOTH {
         let (fates, mut told) = mpsc::unbounded_channel();
         let result = large.clone();
-        let desk = Desk::new(move |call| {
+        let desk = ScriptedService::new(move |call| {
             let (reply, fate) = handle(&call.id, &result);
             fates.send(fate).expect("somebody wants to know");
             once(reply)
         });
-        let world = World::new(&[&desk], |_| {});
+        let world = FrontAndService::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let response = client.send(call("work")).await.expect("a head");
         let mut fate = told.recv().await.expect("a handle");
@@ -114,7 +115,7 @@ async fn a_handle_held_back_by_flow_control_is_not_given_by_other_answers() {
     // One stream's window is 64 KiB here; the handle's end waits behind it while others pass.
     let (fates, mut told) = mpsc::unbounded_channel();
     let result = format!("\"{}\"", "x".repeat(100 << 10));
-    let desk = Desk::new(move |call| {
+    let desk = ScriptedService::new(move |call| {
         if call.target.as_deref() == Some("fast") {
             return once(reply(&call.id, "{}"));
         }
@@ -122,7 +123,7 @@ async fn a_handle_held_back_by_flow_control_is_not_given_by_other_answers() {
         fates.send(fate).expect("somebody wants to know");
         once(reply)
     });
-    let world = World::new(&[&desk], |_| {});
+    let world = FrontAndService::new(&[&desk], |_| {});
     let io = hyper_util::rt::TokioIo::new(world.socket().await);
     let (sender, connection) = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
         .initial_stream_window_size(64 << 10)

@@ -37,7 +37,7 @@ use tracing_subscriber::layer::SubscriberExt;
 type Script = dyn Fn(Call) -> Items + Send + Sync;
 
 /// A service that answers by a script and remembers what it was asked.
-pub(crate) struct Desk {
+pub(crate) struct ScriptedService {
     route: Arc<Route>,
     script: Box<Script>,
     pub(crate) seen: Mutex<Vec<(Call, Caller)>>,
@@ -49,7 +49,7 @@ pub(crate) struct Desk {
 }
 
 /// A front, and what stops it.
-pub(crate) struct World {
+pub(crate) struct FrontAndService {
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) drain: Drain,
     pub(crate) task: tokio::task::JoinHandle<()>,
@@ -87,9 +87,9 @@ pub(crate) struct Lines {
 /// Says when it is dropped.
 pub(crate) struct Watch(Option<oneshot::Sender<()>>);
 
-// === impl Desk ===
+// === impl ScriptedService ===
 
-impl Desk {
+impl ScriptedService {
     pub(crate) fn new(script: impl Fn(Call) -> Items + Send + Sync + 'static) -> Arc<Self> {
         Self::on("/mcp", |_| {}, script)
     }
@@ -135,7 +135,7 @@ impl Desk {
         })
     }
 
-    /// As [`Desk::new`], with a comment after so many milliseconds of silence.
+    /// As [`ScriptedService::new`], with a comment after so many milliseconds of silence.
     pub(crate) fn paced(millis: u64, script: impl Fn(Call) -> Items + Send + Sync + 'static) -> Arc<Self> {
         Self::on("/mcp", |route| route.held.comments = Duration::from_millis(millis), script)
     }
@@ -173,7 +173,7 @@ impl Desk {
     }
 }
 
-impl Service for Desk {
+impl Service for ScriptedService {
     fn route(&self) -> &Arc<Route> {
         &self.route
     }
@@ -243,10 +243,10 @@ pub(crate) fn notice(text: &str) -> Item {
     Item::Notification(format!(r#"{{"jsonrpc":"2.0","method":"notifications/x","params":"{text}"}}"#).into())
 }
 
-// === impl World ===
+// === impl FrontAndService ===
 
-impl World {
-    pub(crate) fn new(desks: &[&Arc<Desk>], change: impl FnOnce(&mut Config)) -> Self {
+impl FrontAndService {
+    pub(crate) fn new(desks: &[&Arc<ScriptedService>], change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config { listen: vec!["127.0.0.1:0".parse().unwrap()], ..Config::default() };
         change(&mut config);
         let (drain, stopping) = Drain::new();
@@ -254,7 +254,10 @@ impl World {
     }
 
     /// On pipes instead of sockets, for tests in which time is paused.
-    pub(crate) fn on_pipes(desks: &[&Arc<Desk>], change: impl FnOnce(&mut Config)) -> (Self, Pipes) {
+    pub(crate) fn on_pipes(
+        desks: &[&Arc<ScriptedService>],
+        change: impl FnOnce(&mut Config),
+    ) -> (Self, Pipes) {
         let mut config = Config::default();
         change(&mut config);
         let pipes = Pipes::default();
@@ -263,23 +266,32 @@ impl World {
     }
 
     /// With what says that clients are to go elsewhere.
-    pub(crate) fn leaving(desks: &[&Arc<Desk>], change: impl FnOnce(&mut Config)) -> (Self, Drain) {
+    pub(crate) fn leaving(
+        desks: &[&Arc<ScriptedService>],
+        change: impl FnOnce(&mut Config),
+    ) -> (Self, Drain) {
         let mut config = Config { listen: vec!["127.0.0.1:0".parse().unwrap()], ..Config::default() };
         change(&mut config);
         let ((drain, stopping), (leaves, leaving)) = (Drain::new(), Drain::new());
         (Self::start_each(desks, config, drain, [leaving, stopping], &Net::System), leaves)
     }
 
-    fn start(desks: &[&Arc<Desk>], config: Config, drain: Drain, stopping: Stopping) -> Self {
+    fn start(desks: &[&Arc<ScriptedService>], config: Config, drain: Drain, stopping: Stopping) -> Self {
         Self::start_on(desks, config, drain, stopping, &Net::System)
     }
 
-    fn start_on(desks: &[&Arc<Desk>], config: Config, drain: Drain, stopping: Stopping, net: &Net) -> Self {
+    fn start_on(
+        desks: &[&Arc<ScriptedService>],
+        config: Config,
+        drain: Drain,
+        stopping: Stopping,
+        net: &Net,
+    ) -> Self {
         Self::start_each(desks, config, drain, [stopping.clone(), stopping], net)
     }
 
     fn start_each(
-        desks: &[&Arc<Desk>],
+        desks: &[&Arc<ScriptedService>],
         config: Config,
         drain: Drain,
         signals: [Stopping; 2],

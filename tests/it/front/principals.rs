@@ -2,7 +2,7 @@
 
 use super::{
     BOTH,
-    listener_and_service::{Desk, Version, World, bare, call, once, reply},
+    listener_and_service::{FrontAndService, ScriptedService, Version, bare, call, once, reply},
 };
 use deferral::internals::{dialect::Principal, policy::PrincipalSource};
 use http::{HeaderName, HeaderValue};
@@ -10,12 +10,12 @@ use http::{HeaderName, HeaderValue};
 #[tokio::test]
 async fn a_service_receives_the_principal_and_the_credentials_for_the_server() {
     for version in BOTH {
-        let desk = Desk::on(
+        let desk = ScriptedService::on(
             "/mcp",
             |route| route.forward = vec![HeaderName::from_static("x-tenant")],
             |call| once(reply(&call.id, "{}")),
         );
-        let world = World::new(&[&desk], |_| {});
+        let world = FrontAndService::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let mut request = call("greet");
         for (name, value) in [
@@ -44,8 +44,8 @@ async fn a_service_receives_the_principal_and_the_credentials_for_the_server() {
 
 #[tokio::test]
 async fn cookies_that_http_2_has_split_are_one_header_again() {
-    let desk = Desk::prompt();
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::prompt();
+    let world = FrontAndService::new(&[&desk], |_| {});
     let mut client = world.client(Version::Http2).await;
     let cookies = |mut request: http::Request<_>| {
         for cookie in ["a=1", "b=2", "c=3"] {
@@ -65,12 +65,12 @@ async fn cookies_that_http_2_has_split_are_one_header_again() {
 
 #[tokio::test]
 async fn a_route_may_know_callers_by_another_header() {
-    let desk = Desk::on(
+    let desk = ScriptedService::on(
         "/mcp",
         |route| route.principal = PrincipalSource::Header(HeaderName::from_static("x-user")),
         |call| once(reply(&call.id, "{}")),
     );
-    let world = World::new(&[&desk], |_| {});
+    let world = FrontAndService::new(&[&desk], |_| {});
     let mut client = world.client(Version::Http1).await;
     for (user, token) in [("u", "Bearer a"), ("u", "Bearer b"), ("v", "Bearer b")] {
         let mut request = call("greet");

@@ -2,7 +2,9 @@
 
 use super::{
     BOTH,
-    listener_and_service::{Desk, Version, World, bare, call, message, once, post, reply},
+    listener_and_service::{
+        FrontAndService, ScriptedService, Version, bare, call, message, once, post, reply,
+    },
 };
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
@@ -10,8 +12,8 @@ use serde_json::json;
 #[tokio::test]
 async fn an_unknown_host_is_refused() {
     for version in BOTH {
-        let desk = Desk::prompt();
-        let world = World::new(&[&desk], |_| {});
+        let desk = ScriptedService::prompt();
+        let world = FrontAndService::new(&[&desk], |_| {});
         let mut request = call("greet");
         *request.uri_mut() = "http://evil.example.com/mcp".parse().unwrap();
         request.headers_mut().insert("host", HeaderValue::from_static("evil.example.com"));
@@ -26,8 +28,8 @@ async fn an_unknown_host_is_refused() {
 
 #[tokio::test]
 async fn an_unknown_origin_is_refused() {
-    let desk = Desk::prompt();
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::prompt();
+    let world = FrontAndService::new(&[&desk], |_| {});
     let mut client = world.client(Version::Http1).await;
     let body = message("tools/list", "");
     let answer = client.ask(post(&body, &[("origin", "http://evil.example.com")])).await;
@@ -42,7 +44,9 @@ async fn an_unknown_origin_is_refused() {
 #[tokio::test]
 async fn an_allowed_origin_gets_a_preflight_response_and_can_read_the_response() {
     let origin = "https://app.example.com";
-    let world = World::new(&[&Desk::prompt()], |config| config.access.origins = vec![origin.to_owned()]);
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| {
+        config.access.origins = vec![origin.to_owned()]
+    });
     let mut client = world.client(Version::Http1).await;
     let preflight = bare(
         "OPTIONS",
@@ -73,8 +77,8 @@ async fn an_allowed_origin_gets_a_preflight_response_and_can_read_the_response()
 
 #[tokio::test]
 async fn a_path_that_is_not_served_is_answered_with_those_that_are() {
-    let other = Desk::on("/other", |_| {}, |call| once(reply(&call.id, "{}")));
-    let world = World::new(&[&Desk::prompt(), &other], |_| {});
+    let other = ScriptedService::on("/other", |_| {}, |call| once(reply(&call.id, "{}")));
+    let world = FrontAndService::new(&[&ScriptedService::prompt(), &other], |_| {});
     let mut request = call("greet");
     *request.uri_mut() = "http://localhost/mpc".parse().unwrap();
     let answer = world.client(Version::Http1).await.ask(request).await;
@@ -84,8 +88,8 @@ async fn a_path_that_is_not_served_is_answered_with_those_that_are() {
 
 #[tokio::test]
 async fn each_path_leads_to_its_own_route() {
-    let other = Desk::on("/other", |_| {}, |call| once(reply(&call.id, "\"other\"")));
-    let world = World::new(&[&Desk::prompt(), &other], |_| {});
+    let other = ScriptedService::on("/other", |_| {}, |call| once(reply(&call.id, "\"other\"")));
+    let world = FrontAndService::new(&[&ScriptedService::prompt(), &other], |_| {});
     let mut request = call("greet");
     *request.uri_mut() = "http://localhost/other?x=1".parse().unwrap();
     assert_eq!(world.client(Version::Http1).await.ask(request).await.json()["result"], "other");
@@ -94,7 +98,7 @@ async fn each_path_leads_to_its_own_route() {
 #[tokio::test]
 async fn other_methods_are_not_served() {
     for version in BOTH {
-        let world = World::new(&[&Desk::prompt()], |_| {});
+        let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
         let mut client = world.client(version).await;
         for method in ["PUT", "PATCH", "HEAD"] {
             let answer = client.ask(bare(method, "/mcp", &[("mcp-session-id", "s")])).await;
@@ -115,7 +119,7 @@ async fn other_methods_are_not_served() {
 
 #[tokio::test]
 async fn a_body_that_is_not_json_is_refused() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let mut client = world.client(Version::Http1).await;
     for media in ["text/plain", "", "application/jsonx"] {
         let mut request = call("greet");
@@ -132,7 +136,7 @@ async fn a_body_that_is_not_json_is_refused() {
 
 #[tokio::test]
 async fn a_client_must_take_both_kinds_of_answer() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let mut client = world.client(Version::Http1).await;
     for (accept, status) in [
         ("application/json", 406),
@@ -153,8 +157,8 @@ async fn a_client_must_take_both_kinds_of_answer() {
 #[tokio::test]
 async fn a_client_of_a_legacy_revision_is_passed_on() {
     for version in BOTH {
-        let desk = Desk::prompt();
-        let world = World::new(&[&desk], |_| {});
+        let desk = ScriptedService::prompt();
+        let world = FrontAndService::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let hello = r#"{"jsonrpc":"2.0","id":"a","method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}"#;
         // What it must send beside its message is for its server to say.
@@ -174,7 +178,7 @@ async fn a_client_of_a_legacy_revision_is_passed_on() {
 
 #[tokio::test]
 async fn a_version_that_is_not_spoken_is_answered_with_those_that_are() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let mut client = world.client(Version::Http1).await;
     for (version, way_out) in
         [("2027-01-01", "this server speaks 2026-07-28"), ("2025-11-25", "begin a session with `initialize`")]
@@ -191,7 +195,7 @@ async fn a_version_that_is_not_spoken_is_answered_with_those_that_are() {
 
 #[tokio::test]
 async fn a_modern_request_without_its_header_is_a_mismatch_and_not_a_legacy_client() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let mut request = call("greet");
     request.headers_mut().remove("mcp-protocol-version");
     let answer = world.client(Version::Http1).await.ask(request).await;
@@ -201,7 +205,7 @@ async fn a_modern_request_without_its_header_is_a_mismatch_and_not_a_legacy_clie
 
 #[tokio::test]
 async fn a_removed_method_is_not_found_with_its_id() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let request = post(&message("initialize", ""), &[("mcp-method", "initialize")]);
     let answer = world.client(Version::Http1).await.ask(request).await;
     assert_eq!((answer.status.as_u16(), answer.code()), (404, -32601));

@@ -2,7 +2,7 @@
 
 use super::{
     BOTH,
-    listener_and_service::{Desk, Version, World, bare, call, once, reply, tls_paths},
+    listener_and_service::{FrontAndService, ScriptedService, Version, bare, call, once, reply, tls_paths},
 };
 use deferral::internals::upstream::{CallError, Document};
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -23,9 +23,9 @@ fn document(body: &'static str) -> Document {
 #[tokio::test]
 async fn metadata_names_us_and_is_otherwise_the_servers() {
     for version in BOTH {
-        let desk = Desk::prompt();
+        let desk = ScriptedService::prompt();
         *desk.document.lock().unwrap() = Some(Ok(document(SERVERS_OWN)));
-        let world = World::new(&[&desk], |_| {});
+        let world = FrontAndService::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         for path in ["/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-protected-resource"] {
             let answer = client.ask(bare("GET", path, &[("host", "localhost:8808")])).await;
@@ -44,9 +44,9 @@ async fn metadata_names_us_and_is_otherwise_the_servers() {
 #[tokio::test]
 async fn our_address_is_the_configured_one_or_what_the_client_used() {
     let resource = async |headers: &[(&str, &str)], public: Option<&str>, tls: bool| {
-        let desk = Desk::prompt();
+        let desk = ScriptedService::prompt();
         *desk.document.lock().unwrap() = Some(Ok(document(SERVERS_OWN)));
-        let world = World::new(&[&desk], |config| {
+        let world = FrontAndService::new(&[&desk], |config| {
             config.public_url = public.map(|url| url.parse().unwrap());
             config.tls = tls.then(tls_paths);
         });
@@ -66,9 +66,9 @@ async fn our_address_is_the_configured_one_or_what_the_client_used() {
 
 #[tokio::test]
 async fn metadata_that_cannot_be_had_is_an_error_of_the_server() {
-    let desk = Desk::prompt();
+    let desk = ScriptedService::prompt();
     *desk.document.lock().unwrap() = Some(Err(CallError::Unreachable("no route".into())));
-    let world = World::new(&[&desk], |_| {});
+    let world = FrontAndService::new(&[&desk], |_| {});
     let path = "/.well-known/oauth-protected-resource/mcp";
     let answer = world.client(Version::Http1).await.ask(bare("GET", path, &[])).await;
     assert_eq!((answer.status.as_u16(), answer.code()), (502, -31001));
@@ -76,10 +76,10 @@ async fn metadata_that_cannot_be_had_is_an_error_of_the_server() {
 
 #[tokio::test]
 async fn with_several_routes_metadata_belongs_to_the_one_named() {
-    let desk = Desk::prompt();
-    let other = Desk::on("/other", |_| {}, |call| once(reply(&call.id, "{}")));
+    let desk = ScriptedService::prompt();
+    let other = ScriptedService::on("/other", |_| {}, |call| once(reply(&call.id, "{}")));
     *other.document.lock().unwrap() = Some(Ok(document(SERVERS_OWN)));
-    let world = World::new(&[&desk, &other], |_| {});
+    let world = FrontAndService::new(&[&desk, &other], |_| {});
     let mut client = world.client(Version::Http1).await;
     let answer = client.ask(bare("GET", "/.well-known/oauth-protected-resource/other", &[])).await;
     assert_eq!(answer.json()["resource"], "http://localhost/other");
@@ -92,7 +92,7 @@ async fn with_several_routes_metadata_belongs_to_the_one_named() {
 async fn a_challenge_leads_to_our_metadata() {
     let challenge = r#"Bearer realm="resource_metadata=no", Resource_Metadata="https://inner:9000/.well-known/oauth-protected-resource/v1/mcp", scope="a""#;
     let desk = |path: &str| {
-        Desk::on(
+        ScriptedService::on(
             path,
             |_| {},
             move |call| {
@@ -103,8 +103,8 @@ async fn a_challenge_leads_to_our_metadata() {
             },
         )
     };
-    let ask = async |desks: &[&Arc<Desk>]| {
-        let world = World::new(desks, |_| {});
+    let ask = async |desks: &[&Arc<ScriptedService>]| {
+        let world = FrontAndService::new(desks, |_| {});
         let answer = world.client(Version::Http1).await.ask(call("greet")).await;
         assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
         answer.header("www-authenticate").to_owned()

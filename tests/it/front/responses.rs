@@ -2,7 +2,9 @@
 
 use super::{
     BOTH,
-    listener_and_service::{Desk, Version, World, call, channel, frame, items, notice, once, post, reply},
+    listener_and_service::{
+        FrontAndService, ScriptedService, Version, call, channel, frame, items, notice, once, post, reply,
+    },
 };
 use deferral::internals::{protocol::Id, proxy::Item};
 
@@ -14,8 +16,8 @@ use std::sync::Mutex;
 #[tokio::test]
 async fn a_reply_at_once_is_one_json_response() {
     for version in BOTH {
-        let desk = Desk::prompt();
-        let world = World::new(&[&desk], |_| {});
+        let desk = ScriptedService::prompt();
+        let world = FrontAndService::new(&[&desk], |_| {});
         let answer = world.client(version).await.ask(call("greet")).await;
         assert_eq!(answer.status, StatusCode::OK);
         assert_eq!(answer.header("content-type"), "application/json");
@@ -27,25 +29,25 @@ async fn a_reply_at_once_is_one_json_response() {
 
 #[tokio::test]
 async fn a_reply_at_once_has_its_own_status_and_headers() {
-    let desk = Desk::new(|call| {
+    let desk = ScriptedService::new(|call| {
         let mut reply = reply(&call.id, "{}");
         reply.status = StatusCode::FORBIDDEN;
         reply.headers.insert("x-seen", HeaderValue::from_static("yes"));
         once(reply)
     });
-    let answer = World::new(&[&desk], |_| {}).client(Version::Http1).await.ask(call("greet")).await;
+    let answer = FrontAndService::new(&[&desk], |_| {}).client(Version::Http1).await.ask(call("greet")).await;
     assert_eq!((answer.status, answer.header("x-seen")), (StatusCode::FORBIDDEN, "yes"));
 }
 
 #[tokio::test]
 async fn a_notification_begins_an_event_stream_that_ends_with_the_response() {
     for version in BOTH {
-        let desk = Desk::new(|call| {
+        let desk = ScriptedService::new(|call| {
             let mut reply = reply(&call.id, "{}");
             reply.status = StatusCode::BAD_REQUEST;
             items([notice("1"), notice("2"), Item::Reply(reply)])
         });
-        let answer = World::new(&[&desk], |_| {}).client(version).await.ask(call("work")).await;
+        let answer = FrontAndService::new(&[&desk], |_| {}).client(version).await.ask(call("work")).await;
         assert_eq!(answer.status, StatusCode::OK, "a stream that has begun is 200 for good");
         assert_eq!(answer.header("content-type"), "text/event-stream");
         assert_eq!(answer.header("cache-control"), "no-cache");
@@ -64,8 +66,8 @@ async fn silence_begins_an_event_stream_and_is_broken_by_comments() {
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
-        let desk = Desk::paced(20, move |_| stream.lock().unwrap().take().expect("one call"));
-        let world = World::new(&[&desk], |_| {});
+        let desk = ScriptedService::paced(20, move |_| stream.lock().unwrap().take().expect("one call"));
+        let world = FrontAndService::new(&[&desk], |_| {});
         let response = world.client(version).await.send(call("work")).await.expect("an answer");
         let (head, mut body) = response.into_parts();
         assert_eq!(head.headers["content-type"], "text/event-stream");
@@ -83,8 +85,8 @@ async fn each_message_goes_out_as_it_comes() {
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
-        let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
-        let world = World::new(&[&desk], |_| {});
+        let desk = ScriptedService::new(move |_| stream.lock().unwrap().take().expect("one call"));
+        let world = FrontAndService::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let answer = client.send(call("work"));
         sender.send(notice("1")).expect("it is listened to");
@@ -101,11 +103,11 @@ async fn a_large_reply_is_one_event_and_one_json_body() {
     for version in BOTH {
         for first in [None, Some("1")] {
             let result = large.clone();
-            let desk = Desk::new(move |call| {
+            let desk = ScriptedService::new(move |call| {
                 let reply = Item::Reply(reply(&call.id, &result));
                 items(first.map(notice).into_iter().chain([reply]).collect::<Vec<_>>())
             });
-            let answer = World::new(&[&desk], |_| {}).client(version).await.ask(call("work")).await;
+            let answer = FrontAndService::new(&[&desk], |_| {}).client(version).await.ask(call("work")).await;
             let last = answer.body.trim_end().rsplit('\n').next().expect("a line");
             let message: serde_json::Value =
                 serde_json::from_str(last.strip_prefix("data: ").unwrap_or(last)).expect("JSON");
@@ -116,20 +118,20 @@ async fn a_large_reply_is_one_event_and_one_json_body() {
 
 #[tokio::test]
 async fn a_call_that_ends_without_a_reply_is_answered_all_the_same() {
-    let desk = Desk::new(|_| items([]));
-    let answer = World::new(&[&desk], |_| {}).client(Version::Http1).await.ask(call("work")).await;
+    let desk = ScriptedService::new(|_| items([]));
+    let answer = FrontAndService::new(&[&desk], |_| {}).client(Version::Http1).await.ask(call("work")).await;
     assert_eq!((answer.status.as_u16(), answer.code()), (500, -32603));
     assert_eq!(answer.json()["id"], 7);
 
-    let desk = Desk::new(|_| items([notice("1")]));
-    let answer = World::new(&[&desk], |_| {}).client(Version::Http1).await.ask(call("work")).await;
+    let desk = ScriptedService::new(|_| items([notice("1")]));
+    let answer = FrontAndService::new(&[&desk], |_| {}).client(Version::Http1).await.ask(call("work")).await;
     assert!(answer.body.contains(r#""id":7,"error":{"code":-32603"#), "{}", answer.body);
 }
 
 #[tokio::test]
 async fn a_notification_is_accepted_without_a_body() {
-    let desk = Desk::prompt();
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::prompt();
+    let world = FrontAndService::new(&[&desk], |_| {});
     let body = r#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#;
     let answer = world.client(Version::Http1).await.ask(post(body, &[])).await;
     assert_eq!((answer.status.as_u16(), answer.body.as_str()), (202, ""));
@@ -139,7 +141,7 @@ async fn a_notification_is_accepted_without_a_body() {
 #[tokio::test]
 async fn one_connection_serves_many_requests() {
     for version in BOTH {
-        let world = World::new(&[&Desk::prompt()], |_| {});
+        let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
         let mut client = world.client(version).await;
         for _ in 0..5 {
             assert_eq!(client.ask(call("greet")).await.status, StatusCode::OK);

@@ -2,7 +2,9 @@
 
 use super::{
     BOTH, NEVER,
-    listener_and_service::{Client, Desk, Version, World, bare, call, channel, reply, tls_paths, whole},
+    listener_and_service::{
+        Client, FrontAndService, ScriptedService, Version, bare, call, channel, reply, tls_paths, whole,
+    },
     start,
 };
 use deferral::internals::{
@@ -18,7 +20,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 #[tokio::test]
 async fn tls_serves_both_versions_as_agreed() {
     for version in BOTH {
-        let world = World::new(&[&Desk::prompt()], |config| config.tls = Some(tls_paths()));
+        let world =
+            FrontAndService::new(&[&ScriptedService::prompt()], |config| config.tls = Some(tls_paths()));
         let answer = world.secure_client(version).await.ask(call("greet")).await;
         assert_eq!(answer.status, StatusCode::OK);
     }
@@ -26,14 +29,14 @@ async fn tls_serves_both_versions_as_agreed() {
 
 #[tokio::test]
 async fn a_client_without_tls_is_not_served_where_tls_is() {
-    let world = World::new(&[&Desk::prompt()], |config| config.tls = Some(tls_paths()));
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| config.tls = Some(tls_paths()));
     let answer = world.raw(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert!(!answer.contains("HTTP/1.1"), "{answer}");
 }
 
 #[tokio::test]
 async fn every_address_is_listened_on_and_told() {
-    let world = World::new(&[&Desk::prompt()], |config| {
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| {
         config.listen = vec!["127.0.0.1:0".parse().unwrap(), "127.0.0.1:0".parse().unwrap()];
     });
     assert_eq!(world.addresses.len(), 2);
@@ -73,8 +76,8 @@ async fn at_the_end_calls_are_finished_and_nothing_new_is_begun() {
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
-        let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
-        let world = World::new(&[&desk], |_| {});
+        let desk = ScriptedService::new(move |_| stream.lock().unwrap().take().expect("one call"));
+        let world = FrontAndService::new(&[&desk], |_| {});
         let address = world.addresses[0];
         // One that has said nothing, one that is idle between two requests.
         let mut fresh = world.socket().await;
@@ -100,7 +103,7 @@ async fn at_the_end_calls_are_finished_and_nothing_new_is_begun() {
 
 #[tokio::test]
 async fn a_request_line_that_is_not_http_is_answered_by_the_connection() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     assert!(world.raw(b"hello\r\n\r\n").await.starts_with("HTTP/1.1 400 "));
     let mut socket = world.socket().await;
     // What HTTP/2 begins with, in two pieces.

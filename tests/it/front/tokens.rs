@@ -1,6 +1,8 @@
 //! Clients that are known by a token.
 
-use super::listener_and_service::{Answer, Desk, Lines, Version, World, bare, call, post, tls_paths};
+use super::listener_and_service::{
+    Answer, FrontAndService, Lines, ScriptedService, Version, bare, call, post, tls_paths,
+};
 use deferral::internals::{
     dialect::Principal,
     front::Config,
@@ -18,9 +20,9 @@ const BOB: &str = "bobs-token-000000";
 /// What a legacy client sends that asks for a list in its session.
 const LIST: &str = r#"{"jsonrpc":"2.0","id":0,"method":"tools/list"}"#;
 
-fn world(desks: &[&Arc<Desk>]) -> World {
+fn world(desks: &[&Arc<ScriptedService>]) -> FrontAndService {
     let tokens = [("alice", ALICE), ("alice", ALICES_NEW), ("bob", BOB)];
-    World::new(desks, |config| {
+    FrontAndService::new(desks, |config| {
         config.tokens = Tokens::new(tokens.map(|(name, token)| (name.into(), token)));
     })
 }
@@ -63,8 +65,10 @@ fn is_refused(answer: &Answer, error: Option<&str>) {
 #[tokio::test]
 async fn a_request_without_a_valid_token_is_refused_on_every_path() {
     for version in [Version::Http1, Version::Http2] {
-        let (desk, other) =
-            (Desk::prompt(), Desk::on("/other", |_| {}, |_| unreachable!("nobody is let in")));
+        let (desk, other) = (
+            ScriptedService::prompt(),
+            ScriptedService::on("/other", |_| {}, |_| unreachable!("nobody is let in")),
+        );
         let world = world(&[&desk, &other]);
         let mut client = world.client(version).await;
         for request in requests() {
@@ -86,7 +90,7 @@ async fn a_request_without_a_valid_token_is_refused_on_every_path() {
 
 #[tokio::test]
 async fn a_refused_request_is_answered_before_its_body() {
-    let desk = Desk::prompt();
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut socket = world.socket().await;
     let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n";
@@ -98,7 +102,7 @@ async fn a_refused_request_is_answered_before_its_body() {
 
 #[tokio::test]
 async fn a_caller_is_the_name_of_its_token_whichever_of_its_tokens_it_shows() {
-    let desk = Desk::prompt();
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     for token in [ALICE, ALICES_NEW, BOB] {
@@ -118,7 +122,8 @@ async fn a_caller_is_the_name_of_its_token_whichever_of_its_tokens_it_shows() {
 
 #[tokio::test]
 async fn a_token_goes_no_further_and_what_else_the_client_shows_does() {
-    let desk = Desk::prompt().with(|route| route.forward = vec![HeaderName::from_static("x-tenant")]);
+    let desk =
+        ScriptedService::prompt().with(|route| route.forward = vec![HeaderName::from_static("x-tenant")]);
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     let also = [("cookie", "c=1"), ("x-tenant", "t")];
@@ -144,7 +149,7 @@ async fn a_token_goes_no_further_and_what_else_the_client_shows_does() {
 #[tokio::test]
 async fn a_header_distinguishes_principals_that_share_a_token_only() {
     let source = PrincipalSource::Header(HeaderName::from_static("x-user"));
-    let desk = Desk::prompt().with(|route| route.principal = source);
+    let desk = ScriptedService::prompt().with(|route| route.principal = source);
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     for (token, user) in [(ALICE, "u"), (ALICES_NEW, "u"), (ALICE, "v"), (BOB, "u")] {
@@ -159,7 +164,7 @@ async fn a_header_distinguishes_principals_that_share_a_token_only() {
 
 #[tokio::test]
 async fn a_preflight_needs_no_token_and_the_refusal_is_readable() {
-    let desk = Desk::prompt();
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     let page = ("origin", "http://localhost:3000");
@@ -182,7 +187,7 @@ async fn a_preflight_needs_no_token_and_the_refusal_is_readable() {
 
 #[tokio::test]
 async fn there_is_no_authorization_server_to_be_found() {
-    let desk = Desk::prompt();
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     for path in ["/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"] {
@@ -198,7 +203,7 @@ async fn there_is_no_authorization_server_to_be_found() {
 #[tokio::test]
 async fn the_log_has_the_name_of_a_token_and_never_the_token() {
     let lines = Lines::record();
-    let desk = Desk::prompt();
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     client.ask(bearing(call("greet"), ALICE)).await;
@@ -213,9 +218,9 @@ async fn the_log_has_the_name_of_a_token_and_never_the_token() {
 
 #[tokio::test]
 async fn unauthenticated_requests_take_no_permit_of_authenticated_ones() {
-    let (desk, _given_up) = Desk::silent(Duration::from_millis(10));
+    let (desk, _given_up) = ScriptedService::silent(Duration::from_millis(10));
     let tokens = Tokens::new([("alice".into(), ALICE)]);
-    let world = World::new(&[&desk], |config| (config.tokens, config.limits.calls) = (tokens, 1));
+    let world = FrontAndService::new(&[&desk], |config| (config.tokens, config.limits.calls) = (tokens, 1));
     let mut client = world.client(Version::Http1).await;
     let held = client.send(bearing(call("work"), ALICE)).await.expect("it is answered by a comment");
     assert_eq!(held.status(), StatusCode::OK);
@@ -229,7 +234,7 @@ async fn unauthenticated_requests_take_no_permit_of_authenticated_ones() {
 async fn tokens_that_others_can_read_on_their_way_are_warned_of() {
     let warned = |listen: &[&str], change: fn(&mut Config)| {
         let lines = Lines::record();
-        let _front = World::on_pipes(&[], |config| {
+        let _front = FrontAndService::on_pipes(&[], |config| {
             config.listen = listen.iter().map(|address| address.parse().expect("an address")).collect();
             config.tokens = Tokens::new([("alice".into(), ALICE)]);
             change(config);

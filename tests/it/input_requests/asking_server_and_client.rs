@@ -2,7 +2,7 @@
 
 use crate::support::legacy_server::{Call, Events};
 pub(super) use crate::{
-    proxy::proxy_and_server::{ALWAYS, Setup, World},
+    proxy::proxy_and_server::{ALWAYS, ProxyAndServer, Setup},
     support::modern_client::{Answer, Client, TASKS, Waiting},
 };
 use serde_json::{Map, Value, json};
@@ -42,11 +42,11 @@ enum Speaks {
 
 impl Asking {
     /// The next call that arrives.
-    pub(super) async fn next(world: &World, way: Way) -> Self {
+    pub(super) async fn next(world: &ProxyAndServer, way: Way) -> Self {
         Self::of(world, world.server.call().await, way).await
     }
 
-    pub(super) async fn of(world: &World, call: Call, way: Way) -> Self {
+    pub(super) async fn of(world: &ProxyAndServer, call: Call, way: Way) -> Self {
         let (id, session) = (call.id(), call.session().to_owned());
         let arguments = call.seen.json["params"]["arguments"].clone();
         let speaks = match way {
@@ -89,13 +89,13 @@ impl Asking {
     }
 
     /// Resolves when the proxy has heard all that was said before.
-    pub(super) async fn heard(&self, world: &World) {
+    pub(super) async fn heard(&self, world: &ProxyAndServer) {
         self.ask(9_999, &json!({ "method": "ping" }));
         assert_eq!(self.answered(world, 9_999).await, json!({}));
     }
 
     /// What the server was answered: the `result` or the `error`.
-    pub(super) async fn answered(&self, world: &World, id: u32) -> Value {
+    pub(super) async fn answered(&self, world: &ProxyAndServer, id: u32) -> Value {
         let id = json!(id);
         let mut seen =
             world.server.seen(|seen| seen.answers(&id) && seen.session() == self.session).await.json;
@@ -105,7 +105,7 @@ impl Asking {
     }
 
     /// Whether the server has been answered so far.
-    pub(super) fn is_answered(&self, world: &World, id: u32) -> bool {
+    pub(super) fn is_answered(&self, world: &ProxyAndServer, id: u32) -> bool {
         world.server.count(|seen| seen.answers(&json!(id)) && seen.session() == self.session) > 0
     }
 
@@ -138,7 +138,7 @@ impl Asking {
     }
 
     /// The notification by which the server hears that nobody waits any more.
-    pub(super) async fn cancelled(&self, world: &World) {
+    pub(super) async fn cancelled(&self, world: &ProxyAndServer) {
         let told = world.server.seen(|seen| {
             seen.method() == "notifications/cancelled"
                 && seen.session() == self.session
@@ -173,12 +173,12 @@ pub(super) fn everything() -> Value {
 }
 
 /// A client that can be asked everything, and knows no tasks.
-pub(super) fn asked(world: &World) -> Client {
+pub(super) fn asked(world: &ProxyAndServer) -> Client {
     world.client().declaring(everything())
 }
 
 /// A client that can be asked everything, and knows tasks.
-pub(super) fn asked_with_tasks(world: &World) -> Client {
+pub(super) fn asked_with_tasks(world: &ProxyAndServer) -> Client {
     world.client().declaring(with_tasks(everything()))
 }
 
@@ -242,7 +242,12 @@ impl Talk {
     }
 
     /// Calls, and is asked something on the call itself.
-    pub(super) async fn is_asked(&self, world: &World, way: Way, question: &Value) -> (Asking, Questions) {
+    pub(super) async fn is_asked(
+        &self,
+        world: &ProxyAndServer,
+        way: Way,
+        question: &Value,
+    ) -> (Asking, Questions) {
         let waiting = self.begin().await;
         let server = Asking::next(world, way).await;
         server.ask(0, question);

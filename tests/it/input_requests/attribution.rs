@@ -1,13 +1,13 @@
 //! Whose question is it? What cannot be told is refused, and never shown to somebody.
 
 use super::asking_server_and_client::{
-    ALWAYS, Asking, Questions, Talk, Way, World, accept, asked, asked_with_tasks, form, update,
+    ALWAYS, Asking, ProxyAndServer, Questions, Talk, Way, accept, asked, asked_with_tasks, form, update,
 };
 use crate::support::legacy_server::Events;
 use serde_json::{Value, json};
 
 /// A server that is known to ask on its calls' own streams, so that calls share a session.
-async fn sharing(world: &World, talk: &Talk) -> String {
+async fn sharing(world: &ProxyAndServer, talk: &Talk) -> String {
     let (server, questions) = talk.is_asked(world, Way::OnTheCall, &form("First?")).await;
     let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
     server.answered(world, 0).await;
@@ -26,7 +26,7 @@ fn send(events: &Events, id: u32, question: &Value) {
 
 #[tokio::test]
 async fn an_input_request_of_a_session_with_several_calls_in_flight_is_refused_and_not_guessed() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let session = sharing(&world, &talk).await;
     let (one, other) = (talk.begin().await, talk.begin().await);
@@ -43,7 +43,7 @@ async fn an_input_request_of_a_session_with_several_calls_in_flight_is_refused_a
 
 #[tokio::test]
 async fn calls_that_cannot_be_asked_are_no_candidates_for_an_input_request_on_a_shared_session() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = asked(&world);
     let talk = Talk::tool(&client);
     let session = sharing(&world, &talk).await;
@@ -63,7 +63,7 @@ async fn calls_that_cannot_be_asked_are_no_candidates_for_an_input_request_on_a_
 
 #[tokio::test]
 async fn a_server_that_is_seen_to_ask_on_its_session_gets_a_session_for_each_call_from_then_on() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let session = sharing(&world, &talk).await;
     let (one, other) = (talk.begin().await, talk.begin().await);
@@ -92,7 +92,7 @@ async fn a_server_that_is_seen_to_ask_on_its_session_gets_a_session_for_each_cal
 
 #[tokio::test]
 async fn an_input_request_when_no_call_is_in_flight_is_refused() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let session = sharing(&world, &talk).await;
     let own = world.server.listener(&session).await;
@@ -104,7 +104,7 @@ async fn an_input_request_when_no_call_is_in_flight_is_refused() {
 #[tokio::test]
 async fn a_session_is_never_shared_between_principals_or_between_declarations() {
     for learned in [false, true] {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let alice = asked_with_tasks(&world).bearing("alice");
         if learned {
             let waiting = Talk::tool(&alice).begin().await;
@@ -138,7 +138,7 @@ async fn a_session_is_never_shared_between_principals_or_between_declarations() 
 
 #[tokio::test]
 async fn two_input_requests_with_one_id_in_two_sessions_are_answered_each_in_its_own() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let alice = Talk::tool(&asked(&world).bearing("alice"));
     let bob = Talk::tool(&asked(&world).bearing("bob"));
     let (a, for_alice) = alice.is_asked(&world, Way::OnTheSession, &form("Alice?")).await;
@@ -156,7 +156,7 @@ async fn two_input_requests_with_one_id_in_two_sessions_are_answered_each_in_its
 
 #[tokio::test]
 async fn an_input_request_on_a_get_stream_that_broke_is_answered_in_its_session() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheSession, &form("Who?")).await;
     world.server.hang_up(&server.session);

@@ -1,8 +1,8 @@
 //! A question on the call itself: the client is answered with it, and comes back.
 
 use super::asking_server_and_client::{
-    Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, fitting, form,
-    refusal, roots, sampling,
+    Asking, ProxyAndServer, Questions, Setup, Talk, WAYS, Way, accept, asked, asked_with_tasks, fitting,
+    form, refusal, roots, sampling,
 };
 use crate::support::{modern_client::Event, paused_time::passes};
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ fn kinds() -> Vec<(&'static str, Value, Value)> {
 async fn an_input_request_becomes_a_result_and_its_answer_resumes_the_very_same_call() {
     for way in WAYS {
         for (key, question, shown) in kinds() {
-            let world = World::new().await;
+            let world = ProxyAndServer::new().await;
             let talk = Talk::tool(&asked(&world));
             let (server, questions) = talk.is_asked(&world, way, &question).await;
             assert_eq!(Value::Object(questions.requests.clone()), json!({ key: shown }), "{way:?}");
@@ -63,7 +63,7 @@ async fn prompts_and_resources_can_ask_too_and_never_become_tasks() {
         for (method, params) in
             [("prompts/get", json!({ "name": "review" })), ("resources/read", json!({ "uri": "file:///a" }))]
         {
-            let world = World::with("defer: { mode: always }").await;
+            let world = ProxyAndServer::with("defer: { mode: always }").await;
             let talk = Talk::new(&asked_with_tasks(&world), method, params);
             let (server, questions) = talk.is_asked(&world, way, &form("Which?")).await;
             assert_eq!(questions.key(), "elicitation-1");
@@ -78,7 +78,7 @@ async fn prompts_and_resources_can_ask_too_and_never_become_tasks() {
 
 #[tokio::test]
 async fn each_request_and_each_retry_is_answered_under_its_own_id() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = asked(&world);
     let params = json!({ "name": "greet" });
     let waiting = client.send_request(client.request_as(&json!("first"), "tools/call", params.clone())).await;
@@ -96,7 +96,7 @@ async fn each_request_and_each_retry_is_answered_under_its_own_id() {
 
 #[tokio::test]
 async fn what_belongs_to_the_retry_never_reaches_the_server() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world)).with("inputResponses", json!({ "nobody": {} }));
     let (server, _) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let sent = world.server.message("tools/call").await;
@@ -109,7 +109,7 @@ async fn what_belongs_to_the_retry_never_reaches_the_server() {
 #[tokio::test]
 async fn parallel_input_requests_are_gathered_in_one_result() {
     for way in WAYS {
-        let world = World::with("questions: { settle: 5s }").await;
+        let world = ProxyAndServer::with("questions: { settle: 5s }").await;
         let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "p" }));
         let waiting = talk.begin().await;
         let server = Asking::next(&world, way).await;
@@ -148,7 +148,7 @@ async fn parallel_input_requests_are_gathered_in_one_result() {
 #[tokio::test]
 async fn a_client_that_disconnects_after_the_input_request_does_not_cancel_the_call() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let waiting = talk.begin().await;
         let server = Asking::next(&world, way).await;
@@ -170,7 +170,7 @@ async fn a_client_that_disconnects_after_the_input_request_does_not_cancel_the_c
 #[tokio::test]
 async fn a_client_that_disconnects_before_the_input_request_cancels_the_call() {
     for way in WAYS {
-        let world = World::with("questions: { settle: 1h }").await;
+        let world = ProxyAndServer::with("questions: { settle: 1h }").await;
         let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "p" }));
         let waiting = talk.begin().await;
         let server = Asking::next(&world, way).await;
@@ -188,7 +188,7 @@ async fn a_client_that_disconnects_before_the_input_request_cancels_the_call() {
 #[tokio::test]
 async fn a_client_that_disconnects_after_its_retry_cancels_the_call() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
@@ -203,7 +203,7 @@ async fn a_client_that_disconnects_after_its_retry_cancels_the_call() {
 
 #[tokio::test]
 async fn progress_after_the_retry_has_the_token_of_the_retry() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "one" }));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let again = talk.with("_meta", json!({ "progressToken": "two" }));

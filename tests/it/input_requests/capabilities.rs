@@ -1,8 +1,8 @@
 //! What a client declares decides what it is asked.
 
 use super::asking_server_and_client::{
-    ALWAYS, Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, refusal,
-    roots, sampling, update, with_tasks,
+    ALWAYS, Asking, ProxyAndServer, Questions, Setup, Talk, WAYS, Way, accept, asked, asked_with_tasks, form,
+    refusal, roots, sampling, update, with_tasks,
 };
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ fn cases() -> Vec<(Value, Value, Option<Value>)> {
 async fn an_undeclared_input_request_is_refused_and_a_failed_call_names_the_capability() {
     for way in WAYS {
         for (declared, question, lacking) in cases() {
-            let world = World::new().await;
+            let world = ProxyAndServer::new().await;
             let waiting = Talk::tool(&world.client().declaring(declared.clone())).begin().await;
             let server = Asking::next(&world, way).await;
             server.ask(0, &question);
@@ -76,7 +76,7 @@ async fn an_undeclared_input_request_is_refused_and_a_failed_call_names_the_capa
 #[tokio::test]
 async fn a_result_despite_a_refused_input_request_is_relayed_also_after_an_answered_one() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&world.client().declaring(json!({ "elicitation": {} })));
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
@@ -91,7 +91,7 @@ async fn a_result_despite_a_refused_input_request_is_relayed_also_after_an_answe
 
 #[tokio::test]
 async fn a_retry_too_fails_with_what_its_client_would_have_had_to_declare() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&world.client().declaring(json!({ "elicitation": {} })));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
@@ -107,7 +107,7 @@ async fn a_retry_too_fails_with_what_its_client_would_have_had_to_declare() {
 #[tokio::test]
 async fn undeclared_input_requests_are_refused_in_a_task_too() {
     for way in WAYS {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let client = world.client().declaring(with_tasks(json!({ "elicitation": {} })));
         let waiting = Talk::tool(&client).begin().await;
         let server = Asking::next(&world, way).await;
@@ -131,7 +131,7 @@ async fn undeclared_input_requests_are_refused_in_a_task_too() {
 
 #[tokio::test]
 async fn the_server_receives_the_clients_capabilities_without_tasks() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let declared = [
         (json!({ "elicitation": {} }), json!({ "elicitation": {} })),
         (
@@ -166,7 +166,7 @@ async fn the_server_receives_the_clients_capabilities_without_tasks() {
 #[tokio::test]
 async fn a_tool_can_require_a_capability_before_anything_is_sent() {
     let route = r#"tools: [{ match: "gr*", requires: { sampling: {}, elicitation: { url: {} } } }]"#;
-    let world = World::with(route).await;
+    let world = ProxyAndServer::with(route).await;
     let client = world.client().declaring(json!({ "elicitation": {}, "sampling": {} }));
     let answer = Talk::tool(&client).begin().await.answer().await;
     assert_eq!(answer.refusal(), (400, -32021));
@@ -179,7 +179,7 @@ async fn a_tool_can_require_a_capability_before_anything_is_sent() {
 
 #[tokio::test]
 async fn a_repeated_input_request_needs_the_capability_of_the_retry() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let waiting = talk.begin().await;
     let server = Asking::next(&world, Way::OnTheCall).await;

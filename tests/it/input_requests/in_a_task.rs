@@ -1,14 +1,14 @@
 //! Questions inside a task.
 
 use super::asking_server_and_client::{
-    ALWAYS, Answer, Asking, Client, Setup, Talk, WAYS, Way, World, accept, asked_with_tasks, fitting, form,
-    refusal, roots, sampled, sampling, update,
+    ALWAYS, Answer, Asking, Client, ProxyAndServer, Setup, Talk, WAYS, Way, accept, asked_with_tasks,
+    fitting, form, refusal, roots, sampled, sampling, update,
 };
 use crate::support::modern_client::{Stream, indistinguishable};
 use serde_json::{Value, json};
 
 /// A task whose server is about to ask.
-async fn begun(world: &World, client: &Client, way: Way) -> (Asking, String) {
+async fn begun(world: &ProxyAndServer, client: &Client, way: Way) -> (Asking, String) {
     let waiting = Talk::tool(client).begin().await;
     let server = Asking::next(world, way).await;
     let task = waiting.answer().await.task();
@@ -33,7 +33,7 @@ fn acknowledged(answer: &Answer) {
 #[tokio::test]
 async fn every_input_request_of_an_immediate_task_belongs_to_the_task() {
     for way in WAYS {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
         let (server, task) = begun(&world, &client, way).await;
         for (id, key, question) in
@@ -61,7 +61,7 @@ async fn every_input_request_of_an_immediate_task_belongs_to_the_task() {
 #[tokio::test]
 async fn an_input_request_sent_with_the_call_belongs_to_an_immediate_task() {
     for _ in 0..20 {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
         let waiting = Talk::tool(&client).begin().await;
         let server = Asking::next(&world, Way::OnTheCall).await;
@@ -77,7 +77,7 @@ async fn an_input_request_sent_with_the_call_belongs_to_an_immediate_task() {
 #[tokio::test]
 async fn answers_may_come_one_by_one_and_each_is_gone_from_the_very_next_look() {
     for way in WAYS {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
         let (server, task) = begun(&world, &client, way).await;
         server.ask(0, &form("Who?"));
@@ -108,7 +108,7 @@ async fn answers_may_come_one_by_one_and_each_is_gone_from_the_very_next_look() 
 
 #[tokio::test]
 async fn a_key_is_never_used_again_in_the_life_of_its_task() {
-    let world = World::with(r#"tools: [{ match: greet, mode: always, keys: [user_name] }]"#).await;
+    let world = ProxyAndServer::with(r#"tools: [{ match: greet, mode: always, keys: [user_name] }]"#).await;
     let client = asked_with_tasks(&world);
     let (server, task) = begun(&world, &client, Way::OnTheCall).await;
     for (id, key) in [(0, "user_name"), (1, "elicitation-1"), (2, "elicitation-2"), (3, "elicitation-3")] {
@@ -128,7 +128,7 @@ async fn a_key_is_never_used_again_in_the_life_of_its_task() {
 #[tokio::test]
 async fn a_withdrawn_input_request_disappears_and_its_late_answer_goes_nowhere() {
     for way in WAYS {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
         let (server, task) = begun(&world, &client, way).await;
         server.ask(0, &form("Who?"));
@@ -145,13 +145,13 @@ async fn a_withdrawn_input_request_disappears_and_its_late_answer_goes_nowhere()
     }
 }
 
-fn server_was_answered(world: &World) -> bool {
+fn server_was_answered(world: &ProxyAndServer) -> bool {
     world.server.count(|seen| [0, 1].iter().any(|id| seen.answers(&json!(id)))) > 0
 }
 
 #[tokio::test]
 async fn late_unknown_and_repeated_answers_are_acknowledged_and_ignored() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = asked_with_tasks(&world);
     let (server, task) = begun(&world, &client, Way::OnTheCall).await;
     acknowledged(&update(&client, &task, json!({ "elicitation-1": accept("early") })).await);
@@ -182,7 +182,7 @@ async fn an_invalid_input_response_is_refused_and_valid_ones_beside_it_are_accep
         json!({ "action": "maybe" }),
         json!({ "action": "accept" }),
     ] {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
         let (server, task) = begun(&world, &client, Way::OnTheCall).await;
         server.ask(0, &form("Who?"));
@@ -206,7 +206,7 @@ async fn an_invalid_input_response_is_refused_and_valid_ones_beside_it_are_accep
 
 #[tokio::test]
 async fn an_update_that_cannot_be_read_answers_nothing() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = asked_with_tasks(&world);
     let (server, task) = begun(&world, &client, Way::OnTheCall).await;
     server.ask(0, &form("Who?"));
@@ -227,7 +227,7 @@ async fn an_update_that_cannot_be_read_answers_nothing() {
 
 #[tokio::test]
 async fn answers_reach_the_server_as_they_were_spelled() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = asked_with_tasks(&world);
     let (server, task) = begun(&world, &client, Way::OnTheCall).await;
     server.ask(0, &json!({ "method": "elicitation/create", "params": { "message": "?", "requestedSchema": { "type": "object", "properties": {} } } }));
@@ -250,7 +250,7 @@ async fn answers_reach_the_server_as_they_were_spelled() {
 
 #[tokio::test]
 async fn a_foreign_client_can_neither_see_nor_answer_an_input_request() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let alice = asked_with_tasks(&world).bearing("alice");
     let (server, task) = begun(&world, &alice, Way::OnTheCall).await;
     server.ask(0, &form("Who?"));
@@ -304,7 +304,7 @@ async fn subscriptions_report_each_input_request_and_each_input_response() {
 #[tokio::test]
 async fn cancelling_a_task_that_requires_input_reaches_the_server_and_ends_the_input_request() {
     for way in WAYS {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
         let (server, task) = begun(&world, &client, way).await;
         server.ask(0, &form("Who?"));
@@ -326,7 +326,7 @@ async fn cancelling_a_task_that_requires_input_reaches_the_server_and_ends_the_i
 #[tokio::test]
 async fn a_server_that_stops_waiting_for_input_ends_the_task_with_its_result() {
     for way in WAYS {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
         let (server, task) = begun(&world, &client, way).await;
         server.ask(0, &form("Who?"));
@@ -341,7 +341,7 @@ async fn a_server_that_stops_waiting_for_input_ends_the_task_with_its_result() {
 
 #[tokio::test]
 async fn a_server_that_disconnects_during_an_input_request_fails_the_task() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = asked_with_tasks(&world);
     let (server, task) = begun(&world, &client, Way::OnTheCall).await;
     server.ask(0, &form("Who?"));
@@ -355,7 +355,7 @@ async fn a_server_that_disconnects_during_an_input_request_fails_the_task() {
 #[tokio::test]
 async fn answers_sent_along_with_the_call_are_used_inside_the_task_too() {
     for way in WAYS {
-        let world = World::with(ALWAYS).await;
+        let world = ProxyAndServer::with(ALWAYS).await;
         let client = asked_with_tasks(&world);
         let along = json!({ "elicitation-1": accept("Ada"), "other": {} });
         let waiting = Talk::tool(&client).with("inputResponses", along).begin().await;

@@ -1,10 +1,10 @@
 //! Clients that do not come back, and servers that do not wait.
 
 use super::asking_server_and_client::{
-    Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, refusal, roots,
-    sampling,
+    Asking, ProxyAndServer, Questions, Setup, Talk, WAYS, Way, accept, asked, asked_with_tasks, form,
+    refusal, roots, sampling,
 };
-use crate::support::{limit_hits::Hits, paused_time::passes};
+use crate::support::{limit_hits::LimitHits, paused_time::passes};
 use http::Method;
 use serde_json::json;
 use std::time::Duration;
@@ -13,9 +13,9 @@ const BRIEFLY: &str = "questions: { park: 200ms }";
 
 #[tokio::test]
 async fn an_input_request_over_the_park_time_is_cancelled_with_its_call() {
-    let hits = Hits::of("questions.park");
+    let hits = LimitHits::of("questions.park");
     for way in WAYS {
-        let world = World::with(BRIEFLY).await;
+        let world = ProxyAndServer::with(BRIEFLY).await;
         let talk = Talk::tool(&asked(&world));
         let waiting = talk.begin().await;
         let server = Asking::next(&world, way).await;
@@ -45,7 +45,7 @@ async fn an_input_request_over_the_park_time_is_cancelled_with_its_call() {
 
 #[tokio::test]
 async fn each_retry_gives_the_next_input_request_its_whole_time() {
-    let world = World::with("questions: { park: 20s }").await;
+    let world = ProxyAndServer::with("questions: { park: 20s }").await;
     let talk = Talk::tool(&asked(&world));
     let (server, mut questions) = talk.is_asked(&world, Way::OnTheCall, &form("Round 0?")).await;
     for round in 1..6 {
@@ -63,7 +63,7 @@ async fn each_retry_gives_the_next_input_request_its_whole_time() {
 #[tokio::test]
 async fn a_server_that_stops_waiting_first_has_its_result_delivered_to_the_retry() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         // As servers on the TypeScript SDK do after a minute.
@@ -86,7 +86,7 @@ async fn a_server_that_stops_waiting_first_has_its_result_delivered_to_the_retry
 /// Waits until the time of all that was parked before is over: as long as a call waits that is parked
 /// only now.
 async fn server_of_another_is_given_up() {
-    let other = World::with(BRIEFLY).await;
+    let other = ProxyAndServer::with(BRIEFLY).await;
     let (abandoned, _) = Talk::tool(&asked(&other)).is_asked(&other, Way::OnTheCall, &form("?")).await;
     abandoned.cancelled(&other).await;
 }
@@ -95,10 +95,10 @@ async fn server_of_another_is_given_up() {
 #[tokio::test]
 async fn a_retry_of_a_call_whose_server_is_down_reports_an_unknown_outcome() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (_server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
-        let World { server, proxy: _proxy } = world;
+        let ProxyAndServer { server, proxy: _proxy } = world;
         drop(server);
         let answer = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await.answer().await;
         assert_eq!(refusal(&answer).0, -31002, "{answer:?}");
@@ -112,7 +112,7 @@ async fn a_retry_of_a_call_whose_server_is_down_reports_an_unknown_outcome() {
 #[tokio::test]
 async fn an_unfetched_result_of_a_parked_call_is_dropped_without_a_cancellation() {
     for way in WAYS {
-        let world = World::with(BRIEFLY).await;
+        let world = ProxyAndServer::with(BRIEFLY).await;
         let talk = Talk::tool(&asked(&world));
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         server.withdraw(0);
@@ -142,7 +142,7 @@ async fn stopping_the_proxy_abandons_what_waits_for_a_client() {
         let world = Setup::new().top("drain: 50ms").start().await;
         let talk = Talk::tool(&asked(&world));
         let (server, _) = talk.is_asked(&world, way, &form("Who?")).await;
-        let World { server: legacy, proxy } = world;
+        let ProxyAndServer { server: legacy, proxy } = world;
         proxy.stop().await;
         let answers = legacy.log().into_iter().filter(|seen| seen.answers(&json!(0))).collect::<Vec<_>>();
         let [answer] = &answers[..] else { panic!("{answers:?}") };

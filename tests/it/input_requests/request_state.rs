@@ -1,7 +1,7 @@
 //! `requestState`: what it is good for, and what it is not.
 
 use super::asking_server_and_client::{
-    Asking, Questions, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, refusal,
+    Asking, ProxyAndServer, Questions, Talk, WAYS, Way, accept, asked, asked_with_tasks, form, refusal,
 };
 use crate::support::{modern_client::soon, paused_time::passes};
 use futures_util::future::join_all;
@@ -14,7 +14,7 @@ const AFTER: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_state_that_was_changed_is_refused_and_the_call_still_waits() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let state = &questions.state;
@@ -56,7 +56,7 @@ async fn a_state_that_was_changed_is_refused_and_the_call_still_waits() {
 
 #[tokio::test]
 async fn a_state_is_of_no_use_to_anybody_else_or_for_anything_else() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let alice = asked(&world).bearing("alice");
     let talk = Talk::tool(&alice);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -95,7 +95,7 @@ async fn a_state_is_of_no_use_to_anybody_else_or_for_anything_else() {
 
 #[tokio::test]
 async fn the_same_request_may_be_written_anew() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = asked(&world);
     let talk = Talk::tool(&client);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -118,7 +118,7 @@ async fn the_same_request_may_be_written_anew() {
 
 #[tokio::test]
 async fn a_state_of_another_proxy_is_of_no_use() {
-    let (one, other) = (World::new().await, World::new().await);
+    let (one, other) = (ProxyAndServer::new().await, ProxyAndServer::new().await);
     let (_server, questions) = Talk::tool(&asked(&one)).is_asked(&one, Way::OnTheCall, &form("Who?")).await;
     let talk = Talk::tool(&asked(&other));
     let answer = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await.answer().await;
@@ -128,7 +128,7 @@ async fn a_state_of_another_proxy_is_of_no_use() {
 
 #[tokio::test]
 async fn an_expired_state_is_distinguished_from_one_whose_call_has_ended() {
-    let world = World::with("questions: { park: 250ms }").await;
+    let world = ProxyAndServer::with("questions: { park: 250ms }").await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     server.cancelled(&world).await;
@@ -154,7 +154,7 @@ async fn an_expired_state_is_distinguished_from_one_whose_call_has_ended() {
 #[tokio::test]
 async fn a_state_sent_twice_feeds_the_server_once_and_answers_both() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         let one = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
@@ -185,7 +185,7 @@ async fn a_state_sent_twice_feeds_the_server_once_and_answers_both() {
 
 #[tokio::test]
 async fn one_of_two_waiting_retries_may_disconnect() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "p" }));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let one = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
@@ -211,7 +211,7 @@ async fn one_of_two_waiting_retries_may_disconnect() {
 #[tokio::test]
 async fn a_state_whose_call_has_ended_reports_it_and_calls_nothing() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
@@ -230,7 +230,7 @@ async fn a_state_whose_call_has_ended_reports_it_and_calls_nothing() {
 async fn retries_that_arrive_as_the_call_ends_all_get_a_message() {
     const RETRIES: usize = 8;
     for _ in 0..10 {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let client = asked(&world);
         let talk = Talk::tool(&client);
         let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -259,7 +259,7 @@ async fn retries_that_arrive_as_the_call_ends_all_get_a_message() {
 
 #[tokio::test]
 async fn a_retry_that_no_longer_declares_tasks_is_never_given_one() {
-    let world = World::with(LATER).await;
+    let world = ProxyAndServer::with(LATER).await;
     let tasker = asked_with_tasks(&world);
     let talk = Talk::tool(&tasker);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -277,7 +277,7 @@ async fn a_retry_that_no_longer_declares_tasks_is_never_given_one() {
 
 #[tokio::test]
 async fn a_retry_that_declares_tasks_only_now_may_be_given_one() {
-    let world = World::with(LATER).await;
+    let world = ProxyAndServer::with(LATER).await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let tasker = asked_with_tasks(&world);
@@ -291,7 +291,7 @@ async fn a_retry_that_declares_tasks_only_now_may_be_given_one() {
 
 #[tokio::test]
 async fn of_two_retries_only_the_one_that_declares_tasks_is_given_the_task() {
-    let world = World::with(LATER).await;
+    let world = ProxyAndServer::with(LATER).await;
     let tasker = asked_with_tasks(&world);
     let talk = Talk::tool(&tasker);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;

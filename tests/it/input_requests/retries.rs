@@ -1,15 +1,15 @@
 //! Several rounds, and answers that are missing, wrong, early or for nothing.
 
 use super::asking_server_and_client::{
-    Asking, Questions, Talk, WAYS, Way, World, accept, asked, fitting, form, refusal, roots, sampled,
-    sampling,
+    Asking, ProxyAndServer, Questions, Talk, WAYS, Way, accept, asked, fitting, form, refusal, roots,
+    sampled, sampling,
 };
 use serde_json::{Value, json};
 
 #[tokio::test]
 async fn a_server_may_ask_again_and_again_each_time_under_a_new_key_and_with_a_new_state() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let mut waiting = talk.begin().await;
         let server = Asking::next(&world, way).await;
@@ -32,7 +32,7 @@ async fn a_server_may_ask_again_and_again_each_time_under_a_new_key_and_with_a_n
 }
 
 /// A call that has asked three things at once.
-async fn three_questions(world: &World, way: Way, talk: &Talk) -> (Asking, Questions) {
+async fn three_questions(world: &ProxyAndServer, way: Way, talk: &Talk) -> (Asking, Questions) {
     let waiting = talk.begin().await;
     let server = Asking::next(world, way).await;
     server.ask(0, &form("Who?"));
@@ -46,7 +46,7 @@ async fn three_questions(world: &World, way: Way, talk: &Talk) -> (Asking, Quest
 #[tokio::test]
 async fn an_unanswered_input_request_is_sent_again_under_its_key() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (server, first) = three_questions(&world, way, &talk).await;
 
@@ -70,7 +70,7 @@ async fn an_unanswered_input_request_is_sent_again_under_its_key() {
 
 #[tokio::test]
 async fn a_retry_without_input_responses_gets_the_input_requests_again() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, first) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let plain = talk.with("requestState", json!(first.state));
@@ -85,7 +85,7 @@ async fn a_retry_without_input_responses_gets_the_input_requests_again() {
 #[tokio::test]
 async fn input_requests_that_arrive_meanwhile_are_sent_with_the_open_ones() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (server, first) = three_questions(&world, way, &talk).await;
         // Asked while nobody waits.
@@ -100,7 +100,7 @@ async fn input_requests_that_arrive_meanwhile_are_sent_with_the_open_ones() {
 
 #[tokio::test]
 async fn answers_to_nothing_are_ignored() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let answers = json!({
@@ -114,7 +114,7 @@ async fn answers_to_nothing_are_ignored() {
 
 #[tokio::test]
 async fn an_answer_for_later_is_not_kept_from_one_retry_to_the_next() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let answers = json!({ "elicitation-1": accept("Ada"), "elicitation-2": accept("guessed") });
@@ -127,7 +127,7 @@ async fn an_answer_for_later_is_not_kept_from_one_retry_to_the_next() {
 
 #[tokio::test]
 async fn an_answer_that_does_not_fit_its_input_request_is_requested_again() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, mut questions) = three_questions(&world, Way::OnTheCall, &talk).await;
     for (key, wrong) in [
@@ -154,7 +154,7 @@ async fn an_answer_that_does_not_fit_its_input_request_is_requested_again() {
 #[tokio::test]
 async fn declining_and_cancelling_are_answers_the_server_gets_as_they_are() {
     for answer in [json!({ "action": "decline" }), json!({ "action": "cancel", "content": null, "x": 1 })] {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
         let waiting = talk.retry(&questions, json!({ "elicitation-1": answer })).await;
@@ -170,7 +170,7 @@ async fn declining_and_cancelling_are_answers_the_server_gets_as_they_are() {
 
 #[tokio::test]
 async fn answers_that_are_no_object_are_an_error_and_the_call_still_waits() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     for wrong in [json!(null), json!([]), json!("elicitation-1"), json!(true)] {
@@ -190,7 +190,7 @@ async fn answers_that_are_no_object_are_an_error_and_the_call_still_waits() {
 
 #[tokio::test]
 async fn an_answer_that_is_given_twice_under_one_key_is_an_error() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = asked(&world);
     let talk = Talk::tool(&client);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -212,7 +212,7 @@ async fn an_answer_that_is_given_twice_under_one_key_is_an_error() {
 #[tokio::test]
 async fn answers_sent_along_with_the_first_call_are_used_by_their_keys() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let along = json!({
             "elicitation-1": accept("Ada"), "elicitation-2": accept("Bob"), "sampling-1": sampled(), "x": {},
         });
@@ -232,7 +232,7 @@ async fn answers_sent_along_with_the_first_call_are_used_by_their_keys() {
 
 #[tokio::test]
 async fn names_from_the_configuration_come_first_and_in_their_order() {
-    let world = World::with(r#"tools: [{ match: "gr*", keys: [user_name, town] }]"#).await;
+    let world = ProxyAndServer::with(r#"tools: [{ match: "gr*", keys: [user_name, town] }]"#).await;
     let talk = Talk::tool(&asked(&world)).with("inputResponses", json!({ "town": accept("Turin") }));
     let waiting = talk.begin().await;
     let server = Asking::next(&world, Way::OnTheCall).await;
@@ -249,7 +249,7 @@ async fn names_from_the_configuration_come_first_and_in_their_order() {
 
 #[tokio::test]
 async fn a_call_with_unknown_input_responses_is_not_refused() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world)).with("inputResponses", json!({ "wrong_key": accept("Ada") }));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     assert_eq!(questions.key(), "elicitation-1");
@@ -258,7 +258,7 @@ async fn a_call_with_unknown_input_responses_is_not_refused() {
 
 #[tokio::test]
 async fn an_invalid_input_response_in_the_first_call_is_requested() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let along = json!({ "elicitation-1": 12_345 });
     let talk = Talk::tool(&asked(&world)).with("inputResponses", along);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -269,7 +269,7 @@ async fn an_invalid_input_response_in_the_first_call_is_requested() {
 #[tokio::test]
 async fn an_input_request_withdrawn_before_it_was_shown_is_never_shown() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let waiting = talk.begin().await;
         let server = Asking::next(&world, way).await;
@@ -285,7 +285,7 @@ async fn an_input_request_withdrawn_before_it_was_shown_is_never_shown() {
 #[tokio::test]
 async fn a_call_whose_only_input_request_is_withdrawn_continues() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let waiting = Talk::tool(&asked(&world)).begin().await;
         let server = Asking::next(&world, way).await;
         server.ask(0, &form("Who?"));
@@ -298,7 +298,7 @@ async fn a_call_whose_only_input_request_is_withdrawn_continues() {
 #[tokio::test]
 async fn an_input_request_withdrawn_while_its_client_thinks_takes_no_answer_any_more() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         server.withdraw(0);
@@ -317,7 +317,7 @@ async fn an_input_request_withdrawn_while_its_client_thinks_takes_no_answer_any_
 
 #[tokio::test]
 async fn a_server_that_fails_after_an_answer_fails_the_retry() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
@@ -328,7 +328,7 @@ async fn a_server_that_fails_after_an_answer_fails_the_retry() {
 
 #[tokio::test]
 async fn a_server_that_goes_away_while_its_client_thinks_fails_the_retry() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     drop(server);
@@ -340,7 +340,7 @@ async fn a_server_that_goes_away_while_its_client_thinks_fails_the_retry() {
 
 #[tokio::test]
 async fn the_number_of_input_requests_of_a_call_is_bounded() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let waiting = talk.begin().await;
     let server = Asking::next(&world, Way::OnTheCall).await;
@@ -354,7 +354,7 @@ async fn the_number_of_input_requests_of_a_call_is_bounded() {
 
 #[tokio::test]
 async fn the_size_of_input_requests_of_a_call_is_bounded() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let waiting = talk.begin().await;
     let server = Asking::next(&world, Way::OnTheCall).await;
@@ -367,7 +367,7 @@ async fn the_size_of_input_requests_of_a_call_is_bounded() {
 
 #[tokio::test]
 async fn a_retry_starts_no_new_call() {
-    let world = World::with("calls_per_minute: 1").await;
+    let world = ProxyAndServer::with("calls_per_minute: 1").await;
     let talk = Talk::tool(&asked(&world));
     let waiting = talk.begin().await;
     let server = Asking::next(&world, Way::OnTheCall).await;

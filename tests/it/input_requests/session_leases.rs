@@ -1,11 +1,12 @@
 //! Which calls have a session to themselves, and what happens when there are no more.
 
 use super::asking_server_and_client::{
-    Asking, Client, Questions, Setup, Talk, Way, World, accept, asked, asked_with_tasks, form, update,
+    Asking, Client, ProxyAndServer, Questions, Setup, Talk, Way, accept, asked, asked_with_tasks, form,
+    update,
 };
 use crate::support::{
     legacy_server::{Get, Seen},
-    limit_hits::Hits,
+    limit_hits::LimitHits,
     modern_client::soon,
     paused_time::passes,
 };
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 #[tokio::test]
 async fn calls_of_clients_with_capabilities_have_sessions_of_their_own() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (one, other) = (talk.begin().await, talk.begin().await);
     let a = Asking::next(&world, Way::OnTheSession).await;
@@ -36,7 +37,7 @@ async fn calls_of_clients_with_capabilities_have_sessions_of_their_own() {
 
 #[tokio::test]
 async fn calls_of_clients_without_capabilities_share_a_session() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&world.client());
     let mut busy = Vec::new();
     for _ in 0..5 {
@@ -67,7 +68,7 @@ async fn calls_to_a_server_without_a_get_stream_share_one() {
 
 #[tokio::test]
 async fn one_callers_sequential_calls_meet_the_same_session() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     // Three sessions are opened, and given back in another order.
     let mut busy = Vec::new();
@@ -94,7 +95,7 @@ async fn one_callers_sequential_calls_meet_the_same_session() {
 
 #[tokio::test]
 async fn at_the_limit_of_sessions_calls_wait_for_one() {
-    let hits = Hits::of("limits.sessions");
+    let hits = LimitHits::of("limits.sessions");
     let world = Setup::new().top("limits: { sessions: 2 }").start().await;
     let talk = Talk::tool(&asked(&world));
     let waiting = [talk.begin().await, talk.begin().await, talk.begin().await];
@@ -209,7 +210,7 @@ fn with_jobs() -> Setup {
 }
 
 /// Begins a task, and gives it with its server's end.
-async fn job(world: &World, client: &Client) -> (String, Asking) {
+async fn job(world: &ProxyAndServer, client: &Client) -> (String, Asking) {
     let talk = Talk::new(client, "tools/call", json!({ "name": "job", "arguments": {} }));
     let task = talk.begin().await.answer().await.task();
     (task, Asking::next(world, Way::OnTheSession).await)
@@ -271,7 +272,7 @@ async fn a_task_that_shares_its_session_keeps_no_call_from_its_turn_either() {
 
 #[tokio::test]
 async fn the_sessions_of_tasks_are_bounded_and_beyond_them_a_task_counts_as_a_call() {
-    let hits = Hits::of("limits.task_sessions");
+    let hits = LimitHits::of("limits.task_sessions");
     let world = with_jobs()
         .top("limits: { sessions: 1, task_sessions: 2 }")
         // Long enough for a session that is given back.

@@ -1,8 +1,8 @@
 //! Questions on the call first, and a task afterwards.
 
 use super::asking_server_and_client::{
-    Asking, Questions, Setup, TASKS, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, sampled,
-    sampling, update,
+    Asking, ProxyAndServer, Questions, Setup, TASKS, Talk, WAYS, Way, accept, asked, asked_with_tasks, form,
+    sampled, sampling, update,
 };
 use crate::support::paused_time::passes;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const SETTLE: Duration = Duration::from_secs(15);
 #[tokio::test]
 async fn a_call_that_asked_becomes_a_task_when_it_is_slow_after_its_answer() {
     for way in WAYS {
-        let world = World::with(LATER).await;
+        let world = ProxyAndServer::with(LATER).await;
         let client = asked_with_tasks(&world);
         let talk = Talk::tool(&client);
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
@@ -40,7 +40,7 @@ async fn a_call_that_asked_becomes_a_task_when_it_is_slow_after_its_answer() {
 
 #[tokio::test]
 async fn the_time_its_client_thinks_does_not_count_against_the_threshold() {
-    let world = World::with(LATER).await;
+    let world = ProxyAndServer::with(LATER).await;
     let talk = Talk::tool(&asked_with_tasks(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     passes(AFTER).await;
@@ -74,7 +74,7 @@ async fn an_input_request_that_is_being_settled_wins_over_the_threshold() {
 #[tokio::test]
 async fn input_requests_before_and_after_the_task_have_keys_of_one_kind() {
     for way in WAYS {
-        let world = World::with(LATER).await;
+        let world = ProxyAndServer::with(LATER).await;
         let client = asked_with_tasks(&world);
         let talk = Talk::tool(&client);
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
@@ -119,7 +119,7 @@ async fn unanswered_input_requests_are_sent_on_the_call_before_it_may_become_a_t
 
 #[tokio::test]
 async fn the_state_of_a_call_that_has_become_a_task_finds_the_task() {
-    let world = World::with(LATER).await;
+    let world = ProxyAndServer::with(LATER).await;
     let client = asked_with_tasks(&world);
     let talk = Talk::tool(&client);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -145,7 +145,7 @@ async fn the_state_of_a_call_that_has_become_a_task_finds_the_task() {
 
 #[tokio::test]
 async fn a_client_that_disconnects_before_it_has_the_handle_cancels_the_call_it_answered() {
-    let world = World::with("defer: { after: 1h }").await;
+    let world = ProxyAndServer::with("defer: { after: 1h }").await;
     let talk = Talk::tool(&asked_with_tasks(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
@@ -204,7 +204,7 @@ async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
 #[tokio::test]
 async fn an_input_request_after_the_threshold_belongs_to_the_task() {
     for way in WAYS {
-        let world = World::with(LATER).await;
+        let world = ProxyAndServer::with(LATER).await;
         let client = asked_with_tasks(&world);
         let waiting = Talk::tool(&client).begin().await;
         let server = Asking::next(&world, way).await;

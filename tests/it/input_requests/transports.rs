@@ -1,7 +1,8 @@
 //! Questions on every way they can travel.
 
 use super::asking_server_and_client::{
-    ALWAYS, Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, update,
+    ALWAYS, Asking, ProxyAndServer, Questions, Setup, Talk, WAYS, Way, accept, asked, asked_with_tasks, form,
+    update,
 };
 use crate::support::{modern_client::Version, paused_time::passes};
 use http::Method;
@@ -12,7 +13,7 @@ use std::time::Duration;
 async fn an_input_request_is_answered_under_the_servers_own_id_letter_for_letter() {
     for way in WAYS {
         for id in ["0", "-1", "9007199254740993", r#""0""#, r#""a\u0062\n""#, r#""""#] {
-            let world = World::new().await;
+            let world = ProxyAndServer::new().await;
             let talk = Talk::tool(&asked(&world));
             let waiting = talk.begin().await;
             let server = Asking::next(&world, way).await;
@@ -27,7 +28,7 @@ async fn an_input_request_is_answered_under_the_servers_own_id_letter_for_letter
 #[tokio::test]
 async fn over_http_2_one_connection_carries_the_call_its_retries_and_much_else() {
     for way in WAYS {
-        let world = World::with("defer: { after: 10s }").await;
+        let world = ProxyAndServer::with("defer: { after: 10s }").await;
         let client = asked_with_tasks(&world).over(Version::Http2);
         let mut kept = client.kept().await;
         let talk = Talk::tool(&client);
@@ -85,7 +86,7 @@ async fn servers_of_every_legacy_revision_can_ask() {
 #[tokio::test]
 async fn an_input_request_outlives_the_stream_it_came_on_where_the_server_can_resume_it_again() {
     for mode in ["defer: { mode: never }", ALWAYS] {
-        let world = World::with(mode).await;
+        let world = ProxyAndServer::with(mode).await;
         let client = asked_with_tasks(&world);
         let talk = Talk::tool(&client);
         let waiting = talk.begin().await;

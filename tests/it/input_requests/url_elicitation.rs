@@ -1,8 +1,8 @@
 //! The older way to send a user somewhere: a call that ends in `-32042` and is to be made again.
 
 use super::asking_server_and_client::{
-    ALWAYS, Asking, Questions, Setup, Talk, Way, World, accept, asked, asked_with_tasks, form, refusal,
-    with_tasks,
+    ALWAYS, Asking, ProxyAndServer, Questions, Setup, Talk, Way, accept, asked, asked_with_tasks, form,
+    refusal, with_tasks,
 };
 use crate::support::{modern_client::soon, paused_time::passes};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ fn been_there() -> Value {
     json!({ "url-1": { "action": "accept" }, "url-2": { "action": "accept" } })
 }
 
-async fn sent_elsewhere(world: &World, talk: &Talk) -> Questions {
+async fn sent_elsewhere(world: &ProxyAndServer, talk: &Talk) -> Questions {
     let waiting = talk.begin().await;
     Asking::next(world, Way::OnTheCall).await.fails(elsewhere());
     let questions = Questions::of(&waiting.answer().await);
@@ -36,7 +36,7 @@ async fn sent_elsewhere(world: &World, talk: &Talk) -> Questions {
 
 #[tokio::test]
 async fn a_call_that_needs_an_address_visited_is_made_again_when_its_client_has_been_there() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let questions = sent_elsewhere(&world, &talk).await;
     assert_eq!(world.calls(), 1);
@@ -53,7 +53,7 @@ async fn prompts_and_resources_can_send_a_user_elsewhere_too() {
     for (method, params) in
         [("prompts/get", json!({ "name": "p" })), ("resources/read", json!({ "uri": "file:///a" }))]
     {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::new(&asked(&world), method, params);
         let questions = sent_elsewhere(&world, &talk).await;
         let waiting = talk.retry(&questions, been_there()).await;
@@ -65,7 +65,7 @@ async fn prompts_and_resources_can_send_a_user_elsewhere_too() {
 #[tokio::test]
 async fn a_user_who_declines_gets_an_error_and_nothing_is_called() {
     for action in ["decline", "cancel"] {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let questions = sent_elsewhere(&world, &talk).await;
         let answers = json!({ "url-1": { "action": "accept" }, "url-2": { "action": action } });
@@ -83,7 +83,7 @@ async fn a_retry_without_all_input_responses_is_decided_by_the_server() {
     for answers in
         [None, Some(json!({})), Some(json!({ "url-1": { "action": "accept" } })), Some(json!({ "url-2": 5 }))]
     {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let first = sent_elsewhere(&world, &talk).await;
         let back = async |questions: &Questions| match &answers {
@@ -105,7 +105,7 @@ async fn a_retry_without_all_input_responses_is_decided_by_the_server() {
 
 #[tokio::test]
 async fn a_server_that_is_not_satisfied_sends_the_user_again() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let mut questions = sent_elsewhere(&world, &talk).await;
     for _ in 0..3 {
@@ -120,7 +120,7 @@ async fn a_server_that_is_not_satisfied_sends_the_user_again() {
 #[tokio::test]
 async fn a_client_without_url_elicitation_gets_the_missing_capability() {
     for declared in [json!({}), json!({ "elicitation": {} }), json!({ "sampling": {} })] {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let waiting = Talk::tool(&world.client().declaring(declared.clone())).begin().await;
         Asking::next(&world, Way::OnTheCall).await.fails(elsewhere());
         let answer = waiting.answer().await;
@@ -139,7 +139,7 @@ async fn a_legacy_code_never_reaches_a_modern_client() {
         json!({ "code": -32042, "message": "go there", "data": { "elicitations": [] } }),
         json!({ "code": -32042, "message": "go there", "data": { "elicitations": [{ "mode": "form", "message": "?" }] } }),
     ] {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let waiting = Talk::tool(&asked(&world)).begin().await;
         Asking::next(&world, Way::OnTheCall).await.fails(error.clone());
         let (code, _) = refusal(&waiting.answer().await);
@@ -149,7 +149,7 @@ async fn a_legacy_code_never_reaches_a_modern_client() {
 
 #[tokio::test]
 async fn after_input_requests_of_its_own_a_call_may_send_the_user_elsewhere() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
@@ -171,7 +171,7 @@ async fn after_input_requests_of_its_own_a_call_may_send_the_user_elsewhere() {
 
 #[tokio::test]
 async fn the_call_that_is_made_again_may_become_a_task() {
-    let world = World::with("defer: { after: 10s }").await;
+    let world = ProxyAndServer::with("defer: { after: 10s }").await;
     let client = asked_with_tasks(&world);
     let talk = Talk::tool(&client);
     let waiting = talk.begin().await;
@@ -187,7 +187,7 @@ async fn the_call_that_is_made_again_may_become_a_task() {
 
 #[tokio::test]
 async fn inside_a_task_it_is_a_failure() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.client().declaring(with_tasks(json!({ "elicitation": { "url": {} } })));
     let waiting = Talk::tool(&client).begin().await;
     let server = Asking::next(&world, Way::OnTheCall).await;

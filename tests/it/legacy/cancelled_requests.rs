@@ -1,10 +1,10 @@
 //! Requests that the client has taken back, or whose session it has ended, are owed no answer
 //! (2025-11-25, *Cancellation*).
 
-use super::proxy_and_client::{HELLO, Older};
+use super::proxy_and_client::{HELLO, LegacyClient};
 use crate::{
     front::listener_and_service::Lines,
-    proxy::proxy_and_server::{Setup, World},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::legacy_server::Canned,
 };
 use http::Method;
@@ -21,8 +21,8 @@ const SAID: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/messag
 #[tokio::test]
 async fn the_stream_of_a_cancelled_request_ends_without_an_error() {
     let lines = Lines::record();
-    let world = World::new().await;
-    let client = Older::new(world.addr()).within("s1");
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).within("s1");
     for breaks in [false, true] {
         let waiting = client.call(23).await;
         let events = world.server.call().await.stream();
@@ -43,8 +43,8 @@ async fn the_stream_of_a_cancelled_request_ends_without_an_error() {
 
 #[tokio::test]
 async fn a_request_that_was_cancelled_gets_no_error_of_ours_before_its_answer_has_begun() {
-    let world = World::new().await;
-    let client = Older::new(world.addr()).within("s1");
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).within("s1");
     let waiting = client.call(23).await;
     let called = world.server.call().await;
     client.post(&cancel("23")).await.answer().await;
@@ -56,8 +56,8 @@ async fn a_request_that_was_cancelled_gets_no_error_of_ours_before_its_answer_ha
 
 #[tokio::test]
 async fn only_a_cancelled_request_in_this_session_goes_unanswered() {
-    let world = World::new().await;
-    let client = Older::new(world.addr()).within("s1");
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).within("s1");
     let others = [client.with("mcp-session-id", "s2"), client.with("authorization", "Bearer other")];
     let not_these = ["\"23\"", "24"];
     for other in &others {
@@ -75,8 +75,8 @@ async fn only_a_cancelled_request_in_this_session_goes_unanswered() {
 
 #[tokio::test]
 async fn a_cancellation_from_another_principal_has_no_effect() {
-    let world = World::new().await;
-    let client = Older::new(world.addr()).within("s1");
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).within("s1");
     let waiting = client.call(23).await;
     let events = world.server.call().await.stream();
     client.post(&cancel("23")).await.answer().await;
@@ -104,7 +104,7 @@ async fn the_stream_of_a_deleted_session_ends_without_an_error() {
             })
             .start()
             .await;
-        let client = Older::new(world.addr());
+        let client = LegacyClient::new(world.addr());
         client.post(HELLO).await.answer().await;
         let client = client.within("s1");
         let waiting = client.call(23).await;

@@ -1,12 +1,12 @@
 //! A disconnect is not a cancel (2025-11-25, *Sending Messages to the Server*).
 
-use super::proxy_and_client::Older;
+use super::proxy_and_client::LegacyClient;
 use crate::{
     front::listener_and_service::Lines,
-    proxy::proxy_and_server::{Setup, World},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::{
         legacy_server::{Events, Get},
-        limit_hits::Hits,
+        limit_hits::LimitHits,
         modern_client::{Stream, Waiting},
         paused_time::passes,
     },
@@ -23,7 +23,7 @@ pub(super) async fn departed(lines: &Lines) {
 }
 
 /// Which connection of the server's a new call comes by.
-pub(super) async fn next_connection(world: &World, client: &Older) -> usize {
+pub(super) async fn next_connection(world: &ProxyAndServer, client: &LegacyClient) -> usize {
     let waiting = client.call(99).await;
     let call = world.server.call().await;
     let connection = call.seen.connection;
@@ -35,8 +35,8 @@ pub(super) async fn next_connection(world: &World, client: &Older) -> usize {
 #[tokio::test]
 async fn a_call_whose_client_disconnects_goes_on_before_its_answer_has_begun() {
     let lines = Lines::record();
-    let world = World::new().await;
-    let client = Older::new(world.addr()).within("s1");
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).within("s1");
     let waiting = client.call(1).await;
     let call = world.server.call().await;
     let connection = call.seen.connection;
@@ -52,8 +52,8 @@ async fn a_call_whose_client_disconnects_goes_on_before_its_answer_has_begun() {
 #[tokio::test]
 async fn a_call_whose_client_disconnects_goes_on_in_the_middle_of_its_answer() {
     let lines = Lines::record();
-    let world = World::new().await;
-    let client = Older::new(world.addr()).within("s1");
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).within("s1");
     let waiting = client.call(1).await;
     let call = world.server.call().await;
     let connection = call.seen.connection;
@@ -76,7 +76,7 @@ async fn a_call_is_sent_although_its_client_disconnects_before_routing() {
     let lines = Lines::record();
     let setup = Setup::new().route("defer: { mode: always }").server(|options| options.pongs = false);
     let world = setup.start().await;
-    let client = Older::new(world.addr()).within("s1");
+    let client = LegacyClient::new(world.addr()).within("s1");
     // In a session that is older than the proxy it is asked for that first.
     let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","task":{}}}"#;
     let waiting = client.post(call).await;
@@ -95,9 +95,9 @@ async fn a_call_is_sent_although_its_client_disconnects_before_routing() {
 
 #[tokio::test]
 async fn responses_read_for_disconnected_clients_are_bounded() {
-    let hits = Hits::of("limits.departed");
+    let hits = LimitHits::of("limits.departed");
     let world = Setup::new().top("limits: { departed: 1 }").start().await;
-    let client = Older::new(world.addr()).within("s1");
+    let client = LegacyClient::new(world.addr()).within("s1");
     let lines = Lines::record();
     let first = client.call(1).await;
     let _first_call = world.server.call().await;
@@ -113,7 +113,7 @@ async fn responses_read_for_disconnected_clients_are_bounded() {
 #[tokio::test]
 async fn a_response_for_a_disconnected_client_is_read_until_the_call_timeout() {
     let world = Setup::new().top("timeouts: { call: 10s, keep_alive: 1h }").start().await;
-    let waiting = Older::new(world.addr()).within("s1").call(1).await;
+    let waiting = LegacyClient::new(world.addr()).within("s1").call(1).await;
     let events = world.server.call().await.stream();
     let lines = Lines::record();
     waiting.stream().await.leave();
@@ -129,7 +129,7 @@ fn cancel(id: u64) -> String {
 #[tokio::test]
 async fn a_call_that_was_cancelled_is_not_read_on_when_its_client_disconnects() {
     let world = Setup::new().top("drain: 20ms").start().await;
-    let client = Older::new(world.addr()).within("s1");
+    let client = LegacyClient::new(world.addr()).within("s1");
     // Its answer has begun, or not; it is taken back before its client leaves, or behind that.
     let begun = async |id| {
         let waiting = client.call(id).await;
@@ -149,7 +149,7 @@ async fn a_call_that_was_cancelled_is_not_read_on_when_its_client_disconnects() 
     lines.until(3).await;
     client.post(&cancel(2)).await.answer().await;
     tokio::join!(first.left(), second.left(), third.left());
-    let World { server, proxy } = world;
+    let ProxyAndServer { server, proxy } = world;
     proxy.stop().await;
     assert_eq!(server.messages("notifications/cancelled"), 3, "none is told twice");
 }
@@ -167,7 +167,7 @@ async fn a_call_over_its_timeout_is_cancelled_at_the_server() {
     for stage in ["before its answer", "within it", "while it is taken up"] {
         let setup = Setup::new().top("timeouts: { call: 10s, keep_alive: 1h }");
         let world = setup.server(|options| options.get = Get::Silent).start().await;
-        let waiting = Older::new(world.addr()).within("s1").call(1).await;
+        let waiting = LegacyClient::new(world.addr()).within("s1").call(1).await;
         let call = world.server.call().await;
         let (mut call, mut events) = (Some(call), None);
         let rest = if stage == "before its answer" {
@@ -197,8 +197,8 @@ async fn a_call_over_its_timeout_is_cancelled_at_the_server() {
 #[tokio::test]
 async fn a_call_whose_stream_was_being_resumed_is_cancelled_at_the_shutdown() {
     let setup = Setup::new().top("drain: 20ms").server(|options| options.get = Get::Refused(503));
-    let World { server, proxy } = setup.start().await;
-    let waiting = Older::new(proxy.addresses[0]).within("s1").call(1).await;
+    let ProxyAndServer { server, proxy } = setup.start().await;
+    let waiting = LegacyClient::new(proxy.addresses[0]).within("s1").call(1).await;
     let events = server.call().await.stream();
     let mut stream = read_from(waiting, &events).await;
     events.break_off();
@@ -214,11 +214,11 @@ async fn a_call_whose_stream_was_being_resumed_is_cancelled_at_the_shutdown() {
 async fn calls_of_disconnected_clients_are_cancelled_at_the_shutdown() {
     for begun in [false, true] {
         let world = Setup::new().top("drain: 20ms").start().await;
-        let waiting = Older::new(world.addr()).within("s1").call(1).await;
+        let waiting = LegacyClient::new(world.addr()).within("s1").call(1).await;
         let call = world.server.call().await;
         let mut call = Some(call);
         let events = begun.then(|| call.take().expect("it is there").stream());
-        let World { server, proxy } = world;
+        let ProxyAndServer { server, proxy } = world;
         let (answer, ()) = tokio::join!(waiting.answer(), proxy.stop());
         assert_eq!(answer.refusal(), (200, -31007), "{answer:?}");
         let told = server.message("notifications/cancelled").await;

@@ -1,8 +1,8 @@
 //! Event ids of ours, for servers that give none.
 
-use super::proxy_and_client::Older;
+use super::proxy_and_client::LegacyClient;
 use crate::{
-    proxy::proxy_and_server::{Setup, World},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::{legacy_server::Events, modern_client::Stream},
 };
 use http::Method;
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 const MINT: &str = "resume: { mint: true }";
 
-async fn world() -> World {
+async fn world() -> ProxyAndServer {
     Setup::new().route(MINT).start().await
 }
 
 /// A call whose answer is a stream, and both its ends.
-async fn called(world: &World, client: &Older) -> (Value, Events, Stream) {
+async fn called(world: &ProxyAndServer, client: &LegacyClient) -> (Value, Events, Stream) {
     let waiting = client.call(1).await;
     let call = world.server.call().await;
     let id = call.id();
@@ -39,14 +39,14 @@ async fn until(stream: &mut Stream, what: &str) -> String {
     text
 }
 
-async fn resume(client: &Older, id: &str) -> crate::support::modern_client::Waiting {
+async fn resume(client: &LegacyClient, id: &str) -> crate::support::modern_client::Waiting {
     client.with("last-event-id", id).send(Method::GET, "/mcp", "").await
 }
 
 #[tokio::test]
 async fn each_event_gets_an_id_and_keeps_its_bytes() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let (id, events, mut stream) = called(&world, &client).await;
     let first = until(&mut stream, "notifications/x").await;
     let (priming, event) = first.split_once("\n\n").expect("two events");
@@ -79,7 +79,7 @@ async fn each_event_gets_an_id_and_keeps_its_bytes() {
 #[tokio::test]
 async fn a_response_whose_last_byte_is_a_cr_gets_its_id() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let (id, events, mut stream) = called(&world, &client).await;
     until(&mut stream, "notifications/x").await;
     let response = format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{}}}}\r\r");
@@ -92,7 +92,7 @@ async fn a_response_whose_last_byte_is_a_cr_gets_its_id() {
 #[tokio::test]
 async fn clients_that_do_not_know_empty_events_get_none() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await.with("mcp-protocol-version", "2025-06-18");
+    let client = LegacyClient::new(world.addr()).hello().await.with("mcp-protocol-version", "2025-06-18");
     let (_, _events, mut stream) = called(&world, &client).await;
     assert_eq!(until(&mut stream, "notifications/x").await.matches("data:").count(), 1);
 }
@@ -100,7 +100,7 @@ async fn clients_that_do_not_know_empty_events_get_none() {
 #[tokio::test]
 async fn a_response_is_resumed_where_it_broke() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let (id, events, mut stream) = called(&world, &client).await;
     let first = until(&mut stream, "notifications/x").await;
     let last_id = id_of(first.split_once("\n\n").expect("two events").1).to_owned();
@@ -127,7 +127,7 @@ async fn a_response_is_resumed_where_it_broke() {
 #[tokio::test]
 async fn no_other_client_can_resume_a_stream() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let (_, _events, mut stream) = called(&world, &client).await;
     let first = until(&mut stream, "notifications/x").await;
     for other in [client.within("s2"), client.with("authorization", "Bearer x")] {
@@ -140,7 +140,7 @@ async fn no_other_client_can_resume_a_stream() {
 #[tokio::test]
 async fn event_ids_of_the_server_are_unchanged() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let waiting = client.call(1).await;
     let call = world.server.call().await;
     let events = call.stream();
@@ -158,7 +158,7 @@ async fn event_ids_of_the_server_are_unchanged() {
 #[tokio::test]
 async fn stored_events_are_bounded() {
     let world = Setup::new().route("resume: { mint: true, bytes: 1KiB }").start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let (_, events, mut stream) = called(&world, &client).await;
     let first = id_of(&until(&mut stream, "notifications/x").await).to_owned();
     events.notify("notifications/large", json!({ "x": "y".repeat(2000) }));
@@ -177,7 +177,7 @@ async fn stored_events_are_bounded() {
 #[tokio::test]
 async fn an_event_too_large_to_be_stored_is_an_error_on_resumption() {
     let world = Setup::new().route("resume: { mint: true, bytes: 1KiB }").start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let (id, events, mut stream) = called(&world, &client).await;
     let first = id_of(&until(&mut stream, "notifications/x").await).to_owned();
     // It comes in two pieces, and so cannot be held until its end.
@@ -195,8 +195,8 @@ async fn an_event_too_large_to_be_stored_is_an_error_on_resumption() {
 
 #[tokio::test]
 async fn without_the_option_nothing_is_added() {
-    let world = World::new().await;
-    let client = Older::new(world.addr()).hello().await;
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let (_, _events, mut stream) = called(&world, &client).await;
     assert!(!until(&mut stream, "notifications/x").await.contains("id: "));
 }
@@ -204,7 +204,7 @@ async fn without_the_option_nothing_is_added() {
 #[tokio::test]
 async fn resumption_after_the_greatest_event_id_gets_an_error() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let (_, _events, mut stream) = called(&world, &client).await;
     let text = until(&mut stream, "notifications/x").await;
     let (name, _) = id_of(&text).rsplit_once('-').expect("a name and a number");

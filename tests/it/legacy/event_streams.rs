@@ -1,8 +1,8 @@
 //! Event streams: as they come, and not a byte earlier or later.
 
-use super::proxy_and_client::{Older, call};
+use super::proxy_and_client::{LegacyClient, call};
 use crate::{
-    proxy::proxy_and_server::{Setup, World},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::{
         legacy_server::{Events, LegacyServer},
         modern_client::{Stream, soon},
@@ -12,8 +12,8 @@ use http::Method;
 use serde_json::json;
 
 /// A call whose server has begun to answer with an event stream.
-async fn begun(world: &World, id: u64) -> (Stream, Events) {
-    let waiting = Older::new(world.addr()).within("s1").call(id).await;
+async fn begun(world: &ProxyAndServer, id: u64) -> (Stream, Events) {
+    let waiting = LegacyClient::new(world.addr()).within("s1").call(id).await;
     let events = world.server.call().await.stream();
     // Before the first byte of the body.
     (waiting.stream().await, events)
@@ -25,7 +25,7 @@ async fn piece(stream: &mut Stream) -> String {
 
 #[tokio::test]
 async fn an_event_stream_comes_as_it_is_sent() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let (mut stream, events) = begun(&world, 1).await;
     assert_eq!(stream.status, 200);
     assert_eq!(stream.headers["content-type"], "text/event-stream");
@@ -46,14 +46,14 @@ async fn an_event_stream_comes_as_it_is_sent() {
 
 #[tokio::test]
 async fn a_stream_that_can_be_resumed_is_closed_where_the_server_closes_it() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let (mut stream, events) = begun(&world, 1).await;
     let sent = "id: 5\ndata:\n\nretry: 10\n\n";
     events.raw(sent);
     drop(events);
     assert_eq!(stream.rest().await, sent, "nothing is added");
     // And is taken up again at the server.
-    let client = Older::new(world.addr()).within("s1").with("last-event-id", "5");
+    let client = LegacyClient::new(world.addr()).within("s1").with("last-event-id", "5");
     let mut stream = client.listen().await.stream().await;
     let resumed = world.server.listener("s1").await;
     let seen = world.server.seen(|seen| seen.http == Method::GET).await;
@@ -64,8 +64,8 @@ async fn a_stream_that_can_be_resumed_is_closed_where_the_server_closes_it() {
 
 #[tokio::test]
 async fn input_requests_and_their_answers_pass() {
-    let world = World::new().await;
-    let client = Older::new(world.addr()).hello().await;
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let mut listening = client.listen().await.stream().await;
     let question = "data: {\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"elicitation/create\",\"params\":{}}\n\n";
     world.server.listener("s1").await.raw(question);
@@ -77,8 +77,8 @@ async fn input_requests_and_their_answers_pass() {
 
 #[tokio::test]
 async fn a_client_that_stops_listening_stops_listening_at_the_server() {
-    let world = World::new().await;
-    let client = Older::new(world.addr()).hello().await;
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let stream = client.listen().await.stream().await;
     let events = world.server.listener("s1").await;
     stream.leave();
@@ -87,8 +87,8 @@ async fn a_client_that_stops_listening_stops_listening_at_the_server() {
 
 #[tokio::test]
 async fn a_call_waits_for_the_stream_that_was_opened_before_it() {
-    let world = World::new().await;
-    let client = Older::new(world.addr()).hello().await;
+    let world = ProxyAndServer::new().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let (listening, waiting) = tokio::join!(client.listen(), client.call(1));
     world.server.call().await.says("done");
     let order = |server: &LegacyServer| {
@@ -121,8 +121,8 @@ async fn a_stream_that_has_begun_is_kept_alive_between_its_events() {
 
 #[tokio::test]
 async fn a_large_document_comes_as_it_is_sent() {
-    let world = World::new().await;
-    let waiting = Older::new(world.addr()).within("s1").call(1).await;
+    let world = ProxyAndServer::new().await;
+    let waiting = LegacyClient::new(world.addr()).within("s1").call(1).await;
     let document = world.server.call().await.document();
     let mut stream = waiting.stream().await;
     document.raw("{\"jsonrpc\":\"2.0\",");
@@ -135,7 +135,7 @@ async fn a_large_document_comes_as_it_is_sent() {
 #[tokio::test]
 async fn calls_are_waited_for_at_the_end_and_listeners_are_released_last() {
     let world = Setup::new().top("drain: 10s").start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let mut listening = client.listen().await.stream().await;
     world.server.listener("s1").await;
     let waiting = client.post(&call(1)).await;

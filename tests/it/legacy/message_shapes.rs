@@ -1,11 +1,11 @@
 //! Policies hold whatever shape a call has: what the server would read is what is judged, and what
 //! cannot be judged is refused where a policy would have applied.
 
-use super::proxy_and_client::{Older, call};
+use super::proxy_and_client::{LegacyClient, call};
 use crate::{
     front::listener_and_service::Lines,
-    proxy::proxy_and_server::{Setup, World},
-    support::{limit_hits::Hits, modern_client::Version},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
+    support::{limit_hits::LimitHits, modern_client::Version},
 };
 use http::Method;
 use serde_json::json;
@@ -13,7 +13,7 @@ use serde_json::json;
 /// One tool must be a task; all others are free.
 const REQUIRED: &str = "tools: [{ match: must, mode: required }]";
 
-async fn world() -> World {
+async fn world() -> ProxyAndServer {
     Setup::new().route(REQUIRED).start().await
 }
 
@@ -51,7 +51,7 @@ fn evasions() -> Vec<String> {
 #[tokio::test]
 async fn a_tool_that_must_be_a_task_is_not_run_by_a_message_of_another_shape() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     for version in ["2025-11-25", "2025-06-18", "2025-03-26"] {
         let client = client.with("mcp-protocol-version", version);
         for body in evasions() {
@@ -70,7 +70,7 @@ async fn a_tool_that_must_be_a_task_is_not_run_by_a_message_of_another_shape() {
 #[tokio::test]
 async fn each_request_of_a_batch_that_is_refused_has_its_error() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let other = r#"{"jsonrpc":"2.0","id":"p","method":"ping"}"#;
     let answer = client.post(&format!("[{other},{}]", plain("must"))).await.answer().await;
     assert_eq!(answer.status, 200);
@@ -83,7 +83,7 @@ async fn each_request_of_a_batch_that_is_refused_has_its_error() {
 #[tokio::test]
 async fn what_can_be_told_from_a_call_that_is_not_free_passes_in_any_shape() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     for body in [
         plain("free"),
         format!("[{}]", plain("free")),
@@ -100,7 +100,7 @@ async fn what_can_be_told_from_a_call_that_is_not_free_passes_in_any_shape() {
 async fn where_no_policy_applies_the_server_judges_odd_messages_itself() {
     for route in ["defer: { mode: auto }", "defer: { mode: never }"] {
         let world = Setup::new().route(route).start().await;
-        let client = Older::new(world.addr()).hello().await;
+        let client = LegacyClient::new(world.addr()).hello().await;
         for body in evasions() {
             let waiting = client.post(&body).await;
             let seen = world.server.seen(|seen| seen.body == body).await;
@@ -114,7 +114,7 @@ async fn where_no_policy_applies_the_server_judges_odd_messages_itself() {
 async fn the_access_line_names_the_methods_of_a_message_that_is_none() {
     let lines = Lines::record();
     let world = world().await;
-    let client = Older::new(world.addr()).within("s");
+    let client = LegacyClient::new(world.addr()).within("s");
     let must = plain("must");
     let named = [
         (must.replace(r#""id":1"#, r#""id":null"#), "tools/call"),
@@ -136,7 +136,7 @@ async fn the_access_line_names_the_methods_of_a_message_that_is_none() {
 #[tokio::test]
 async fn a_message_of_a_legacy_client_may_be_nested_no_deeper_than_the_limit() {
     let world = Setup::new().top("limits: { depth: 16 }").start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let nested = |levels: usize| {
         call(1).replace("{}", &format!("{{\"a\":{}{}}}", "[".repeat(levels), "]".repeat(levels)))
     };
@@ -156,9 +156,9 @@ async fn a_message_of_a_legacy_client_may_be_nested_no_deeper_than_the_limit() {
 
 #[tokio::test]
 async fn a_request_over_http_2_may_have_no_more_headers_than_the_limit() {
-    let hits = Hits::of("limits.headers");
+    let hits = LimitHits::of("limits.headers");
     let world = Setup::new().top("limits: { headers: 32 }").start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     for modern in [false, true] {
         // With the length that its client adds.
         let request = |count: usize| {

@@ -1,9 +1,9 @@
 //! Mode `observe` for calls of legacy clients, which are relayed.
 
-use super::proxy_and_client::Older;
+use super::proxy_and_client::LegacyClient;
 use crate::{
     front::listener_and_service::Lines,
-    proxy::proxy_and_server::{Setup, World},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
 };
 use serde_json::{Value, json};
 
@@ -21,8 +21,8 @@ async fn counted(lines: &Lines, ended: usize) -> Vec<Value> {
 #[tokio::test]
 async fn a_relayed_call_is_observed_however_it_ends() {
     for (route, observed) in [(AT_ONCE, 1), (LATE, 0)] {
-        let world = World::with(route).await;
-        let client = Older::new(world.addr()).within("s1");
+        let world = ProxyAndServer::with(route).await;
+        let client = LegacyClient::new(world.addr()).within("s1");
         // Answered by a document, by a stream, by an error; and left before the answer, or in the middle of it.
         for way in 0..5 {
             let lines = Lines::record();
@@ -61,7 +61,7 @@ async fn a_relayed_call_is_observed_however_it_ends() {
 async fn what_is_no_call_and_what_can_be_no_task_is_not_observed() {
     let rules = "tools: [{ match: t, mode: observe, after: 0s }, { match: '*', mode: auto, after: 0s }]";
     let world = Setup::new().route(rules).start().await;
-    let client = Older::new(world.addr()).within("s1");
+    let client = LegacyClient::new(world.addr()).within("s1");
     let lines = Lines::record();
     let other = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"other"}}"#;
     let list = r#"{"jsonrpc":"2.0","id":1,"method":"prompts/list"}"#;

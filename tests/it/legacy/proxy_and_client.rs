@@ -9,16 +9,16 @@ use std::net::SocketAddr;
 
 /// A client that has a session, or will have one.
 #[derive(Clone, Debug)]
-pub(crate) struct Older {
+pub(crate) struct LegacyClient {
     client: Client,
 }
 
 pub(crate) const HELLO: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}"#;
 pub(crate) const READY: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
-// === impl Older ===
+// === impl LegacyClient ===
 
-impl Older {
+impl LegacyClient {
     /// Says nothing of a version, and has no session yet.
     pub(crate) fn new(addr: SocketAddr) -> Self {
         let client = Client::new(addr).with("mcp-protocol-version", "").with("mcp-method", "");

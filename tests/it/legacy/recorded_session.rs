@@ -1,6 +1,6 @@
 //! The same session straight to a server and through the proxy: what differs is the hop.
 
-use super::proxy_and_client::{HELLO, Older, READY, call};
+use super::proxy_and_client::{HELLO, LegacyClient, READY, call};
 use crate::{
     proxy::proxy_and_server::start,
     support::legacy_server::{Canned, LegacyServer, Options, Seen},
@@ -87,7 +87,7 @@ fn answer(seen: &Seen) -> Option<Canned> {
 
 /// One client's whole session.
 async fn session(addr: SocketAddr) -> Vec<(StatusCode, Headers, String)> {
-    let first = Older::new(addr).with("user-agent", "recorder/1").with("authorization", "Bearer t");
+    let first = LegacyClient::new(addr).with("user-agent", "recorder/1").with("authorization", "Bearer t");
     let client = first.within("s1");
     let batch = format!(" [ {} ,{READY}]", call(6));
     let mut answers = Vec::new();

@@ -1,9 +1,9 @@
 //! What goes on to the server, and what comes back.
 
-use super::proxy_and_client::{HELLO, Older, READY, call};
+use super::proxy_and_client::{HELLO, LegacyClient, READY, call};
 use crate::{
     front::listener_and_service::Lines,
-    proxy::proxy_and_server::{Setup, World, start},
+    proxy::proxy_and_server::{ProxyAndServer, Setup, start},
     support::{
         legacy_server::{Canned, Get, LegacyServer, Options},
         modern_client::Version,
@@ -12,13 +12,13 @@ use crate::{
 use http::Method;
 use serde_json::json;
 
-fn older(world: &World) -> Older {
-    Older::new(world.addr())
+fn older(world: &ProxyAndServer) -> LegacyClient {
+    LegacyClient::new(world.addr())
 }
 
 #[tokio::test]
 async fn a_session_is_the_servers_own() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let answer = older(&world).post(HELLO).await.answer().await;
     assert_eq!(answer.header("mcp-session-id"), "s1");
     assert_eq!(answer.result()["serverInfo"]["name"], "scripted");
@@ -35,7 +35,7 @@ async fn a_session_is_the_servers_own() {
 
 #[tokio::test]
 async fn a_version_of_the_other_era_in_a_handshake_is_the_servers_to_answer() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let hello = HELLO.replace("2025-11-25", "2026-07-28");
     let answer = older(&world).post(&hello).await.answer().await;
     assert_eq!(answer.result()["protocolVersion"], "2025-11-25");
@@ -50,8 +50,9 @@ async fn our_headers_are_in_the_place_of_the_clients() {
         server.url()
     );
     let running = start(&upstream, &["forward: [X-Key]"], &[]);
-    let client =
-        Older::new(running.addresses[0]).with("authorization", "Bearer theirs").with("x-key", "their key");
+    let client = LegacyClient::new(running.addresses[0])
+        .with("authorization", "Bearer theirs")
+        .with("x-key", "their key");
     let client = client.hello().await;
     let listening = client.listen().await;
     let waiting = client.call(7).await;
@@ -133,7 +134,7 @@ async fn headers_pass_but_those_of_the_hop() {
 async fn what_the_operator_wrote_into_the_url_is_not_the_clients_to_change() {
     let server = LegacyServer::start(Options::default()).await;
     let proxy = start(&format!("{}?tenant=ours&plan=a%20b", server.url()), &[], &[]);
-    let client = Older::new(proxy.addresses[0]).within("s1");
+    let client = LegacyClient::new(proxy.addresses[0]).within("s1");
     let mut sent = 0;
     for (asked, got) in [
         ("", "tenant=ours&plan=a%20b"),
@@ -159,7 +160,7 @@ async fn what_the_operator_wrote_into_the_url_is_not_the_clients_to_change() {
 
 #[tokio::test]
 async fn a_strange_origin_does_not_reach_the_server() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let stranger = older(&world).within("s1").with("origin", "https://evil.example");
     for waiting in [stranger.call(1).await, stranger.listen().await] {
         assert_eq!(waiting.answer().await.status, 403);
@@ -169,7 +170,7 @@ async fn a_strange_origin_does_not_reach_the_server() {
 
 #[tokio::test]
 async fn notifications_and_responses_are_taken_without_a_body() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = older(&world).hello().await;
     for body in [READY, r#"{"jsonrpc":"2.0","id":"q-1","result":{"action":"accept"}}"#] {
         let answer = client.post(body).await.answer().await;
@@ -207,7 +208,7 @@ async fn what_the_server_refuses_is_refused_with_its_message() {
         (406, "Not acceptable"),
         (429, ""),
     ] {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let client = older(&world).within("gone");
         let waiting = client.call(1).await;
         let canned = Canned::status(status).body(body).header("retry-after", "7").header("x-why", "so");
@@ -249,7 +250,7 @@ async fn a_server_without_get_reports_it() {
 
 #[tokio::test]
 async fn a_challenge_leads_to_our_metadata() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = older(&world).within("s1").call(1).await;
     let challenge =
         r#"Bearer resource_metadata="http://server.internal/.well-known/oauth-protected-resource""#;
@@ -280,7 +281,7 @@ async fn both_eras_are_served_at_one_address_at_the_same_time() {
 
 #[tokio::test]
 async fn http_2_clients_are_passed_on_too() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = older(&world).hello().await;
     let mut request = client.request(Method::POST, "/mcp", &call(1));
     *request.uri_mut() = format!("http://{}/mcp", world.addr()).parse().expect("a URL");
@@ -296,7 +297,7 @@ async fn http_2_clients_are_passed_on_too() {
 #[tokio::test]
 async fn each_request_leaves_a_line_that_tells_its_session_apart() {
     let lines = Lines::record();
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = older(&world).hello().await;
     let waiting = client.call(1).await;
     world.server.call().await.error(json!({ "code": -1, "message": "no" }));

@@ -3,7 +3,7 @@
 //!
 //! All of it happens in one process and on a paused clock, so that it always happens alike.
 
-use super::proxy_and_client::{HELLO, Older, READY, call};
+use super::proxy_and_client::{HELLO, LegacyClient, READY, call};
 use crate::support::{
     legacy_server::{Call, Canned, Events, Get, LegacyServer, Options, Seen},
     modern_client::Waiting,
@@ -26,7 +26,7 @@ use tokio::{task::JoinHandle, time::sleep};
 struct Stage {
     server: LegacyServer,
     proxy: app::Running,
-    client: Older,
+    client: LegacyClient,
     clock: SystemClock,
     began: Instant,
 }
@@ -65,7 +65,7 @@ impl Stage {
         let proxy = app::start_on(config, &Net::Pipes(pipes.clone())).expect("it starts");
         let at: SocketAddr = PROXY.parse().expect("an address");
         let clock = SystemClock::new();
-        let client = Older::new(at).piped(&pipes).within("s1");
+        let client = LegacyClient::new(at).piped(&pipes).within("s1");
         Self { server, proxy, client, began: clock.now(), clock }
     }
 

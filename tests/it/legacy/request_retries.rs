@@ -1,6 +1,6 @@
 //! What is sent to the server a second time, where its connection breaks before it has answered.
 
-use super::proxy_and_client::{HELLO, Older};
+use super::proxy_and_client::{HELLO, LegacyClient};
 use crate::proxy::proxy_and_server::start;
 use http::Method;
 use std::sync::{
@@ -44,7 +44,7 @@ async fn server() -> (String, Arc<AtomicUsize>) {
 async fn reads_are_retried_once_and_calls_are_not() {
     let (url, seen) = server().await;
     let running = start(&url, &["defer: { mode: never }"], &[]);
-    let client = Older::new(running.addresses[0]);
+    let client = LegacyClient::new(running.addresses[0]);
     for message in [HELLO, LIST] {
         let answer = client.within("s").post(message).await.answer().await;
         assert!(answer.json().get("result").is_some(), "{answer:?}");
@@ -59,7 +59,7 @@ async fn reads_are_retried_once_and_calls_are_not() {
 async fn requests_with_side_effects_are_not_retried() {
     let (url, seen) = server().await;
     let running = start(&url, &["defer: { mode: never }"], &[]);
-    let client = Older::new(running.addresses[0]).within("s");
+    let client = LegacyClient::new(running.addresses[0]).within("s");
     let vendors = r#"{"jsonrpc":"2.0","id":1,"method":"vendor/charge"}"#;
     let cancel = r#"{"jsonrpc":"2.0","id":1,"method":"tasks/cancel","params":{"taskId":"t"}}"#;
     let batch = format!("[{LIST},{}]", vendors.replace("1,", "2,"));
@@ -108,7 +108,7 @@ async fn closing() -> String {
 #[tokio::test]
 async fn a_call_does_not_reuse_a_connection_after_a_202() {
     let running = start(&closing().await, &["defer: { mode: never }"], &[]);
-    let client = Older::new(running.addresses[0]).within("s");
+    let client = LegacyClient::new(running.addresses[0]).within("s");
     for _ in 0..3 {
         assert_eq!(client.post(super::proxy_and_client::READY).await.answer().await.status, 202);
         let answer = client.with("authorization", "Bearer other").post(CALL).await.answer().await;
@@ -119,7 +119,7 @@ async fn a_call_does_not_reuse_a_connection_after_a_202() {
 #[tokio::test]
 async fn nothing_that_is_sent_once_goes_on_such_a_connection() {
     let running = start(&closing().await, &["defer: { mode: never }"], &[]);
-    let client = Older::new(running.addresses[0]).within("s");
+    let client = LegacyClient::new(running.addresses[0]).within("s");
     let answer = r#"{"jsonrpc":"2.0","id":9,"result":{}}"#;
     let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#;
     for (method, target, body) in [

@@ -1,10 +1,10 @@
 //! No legacy request is left without a response: released clients would wait for ever.
 
-use super::proxy_and_client::{Older, READY, call};
+use super::proxy_and_client::{LegacyClient, READY, call};
 use crate::{
-    proxy::proxy_and_server::{Setup, World, start},
+    proxy::proxy_and_server::{ProxyAndServer, Setup, start},
     support::{
-        legacy_server::{Canned, Nobody},
+        legacy_server::{Canned, ReservedPort},
         modern_client::{Answer, soon},
         paused_time::passes,
     },
@@ -13,13 +13,13 @@ use http::Method;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-fn session(world: &World) -> Older {
-    Older::new(world.addr()).within("s1")
+fn session(world: &ProxyAndServer) -> LegacyClient {
+    LegacyClient::new(world.addr()).within("s1")
 }
 
 /// What a call is answered with that the server answers like this.
 async fn answered(canned: Canned) -> Answer {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = session(&world).call(7).await;
     world.server.call().await.canned(canned);
     waiting.answer().await
@@ -89,9 +89,9 @@ async fn each_request_of_a_batch_gets_its_error() {
 
 #[tokio::test]
 async fn an_unreachable_server_is_reported_for_requests_and_notifications() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let proxy = start(&nobody.url(), &[], &[]);
-    let client = Older::new(proxy.addresses[0]).within("s1");
+    let client = LegacyClient::new(proxy.addresses[0]).within("s1");
     assert_eq!(client.call(7).await.answer().await.refusal(), (200, -31001));
     for waiting in [client.listen().await, client.post(READY).await] {
         let answer = waiting.answer().await;
@@ -112,7 +112,7 @@ async fn a_stream_that_ends_without_the_response_gets_one() {
 
 #[tokio::test]
 async fn a_stream_that_breaks_within_an_event_gets_a_response_that_can_be_read() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = session(&world).call(7).await;
     let events = world.server.call().await.stream();
     let mut stream = waiting.stream().await;
@@ -144,7 +144,7 @@ async fn unanswered_requests_of_a_batch_get_an_error() {
 
 #[tokio::test]
 async fn a_stream_may_break_after_the_response() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = session(&world).call(7).await;
     let events = world.server.call().await.stream();
     let mut stream = waiting.stream().await;
@@ -157,7 +157,7 @@ async fn a_stream_may_break_after_the_response() {
 
 #[tokio::test]
 async fn a_document_that_breaks_off_is_not_taken_for_whole() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = session(&world).call(7).await;
     let document = world.server.call().await.document();
     let mut stream = waiting.stream().await;
@@ -253,8 +253,8 @@ async fn an_empty_answer_to_what_we_would_have_added_to_is_an_error_too() {
             let params = json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "c", "version": "1" } });
             let ask = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params });
             let client = match method {
-                "initialize" => Older::new(world.addr()),
-                _ => Older::new(world.addr()).hello().await,
+                "initialize" => LegacyClient::new(world.addr()),
+                _ => LegacyClient::new(world.addr()).hello().await,
             };
             let answer = client.post(&ask.to_string()).await.answer().await;
             // A handshake that fails has run no call.
@@ -266,7 +266,7 @@ async fn an_empty_answer_to_what_we_would_have_added_to_is_an_error_too() {
 
 #[tokio::test]
 async fn a_document_that_breaks_before_it_begins_is_an_error() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = session(&world).call(7).await;
     let document = world.server.call().await.document();
     let mut answer = waiting.stream().await;
@@ -299,7 +299,7 @@ async fn an_event_stream_that_announces_its_length_is_not_held_to_it() {
 
 #[tokio::test]
 async fn comments_of_ours_fit_into_an_event_stream_that_announces_its_length() {
-    let world = World::with("held: { progress: off, comments: 20ms }").await;
+    let world = ProxyAndServer::with("held: { progress: off, comments: 20ms }").await;
     let waiting = session(&world).call(7).await;
     let response = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
     let stream = world.server.call().await.stream_of(response.len());

@@ -1,10 +1,10 @@
 //! A client ends its session, and its server may not survive that, or not be there.
 
-use super::proxy_and_client::{HELLO, Older, READY};
+use super::proxy_and_client::{HELLO, LegacyClient, READY};
 use crate::{
-    proxy::proxy_and_server::{Setup, World, start},
+    proxy::proxy_and_server::{ProxyAndServer, Setup, start},
     support::{
-        legacy_server::{Call, Canned, Nobody, Seen},
+        legacy_server::{Call, Canned, ReservedPort, Seen},
         paused_time::Still,
     },
 };
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// A world whose server offers no newer revision than this. One from before 2025-06-18 fails for ever
 /// once a session is ended.
-async fn offering(newest: &'static str, setup: Setup) -> World {
+async fn offering(newest: &'static str, setup: Setup) -> ProxyAndServer {
     let setup = setup.server(|options| {
         let dead = AtomicBool::new(false);
         let before = std::mem::take(options);
@@ -44,8 +44,8 @@ async fn offering(newest: &'static str, setup: Setup) -> World {
 }
 
 /// A session begun by a client that knows nothing newer than this.
-async fn begun(world: &World, newest: &str) -> Older {
-    let client = Older::new(world.addr()).with("user-agent", "client");
+async fn begun(world: &ProxyAndServer, newest: &str) -> LegacyClient {
+    let client = LegacyClient::new(world.addr()).with("user-agent", "client");
     let hello = HELLO.replace("2025-11-25", newest);
     let answer = client.post(&hello).await.answer().await;
     let client = client.within("of-client").with("mcp-protocol-version", newest);
@@ -54,11 +54,11 @@ async fn begun(world: &World, newest: &str) -> Older {
     client
 }
 
-async fn end(client: &Older) -> u16 {
+async fn end(client: &LegacyClient) -> u16 {
     client.send(Method::DELETE, "/mcp", "").await.answer().await.status.as_u16()
 }
 
-fn ends(world: &World) -> usize {
+fn ends(world: &ProxyAndServer) -> usize {
     world.server.count(|seen| seen.http == Method::DELETE && seen.session() == "of-client")
 }
 
@@ -79,7 +79,7 @@ async fn delete_is_not_sent_to_a_server_that_would_fail_after_it() {
         assert_eq!(older.post(READY).await.answer().await.status, 404);
         assert_eq!(end(&older).await, 404);
         // And nobody else notices.
-        let other = Older::new(world.addr());
+        let other = LegacyClient::new(world.addr());
         assert_eq!(other.post(HELLO).await.answer().await.status, 200);
         let other = other.with("authorization", "Bearer other").within("of-client");
         let waiting = other.call(8).await;
@@ -102,7 +102,7 @@ async fn a_server_is_judged_by_the_newest_revision_it_offers_itself() {
 async fn a_server_with_an_unknown_revision_is_probed_before_a_delete() {
     for (newest, status) in [("2025-03-26", 200), ("2025-06-18", 204)] {
         let world = offering(newest, Setup::new()).await;
-        let older = Older::new(world.addr()).within("of-client");
+        let older = LegacyClient::new(world.addr()).within("of-client");
         assert_eq!(end(&older).await, status);
         assert_eq!(ends(&world), usize::from(status == 204));
     }
@@ -110,8 +110,8 @@ async fn a_server_with_an_unknown_revision_is_probed_before_a_delete() {
 
 #[tokio::test]
 async fn the_end_of_a_session_is_answered_where_its_server_is_gone() {
-    let World { server, proxy } = World::new().await;
-    let client = Older::new(proxy.addresses[0]).hello().await;
+    let ProxyAndServer { server, proxy } = ProxyAndServer::new().await;
+    let client = LegacyClient::new(proxy.addresses[0]).hello().await;
     drop(server);
     let answer = client.send(Method::DELETE, "/mcp", "").await.answer().await;
     assert_eq!(answer.refusal(), (502, -31001));
@@ -120,9 +120,9 @@ async fn the_end_of_a_session_is_answered_where_its_server_is_gone() {
 
 #[tokio::test]
 async fn the_end_of_a_session_is_answered_where_its_server_was_never_there() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let proxy = start(&nobody.url(), &[], &[]);
-    let client = Older::new(proxy.addresses[0]).within("s1");
+    let client = LegacyClient::new(proxy.addresses[0]).within("s1");
     let answer = client.send(Method::DELETE, "/mcp", "").await.answer().await;
     assert_eq!(answer.refusal(), (502, -31001));
 }
@@ -135,7 +135,7 @@ async fn the_end_of_a_session_is_answered_where_its_server_redirects() {
         }));
     });
     let world = setup.start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let answer = client.send(Method::DELETE, "/mcp", "").await.answer().await;
     assert_eq!(answer.refusal(), (502, -31004));
 }
@@ -165,14 +165,14 @@ async fn a_session_whose_id_its_server_gives_again_lives_again() {
 }
 
 /// A session in which a task works, and another client that has called before.
-async fn working() -> (World, Older, (Value, Call), Older) {
+async fn working() -> (ProxyAndServer, LegacyClient, (Value, Call), LegacyClient) {
     let setup = Setup::new().server(|options| options.asks = Box::new(is_cancel));
     let world = setup.start().await;
-    let client = Older::new(world.addr()).with("authorization", "Bearer one").hello().await;
+    let client = LegacyClient::new(world.addr()).with("authorization", "Bearer one").hello().await;
     let wish = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"t","task":{}}}"#;
     let made = client.post(wish).await.answer().await.result();
     let call = world.server.call().await;
-    let other = Older::new(world.addr()).hello().await;
+    let other = LegacyClient::new(world.addr()).hello().await;
     is_served(&world, &other).await;
     (world, client, (made["task"]["taskId"].clone(), call), other)
 }
@@ -182,13 +182,13 @@ fn is_cancel(seen: &Seen) -> bool {
 }
 
 /// What was sent before without waiting has arrived when this returns.
-async fn is_served(world: &World, client: &Older) {
+async fn is_served(world: &ProxyAndServer, client: &LegacyClient) {
     let waiting = client.call(1).await;
     world.server.call().await.says("there");
     assert_eq!(waiting.answer().await.text(), "there");
 }
 
-async fn cancel(client: &Older, task: &Value) {
+async fn cancel(client: &LegacyClient, task: &Value) {
     let ask = json!({ "jsonrpc": "2.0", "id": 8, "method": "tasks/cancel", "params": { "taskId": task } });
     client.post(&ask.to_string()).await.answer().await.result();
 }
@@ -216,7 +216,7 @@ async fn a_client_ends_its_session_behind_what_is_queued_in_it() {
 async fn a_deleted_session_ends_after_the_cancellation_of_its_last_task() {
     let (world, client, (task, _unanswered), other) = working().await;
     let ends = |seen: &Seen| seen.http == Method::DELETE && seen.session() == client.session();
-    let again = Older::new(world.addr()).with("authorization", "Bearer one").hello().await;
+    let again = LegacyClient::new(world.addr()).with("authorization", "Bearer one").hello().await;
     assert_eq!(end(&client).await, 200);
     let still = Still::stands();
     cancel(&again, &task).await;

@@ -1,11 +1,11 @@
 //! A client that waits for a slow call without a task: progress, comments, an end.
 
-use super::proxy_and_client::{Older, READY, call};
+use super::proxy_and_client::{LegacyClient, READY, call};
 use crate::{
-    proxy::proxy_and_server::{Setup, World, start},
+    proxy::proxy_and_server::{ProxyAndServer, Setup, start},
     support::{
         legacy_server::{Call, Canned, Seen},
-        limit_hits::Hits,
+        limit_hits::LimitHits,
         modern_client::{Stream, soon},
         paused_time::passes,
     },
@@ -24,8 +24,8 @@ const OVERDUE: &str = "defer: { mode: never }\n    held: { deadline: 10s }";
 const DEADLINE: Duration = Duration::from_secs(10);
 const COMMENTS: &str = "held: { progress: off, comments: 20ms }";
 
-fn session(world: &World) -> Older {
-    Older::new(world.addr()).within("s1")
+fn session(world: &ProxyAndServer) -> LegacyClient {
+    LegacyClient::new(world.addr()).within("s1")
 }
 
 /// A call with this progress token.
@@ -57,7 +57,7 @@ fn progress(event: &str) -> f64 {
 }
 
 /// Waits until the server has been told that the call is cancelled, and no longer has it.
-async fn given_up(world: &World, called: Call, id: u64) {
+async fn given_up(world: &ProxyAndServer, called: Call, id: u64) {
     let told = world.server.message("notifications/cancelled").await;
     assert_eq!((told.session(), &told.json["params"]["requestId"]), ("s1", &json!(id)));
     called.left().await;
@@ -71,7 +71,7 @@ fn overdue(error: &Value) {
 
 #[tokio::test]
 async fn a_legacy_client_with_a_progress_token_gets_progress() {
-    let world = World::with(QUICK).await;
+    let world = ProxyAndServer::with(QUICK).await;
     let waiting = session(&world).post(&with_token(1, "\"t\"")).await;
     let events = world.server.call().await.stream();
     let mut stream = waiting.stream().await;
@@ -103,7 +103,7 @@ async fn a_legacy_client_with_a_progress_token_gets_progress() {
 
 #[tokio::test]
 async fn a_servers_own_comments_do_not_keep_progress_back() {
-    let world = World::with("held: { progress: 100ms, comments: 10s }").await;
+    let world = ProxyAndServer::with("held: { progress: 100ms, comments: 10s }").await;
     let waiting = session(&world).post(&with_token(1, "\"t\"")).await;
     let events = world.server.call().await.stream();
     let mut stream = waiting.stream().await;
@@ -120,7 +120,7 @@ async fn a_servers_own_comments_do_not_keep_progress_back() {
 #[tokio::test]
 async fn a_client_without_a_token_gets_comments_alone() {
     for route in ["held: { progress: 20ms, comments: 60ms }", "held: { progress: off, comments: 60ms }"] {
-        let world = World::with(route).await;
+        let world = ProxyAndServer::with(route).await;
         for body in [call(1), with_token(2, "null"), with_token(3, "{}")] {
             let waiting = session(&world).post(&body).await;
             let _events = world.server.call().await.stream();
@@ -134,7 +134,7 @@ async fn a_client_without_a_token_gets_comments_alone() {
 
 #[tokio::test]
 async fn the_proxy_begins_the_response_of_a_silent_server() {
-    let world = World::with("held: { progress: 40ms, comments: 20ms }").await;
+    let world = ProxyAndServer::with("held: { progress: 40ms, comments: 20ms }").await;
     let waiting = session(&world).post(&with_token(1, "\"t\"")).await;
     let called = world.server.call().await;
     let mut stream = soon("it begins", waiting.stream()).await;
@@ -157,7 +157,7 @@ async fn the_proxy_begins_the_response_of_a_silent_server() {
 
 #[tokio::test]
 async fn a_late_event_stream_of_the_servers_goes_on_as_it_is() {
-    let world = World::with(COMMENTS).await;
+    let world = ProxyAndServer::with(COMMENTS).await;
     let waiting = session(&world).call(1).await;
     let called = world.server.call().await;
     let mut stream = waiting.stream().await;
@@ -183,7 +183,7 @@ async fn what_a_late_http_error_means_is_the_last_event() {
         (Canned::status(200).body("<html>").header("content-type", "text/html"), json!({ "code": -31004 })),
         (Canned::status(202), json!({ "code": -31002 })),
     ] {
-        let world = World::with(COMMENTS).await;
+        let world = ProxyAndServer::with(COMMENTS).await;
         let waiting = session(&world).call(7).await;
         let called = world.server.call().await;
         let mut stream = waiting.stream().await;
@@ -205,8 +205,8 @@ async fn what_a_late_http_error_means_is_the_last_event() {
 
 #[tokio::test]
 async fn a_server_that_dies_after_the_response_began_is_reported_on_the_stream() {
-    let World { server, proxy } = World::with(COMMENTS).await;
-    let waiting = Older::new(proxy.addresses[0]).within("s1").call(7).await;
+    let ProxyAndServer { server, proxy } = ProxyAndServer::with(COMMENTS).await;
+    let waiting = LegacyClient::new(proxy.addresses[0]).within("s1").call(7).await;
     let _called = server.call().await;
     let mut stream = waiting.stream().await;
     assert_eq!(piece(&mut stream).await, ":\n\n");
@@ -217,7 +217,7 @@ async fn a_server_that_dies_after_the_response_began_is_reported_on_the_stream()
 
 #[tokio::test]
 async fn the_proxy_begins_only_responses_of_calls() {
-    let world = World::with("held: { progress: 20ms, comments: 20ms }").await;
+    let world = ProxyAndServer::with("held: { progress: 20ms, comments: 20ms }").await;
     let no_call = "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"vendor/thing\"}".to_owned();
     let json_only = session(&world).with("accept", "application/json");
     for (client, body) in [(session(&world), no_call), (json_only, call(1))] {
@@ -240,8 +240,8 @@ async fn the_proxy_begins_only_responses_of_calls() {
 
 #[tokio::test]
 async fn a_call_that_has_waited_long_enough_gets_an_error_and_is_cancelled() {
-    let hits = Hits::of("held.deadline");
-    let world = World::with(OVERDUE).await;
+    let hits = LimitHits::of("held.deadline");
+    let world = ProxyAndServer::with(OVERDUE).await;
     // Before the server has begun.
     let waiting = session(&world).call(1).await;
     let called = world.server.call().await;
@@ -277,9 +277,9 @@ async fn the_cancellation_at_the_deadline_is_sent_again_until_delivered() {
 
 #[tokio::test]
 async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
-    let hits = Hits::of("held.deadline");
+    let hits = LimitHits::of("held.deadline");
     for begun in ["", ": ping\n\n", "data: {\"jsonrpc\":\"2.0\",\"id\":2,"] {
-        let world = World::with(OVERDUE).await;
+        let world = ProxyAndServer::with(OVERDUE).await;
         let waiting = session(&world).call(2).await;
         let events = world.server.call().await.stream();
         events.raw(begun);
@@ -304,10 +304,11 @@ async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
 
 #[tokio::test]
 async fn an_answer_that_was_begun_for_a_server_ends_at_the_deadline() {
-    let hits = Hits::of("held.deadline");
-    let world =
-        World::with("defer: { mode: never }\n    held: { progress: off, comments: 20ms, deadline: 10s }")
-            .await;
+    let hits = LimitHits::of("held.deadline");
+    let world = ProxyAndServer::with(
+        "defer: { mode: never }\n    held: { progress: off, comments: 20ms, deadline: 10s }",
+    )
+    .await;
     let waiting = session(&world).call(3).await;
     let called = world.server.call().await;
     let mut stream = waiting.stream().await;
@@ -321,8 +322,8 @@ async fn an_answer_that_was_begun_for_a_server_ends_at_the_deadline() {
 
 #[tokio::test]
 async fn a_document_that_has_begun_breaks_off_at_the_deadline() {
-    let hits = Hits::of("held.deadline");
-    let world = World::with(OVERDUE).await;
+    let hits = LimitHits::of("held.deadline");
+    let world = ProxyAndServer::with(OVERDUE).await;
     let waiting = session(&world).call(4).await;
     let document = world.server.call().await.document();
     document.raw("{\"jsonrpc\":\"2.0\",");
@@ -336,8 +337,8 @@ async fn a_document_that_has_begun_breaks_off_at_the_deadline() {
 
 #[tokio::test]
 async fn a_short_document_that_does_not_come_ends_at_the_deadline() {
-    let hits = Hits::of("held.deadline");
-    let world = World::with(OVERDUE).await;
+    let hits = LimitHits::of("held.deadline");
+    let world = ProxyAndServer::with(OVERDUE).await;
     let waiting = session(&world).call(4).await;
     let document = world.server.call().await.document_of(500);
     document.raw("{\"jsonrpc\":\"2.0\",");
@@ -352,8 +353,8 @@ async fn a_short_document_that_does_not_come_ends_at_the_deadline() {
 
 #[tokio::test]
 async fn a_short_document_that_does_not_come_holds_up_no_proxy_that_stops() {
-    let World { server, proxy } = Setup::new().top("drain: 20ms").start().await;
-    let waiting = Older::new(proxy.addresses[0]).within("s1").call(4).await;
+    let ProxyAndServer { server, proxy } = Setup::new().top("drain: 20ms").start().await;
+    let waiting = LegacyClient::new(proxy.addresses[0]).within("s1").call(4).await;
     let document = server.call().await.document_of(500);
     document.raw("{\"jsonrpc\":\"2.0\",");
     let (answer, ()) = tokio::join!(waiting.answer(), proxy.stop());
@@ -363,7 +364,7 @@ async fn a_short_document_that_does_not_come_holds_up_no_proxy_that_stops() {
 
 #[tokio::test]
 async fn what_is_no_call_has_no_deadline() {
-    let world = World::with(OVERDUE).await;
+    let world = ProxyAndServer::with(OVERDUE).await;
     let client = session(&world);
     let waiting = client.post("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"vendor/thing\"}").await;
     let called = world.server.call().await;
@@ -403,7 +404,7 @@ async fn each_call_of_a_batch_is_cancelled_at_the_deadline() {
         // None of what the server is told is answered.
         &["timeouts: { first_byte: 500ms }"],
     );
-    let client = Older::new(proxy.addresses[0]).within("s1");
+    let client = LegacyClient::new(proxy.addresses[0]).within("s1");
     let waiting = client.post(&format!("[{},{READY},{}]", call(1), call(2))).await;
     soon("the batch arrives", told.recv()).await.expect("it listens");
     passes(DEADLINE).await;

@@ -3,11 +3,11 @@
 
 use super::{
     client_disconnects::departed,
-    proxy_and_client::{Older, call},
+    proxy_and_client::{LegacyClient, call},
 };
 use crate::{
     front::listener_and_service::Lines,
-    proxy::proxy_and_server::{Setup, World},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::{
         legacy_server::{Canned, Events, Get, LegacyServer, Options, Seen},
         modern_client::{Stream, soon},
@@ -24,8 +24,8 @@ const SOON: Duration = Duration::from_secs(12);
 const PRIMING: &str = "id: e1\nretry: 10\ndata:\n\n";
 const ANSWER: &str = "id: e2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
 
-fn within(world: &World) -> Older {
-    Older::new(world.addr()).within("s1")
+fn within(world: &ProxyAndServer) -> LegacyClient {
+    LegacyClient::new(world.addr()).within("s1")
 }
 
 /// The next piece that is no comment of the proxy.
@@ -40,7 +40,7 @@ async fn beyond_comments(stream: &mut Stream) -> String {
 }
 
 /// A call whose server has sent one event with an id.
-async fn begun(client: &Older, server: &LegacyServer) -> (Stream, Events) {
+async fn begun(client: &LegacyClient, server: &LegacyServer) -> (Stream, Events) {
     let waiting = client.call(7).await;
     let events = server.call().await.stream();
     let mut stream = waiting.stream().await;
@@ -60,7 +60,7 @@ fn errors(text: &str) -> Vec<(u64, i64)> {
 }
 
 /// A world whose server answers GET like this.
-async fn resumed_with(answer: impl Fn() -> Canned + Send + Sync + 'static) -> World {
+async fn resumed_with(answer: impl Fn() -> Canned + Send + Sync + 'static) -> ProxyAndServer {
     let setup = Setup::new().server(|options| {
         let before = std::mem::take(options);
         *options = before.hook(move |seen| (seen.http == Method::GET).then(&answer));
@@ -74,7 +74,7 @@ fn events(text: &str) -> Canned {
 
 #[tokio::test]
 async fn a_stream_that_breaks_goes_on_where_its_server_has_more() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = within(&world).with("x-own", "kept");
     let (mut stream, events) = begun(&client, &world.server).await;
     events.raw("id: e2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"resu");
@@ -99,7 +99,7 @@ fn comes_back(seen: &Seen) -> bool {
 
 #[tokio::test]
 async fn a_byte_order_mark_does_not_come_again_in_the_middle_of_a_stream() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let (mut stream, events) = begun(&within(&world), &world.server).await;
     events.break_off();
     let listener = world.server.listener("s1").await;
@@ -112,7 +112,7 @@ async fn a_byte_order_mark_does_not_come_again_in_the_middle_of_a_stream() {
 
 #[tokio::test]
 async fn a_response_that_was_cut_off_is_still_owed_when_the_stream_breaks_again() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let (mut stream, events) = begun(&within(&world), &world.server).await;
     events.raw("id: e2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"big");
     let cut = stream.piece().await.expect("it goes on").expect("it does not break off");
@@ -137,7 +137,7 @@ async fn a_response_that_was_cut_off_is_resumed_by_the_client_when_the_server_en
     stream.piece().await.expect("it goes on").expect("it does not break off");
     events.break_off();
     assert!(stream.rest().await.ends_with("id: e1\nevent: incomplete\n\nretry: 10\n\n"));
-    let World { server, proxy: _proxy } = world;
+    let ProxyAndServer { server, proxy: _proxy } = world;
     drop(server);
     let back = client.with("last-event-id", "e1").listen().await;
     tokio::time::pause();
@@ -185,7 +185,7 @@ async fn resumption_at_a_silent_server_ends_at_the_deadline() {
 
 #[tokio::test]
 async fn a_stream_that_breaks_more_than_once_goes_on_behind_its_last_event() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let (mut stream, events) = begun(&within(&world), &world.server).await;
     events.break_off();
     world.server.seen(|seen| seen.header("last-event-id") == Some("e1")).await;
@@ -224,8 +224,8 @@ async fn a_stream_that_breaks_gets_the_error_where_the_server_has_no_more() {
 #[tokio::test]
 async fn a_broken_stream_gets_an_error_where_connections_are_reset() {
     let setup = Setup::new().server(|options| options.get = Get::Stream);
-    let World { server, proxy } = setup.start().await;
-    let (stream, events) = begun(&Older::new(proxy.addresses[0]).within("s1"), &server).await;
+    let ProxyAndServer { server, proxy } = setup.start().await;
+    let (stream, events) = begun(&LegacyClient::new(proxy.addresses[0]).within("s1"), &server).await;
     let addr = server.addr();
     drop(server);
     // Its port lives on for a moment: connections are taken, and reset at once.
@@ -278,8 +278,8 @@ async fn a_resumed_stream_gets_an_error_where_the_server_has_no_more_events() {
 
 #[tokio::test]
 async fn a_resumed_stream_gets_an_error_where_the_server_is_gone() {
-    let World { server, proxy } = World::new().await;
-    let client = Older::new(proxy.addresses[0]).within("s1");
+    let ProxyAndServer { server, proxy } = ProxyAndServer::new().await;
+    let client = LegacyClient::new(proxy.addresses[0]).within("s1");
     let (mut stream, events) = begun(&client, &server).await;
     drop(events);
     assert_eq!(stream.rest().await, "");
@@ -312,7 +312,7 @@ async fn a_disconnected_client_that_resumes_gets_an_error_where_the_server_has_n
 }
 
 /// A client that has left a call whose events go on; what is read of it meanwhile is read by the proxy.
-async fn left_behind(client: &Older, world: &World, events: &[&'static str]) -> Events {
+async fn left_behind(client: &LegacyClient, world: &ProxyAndServer, events: &[&'static str]) -> Events {
     let lines = Lines::record();
     let (mut stream, said) = begun(client, &world.server).await;
     for event in events {
@@ -327,7 +327,7 @@ async fn left_behind(client: &Older, world: &World, events: &[&'static str]) -> 
 /// A server may give a stream to one connection at a time.
 #[tokio::test]
 async fn an_answer_is_not_read_on_for_a_client_that_returns_for_it() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = within(&world);
     let said = left_behind(&client, &world, &[]).await;
     let back = client.with("last-event-id", "e1").listen().await;
@@ -363,7 +363,7 @@ async fn a_resumption_is_relayed_where_the_server_has_more_events() {
 
 #[tokio::test]
 async fn a_resumed_stream_that_ends_is_resumed_by_the_client_and_one_that_breaks_is_resumed() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = within(&world);
     let (mut stream, ended) = begun(&client, &world.server).await;
     drop(ended);
@@ -378,7 +378,7 @@ async fn a_resumed_stream_that_ends_is_resumed_by_the_client_and_one_that_breaks
     world.server.hang_up("s1");
     // The server has ended it now: it is come back for once more, and the server is gone.
     assert_eq!(back.rest().await, "");
-    let World { server, proxy: _proxy } = world;
+    let ProxyAndServer { server, proxy: _proxy } = world;
     drop(server);
     let back = client.with("last-event-id", "e3").listen().await;
     tokio::time::pause();

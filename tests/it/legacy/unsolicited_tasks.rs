@@ -1,9 +1,9 @@
 //! A call that becomes a task although its client did not ask for one (SEP-2229).
 
-use super::proxy_and_client::Older;
-use crate::proxy::proxy_and_server::{Setup, World};
+use super::proxy_and_client::LegacyClient;
+use crate::proxy::proxy_and_server::{ProxyAndServer, Setup};
 use crate::support::{
-    faulty_store::{Faulty, Op},
+    faulty_store::{FaultyStore, Op},
     modern_client::{Stream, soon},
     paused_time::passes,
 };
@@ -17,17 +17,17 @@ const AFTER: Duration = Duration::from_secs(10);
 const LATE: &str = "defer: { after: 1h }";
 const MARKED: &str = "tasks: { unsolicited: [{ header: X-Takes-Tasks, value: yes }] }";
 
-async fn world(after: &'static str, whom: &'static str) -> World {
+async fn world(after: &'static str, whom: &'static str) -> ProxyAndServer {
     Setup::new().route(after).route(whom).start().await
 }
 
 /// A client in a session, who is one of those that the operator means.
-async fn taker(world: &World) -> Older {
-    Older::new(world.addr()).with("x-takes-tasks", "yes").hello().await
+async fn taker(world: &ProxyAndServer) -> LegacyClient {
+    LegacyClient::new(world.addr()).with("x-takes-tasks", "yes").hello().await
 }
 
 /// `tasks/…` of a task.
-async fn of_task(client: &Older, method: &str, task: &str) -> Value {
+async fn of_task(client: &LegacyClient, method: &str, task: &str) -> Value {
     let ask = json!({ "jsonrpc": "2.0", "id": 90, "method": method, "params": { "taskId": task } });
     client.post(&ask.to_string()).await.answer().await.json()
 }
@@ -39,7 +39,7 @@ fn asks(id: u64) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": { "message": "?" } })
 }
 
-async fn becomes(client: &Older, task: &str, status: &str) {
+async fn becomes(client: &LegacyClient, task: &str, status: &str) {
     let wished = async {
         while of_task(client, "tasks/get", task).await["result"]["status"] != status {
             tokio::task::yield_now().await;
@@ -104,8 +104,8 @@ async fn a_slow_call_is_a_task_whose_result_is_fetched() {
 async fn only_configured_clients_get_unsolicited_tasks() {
     let world = world(NOW, MARKED).await;
     for client in [
-        Older::new(world.addr()).hello().await,
-        Older::new(world.addr()).with("x-takes-tasks", "no").hello().await,
+        LegacyClient::new(world.addr()).hello().await,
+        LegacyClient::new(world.addr()).with("x-takes-tasks", "no").hello().await,
         // Whose revision knows no tasks.
         taker(&world).await.with("mcp-protocol-version", "2025-06-18"),
     ] {
@@ -118,7 +118,7 @@ async fn only_configured_clients_get_unsolicited_tasks() {
 #[tokio::test]
 async fn every_client_gets_unsolicited_tasks_where_configured() {
     let world = world(NOW, "tasks: { unsolicited: always }").await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let waiting = client.call(1).await;
     assert!(waiting.answer().await.result()["task"]["taskId"].is_string());
 }
@@ -212,7 +212,7 @@ async fn a_tool_that_must_be_a_task_is_one_unasked() {
     let world = setup.start().await;
     let answer = taker(&world).await.call(1).await.answer().await;
     assert!(answer.result()["task"]["taskId"].is_string());
-    let plain = Older::new(world.addr()).hello().await.call(1).await.answer().await;
+    let plain = LegacyClient::new(world.addr()).hello().await.call(1).await.answer().await;
     assert_eq!(plain.error()["code"], -32601);
 }
 
@@ -259,7 +259,7 @@ async fn an_input_request_before_the_task_moves_to_the_task() {
 
 #[tokio::test]
 async fn an_answer_that_could_not_be_kept_can_be_given_again() {
-    let store = Faulty::new();
+    let store = FaultyStore::new();
     let world = Setup::new().route(SOON).route(MARKED).store(&store).start().await;
     let client = taker(&world).await;
     let waiting = client.call(1).await;
@@ -344,7 +344,7 @@ async fn params_task_of_other_clients_is_refused_where_tasks_are_offered_and_pas
         [("defer: { mode: never }", false), ("tools: [{ match: t, mode: never }]", true)]
     {
         let world = world(never, MARKED).await;
-        let client = Older::new(world.addr()).hello().await;
+        let client = LegacyClient::new(world.addr()).hello().await;
         let waiting = client.post(wished).await;
         if !is_refused {
             let call = world.server.call().await;
@@ -426,7 +426,7 @@ async fn an_input_request_that_was_answered_is_not_refused_where_its_call_is_can
 #[tokio::test]
 async fn an_input_request_that_was_answered_is_not_refused_where_its_call_ends_while_its_task_is_being_kept()
 {
-    let store = Faulty::taking(Duration::from_millis(300));
+    let store = FaultyStore::taking(Duration::from_millis(300));
     let world = Setup::new().route(LATE).route(MARKED).store(&store).start().await;
     let client = taker(&world).await;
     let waiting = client.call(7).await;

@@ -2,7 +2,7 @@
 
 use super::{
     process::{PARK, RETENTION},
-    scenario::{Client, FULL, Profile, Task, What, World, number},
+    scenario::{Client, FULL, Profile, Scenario, Task, What, number},
     server::{ERROR, Word, result},
 };
 use deferral::internals::task::{Record, State, TaskId};
@@ -19,7 +19,7 @@ const TOO_LARGE: i64 = -31005;
 /// The store does not answer; the client asks again.
 const STORE_FAILED: i64 = -32603;
 
-impl World {
+impl Scenario {
     /// A client hears the answer to its request. What it is told is kept by then.
     pub(super) fn heard(&mut self, call: usize, what: &What, said: &Value) {
         let is_full = said["error"]["message"].as_str().is_some_and(|words| words.contains(FULL));

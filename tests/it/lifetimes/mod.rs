@@ -18,7 +18,7 @@ mod scenario;
 mod server;
 mod stored_records;
 
-use scenario::{Profile, World};
+use scenario::{Profile, Scenario};
 use std::panic::catch_unwind;
 
 /// So many seeds for each profile, which take a core two seconds: more with `LIFETIMES`, for all of them together; or
@@ -82,7 +82,7 @@ fn holds(profile: Profile) {
 }
 
 fn live(profile: Profile, seed: u64, is_told: bool) {
-    let mut world = World::new(profile, seed, is_told);
+    let mut world = Scenario::new(profile, seed, is_told);
     world.live();
     world.end();
 }

@@ -1,7 +1,7 @@
 //! One process of the proxy: a route and its tasks on a runtime of their own, which can be killed at any moment.
 
 use super::{server::Server, stored_records::Records};
-use crate::support::faulty_store::Faulty;
+use crate::support::faulty_store::FaultyStore;
 use bytes::Bytes;
 use deferral::internals::{
     bridge::resume::Keyring,
@@ -34,7 +34,7 @@ use tokio::{
 /// The process.
 pub(super) struct Process {
     runtime: Runtime,
-    pub(super) store: Arc<Faulty>,
+    pub(super) store: Arc<FaultyStore>,
     endpoint: Endpoint,
     ledger: Arc<Ledger>,
     clock: Arc<Time>,
@@ -86,7 +86,7 @@ impl Process {
         let within = runtime.enter();
         let clock = SystemClock::new();
         let clock = Arc::new(Time { clock, started: clock.now(), at });
-        let store = Faulty::around(Arc::new(records.clone()) as Arc<dyn Store>);
+        let store = FaultyStore::around(Arc::new(records.clone()) as Arc<dyn Store>);
         if yields {
             store.yields();
         }

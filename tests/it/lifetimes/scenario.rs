@@ -150,7 +150,7 @@ pub(super) enum What {
     Cancel,
 }
 
-pub(super) struct World {
+pub(super) struct Scenario {
     pub(super) profile: Profile,
     /// The store has been full.
     pub(super) was_full: bool,
@@ -182,9 +182,9 @@ const STEPS: usize = 20;
 /// What the store is full of.
 pub(super) const FULL: &str = "limits.stored_bytes";
 
-// === impl World ===
+// === impl Scenario ===
 
-impl World {
+impl Scenario {
     pub(super) fn new(profile: Profile, seed: u64, is_told: bool) -> Self {
         let mut chance = Chance::new(seed);
         let keeps_events = match profile {

@@ -6,7 +6,7 @@ use crate::{
     proxy::proxy_and_server::Setup,
     support::{
         legacy_server::{LegacyServer, Options},
-        limit_hits::Hits,
+        limit_hits::LimitHits,
         modern_client::{Version, soon},
     },
 };
@@ -121,7 +121,7 @@ async fn more_calls_on_one_connection_than_it_may_carry_wait_at_their_client() {
 
 #[tokio::test]
 async fn calls_beyond_what_a_connection_may_carry_are_refused_where_its_client_does_not_queue_them() {
-    let hits = Hits::of("limits.streams");
+    let hits = LimitHits::of("limits.streams");
     let world = Setup::new().top("limits: { streams: 2 }").start().await;
     let frame = |length: usize, kind: u8, stream: u8| {
         let length = u8::try_from(length).expect("it is short");
@@ -164,7 +164,7 @@ const REFUSED_STREAM: [u8; 4] = [0, 0, 0, 7];
 
 #[tokio::test]
 async fn calls_beyond_the_connections_to_servers_wait_and_the_limit_is_named() {
-    let hits = Hits::of("limits.upstream_connections");
+    let hits = LimitHits::of("limits.upstream_connections");
     let setup = Setup::new().server(|options| options.get = crate::support::legacy_server::Get::Refused(405));
     let world =
         setup.top("limits: { upstream_connections: 2 }").top("timeouts: { connect: 200ms }").start().await;

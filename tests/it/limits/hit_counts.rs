@@ -5,10 +5,10 @@
 
 use super::test_of_each_limit::{self, Held};
 use crate::{
-    emulated_sessions::proxy_and_stdio_server::World as Hosted,
-    legacy::proxy_and_client::{HELLO, Older},
+    emulated_sessions::proxy_and_stdio_server::ProxyAndStdioServer as Hosted,
+    legacy::proxy_and_client::{HELLO, LegacyClient},
     proxy::proxy_and_server::{ALWAYS, Setup, start},
-    support::{legacy_server::crowded, limit_hits::Hits, modern_client::soon},
+    support::{legacy_server::crowded, limit_hits::LimitHits, modern_client::soon},
 };
 use deferral::internals::{telemetry, upstream::Limits};
 use serde_json::json;
@@ -58,8 +58,11 @@ fn every_counted_limit_has_a_test_that_reaches_it_and_reads_the_count() {
         });
         let test = elsewhere.or(driven).unwrap_or_else(|| panic!("no test drives {key}"));
         let text = tests.get(test).unwrap_or_else(|| panic!("{key}: there is no test {test}"));
-        let looks =
-            [format!("Hits::of(\"{key}\")"), format!("hits(&admin, \"{key}\")"), format!("hits(\"{key}\")")];
+        let looks = [
+            format!("LimitHits::of(\"{key}\")"),
+            format!("hits(&admin, \"{key}\")"),
+            format!("hits(\"{key}\")"),
+        ];
         let is_looked_at = looks.iter().any(|looks| text.contains(looks));
         assert!(is_looked_at, "{test} drives {key} and does not look at its count: {looks:?}");
     }
@@ -69,7 +72,7 @@ fn every_counted_limit_has_a_test_that_reaches_it_and_reads_the_count() {
 #[tokio::test]
 async fn bodies_over_the_memory_limit_are_counted() {
     let world = Setup::new().top("limits: { body_memory: 1MiB, body_bytes: 800KiB }").start().await;
-    let hits = Hits::of("limits.body_memory");
+    let hits = LimitHits::of("limits.body_memory");
     let large = json!({ "name": "t", "arguments": { "a": "x".repeat(700 << 10) } });
     let waiting = world.client().send("tools/call", large.clone()).await;
     let held = world.server.call().await;
@@ -81,7 +84,7 @@ async fn bodies_over_the_memory_limit_are_counted() {
 
 #[tokio::test]
 async fn calls_that_find_no_session_are_counted_by_what_kept_them_from_one() {
-    let (full, overdue) = (Hits::of("limits.queue"), Hits::of("timeouts.queue"));
+    let (full, overdue) = (LimitHits::of("limits.queue"), LimitHits::of("timeouts.queue"));
     let top = "limits: { sessions: 1, queue: 1 }";
     let world = Setup::new().top(top).top("timeouts: { queue: 1s }").start().await;
     let asked = world.client().declaring(json!({ "elicitation": {} }));
@@ -100,7 +103,7 @@ async fn calls_that_find_no_session_are_counted_by_what_kept_them_from_one() {
 #[tokio::test]
 async fn a_response_over_the_limit_is_counted_once_in_both_eras() {
     let world = Setup::new().top("limits: { result_bytes: 1000 }").start().await;
-    let hits = Hits::of("limits.result_bytes");
+    let hits = LimitHits::of("limits.result_bytes");
     let waiting = world.client().call("t").await;
     world.server.call().await.says(&"x".repeat(2000));
     assert_eq!(waiting.answer().await.error()["code"], -31005);
@@ -115,12 +118,12 @@ async fn a_response_over_the_limit_is_counted_once_in_both_eras() {
 #[tokio::test]
 async fn a_call_over_its_timeout_is_counted_once_in_both_eras() {
     let world = Setup::new().top("timeouts: { call: 100ms }").start().await;
-    let hits = Hits::of("timeouts.call");
+    let hits = LimitHits::of("timeouts.call");
     let waiting = world.client().call("t").await;
     let _held = world.server.call().await;
     assert_eq!(waiting.answer().await.error()["code"], -31003);
     hits.are(1).await;
-    let older = Older::new(world.addr()).hello().await;
+    let older = LegacyClient::new(world.addr()).hello().await;
     let waiting = older.call(1).await;
     let _held = world.server.call().await;
     assert_eq!(waiting.answer().await.error()["code"], -31003);
@@ -129,7 +132,7 @@ async fn a_call_over_its_timeout_is_counted_once_in_both_eras() {
 
 #[tokio::test]
 async fn an_unanswered_request_is_counted_by_the_timeout_that_ended_it() {
-    let (silent, idle) = (Hits::of("timeouts.first_byte"), Hits::of("timeouts.idle"));
+    let (silent, idle) = (LimitHits::of("timeouts.first_byte"), LimitHits::of("timeouts.idle"));
     let world = Setup::new().top("timeouts: { first_byte: 300ms, idle: 50ms }").start().await;
     let client = world.client();
     client.ask("tools/list", json!({})).await.result();
@@ -145,7 +148,7 @@ async fn an_unanswered_request_is_counted_by_the_timeout_that_ended_it() {
 
 #[tokio::test]
 async fn a_server_that_takes_no_connection_is_counted() {
-    let hits = Hits::of("timeouts.connect");
+    let hits = LimitHits::of("timeouts.connect");
     let crowd = crowded().await;
     let proxy = start(&format!("http://{}/mcp", crowd.addr), &[], &["timeouts: { connect: 50ms }"]);
     let client = crate::support::modern_client::Client::new(proxy.addresses[0]);
@@ -156,7 +159,7 @@ async fn a_server_that_takes_no_connection_is_counted() {
 
 #[tokio::test(start_paused = true)]
 async fn sessions_over_the_limit_are_counted() {
-    let hits = Hits::of("limits.client_sessions");
+    let hits = LimitHits::of("limits.client_sessions");
     let limits = Limits { client_sessions: 1, ..Limits::default() };
     let mut world = Hosted::limited("defer: { mode: never }", limits);
     let (_first, _child) = world.begin(json!({})).await;
@@ -166,7 +169,7 @@ async fn sessions_over_the_limit_are_counted() {
 
 #[tokio::test]
 async fn results_over_the_size_of_the_folder_are_counted() {
-    let hits = Hits::of("store.max_bytes");
+    let hits = LimitHits::of("store.max_bytes");
     let folder = tempfile::tempdir().expect("a folder");
     let store = format!("store: {{ disk: '{}', max_bytes: 16MiB }}", folder.path().join("tasks").display());
     let world = Setup::new().route(ALWAYS).top(store.leak()).start().await;

@@ -5,7 +5,7 @@ use crate::{
     proxy::proxy_and_server::Setup,
     support::{
         legacy_server::{Canned, LegacyServer, Options},
-        limit_hits::Hits,
+        limit_hits::LimitHits,
     },
 };
 use http::Method;
@@ -43,7 +43,7 @@ async fn capabilities_of_a_megabyte_are_refused_and_not_kept() {
 
 #[tokio::test]
 async fn identities_are_bounded_by_what_they_keep_too() {
-    let hits = Hits::of("limits.identity_bytes");
+    let hits = LimitHits::of("limits.identity_bytes");
     let world = Setup::new().top("limits: { identity_bytes: 256KiB }").start().await;
     for number in 0..32 {
         let client = world.client().declaring(declared(number, 32 << 10));

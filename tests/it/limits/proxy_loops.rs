@@ -97,7 +97,7 @@ async fn a_proxy_in_front_of_itself_reports_it_and_keeps_its_descriptors() {
 
 #[tokio::test]
 async fn two_proxies_in_a_row_are_no_loop_and_three_in_a_ring_are_one() {
-    let world = crate::proxy::proxy_and_server::World::new().await;
+    let world = crate::proxy::proxy_and_server::ProxyAndServer::new().await;
     let near = start(&format!("http://{}/mcp", world.addr()), &[], &[]);
     let answer = Client::new(near.addresses[0]).ask("tools/list", json!({})).await;
     assert!(answer.result()["tools"].is_array(), "{}", answer.body);

@@ -1,7 +1,7 @@
 //! What an operator's Prometheus reads: names and labels as the manual lists them, and the counts of what happened.
 
 use crate::{
-    proxy::proxy_and_server::{SLOW, Setup, World},
+    proxy::proxy_and_server::{ProxyAndServer, SLOW, Setup},
     support::modern_client::soon,
 };
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ struct Scrape {
 // === impl Scrape ===
 
 impl Scrape {
-    async fn of(world: &World) -> Self {
+    async fn of(world: &ProxyAndServer) -> Self {
         let text = read(world, "/metrics").await;
         let mut scrape = Self { samples: BTreeMap::new(), types: BTreeMap::new(), text: String::new() };
         let mut helped = BTreeSet::new();
@@ -74,7 +74,7 @@ impl Scrape {
 }
 
 /// What is at a path of the operator's address.
-async fn read(world: &World, path: &str) -> String {
+async fn read(world: &ProxyAndServer, path: &str) -> String {
     let address = world.proxy.admin.as_ref().expect("there is one").address;
     let mut socket = TcpStream::connect(address).await.expect("it listens");
     let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
@@ -86,7 +86,7 @@ async fn read(world: &World, path: &str) -> String {
     body.to_owned()
 }
 
-async fn until(world: &World, wished: impl Fn(&Scrape) -> bool) -> Scrape {
+async fn until(world: &ProxyAndServer, wished: impl Fn(&Scrape) -> bool) -> Scrape {
     soon("the counts that are wished for", async {
         loop {
             let scrape = Scrape::of(world).await;
@@ -260,12 +260,14 @@ async fn a_tool_that_is_counted_by_name_has_all_its_counters() {
 #[tokio::test]
 async fn a_server_that_is_not_there_is_down_and_its_limits_are_known() {
     let world = Setup::new().top(ADMIN).top("limits: { calls: 77 }").start().await;
-    let World { server, proxy } = world;
+    let ProxyAndServer { server, proxy } = world;
     let address = server.addr();
     drop(server);
     while TcpStream::connect(address).await.is_ok() {}
-    let world =
-        World { server: crate::support::legacy_server::LegacyServer::start(Default::default()).await, proxy };
+    let world = ProxyAndServer {
+        server: crate::support::legacy_server::LegacyServer::start(Default::default()).await,
+        proxy,
+    };
     let answer = world.client().ask("tools/call", json!({ "name": "t" })).await;
     assert_eq!(answer.error()["code"], -31001);
     let scrape = Scrape::of(&world).await;

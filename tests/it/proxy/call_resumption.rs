@@ -2,9 +2,9 @@
 
 use super::{program::Program, proxy_and_server::ALWAYS, restart::Place};
 use crate::{
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::{
-        faulty_store::{Faulty, Op},
+        faulty_store::{FaultyStore, Op},
         legacy_server::{Call, Canned, Events, Get, Options, Seen},
         modern_client::{Client, soon},
     },
@@ -255,7 +255,7 @@ async fn an_answer_that_may_not_have_arrived_is_given_again_although_the_server_
 #[tokio::test]
 async fn a_call_is_resumed_by_the_next_process_although_the_store_fails_at_the_end() {
     let mut place = Place::before(keeps_events).await;
-    let store = Faulty::around(Arc::new(place.next()));
+    let store = FaultyStore::around(Arc::new(place.next()));
     let mut first = place.start_on(store.clone(), &[ALWAYS], &["drain: 20ms"]).await;
     let (task, id, events) = begun(&place, &askable(&first)).await;
     store.fails(&[Op::Insert, Op::Swap, Op::Anchor, Op::Remove]);
@@ -366,7 +366,7 @@ async fn a_cancellation_is_sent_to_the_server_again_after_a_restart() {
 async fn a_task_of_a_legacy_client_goes_on_in_its_own_session() {
     let mut place = Place::before(keeps_events).await;
     let first = place.start(&[ALWAYS], &[]).await;
-    let client = Older::new(first.addr).hello().await;
+    let client = LegacyClient::new(first.addr).hello().await;
     let session = client.session();
     let request = |method: &str, params: Value| {
         json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params }).to_string()
@@ -386,7 +386,7 @@ async fn a_task_of_a_legacy_client_goes_on_in_its_own_session() {
     first.killed().await;
 
     let second = place.start(&[ALWAYS], &[]).await;
-    let client = Older::new(second.addr).within(&session);
+    let client = LegacyClient::new(second.addr).within(&session);
     let (seen, events) = taken_up(&place).await;
     assert_eq!(seen.session(), session);
     let waiting = client.post(&request("tasks/result", json!({ "taskId": task }))).await;

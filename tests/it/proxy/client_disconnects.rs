@@ -1,6 +1,6 @@
 //! Clients that leave.
 
-use super::proxy_and_server::{ALWAYS, SLOW, Setup, World};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer, SLOW, Setup};
 use crate::support::{
     legacy_server::{Call, Seen},
     modern_client::{Client, TASKS, Version, soon},
@@ -18,7 +18,7 @@ fn cancels(call: &str, session: &str) -> impl Fn(&Seen) -> bool {
 }
 
 /// Waits until the server has been told, and until nothing more can come in that session.
-async fn is_cancelled_once(world: &World, call: &Call) {
+async fn is_cancelled_once(world: &ProxyAndServer, call: &Call) {
     let (id, session) = (call.id().to_string(), call.session().to_owned());
     world.server.seen(cancels(&id, &session)).await;
     world.server.seen(|seen| seen.http == Method::DELETE && seen.session() == session).await;
@@ -28,7 +28,7 @@ async fn is_cancelled_once(world: &World, call: &Call) {
 #[tokio::test]
 async fn a_client_that_disconnects_before_the_answer_cancels_its_call_once() {
     for declares_tasks in [false, true] {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let client = if declares_tasks { world.tasker() } else { world.client() };
         let waiting = client.call("slow").await;
         let call = world.server.call().await;
@@ -39,7 +39,7 @@ async fn a_client_that_disconnects_before_the_answer_cancels_its_call_once() {
 
 #[tokio::test]
 async fn a_client_that_disconnects_cancels_only_its_own_call() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let (one, other) = (world.client().call("one").await, world.client().call("other").await);
     let (a, b) = (world.server.call().await, world.server.call().await);
     let (a, b) = if a.name() == "one" { (a, b) } else { (b, a) };
@@ -54,7 +54,7 @@ async fn a_client_that_disconnects_cancels_only_its_own_call() {
 
 #[tokio::test]
 async fn abandoning_one_of_several_requests_on_a_connection_cancels_that_call() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let mut kept = world.client().over(Version::Http2).kept().await;
     let request = |client: &Client, tool| client.request("tools/call", json!({ "name": tool }));
     let one = kept.begin(request(&world.client().over(Version::Http2), "one")).await;
@@ -70,7 +70,7 @@ async fn abandoning_one_of_several_requests_on_a_connection_cancels_that_call() 
 
 #[tokio::test]
 async fn a_client_that_disconnects_an_event_stream_cancels_its_call() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let params = json!({ "name": "slow", "_meta": { "progressToken": 1 } });
     let waiting = world.client().send("tools/call", params).await;
     let call = world.server.call().await;
@@ -86,7 +86,7 @@ async fn a_client_that_disconnects_an_event_stream_cancels_its_call() {
 
 #[tokio::test]
 async fn a_client_may_disconnect_once_it_has_its_handle() {
-    let world = World::with(SLOW).await;
+    let world = ProxyAndServer::with(SLOW).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -138,7 +138,7 @@ const WINDOW: u32 = 150;
 
 async fn withholding(
     client: &Client,
-    world: &World,
+    world: &ProxyAndServer,
 ) -> (h2::client::ResponseFuture, tokio::task::JoinHandle<()>) {
     let socket = tokio::net::TcpStream::connect(world.addr()).await.expect("the proxy listens");
     let (mut sender, connection) = h2::client::Builder::new()

@@ -1,8 +1,8 @@
 //! A client's own headers and name, which its server knows it by.
 
-use super::proxy_and_server::{Setup, World};
+use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::{
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::{
         legacy_server::{Canned, Seen},
         modern_client::Client,
@@ -11,7 +11,7 @@ use crate::{
 use serde_json::{Value, json};
 
 /// Calls the tool `t`, and gives what the server saw of the call.
-async fn call(world: &World, client: &Client) -> Seen {
+async fn call(world: &ProxyAndServer, client: &Client) -> Seen {
     let waiting = client.call("t").await;
     let call = world.server.call().await;
     let seen = call.seen.clone();
@@ -22,7 +22,7 @@ async fn call(world: &World, client: &Client) -> Seen {
 
 #[tokio::test]
 async fn the_headers_of_a_client_reach_the_server_whatever_revision_it_speaks() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let own = [
         ("x-api-key", "k-1"),
         ("cookie", "a=1"),
@@ -41,7 +41,8 @@ async fn the_headers_of_a_client_reach_the_server_whatever_revision_it_speaks() 
         ("te", "trailers"),
     ];
     let all = own.iter().chain(&hop);
-    let older = all.clone().fold(Older::new(world.addr()), |client, (name, value)| client.with(name, value));
+    let older =
+        all.clone().fold(LegacyClient::new(world.addr()), |client, (name, value)| client.with(name, value));
     let waiting = older.hello().await.call(1).await;
     let relayed = world.server.call().await;
     let modern = all.fold(world.client(), |client, (name, value)| client.with(name, value));
@@ -106,7 +107,7 @@ fn calls_itself(info: &Value) -> Value {
 
 #[tokio::test]
 async fn a_server_over_http_receives_client_info_and_different_clients_share_no_session() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let mut sessions = Vec::new();
     let (one, other) =
         (json!({ "name": "one", "version": "1" }), json!({ "name": "one", "version": "2", "x": [1] }));
@@ -144,7 +145,8 @@ async fn connection_cannot_take_away_what_names_the_principal_or_is_forwarded() 
         named.iter().fold(client, |client, (name, value)| client.with(name, value))
     };
     let driven = call(&world, &add(world.client())).await;
-    let older = named.iter().fold(Older::new(world.addr()), |client, (name, value)| client.with(name, value));
+    let older =
+        named.iter().fold(LegacyClient::new(world.addr()), |client, (name, value)| client.with(name, value));
     let older = older.with("connection", "x-user, X-Tenant, cookie, x-hop").with("x-hop", "1");
     let waiting = older.hello().await.call(1).await;
     let relayed = world.server.call().await;

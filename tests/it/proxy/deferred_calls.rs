@@ -1,9 +1,9 @@
 //! Slow calls become tasks.
 
-use super::proxy_and_server::{ALWAYS, SLOW, Setup, World};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer, SLOW, Setup};
 use crate::support::{
     legacy_server::Canned,
-    limit_hits::Hits,
+    limit_hits::LimitHits,
     modern_client::{Event, Version, indistinguishable},
     paused_time::passes,
 };
@@ -13,7 +13,7 @@ use std::time::Duration;
 #[tokio::test]
 async fn a_slow_call_becomes_a_task_with_a_flat_handle() {
     for version in [Version::Http1, Version::Http2] {
-        let world = World::with(SLOW).await;
+        let world = ProxyAndServer::with(SLOW).await;
         let waiting = world.tasker().over(version).call("slow").await;
         let call = world.server.call().await;
 
@@ -47,7 +47,7 @@ async fn a_slow_call_becomes_a_task_with_a_flat_handle() {
 
 #[tokio::test]
 async fn a_task_is_found_at_once_and_in_the_end_holds_the_result_as_it_came() {
-    let world = World::with(SLOW).await;
+    let world = ProxyAndServer::with(SLOW).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -71,7 +71,7 @@ async fn a_task_is_found_at_once_and_in_the_end_holds_the_result_as_it_came() {
 
 #[tokio::test]
 async fn an_error_of_the_server_makes_a_failed_task() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -85,7 +85,7 @@ async fn an_error_of_the_server_makes_a_failed_task() {
 
 #[tokio::test]
 async fn a_tool_that_fails_makes_a_completed_task() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -98,7 +98,7 @@ async fn a_tool_that_fails_makes_a_completed_task() {
 
 #[tokio::test]
 async fn progress_is_shown_in_the_status_message() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -118,7 +118,7 @@ async fn progress_is_shown_in_the_status_message() {
 
 #[tokio::test]
 async fn progress_before_the_handle_goes_to_the_client_that_asked_for_it() {
-    let world = World::with("defer: { after: 10s }").await;
+    let world = ProxyAndServer::with("defer: { after: 10s }").await;
     let client = world.tasker();
     let params = json!({ "name": "slow", "_meta": { "progressToken": "mine" } });
     let mut stream = {
@@ -144,7 +144,7 @@ async fn progress_before_the_handle_goes_to_the_client_that_asked_for_it() {
 
 #[tokio::test]
 async fn a_large_result_comes_as_one_document() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -159,7 +159,7 @@ async fn a_large_result_comes_as_one_document() {
 
 #[tokio::test]
 async fn a_result_over_the_limit_fails_its_task_and_the_limit_is_named() {
-    let hits = Hits::of("limits.stored_result_bytes");
+    let hits = LimitHits::of("limits.stored_result_bytes");
     let world = Setup::new().route(ALWAYS).top("limits: { stored_result_bytes: 1000 }").start().await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
@@ -175,7 +175,7 @@ async fn a_result_over_the_limit_fails_its_task_and_the_limit_is_named() {
 
 #[tokio::test]
 async fn the_clients_connection_is_given_back_with_the_handle() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let mut kept = world.tasker().kept().await;
     let task = kept.ask("tools/call", json!({ "name": "slow" })).await.task();
     let again = kept.ask("tasks/get", json!({ "taskId": task })).await.result();
@@ -186,7 +186,7 @@ async fn the_clients_connection_is_given_back_with_the_handle() {
 
 #[tokio::test]
 async fn updates_are_acknowledged_and_answers_to_nothing_are_ignored() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -205,7 +205,7 @@ async fn updates_are_acknowledged_and_answers_to_nothing_are_ignored() {
 
 #[tokio::test]
 async fn tasks_are_only_for_clients_that_declare_the_extension_on_that_very_request() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let waiting = world.tasker().call("slow").await;
     let call = world.server.call().await;
     let task = waiting.answer().await.task();
@@ -228,7 +228,7 @@ async fn tasks_are_only_for_clients_that_declare_the_extension_on_that_very_requ
 
 #[tokio::test]
 async fn an_answer_that_is_no_result_fails_the_task() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -255,7 +255,7 @@ async fn only_calls_of_tools_become_tasks() {
 
 #[tokio::test]
 async fn a_request_for_legacy_tasks_is_not_relayed() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.tasker().send("tools/call", json!({ "name": "t", "task": { "ttl": 1 } })).await;
     let call = world.server.call().await;
     assert_eq!(call.seen.json["params"].get("task"), None::<&Value>);
@@ -265,7 +265,7 @@ async fn a_request_for_legacy_tasks_is_not_relayed() {
 
 #[tokio::test]
 async fn of_frequent_progress_the_last_message_is_shown() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -293,7 +293,7 @@ async fn of_frequent_progress_the_last_message_is_shown() {
 
 #[tokio::test]
 async fn a_result_that_comes_on_the_sessions_own_stream_ends_the_task() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -315,7 +315,7 @@ async fn pass(seconds: u64) {
 
 #[tokio::test]
 async fn a_result_is_found_until_its_time_is_over_and_not_after() {
-    let world = World::with("defer: { mode: always, retention: 40s }").await;
+    let world = ProxyAndServer::with("defer: { mode: always, retention: 40s }").await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -342,7 +342,7 @@ async fn a_result_is_found_until_its_time_is_over_and_not_after() {
 
 #[tokio::test]
 async fn a_task_that_works_outlives_every_ttl_and_then_keeps_its_result() {
-    let world = World::with("defer: { mode: always, retention: 20m }").await;
+    let world = ProxyAndServer::with("defer: { mode: always, retention: 20m }").await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;

@@ -1,11 +1,11 @@
 //! What the log says of a call that came to nothing, and why.
 
-use super::proxy_and_server::{ALWAYS, Setup, World, start};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer, Setup, start};
 use crate::{
     front::listener_and_service::Lines,
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::{
-        legacy_server::{Call, Canned, Nobody},
+        legacy_server::{Call, Canned, ReservedPort},
         modern_client::{Client, soon},
     },
 };
@@ -28,7 +28,7 @@ fn said(line: &Value) -> (&str, &str, &str) {
 
 #[tokio::test]
 async fn a_server_that_is_down_is_warned_of_with_the_reason() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let proxy = start(&nobody.url(), &[], &[]);
     let lines = Lines::record();
     let modern = Client::new(proxy.addresses[0]);
@@ -38,7 +38,7 @@ async fn a_server_that_is_down_is_warned_of_with_the_reason() {
     assert_eq!((outcome, level), ("upstream_failed", "WARN"));
     assert!(reason.starts_with("the server could not be reached: "), "{reason}");
 
-    let older = Older::new(proxy.addresses[0]).within("s1");
+    let older = LegacyClient::new(proxy.addresses[0]).within("s1");
     older.call(1).await.answer().await;
     let line = last(&lines, 2).await;
     let (outcome, level, reason) = said(&line);
@@ -48,7 +48,7 @@ async fn a_server_that_is_down_is_warned_of_with_the_reason() {
 
 #[tokio::test]
 async fn a_refused_host_or_origin_is_named_with_the_way_out() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let lines = Lines::record();
     for (at, (header, value, setting)) in
         [("host", "mcp.example.com", "access.hosts"), ("origin", "https://evil.example", "access.origins")]
@@ -112,7 +112,7 @@ async fn a_refused_host_or_origin_is_logged_with_where_it_came_from() {
 
 #[tokio::test]
 async fn a_failed_task_is_logged_with_its_reason_and_warned_of_where_its_client_is_not_at_fault() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let lines = Lines::record();
     let ways: [(Way, &str, &str, Option<&str>); 6] = [
         (|call| call.canned(Canned::status(500).body("oops\nforged=1")), "failed", "WARN", Some("HTTP 500")),
@@ -159,7 +159,7 @@ async fn a_failed_task_is_logged_with_its_reason_and_warned_of_where_its_client_
 
 #[tokio::test]
 async fn a_tool_that_failed_is_distinguished_from_one_that_did_not() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let lines = Lines::record();
     let ways: [(Way, &str); 4] = [
         (|call| call.result(json!({ "content": [], "isError": true })), "tool_error"),
@@ -176,7 +176,7 @@ async fn a_tool_that_failed_is_distinguished_from_one_that_did_not() {
             "tool_error",
         ),
     ];
-    let older = Older::new(world.addr()).within("s1");
+    let older = LegacyClient::new(world.addr()).within("s1");
     let mut count = 0;
     for (way, outcome) in ways {
         let waiting = world.client().call("t").await;
@@ -195,7 +195,7 @@ async fn a_tool_that_failed_is_distinguished_from_one_that_did_not() {
 
 #[tokio::test]
 async fn an_error_of_the_server_is_logged_with_its_code_and_without_its_message() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let lines = Lines::record();
     let waiting = world.client().call("t").await;
     world.server.call().await.error(json!({ "code": -32602, "message": "no account 4711" }));
@@ -214,9 +214,9 @@ async fn an_error_of_the_server_is_logged_with_its_code_and_without_its_message(
 
 #[tokio::test]
 async fn a_disconnect_of_a_legacy_client_is_logged() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let lines = Lines::record();
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let so_far = lines.until(2).await.len();
     // It takes its call back, and the server answers all the same, as some do.
     let waiting = client.call(7).await;
@@ -239,7 +239,7 @@ async fn a_disconnect_of_a_legacy_client_is_logged() {
         })
         .start()
         .await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let so_far = lines.until(so_far + 4).await.len();
     client.send(http::Method::DELETE, "/mcp", "").await.answer().await;
     client.listen().await.answer().await;
@@ -249,7 +249,7 @@ async fn a_disconnect_of_a_legacy_client_is_logged() {
 
 #[tokio::test]
 async fn no_line_has_the_id_of_a_task_or_of_a_session_whole() {
-    let world = World::with("defer: { after: 20ms }").await;
+    let world = ProxyAndServer::with("defer: { after: 20ms }").await;
     let lines = Lines::record();
     let client = world.tasker();
     let waiting = client.call("t").await;
@@ -257,7 +257,7 @@ async fn no_line_has_the_id_of_a_task_or_of_a_session_whole() {
     let task = waiting.answer().await.task();
     call.says("done");
     client.ended(&task).await;
-    let older = Older::new(world.addr()).hello().await;
+    let older = LegacyClient::new(world.addr()).hello().await;
     let waiting = older.call(7).await;
     world.server.call().await.says("done");
     let session = waiting.answer().await.header("mcp-session-id").to_owned();

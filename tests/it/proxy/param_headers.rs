@@ -1,6 +1,6 @@
 //! Parameters that a tool wants mirrored into `Mcp-Param-*` headers.
 
-use super::proxy_and_server::{Setup, World};
+use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::support::{
     legacy_server::{Call, Canned, Seen},
     modern_client::Client,
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 /// A server whose tools are the test's to list.
-async fn world() -> World {
+async fn world() -> ProxyAndServer {
     Setup::new().server(|options| options.tools = None).start().await
 }
 
@@ -22,7 +22,7 @@ fn tool(name: &str, header: Option<&str>) -> Value {
     json!({ "name": name, "inputSchema": { "type": "object", "properties": { "region": region } } })
 }
 
-async fn page(world: &World, cursor: Option<&str>) -> Call {
+async fn page(world: &ProxyAndServer, cursor: Option<&str>) -> Call {
     let call = world.server.call().await;
     assert_eq!((call.method(), call.seen.json["params"]["cursor"].as_str()), ("tools/list", cursor));
     call
@@ -33,7 +33,7 @@ fn params(region: &str) -> Value {
 }
 
 /// The call passes.
-async fn passes(world: &World, client: &Client, params: Value) {
+async fn passes(world: &ProxyAndServer, client: &Client, params: Value) {
     let waiting = client.send("tools/call", params).await;
     let call = world.server.call().await;
     assert_eq!(call.method(), "tools/call");

@@ -6,7 +6,7 @@
 
 use super::{call_resumption::keeps_events, program::Program, proxy_and_server::ALWAYS, restart::Place};
 use crate::support::{
-    faulty_store::{Faulty, Halt, Op},
+    faulty_store::{FaultyStore, Halt, Op},
     legacy_server::Events,
     modern_client::{Client, soon},
 };
@@ -108,7 +108,7 @@ async fn working(store: &Memory) -> usize {
 /// One life, which is cut off there. Says whether it was.
 async fn cut(life: Life, halt: Halt) -> bool {
     let mut place = Place::before(keeps_events).await;
-    let store = Faulty::halting(place.next(), halt);
+    let store = FaultyStore::halting(place.next(), halt);
     let first = place.start_on(store.clone(), &[ALWAYS], &[]).await;
     let told = Mutex::new(Told::default());
     let call = Mutex::new(None);

@@ -1,7 +1,7 @@
 //! A proxy started as its program starts it, a scripted legacy server behind it.
 
 use crate::support::{
-    faulty_store::Faulty,
+    faulty_store::FaultyStore,
     legacy_server::{LegacyServer, Options},
     modern_client::Client,
 };
@@ -14,7 +14,7 @@ use serde_json::json;
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 /// The proxy and what is behind it.
-pub(crate) struct World {
+pub(crate) struct ProxyAndServer {
     pub(crate) server: LegacyServer,
     pub(crate) proxy: app::Running,
 }
@@ -24,7 +24,7 @@ pub(crate) struct Setup {
     pub(crate) options: Options,
     route: Vec<&'static str>,
     top: Vec<&'static str>,
-    store: Option<Arc<Faulty>>,
+    store: Option<Arc<FaultyStore>>,
 }
 
 /// Everything is a task once it has run this long.
@@ -32,9 +32,9 @@ pub(crate) const SLOW: &str = "defer: { after: 20ms }";
 /// Every call is a task at once.
 pub(crate) const ALWAYS: &str = "defer: { mode: always }";
 
-// === impl World ===
+// === impl ProxyAndServer ===
 
-impl World {
+impl ProxyAndServer {
     /// With the defaults: calls are fast for five seconds.
     pub(crate) async fn new() -> Self {
         Setup::new().start().await
@@ -108,19 +108,19 @@ impl Setup {
     }
 
     /// Tasks are kept in this store.
-    pub(crate) fn store(mut self, store: &Arc<Faulty>) -> Self {
+    pub(crate) fn store(mut self, store: &Arc<FaultyStore>) -> Self {
         self.store = Some(Arc::clone(store));
         self
     }
 
-    pub(crate) async fn start(self) -> World {
+    pub(crate) async fn start(self) -> ProxyAndServer {
         let server = LegacyServer::start(self.options).await;
         let config = written(&server.url(), &self.route, &self.top);
         let proxy = match self.store {
             Some(store) => app::start_with(config, &Net::System, store, None),
             None => app::start(config),
         };
-        World { server, proxy: proxy.expect("the proxy starts") }
+        ProxyAndServer { server, proxy: proxy.expect("the proxy starts") }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::{program::Program, proxy_and_server::ALWAYS};
 use crate::{
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::{
         legacy_server::{Call, Canned, LegacyServer, Options},
         modern_client::soon,
@@ -57,7 +57,7 @@ async fn server() -> LegacyServer {
 /// A call that has become a task or got a ticket, and the request for what it comes to.
 async fn begun(way: Way, program: &Program, server: &LegacyServer) -> (Call, Request<Full<bytes::Bytes>>) {
     let client = program.client();
-    let older = Older::new(program.addr).hello().await;
+    let older = LegacyClient::new(program.addr).hello().await;
     let post = |id: u64, method: &str, params: &Value| {
         let body = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }).to_string();
         older.request(http::Method::POST, "/mcp", &body)

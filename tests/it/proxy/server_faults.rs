@@ -1,8 +1,8 @@
 //! Servers that fail.
 
-use super::proxy_and_server::{ALWAYS, Setup, World, start};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer, Setup, start};
 use crate::support::{
-    legacy_server::{Call, Canned, LegacyServer, Nobody, Options},
+    legacy_server::{Call, Canned, LegacyServer, Options, ReservedPort},
     modern_client::Client,
     paused_time::passes,
 };
@@ -37,7 +37,7 @@ fn code(error: &Value) -> i64 {
 
 #[tokio::test]
 async fn a_call_refused_for_a_lost_session_is_made_once_more_in_a_new_one() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("t").await;
     let first = world.server.call().await;
     let lost = first.session().to_owned();
@@ -51,7 +51,7 @@ async fn a_call_refused_for_a_lost_session_is_made_once_more_in_a_new_one() {
 
 #[tokio::test]
 async fn a_call_that_has_become_a_task_is_made_again_too_when_it_was_refused() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("t").await;
     let first = world.server.call().await;
@@ -126,7 +126,7 @@ async fn an_answer_over_the_limit_ends_the_call_with_the_limits_name() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_unreachable_until_it_comes() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let proxy = start(&nobody.url(), &[ALWAYS], &[]);
     let client = Client::new(proxy.addresses[0]);
     for client in [client.clone(), client.with_tasks()] {
@@ -229,7 +229,7 @@ async fn a_forbidden_handshake_is_reported_with_its_reason() {
 
 #[tokio::test]
 async fn credentials_that_end_during_a_task_fail_it() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker().bearing("short");
     let waiting = client.call("t").await;
     let call = world.server.call().await;
@@ -305,7 +305,7 @@ async fn a_server_that_never_answers_the_handshake_is_abandoned() {
 
 #[tokio::test]
 async fn a_broken_stream_is_resumed_for_a_client_that_waits() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("t").await;
     let call = world.server.call().await;
     let (id, session) = (call.id(), call.session().to_owned());
@@ -323,7 +323,7 @@ async fn a_broken_stream_is_resumed_for_a_client_that_waits() {
 #[tokio::test]
 async fn a_loss_of_the_session_during_a_call_leaves_the_outcome_unknown_only_where_it_is() {
     // The call's own answer may still come: the session's end is no end of the call.
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("t").await;
     let call = world.server.call().await;

@@ -1,7 +1,7 @@
 //! Who the server is, in every result: also in those that the proxy gives by itself
 //! (2026-07-28, *General fields*: `io.modelcontextprotocol/serverInfo`).
 
-use super::proxy_and_server::{ALWAYS, World};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer};
 use crate::support::modern_client::Event;
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ fn named(result: &Value) {
 
 #[tokio::test]
 async fn task_results_have_the_server_info() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     // A task that is made before its server has been spoken to cannot say who that is.
     named(&client.ask("server/discover", json!({})).await.result());
@@ -36,7 +36,7 @@ async fn task_results_have_the_server_info() {
 
 #[tokio::test]
 async fn the_end_of_a_subscription_has_the_server_info() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let mut stream = world.client().listen(json!({ "toolsListChanged": true })).await;
     stream.notice("notifications/subscriptions/acknowledged").await;
     let stopped = tokio::spawn(world.proxy.stop());

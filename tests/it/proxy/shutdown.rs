@@ -2,10 +2,10 @@
 
 use super::{
     program::Program,
-    proxy_and_server::{ALWAYS, Setup, World, start},
+    proxy_and_server::{ALWAYS, ProxyAndServer, Setup, start},
 };
 use crate::{
-    legacy::proxy_and_client::{HELLO, Older},
+    legacy::proxy_and_client::{HELLO, LegacyClient},
     support::{
         legacy_server::{LegacyServer, Options, Seen},
         modern_client::{Answer, Client, Version, soon},
@@ -48,7 +48,7 @@ async fn calls_in_flight_are_finished_while_new_ones_are_refused() {
         let refused = proxy.client().ask(method, json!({ "name": "new" })).await;
         assert_eq!(refused.refusal(), (503, -31007), "{method}");
     }
-    let older = Older::new(proxy.addr).post(HELLO).await.answer().await;
+    let older = LegacyClient::new(proxy.addr).post(HELLO).await.answer().await;
     assert_eq!((older.refusal(), older.header("retry-after")), ((503, -31007), "1"));
     assert_eq!(server.count(|seen| seen.method() == "initialize"), 1, "nothing new was sent");
     call.says("finished");
@@ -209,7 +209,7 @@ async fn a_task_that_ends_while_the_proxy_stops_is_fetched_and_not_cancelled() {
 async fn in_memory_a_call_whose_client_disconnects_while_the_proxy_stops_becomes_no_task() {
     let server = LegacyServer::start(server()).await;
     let mut proxy = Program::start(&server, &["tasks: { unsolicited: always }"], &[]).await;
-    let client = Older::new(proxy.addr).hello().await;
+    let client = LegacyClient::new(proxy.addr).hello().await;
     let waiting = client.call(7).await;
     let call = server.call().await;
     proxy.stop();
@@ -415,7 +415,7 @@ async fn subscriptions_end_at_the_shutdown() {
 
 #[tokio::test]
 async fn the_servers_sessions_are_ended() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("t").await;
     world.server.call().await.says("hi");
     waiting.answer().await;

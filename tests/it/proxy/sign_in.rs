@@ -2,7 +2,7 @@
 
 use super::proxy_and_server::{Setup, start};
 use crate::{
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::{
         legacy_server::{Canned, LegacyServer, Options, Seen},
         modern_client::Answer,
@@ -65,7 +65,7 @@ async fn server(documents: &'static [&'static str]) -> LegacyServer {
 }
 
 async fn ask(addr: SocketAddr, method: Method, target: &str, body: &str) -> Answer {
-    let client = Older::new(addr).with("authorization", "Basic Y2xpZW50").with("cookie", "c=1");
+    let client = LegacyClient::new(addr).with("authorization", "Basic Y2xpZW50").with("cookie", "c=1");
     client.send(method, target, body).await.answer().await
 }
 
@@ -183,7 +183,7 @@ async fn nothing_passes_where_the_clients_authorization_does_not() {
     let tokens = start(&server.url(), &[], &[&access]);
     let own = format!("{}\", headers: {{ Authorization: Bearer ours }}, proxy: \"off", server.url());
     let own = start(&own, &[], &[]);
-    let alice = Older::new(tokens.addresses[0]).with("authorization", "Bearer alices-token-0000");
+    let alice = LegacyClient::new(tokens.addresses[0]).with("authorization", "Bearer alices-token-0000");
     for path in [OAUTH, OPENID, "/.well-known/oauth-authorization-server/mcp"] {
         for addr in [tokens.addresses[0], own.addresses[0]] {
             assert_eq!(get(addr, path).await.status, 404, "{path}");

@@ -1,6 +1,6 @@
 //! Clients that do not declare tasks wait, and are kept alive.
 
-use super::proxy_and_server::{Setup, World};
+use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::support::modern_client::Event;
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ async fn an_error_after_the_comments_have_begun_travels_in_the_stream() {
 #[tokio::test]
 async fn progress_comes_with_the_clients_own_token_before_the_result() {
     for token in [json!("progress-test-1"), json!(0), json!(9007199254740993_i64), json!("")] {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let params = json!({ "name": "slow", "_meta": { "progressToken": token } });
         let waiting = world.client().send("tools/call", params).await;
         let call = world.server.call().await;
@@ -66,7 +66,7 @@ async fn progress_comes_with_the_clients_own_token_before_the_result() {
 
 #[tokio::test]
 async fn two_clients_with_one_token_each_get_their_own_progress() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let params = |name| json!({ "name": name, "_meta": { "progressToken": 1 } });
     let one = world.client().send("tools/call", params("one")).await;
     let a = world.server.call().await;
@@ -89,7 +89,7 @@ async fn two_clients_with_one_token_each_get_their_own_progress() {
 
 #[tokio::test]
 async fn progress_without_a_token_is_dropped() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("slow").await;
     let call = world.server.call().await;
     let id = call.id();
@@ -102,7 +102,7 @@ async fn progress_without_a_token_is_dropped() {
 
 /// What of these log messages reaches a client that names this level, or none.
 async fn logged(level: Option<&str>) -> Vec<Value> {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let mut params = json!({ "name": "t" });
     if let Some(level) = level {
         params["_meta"] = json!({ "io.modelcontextprotocol/logLevel": level });
@@ -136,7 +136,7 @@ async fn log_messages_come_from_the_level_that_was_named() {
 
 #[tokio::test]
 async fn an_unknown_log_level_is_refused() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let params = json!({ "name": "t", "_meta": { "io.modelcontextprotocol/logLevel": "loud" } });
     assert_eq!(world.client().ask("tools/call", params).await.refusal(), (400, -32602));
     assert_eq!(world.server.log().len(), 0);
@@ -144,7 +144,7 @@ async fn an_unknown_log_level_is_refused() {
 
 #[tokio::test]
 async fn a_log_message_on_the_sessions_own_stream_reaches_only_a_call_it_can_be_about() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let params = json!({ "name": "t", "_meta": { "io.modelcontextprotocol/logLevel": "info" } });
     let one = world.client().send("tools/call", params.clone()).await;
     let a = world.server.call().await;

@@ -2,10 +2,10 @@
 
 use super::{
     program::Program,
-    proxy_and_server::{ALWAYS, Setup, World},
+    proxy_and_server::{ALWAYS, ProxyAndServer, Setup},
 };
 use crate::support::{
-    faulty_store::{EVERYTHING, Faulty, Op},
+    faulty_store::{EVERYTHING, FaultyStore, Op},
     legacy_server::{Call, LegacyServer},
     modern_client::Client,
 };
@@ -14,20 +14,20 @@ use serde_json::json;
 use std::sync::Arc;
 
 /// Every call is a task at once, in a store that works so far.
-async fn world() -> (World, Arc<Faulty>) {
-    let store = Faulty::new();
+async fn world() -> (ProxyAndServer, Arc<FaultyStore>) {
+    let store = FaultyStore::new();
     (Setup::new().route(ALWAYS).store(&store).start().await, store)
 }
 
 /// A task of this client, and the call at the server.
-async fn task(world: &World, client: &Client) -> (String, Call) {
+async fn task(world: &ProxyAndServer, client: &Client) -> (String, Call) {
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
     (waiting.answer().await.task(), call)
 }
 
 /// A client that can be asked and given tasks.
-fn asked(world: &World) -> Client {
+fn asked(world: &ProxyAndServer) -> Client {
     let tasks = json!({ "io.modelcontextprotocol/tasks": {} });
     world.client().declaring(json!({ "elicitation": {}, "extensions": tasks }))
 }
@@ -170,7 +170,7 @@ async fn a_store_that_fails_leaves_calls_synchronous_and_their_input_requests_op
 #[tokio::test]
 async fn a_failing_store_is_logged_once_and_its_recovery_once() {
     let server = LegacyServer::start(Setup::new().options).await;
-    let store = Faulty::new();
+    let store = FaultyStore::new();
     let kept = (store.clone() as Arc<dyn Store>, Secret::new(&[1; 32]));
     let proxy = Program::kept(&server, kept, &[ALWAYS], &[]).await;
     let client = proxy.client().with_tasks();

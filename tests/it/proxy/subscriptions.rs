@@ -1,11 +1,11 @@
 //! `subscriptions/listen`.
 
-use super::proxy_and_server::{ALWAYS, Setup, World};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer, Setup};
 use crate::{
     front::listener_and_service::Lines,
     support::{
         legacy_server::{Canned, Events, PATIENCE, Seen},
-        limit_hits::Hits,
+        limit_hits::LimitHits,
         modern_client::{Client, Event, Stream, TASKS},
         paused_time::Still,
     },
@@ -30,7 +30,7 @@ async fn acknowledged(client: &Client, asked: Value) -> (Stream, Value) {
 }
 
 /// The own stream of the session that this client's calls go to.
-async fn own_stream(world: &World, client: &Client) -> (String, Events) {
+async fn own_stream(world: &ProxyAndServer, client: &Client) -> (String, Events) {
     let waiting = client.call("t").await;
     let call = world.server.call().await;
     let session = call.session().to_owned();
@@ -43,7 +43,7 @@ async fn own_stream(world: &World, client: &Client) -> (String, Events) {
 #[tokio::test]
 async fn the_acknowledgement_comes_first_and_every_notice_bears_the_id_as_it_was_sent() {
     for id in [json!(7), json!("7"), json!("a b"), json!(9007199254740993_i64)] {
-        let world = World::new().await;
+        let world = ProxyAndServer::new().await;
         let client = world.client();
         let (_, own) = own_stream(&world, &client).await;
         let mut stream = client.listen_as(&id, json!({ "toolsListChanged": true })).await;
@@ -82,7 +82,7 @@ async fn only_what_the_server_offers_is_acknowledged() {
 
 #[tokio::test]
 async fn a_change_reported_by_another_session_of_the_caller_is_delivered() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.client().bearing("alice");
     let (mut stream, _) = acknowledged(&client, json!({ "toolsListChanged": true })).await;
     // A call that can be asked has a session of its own kind.
@@ -95,7 +95,7 @@ async fn a_change_reported_by_another_session_of_the_caller_is_delivered() {
 
 #[tokio::test]
 async fn a_change_reported_on_a_calls_stream_goes_to_the_listener_and_not_to_the_call() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.client();
     let (mut stream, _) = acknowledged(&client, json!({ "toolsListChanged": true })).await;
     let waiting = client.call("changes").await;
@@ -110,7 +110,7 @@ async fn a_change_reported_on_a_calls_stream_goes_to_the_listener_and_not_to_the
 
 #[tokio::test]
 async fn a_change_that_all_sessions_report_is_delivered_once() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.client();
     let (one, a) = own_stream(&world, &client).await;
     let (two, b) = own_stream(&world, &client.declaring(json!({ "sampling": {} }))).await;
@@ -141,7 +141,7 @@ async fn a_change_that_all_sessions_report_is_delivered_once() {
 }
 
 /// Waits until the proxy has heard all that this stream has said.
-async fn heard(world: &World, events: &Events, id: &str) {
+async fn heard(world: &ProxyAndServer, events: &Events, id: &str) {
     events.send(&json!({ "jsonrpc": "2.0", "id": id, "method": "ping" }));
     world.server.seen(|seen| seen.answers(&json!(id))).await;
     // Those who listen have it by then.
@@ -150,7 +150,7 @@ async fn heard(world: &World, events: &Events, id: &str) {
 
 #[tokio::test]
 async fn only_subscribed_changes_are_delivered() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.client();
     let (_, own) = own_stream(&world, &client).await;
     let (mut stream, _) = acknowledged(&client, json!({ "promptsListChanged": true })).await;
@@ -164,7 +164,7 @@ async fn only_subscribed_changes_are_delivered() {
 
 #[tokio::test]
 async fn changes_of_one_callers_sessions_reach_no_other_caller() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let (alice, bob) = (world.client().bearing("alice"), world.client().bearing("bob"));
     let (_, hers) = own_stream(&world, &alice).await;
     let (_, his) = own_stream(&world, &bob).await;
@@ -245,7 +245,7 @@ async fn told(stream: &mut Stream) -> Value {
 
 #[tokio::test]
 async fn task_notifications_equal_the_response_of_tasks_get() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -274,7 +274,7 @@ async fn task_notifications_equal_the_response_of_tasks_get() {
 
 #[tokio::test]
 async fn an_ended_task_is_reported_at_once() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let mut tasks = Vec::new();
     for outcome in ["failed", "cancelled"] {
@@ -296,7 +296,7 @@ async fn an_ended_task_is_reported_at_once() {
 
 #[tokio::test]
 async fn a_task_named_many_times_is_reported_once() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let mut tasks = Vec::new();
     for _ in 0..2 {
@@ -317,7 +317,7 @@ async fn a_task_named_many_times_is_reported_once() {
 
 #[tokio::test]
 async fn a_cancel_by_another_client_of_the_principal_is_reported() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -330,7 +330,7 @@ async fn a_cancel_by_another_client_of_the_principal_is_reported() {
 
 #[tokio::test]
 async fn tasks_are_reported_only_to_clients_that_declare_the_extension() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let params = json!({ "notifications": { "taskIds": ["x"] } });
     let answer = world.client().ask("subscriptions/listen", params).await;
     assert_eq!(answer.refusal(), (400, -32021));
@@ -340,7 +340,7 @@ async fn tasks_are_reported_only_to_clients_that_declare_the_extension() {
 
 #[tokio::test]
 async fn a_filter_that_is_none_is_refused() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     for params in
         [json!({}), json!({ "notifications": [] }), json!({ "notifications": { "toolsListChanged": "yes" } })]
     {
@@ -360,7 +360,7 @@ async fn a_quiet_stream_is_kept_alive() {
 
 #[tokio::test]
 async fn listening_goes_on_over_a_lost_session() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.client();
     let (mut stream, _) = acknowledged(&client, json!({ "toolsListChanged": true })).await;
     let first = world.server.seen(|seen| seen.http == Method::GET).await.session().to_owned();
@@ -380,7 +380,7 @@ async fn listening_goes_on_over_a_lost_session() {
 
 #[tokio::test]
 async fn listening_goes_on_over_a_session_that_was_retired_for_a_cancel() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.client();
     let (mut stream, _) = acknowledged(&client, json!({ "toolsListChanged": true })).await;
     let waiting = client.call("slow").await;
@@ -442,7 +442,8 @@ async fn a_stream_subscribes_to_so_many_resources_and_leaves_out_the_rest() {
 
 #[tokio::test]
 async fn each_task_that_a_stream_names_counts_as_a_look_up() {
-    let (misses, polls) = (Hits::of("limits.misses_per_minute"), Hits::of("limits.polls_per_second"));
+    let (misses, polls) =
+        (LimitHits::of("limits.misses_per_minute"), LimitHits::of("limits.polls_per_second"));
     let world = Setup::new().route(ALWAYS).top("limits: { misses_per_minute: 5 }").start().await;
     let lines = Lines::record();
     let client = world.tasker();
@@ -470,7 +471,7 @@ async fn each_task_that_a_stream_names_counts_as_a_look_up() {
 
 #[tokio::test]
 async fn a_stream_that_names_more_tasks_than_may_be_polled_is_refused() {
-    let polls = Hits::of("limits.polls_per_second");
+    let polls = LimitHits::of("limits.polls_per_second");
     let world = Setup::new().route(ALWAYS).top("limits: { polls_per_second: 1 }").start().await;
     let ids: Vec<_> = (0..100).map(|number| format!("{number:032x}")).collect();
     let params = json!({ "notifications": { "taskIds": ids } });

@@ -1,13 +1,13 @@
 //! `tasks/cancel`.
 
-use super::proxy_and_server::{ALWAYS, World};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer};
 use crate::support::modern_client::indistinguishable;
 use http::Method;
 use serde_json::json;
 
 #[tokio::test]
 async fn a_cancel_reaches_the_server_once_and_ends_the_task_at_once() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -31,7 +31,7 @@ async fn a_cancel_reaches_the_server_once_and_ends_the_task_at_once() {
 
 #[tokio::test]
 async fn a_cancel_ends_only_the_call_it_names() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let (one, other) = (client.call("one").await, client.call("other").await);
     let (a, b) = (world.server.call().await, world.server.call().await);
@@ -48,7 +48,7 @@ async fn a_cancel_ends_only_the_call_it_names() {
 
 #[tokio::test]
 async fn a_cancel_of_an_ended_task_is_acknowledged_and_changes_nothing() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -65,7 +65,7 @@ async fn a_cancel_of_an_ended_task_is_acknowledged_and_changes_nothing() {
 
 #[tokio::test]
 async fn the_late_result_of_a_cancelled_call_is_ignored() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;

@@ -1,6 +1,6 @@
 //! Who becomes a task, by tool, mode and client.
 
-use super::proxy_and_server::{Setup, World};
+use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::support::legacy_server::Call;
 use crate::support::modern_client::{Client, Waiting};
 use serde_json::json;
@@ -16,11 +16,11 @@ const RULES: &str = "tools: [
       { match: needy, requires: { sampling: { tools: {} } } },
     ]";
 
-async fn world() -> World {
+async fn world() -> ProxyAndServer {
     Setup::new().route(RULES).start().await
 }
 
-async fn begin(world: &World, client: &Client, tool: &str) -> (Waiting, Call) {
+async fn begin(world: &ProxyAndServer, client: &Client, tool: &str) -> (Waiting, Call) {
     let waiting = client.call(tool).await;
     let call = world.server.call().await;
     assert_eq!(call.name(), tool);
@@ -28,7 +28,7 @@ async fn begin(world: &World, client: &Client, tool: &str) -> (Waiting, Call) {
 }
 
 /// The call is answered plainly although another has meanwhile become a task for its age.
-async fn is_held(world: &World, client: &Client, tool: &str) {
+async fn is_held(world: &ProxyAndServer, client: &Client, tool: &str) {
     let (waiting, call) = begin(world, client, tool).await;
     let (aged, other) = begin(world, &world.tasker(), "auto").await;
     aged.answer().await.task();
@@ -38,7 +38,7 @@ async fn is_held(world: &World, client: &Client, tool: &str) {
     assert_eq!(answer.text(), "held", "{tool}");
 }
 
-async fn is_a_task(world: &World, client: &Client, tool: &str) {
+async fn is_a_task(world: &ProxyAndServer, client: &Client, tool: &str) {
     let (waiting, call) = begin(world, client, tool).await;
     let task = waiting.answer().await.task();
     call.says("done");
@@ -105,7 +105,7 @@ async fn a_tool_that_needs_a_capability_is_refused_before_anything_is_sent() {
 
 #[tokio::test]
 async fn a_route_has_a_mode_of_its_own() {
-    let world = World::with("defer: { mode: required, after: 0s }").await;
+    let world = ProxyAndServer::with("defer: { mode: required, after: 0s }").await;
     assert_eq!(world.client().call("any").await.answer().await.refusal(), (400, -32021));
     is_a_task(&world, &world.tasker(), "any").await;
 }

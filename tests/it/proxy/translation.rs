@@ -1,13 +1,13 @@
 //! What passes, and what of it is changed.
 
-use super::proxy_and_server::{ALWAYS, SLOW, Setup, World};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer, SLOW, Setup};
 use serde_json::{Value, json};
 
 const SERVER_INFO: &str = r#"{"io.modelcontextprotocol/serverInfo":{"name":"scripted","version":"1"}}"#;
 
 #[tokio::test]
 async fn a_fast_call_is_answered_plainly_with_the_servers_own_bytes() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.tasker();
     let waiting =
         client.send_request(client.request_as(&json!("a"), "tools/call", json!({ "name": "add" }))).await;
@@ -70,7 +70,7 @@ async fn the_server_gets_the_clients_bytes_but_for_the_listed_edits() {
 
 #[tokio::test]
 async fn progress_is_requested_where_a_call_may_become_a_task() {
-    let world = World::with(SLOW).await;
+    let world = ProxyAndServer::with(SLOW).await;
     let waiting = world.tasker().call("slow").await;
     let call = world.server.call().await;
     assert_eq!(call.seen.json["params"]["_meta"], json!({ "progressToken": call.id() }));
@@ -131,7 +131,7 @@ async fn lists_get_a_ttl_and_lose_legacy_task_support() {
 
 #[tokio::test]
 async fn every_method_the_server_has_is_served() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.client();
     for (method, params) in [
         ("prompts/list", json!({ "cursor": "2" })),
@@ -153,7 +153,7 @@ async fn every_method_the_server_has_is_served() {
 
 #[tokio::test]
 async fn errors_are_translated_from_the_legacy_era() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.client();
     let read = json!({ "uri": "file:///gone" });
     for (method, params, said, heard) in [
@@ -191,7 +191,7 @@ async fn errors_are_translated_from_the_legacy_era() {
 
 #[tokio::test]
 async fn a_code_that_means_something_else_now_is_kept_inside_the_data() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     for (said, data) in [
         (
             json!({ "code": -32050, "message": "quota", "data": { "left": 0 } }),
@@ -209,7 +209,7 @@ async fn a_code_that_means_something_else_now_is_kept_inside_the_data() {
 
 #[tokio::test]
 async fn an_error_that_is_no_error_object_is_made_one() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.tasker();
     for (said, heard) in [
         (json!("boom"), json!({ "code": -32603, "message": "boom" })),
@@ -233,7 +233,7 @@ async fn an_error_that_is_no_error_object_is_made_one() {
         assert_eq!(waiting.answer().await.error(), heard);
     }
     // So it is of a task.
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("t").await;
     let call = world.server.call().await;
@@ -248,7 +248,7 @@ async fn an_error_that_is_no_error_object_is_made_one() {
 
 #[tokio::test]
 async fn nothing_found_is_an_error_where_the_route_reports_it() {
-    let world = World::with("empty_contents_is_error: true").await;
+    let world = ProxyAndServer::with("empty_contents_is_error: true").await;
     let waiting = world.client().send("resources/read", json!({ "uri": "file:///gone" })).await;
     world.server.call().await.result(json!({ "contents": [] }));
     let error = waiting.answer().await.error();
@@ -257,7 +257,7 @@ async fn nothing_found_is_an_error_where_the_route_reports_it() {
 
 #[tokio::test]
 async fn unknown_notifications_are_relayed_on_the_calls_stream() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("t").await;
     let call = world.server.call().await;
     let (id, events) = (call.id(), call.stream());
@@ -271,7 +271,7 @@ async fn unknown_notifications_are_relayed_on_the_calls_stream() {
 
 #[tokio::test]
 async fn a_document_over_many_lines_becomes_one() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("t").await;
     world.server.call().await.spelled("{\n  \"content\": [\r\n  ]\n}");
     let answer = waiting.answer().await;
@@ -281,7 +281,7 @@ async fn a_document_over_many_lines_becomes_one() {
 
 #[tokio::test]
 async fn an_idle_session_is_closed() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("t").await;
     let call = world.server.call().await;
     let session = call.session().to_owned();

@@ -1,6 +1,6 @@
 //! Servers that ask what a client did not declare it can be asked.
 
-use super::proxy_and_server::{ALWAYS, World};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer};
 use serde_json::{Value, json};
 
 fn question(method: &str) -> Value {
@@ -19,7 +19,7 @@ const QUESTIONS: [(&str, &str); 3] =
 async fn a_call_that_fails_for_an_undeclared_input_request_names_the_capability() {
     for (method, capability) in QUESTIONS {
         for off_stream in [false, true] {
-            let world = World::new().await;
+            let world = ProxyAndServer::new().await;
             let waiting = world.client().call("asks").await;
             let call = world.server.call().await;
             let (id, session) = (call.id(), call.session().to_owned());
@@ -47,7 +47,7 @@ async fn a_call_that_fails_for_an_undeclared_input_request_names_the_capability(
 
 #[tokio::test]
 async fn a_server_that_copes_without_the_answer_is_passed_on() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("asks").await;
     let call = world.server.call().await;
     let id = call.id();
@@ -62,7 +62,7 @@ async fn a_server_that_copes_without_the_answer_is_passed_on() {
 
 #[tokio::test]
 async fn a_failure_that_has_nothing_to_do_with_an_input_request_is_the_servers_own() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("asks").await;
     world.server.call().await.error(json!({ "code": -32601, "message": "Sampling is not supported" }));
     assert_eq!(waiting.answer().await.refusal(), (200, -32601));
@@ -70,7 +70,7 @@ async fn a_failure_that_has_nothing_to_do_with_an_input_request_is_the_servers_o
 
 #[tokio::test]
 async fn a_task_that_fails_for_such_an_input_request_names_the_capability() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("asks").await;
     let call = world.server.call().await;
@@ -87,7 +87,7 @@ async fn a_task_that_fails_for_such_an_input_request_names_the_capability() {
 
 #[tokio::test]
 async fn the_server_receives_exactly_the_clients_capabilities() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let declared = [
         json!({}),
         json!({ "sampling": { "tools": {} } }),
@@ -116,7 +116,7 @@ async fn the_server_receives_exactly_the_clients_capabilities() {
 
 #[tokio::test]
 async fn an_input_request_on_one_callers_call_never_reaches_another() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let alice = world.client().bearing("alice").call("asks").await;
     let a = world.server.call().await;
     let bob = world.client().bearing("bob").declaring(json!({ "sampling": {} })).call("waits").await;

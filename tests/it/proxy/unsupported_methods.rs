@@ -1,11 +1,11 @@
 //! What the server does not have, or this revision does not have, is not served.
 
-use super::proxy_and_server::{Setup, World};
+use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::support::legacy_server::{Canned, Seen};
 use serde_json::{Value, json};
 
 /// Asks, and must be told that there is no such method.
-async fn is_not_served(world: &World, method: &str, params: Value) {
+async fn is_not_served(world: &ProxyAndServer, method: &str, params: Value) {
     let answer = world.tasker().ask(method, params).await;
     assert_eq!(answer.refusal(), (404, -32601), "{method}");
     assert_eq!(answer.json()["id"], 1, "{method}");
@@ -102,7 +102,7 @@ async fn an_error_of_what_the_server_declared_stays_its_own() {
 
 #[tokio::test]
 async fn methods_of_legacy_revisions_and_unknown_ones_are_not_found() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     for method in [
         "initialize",
         "ping",
@@ -121,7 +121,7 @@ async fn methods_of_legacy_revisions_and_unknown_ones_are_not_found() {
 
 #[tokio::test]
 async fn notifications_are_taken_and_go_no_further() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let client = world.client();
     for method in ["notifications/cancelled", "notifications/initialized", "notifications/x"] {
         let body = json!({ "jsonrpc": "2.0", "method": method, "params": { "requestId": 1 } }).to_string();

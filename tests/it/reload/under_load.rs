@@ -2,8 +2,8 @@
 
 use super::NEVER;
 use crate::{
-    legacy::proxy_and_client::Older,
-    proxy::proxy_and_server::{ALWAYS, World, written},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ALWAYS, ProxyAndServer, written},
     support::{
         legacy_server::{Canned, LegacyServer, Options},
         modern_client::{Client, Kept, Version, soon},
@@ -104,7 +104,7 @@ async fn on_a_connection(kept: Arc<Mutex<Kept>>, _: u64) {
     assert_eq!(answer.text(), "done");
 }
 
-async fn in_session(client: Arc<Older>, n: u64) {
+async fn in_session(client: Arc<LegacyClient>, n: u64) {
     assert_eq!(client.call(n).await.answer().await.text(), "done");
 }
 
@@ -115,12 +115,12 @@ async fn under_load_no_call_fails_no_task_is_lost_and_what_is_broken_changes_not
     let drain = "drain: 1h";
     let top = [drain, "limits: { tasks: 100000, tasks_per_principal: 100000, polls_per_second: 100000 }"];
     let world = app::start(written(&servers[0].url(), &[ALWAYS], &top)).expect("it starts");
-    let mut world = World { server: quick().await, proxy: world };
+    let mut world = ProxyAndServer { server: quick().await, proxy: world };
     let mut load = Load::begin();
     for _ in 0..2 {
         load.add(world.client(), asks);
         load.add(world.tasker(), takes_tasks);
-        load.add(Older::new(world.addr()).hello().await, in_session);
+        load.add(LegacyClient::new(world.addr()).hello().await, in_session);
         load.add(Mutex::new(world.client().over(Version::Http2).kept().await), on_a_connection);
     }
     let mut broken = 0;

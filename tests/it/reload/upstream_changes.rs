@@ -1,7 +1,7 @@
 //! Servers that stay while they are spoken to in another way, and processes that do not outlive their command.
 
 use super::{NEVER, program::Program};
-use crate::{proxy::proxy_and_server::World, support::modern_client::soon};
+use crate::{proxy::proxy_and_server::ProxyAndServer, support::modern_client::soon};
 use deferral::internals::config;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -27,8 +27,8 @@ for line in sys.stdin:
 
 #[tokio::test]
 async fn a_header_of_ours_and_limits_change_while_the_session_stays() {
-    let mut world = World::with(NEVER).await;
-    let config = |world: &World, key: &str, bytes: &str| {
+    let mut world = ProxyAndServer::with(NEVER).await;
+    let config = |world: &ProxyAndServer, key: &str, bytes: &str| {
         let text = format!(
             "listen: 127.0.0.1:0\nadmin: off\nlimits: {{ result_bytes: {bytes} }}\nroutes: [{{ upstream: {{ url: '{}', headers: {{ X-Key: '{key}' }} }}, {NEVER} }}]\n",
             world.server.url()

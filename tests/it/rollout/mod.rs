@@ -1,8 +1,8 @@
 //! A mode that holds for a share of callers already.
 
 use crate::{
-    legacy::proxy_and_client::Older,
-    proxy::proxy_and_server::{Setup, World},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::modern_client::Client,
     tickets::{names, tools},
 };
@@ -13,11 +13,11 @@ use std::path::Path;
 /// By the manual's formula `carol` is at 56 %, `alice` at 51 % and `bob` at 63 %.
 const HALF: &str = "principal: { header: X-User }\n    defer: { mode: always, rollout: 53% }";
 
-fn user(world: &World, name: &str) -> Client {
+fn user(world: &ProxyAndServer, name: &str) -> Client {
     world.tasker().with("x-user", name)
 }
 
-async fn is_in(world: &World, client: &Client) -> bool {
+async fn is_in(world: &ProxyAndServer, client: &Client) -> bool {
     let waiting = client.call("t").await;
     let call = world.server.call().await;
     call.says("done");
@@ -29,7 +29,7 @@ async fn is_in(world: &World, client: &Client) -> bool {
 async fn principals_in_the_rollout_get_tasks_and_others_are_only_observed() {
     for _ in 0..2 {
         // The same in another proxy.
-        let world = World::with(HALF).await;
+        let world = ProxyAndServer::with(HALF).await;
         for (name, expected) in [("alice", true), ("bob", false), ("carol", false)] {
             assert_eq!(is_in(&world, &user(&world, name)).await, expected, "{name}");
         }
@@ -48,7 +48,7 @@ async fn a_task_shows_the_rollout_that_made_it() {
 
 #[tokio::test]
 async fn a_tool_has_a_rollout_of_its_own_and_names_outweigh_shares() {
-    let world = World::with(
+    let world = ProxyAndServer::with(
         "tools: [{ match: t, mode: always, rollout: { share: 0%, by: { header: X-Tenant }, always: [a*], never: [ab] } }]",
     )
     .await;
@@ -63,7 +63,7 @@ async fn a_session_of_2025_11_25_in_the_rollout_is_offered_tasks() {
     const ROUTE: &str = "principal: { header: X-User }\n    defer: { mode: auto, after: 10ms, rollout: 53% }\n    tasks: { unsolicited: always }";
     let world = Setup::new().server(|options| options.tools = Some(tools())).route(ROUTE).start().await;
     for (name, expected) in [("alice", true), ("bob", false)] {
-        let older = Older::new(world.addr()).with("x-user", name);
+        let older = LegacyClient::new(world.addr()).with("x-user", name);
         let session = older.hello().await;
         let list = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list" });
         let listed = session.post(&list.to_string()).await.answer().await.result();
@@ -105,7 +105,7 @@ async fn only_principals_in_the_rollout_get_tickets() {
 async fn sessions_have_their_own_rollout_position_and_keep_it() {
     let by_session = "defer: { mode: auto, after: 10ms, rollout: { share: 50%, by: session } }\n    tasks: { unsolicited: always }";
     let world = Setup::new().server(|options| options.tools = Some(tools())).route(by_session).start().await;
-    let older = Older::new(world.addr());
+    let older = LegacyClient::new(world.addr());
     let mut seen = [0_u32; 2];
     while seen.contains(&0) {
         let session = older.hello().await;
@@ -135,7 +135,7 @@ async fn sessions_have_their_own_rollout_position_and_keep_it() {
 async fn a_task_request_outside_the_rollout_is_answered_without_a_task() {
     const ROUTE: &str = "principal: { header: X-User }\n    defer: { mode: auto, after: 10ms, rollout: 53% }";
     let world = Setup::new().server(|options| options.tools = Some(tools())).route(ROUTE).start().await;
-    let session = Older::new(world.addr()).with("x-user", "bob").hello().await;
+    let session = LegacyClient::new(world.addr()).with("x-user", "bob").hello().await;
     let ask = json!({
         "jsonrpc": "2.0", "id": 7, "method": "tools/call",
         "params": { "name": "t", "arguments": {}, "task": { "ttl": 60_000 } },

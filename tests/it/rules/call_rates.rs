@@ -1,15 +1,15 @@
 //! `calls_per_minute`: so many calls of one caller in a minute.
 
 use crate::{
-    legacy::proxy_and_client::Older,
-    proxy::proxy_and_server::{Setup, World},
-    support::{limit_hits::Hits, modern_client::Answer},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
+    support::{limit_hits::LimitHits, modern_client::Answer},
 };
 use serde_json::json;
 
 const TWO: &str = "calls_per_minute: 2";
 
-async fn calls(world: &World, client: &crate::support::modern_client::Client) -> Answer {
+async fn calls(world: &ProxyAndServer, client: &crate::support::modern_client::Client) -> Answer {
     let waiting = client.call("t").await;
     world.server.call().await.says("done");
     waiting.answer().await
@@ -32,14 +32,14 @@ fn is_too_many(answer: &Answer) {
 
 #[tokio::test]
 async fn a_caller_over_its_rate_is_refused_with_retry_after() {
-    let world = World::with(TWO).await;
-    let met = Hits::of("calls_per_minute");
+    let world = ProxyAndServer::with(TWO).await;
+    let met = LimitHits::of("calls_per_minute");
     let alice = world.tasker().bearing("alice");
     for _ in 0..2 {
         assert_eq!(calls(&world, &alice).await.text(), "done");
     }
     is_too_many(&alice.call("t").await.answer().await);
-    let older = Older::new(world.addr()).with("authorization", "Bearer alice").within("s1");
+    let older = LegacyClient::new(world.addr()).with("authorization", "Bearer alice").within("s1");
     is_too_many(&older.call(1).await.answer().await);
     met.are(2).await;
     let unknown = alice.ask("tasks/get", json!({ "taskId": "0123456789abcdef0123456789abcdef" })).await;
@@ -50,9 +50,10 @@ async fn a_caller_over_its_rate_is_refused_with_retry_after() {
 
 #[tokio::test]
 async fn every_call_of_a_batch_counts_and_all_of_it_or_nothing_is_sent() {
-    let world = World::with("tools: [{ match: t, calls_per_minute: 2 }]").await;
-    let client =
-        Older::new(world.addr()).with("mcp-session-id", "s1").with("mcp-protocol-version", "2025-03-26");
+    let world = ProxyAndServer::with("tools: [{ match: t, calls_per_minute: 2 }]").await;
+    let client = LegacyClient::new(world.addr())
+        .with("mcp-session-id", "s1")
+        .with("mcp-protocol-version", "2025-03-26");
     let call =
         |id: u64| json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": { "name": "t" } });
     let batch = json!([call(1), call(2), call(3)]).to_string();

@@ -1,8 +1,8 @@
 //! Tools of mode `deny`: hidden from every list, and refused in whatever shape they are called.
 
 use crate::{
-    legacy::proxy_and_client::Older,
-    proxy::proxy_and_server::{Setup, World},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::{
         legacy_server::{Canned, Seen},
         modern_client::Answer,
@@ -23,7 +23,7 @@ fn setup() -> Setup {
     })
 }
 
-async fn world() -> World {
+async fn world() -> ProxyAndServer {
     setup().route(DENY).start().await
 }
 
@@ -67,7 +67,7 @@ async fn a_denied_tool_is_hidden_from_modern_clients_and_refused() {
 #[tokio::test]
 async fn a_denied_tool_is_hidden_from_legacy_clients_and_refused_in_every_shape() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     assert_eq!(names(&client.post(LIST).await.answer().await), ["add", "keep_rm"]);
     for params in [
         r#"{"name":"rm","arguments":{}}"#,
@@ -89,8 +89,9 @@ async fn a_denied_tool_is_hidden_from_legacy_clients_and_refused_in_every_shape(
 #[tokio::test]
 async fn a_batch_with_a_denied_call_or_a_list_is_refused_whole() {
     let world = world().await;
-    let client =
-        Older::new(world.addr()).with("mcp-session-id", "s1").with("mcp-protocol-version", "2025-03-26");
+    let client = LegacyClient::new(world.addr())
+        .with("mcp-session-id", "s1")
+        .with("mcp-protocol-version", "2025-03-26");
     let fine = call(r#"{"name":"add"}"#).replace("\"c\"", "\"f\"");
     for (held, code) in [(call(r#"{"name":"rm"}"#), -32602), (LIST.to_owned(), -32600)] {
         let answers = client.post(&format!("[{fine},{held}]")).await.answer().await.json();
@@ -121,7 +122,7 @@ async fn a_page_that_holds_denied_tools_alone_is_empty_and_keeps_its_cursor() {
     })
     .start()
     .await;
-    let older = Older::new(world.addr()).hello().await;
+    let older = LegacyClient::new(world.addr()).hello().await;
     let first = older.post(LIST).await.answer().await;
     assert_eq!(first.result(), json!({ "tools": [], "nextCursor": "2" }));
     let second = LIST.replace("{}", r#"{"cursor":"2"}"#);
@@ -152,7 +153,7 @@ async fn a_list_on_an_event_stream_is_edited_also_where_a_client_returns_for_it(
         })
         .start()
         .await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let listed = client.post(LIST).await.answer().await;
     let again = client.with("last-event-id", "0").listen().await.answer().await;
     for answer in [listed, again] {
@@ -168,7 +169,7 @@ async fn the_tool_that_takes_a_ticket_is_there_where_every_tool_is_denied() {
         .route("held: { ticket: 20ms }")
         .start()
         .await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     assert_eq!(names(&client.post(LIST).await.answer().await), ["deferral_result", "deferral_cancel"]);
     let waiting = client.post(&call(r#"{"name":"slow","arguments":{}}"#)).await;
     let running = world.server.call().await;

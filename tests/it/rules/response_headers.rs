@@ -1,8 +1,8 @@
 //! `response.headers`: fixed headers on every response of a route.
 
 use crate::{
-    legacy::proxy_and_client::Older,
-    proxy::proxy_and_server::{Setup, World},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::legacy_server::Canned,
 };
 use deferral::internals::config;
@@ -11,7 +11,7 @@ use std::path::Path;
 
 const HEADERS: &str = "response: { headers: { X-Frame: none, Server: ours } }";
 
-async fn world() -> World {
+async fn world() -> ProxyAndServer {
     Setup::new()
         .route(HEADERS)
         .server(|options| {
@@ -29,7 +29,7 @@ async fn world() -> World {
 #[tokio::test]
 async fn the_headers_of_a_route_are_on_every_response_and_replace_the_servers_own() {
     let world = world().await;
-    let older = Older::new(world.addr()).within("s1");
+    let older = LegacyClient::new(world.addr()).within("s1");
     let list = r#"{"jsonrpc":"2.0","id":1,"method":"prompts/list"}"#;
     let passed = older.post(list).await.answer().await;
     assert_eq!((passed.header("x-frame"), passed.header("x-other")), ("none", "stays"));

@@ -92,7 +92,7 @@ enum Mail {
 }
 
 /// The whole world of one call.
-struct World {
+struct CallSimulation {
     exchange: Exchange<Word>,
     now: Instant,
     clock: Timestamp,
@@ -104,7 +104,7 @@ struct World {
     /// A handle between the proxy and the client's socket.
     handle_on_its_way: bool,
     client: Client,
-    older: Older,
+    older: LegacyView,
     server: Server,
     log: Vec<String>,
 }
@@ -124,7 +124,7 @@ struct Client {
 
 /// The task as 2025-11-25 sees it.
 #[derive(Default)]
-struct Older {
+struct LegacyView {
     /// Whether the call itself was one of an older revision.
     calls: bool,
     /// The status it had last, for each [`TOOL_ERRORS`].
@@ -157,7 +157,7 @@ struct Server {
     turns: usize,
 }
 
-impl World {
+impl CallSimulation {
     fn new(defer_after: Option<Duration>) -> Self {
         let now = SystemClock::new().now();
         let deadlines = Deadlines {
@@ -176,7 +176,7 @@ impl World {
             handle_on_its_way: false,
             client: Client { waiting: 1, ..Client::default() },
             // Such a call is a task at once where its client asks for one.
-            older: Older { calls: defer_after == Some(Duration::ZERO), ..Older::default() },
+            older: LegacyView { calls: defer_after == Some(Duration::ZERO), ..LegacyView::default() },
             server: Server::default(),
             log: Vec::new(),
         }
@@ -516,9 +516,9 @@ impl World {
     }
 }
 
-// === impl Older ===
+// === impl LegacyView ===
 
-impl Older {
+impl LegacyView {
     /// Sees the task as it is now: it went where it may, and its outcome is there at its end, once
     /// and for all.
     fn watch(&mut self, record: Option<&Record>) {
@@ -611,8 +611,8 @@ fn is_an_end(happening: Happening) -> bool {
 
 /// Chooses what happens, by a seed. In every other run what ends something is seldom chosen: where
 /// all is equally likely few calls live long enough to become a task.
-fn run(seed: u64, defer_after: Option<Duration>) -> World {
-    let mut world = World::new(defer_after);
+fn run(seed: u64, defer_after: Option<Duration>) -> CallSimulation {
+    let mut world = CallSimulation::new(defer_after);
     let mut state = seed | 1;
     let mut time_left = 6;
     let patience = if seed.count_ones().is_multiple_of(2) { 1 } else { 16 };

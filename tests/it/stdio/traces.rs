@@ -2,7 +2,7 @@
 
 use super::{Proxy, SERVER, arguments};
 use crate::{
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::collector::{Collector, Span},
     traces::{PARENT, SPAN, TRACE},
 };
@@ -45,7 +45,7 @@ async fn a_process_gets_the_span_in_the_message() {
 async fn a_process_gets_the_span_in_a_legacy_clients_message() {
     let collector = Collector::start().await;
     let proxy = traced(&collector);
-    let older = Older::new(proxy.addr).hello().await;
+    let older = LegacyClient::new(proxy.addr).hello().await;
     let mut params = arguments("meta", json!({}));
     params["_meta"] = json!({ "traceparent": PARENT });
     let call = json!({ "jsonrpc": "2.0", "id": "c-7", "method": "tools/call", "params": params });

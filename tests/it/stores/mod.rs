@@ -33,7 +33,7 @@ use self::{
         usage_is_right_after_concurrent_changes,
     },
 };
-use crate::support::faulty_store::Faulty;
+use crate::support::faulty_store::FaultyStore;
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
@@ -145,7 +145,7 @@ async fn troubled() -> Fresh {
 /// One on a disk, in front of which everything is refused now and then.
 async fn faulty() -> Fresh {
     on_disk(|disk, _| {
-        let inner = Faulty::around(disk);
+        let inner = FaultyStore::around(disk);
         Arc::new(Troubled::new(inner.clone(), Trouble::Refused(inner)))
     })
 }

@@ -1,6 +1,6 @@
 //! A store that fails now and then: its folder is moved away, or the store refuses every operation.
 
-use crate::support::faulty_store::{EVERYTHING, Faulty};
+use crate::support::faulty_store::{EVERYTHING, FaultyStore};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
@@ -31,7 +31,7 @@ pub(super) struct Troubled {
 pub(super) enum Trouble {
     /// The folder is away.
     Away(PathBuf),
-    Refused(Arc<Faulty>),
+    Refused(Arc<FaultyStore>),
 }
 
 /// Asks again for what was refused.

@@ -28,7 +28,7 @@ use tokio::{
 };
 
 /// The store.
-pub(crate) struct Faulty {
+pub(crate) struct FaultyStore {
     inner: Arc<dyn Store>,
     /// How long a new task takes.
     takes: Duration,
@@ -75,9 +75,9 @@ pub(crate) enum Op {
 pub(crate) const EVERYTHING: [Op; 9] =
     [Op::Insert, Op::Load, Op::Swap, Op::Anchor, Op::Orphans, Op::Remove, Op::Due, Op::List, Op::Census];
 
-// === impl Faulty ===
+// === impl FaultyStore ===
 
-impl Faulty {
+impl FaultyStore {
     /// One that works, so far.
     pub(crate) fn new() -> Arc<Self> {
         Self::taking(Duration::ZERO)
@@ -224,7 +224,7 @@ impl Faulty {
 }
 
 #[async_trait]
-impl Store for Faulty {
+impl Store for FaultyStore {
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         self.begins(Op::Insert).await?;
         self.passes(Op::Insert, false).await;

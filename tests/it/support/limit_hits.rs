@@ -8,14 +8,14 @@ use tokio::task::yield_now;
 /// How often a limit is met from when this is made on.
 ///
 /// The counts are those of the process, and each test has a process of its own.
-pub(crate) struct Hits {
+pub(crate) struct LimitHits {
     key: &'static str,
     before: u64,
 }
 
-// === impl Hits ===
+// === impl LimitHits ===
 
-impl Hits {
+impl LimitHits {
     pub(crate) fn of(key: &'static str) -> Self {
         Self { key, before: count(key) }
     }

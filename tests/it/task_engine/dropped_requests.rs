@@ -6,8 +6,8 @@
 //! request is never sent, and with one in which its client stays.
 
 use super::engine_and_server::{
-    AFTER, Legacy, Modern, Polled, Received, Request, Setup, Sign, TICKET_AFTER, World, messages, runtime,
-    settle,
+    AFTER, EngineAndServer, Legacy, Modern, Polled, Received, Request, Setup, Sign, TICKET_AFTER, messages,
+    runtime, settle,
 };
 use crate::support::limit_hits::counts;
 use deferral::internals::{
@@ -191,7 +191,7 @@ fn run(asked: Asked, outlives: bool, polls: usize) -> ([Outcome; 2], Polled) {
     })
 }
 
-async fn outcome(world: &World, observers: &[Received], before: &BTreeMap<String, f64>) -> Outcome {
+async fn outcome(world: &EngineAndServer, observers: &[Received], before: &BTreeMap<String, f64>) -> Outcome {
     let mut tasks = Vec::new();
     for due in world.store.due(Timestamp::from_millis(u64::MAX), usize::MAX).await.expect("it answers") {
         let (_, record) = world.store.load(&due.id).await.expect("it answers").expect("it is there");
@@ -239,7 +239,7 @@ fn told(message: &Value) -> String {
 }
 
 /// Who listens to a task of 2026-07-28.
-async fn listener(world: &World, client: &Modern, task: &str) -> Received {
+async fn listener(world: &EngineAndServer, client: &Modern, task: &str) -> Received {
     let params = json!({ "notifications": { "taskIds": [task] } });
     let sent = world.ask(client, "subscriptions/listen", params).sent();
     settle().await;
@@ -247,7 +247,7 @@ async fn listener(world: &World, client: &Modern, task: &str) -> Received {
 }
 
 /// Who waits for the result of a task of 2025-11-25.
-async fn waiter(world: &World, client: &Legacy, task: &str) -> Received {
+async fn waiter(world: &EngineAndServer, client: &Legacy, task: &str) -> Received {
     let sent = world.legacy_ask(client, "tasks/result", json!({ "taskId": task })).sent();
     settle().await;
     sent.received
@@ -257,7 +257,7 @@ fn use_ticket(tool: &str, ticket: &str) -> Value {
     json!({ "name": tool, "arguments": { "ticket": ticket } })
 }
 
-async fn prepare(asked: Asked, world: &World) -> Prepared {
+async fn prepare(asked: Asked, world: &EngineAndServer) -> Prepared {
     match asked {
         Asked::Cancel
         | Asked::Update
@@ -304,7 +304,7 @@ fn answered(mut params: Value, asks: &Value) -> Value {
     params
 }
 
-async fn prepare_task(asked: Asked, world: &World, client: &Modern) -> Prepared {
+async fn prepare_task(asked: Asked, world: &EngineAndServer, client: &Modern) -> Prepared {
     let task = world.task(client).await;
     let about = json!({ "taskId": task });
     let mut observers = Vec::new();
@@ -339,10 +339,10 @@ async fn prepare_task(asked: Asked, world: &World, client: &Modern) -> Prepared 
     Prepared { request, observers }
 }
 
-async fn prepare_ticket(asked: Asked, world: &World) -> Prepared {
+async fn prepare_ticket(asked: Asked, world: &EngineAndServer) -> Prepared {
     let client = Modern { can_be_asked: true, holds_tickets: true, ..Modern::default() };
     let said = world.ask(&client, "tools/call", json!({ "name": "t" })).served().await;
-    let ticket = World::ticket_in(&said);
+    let ticket = EngineAndServer::ticket_in(&said);
     let result = use_ticket("deferral_result", &ticket);
     let mut observers = Vec::new();
     if asked != Asked::TicketResultEnded {
@@ -368,11 +368,11 @@ async fn prepare_ticket(asked: Asked, world: &World) -> Prepared {
     Prepared { request, observers }
 }
 
-async fn prepare_legacy_ticket(asked: Asked, world: &World) -> Prepared {
+async fn prepare_legacy_ticket(asked: Asked, world: &EngineAndServer) -> Prepared {
     let client = world.legacy(Sign::HoldsTickets, json!({})).await;
     let call = world.legacy_ask(&client, "tools/call", json!({ "name": "t" })).sent();
     sleep(2 * TICKET_AFTER).await;
-    let ticket = World::ticket_in(&messages(&call.received).pop().expect("a ticket"));
+    let ticket = EngineAndServer::ticket_in(&messages(&call.received).pop().expect("a ticket"));
     let result = use_ticket("deferral_result", &ticket);
     let mut observers = Vec::new();
     if asked != Asked::LegacyTicketResultEnded {
@@ -394,7 +394,7 @@ async fn prepare_legacy_ticket(asked: Asked, world: &World) -> Prepared {
     Prepared { request, observers }
 }
 
-async fn prepare_legacy(asked: Asked, world: &World) -> Prepared {
+async fn prepare_legacy(asked: Asked, world: &EngineAndServer) -> Prepared {
     let sign = if asked == Asked::LegacyTaskCall { Sign::Nothing } else { Sign::TakesTasks };
     let client = world.legacy(sign, json!({ "elicitation": {} })).await;
     let own = world.listen(&client).sent();
@@ -445,7 +445,7 @@ async fn prepare_legacy(asked: Asked, world: &World) -> Prepared {
 }
 
 /// A call of a client that takes tasks, which has become one after its time.
-async fn legacy_task(world: &World, client: &Legacy) -> String {
+async fn legacy_task(world: &EngineAndServer, client: &Legacy) -> String {
     let call = world.legacy_ask(client, "tools/call", json!({ "name": "t" })).sent();
     sleep(2 * AFTER).await;
     let said = messages(&call.received).pop().expect("a handle");

@@ -2,7 +2,7 @@
 //! the futures that a connection would poll, so that a test says how often they are.
 
 use super::memory_server::Server;
-use crate::{lifetimes::process, support::faulty_store::Faulty};
+use crate::{lifetimes::process, support::faulty_store::FaultyStore};
 use bytes::Bytes;
 use deferral::internals::{
     bridge::resume::Keyring,
@@ -40,15 +40,15 @@ use tokio::{
 pub(super) struct Setup {
     pub(super) route: Route,
     pub(super) quotas: Quotas,
-    pub(super) store: Arc<Faulty>,
+    pub(super) store: Arc<FaultyStore>,
 }
 
-pub(super) struct World {
+pub(super) struct EngineAndServer {
     pub(super) endpoint: Endpoint,
     pub(super) operators: Arc<Operators>,
     pub(super) ledger: Arc<Ledger>,
     pub(super) switchboard: Arc<Switchboard>,
-    pub(super) store: Arc<Faulty>,
+    pub(super) store: Arc<FaultyStore>,
     pub(super) server: Server,
     pub(super) path: Arc<str>,
     pub(super) quotas: Quotas,
@@ -161,7 +161,7 @@ impl Setup {
         route.tickets = Tickets { holders: Some(vec![holder]), ..Tickets::default() };
         route.legacy_tasks.unsolicited = Unsolicited::Some(vec![header("x-takes-tasks")]);
         let quotas = Quotas { polls_per_second: u32::MAX, misses_per_minute: u32::MAX, ..Quotas::default() };
-        Self { route, quotas, store: Faulty::new() }
+        Self { route, quotas, store: FaultyStore::new() }
     }
 
     /// Each call is a task at once.
@@ -176,7 +176,7 @@ impl Setup {
     }
 
     pub(super) fn keeps(mut self, store: Arc<dyn Store>) -> Self {
-        self.store = Faulty::around(store);
+        self.store = FaultyStore::around(store);
         self
     }
 
@@ -193,7 +193,7 @@ impl Setup {
     }
 
     /// Must be called within a runtime.
-    pub(super) fn start(self) -> World {
+    pub(super) fn start(self) -> EngineAndServer {
         let Self { route, quotas, store } = self;
         let limits = Limits { sessions: 5_000, task_sessions: 5_000, queue: 5_000, ..Limits::default() };
         let (upstream, started) =
@@ -219,13 +219,13 @@ impl Setup {
         tokio::spawn(Arc::clone(&ledger).look_after(vec![endpoint.clone()], too_late));
         let operators = Arc::new(Operators::new(Arc::clone(&ledger), Arc::clone(&switchboard)));
         let drains = [draining, overdue, closing];
-        World { endpoint, operators, ledger, switchboard, store, server, path, quotas, drains }
+        EngineAndServer { endpoint, operators, ledger, switchboard, store, server, path, quotas, drains }
     }
 }
 
-// === impl World ===
+// === impl EngineAndServer ===
 
-impl World {
+impl EngineAndServer {
     /// A request of a client of 2026-07-28.
     pub(super) fn ask(&self, client: &Modern, method: &str, mut params: Value) -> Request {
         let mut declared = json!({});

@@ -1,9 +1,11 @@
 //! A store that is full says so, and keeps nobody from ending what has begun.
 
-use super::engine_and_server::{AFTER, Modern, Sent, Setup, Sign, World, messages, runtime, settle, until};
+use super::engine_and_server::{
+    AFTER, EngineAndServer, Modern, Sent, Setup, Sign, messages, runtime, settle, until,
+};
 use crate::{
     front::listener_and_service::Lines,
-    support::{faulty_store::Op, limit_hits::Hits},
+    support::{faulty_store::Op, limit_hits::LimitHits},
 };
 use deferral::internals::{
     proxy::Cancelled,
@@ -65,7 +67,7 @@ fn setup(store: Arc<dyn Store>) -> Setup {
 
 /// A call that has become a task or has a ticket, and whose server has asked something where it is to be answered.
 /// Gives what is to be sent about it.
-async fn begin(world: &World, about: About, content: &Value) -> Begun {
+async fn begin(world: &EngineAndServer, about: About, content: &Value) -> Begun {
     let accepted = json!({ "action": "accept", "content": content });
     let asks = about.answers();
     match about {
@@ -94,7 +96,7 @@ async fn begin(world: &World, about: About, content: &Value) -> Begun {
         About::TicketAnswer | About::TicketCancel => {
             let client = Modern { can_be_asked: true, holds_tickets: true, ..Modern::default() };
             let said = world.ask(&client, "tools/call", json!({ "name": "t" })).served().await;
-            let ticket = json!({ "ticket": World::ticket_in(&said) });
+            let ticket = json!({ "ticket": EngineAndServer::ticket_in(&said) });
             is_called(world).await;
             if !asks {
                 let params = json!({ "name": "deferral_cancel", "arguments": ticket });
@@ -128,7 +130,7 @@ async fn begin(world: &World, about: About, content: &Value) -> Begun {
         About::LegacyTicketCancel => {
             let client = world.legacy(Sign::HoldsTickets, json!({})).await;
             let said = world.legacy_ask(&client, "tools/call", json!({ "name": "t" })).served().await;
-            let ticket = json!({ "ticket": World::ticket_in(&said) });
+            let ticket = json!({ "ticket": EngineAndServer::ticket_in(&said) });
             is_called(world).await;
             let params = json!({ "name": "deferral_cancel", "arguments": ticket });
             let message = json!({ "jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": params });
@@ -151,12 +153,12 @@ fn answers(asks: &Value, accepted: &Value) -> Value {
 }
 
 /// Waits until the call has arrived.
-async fn is_called(world: &World) {
+async fn is_called(world: &EngineAndServer) {
     until("the call arrives", || world.server.calls() == 1).await;
 }
 
 /// Sends what was begun; what is said of it, in text. Who waits for a result is not answered before there is one.
-async fn send(world: &World, begun: Begun) -> String {
+async fn send(world: &EngineAndServer, begun: Begun) -> String {
     let sent = match begun {
         Begun::Modern(client, method, params) => world.ask(&client, method, params).sent(),
         Begun::Legacy(client, message) => world.tell(&client, &message).sent(),
@@ -174,7 +176,7 @@ async fn send(world: &World, begun: Begun) -> String {
 }
 
 /// The caller's results fill what it may keep.
-async fn fill(world: &World) {
+async fn fill(world: &EngineAndServer) {
     let client = Modern { takes_tasks: true, ..Modern::default() };
     let first = world.server.calls();
     let sent: Vec<Sent> =
@@ -190,7 +192,7 @@ async fn fill(world: &World) {
 }
 
 /// The answer of a caller whose results have filled what it may keep.
-async fn answer_without_room(world: &World, about: About) {
+async fn answer_without_room(world: &EngineAndServer, about: About) {
     let begun = begin(world, about, &json!({ "a": "x".repeat(2_000) })).await;
     fill(world).await;
     let said = send(world, begun).await;
@@ -228,7 +230,7 @@ fn a_full_store_is_reported_or_delays_no_request() {
             let world = Setup::new().outlives().start();
             let begun = begin(&world, about, &json!({})).await;
             settle().await;
-            let (lines, hits) = (Lines::record(), Hits::of(DISK_FULL));
+            let (lines, hits) = (Lines::record(), LimitHits::of(DISK_FULL));
             world.store.is_full(&[Op::Swap], DISK_FULL);
             let said = send(&world, begun).await;
             assert!(!said.contains("does not answer"), "{about:?}: {said}");
@@ -255,7 +257,7 @@ fn a_legacy_call_for_a_task_that_finds_the_store_full_gets_an_error() {
     runtime().block_on(async {
         let world = Setup::new().outlives().start();
         let client = world.legacy(Sign::Nothing, json!({})).await;
-        let (lines, hits) = (Lines::record(), Hits::of(DISK_FULL));
+        let (lines, hits) = (Lines::record(), LimitHits::of(DISK_FULL));
         world.store.is_full(&[Op::Insert], DISK_FULL);
         let params = json!({ "name": "t", "task": {} });
         let said = world.legacy_ask(&client, "tools/call", params).served().await;
@@ -271,7 +273,7 @@ fn a_legacy_call_for_a_task_that_finds_the_store_full_gets_an_error() {
 fn a_call_that_finds_the_store_full_stays_a_call_and_is_counted() {
     runtime().block_on(async {
         let world = Setup::new().outlives().start();
-        let (lines, hits) = (Lines::record(), Hits::of(DISK_FULL));
+        let (lines, hits) = (Lines::record(), LimitHits::of(DISK_FULL));
         world.store.is_full(&[Op::Insert], DISK_FULL);
         let client = Modern { takes_tasks: true, ..Modern::default() };
         let sent = world.ask(&client, "tools/call", json!({ "name": "t" })).sent();
@@ -293,7 +295,7 @@ fn a_result_that_finds_the_disk_full_fails_its_task_with_the_limit_named_and_is_
         let world = Setup::new().outlives().start();
         let client = Modern { takes_tasks: true, ..Modern::default() };
         let task = world.task(&client).await;
-        let (lines, hits) = (Lines::record(), Hits::of(DISK_FULL));
+        let (lines, hits) = (Lines::record(), LimitHits::of(DISK_FULL));
         world.store.is_full(&[Op::Swap], DISK_FULL);
         world.server.says(0, "done");
         // Not even the error has room.

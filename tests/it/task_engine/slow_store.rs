@@ -1,7 +1,7 @@
 //! A store that takes its time, or does not answer, holds up nobody whose answer does not depend on it.
 
 use super::engine_and_server::{
-    AFTER, Legacy, Modern, Sent, Setup, Sign, TICKET_AFTER, WAIT, World, messages, runtime, settle,
+    AFTER, EngineAndServer, Legacy, Modern, Sent, Setup, Sign, TICKET_AFTER, WAIT, messages, runtime, settle,
 };
 use crate::support::faulty_store::Op;
 use deferral::internals::store::Disk;
@@ -26,7 +26,7 @@ fn holder() -> Modern {
 }
 
 /// One of each kind.
-async fn clients(world: &World) -> Vec<Client> {
+async fn clients(world: &EngineAndServer) -> Vec<Client> {
     vec![
         Client::Modern(tasker()),
         Client::Modern(holder()),
@@ -35,7 +35,7 @@ async fn clients(world: &World) -> Vec<Client> {
     ]
 }
 
-fn send(world: &World, client: &Client, params: Value) -> Sent {
+fn send(world: &EngineAndServer, client: &Client, params: Value) -> Sent {
     match client {
         Client::Modern(client) => world.ask(client, "tools/call", params).sent(),
         Client::Legacy(client) => world.legacy_ask(client, "tools/call", params).sent(),
@@ -146,7 +146,7 @@ fn of_a_burst_of_calls_no_more_become_tasks_than_the_quota_allows_with_a_store_o
 }
 
 /// Exactly five of sixty become tasks, and the others are answered by their server.
-async fn burst(world: &World) {
+async fn burst(world: &EngineAndServer) {
     let sent: Vec<_> =
         (0..60).map(|_| send(world, &Client::Modern(tasker()), json!({ "name": "t" }))).collect();
     sleep(AFTER + Duration::from_secs(1)).await;
@@ -189,10 +189,10 @@ fn of_a_burst_of_input_requests_no_more_calls_wait_for_their_clients_than_the_qu
 }
 
 /// A call with a ticket, whose result the store refuses.
-async fn refused_result(world: &World, client: &Client) -> Value {
+async fn refused_result(world: &EngineAndServer, client: &Client) -> Value {
     let sent = send(world, client, json!({ "name": "t" }));
     sleep(2 * TICKET_AFTER).await;
-    let ticket = World::ticket_in(&sent.last().expect("a ticket"));
+    let ticket = EngineAndServer::ticket_in(&sent.last().expect("a ticket"));
     world.store.fails(&[Op::Swap]);
     world.server.says(0, "done");
     settle().await;

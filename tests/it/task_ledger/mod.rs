@@ -1,6 +1,6 @@
 //! What is kept of tasks, alone: no client, no server, and a store that fails when a test says so.
 
-use crate::support::faulty_store::{EVERYTHING, Faulty, Op};
+use crate::support::faulty_store::{EVERYTHING, FaultyStore, Op};
 use bytes::Bytes;
 use deferral::internals::{
     policy::Quotas,
@@ -12,8 +12,8 @@ use deferral::internals::{
 use std::{sync::Arc, time::Duration};
 
 /// A ledger of a store that works so far.
-fn ledger(quotas: Quotas) -> (Arc<Ledger>, Arc<Faulty>, Arc<SystemClock>) {
-    let (store, clock) = (Faulty::new(), Arc::new(SystemClock::new()));
+fn ledger(quotas: Quotas) -> (Arc<Ledger>, Arc<FaultyStore>, Arc<SystemClock>) {
+    let (store, clock) = (FaultyStore::new(), Arc::new(SystemClock::new()));
     (Ledger::new(store.clone(), None, quotas, clock.clone()), store, clock)
 }
 
@@ -126,7 +126,7 @@ async fn orphans_of_a_process_end_concurrently() {
         let record = Record { id: id.clone(), ..record(&clock) };
         memory.insert(Arc::new(record)).await.expect("kept");
     }
-    let store = Faulty::awaiting(memory.restarted(), ids.len());
+    let store = FaultyStore::awaiting(memory.restarted(), ids.len());
     let ledger = Ledger::new(store, None, Quotas::default(), clock);
     let (_drain, stopping) = Drain::new();
     let looking_after = tokio::spawn(Arc::clone(&ledger).look_after(Vec::new(), stopping));

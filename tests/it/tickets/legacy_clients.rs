@@ -2,10 +2,10 @@
 
 use super::{IMPATIENT, PATIENT, SOON, names, ticket, tools};
 use crate::{
-    legacy::proxy_and_client::{HELLO, Older, READY},
+    legacy::proxy_and_client::{HELLO, LegacyClient, READY},
     proxy::{
         program::Program,
-        proxy_and_server::{Setup, World},
+        proxy_and_server::{ProxyAndServer, Setup},
     },
     support::{
         legacy_server::{Call, LegacyServer, Seen},
@@ -19,15 +19,15 @@ fn setup() -> Setup {
 }
 
 /// One whose client has read the list of tools.
-pub(super) async fn holder(world: &World) -> Older {
-    let client = Older::new(world.addr()).hello().await;
+pub(super) async fn holder(world: &ProxyAndServer) -> LegacyClient {
+    let client = LegacyClient::new(world.addr()).hello().await;
     list(&client).await;
     client
 }
 
 /// One that can be asked this, besides.
-async fn holder_declaring(world: &World, capabilities: &str) -> Older {
-    let client = Older::new(world.addr()).with("authorization", "Bearer one");
+async fn holder_declaring(world: &ProxyAndServer, capabilities: &str) -> LegacyClient {
+    let client = LegacyClient::new(world.addr()).with("authorization", "Bearer one");
     let hello = HELLO.replace(r#""capabilities":{}"#, &format!(r#""capabilities":{capabilities}"#));
     let opened = client.post(&hello).await.answer().await;
     let client = client.within(opened.header("mcp-session-id"));
@@ -36,28 +36,28 @@ async fn holder_declaring(world: &World, capabilities: &str) -> Older {
     client
 }
 
-async fn list(client: &Older) -> Value {
+async fn list(client: &LegacyClient) -> Value {
     let ask = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list" });
     client.post(&ask.to_string()).await.answer().await.result()
 }
 
 /// Request 5, which may wait.
-async fn shown(client: &Older, tool: &str, ticket: &str) -> Waiting {
+async fn shown(client: &LegacyClient, tool: &str, ticket: &str) -> Waiting {
     let params = json!({ "name": tool, "arguments": { "ticket": ticket } });
     let ask = json!({ "jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params });
     client.post(&ask.to_string()).await
 }
 
-pub(super) async fn use_ticket(client: &Older, tool: &str, ticket: &str) -> Answer {
+pub(super) async fn use_ticket(client: &LegacyClient, tool: &str, ticket: &str) -> Answer {
     shown(client, tool, ticket).await.answer().await
 }
 
-pub(super) async fn result_of(client: &Older, ticket: &str) -> Value {
+pub(super) async fn result_of(client: &LegacyClient, ticket: &str) -> Value {
     use_ticket(client, "deferral_result", ticket).await.result()
 }
 
 /// A call whose client has been answered with this ticket.
-pub(super) async fn deferred(server: &LegacyServer, client: &Older) -> (Call, String) {
+pub(super) async fn deferred(server: &LegacyServer, client: &LegacyClient) -> (Call, String) {
     let waiting = client.call(7).await;
     let call = server.call().await;
     (call, ticket(&waiting.answer().await.result()).0)
@@ -126,7 +126,7 @@ async fn a_call_that_still_runs_reports_it_again_and_how_far_it_is() {
 #[tokio::test]
 async fn the_tools_that_take_it_are_listed_and_schemas_of_results_are_not() {
     let world = setup().route(SOON).route(PATIENT).start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let listed = list(&client).await;
     assert_eq!(names(&listed), ["t", "u", "deferral_result", "deferral_cancel"]);
     assert_eq!(listed["tools"][0].get("outputSchema"), None);
@@ -137,7 +137,7 @@ async fn the_tools_that_take_it_are_listed_and_schemas_of_results_are_not() {
 }
 
 /// A call that is made behind others has been answered with its ticket: the time of theirs, had they one, is over.
-async fn somebody_has_a_ticket(world: &World) {
+async fn somebody_has_a_ticket(world: &ProxyAndServer) {
     let client = holder(world).await;
     let params = json!({ "name": "u" });
     let ask = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params });
@@ -145,7 +145,7 @@ async fn somebody_has_a_ticket(world: &World) {
 }
 
 /// The client's call is answered with its result, however long that takes.
-async fn waits_as_before(world: &World, client: &Older) {
+async fn waits_as_before(world: &ProxyAndServer, client: &LegacyClient) {
     let waiting = client.call(7).await;
     let call = world.server.call().await;
     somebody_has_a_ticket(world).await;
@@ -156,7 +156,7 @@ async fn waits_as_before(world: &World, client: &Older) {
 #[tokio::test]
 async fn a_tool_without_tickets_keeps_its_schema_and_waits() {
     let world = setup().route(SOON).route("tools: [{ match: t, ticket: off }]").start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let listed = list(&client).await;
     assert!(listed["tools"][0]["outputSchema"].is_object());
     waits_as_before(&world, &client).await;
@@ -165,7 +165,7 @@ async fn a_tool_without_tickets_keeps_its_schema_and_waits() {
 #[tokio::test]
 async fn a_client_that_was_not_given_the_tools_waits_as_before() {
     let world = setup().route(SOON).route(PATIENT).start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     waits_as_before(&world, &client).await;
 }
 
@@ -173,8 +173,8 @@ async fn a_client_that_was_not_given_the_tools_waits_as_before() {
 async fn a_client_with_tasks_gets_no_ticket() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let hello = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"tasks":{}},"clientInfo":{"name":"c","version":"1"}}}"#;
-    let opened = Older::new(world.addr()).post(hello).await.answer().await;
-    let client = Older::new(world.addr()).within(opened.header("mcp-session-id"));
+    let opened = LegacyClient::new(world.addr()).post(hello).await.answer().await;
+    let client = LegacyClient::new(world.addr()).within(opened.header("mcp-session-id"));
     client.post(READY).await.answer().await;
     assert_eq!(names(&list(&client).await), ["t", "u"]);
     // One that asks for a task gets that.
@@ -197,7 +197,7 @@ async fn only_configured_clients_get_tickets() {
     };
     let mut seen = Vec::new();
     for (name, agent) in [("codex-mcp-client", "0"), ("other", "1"), ("other", "0")] {
-        let client = Older::new(world.addr()).with("x-agent", agent);
+        let client = LegacyClient::new(world.addr()).with("x-agent", agent);
         let opened = client.post(&named(name)).await.answer().await;
         let client =
             client.within(opened.header("mcp-session-id")).with("mcp-protocol-version", "2025-06-18");
@@ -215,7 +215,7 @@ async fn a_tool_of_the_server_keeps_its_name() {
         .route(PATIENT)
         .start()
         .await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     assert_eq!(names(&list(&client).await), ["deferral_result", "deferral_result_2", "deferral_cancel"]);
     let waiting = client.post(&json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "deferral_result" } }).to_string()).await;
     let call = world.server.call().await;
@@ -270,7 +270,7 @@ async fn a_call_that_failed_fails_as_it_would_have() {
 async fn unknown_and_foreign_tickets_get_the_same_response() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let owner = |token: &'static str| {
-        let client = Older::new(world.addr()).with("authorization", token);
+        let client = LegacyClient::new(world.addr()).with("authorization", token);
         async move {
             let client = client.hello().await;
             list(&client).await;
@@ -392,7 +392,7 @@ async fn a_ticket_is_good_after_the_proxy_has_been_killed() {
     })
     .await;
     let first: Program = place.start(&[SOON, PATIENT], &[]).await;
-    let client = Older::new(first.addr).hello().await;
+    let client = LegacyClient::new(first.addr).hello().await;
     list(&client).await;
     let (call, held) = deferred(&place.server, &client).await;
     call.says("done");
@@ -400,7 +400,7 @@ async fn a_ticket_is_good_after_the_proxy_has_been_killed() {
     first.killed().await;
 
     let second = place.start(&[SOON, PATIENT], &[]).await;
-    let client = Older::new(second.addr).within(&client.session());
+    let client = LegacyClient::new(second.addr).within(&client.session());
     assert_eq!(result_of(&client, &held).await["content"][0]["text"], "done");
     second.killed().await;
 }
@@ -425,7 +425,7 @@ async fn fifty_holders_of_two_principals_get_what_is_theirs() {
     let mut held = Vec::new();
     let mut calls = Vec::new();
     for who in ["Bearer a", "Bearer b"] {
-        let client = Older::new(world.addr()).with("authorization", who).hello().await;
+        let client = LegacyClient::new(world.addr()).with("authorization", who).hello().await;
         list(&client).await;
         for n in 0..25 {
             let waiting = client.call(100 + n).await;
@@ -461,7 +461,7 @@ async fn a_named_client_that_opens_a_session_for_each_call_gets_its_ticket_and_i
         .route("tickets: { for: [{ header: X-Agent, value: \"1\", after: 50ms }], wait: 1h }")
         .start()
         .await;
-    let session = async || Older::new(world.addr()).with("x-agent", "1").hello().await;
+    let session = async || LegacyClient::new(world.addr()).with("x-agent", "1").hello().await;
     list(&session().await).await;
     let waiting = session().await.call(7).await;
     let call = world.server.call().await;
@@ -532,7 +532,7 @@ async fn after_a_restart_sessions_of_before_are_given_none_but_their_tickets_are
     })
     .await;
     let first: Program = place.start(&[SOON, PATIENT], &[]).await;
-    let client = Older::new(first.addr).hello().await;
+    let client = LegacyClient::new(first.addr).hello().await;
     list(&client).await;
     let (call, held) = deferred(&place.server, &client).await;
     call.says("done");
@@ -540,7 +540,7 @@ async fn after_a_restart_sessions_of_before_are_given_none_but_their_tickets_are
     first.killed().await;
 
     let second = place.start(&[SOON, PATIENT], &[]).await;
-    let client = Older::new(second.addr).within(&client.session());
+    let client = LegacyClient::new(second.addr).within(&client.session());
     assert_eq!(use_ticket(&client, "deferral_result_2", &held).await.text(), "done");
     let garbled = use_ticket(&client, "deferral_result_2", &held[..40]).await.result();
     assert_eq!(garbled["isError"], true);
@@ -556,7 +556,7 @@ async fn a_stop_has_no_model_make_its_call_again() {
     })
     .await;
     let mut first: Program = place.start(&[SOON, PATIENT], &["drain: 20ms"]).await;
-    let client = Older::new(first.addr).hello().await;
+    let client = LegacyClient::new(first.addr).hello().await;
     list(&client).await;
     let (_call, held) = deferred(&place.server, &client).await;
     let waiting = shown(&client, "deferral_result", &held).await;

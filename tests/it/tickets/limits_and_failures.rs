@@ -3,7 +3,7 @@
 use super::{IMPATIENT, SOON, legacy_clients, modern_clients, tools};
 use crate::{
     proxy::proxy_and_server::Setup,
-    support::faulty_store::{Faulty, Op},
+    support::faulty_store::{FaultyStore, Op},
 };
 use serde_json::Value;
 
@@ -55,7 +55,7 @@ async fn the_model_of_a_modern_client_gets_the_same_error() {
 
 #[tokio::test]
 async fn a_tool_that_cannot_be_stopped_as_the_store_fails_can_be_later() {
-    let store = Faulty::new();
+    let store = FaultyStore::new();
     let world = setup().route(SOON).route(IMPATIENT).store(&store).start().await;
     let client = legacy_clients::holder(&world).await;
     let (_call, held) = legacy_clients::deferred(&world.server, &client).await;

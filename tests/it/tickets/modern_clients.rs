@@ -2,7 +2,7 @@
 
 use super::{names, ticket, tools};
 use crate::{
-    proxy::proxy_and_server::{Setup, World},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::{
         legacy_server::Call,
         modern_client::{Answer, Client},
@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 
 const NAMED: &str = "tickets: { for: [{ header: X-Agent, value: \"1\", after: 50ms, wait: 1h }] }";
 
-async fn world(route: &'static str) -> World {
+async fn world(route: &'static str) -> ProxyAndServer {
     Setup::new().server(|options| options.tools = Some(tools())).route(route).start().await
 }
 
-pub(super) fn holder(world: &World) -> Client {
+pub(super) fn holder(world: &ProxyAndServer) -> Client {
     world.client().with("x-agent", "1")
 }
 
@@ -25,7 +25,7 @@ pub(super) async fn use_ticket(client: &Client, tool: &str, ticket: &str) -> Ans
 }
 
 /// A call whose client has been answered with this ticket.
-pub(super) async fn deferred(world: &World, client: &Client) -> (Call, String) {
+pub(super) async fn deferred(world: &ProxyAndServer, client: &Client) -> (Call, String) {
     let waiting = client.call("t").await;
     let call = world.server.call().await;
     (call, ticket(&waiting.answer().await.result()).0)

@@ -4,7 +4,7 @@
 use super::names;
 use crate::{
     legacy::{
-        proxy_and_client::{HELLO, Older, READY},
+        proxy_and_client::{HELLO, LegacyClient, READY},
         recorded_session::{Headers, Record, TASKS, headers},
     },
     proxy::proxy_and_server::start,
@@ -118,7 +118,7 @@ impl Who {
 
 /// Sends its messages one after another.
 async fn session(addr: SocketAddr, who: Who) -> Vec<(StatusCode, Headers, String)> {
-    let first = Older::new(addr).with("user-agent", "recorder/1").with("authorization", "Bearer t");
+    let first = LegacyClient::new(addr).with("user-agent", "recorder/1").with("authorization", "Bearer t");
     let first = if who.is_named { first.with("x-agent", "1") } else { first };
     let client = first.within("s1").with("mcp-protocol-version", who.revision);
     let mut answers = Vec::new();

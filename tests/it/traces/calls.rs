@@ -2,8 +2,8 @@
 
 use super::{PARENT, SPAN, TRACE, Traced, with_meta};
 use crate::{
-    legacy::proxy_and_client::Older,
-    proxy::proxy_and_server::{Setup, World},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::legacy_server::Seen,
 };
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ fn without_trace(text: &str) -> String {
 
 /// A message as its server gets it from a proxy that traces, and from one that does not: what is sent is
 /// the same but for our span, and for the id of our hop.
-async fn compared(send: impl AsyncFn(&World)) -> [(String, Vec<String>); 2] {
+async fn compared(send: impl AsyncFn(&ProxyAndServer)) -> [(String, Vec<String>); 2] {
     let plain = Setup::new().start().await;
     send(&plain).await;
     let traced = Traced::new().await;
@@ -88,7 +88,7 @@ async fn nothing_else_of_a_message_changes_for_its_server() {
 async fn nothing_else_of_a_legacy_clients_message_changes_for_its_server() {
     let spelling = r#"{"jsonrpc": "2.0","id": 7, "method":"tools/call", "params":{"name":"greet","arguments":{ "n":1.0e+2 } , "_meta": {"x":1 }}}"#;
     let [plain, traced] = compared(async |world| {
-        let older = Older::new(world.addr()).hello().await;
+        let older = LegacyClient::new(world.addr()).hello().await;
         let waiting = older.post(spelling).await;
         world.server.call().await.says("done");
         waiting.answer().await.result();
@@ -103,7 +103,7 @@ async fn nothing_else_of_a_legacy_clients_message_changes_for_its_server() {
 #[tokio::test]
 async fn a_legacy_clients_own_parent_gives_way_to_the_span_between() {
     let traced = Traced::new().await;
-    let older = Older::new(traced.world.addr()).hello().await;
+    let older = LegacyClient::new(traced.world.addr()).hello().await;
     let call = json!({
         "jsonrpc": "2.0", "id": 7, "method": "tools/call",
         "params": { "name": "greet", "arguments": {}, "_meta": { "traceparent": PARENT } },

@@ -6,7 +6,7 @@ mod requests;
 mod tasks;
 
 use crate::{
-    proxy::proxy_and_server::{Setup, World},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::{collector::Collector, modern_client::Client},
 };
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub(crate) const SPAN: &str = "00f067aa0ba902b7";
 
 /// A proxy whose traces go to a collector.
 pub(crate) struct Traced {
-    pub(crate) world: World,
+    pub(crate) world: ProxyAndServer,
     pub(crate) collector: Collector,
 }
 

@@ -2,10 +2,10 @@
 
 use super::{PARENT, TRACE, Traced};
 use crate::{
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     proxy::{
         call_resumption::keeps_events,
-        proxy_and_server::{ALWAYS, Setup, World},
+        proxy_and_server::{ALWAYS, ProxyAndServer, Setup},
         restart::Place,
     },
     support::{
@@ -16,7 +16,7 @@ use crate::{
 use serde_json::{Value, json};
 
 /// A client that takes tasks, and may be asked.
-fn asked(world: &World) -> Client {
+fn asked(world: &ProxyAndServer) -> Client {
     world.client().declaring(json!({
         "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} },
     }))
@@ -167,7 +167,7 @@ async fn a_cancel_with_a_ticket_is_linked_to_its_call() {
 async fn a_legacy_clients_task_is_traced_as_well() {
     let setup = Setup::new().route(ALWAYS).server(|options| options.capabilities = json!({ "tools": {} }));
     let traced = Traced::with(setup).await;
-    let older = Older::new(traced.world.addr()).hello().await;
+    let older = LegacyClient::new(traced.world.addr()).hello().await;
     let ask = async |method: &str, params: Value| {
         let message = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params });
         older.post(&message.to_string()).await.answer().await.result()

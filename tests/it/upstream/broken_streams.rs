@@ -1,7 +1,7 @@
 //! Connections and streams that break during a call, and their resumption.
 
-use super::{MUTE, World, connect, notification, request};
-use crate::support::legacy_server::{Canned, Get, LegacyServer, Nobody, Options, Seen};
+use super::{MUTE, UpstreamAndServer, connect, notification, request};
+use crate::support::legacy_server::{Canned, Get, LegacyServer, Options, ReservedPort, Seen};
 use deferral::internals::{
     protocol::Method,
     upstream::{CallError, Event, Upstream},
@@ -14,13 +14,13 @@ use tokio::time::timeout;
 #[tokio::test]
 async fn a_broken_stream_is_resumed_after_the_last_event_when_the_server_wants_it() {
     use deferral::internals::runtime::{Clock, SystemClock};
-    let world = World::new(Options { get: Get::Refused(405), ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { get: Get::Refused(405), ..Options::default() }).await;
     let mut warm = world.list(1);
     world.answer().await;
     warm.result().await;
 
     let options = Options { version: "2025-03-26", ..Options::default() };
-    let world = World::new(options).await;
+    let world = UpstreamAndServer::new(options).await;
     let mut call = world.call(7);
     let events = world.server.call().await.stream();
     events.raw("id: e1\nretry: 200\ndata:\n\n");
@@ -42,7 +42,7 @@ async fn a_broken_stream_is_resumed_after_the_last_event_when_the_server_wants_i
 
 #[tokio::test]
 async fn a_stream_can_be_resumed_many_times() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(7);
     let events = world.server.call().await.stream();
     events.raw("id: e0\nretry: 1\ndata:\n\n");
@@ -62,7 +62,7 @@ async fn a_stream_can_be_resumed_many_times() {
 
 #[tokio::test]
 async fn a_stream_without_ids_that_ends_is_a_broken_call() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(1);
     drop(world.server.call().await.stream());
     assert!(matches!(call.lost().await, CallError::Broken(_)));
@@ -78,7 +78,7 @@ async fn a_stream_without_ids_that_ends_is_a_broken_call() {
 #[tokio::test]
 async fn a_stream_whose_session_is_gone_when_it_is_resumed_ends_the_call() {
     let hook = |seen: &Seen| seen.header("last-event-id").map(|_| Canned::status(404));
-    let world = World::new(Options::default().hook(hook)).await;
+    let world = UpstreamAndServer::new(Options::default().hook(hook)).await;
     let mut call = world.call(1);
     world.server.call().await.stream().raw("id: e1\nretry: 1\ndata:\n\n");
     assert!(matches!(call.lost().await, CallError::SessionEnded));
@@ -86,7 +86,7 @@ async fn a_stream_whose_session_is_gone_when_it_is_resumed_ends_the_call() {
 
 #[tokio::test]
 async fn a_call_whose_server_refuses_connections_is_abandoned_within_twelve_seconds() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(1);
     let events = world.server.call().await.stream();
     events.raw(format!(
@@ -94,7 +94,7 @@ async fn a_call_whose_server_refuses_connections_is_abandoned_within_twelve_seco
         notification("notifications/progress", json!({ "progress": 1 }))
     ));
     call.notice().await;
-    let World { server, upstream: _upstream } = world;
+    let UpstreamAndServer { server, upstream: _upstream } = world;
     drop(server);
     tokio::time::pause();
     drop(events);
@@ -105,7 +105,7 @@ async fn a_call_whose_server_refuses_connections_is_abandoned_within_twelve_seco
 #[tokio::test]
 async fn an_empty_answer_is_no_promise_of_another() {
     for canned in [Canned::status(204), Canned::status(200).header("content-length", "0")] {
-        let world = World::new(Options::default()).await;
+        let world = UpstreamAndServer::new(Options::default()).await;
         let mut call = world.call(1);
         world.server.call().await.canned(canned);
         assert!(matches!(call.lost().await, CallError::Invalid(_)));
@@ -118,7 +118,7 @@ async fn a_connection_that_breaks_before_the_answer_loses_a_call_and_repeats_a_l
     let addr = listener.local_addr().expect("an address");
     let server = LegacyServer::on(listener, Options::default());
     let upstream = connect(&format!("http://{addr}/mcp"), |_| {});
-    let world = World { server, upstream };
+    let world = UpstreamAndServer { server, upstream };
     let mut call = world.call(1);
     world.server.call().await.document().break_off();
     assert!(matches!(call.lost().await, CallError::Broken(_)));
@@ -127,7 +127,7 @@ async fn a_connection_that_breaks_before_the_answer_loses_a_call_and_repeats_a_l
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_unreachable() {
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let mut replies = connect(&nobody.url(), |_| {}).call(request(1, Method::ToolsCall, MUTE));
     assert!(matches!(replies.next().await, Some(Event::Lost(CallError::Unreachable(_)))));
     assert!(replies.next().await.is_none());

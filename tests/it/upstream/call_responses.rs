@@ -1,6 +1,6 @@
 //! Responses to calls: documents, event streams, batches, errors, and responses on the session's GET stream.
 
-use super::{ASKABLE, World, identity, notification, value};
+use super::{ASKABLE, UpstreamAndServer, identity, notification, value};
 use crate::support::legacy_server::{Canned, Get, Options, Seen};
 use bytes::Bytes;
 use deferral::internals::upstream::{CallError, Event, Upstream};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 #[tokio::test]
 async fn a_call_is_answered_by_a_document() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(7);
     let arrived = world.server.call().await;
     assert_eq!(arrived.id(), 7);
@@ -21,7 +21,7 @@ async fn a_call_is_answered_by_a_document() {
 
 #[tokio::test]
 async fn a_call_is_answered_by_a_stream_and_what_trails_the_response_is_dropped() {
-    let world = World::new(Options { sse: true, ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { sse: true, ..Options::default() }).await;
     let mut call = world.call(7);
     let events = world.server.call().await.stream();
     events.send(&notification("notifications/progress", json!({ "progressToken": 7, "progress": 1 })));
@@ -37,7 +37,7 @@ async fn a_call_is_answered_by_a_stream_and_what_trails_the_response_is_dropped(
 
 #[tokio::test]
 async fn a_long_document_in_many_pieces_is_put_together() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(7);
     let document = world.server.call().await.document();
     let text = "x".repeat(300_000);
@@ -51,7 +51,7 @@ async fn a_long_document_in_many_pieces_is_put_together() {
 
 #[tokio::test]
 async fn a_batch_is_read_in_its_order() {
-    let world = World::new(Options { version: "2025-03-26", ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { version: "2025-03-26", ..Options::default() }).await;
     let mut call = world.call(7);
     let note = notification("notifications/message", json!({ "data": 1 }));
     let response = json!({ "jsonrpc": "2.0", "id": 7, "result": {} });
@@ -62,7 +62,7 @@ async fn a_batch_is_read_in_its_order() {
 
 #[tokio::test]
 async fn an_error_of_the_server_is_the_answer_whatever_its_status_and_id() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let failure =
         |id: Value| json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32000, "message": "no" } });
     for (n, (status, id)) in
@@ -82,7 +82,7 @@ async fn an_error_of_the_server_is_the_answer_whatever_its_status_and_id() {
 
 #[tokio::test]
 async fn an_http_error_without_a_message_ends_the_call_with_its_body() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(1);
     world.server.call().await.canned(Canned::status(502).body(" bad gateway\n"));
     let CallError::Status { status, detail, .. } = call.lost().await else { panic!("a status") };
@@ -99,7 +99,7 @@ async fn an_http_error_without_a_message_ends_the_call_with_its_body() {
 
 #[tokio::test]
 async fn refused_credentials_come_back_with_their_challenge() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     for status in [401, 403] {
         let mut call = world.call(1);
         world.server.call().await.canned(Canned::status(status).header("www-authenticate", "Bearer x"));
@@ -113,7 +113,7 @@ async fn refused_credentials_come_back_with_their_challenge() {
 
 #[tokio::test]
 async fn an_answer_that_is_no_message_is_invalid() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     for canned in [
         Canned::status(200).body("<html>").header("content-type", "text/html"),
         Canned::status(200).body("{").header("content-type", "application/json"),
@@ -128,7 +128,7 @@ async fn an_answer_that_is_no_message_is_invalid() {
 
 #[tokio::test]
 async fn an_answer_over_the_limit_is_refused_and_the_call_cancelled() {
-    let world = World::with(Options::default(), |config| config.limits.result_bytes = 1000).await;
+    let world = UpstreamAndServer::with(Options::default(), |config| config.limits.result_bytes = 1000).await;
     for id in [1, 2] {
         let mut call = world.call(id);
         let arrived = world.server.call().await;
@@ -141,7 +141,7 @@ async fn an_answer_over_the_limit_is_refused_and_the_call_cancelled() {
 
 #[tokio::test]
 async fn a_call_that_was_only_taken_is_answered_on_the_get_stream() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(1);
     world.server.call().await.canned(Canned::status(202));
     let listener = world.server.listener("s1").await;
@@ -152,7 +152,7 @@ async fn a_call_that_was_only_taken_is_answered_on_the_get_stream() {
 /// We send numbers; a server may keep ids as text and hand them back as that.
 #[tokio::test]
 async fn what_arrives_on_the_get_stream_finds_its_call_also_where_the_number_came_back_as_text() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let (mut first, mut second) = (world.call(1), world.call(2));
     world.server.call().await.canned(Canned::status(202));
     world.server.call().await.canned(Canned::status(202));
@@ -171,7 +171,7 @@ async fn what_arrives_on_the_get_stream_finds_its_call_also_where_the_number_cam
 /// Some servers read numbers as floating-point ones.
 #[tokio::test]
 async fn the_answer_to_a_call_is_found_however_its_number_is_spelled() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     for (spelled, in_call) in
         [("1.0", true), ("1e0", true), ("\"1\"", true), ("1.0", false), ("10e-1", false)]
     {
@@ -190,7 +190,7 @@ async fn the_answer_to_a_call_is_found_however_its_number_is_spelled() {
 
 #[tokio::test]
 async fn no_id_of_ours_is_wider_than_31_bits() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     world.upstream.describe(&identity(ASKABLE)).await.expect("a session");
     let caller = identity(ASKABLE);
     let subscribing = world.upstream.subscribe(&caller, "a://b");
@@ -202,7 +202,7 @@ async fn no_id_of_ours_is_wider_than_31_bits() {
 
 #[tokio::test]
 async fn a_call_that_was_only_taken_is_invalid_where_there_is_no_get_stream() {
-    let world = World::new(Options { get: Get::Refused(405), ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { get: Get::Refused(405), ..Options::default() }).await;
     let mut call = world.call(1);
     world.server.call().await.canned(Canned::status(202));
     assert!(matches!(call.lost().await, CallError::Invalid(_)));
@@ -215,7 +215,7 @@ async fn a_call_that_was_only_taken_is_lost_where_the_get_stream_is_refused_afte
         let is_again = seen.http == http::Method::GET && !is_first.swap(false, Ordering::Relaxed);
         is_again.then(|| Canned::status(405))
     };
-    let world = World::new(Options::default().hook(hook)).await;
+    let world = UpstreamAndServer::new(Options::default().hook(hook)).await;
     let mut call = world.call(1);
     world.server.call().await.canned(Canned::status(202));
     world.server.listener("s1").await.raw("id: g1\nretry: 1\ndata:\n\n");

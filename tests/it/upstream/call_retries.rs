@@ -1,6 +1,6 @@
 //! Calls that are sent again in a new session, because the server has lost the old one.
 
-use super::World;
+use super::UpstreamAndServer;
 use crate::support::legacy_server::{Canned, Options};
 use deferral::internals::upstream::{CallError, Event};
 
@@ -13,7 +13,7 @@ use std::sync::{
 
 #[tokio::test]
 async fn a_call_refused_because_the_session_is_gone_is_made_in_a_new_one() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(1);
     world.answer().await;
     call.result().await;
@@ -34,7 +34,7 @@ async fn a_call_goes_past_every_session_that_a_server_forgot_when_it_was_started
         let is_old = ["s1", "s2", "s3"].contains(&seen.session()) && seen.method() == "tools/call";
         (is_old && forgets.load(Ordering::Relaxed)).then(|| Canned::status(404))
     });
-    let world = World::new(options).await;
+    let world = UpstreamAndServer::new(options).await;
     // Each has a session to itself, until it is known where the server asks.
     let mut calls: Vec<_> = (1..4).map(|id| world.ask(id)).collect();
     let mut arrived = Vec::new();
@@ -53,7 +53,7 @@ async fn a_call_goes_past_every_session_that_a_server_forgot_when_it_was_started
 
 #[tokio::test]
 async fn a_call_is_not_made_a_third_time() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(1);
     for session in ["s1", "s2"] {
         let arrived = world.server.call().await;
@@ -66,7 +66,7 @@ async fn a_call_is_not_made_a_third_time() {
 
 #[tokio::test]
 async fn a_404_that_answers_the_call_is_its_answer() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(1);
     let error = json!({ "jsonrpc": "2.0", "id": 1, "error": { "code": -32601, "message": "no such tool" } });
     world.server.call().await.canned(Canned::json(404, &error));

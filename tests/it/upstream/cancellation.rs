@@ -1,6 +1,6 @@
 //! Cancellation of calls, and timeouts, which cancel them.
 
-use super::{ASKABLE, MUTE, World, connect, identity, request};
+use super::{ASKABLE, MUTE, UpstreamAndServer, connect, identity, request};
 use crate::support::legacy_server::{Options, PATIENCE, crowded};
 use deferral::internals::{
     protocol::Method,
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 #[tokio::test]
 async fn a_call_that_is_dropped_is_cancelled_once_and_its_session_not_used_again() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut other = world.call(1);
     let held = world.server.call().await;
     let call = world.call(2);
@@ -37,7 +37,7 @@ async fn a_call_that_is_dropped_is_cancelled_once_and_its_session_not_used_again
 
 #[tokio::test]
 async fn a_session_of_an_old_revision_is_never_deleted() {
-    let world = World::new(Options { version: "2025-03-26", ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { version: "2025-03-26", ..Options::default() }).await;
     let call = world.call(1);
     let arrived = world.server.call().await;
     drop(call);
@@ -51,7 +51,7 @@ async fn a_session_of_an_old_revision_is_never_deleted() {
 
 #[tokio::test]
 async fn a_call_that_is_over_or_was_never_sent_is_not_cancelled() {
-    let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
+    let world = UpstreamAndServer::with(Options::default(), |config| config.limits.sessions = 1).await;
     let mut call = world.ask(1);
     let held = world.server.call().await;
     drop(world.upstream.call(request(2, Method::ToolsCall, ASKABLE)));
@@ -72,7 +72,7 @@ async fn a_call_that_is_over_or_was_never_sent_is_not_cancelled() {
 #[tokio::test]
 async fn a_call_as_a_whole_is_limited_and_cancelled_then() {
     let limit = Duration::from_millis(50);
-    let world = World::with(Options::default(), |config| {
+    let world = UpstreamAndServer::with(Options::default(), |config| {
         config.timeouts.call = limit;
         config.timeouts.first_byte = PATIENCE;
     })
@@ -87,7 +87,7 @@ async fn a_call_as_a_whole_is_limited_and_cancelled_then() {
 
 #[tokio::test]
 async fn first_byte_and_idle_limit_what_is_not_a_call() {
-    let world = World::with(Options::default(), |config| {
+    let world = UpstreamAndServer::with(Options::default(), |config| {
         config.timeouts.first_byte = Duration::from_millis(300);
         config.timeouts.idle = Duration::from_millis(50);
     })

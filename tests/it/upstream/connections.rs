@@ -1,6 +1,6 @@
 //! Connections to the server, from the first request to the close of the upstream.
 
-use super::{MUTE, Running, World, connect, identity, request, token};
+use super::{MUTE, Running, UpstreamAndServer, connect, identity, request, token};
 use crate::support::legacy_server::{Canned, Get, LegacyServer, Options, Seen};
 use crate::support::tls_server::tls_before;
 use bytes::Bytes;
@@ -28,7 +28,7 @@ impl AsRef<[u8]> for Watched {
 
 #[tokio::test]
 async fn the_request_body_is_dropped_once_the_response_begins() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let alive = Arc::new(());
     let text = "x".repeat(1 << 20);
     let body =
@@ -49,7 +49,7 @@ async fn the_request_body_is_dropped_once_the_response_begins() {
 
 #[tokio::test]
 async fn connections_are_kept() {
-    let world = World::new(Options { get: Get::Refused(405), ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { get: Get::Refused(405), ..Options::default() }).await;
     for id in 0..5 {
         let mut call = world.call(id);
         let arrived = world.server.call().await;
@@ -70,7 +70,7 @@ async fn a_document_beside_the_endpoint_is_fetched_as_it_is() {
     let hook = move |seen: &Seen| {
         (seen.path == path).then(|| Canned::status(418).body("tea").header("x-kind", "oolong"))
     };
-    let world = World::new(Options::default().hook(hook)).await;
+    let world = UpstreamAndServer::new(Options::default().hook(hook)).await;
     let credentials = token("Bearer a").credentials;
     let document = world.upstream.fetch(path, &credentials).await.expect("a document");
     assert_eq!((document.status.as_u16(), document.body.as_ref()), (418, &b"tea"[..]));
@@ -80,7 +80,7 @@ async fn a_document_beside_the_endpoint_is_fetched_as_it_is() {
 
 #[tokio::test]
 async fn closing_cancels_what_is_in_flight_ends_the_sessions_and_refuses_further_calls() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(1);
     let arrived = world.server.call().await;
     world.upstream.close().await;
@@ -105,7 +105,7 @@ async fn an_unsupported_url_is_named() {
 /// The seam hands out boxed streams; this keeps the name in use where tests hold one.
 #[tokio::test]
 async fn nothing_is_sent_before_a_call_is_polled() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let replies: Replies = world.upstream.call(request(1, Method::ToolsCall, MUTE));
     drop(replies);
     world.upstream.close().await;
@@ -129,7 +129,7 @@ async fn a_server_that_the_system_trusts_is_reached_over_tls() {
     let port = tls_before(server.addr(), "127.0.0.1").await;
     for host in ["localhost", "127.0.0.1"] {
         let upstream = connect(&format!("https://{host}:{port}/mcp"), |_| {});
-        let world = World { server: LegacyServer::start(Options::default()).await, upstream };
+        let world = UpstreamAndServer { server: LegacyServer::start(Options::default()).await, upstream };
         for id in 0..3 {
             let mut call = world.call(id);
             server.call().await.result(json!({ "text": "x".repeat(100_000) }));

@@ -1,6 +1,6 @@
 //! Messages on the GET stream of a session.
 
-use super::{ASKABLE, MUTE, Running, World, identity, notification, request};
+use super::{ASKABLE, MUTE, Running, UpstreamAndServer, identity, notification, request};
 use crate::support::legacy_server::Options;
 use bytes::Bytes;
 use deferral::internals::{
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 #[tokio::test]
 async fn progress_goes_to_the_call_it_names_and_logs_to_an_only_call() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let (mut first, mut second) = (world.call(1), world.call(2));
     let (a, b) = (world.server.call().await, world.server.call().await);
     let listener = world.server.listener("s1").await;
@@ -36,7 +36,7 @@ async fn progress_goes_to_the_call_it_names_and_logs_to_an_only_call() {
 
 #[tokio::test]
 async fn messages_unknown_to_2026_07_28_reach_native_calls_only() {
-    let world = World::new(Options { sse: true, ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { sse: true, ..Options::default() }).await;
     let gone = notification("notifications/elicitation/complete", json!({ "elicitationId": "e" }));
     let kept = notification("notifications/vendor", json!({ "n": 1 }));
     let session = ClientSession { principal: Principal::ANONYMOUS, query: None, headers: HeaderMap::new() };
@@ -65,7 +65,7 @@ async fn messages_unknown_to_2026_07_28_reach_native_calls_only() {
 
 #[tokio::test]
 async fn changes_are_reported_and_lists_come_from_the_session_that_reported() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut reports = world.upstream.watch(Principal::ANONYMOUS);
     let (mut first, mut second) = (world.ask(1), world.ask(2));
     let (a, b) = (world.server.call().await, world.server.call().await);
@@ -89,7 +89,7 @@ async fn changes_are_reported_and_lists_come_from_the_session_that_reported() {
 
 #[tokio::test]
 async fn a_get_stream_that_ends_is_opened_again_as_a_new_one_and_what_may_have_changed_is_reported() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut reports = world.upstream.watch(Principal::ANONYMOUS);
     world.upstream.describe(&identity(MUTE)).await.expect("a session");
     let listener = world.server.listener("s1").await;

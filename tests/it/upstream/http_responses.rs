@@ -1,6 +1,6 @@
 //! How the HTTP of a server's responses is read: redirects, cookies, codings, marks, and when to try again.
 
-use super::{ASKABLE, MUTE, Running, World, request, token, value};
+use super::{ASKABLE, MUTE, Running, UpstreamAndServer, request, token, value};
 use crate::support::legacy_server::{Canned, Get, LegacyServer, Options, Seen};
 use async_compression::{
     tokio::write::{BrotliEncoder, GzipEncoder, ZlibEncoder, ZstdEncoder},
@@ -35,7 +35,7 @@ fn sends_on(status: u16, to: impl Into<String>) -> Options {
 #[tokio::test]
 async fn a_redirect_on_the_same_server_is_followed_with_method_body_and_headers() {
     for status in [307, 308] {
-        let world = World::new(sends_on(status, "/mcp/?v=2")).await;
+        let world = UpstreamAndServer::new(sends_on(status, "/mcp/?v=2")).await;
         let mut call =
             world.send(Outgoing { caller: token("Bearer t"), ..request(7, Method::ToolsCall, ASKABLE) });
         let arrived = world.server.call().await;
@@ -64,7 +64,7 @@ async fn a_redirect_on_the_same_server_is_followed_with_method_body_and_headers(
 async fn a_redirect_to_another_server_is_named_and_not_followed() {
     let other = LegacyServer::start(Options::default()).await;
     for (status, to) in [(307, other.url()), (308, other.url()), (301, "/elsewhere".to_owned())] {
-        let world = World::new(sends_on(status, &*to)).await;
+        let world = UpstreamAndServer::new(sends_on(status, &*to)).await;
         let call = Outgoing { caller: token("Bearer t"), ..request(7, Method::ToolsCall, MUTE) };
         let lost = world.send(call).lost().await.to_string();
         assert!(lost.contains(&format!("redirects to {to}")) && lost.contains("upstream.url"), "{lost}");
@@ -74,7 +74,7 @@ async fn a_redirect_to_another_server_is_named_and_not_followed() {
 
 #[tokio::test]
 async fn redirects_in_a_circle_are_followed_a_few_times() {
-    let world = World::new(sends_on(307, "/mcp")).await;
+    let world = UpstreamAndServer::new(sends_on(307, "/mcp")).await;
     let lost = world.call(7).lost().await.to_string();
     assert!(lost.contains("redirects to /mcp"), "{lost}");
     assert!(world.server.log().len() <= 8, "{}", world.server.log().len());
@@ -86,7 +86,7 @@ async fn redirects_in_a_circle_are_followed_a_few_times() {
 async fn a_session_of_the_proxy_returns_its_cookies_and_no_other_sessions() {
     let count = std::sync::atomic::AtomicUsize::new(0);
     let options = Options { sessions: true, get: Get::Stream, prefix: "s-", ..Options::default() };
-    let world = World::new(options.hook(move |seen| {
+    let world = UpstreamAndServer::new(options.hook(move |seen| {
         let n = (seen.method() == "initialize").then(|| count.fetch_add(1, Ordering::Relaxed))?;
         let result = json!({ "protocolVersion": "2025-11-25", "capabilities": { "tools": {} }, "serverInfo": { "name": "t", "version": "1" } });
         let body = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result });
@@ -149,7 +149,7 @@ fn response(id: u64, text: &str) -> Vec<u8> {
 
 #[tokio::test]
 async fn no_content_coding_is_requested_and_a_coded_body_is_read() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let text = "word ".repeat(20_000);
     let mut connections = Vec::new();
     for (id, coding) in
@@ -183,7 +183,7 @@ async fn no_content_coding_is_requested_and_a_coded_body_is_read() {
 
 #[tokio::test]
 async fn a_coding_that_cannot_be_read_is_named() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     for (coding, body, why) in [
         ("lzma", b"x".to_vec(), "content coding is \"lzma\""),
         ("gzip, gzip, gzip", b"x".to_vec(), "content coding is \"gzip, gzip, gzip\""),
@@ -201,7 +201,8 @@ async fn a_coding_that_cannot_be_read_is_named() {
 
 #[tokio::test]
 async fn a_small_body_that_decodes_to_a_large_one_meets_the_limit_of_results() {
-    let world = World::with(Options::default(), |config| config.limits.result_bytes = 100_000).await;
+    let world =
+        UpstreamAndServer::with(Options::default(), |config| config.limits.result_bytes = 100_000).await;
     let large = vec![b' '; 64 << 20];
     for coding in ["gzip", "br", "zstd", "deflate"] {
         let body = coded(coding, &large).await;
@@ -216,7 +217,7 @@ async fn a_small_body_that_decodes_to_a_large_one_meets_the_limit_of_results() {
 #[tokio::test]
 async fn a_window_of_zstd_is_bounded() {
     for (log, is_read) in [(23, true), (24, false)] {
-        let world = World::new(Options::default()).await;
+        let world = UpstreamAndServer::new(Options::default()).await;
         let mut call = world.call(1);
         let arrived = world.server.call().await;
         let text = "x".repeat(9 << 20);
@@ -241,7 +242,7 @@ async fn a_window_of_zstd_is_bounded() {
 
 #[tokio::test]
 async fn a_byte_order_mark_before_a_message_is_left_out() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     for (kind, before) in [("application/json", "\u{feff}"), ("text/event-stream", "\u{feff}data: \u{feff}")]
     {
         let mut call = world.call(7);
@@ -257,7 +258,7 @@ async fn a_byte_order_mark_before_a_message_is_left_out() {
 
 #[tokio::test]
 async fn retry_after_of_the_server_is_in_the_error() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let date = "Wed, 21 Oct 2026 07:28:00 GMT";
     for (after, shown) in [("7", json!(7)), (date, json!(date))] {
         for (data, expected) in [
@@ -306,7 +307,7 @@ async fn a_server_of_the_old_transport_is_named_as_one_and_a_wrong_path_as_that(
                     false => Canned::status(status).body("nothing here"),
                 })
             });
-            let world = World::new(options).await;
+            let world = UpstreamAndServer::new(options).await;
             let lost = world.call(7).lost().await;
             assert!(lost.to_string().contains(expected), "{lost}");
             assert_eq!(lost.code(), -31001, "no call was made");
@@ -323,7 +324,7 @@ async fn what_may_be_repeated_is_sent_once_more_where_its_connection_breaks_and_
     let breaks = move |seen: &Seen| {
         matches!(seen.method(), "tools/list" | "tools/call") && !once.swap(true, Ordering::Relaxed)
     };
-    let world = World::new(Options { breaks: Box::new(breaks), ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { breaks: Box::new(breaks), ..Options::default() }).await;
     let mut call = world.call(1);
     let lost = call.lost().await;
     assert!(matches!(lost, CallError::Broken(_)), "{lost}");

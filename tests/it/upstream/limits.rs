@@ -1,6 +1,6 @@
 //! Limits of what a server sends: messages of one response, queued notifications, input requests.
 
-use super::{MUTE, World, elicitation, request};
+use super::{MUTE, UpstreamAndServer, elicitation, request};
 use crate::support::legacy_server::{Canned, Options, PATIENCE, Seen};
 use deferral::internals::{
     dialect::{Credentials, Principal},
@@ -16,7 +16,7 @@ async fn messages_in_one_response_are_bounded() {
     let path = "/.well-known/oauth-protected-resource/mcp";
     let hook =
         move |seen: &Seen| (seen.path == path).then(|| Canned::status(200).body("x".repeat((1 << 20) + 1)));
-    let world = World::new(Options::default().hook(hook)).await;
+    let world = UpstreamAndServer::new(Options::default().hook(hook)).await;
     let answered = async |id, canned| {
         let mut call = world.call(id);
         world.server.call().await.canned(canned);
@@ -42,7 +42,7 @@ async fn messages_in_one_response_are_bounded() {
 async fn unread_notifications_are_bounded() {
     use tokio::sync::broadcast::error::{RecvError, TryRecvError};
     const KEPT: usize = 256;
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let (mut idle, mut busy) =
         (world.upstream.watch(Principal::ANONYMOUS), world.upstream.watch(Principal::ANONYMOUS));
     let mut replies = world.upstream.call(request(1, Method::ToolsCall, MUTE));
@@ -88,7 +88,7 @@ async fn unread_notifications_are_bounded() {
 
 #[tokio::test]
 async fn a_call_with_endless_input_requests_fails_and_other_calls_are_served() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut asking = world.ask(1);
     let events = world.server.call().await.stream();
     for n in 0..300 {

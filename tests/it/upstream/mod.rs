@@ -38,12 +38,12 @@ const ASKABLE: &str = r#"{"elicitation":{}}"#;
 const MUTE: &str = "{}";
 
 /// The server that a test scripts, and the upstream that speaks to it.
-struct World {
+struct UpstreamAndServer {
     server: LegacyServer,
     upstream: Streamable,
 }
 
-impl World {
+impl UpstreamAndServer {
     async fn new(options: Options) -> Self {
         Self::with(options, |_| {}).await
     }

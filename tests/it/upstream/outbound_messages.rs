@@ -1,10 +1,10 @@
 //! What a server is told beside calls: answers and cancellations arrive, or somebody hears that they do
 //! not; and a server that asks without end takes no more than its share.
 
-use super::{ASKABLE, MUTE, Running, World, connect, elicitation, request};
+use super::{ASKABLE, MUTE, Running, UpstreamAndServer, connect, elicitation, request};
 use crate::support::{
     legacy_server::{Call, Canned, Events, Options, Seen},
-    limit_hits::Hits,
+    limit_hits::LimitHits,
     paused_time::{Still, passes},
 };
 use bytes::Bytes;
@@ -39,7 +39,7 @@ fn first(times: usize, like: fn(&Seen) -> bool) -> impl Fn(&Seen) -> bool + Send
 }
 
 /// A call that has been asked something on its own stream.
-async fn asked(world: &World, id: u64) -> (Running, Events, Question) {
+async fn asked(world: &UpstreamAndServer, id: u64) -> (Running, Events, Question) {
     let mut call = world.ask(id);
     let events = world.server.call().await.stream();
     events.send(&elicitation(json!("who?")));
@@ -62,7 +62,7 @@ async fn an_undelivered_input_response_is_sent_again() {
                 options = options.hook(move |seen| fails(seen).then(|| Canned::status(status)));
             }
         }
-        let world = World::new(options).await;
+        let world = UpstreamAndServer::new(options).await;
         let (mut call, events, question) = asked(&world, 1).await;
         question.answer.send(accept());
         times(&world, is_answer, 2).await;
@@ -73,7 +73,8 @@ async fn an_undelivered_input_response_is_sent_again() {
 
 #[tokio::test]
 async fn a_cancellation_whose_connection_breaks_is_sent_again() {
-    let world = World::new(Options { breaks: Box::new(first(1, is_cancel)), ..Options::default() }).await;
+    let world =
+        UpstreamAndServer::new(Options { breaks: Box::new(first(1, is_cancel)), ..Options::default() }).await;
     let call = world.call(1);
     let arrived = world.server.call().await;
     drop(call);
@@ -90,7 +91,7 @@ fn is_end(seen: &Seen) -> bool {
 
 #[tokio::test]
 async fn a_session_is_not_deleted_before_its_cancellation_is_delivered() {
-    let world = World::new(Options { asks: Box::new(is_cancel), ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { asks: Box::new(is_cancel), ..Options::default() }).await;
     let still = Still::stands();
     let call = world.call(1);
     let _unanswered = world.server.call().await;
@@ -112,7 +113,7 @@ async fn a_session_is_not_deleted_before_its_cancellation_is_delivered() {
 
 #[tokio::test]
 async fn a_session_is_deleted_although_its_cancellation_cannot_be_delivered() {
-    let world = World::new(Options { ignores: Box::new(is_cancel), ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { ignores: Box::new(is_cancel), ..Options::default() }).await;
     let still = Still::stands();
     let (call, other) = (world.call(1), world.call(2));
     let _unanswered = [world.server.call().await, world.server.call().await];
@@ -131,14 +132,14 @@ async fn a_session_is_deleted_although_its_cancellation_cannot_be_delivered() {
 }
 
 /// Waits until something like this has arrived so often.
-async fn times(world: &World, like: fn(&Seen) -> bool, times: usize) {
+async fn times(world: &UpstreamAndServer, like: fn(&Seen) -> bool, times: usize) {
     world.server.last_of(times, like).await;
 }
 
 #[tokio::test]
 async fn a_call_whose_input_response_cannot_be_delivered_ends_and_reports_it() {
     let options = Options::default().hook(|seen| is_answer(seen).then(|| Canned::status(503)));
-    let world = World::new(options).await;
+    let world = UpstreamAndServer::new(options).await;
     let (mut call, events, question) = asked(&world, 1).await;
     question.answer.send(accept());
     // Within a bound: at once, and after each of these.
@@ -159,7 +160,7 @@ async fn a_call_whose_input_response_cannot_be_delivered_ends_and_reports_it() {
 #[tokio::test]
 async fn an_input_response_that_the_server_refuses_is_not_sent_again() {
     let options = Options::default().hook(|seen| is_answer(seen).then(|| Canned::status(404)));
-    let world = World::new(options).await;
+    let world = UpstreamAndServer::new(options).await;
     let (mut call, _events, question) = asked(&world, 1).await;
     question.answer.send(accept());
     assert!(matches!(call.lost().await, CallError::Untold(_)));
@@ -169,7 +170,7 @@ async fn an_input_response_that_the_server_refuses_is_not_sent_again() {
 
 #[tokio::test]
 async fn answered_and_withdrawn_input_requests_do_not_accumulate() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
     for n in 0..600 {
@@ -190,7 +191,7 @@ async fn answered_and_withdrawn_input_requests_do_not_accumulate() {
 
 #[tokio::test]
 async fn endless_input_requests_in_one_call_fail_that_call_only() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut other = world.call(2);
     let others = world.server.call().await;
     let mut call = world.ask(1);
@@ -212,7 +213,7 @@ async fn endless_input_requests_in_one_call_fail_that_call_only() {
 
 /// A flood of pings whose answers the server does not take.
 struct Flood {
-    world: World,
+    world: UpstreamAndServer,
     /// Whether it takes them now.
     relents: Arc<AtomicBool>,
     other: (Running, Call),
@@ -229,9 +230,10 @@ async fn flood() -> Flood {
     let relents = Arc::new(AtomicBool::new(false));
     let taken = relents.clone();
     let ignores = Box::new(move |seen: &Seen| is_pong(seen) && !taken.load(Ordering::Relaxed));
-    let world =
-        World::with(Options { ignores, ..Options::default() }, |config| config.limits.messages = PLACES)
-            .await;
+    let world = UpstreamAndServer::with(Options { ignores, ..Options::default() }, |config| {
+        config.limits.messages = PLACES
+    })
+    .await;
     let mut call = world.call(1);
     let arrived = world.server.call().await;
     let listener = world.server.listener("s1").await;
@@ -248,7 +250,7 @@ async fn flood() -> Flood {
 
 #[tokio::test]
 async fn endless_pings_take_a_bounded_number_of_connections_and_delay_no_call() {
-    let hits = Hits::of("limits.messages");
+    let hits = LimitHits::of("limits.messages");
     let Flood { world, other, relents: _relents } = flood().await;
     let (mut call, arrived) = other;
     // Lists, other calls, and what must reach the server have their way.

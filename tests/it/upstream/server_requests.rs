@@ -1,6 +1,6 @@
 //! Input requests of the server: which call they belong to, responses, withdrawal.
 
-use super::{ASKABLE, World, elicitation, identity, notification, request};
+use super::{ASKABLE, UpstreamAndServer, elicitation, identity, notification, request};
 use crate::support::legacy_server::Options;
 use bytes::Bytes;
 use deferral::internals::{
@@ -12,7 +12,7 @@ use serde_json::json;
 
 #[tokio::test]
 async fn an_input_request_on_the_calls_stream_is_answered_in_its_session_byte_for_byte() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
     events.send(&elicitation(json!(0)));
@@ -29,7 +29,7 @@ async fn an_input_request_on_the_calls_stream_is_answered_in_its_session_byte_fo
 
 #[tokio::test]
 async fn an_input_request_that_is_dropped_is_refused() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
     events.send(&elicitation(json!("q")));
@@ -40,7 +40,7 @@ async fn an_input_request_that_is_dropped_is_refused() {
 
 #[tokio::test]
 async fn requests_other_than_input_requests_are_answered_at_once() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
     let listener = world.server.listener("s1").await;
@@ -58,7 +58,7 @@ async fn requests_other_than_input_requests_are_answered_at_once() {
 
 #[tokio::test]
 async fn an_input_request_on_the_get_stream_goes_to_the_call_that_leased_the_session() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let (mut first, mut second) = (world.ask(1), world.ask(2));
     let (a, b) = (world.server.call().await, world.server.call().await);
     assert_ne!(a.session(), b.session(), "a session for each call that can be asked");
@@ -81,7 +81,7 @@ async fn an_input_request_on_the_get_stream_goes_to_the_call_that_leased_the_ses
 
 #[tokio::test]
 async fn calls_share_a_session_until_the_server_sends_an_input_request_off_the_calls_stream() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
     events.send(&elicitation(json!(0)));
@@ -114,7 +114,7 @@ async fn calls_share_a_session_until_the_server_sends_an_input_request_off_the_c
 
 #[tokio::test]
 async fn a_session_is_leased_when_the_last_call_that_shared_it_has_ended() {
-    let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
+    let world = UpstreamAndServer::with(Options::default(), |config| config.limits.sessions = 1).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
     events.send(&elicitation(json!(0)));
@@ -138,7 +138,7 @@ async fn a_session_is_leased_when_the_last_call_that_shared_it_has_ended() {
 
 #[tokio::test]
 async fn an_input_request_with_no_call_in_flight_is_refused() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     world.upstream.describe(&identity(ASKABLE)).await.expect("a session");
     world.server.listener("s1").await.send(&elicitation(json!(5)));
     let refusal = world.server.seen(|seen| seen.answers(&json!(5))).await;
@@ -147,7 +147,7 @@ async fn an_input_request_with_no_call_in_flight_is_refused() {
 
 #[tokio::test]
 async fn an_input_request_can_be_withdrawn_on_either_stream() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
     let listener = world.server.listener("s1").await;

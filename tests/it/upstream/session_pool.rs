@@ -1,9 +1,9 @@
 //! Session pools: which calls share a session, the queue for one, eviction, closing of idle sessions.
 
-use super::{ASKABLE, MUTE, World, identity, request, token};
+use super::{ASKABLE, MUTE, UpstreamAndServer, identity, request, token};
 use crate::support::{
     legacy_server::{Canned, Get, Options, Seen},
-    limit_hits::Hits,
+    limit_hits::LimitHits,
 };
 use deferral::internals::{
     protocol::Method,
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 #[tokio::test]
 async fn callers_that_differ_in_credentials_or_capabilities_share_no_session() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let callers = [identity(MUTE), identity(r#"{"sampling":{}}"#), token("Bearer a"), token("Bearer b")];
     for (id, caller) in callers.iter().enumerate() {
         let id = id as u64;
@@ -36,8 +36,8 @@ async fn callers_that_differ_in_credentials_or_capabilities_share_no_session() {
 
 #[tokio::test]
 async fn the_least_recently_used_identities_are_evicted() {
-    let hits = Hits::of("limits.identities");
-    let world = World::with(Options::default(), |config| config.limits.identities = 4).await;
+    let hits = LimitHits::of("limits.identities");
+    let world = UpstreamAndServer::with(Options::default(), |config| config.limits.identities = 4).await;
     let callers = ["Bearer a", "Bearer b", "Bearer c", "Bearer d", "Bearer e", "Bearer f"].map(token);
     let from = |caller: usize, id| {
         world.send(Outgoing { caller: callers[caller].clone(), ..request(id, Method::ToolsCall, MUTE) })
@@ -65,7 +65,7 @@ async fn the_least_recently_used_identities_are_evicted() {
 
 #[tokio::test]
 async fn calls_one_after_the_other_meet_the_same_session() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     for id in 0..5 {
         let mut call = world.ask(id);
         assert_eq!(world.answer().await, "s1");
@@ -75,7 +75,7 @@ async fn calls_one_after_the_other_meet_the_same_session() {
 
 #[tokio::test]
 async fn calls_wait_in_line_for_a_session() {
-    let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
+    let world = UpstreamAndServer::with(Options::default(), |config| config.limits.sessions = 1).await;
     let mut first = world.ask(1);
     let held = world.server.call().await;
     let mut queued: Vec<_> =
@@ -100,7 +100,7 @@ async fn calls_wait_in_line_for_a_session() {
 
 #[tokio::test]
 async fn a_lost_session_frees_its_permit() {
-    let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
+    let world = UpstreamAndServer::with(Options::default(), |config| config.limits.sessions = 1).await;
     let first = world.ask(1);
     let held = world.server.call().await;
     let mut second = world.ask(2);
@@ -113,7 +113,7 @@ async fn a_lost_session_frees_its_permit() {
 #[tokio::test]
 async fn a_session_whose_client_disconnects_during_the_handshake_serves_the_next_call() {
     let options = Options { get: Get::Silent, ..Options::default() };
-    let world = World::with(options, |config| config.limits.sessions = 2).await;
+    let world = UpstreamAndServer::with(options, |config| config.limits.sessions = 2).await;
     let _first = world.ask(1);
     let _held = world.server.call().await;
     let mut abandoned = world.upstream.call(request(2, Method::ToolsCall, ASKABLE));
@@ -129,7 +129,7 @@ async fn a_session_whose_client_disconnects_during_the_handshake_serves_the_next
 
 #[tokio::test]
 async fn a_session_with_a_lost_call_is_not_leased_again() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.ask(1);
     drop(world.server.call().await.stream());
     assert!(matches!(call.lost().await, CallError::Broken(_)));
@@ -140,7 +140,7 @@ async fn a_session_with_a_lost_call_is_not_leased_again() {
 
 #[tokio::test]
 async fn calls_over_the_queue_limit_get_an_error_that_the_server_is_busy() {
-    let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
+    let world = UpstreamAndServer::with(Options::default(), |config| config.limits.sessions = 1).await;
     let _first = world.ask(1);
     let _held = world.server.call().await;
     let mut queued = Vec::new();
@@ -157,7 +157,7 @@ async fn calls_over_the_queue_limit_get_an_error_that_the_server_is_busy() {
 
 #[tokio::test]
 async fn idle_sessions_are_closed_and_the_list_session_last() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let (mut first, mut second) = (world.ask(1), world.ask(2));
     let (a, b) = (world.server.call().await, world.server.call().await);
     a.result(json!({}));
@@ -188,7 +188,7 @@ async fn idle_sessions_are_closed_and_the_list_session_last() {
 /// An id may be derived from the user, or be the only one that there is.
 #[tokio::test]
 async fn a_session_is_not_ended_while_another_has_its_id() {
-    let world = World::new(Options::default().hook(|seen| {
+    let world = UpstreamAndServer::new(Options::default().hook(|seen| {
         let result = json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": { "name": "s", "version": "1" } });
         let answer = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result });
         (seen.method() == "initialize").then(|| Canned::json(200, &answer).header("mcp-session-id", "only"))
@@ -203,7 +203,7 @@ async fn a_session_is_not_ended_while_another_has_its_id() {
     let (running, _left) = if a.id() == 1 { (a, b) } else { (b, a) };
     running.result(json!({}));
     first.result().await;
-    let ends = |world: &World| world.server.count(|seen| seen.http == http::Method::DELETE);
+    let ends = |world: &UpstreamAndServer| world.server.count(|seen| seen.http == http::Method::DELETE);
     assert_eq!(ends(&world), 0);
     world.upstream.close().await;
     assert_eq!(ends(&world), 1, "the last is ended");

@@ -1,6 +1,6 @@
 //! Who waits for a session, for how long, and what ends the wait.
 
-use super::{ASKABLE, World, elicitation, request};
+use super::{ASKABLE, UpstreamAndServer, elicitation, request};
 use crate::support::legacy_server::{Canned, Options, Seen};
 use deferral::internals::{
     protocol::Method,
@@ -14,13 +14,13 @@ use std::{
     time::Duration,
 };
 
-fn ask(world: &World, id: u64) -> Replies {
+fn ask(world: &UpstreamAndServer, id: u64) -> Replies {
     world.upstream.call(request(id, Method::ToolsCall, ASKABLE))
 }
 
 #[tokio::test]
 async fn queued_calls_share_a_session_once_the_server_sends_input_requests_on_a_calls_stream() {
-    let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
+    let world = UpstreamAndServer::with(Options::default(), |config| config.limits.sessions = 1).await;
     let mut first = world.ask(1);
     let events = world.server.call().await.stream();
     let mut waiting: Vec<_> = (2..5).map(|id| ask(&world, id)).collect();
@@ -49,7 +49,7 @@ async fn queued_calls_share_a_session_once_it_has_no_get_stream() {
         let again = seen.http == http::Method::GET && had_one.swap(true, Ordering::Relaxed);
         again.then(|| Canned::status(405))
     });
-    let world = World::with(options, |config| config.limits.sessions = 1).await;
+    let world = UpstreamAndServer::with(options, |config| config.limits.sessions = 1).await;
     let mut first = world.ask(1);
     let held = world.server.call().await;
     let mut second = ask(&world, 2);
@@ -68,7 +68,7 @@ async fn queued_calls_share_a_session_once_it_has_no_get_stream() {
 #[tokio::test]
 async fn a_call_over_the_queue_timeout_gets_an_error_with_the_limit() {
     let limit = Duration::from_millis(20);
-    let world = World::with(Options::default(), |config| {
+    let world = UpstreamAndServer::with(Options::default(), |config| {
         config.limits.sessions = 1;
         config.timeouts.queue = limit;
     })
@@ -94,7 +94,7 @@ async fn a_call_over_the_queue_timeout_gets_an_error_with_the_limit() {
 
 #[tokio::test]
 async fn the_session_queue_is_bounded_and_a_cancelled_call_frees_its_entry() {
-    let world = World::with(Options::default(), |config| {
+    let world = UpstreamAndServer::with(Options::default(), |config| {
         config.limits.sessions = 1;
         config.limits.queue = 2;
     })

@@ -1,6 +1,6 @@
 //! The start of a session: revision, capabilities, GET stream, concurrent first calls, failed handshakes.
 
-use super::{MUTE, World, connect, identity, request};
+use super::{MUTE, UpstreamAndServer, connect, identity, request};
 use crate::support::legacy_server::{Canned, Get, Options, PATIENCE, Seen};
 use deferral::internals::{
     protocol::Method,
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 #[tokio::test]
 async fn a_session_begins_with_the_newest_revision_and_goes_on_with_the_servers() {
-    let world = World::new(Options { version: "2025-06-18", ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { version: "2025-06-18", ..Options::default() }).await;
     let mut request = request(1, Method::ToolsCall, r#"{"elicitation":{}, "x":[ 1.50 ]}"#);
     for (name, value) in [
         ("traceparent", "00-1"),
@@ -64,7 +64,7 @@ async fn a_session_begins_with_the_newest_revision_and_goes_on_with_the_servers(
 async fn a_server_without_sessions_get_or_streams_is_served() {
     for status in [400, 404, 405, 501] {
         let options = Options { sessions: false, get: Get::Refused(status), ..Options::default() };
-        let world = World::new(options).await;
+        let world = UpstreamAndServer::new(options).await;
         for id in 0..3 {
             let mut call = world.ask(id);
             assert_eq!(world.answer().await, "");
@@ -77,7 +77,7 @@ async fn a_server_without_sessions_get_or_streams_is_served() {
 
 #[tokio::test]
 async fn a_get_stream_whose_head_is_held_back_delays_the_first_call_only_shortly() {
-    let world = World::new(Options { get: Get::Silent, ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { get: Get::Silent, ..Options::default() }).await;
     let mut call = world.call(1);
     let answered = async {
         world.answer().await;
@@ -88,7 +88,7 @@ async fn a_get_stream_whose_head_is_held_back_delays_the_first_call_only_shortly
 
 #[tokio::test]
 async fn an_unknown_version_is_gone_on_with() {
-    let world = World::new(Options { version: "2031-01-01", ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { version: "2031-01-01", ..Options::default() }).await;
     let mut call = world.call(1);
     world.answer().await;
     call.result().await;
@@ -97,7 +97,7 @@ async fn an_unknown_version_is_gone_on_with() {
 
 #[tokio::test]
 async fn the_description_of_the_server_is_available_after_the_handshake() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let said = world.upstream.describe(&identity(MUTE)).await.expect("a description");
     assert_eq!(said.version, "2025-11-25");
     assert_eq!(*said.capabilities, r#"{"tools":{"listChanged":true}}"#);
@@ -109,7 +109,7 @@ async fn the_description_of_the_server_is_available_after_the_handshake() {
 
 #[tokio::test]
 async fn first_calls_at_the_same_time_open_one_session() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut calls: Vec<_> = (0..8).map(|id| world.call(id)).collect();
     for _ in 0..8 {
         assert_eq!(world.answer().await, "s1");
@@ -135,7 +135,7 @@ async fn a_refused_handshake_is_reported_with_the_servers_message_and_retried() 
         };
         (seen.method() == "initialize").then(canned).flatten()
     };
-    let world = World::new(Options::default().hook(hook)).await;
+    let world = UpstreamAndServer::new(Options::default().hook(hook)).await;
     let words = |lost: &CallError| assert!(lost.to_string().contains("go away"), "{lost}");
     let lost = world.call(1).lost().await;
     let is_not_sent = |lost: &CallError, cause: fn(&CallError) -> bool| match lost {

@@ -1,13 +1,13 @@
 //! Subscriptions of resources.
 
-use super::{MUTE, World, identity};
+use super::{MUTE, UpstreamAndServer, identity};
 use crate::support::legacy_server::{Canned, Options};
 use deferral::internals::upstream::Upstream;
 use serde_json::json;
 
 #[tokio::test]
 async fn a_resource_is_subscribed_once_for_all_and_released_by_the_last() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let caller = identity(MUTE);
     let subscribe = || world.upstream.subscribe(&caller, "a://b");
     let (first, session) = tokio::join!(subscribe(), world.answer());
@@ -29,7 +29,7 @@ async fn a_resource_is_subscribed_once_for_all_and_released_by_the_last() {
 
 #[tokio::test]
 async fn a_subscription_follows_its_identity_into_a_new_session() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let caller = identity(MUTE);
     let (held, _) = tokio::join!(world.upstream.subscribe(&caller, "a://b"), world.answer());
     let held = held.expect("subscribed");
@@ -48,7 +48,7 @@ async fn a_subscription_follows_its_identity_into_a_new_session() {
 
 #[tokio::test]
 async fn a_refused_subscription_is_an_error() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let caller = identity(MUTE);
     let refuse = async {
         let call = world.server.call().await;

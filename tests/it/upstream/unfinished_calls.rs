@@ -1,6 +1,6 @@
 //! Calls that leave without their end: what their server asks afterwards is put to nobody else.
 
-use super::{ASKABLE, Running, World, elicitation, notification, request};
+use super::{ASKABLE, Running, UpstreamAndServer, elicitation, notification, request};
 use crate::support::{
     legacy_server::{Call, Canned, Options},
     paused_time::passes,
@@ -27,8 +27,8 @@ enum Leaving {
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// A server that is known to ask on its calls' own streams, so that calls share its session.
-async fn sharing() -> World {
-    let world = World::with(Options::default(), |config| config.timeouts.call = LIMIT).await;
+async fn sharing() -> UpstreamAndServer {
+    let world = UpstreamAndServer::with(Options::default(), |config| config.timeouts.call = LIMIT).await;
     let mut call = world.ask(1);
     let events = world.server.call().await.stream();
     events.send(&elicitation(json!(0)));

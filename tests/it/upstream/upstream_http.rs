@@ -1,9 +1,9 @@
 //! With what a server is reached: headers, certificates and names, and by a proxy.
 
-use super::{MUTE, Running, World, connect, request, token};
+use super::{MUTE, Running, UpstreamAndServer, connect, request, token};
 use crate::support::{
     connect_proxy::ConnectProxy,
-    legacy_server::{Canned, Get, LegacyServer, Nobody, Options, Seen},
+    legacy_server::{Canned, Get, LegacyServer, Options, ReservedPort, Seen},
     tls_server::{house_tls_before, tls_before},
 };
 use bytes::Bytes;
@@ -72,7 +72,7 @@ async fn our_headers_are_in_every_request_in_the_place_of_the_callers() {
     let options = Options { sessions: true, get: Get::Stream, ..Options::default() }.hook(|seen| {
         seen.path.starts_with("/.well-known/").then(|| Canned::json(200, &json!({ "resource": "here" })))
     });
-    let world = World::with(options, |config| config.headers = Arc::new(own_headers())).await;
+    let world = UpstreamAndServer::with(options, |config| config.headers = Arc::new(own_headers())).await;
     let caller = token("Bearer theirs");
     let report = world.upstream.watch(caller.principal);
     let call = Outgoing { caller: caller.clone(), ..request(1, Method::ToolsCall, MUTE) };
@@ -96,7 +96,8 @@ async fn our_headers_are_in_every_request_in_the_place_of_the_callers() {
 
 #[tokio::test]
 async fn our_headers_are_in_the_requests_of_a_client_that_has_a_session_of_its_own() {
-    let world = World::with(Options::default(), |config| config.headers = Arc::new(own_headers())).await;
+    let world =
+        UpstreamAndServer::with(Options::default(), |config| config.headers = Arc::new(own_headers())).await;
     let headers = [
         ("authorization", "Bearer theirs"),
         ("x-key", "their key"),
@@ -248,7 +249,7 @@ async fn a_proxy_that_does_not_help_is_named_with_its_reason_and_without_its_pas
     let server = LegacyServer::start(Options::default()).await;
     let refusing = ConnectProxy::start(Err("407 Proxy Authentication Required")).await;
     let denying = ConnectProxy::start(Err("403 Forbidden")).await;
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let nobody = nobody.url().replace("http://", "").replace("/mcp", "");
     for (addr, why) in [
         (refusing.addr.to_string(), "HTTP 407 Proxy Authentication Required"),
@@ -271,7 +272,7 @@ async fn a_proxy_that_does_not_help_is_named_with_its_reason_and_without_its_pas
 #[tokio::test]
 async fn a_server_that_refuses_connections_is_named_by_its_address() {
     let server = LegacyServer::start(Options::default()).await;
-    let nobody = Nobody::new();
+    let nobody = ReservedPort::new();
     let said = unreachable(tried(&server, &nobody.url(), |_| {}).await);
     let address = nobody.url().replace("http://", "").replace("/mcp", "");
     assert!(said.starts_with(&format!("{address}: ")) && said.contains("refused"), "{said}");

@@ -1,7 +1,7 @@
 //! Who lives in a house, and how each speaks.
 
 use crate::{
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::modern_client::{Client, Following, TASKS},
 };
 use deferral::internals::runtime::Pipes;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 /// A client.
-pub(super) struct Person {
+pub(super) struct ScenarioClient {
     pub(super) principal: &'static str,
     pub(super) speaks: Speaks,
 }
@@ -21,7 +21,7 @@ pub(super) enum Speaks {
     },
     Legacy {
         /// In its session, where it has one.
-        client: Older,
+        client: LegacyClient,
         session: Option<String>,
         own: Option<Following>,
         /// Whether it is one of those that take tasks they have not asked for.
@@ -31,9 +31,9 @@ pub(super) enum Speaks {
     },
 }
 
-// === impl Person ===
+// === impl ScenarioClient ===
 
-impl Person {
+impl ScenarioClient {
     pub(super) fn modern(
         pipes: &Pipes,
         at: SocketAddr,
@@ -54,7 +54,7 @@ impl Person {
 
     pub(super) fn legacy(pipes: &Pipes, at: SocketAddr, principal: &'static str, takes: bool) -> Self {
         let authorization = format!("Bearer {principal}");
-        let client = Older::new(at).piped(pipes).with("authorization", &authorization);
+        let client = LegacyClient::new(at).piped(pipes).with("authorization", &authorization);
         let client = client.with("x-takes-tasks", if takes { "yes" } else { "no" });
         Self { principal, speaks: Speaks::Legacy { client, session: None, own: None, takes, looked_at: 0 } }
     }

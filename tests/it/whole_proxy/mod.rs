@@ -14,18 +14,18 @@ mod scenario;
 mod server;
 
 use proptest::prelude::*;
-use scenario::{Asks, Crowd, House, Odds, Profile};
+use scenario::{Asks, ClientSet, Odds, Profile, WholeProxy};
 use std::time::Duration;
 
 /// What a house is like.
 fn profile() -> impl Strategy<Value = Profile> {
     let asks = prop_oneof![Just(Asks::OnTheCall), Just(Asks::OnTheSession), Just(Asks::Anywhere)];
     let crowd = prop_oneof![
-        Just(Crowd::OneModern),
-        Just(Crowd::OneLegacy),
-        Just(Crowd::OneTaker),
-        Just(Crowd::OneOfBoth),
-        Just(Crowd::Everybody),
+        Just(ClientSet::OneModern),
+        Just(ClientSet::OneLegacy),
+        Just(ClientSet::OneTaker),
+        Just(ClientSet::OneOfBoth),
+        Just(ClientSet::Everybody),
     ];
     let askable = prop::bool::weighted(0.75);
     let odds = prop::array::uniform27(prop_oneof![Just(1_u8), Just(0), Just(5)]).prop_map(Odds::new);
@@ -59,6 +59,6 @@ proptest! {
         profile in profile(),
         picks in prop::collection::vec(any::<u16>(), 20..120),
     ) {
-        House::run(profile, &picks);
+        WholeProxy::run(profile, &picks);
     }
 }

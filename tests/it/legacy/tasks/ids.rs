@@ -1,8 +1,8 @@
 //! Ids, progress tokens, and what else the server says on the way.
 
 use super::task_client::{
-    RELATED, Tasker, Value, World, beyond_status, heard, id, json, question, related, request, setup,
-    up_to_mark, world,
+    ProxyAndServer, RELATED, Tasker, Value, beyond_status, heard, id, json, question, related, request,
+    setup, up_to_mark, world,
 };
 use crate::proxy::proxy_and_server::ALWAYS;
 use std::collections::BTreeSet;
@@ -44,7 +44,7 @@ async fn the_same_id_may_be_in_flight_in_two_sessions_and_twice_in_one() {
 }
 
 /// The call as the server has it, for a client that sends these params.
-async fn sent(world: &World, client: &Tasker, params: Value) -> (String, super::task_client::Call) {
+async fn sent(world: &ProxyAndServer, client: &Tasker, params: Value) -> (String, super::task_client::Call) {
     let answer = client.ask("tools/call", params).await;
     (id(&answer), world.server.call().await)
 }

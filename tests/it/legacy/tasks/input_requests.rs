@@ -1,8 +1,8 @@
 //! What a server asks in a task, and where its client hears it.
 
 use super::task_client::{
-    RELATED, Stream, Tasker, Value, World, beyond_status, heard, json, question, related, setup, soon,
-    up_to_mark, world,
+    ProxyAndServer, RELATED, Stream, Tasker, Value, beyond_status, heard, json, question, related, setup,
+    soon, up_to_mark, world,
 };
 use crate::proxy::proxy_and_server::ALWAYS;
 
@@ -11,7 +11,7 @@ fn accept() -> Value {
 }
 
 /// How many answers to questions the server has.
-fn answered(world: &World) -> usize {
+fn answered(world: &ProxyAndServer) -> usize {
     world.server.count(|seen| seen.method().is_empty() && !seen.json.is_null())
 }
 

@@ -1,11 +1,11 @@
 //! Whose task is whose.
 
 use super::task_client::{
-    Older, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world,
+    LegacyClient, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world,
 };
 use crate::{
     proxy::proxy_and_server::ALWAYS,
-    support::{limit_hits::Hits, modern_client::indistinguishable},
+    support::{limit_hits::LimitHits, modern_client::indistinguishable},
 };
 use deferral::internals::policy::LegacyTasks;
 
@@ -43,7 +43,7 @@ async fn sessions_without_credentials_list_only_their_own_and_find_others_by_the
     others_call.says("other");
     assert_eq!(other.result(&task).await.text(), "one");
     assert_eq!(one.result(&others).await.text(), "other");
-    let sessionless = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
+    let sessionless = Tasker(LegacyClient::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
     assert_eq!(sessionless.result(&task).await.text(), "one");
     assert_eq!(world.server.messages("notifications/cancelled"), 0);
 }
@@ -85,7 +85,7 @@ async fn an_input_request_is_answered_by_those_who_see_its_task_alone() {
     let put = heard(&mut listening).await;
     // It is taken like any answer, and reaches nobody.
     other.answers(&put["id"], json!({ "action": "cancel" })).await;
-    let stranger = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
+    let stranger = Tasker(LegacyClient::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
     stranger.answers(&put["id"], json!({ "action": "cancel" })).await;
     assert_eq!(one.get(&task).await["status"], "input_required");
     one.answers(&put["id"], json!({ "action": "accept", "content": {} })).await;
@@ -165,7 +165,7 @@ async fn an_input_request_that_the_other_era_answered_is_cancelled() {
 #[tokio::test]
 async fn without_credentials_or_sessions_a_task_is_found_by_its_id_and_not_listed() {
     let world = setup().route(ALWAYS).server(|options| options.sessions = false).start().await;
-    let client = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
+    let client = Tasker(LegacyClient::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
     let (task, call) = client.makes(&world).await;
     assert_eq!(client.get(&task).await["status"], "working");
     let answer = client.ask("tasks/list", json!({})).await;
@@ -185,7 +185,7 @@ async fn without_credentials_or_sessions_a_task_is_found_by_its_id_and_not_liste
 
 #[tokio::test]
 async fn input_responses_to_unknown_tasks_count_as_misses() {
-    let hits = Hits::of("limits.misses_per_minute");
+    let hits = LimitHits::of("limits.misses_per_minute");
     let world = setup().route(ALWAYS).top("limits: { misses_per_minute: 2 }").start().await;
     let Tasker(client) = Tasker::hello(&world).await;
     let answer =

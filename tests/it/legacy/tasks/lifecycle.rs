@@ -1,6 +1,8 @@
 //! The life of a task, as it is shown: its members, its ids, its time, its list.
 
-use super::task_client::{RELATED, Tasker, Value, World, heard, id, json, on_terms, question, setup, world};
+use super::task_client::{
+    ProxyAndServer, RELATED, Tasker, Value, heard, id, json, on_terms, question, setup, world,
+};
 use crate::{front::listener_and_service::Lines, proxy::proxy_and_server::ALWAYS};
 use deferral::internals::policy::LegacyTasks;
 use std::{collections::BTreeSet, time::Duration};
@@ -317,7 +319,7 @@ async fn no_memory_is_kept_of_ended_tasks() {
         client.result(&task).await;
     }
     // What is still held would be waited for, and counted as lost.
-    let World { server: _server, proxy } = world;
+    let ProxyAndServer { server: _server, proxy } = world;
     let stopped = tokio::time::timeout(Duration::from_secs(5), proxy.stop()).await;
     stopped.expect("nothing is waited for: the drain time is longer");
 }

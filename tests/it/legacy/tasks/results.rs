@@ -1,8 +1,8 @@
 //! `tasks/result`: what the call came to, once it has.
 
 use super::task_client::{
-    Answer, Call, Canned, RELATED, Stream, Tasker, Value, World, heard, id, json, on_terms, question, setup,
-    world,
+    Answer, Call, Canned, ProxyAndServer, RELATED, Stream, Tasker, Value, heard, id, json, on_terms,
+    question, setup, world,
 };
 use crate::{
     proxy::proxy_and_server::ALWAYS,
@@ -199,7 +199,7 @@ async fn a_result_that_is_too_large_fails_the_task_and_names_the_limit() {
 }
 
 /// What a task has come to whose server did this.
-async fn fails(world: &World, what: impl AsyncFnOnce(Call)) -> (i64, String) {
+async fn fails(world: &ProxyAndServer, what: impl AsyncFnOnce(Call)) -> (i64, String) {
     let client = Tasker::hello(world).await;
     let (task, call) = client.makes(world).await;
     let mut waiting = client.waits(&task).await;
@@ -318,7 +318,7 @@ async fn a_call_that_takes_too_long_fails_and_is_cancelled() {
 async fn a_server_that_is_gone_fails_its_tasks() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
-    let World { server, proxy } = world;
+    let ProxyAndServer { server, proxy } = world;
     drop(server);
     let answer = client.begins(json!({})).await;
     // Its connections may be open still.

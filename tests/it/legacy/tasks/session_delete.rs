@@ -1,6 +1,6 @@
 //! Clients that end their session and come back for their tasks in another one.
 
-use super::task_client::{Older, Tasker, World, beyond_status, json, question, setup, world};
+use super::task_client::{LegacyClient, ProxyAndServer, Tasker, beyond_status, json, question, setup, world};
 use crate::proxy::proxy_and_server::ALWAYS;
 use http::Method;
 
@@ -10,7 +10,7 @@ async fn leaves(client: &Tasker) {
 }
 
 /// How many sessions the server has been told to end.
-fn ended(world: &World) -> usize {
+fn ended(world: &ProxyAndServer) -> usize {
     world.server.count(|seen| seen.http == Method::DELETE)
 }
 
@@ -99,7 +99,7 @@ async fn a_session_that_began_as_2025_11_25_is_one_although_a_request_lacks_the_
         // One that names another revision, or is of another session, is not.
         for other in [
             client.0.with("mcp-protocol-version", "2025-06-18"),
-            Older::new(world.addr()).with("mcp-session-id", "s9"),
+            LegacyClient::new(world.addr()).with("mcp-session-id", "s9"),
         ] {
             let waiting = Tasker(other).send("tasks/get", json!({ "taskId": task })).await;
             assert_eq!(world.server.call().await.method(), "tasks/get");

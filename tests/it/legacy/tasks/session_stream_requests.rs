@@ -1,7 +1,7 @@
 //! Servers that speak of a task on the session's own stream, and not on the call's.
 
 use super::task_client::{
-    Call, Canned, Stream, Tasker, Value, World, beyond_status, json, pong, question, related, setup,
+    Call, Canned, ProxyAndServer, Stream, Tasker, Value, beyond_status, json, pong, question, related, setup,
     up_to_mark, world,
 };
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// What the server says on the stream of this session.
-async fn says(world: &World, message: &Value) {
+async fn says(world: &ProxyAndServer, message: &Value) {
     world.server.listener("s1").await.raw(format!("data: {message}\n\n"));
 }
 
@@ -23,7 +23,7 @@ fn progress(token: &Value, message: &str) -> Value {
 }
 
 /// A client that listens, and a task of it.
-async fn listening(world: &World) -> (Tasker, Stream, String, Call) {
+async fn listening(world: &ProxyAndServer) -> (Tasker, Stream, String, Call) {
     let client = Tasker::hello(world).await;
     let stream = client.listens().await;
     let (task, call) = client.makes(world).await;
@@ -31,7 +31,7 @@ async fn listening(world: &World) -> (Tasker, Stream, String, Call) {
 }
 
 /// The question is refused to the server, and the client hears nothing of it.
-async fn is_refused(world: &World, stream: &mut Stream, asks: &Value) {
+async fn is_refused(world: &ProxyAndServer, stream: &mut Stream, asks: &Value) {
     says(world, asks).await;
     let refused = world.server.seen(|seen| seen.answers(&asks["id"])).await;
     assert_eq!(refused.json["error"]["code"], -32603);
@@ -258,7 +258,7 @@ async fn a_repeated_input_request_on_a_resumed_stream_is_sent_once() {
 }
 
 /// A world whose server refuses so many answers with this status.
-async fn refusing(times: usize, status: u16) -> World {
+async fn refusing(times: usize, status: u16) -> ProxyAndServer {
     let left = AtomicUsize::new(times);
     let refused = move |seen: &Seen| {
         let is_answer = seen.http == http::Method::POST && seen.method().is_empty();
@@ -270,7 +270,7 @@ async fn refusing(times: usize, status: u16) -> World {
 }
 
 /// Asks on the session's stream, and answers what is put to the client.
-async fn asked_and_answered(world: &World, client: &Tasker, stream: &mut Stream) {
+async fn asked_and_answered(world: &ProxyAndServer, client: &Tasker, stream: &mut Stream) {
     says(world, &question(3, "who?")).await;
     let put = beyond_status(stream).await;
     client.answers(&put["id"], json!({ "action": "accept", "content": {} })).await;
@@ -349,7 +349,7 @@ async fn a_clients_own_progress_passes_whatever_number_its_token_is() {
 }
 
 /// A call is made in the session, and is not served; then a task's server asks on the session's stream.
-async fn asks_after(world: &World, client: &Tasker, stream: &mut Stream) {
+async fn asks_after(world: &ProxyAndServer, client: &Tasker, stream: &mut Stream) {
     let (task, call) = client.makes(world).await;
     says(world, &question(7, "who?")).await;
     assert_eq!(related(&beyond_status(stream).await), &json!(task));

@@ -3,12 +3,12 @@
 use super::task_client::*;
 use crate::{
     proxy::proxy_and_server::ALWAYS,
-    support::faulty_store::{EVERYTHING, Faulty, Op},
+    support::faulty_store::{EVERYTHING, FaultyStore, Op},
 };
 use std::sync::Arc;
 
-async fn world() -> (World, Arc<Faulty>) {
-    let store = Faulty::new();
+async fn world() -> (ProxyAndServer, Arc<FaultyStore>) {
+    let store = FaultyStore::new();
     (setup().route(ALWAYS).store(&store).start().await, store)
 }
 

@@ -1,8 +1,8 @@
 //! The session's own stream, and the stream of a call that breaks.
 
 use super::task_client::{
-    Events, Older, Stream, Tasker, Value, World, beyond_status, heard, id, json, question, setup, up_to_mark,
-    world,
+    Events, LegacyClient, ProxyAndServer, Stream, Tasker, Value, beyond_status, heard, id, json, question,
+    setup, up_to_mark, world,
 };
 use crate::proxy::proxy_and_server::ALWAYS;
 use http::Method;
@@ -120,7 +120,7 @@ async fn each_session_gets_notifications_of_its_own_tasks_only() {
 }
 
 /// The GET that takes up a call's stream.
-async fn resumed(world: &World, last: &str) -> Events {
+async fn resumed(world: &ProxyAndServer, last: &str) -> Events {
     let seen = world
         .server
         .seen(|seen| seen.http == Method::GET && seen.header("last-event-id") == Some(last))
@@ -136,7 +136,7 @@ async fn resumed(world: &World, last: &str) -> Events {
 #[tokio::test]
 async fn a_stream_that_breaks_in_a_task_is_resumed_in_the_clients_session() {
     let world = world(ALWAYS).await;
-    let client = Older::new(world.addr()).within("old").with("x-tenant", "t");
+    let client = LegacyClient::new(world.addr()).within("old").with("x-tenant", "t");
     let body = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"slow","task":{}}}"#;
     let waiting = client.send(Method::POST, "/mcp?key=a%20b&x", body).await;
     let call = world.server.call().await;

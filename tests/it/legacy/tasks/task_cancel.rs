@@ -156,7 +156,7 @@ async fn at_the_shutdown_tasks_are_cancelled_and_waiting_requests_get_an_error()
     let (task, call) = client.makes(&world).await;
     let mut waiting = client.waits(&task).await;
     let id = call.id();
-    let super::task_client::World { server, proxy } = world;
+    let super::task_client::ProxyAndServer { server, proxy } = world;
     let stopping = tokio::spawn(proxy.stop());
     let error = beyond_status(&mut waiting).await["error"].take();
     assert_eq!(error["code"], -31007, "{error}");

@@ -5,8 +5,8 @@ use crate::support::{
     paused_time::a_moment,
 };
 pub(super) use crate::{
-    legacy::proxy_and_client::Older,
-    proxy::proxy_and_server::{Setup, World},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::{
         legacy_server::{Call, Canned, Events},
         modern_client::{Answer, Stream, Waiting, soon},
@@ -19,14 +19,14 @@ use tokio::time::timeout;
 
 /// A client in a session, or in none.
 #[derive(Clone, Debug)]
-pub(super) struct Tasker(pub(super) Older);
+pub(super) struct Tasker(pub(super) LegacyClient);
 
 pub(super) const RELATED: &str = "io.modelcontextprotocol/related-task";
 /// An id of the right form that nobody has.
 pub(super) const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A world whose route makes tasks on these terms.
-pub(super) async fn on_terms(legacy: LegacyTasks) -> World {
+pub(super) async fn on_terms(legacy: LegacyTasks) -> ProxyAndServer {
     let options =
         Options { capabilities: json!({ "tools": {} }), tools: Some(json!([])), ..Options::default() }
             .hook(pong);
@@ -38,7 +38,7 @@ pub(super) async fn on_terms(legacy: LegacyTasks) -> World {
     let mut config = config::parse(Path::new("test.yaml"), &yaml).expect("a configuration");
     config.routes[0].route.legacy_tasks = legacy;
     let proxy = app::start(config).expect("the proxy starts");
-    World { server, proxy }
+    ProxyAndServer { server, proxy }
 }
 
 /// What a world is made of here: a server that has no tasks, and says that each session is there.
@@ -57,7 +57,7 @@ pub(super) fn pong(seen: &Seen) -> Option<Canned> {
 }
 
 /// A world with this setting of the route.
-pub(super) async fn world(route: &'static str) -> World {
+pub(super) async fn world(route: &'static str) -> ProxyAndServer {
     setup().route(route).start().await
 }
 
@@ -86,7 +86,7 @@ pub(super) fn related(message: &Value) -> &Value {
 }
 
 /// All that is put in the session's own stream has come to the client once this mark has.
-pub(super) async fn up_to_mark(world: &World, session: &str, stream: &mut Stream) -> Vec<Value> {
+pub(super) async fn up_to_mark(world: &ProxyAndServer, session: &str, stream: &mut Stream) -> Vec<Value> {
     let mark = json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": { "data": "mark" } });
     world.server.listener(session).await.raw(format!("data: {mark}\n\n"));
     let mut before = Vec::new();
@@ -113,18 +113,18 @@ pub(super) async fn beyond_status(stream: &mut Stream) -> Value {
 
 impl Tasker {
     /// A new session, without credentials.
-    pub(super) async fn hello(world: &World) -> Self {
-        Self(Older::new(world.addr()).hello().await)
+    pub(super) async fn hello(world: &ProxyAndServer) -> Self {
+        Self(LegacyClient::new(world.addr()).hello().await)
     }
 
     /// A new session with these credentials.
-    pub(super) async fn bearing(world: &World, token: &str) -> Self {
-        Self(Older::new(world.addr()).with("authorization", &format!("Bearer {token}")).hello().await)
+    pub(super) async fn bearing(world: &ProxyAndServer, token: &str) -> Self {
+        Self(LegacyClient::new(world.addr()).with("authorization", &format!("Bearer {token}")).hello().await)
     }
 
     /// In a session that is there already.
-    pub(super) fn within(world: &World, session: &str) -> Self {
-        Self(Older::new(world.addr()).within(session))
+    pub(super) fn within(world: &ProxyAndServer, session: &str) -> Self {
+        Self(LegacyClient::new(world.addr()).within(session))
     }
 
     pub(super) async fn send(&self, method: &str, params: Value) -> Waiting {
@@ -169,13 +169,13 @@ impl Tasker {
     }
 
     /// A task, and the call at the server.
-    pub(super) async fn makes(&self, world: &World) -> (String, Call) {
+    pub(super) async fn makes(&self, world: &ProxyAndServer) -> (String, Call) {
         let answer = self.begins(json!({})).await;
         (id(&answer), world.server.call().await)
     }
 
     /// A task whose server has begun to answer with an event stream.
-    pub(super) async fn makes_stream(&self, world: &World) -> (String, Value, Events) {
+    pub(super) async fn makes_stream(&self, world: &ProxyAndServer) -> (String, Value, Events) {
         let (task, call) = self.makes(world).await;
         let id = call.id();
         (task, id, call.stream())

@@ -9,7 +9,7 @@ use super::{
     Chance, number,
 };
 use crate::{
-    legacy::proxy_and_client::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::{
         legacy_server::PATIENCE,
         modern_client::{Answer, Client, Following, TASKS, soon},
@@ -63,7 +63,7 @@ const LOST: [i64; 2] = [-31001, -31002];
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// The proxy.
-struct World {
+struct LongRunningProxy {
     proxy: Proxy,
     generation: Cell<u64>,
     /// What is still to happen in this generation.
@@ -74,15 +74,15 @@ struct World {
 
 /// One server of this generation, and what happens there.
 struct Lane<'a> {
-    world: &'a World,
+    world: &'a LongRunningProxy,
     path: &'static str,
     chance: Chance,
     was_killed: bool,
 }
 
-// === impl World ===
+// === impl LongRunningProxy ===
 
-impl World {
+impl LongRunningProxy {
     fn start() -> Self {
         let proxy = Proxy::of_file(&configuration(0));
         let descriptors = descriptors(&proxy);
@@ -238,11 +238,11 @@ impl Lane<'_> {
 
     /// A client of an older revision, which ends its session or leaves it.
     async fn is_served_in_a_session(&mut self, declared: &str) {
-        let older = Older::new(self.world.proxy.addr);
+        let older = LegacyClient::new(self.world.proxy.addr);
         let hello = format!(
             r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"2025-11-25","capabilities":{declared},"clientInfo":{{"name":"c","version":"1"}}}}}}"#
         );
-        let posts = async |client: &Older, message: &str| {
+        let posts = async |client: &LegacyClient, message: &str| {
             let post = async || client.send(Method::POST, self.path, message).await.answer().await;
             self.served(post).await
         };
@@ -333,7 +333,7 @@ fn configuration(generation: u64) -> String {
 
 #[tokio::test]
 async fn a_proxy_that_goes_on_through_all_of_it_has_no_more_in_the_end_than_it_had() {
-    let world = World::start();
+    let world = LongRunningProxy::start();
     world.lives().await;
     let before = world.memory();
     let generations = number("CHAOS").map_or(USUAL, |many| (many as usize).div_ceil(GENERATION));

@@ -6,17 +6,16 @@
 
 mod serving;
 
-use self::serving::{accept, log};
+use self::serving::accept;
 use bytes::Bytes;
 use deferral::internals::runtime::{Listener, Pipes};
 use futures_util::{StreamExt, stream::BoxStream};
 use http::{HeaderMap, Method, Response, StatusCode};
-use http_body_util::{BodyExt, StreamBody};
+use http_body_util::StreamBody;
 use hyper::body::Frame;
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
-    future::poll_fn,
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard},
@@ -40,17 +39,17 @@ pub(crate) struct LegacyServer {
 /// An address at which nobody listens, and at which nobody else can before this does.
 ///
 /// One that was only free a moment ago may be given to the next who asks for any, as a proxy in front of it does.
-pub(crate) struct Nobody(TcpSocket);
+pub(crate) struct ReservedPort(TcpSocket);
 
 /// A server that takes no further connection: its queue is one, and nobody empties it.
-pub(crate) struct Crowd {
+pub(crate) struct FullBacklog {
     pub(crate) addr: SocketAddr,
     _listener: TcpListener,
     _waiting: Vec<TcpStream>,
 }
 
 /// The system answers no further handshake there.
-pub(crate) async fn crowded() -> Crowd {
+pub(crate) async fn crowded() -> FullBacklog {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
     let listener = socket.listen(1).expect("a queue");
@@ -59,7 +58,7 @@ pub(crate) async fn crowded() -> Crowd {
     while let Ok(Ok(socket)) = timeout(Duration::from_millis(100), TcpStream::connect(addr)).await {
         waiting.push(socket);
     }
-    Crowd { addr, _listener: listener, _waiting: waiting }
+    FullBacklog { addr, _listener: listener, _waiting: waiting }
 }
 
 /// How a server keeps house.
@@ -297,9 +296,9 @@ impl Drop for LegacyServer {
     }
 }
 
-// === impl Nobody ===
+// === impl ReservedPort ===
 
-impl Nobody {
+impl ReservedPort {
     pub(crate) fn new() -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");

@@ -49,20 +49,20 @@ fn serve(
         let answer = keep_house(&seen, &state);
         let (sender, receiver) = oneshot::channel();
         match answer {
-            House::Done(response) => {
+            Handling::Done(response) => {
                 log(&state, seen);
                 Ok(response)
             }
-            House::Break => {
+            Handling::Break => {
                 log(&state, seen);
                 Err(io::ErrorKind::ConnectionReset.into())
             }
-            House::Never => {
+            Handling::Never => {
                 locked(&state.silent).push(sender);
                 log(&state, seen);
                 Ok(receiver.await.unwrap_or_else(|_| respond(500, Bytes::new())))
             }
-            House::Ask => {
+            Handling::Ask => {
                 log(&state, seen.clone());
                 let _ = state.calls.send(Call { seen, answer: sender });
                 // A test that drops a call leaves it without an answer.
@@ -74,7 +74,7 @@ fn serve(
     })
 }
 
-enum House {
+enum Handling {
     Done(Response<Body>),
     Break,
     Never,
@@ -82,46 +82,46 @@ enum House {
     Ask,
 }
 
-fn keep_house(seen: &Seen, state: &State) -> House {
+fn keep_house(seen: &Seen, state: &State) -> Handling {
     if (state.options.breaks)(seen) {
-        return House::Break;
+        return Handling::Break;
     }
     if (state.options.ignores)(seen) {
-        return House::Never;
+        return Handling::Never;
     }
     if (state.options.asks)(seen) {
-        return House::Ask;
+        return Handling::Ask;
     }
     if let Some(canned) = state.options.hook.as_ref().and_then(|hook| hook(seen)) {
-        return House::Done(canned.into_response());
+        return Handling::Done(canned.into_response());
     }
     match (&seen.http, seen.method()) {
-        (&Method::POST, "initialize") => House::Done(initialize(seen, state)),
+        (&Method::POST, "initialize") => Handling::Done(initialize(seen, state)),
         (&Method::POST, _) if seen.json["id"].is_null() || seen.json["method"].is_null() => {
-            House::Done(respond(202, Bytes::new()))
+            Handling::Done(respond(202, Bytes::new()))
         }
         (&Method::POST, "tools/list") if state.options.tools.is_some() => {
             let result = json!({ "tools": state.options.tools });
             let body = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result });
-            House::Done(Canned::json(200, &body).into_response())
+            Handling::Done(Canned::json(200, &body).into_response())
         }
         (&Method::POST, "ping") if state.options.pongs => {
             let body = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} });
-            House::Done(Canned::json(200, &body).into_response())
+            Handling::Done(Canned::json(200, &body).into_response())
         }
-        (&Method::POST, _) => House::Ask,
+        (&Method::POST, _) => Handling::Ask,
         (&Method::GET, _) => match state.options.get {
             Get::Stream | Get::StreamEach => {
                 let (events, body) = events();
                 let event = seen.header("last-event-id").filter(|_| state.options.get == Get::StreamEach);
                 let name = event.unwrap_or_else(|| seen.session()).to_owned();
                 locked(&state.listeners).insert(name, events);
-                House::Done(event_stream(body))
+                Handling::Done(event_stream(body))
             }
-            Get::Refused(status) => House::Done(respond(status, Bytes::new())),
-            Get::Silent => House::Never,
+            Get::Refused(status) => Handling::Done(respond(status, Bytes::new())),
+            Get::Silent => Handling::Never,
         },
-        _ => House::Done(respond(200, Bytes::new())),
+        _ => Handling::Done(respond(200, Bytes::new())),
     }
 }
 
@@ -148,7 +148,7 @@ fn initialize(seen: &Seen, state: &State) -> Response<Body> {
     response
 }
 
-pub(super) fn log(state: &State, seen: Seen) {
+fn log(state: &State, seen: Seen) {
     let mut log = locked(&state.log);
     log.push(seen);
     state.logged.send_replace(log.len());

@@ -1,15 +1,15 @@
 //! Events, and what they do to clients, the server and the clock.
 
 use super::{
-    super::server::question, AT_ONCE, Call, Client, Happening, House, MOMENT, PARK, Question, SETTLE, Tool,
-    Way, answer, answers, name, numbers, params,
+    super::server::question, AT_ONCE, Call, Client, Happening, MOMENT, PARK, Question, SETTLE, Tool, Way,
+    WholeProxy, answer, answers, name, numbers, params,
 };
 use crate::support::modern_client::Following;
 use deferral::internals::runtime::Clock;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-impl House {
+impl WholeProxy {
     pub(super) async fn happen(&mut self, happening: Happening) {
         self.log.push(format!("{happening:?}"));
         match happening {

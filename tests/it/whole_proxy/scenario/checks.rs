@@ -2,14 +2,14 @@
 
 use super::{
     super::server::{Served, number},
-    AT_ONCE, CALLS, Call, Client, DRAIN, Happening, House, MOMENT, Tool, answer, name,
+    AT_ONCE, CALLS, Call, Client, DRAIN, Happening, MOMENT, Tool, WholeProxy, answer, name,
 };
 use deferral::internals::{runtime::Clock, store::Store as _};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-impl House {
+impl WholeProxy {
     /// Lets everything run until it waits, and looks at what came of it.
     pub(super) async fn look(&mut self) {
         for _ in 0..2 {

@@ -5,7 +5,7 @@ mod checks;
 mod possible;
 
 use super::{
-    client::Person,
+    client::ScenarioClient,
     server::{self, Served, Server, number},
 };
 
@@ -15,7 +15,7 @@ use deferral::internals::{
     store::Store,
 };
 
-use crate::support::{faulty_store::Faulty, modern_client::Following};
+use crate::support::{faulty_store::FaultyStore, modern_client::Following};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -38,7 +38,7 @@ pub(super) struct Profile {
     pub(super) always: bool,
     /// Of one identity with the server.
     pub(super) sessions: usize,
-    pub(super) crowd: Crowd,
+    pub(super) crowd: ClientSet,
     /// Whether clients of today say that they can be asked. Those who cannot be share a session.
     pub(super) askable: bool,
     /// Whether the proxy is stopped with calls under way, or when all is answered.
@@ -124,7 +124,7 @@ pub(super) const KINDS: usize = 27;
 
 /// Who lives there: few, so that they meet often, or everybody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Crowd {
+pub(super) enum ClientSet {
     /// One caller, with a client that knows tasks and one that does not.
     OneModern,
     OneLegacy,
@@ -258,13 +258,13 @@ struct Question {
     answers: usize,
 }
 
-pub(super) struct House {
+pub(super) struct WholeProxy {
     profile: Profile,
     proxy: Option<app::Running>,
     stopping: Option<JoinHandle<()>>,
     server: Server,
-    store: Arc<Faulty>,
-    people: Vec<Person>,
+    store: Arc<FaultyStore>,
+    people: Vec<ScenarioClient>,
     calls: BTreeMap<usize, Call>,
     questions: BTreeMap<u32, Question>,
     next_id: u64,
@@ -368,9 +368,9 @@ impl Happening {
     }
 }
 
-// === impl House ===
+// === impl WholeProxy ===
 
-impl House {
+impl WholeProxy {
     /// Lives through what these numbers pick.
     pub(super) fn run(profile: Profile, picks: &[u16]) {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -403,20 +403,20 @@ impl House {
             PARK.as_secs(),
         );
         let config = config::parse(Path::new("house.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
-        let store = Faulty::taking(profile.storing);
+        let store = FaultyStore::taking(profile.storing);
         let net = Net::Pipes(pipes.clone());
         let proxy =
             app::start_with(config, &net, Arc::clone(&store) as Arc<dyn Store>, None).expect("it starts");
         let at: SocketAddr = PROXY.parse().expect("an address");
-        let modern = |name, tasks| Person::modern(&pipes, at, name, tasks, profile.askable);
-        let legacy = |name| Person::legacy(&pipes, at, name, false);
-        let taker = |name| Person::legacy(&pipes, at, name, true);
+        let modern = |name, tasks| ScenarioClient::modern(&pipes, at, name, tasks, profile.askable);
+        let legacy = |name| ScenarioClient::legacy(&pipes, at, name, false);
+        let taker = |name| ScenarioClient::legacy(&pipes, at, name, true);
         let people = match profile.crowd {
-            Crowd::OneModern => vec![modern("alice", true), modern("alice", false)],
-            Crowd::OneLegacy => vec![legacy("alice")],
-            Crowd::OneTaker => vec![taker("alice")],
-            Crowd::OneOfBoth => vec![modern("alice", true), taker("alice")],
-            Crowd::Everybody => vec![
+            ClientSet::OneModern => vec![modern("alice", true), modern("alice", false)],
+            ClientSet::OneLegacy => vec![legacy("alice")],
+            ClientSet::OneTaker => vec![taker("alice")],
+            ClientSet::OneOfBoth => vec![modern("alice", true), taker("alice")],
+            ClientSet::Everybody => vec![
                 modern("alice", true),
                 modern("alice", false),
                 modern("bob", true),

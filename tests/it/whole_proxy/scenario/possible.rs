@@ -1,9 +1,9 @@
 //! Events that can happen next.
 
-use super::{Asks, CALLS, Client, Happening, House, PARK, Tool, Way};
+use super::{Asks, CALLS, Client, Happening, PARK, Tool, Way, WholeProxy};
 use std::{collections::BTreeSet, time::Duration};
 
-impl House {
+impl WholeProxy {
     pub(super) fn possible(&self) -> Vec<Happening> {
         let mut possible = vec![
             Happening::Passes(Duration::from_millis(30)),
