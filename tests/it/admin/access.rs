@@ -1,4 +1,4 @@
-//! Who may do what there, and over what.
+//! The admin listener: tokens, hosts, origins, TLS.
 
 use super::Operator;
 use crate::{

@@ -1,4 +1,4 @@
-//! The listener for scrapers.
+//! The listener for metrics.
 
 use super::Operator;
 use crate::{

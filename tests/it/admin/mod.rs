@@ -1,4 +1,4 @@
-//! The operator's address, over real sockets.
+//! The admin listener, over real sockets.
 
 mod access;
 mod metrics_listener;

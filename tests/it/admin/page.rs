@@ -1,4 +1,4 @@
-//! The page for operators, as it is served. What it does in a browser is shown by `tests/page`.
+//! The files of the admin page. `tests/page` runs it in a browser.
 
 use super::Operator;
 use crate::proxy::proxy_and_server::start;

@@ -1,4 +1,4 @@
-//! Whether clients should be sent here, where each route's server is needed for that.
+//! Readiness, where a route's server is required for it.
 
 use super::Operator;
 use crate::{

@@ -1,4 +1,4 @@
-//! Connections to the operator's address and to the scrapers' that send no complete request, and probes beside them.
+//! Connections to the admin and metrics listeners that send no complete request, and probes beside them.
 
 use super::Operator;
 use crate::{

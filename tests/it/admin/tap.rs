@@ -1,4 +1,4 @@
-//! `/tap`: what happens, while it happens, for whoever has the token.
+//! `/tap`: events, for operators with the token.
 
 use super::Operator;
 use crate::{

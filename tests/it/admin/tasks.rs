@@ -1,4 +1,4 @@
-//! What operators see of tasks, and what they may do to them.
+//! Tasks and events at the admin listener: what it shows, and cancellation.
 
 use super::Operator;
 use crate::{
@@ -26,7 +26,7 @@ fn operator(world: &ProxyAndServer) -> Operator {
     Operator::of(world.proxy.admin.as_ref().expect("there is one"))
 }
 
-/// Nobody's token.
+/// An invalid token.
 fn stranger(world: &ProxyAndServer) -> Operator {
     Operator::at(world.proxy.admin.as_ref().expect("there is one").address)
 }
@@ -197,7 +197,7 @@ async fn ten_thousand_tasks_are_shown_page_by_page() {
     let rest =
         operator.json(&format!("/tasks?tool=first&after={}", page["next"].as_str().expect("more"))).await;
     assert_eq!((&rest["tasks"][0]["tool"], &rest["next"]), (&json!("first"), &Value::Null));
-    // A page that is open is told of some.
+    // An open page receives some events.
     let event = Watcher::of(&world).await.event().await;
     assert_eq!(event["tasks"]["tasks"].as_array().map(Vec::len), Some(200));
     assert_eq!(event["tasks"]["counts"]["working"], TASKS / 2);
@@ -208,7 +208,7 @@ fn world_time() -> Timestamp {
     Timestamp::from_millis(u64::try_from(since.as_millis()).expect("a time"))
 }
 
-/// Somebody whose page is open.
+/// An operator with an open page.
 struct Watcher(TcpStream, String);
 
 impl Watcher {

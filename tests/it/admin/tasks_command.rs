@@ -1,4 +1,4 @@
-//! `deferral tasks`, as people type it.
+//! `deferral tasks` as a command.
 
 use crate::proxy::proxy_and_server::{SLOW, Setup};
 use serde_json::Value;
@@ -81,7 +81,7 @@ fn a_token_is_sent_only_to_a_listener_that_proves_to_know_it() {
     std::fs::write(&file, SECRET).expect("it is written");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("an address");
-    // Somebody else of the machine, who listens where the proxy is expected.
+    // Another user of the machine listens on the proxy's admin address.
     let liar = thread::spawn(move || {
         let mut heard = String::new();
         for _ in 0..2 {

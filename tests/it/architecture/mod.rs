@@ -1,4 +1,4 @@
-//! Keeps the folders pointing one way, and the pure ones pure.
+//! Layers of folders, purity and import cycles.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -119,7 +119,7 @@ fn the_handle_that_is_printed_goes_on_with_its_task() {
     let mut lines = BufReader::new(call.stderr.take().expect("it is piped")).lines();
     let handle = lines.by_ref().map(|line| line.expect("a line")).find(|line| line.starts_with("task "));
     let handle = handle.expect("a handle").split(' ').nth(1).expect("an id").to_owned();
-    // Its terminal was closed: nobody cancels.
+    // Its terminal was closed: nothing is cancelled.
     call.kill().expect("it runs");
     call.wait().expect("it ends");
     let output = demo.call(&["--task", &handle]);

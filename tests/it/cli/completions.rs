@@ -1,4 +1,4 @@
-//! What shells and `man` get to know of the command line.
+//! Shell completions and manual pages.
 
 use super::{deferral, text};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A configuration from the standard input, with variables of the environment in it; and what they say by themselves.
+//! A configuration on standard input, and environment variables in it.
 
 use super::text;
 use crate::support::{

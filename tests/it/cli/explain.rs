@@ -1,4 +1,4 @@
-//! `deferral explain`: a task's story, from its call to its end.
+//! `deferral explain`: the history of a task.
 
 use crate::{
     legacy::proxy_and_client::LegacyClient,

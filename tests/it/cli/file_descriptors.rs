@@ -1,4 +1,4 @@
-//! A proxy that the system allows few descriptors.
+//! A proxy with a low limit of file descriptors.
 
 use crate::support::{
     legacy_server::{LegacyServer, Options, PATIENCE},

@@ -1,4 +1,4 @@
-//! What people type, and what they read: the program itself.
+//! Commands: the program itself, its options and output.
 
 mod call;
 mod call_legacy;

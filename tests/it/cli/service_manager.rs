@@ -1,4 +1,4 @@
-//! What the service manager that started the program is told.
+//! Notifications to the service manager (`NOTIFY_SOCKET`).
 
 use std::{
     fs,

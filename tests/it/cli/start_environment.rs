@@ -1,4 +1,4 @@
-//! What starts the proxy: a host that takes it for a server over stdio, a terminal, an environment without flags.
+//! Start by an MCP host as a stdio server, in a terminal, and by environment variables alone.
 
 use super::{signal, text};
 use crate::support::program::{interrupt, where_it_listens};

@@ -1,4 +1,4 @@
-//! Commands in front of a server that answers what it likes.
+//! Commands in front of servers that send arbitrary responses.
 
 use crate::support::{
     legacy_server::{Canned, LegacyServer, Options, Seen},

@@ -1,4 +1,4 @@
-//! Private keys, and that of the store: in a file, or where a mapping says.
+//! Private keys and the store's key: from files and variables.
 
 use deferral::internals::{
     app,

@@ -1,4 +1,4 @@
-//! The configuration file: what it means, and what is said of one that is wrong.
+//! The configuration file: values, defaults and problems.
 
 mod keys;
 mod listeners;

@@ -315,7 +315,7 @@ fn a_remote_admin_listener_needs_tls_and_a_token() {
     );
 }
 
-/// Each of these would otherwise mean a default that nobody asked for.
+/// Each of these would otherwise silently select a default.
 #[test]
 fn a_choice_that_chooses_nothing_is_a_problem() {
     refused(

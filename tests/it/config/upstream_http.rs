@@ -1,4 +1,4 @@
-//! How a server at a URL is reached: headers, TLS and a proxy.
+//! Headers, TLS and HTTP proxy of an upstream with a URL.
 
 use deferral::internals::{
     config::{self, Config, Environment},
@@ -242,7 +242,7 @@ fn an_invalid_proxy_url_is_named_by_its_variable_or_place() {
         by_variable.expect_err("it is none"),
         "22: the environment variable `HTTPS_PROXY` cannot be used: the proxy URL has the scheme `socks5`, and only `http` is supported; write it as in `http://proxy.example.com:3128`; or write `proxy: off` under `upstream`\n"
     );
-    // Nobody goes that way.
+    // The proxy is not used.
     for spared in ["url: 'http://a.example/'", "url: 'https://localhost/'", "url: 'https://a/', proxy: off"] {
         assert!(checked(spared, &[("HTTPS_PROXY", "socks5://p")]).is_ok(), "{spared}");
     }

@@ -1,4 +1,4 @@
-//! `${NAME}` in the values of a configuration, and secrets that are elsewhere.
+//! `${NAME}` in values of a configuration, and secrets in files and variables.
 
 use deferral::internals::{
     config::{self, Config, Environment},

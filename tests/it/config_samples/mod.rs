@@ -1,4 +1,4 @@
-//! Each file in `config/` is a configuration that works.
+//! Each file in `config/` is accepted and starts.
 
 use deferral::internals::{app, config};
 use std::{

@@ -1,4 +1,4 @@
-//! What is deployed beside the program names nothing that the program does not have.
+//! Files in `deploy/` name only metrics, listeners and keys that the program has.
 //! `tests/deploy/check.py` gives the files to the programs that read them.
 
 use crate::support::{

@@ -1,4 +1,4 @@
-//! `kill -9`, a loss of power, and a disk that takes no more: a process of its own writes, and is ended.
+//! `kill -9`, power loss and a full disk, in a helper process.
 //!
 //! The process is this very binary, which runs one test again, with the folder in its environment.
 

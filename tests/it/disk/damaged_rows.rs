@@ -1,4 +1,4 @@
-//! Rows that cannot be read any more.
+//! Rows that cannot be read.
 
 use super::{START, StoreFolder, end, id, insert, record};
 use crate::{front::listener_and_service::Lines, support::modern_client::soon};

@@ -1,4 +1,4 @@
-//! The folder and its database: how they are made, whose they are, and what is said of one that cannot be used.
+//! The folder and its database: creation, permissions, lock, refusal of other folders.
 
 use super::{StoreFolder, end, insert, record, result};
 use deferral::internals::store::StoreError;

@@ -1,4 +1,4 @@
-//! A folder that another user could have prepared: it is refused, and nothing that a link in it leads to is touched.
+//! A folder that another user could have prepared is refused, and links in it are not followed.
 
 use super::{StoreFolder, end, id, insert, result};
 use std::{

@@ -1,4 +1,4 @@
-//! A folder that has no more room, a disk that has no more space, and one that fails.
+//! `max_bytes`, a disk without space, and a disk that fails.
 
 use super::{
     START, StoreFolder,

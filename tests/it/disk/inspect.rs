@@ -1,4 +1,4 @@
-//! `deferral store check` and `backup`, by the program itself.
+//! `deferral store check` and `backup` as commands.
 
 use super::{START, StoreFolder, end, id, insert, result, returned};
 use deferral::internals::store::update;

@@ -1,4 +1,4 @@
-//! What is true of the store on disk beyond what every store promises (`stores`).
+//! The store on disk, beyond what `stores` tests for every store.
 
 mod crashes;
 mod damaged_rows;

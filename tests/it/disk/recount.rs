@@ -1,4 +1,4 @@
-//! The counts of a store, compared with its tasks after a start, and mended.
+//! Counts of a store are compared with its tasks after a start, and corrected.
 
 use super::{StoreFolder, end, id, insert, record};
 use crate::{front::listener_and_service::Lines, support::paused_time::a_moment};

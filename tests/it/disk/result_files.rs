@@ -1,4 +1,4 @@
-//! Results that are files.
+//! Large results, which are files.
 
 use super::{StoreFolder, end, id, insert, result};
 use deferral::internals::store::StoreError;
@@ -47,7 +47,7 @@ async fn a_file_that_no_row_names_is_swept_and_one_of_a_writer_that_lost_is_not_
         insert(&*store, number).await;
         end(&*store, number, LARGEST_IN_ROW + 1).await;
     }
-    // Whoever comes second has written its file for nothing.
+    // The file of the second writer is discarded.
     let (version, record) = store.load(&id(1)).await.expect("answers").expect("found");
     let before = deferral::internals::store::Version(version.0 - 1);
     let flush = deferral::internals::store::Flush::Machine;

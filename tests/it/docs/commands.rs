@@ -82,7 +82,7 @@ impl CommandSetup {
         Self { folder, demo, proxy, server, url, admin, token }
     }
 
-    /// The same command, told to this world.
+    /// The same command with the addresses of this setup.
     fn told(&self, command: &str) -> Vec<String> {
         let mut command = command
             .replace("http://127.0.0.1:9000/mcp", &self.server)
@@ -200,7 +200,7 @@ fn asks(world: &CommandSetup, command: &str) {
     }
 }
 
-/// Serves until it is told to stop, on free ports.
+/// Serves until SIGTERM, on free ports.
 fn serves(world: &CommandSetup, words: &[String]) {
     let (own, server): (&[String], &[String]) = match words.iter().position(|word| word == "--") {
         Some(at) => words.split_at(at),
@@ -216,7 +216,7 @@ fn serves(world: &CommandSetup, words: &[String]) {
     }
     own.extend_from_slice(server);
     let all: Vec<_> = own.iter().map(String::as_str).collect();
-    // A store that nobody else has.
+    // A store of its own.
     let folder = tempfile::tempdir().expect("a folder");
     fs::copy(world.folder.path().join("deferral.yaml"), folder.path().join("deferral.yaml"))
         .expect("it is there");

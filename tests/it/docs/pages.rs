@@ -1,4 +1,4 @@
-//! That links lead somewhere, that files are files of their kind, and that lists are complete.
+//! Links, code blocks and lists of the pages.
 
 use super::{all_blocks, blocks, pages, root, text};
 use deferral::internals::config;

@@ -1,4 +1,4 @@
-//! Calls, and what is told of them.
+//! Calls and their notifications.
 
 use super::proxy_and_stdio_server::{ProxyAndStdioServer, ask, heard, settle, tell};
 use crate::{front::listener_and_service::Lines, support::modern_client::soon};
@@ -76,7 +76,7 @@ async fn a_disconnect_cancels_nothing_and_a_session_delete_cancels_all() {
     child.answers(&first, json!({ "content": [] })).await;
     child.answers(&second, json!({ "content": [] })).await;
     assert_eq!(heard(&waiting).await.len(), 1);
-    // One that has left can still be taken back.
+    // A call of a disconnected client can still be cancelled.
     let waiting = ask(&client, &json!("c"), "tools/call", json!({ "name": "t" })).await;
     let third = child.told("tools/call").await;
     settle().await;

@@ -1,4 +1,4 @@
-//! What the server asks, and whom.
+//! Input requests: the client that gets them, responses, withdrawal.
 
 use super::proxy_and_stdio_server::{Child, ProxyAndStdioServer, ask, heard, hello, settle, tell};
 use crate::{legacy::proxy_and_client::LegacyClient, support::modern_client::Following};
@@ -42,7 +42,7 @@ async fn two_clients_in_one_process_each_get_the_input_requests_of_their_call() 
     let mut world = ProxyAndStdioServer::new("defer: { after: 1h }");
     let (first, mut child) = world.begin(everything()).await;
     let second = hello(&world.client(), everything()).await;
-    // They share a child until it asks, for it cannot be told then whom.
+    // They share a process until it sends an input request, which could not be attributed.
     let (one, of_one) = call(&first, &mut child, 0).await;
     let (other, of_other) = call(&second, &mut child, 0).await;
     child.asks("whose", "elicitation/create").await;
@@ -53,7 +53,7 @@ async fn two_clients_in_one_process_each_get_the_input_requests_of_their_call() 
     }
     let (one, of_one) = call(&first, &mut child, 1).await;
     let other = ask(&second, &json!(1), "tools/call", json!({ "name": "t" })).await;
-    // Where it could not be told whose a question is, a call has a child for itself.
+    // Where input requests could not be attributed, a call has a process of its own.
     let mut beside = world.child().await;
     let of_other = beside.told("tools/call").await;
     child.asks("q", "elicitation/create").await;

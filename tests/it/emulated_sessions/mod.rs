@@ -1,5 +1,4 @@
-//! Legacy clients in front of a server that is not spoken to over HTTP: the whole proxy, whose clients' sessions
-//! are hosted.
+//! Emulated sessions: legacy clients of the whole proxy, in front of a stdio server.
 
 mod calls;
 mod input_requests;

@@ -1,4 +1,4 @@
-//! A proxy in front of a server in memory, whose sessions are lines, as a process's are. Time is paused.
+//! Harness: the proxy in front of a stdio server in memory. Time is paused.
 
 use crate::{
     legacy::proxy_and_client::{LegacyClient, READY},

@@ -172,7 +172,7 @@ async fn clients_share_a_process_until_it_sends_an_input_request_and_are_then_se
     let put = first_of(&asking).await;
     assert_eq!(put["method"], "elicitation/create");
     let waiting = call(&second, "t").await;
-    // What asks nobody does not wait.
+    // A request that can cause no input requests is not queued.
     lists(&second).await;
     assert!(!waiting.is_over());
     tell(&first, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "action": "accept" } })).await;

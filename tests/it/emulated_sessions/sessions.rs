@@ -1,4 +1,4 @@
-//! How sessions begin, end, and outlive their servers.
+//! How sessions begin, end, and outlive the processes of their servers.
 
 use super::proxy_and_stdio_server::{ProxyAndStdioServer, ask, heard, hello, settle, tell};
 use crate::support::limit_hits::LimitHits;
@@ -215,7 +215,7 @@ async fn a_session_is_unknown_under_the_token_of_another_name() {
     let (alice, mut child) = tokio::join!(hello(&alice, json!({})), world.child());
     let bobs = hello(&bob, json!({})).await;
 
-    // Somebody else's session is not known, to call in, to listen to or to end.
+    // A foreign session is unknown for POST, GET and DELETE.
     let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
     let foreign = bob.within(&alice.session());
     assert_eq!(foreign.post(list).await.answer().await.status, 404);

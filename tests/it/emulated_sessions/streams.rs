@@ -38,7 +38,7 @@ async fn notifications_outside_any_call_reach_every_client_of_the_process_that_w
     assert_eq!(one, ["all of it", "list_changed", "broken"]);
     let other: Vec<_> = streams[1].messages().iter().map(summary).collect();
     assert_eq!(other, ["all of it", "list_changed", "fine", "broken", "updated"]);
-    // Whoever lets go hears no more of it, and the last lets go at the server.
+    // A client that unsubscribes gets no more updates, and the last one unsubscribes at the server.
     let let_go = ask(&second, &json!(3), "resources/unsubscribe", json!({ "uri": "file:///a" })).await;
     assert_eq!(child.told("resources/unsubscribe").await["params"]["uri"], "file:///a");
     assert_eq!(heard(&let_go).await[0]["result"], json!({}));

@@ -1,4 +1,4 @@
-//! Tasks of 2025-11-25, which are the proxy's.
+//! Tasks of 2025-11-25, which the proxy runs.
 
 use super::proxy_and_stdio_server::{Child, ProxyAndStdioServer, ask, heard, settle, tell};
 use crate::legacy::proxy_and_client::LegacyClient;

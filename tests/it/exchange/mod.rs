@@ -1,4 +1,4 @@
-//! One call in flight: its whole table.
+//! The state machine of one call: its whole table.
 
 use deferral::internals::bridge::{
     Action, Exchange,
@@ -278,7 +278,7 @@ proptest! {
         let (mut now, mut is_stored) = (start, false);
         for (millis, step) in steps {
             let next = now + Duration::from_millis(millis);
-            // Each is told the time when it wants to be.
+            // Each receives the time when its deadline passes.
             for exchange in [&mut deferring, &mut observed] {
                 while let Some(due) = exchange.poll_timeout().filter(|due| *due <= next) {
                     exchange.handle_timeout(due.max(now));

@@ -1,4 +1,4 @@
-//! Clients that end their side of the connection once they have sent a request, and read on.
+//! Clients that half-close the connection after a request and read on.
 
 use super::listener_and_service::{FrontAndService, ScriptedService, channel, message, notice, once, reply};
 use deferral::internals::{protocol::Id, proxy::Item};

@@ -1,4 +1,4 @@
-//! What HTTP demands of requests, and JSON-RPC of their bodies (RFC 9110, RFC 9112, JSON-RPC 2.0).
+//! Requirements of HTTP (RFC 9110, RFC 9112) and JSON-RPC 2.0.
 
 use super::{
     BOTH,

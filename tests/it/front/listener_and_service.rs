@@ -1,4 +1,4 @@
-//! A front on real sockets, with a mock behind it and small clients before it.
+//! Harness: listeners on real sockets, a scripted service behind them, and small clients.
 
 use bytes::Bytes;
 use deferral::internals::{

@@ -1,4 +1,4 @@
-//! The front on real sockets: what comes in, what is turned away, and how answers go out.
+//! The front on real sockets: requests, refusals, responses.
 
 mod access_log;
 mod body_limits;

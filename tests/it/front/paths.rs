@@ -1,4 +1,4 @@
-//! Paths that are served beside those of routes: with a slash at their end, and for health checks.
+//! Paths with a trailing slash, and health paths.
 
 use super::listener_and_service::{
     BOTH_METHODS, Client, FrontAndService, ScriptedService, Version, bare, call, once, reply,

@@ -1,4 +1,4 @@
-//! Connections that send no complete request, and the other clients of their listener.
+//! Connections that send no complete request, and other clients of the listener.
 
 use super::listener_and_service::{Client, FrontAndService, Lines, ScriptedService, Version, bare, call};
 use crate::support::limit_hits::LimitHits;

@@ -1,4 +1,4 @@
-//! Clients that are known by a token.
+//! Clients with tokens.
 
 use super::listener_and_service::{
     Answer, FrontAndService, Lines, ScriptedService, Version, bare, call, post, tls_paths,
@@ -180,7 +180,7 @@ async fn a_preflight_needs_no_token_and_the_refusal_is_readable() {
     is_refused(&refused, None);
     assert_eq!(refused.header("access-control-allow-origin"), page.1);
     assert!(refused.header("access-control-expose-headers").contains("www-authenticate"));
-    // A strange page is told nothing, whatever it shows.
+    // A foreign origin gets no information, with a token or without.
     let strange = bearing(post(LIST, &[("origin", "http://evil.example.com")]), ALICE);
     assert_eq!(client.ask(strange).await.status, StatusCode::FORBIDDEN);
 }
@@ -224,7 +224,7 @@ async fn unauthenticated_requests_take_no_permit_of_authenticated_ones() {
     let mut client = world.client(Version::Http1).await;
     let held = client.send(bearing(call("work"), ALICE)).await.expect("it is answered by a comment");
     assert_eq!(held.status(), StatusCode::OK);
-    // There is no place for one more; who is not known is not told so, and not read.
+    // No permit is free; an unauthenticated request gets 401 and not the limit, and its body is not read.
     let mut other = world.client(Version::Http1).await;
     is_refused(&other.ask(call("work")).await, None);
     assert_eq!(other.ask(bearing(call("work"), ALICE)).await.status, StatusCode::SERVICE_UNAVAILABLE);

@@ -1,4 +1,4 @@
-//! The fuzz targets, on their seeds and on what chance makes of them.
+//! The fuzz targets, on their seeds and on random variations of them.
 //!
 //! libFuzzer runs the same functions for longer, and learns from what they do (`tests/fuzz/README.md`).
 //! `PROPTEST_CASES` says how much is tried here.
@@ -116,7 +116,7 @@ fn holds(name: &str) {
     target(b"");
 
     let changes = prop::collection::vec(change(), 1..6);
-    // The same each time, unless somebody is looking for something.
+    // Deterministic, unless a seed is configured.
     let config = Config { failure_persistence: None, ..Config::default() };
     let mut runner = match env::var_os("PROPTEST_CASES") {
         Some(_) => TestRunner::new(config),

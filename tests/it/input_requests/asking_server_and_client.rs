@@ -1,4 +1,4 @@
-//! Both ends of a conversation: a server that asks, and a client that is asked.
+//! Harness: a server that sends input requests, and a client that answers them.
 
 use crate::support::legacy_server::{Call, Events};
 pub(super) use crate::{
@@ -137,7 +137,7 @@ impl Asking {
         }
     }
 
-    /// The notification by which the server hears that nobody waits any more.
+    /// The cancellation that the server receives.
     pub(super) async fn cancelled(&self, world: &ProxyAndServer) {
         let told = world.server.seen(|seen| {
             seen.method() == "notifications/cancelled"

@@ -1,4 +1,4 @@
-//! Whose question is it? What cannot be told is refused, and never shown to somebody.
+//! The call that an input request belongs to. One that cannot be attributed is refused and reaches no client.
 
 use super::asking_server_and_client::{
     ALWAYS, Asking, ProxyAndServer, Questions, Talk, Way, accept, asked, asked_with_tasks, form, update,
@@ -74,7 +74,7 @@ async fn a_server_that_is_seen_to_ask_on_its_session_gets_a_session_for_each_cal
     b.says("other");
     one.answer().await;
     other.answer().await;
-    // Now it is known, and each can be told apart.
+    // Attribution is possible from now on.
     let (one, other) = (talk.begin().await, talk.begin().await);
     let (a, b) =
         (Asking::next(&world, Way::OnTheSession).await, Asking::next(&world, Way::OnTheSession).await);

@@ -1,4 +1,4 @@
-//! A question on the call itself: the client is answered with it, and comes back.
+//! Input requests on the call itself: an `input_required` result and a retry.
 
 use super::asking_server_and_client::{
     Asking, ProxyAndServer, Questions, Setup, Talk, WAYS, Way, accept, asked, asked_with_tasks, fitting,

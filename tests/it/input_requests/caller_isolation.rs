@@ -1,4 +1,4 @@
-//! Many callers at once, each asked about its own secret, by a server whose questions name no call.
+//! Many concurrent callers: each gets only the input requests of its own call, although the server's requests name no call.
 
 use super::asking_server_and_client::{Client, Setup, accept, everything, form, with_tasks};
 use crate::support::legacy_server::{Call, LegacyServer, PATIENCE};

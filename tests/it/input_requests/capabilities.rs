@@ -1,4 +1,4 @@
-//! What a client declares decides what it is asked.
+//! A client gets only input requests that it declares a capability for.
 
 use super::asking_server_and_client::{
     ALWAYS, Asking, ProxyAndServer, Questions, Setup, Talk, WAYS, Way, accept, asked, asked_with_tasks, form,

@@ -1,4 +1,4 @@
-//! Questions inside a task.
+//! Input requests of a task.
 
 use super::asking_server_and_client::{
     ALWAYS, Answer, Asking, Client, ProxyAndServer, Setup, Talk, WAYS, Way, accept, asked_with_tasks,
@@ -196,7 +196,7 @@ async fn an_invalid_input_response_is_refused_and_valid_ones_beside_it_are_accep
         asks(&client, &task, &["elicitation-2"]).await;
         assert_eq!(server.answered(&world, 0).await, accept("Ada"));
         assert!(!server.is_answered(&world, 1));
-        // All of it once more: what has been taken is no longer asked, and harms nobody.
+        // A repeated update has no effect: accepted input requests are closed.
         assert_eq!(refusal(&update(&client, &task, answers).await).0, -32602);
         acknowledged(&update(&client, &task, json!({ "elicitation-2": { "action": "decline" } })).await);
         assert_eq!(server.answered(&world, 1).await, json!({ "action": "decline" }));

@@ -1,5 +1,5 @@
-//! Servers that ask in the middle of a call, and modern clients that answer: the whole proxy
-//! between the two, over real sockets.
+//! Input requests during a call: the whole proxy between a server that sends them and modern clients that answer,
+//! over real sockets.
 //!
 //! Nothing sleeps. Where time must pass, something that takes that time is waited for; where a test
 //! says that something does *not* happen, it waits for what comes after it.

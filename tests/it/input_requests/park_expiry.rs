@@ -1,4 +1,4 @@
-//! Clients that do not come back, and servers that do not wait.
+//! Parked calls whose client does not retry in time, and servers that stop waiting.
 
 use super::asking_server_and_client::{
     Asking, ProxyAndServer, Questions, Setup, Talk, WAYS, Way, accept, asked, asked_with_tasks, form,
@@ -91,7 +91,7 @@ async fn server_of_another_is_given_up() {
     abandoned.cancelled(&other).await;
 }
 
-/// It was sent, and asked something: nobody may be told that nothing has been done.
+/// The call was sent and requested input: no error may claim that nothing was done.
 #[tokio::test]
 async fn a_retry_of_a_call_whose_server_is_down_reports_an_unknown_outcome() {
     for way in WAYS {
@@ -102,7 +102,7 @@ async fn a_retry_of_a_call_whose_server_is_down_reports_an_unknown_outcome() {
         drop(server);
         let answer = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await.answer().await;
         assert_eq!(refusal(&answer).0, -31002, "{answer:?}");
-        // Later it is no longer known at all. Nobody is invited to have it run twice.
+        // Later the call is unknown. No error invites the client to run it twice.
         let (code, message) = refusal(&talk.retry(&questions, json!({})).await.answer().await);
         assert_eq!(code, -32602);
         assert!(message.contains("it may have run"), "{message}");

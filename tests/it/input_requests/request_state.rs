@@ -1,4 +1,4 @@
-//! `requestState`: what it is good for, and what it is not.
+//! `requestState`: binding, expiry, repeated use.
 
 use super::asking_server_and_client::{
     Asking, ProxyAndServer, Questions, Talk, WAYS, Way, accept, asked, asked_with_tasks, form, refusal,
@@ -234,7 +234,7 @@ async fn retries_that_arrive_as_the_call_ends_all_get_a_message() {
         let client = asked(&world);
         let talk = Talk::tool(&client);
         let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
-        // The server gives up waiting; its result is there for whoever comes back.
+        // The server stops waiting; its result is kept for the retry.
         server.withdraw(0);
         server.says("Too late");
         let mut links = Vec::new();

@@ -1,4 +1,4 @@
-//! Several rounds, and answers that are missing, wrong, early or for nothing.
+//! Several retries, and input responses that are missing, invalid, early or unknown.
 
 use super::asking_server_and_client::{
     Asking, ProxyAndServer, Questions, Talk, WAYS, Way, accept, asked, fitting, form, refusal, roots,
@@ -88,7 +88,7 @@ async fn input_requests_that_arrive_meanwhile_are_sent_with_the_open_ones() {
         let world = ProxyAndServer::new().await;
         let talk = Talk::tool(&asked(&world));
         let (server, first) = three_questions(&world, way, &talk).await;
-        // Asked while nobody waits.
+        // An input request while no retry waits.
         server.ask(3, &form("And where?"));
         server.heard(&world).await;
         let waiting = talk.retry(&first, json!({ "roots-1": fitting(&roots()) })).await;

@@ -1,4 +1,4 @@
-//! Which calls have a session to themselves, and what happens when there are no more.
+//! Calls with a session of their own, and the queue when no session is free.
 
 use super::asking_server_and_client::{
     Asking, Client, ProxyAndServer, Questions, Setup, Talk, Way, accept, asked, asked_with_tasks, form,

@@ -1,4 +1,4 @@
-//! Questions on the call first, and a task afterwards.
+//! Input requests on the call, which then becomes a task.
 
 use super::asking_server_and_client::{
     Asking, ProxyAndServer, Questions, Setup, TASKS, Talk, WAYS, Way, accept, asked, asked_with_tasks, form,

@@ -1,4 +1,4 @@
-//! Questions on every way they can travel.
+//! Input requests over every transport and revision.
 
 use super::asking_server_and_client::{
     ALWAYS, Asking, ProxyAndServer, Questions, Setup, Talk, WAYS, Way, accept, asked, asked_with_tasks, form,
@@ -34,7 +34,7 @@ async fn over_http_2_one_connection_carries_the_call_its_retries_and_much_else()
         let talk = Talk::tool(&client);
         let params = json!({ "name": "greet", "arguments": { "loud": true, "times": 2 } });
         let waiting = kept.begin(client.request("tools/call", params)).await;
-        // A stream is sent when somebody waits for its answer.
+        // A stream is opened when its response is awaited.
         let waiting = tokio::spawn(waiting.answer());
         let server = Asking::next(&world, way).await;
         server.ask(0, &form("Who?"));

@@ -1,4 +1,4 @@
-//! The older way to send a user somewhere: a call that ends in `-32042` and is to be made again.
+//! URL elicitation by the error `-32042`: the client visits the URL and the call is sent again.
 
 use super::asking_server_and_client::{
     ALWAYS, Asking, ProxyAndServer, Questions, Setup, Talk, Way, accept, asked, asked_with_tasks, form,

@@ -1,4 +1,4 @@
-//! Requests that the client has taken back, or whose session it has ended, are owed no answer
+//! Requests that the client has cancelled, or whose session it has deleted, get no response
 //! (2025-11-25, *Cancellation*).
 
 use super::proxy_and_client::{HELLO, LegacyClient};

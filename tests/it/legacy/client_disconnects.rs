@@ -130,7 +130,7 @@ fn cancel(id: u64) -> String {
 async fn a_call_that_was_cancelled_is_not_read_on_when_its_client_disconnects() {
     let world = Setup::new().top("drain: 20ms").start().await;
     let client = LegacyClient::new(world.addr()).within("s1");
-    // Its answer has begun, or not; it is taken back before its client leaves, or behind that.
+    // Whether its response has begun; cancelled before or after the disconnect.
     let begun = async |id| {
         let waiting = client.call(id).await;
         let events = world.server.call().await.stream();

@@ -1,4 +1,4 @@
-//! One address, two eras: whose tasks who sees.
+//! Tasks of clients of both eras at one address.
 
 use super::proxy_and_client::LegacyClient;
 use crate::{
@@ -108,7 +108,7 @@ async fn a_legacy_client_can_answer_an_input_request_of_a_modern_clients_task() 
     let heard = world.server.seen(|seen| seen.answers(&json!(50))).await;
     assert_eq!(heard.json["result"], json!({ "action": "decline" }));
 
-    // What the modern client answers is taken back from the other.
+    // The input request that the modern client answered is cancelled at the other.
     events.send(&ask(51));
     let put = waiting.next().await;
     let found = modern.until(&task, |task| task["status"] == "input_required").await;

@@ -1,4 +1,4 @@
-//! Event ids of ours, for servers that give none.
+//! Event ids that the proxy adds, for servers that send none.
 
 use super::proxy_and_client::LegacyClient;
 use crate::{
@@ -105,7 +105,7 @@ async fn a_response_is_resumed_where_it_broke() {
     let first = until(&mut stream, "notifications/x").await;
     let last_id = id_of(first.split_once("\n\n").expect("two events").1).to_owned();
     stream.leave();
-    // Nobody reads, and the call goes on.
+    // No client reads, and the call continues.
     events.notify("notifications/y", json!({}));
     let mut again = resume(&client, &last_id).await.stream().await;
     let missed = until(&mut again, "notifications/y").await;

@@ -1,4 +1,4 @@
-//! Event streams: as they come, and not a byte earlier or later.
+//! Event streams: every byte is relayed as it arrives.
 
 use super::proxy_and_client::{LegacyClient, call};
 use crate::{

@@ -1,5 +1,5 @@
-//! Policies hold whatever shape a call has: what the server would read is what is judged, and what
-//! cannot be judged is refused where a policy would have applied.
+//! Policies apply to every shape of a call: the proxy reads a message as the server would, and refuses one that it cannot
+//! read where a policy would apply.
 
 use super::proxy_and_client::{LegacyClient, call};
 use crate::{

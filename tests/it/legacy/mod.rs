@@ -1,5 +1,5 @@
-//! The whole proxy between a legacy client and a scripted legacy server, over real sockets: the
-//! client meets its own protocol, and the server's bytes.
+//! The whole proxy between a legacy client and a scripted legacy server, over real sockets: the client gets the
+//! bytes of the server in its own revision.
 
 mod cancelled_requests;
 mod client_disconnects;

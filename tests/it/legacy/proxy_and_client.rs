@@ -1,4 +1,4 @@
-//! A legacy client, as simple as they come.
+//! Harness: a small legacy client.
 
 use crate::support::modern_client::{Client, Waiting};
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! The same session straight to a server and through the proxy: what differs is the hop.
+//! One session, sent to the server directly and through the proxy: only hop-by-hop parts differ.
 
 use super::proxy_and_client::{HELLO, LegacyClient, READY, call};
 use crate::{

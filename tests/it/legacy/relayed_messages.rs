@@ -1,4 +1,4 @@
-//! What goes on to the server, and what comes back.
+//! Messages and headers that are relayed in both directions.
 
 use super::proxy_and_client::{HELLO, LegacyClient, READY, call};
 use crate::{
@@ -29,7 +29,7 @@ async fn a_session_is_the_servers_own() {
     assert_eq!((call.session(), call.id()), ("s1", json!(7)));
     call.says("hello");
     assert_eq!(waiting.answer().await.text(), "hello");
-    // Nobody else speaks in it.
+    // No other message is sent in it.
     assert_eq!(world.server.log().len(), 3);
 }
 

@@ -1,5 +1,5 @@
-//! What a client is sent of an answer that goes by, byte for byte and when: its server's bytes, what is put
-//! between them, and what becomes of it where it breaks off. Recorded; a change of it has to be meant.
+//! Relayed responses, byte for byte and with their times: the server's bytes, insertions of the proxy, and broken responses.
+//! Compared with a golden file.
 //!
 //! All of it happens in one process and on a paused clock, so that it always happens alike.
 

@@ -1,4 +1,4 @@
-//! What is sent to the server a second time, where its connection breaks before it has answered.
+//! Requests that are sent again where the connection breaks before the response.
 
 use super::proxy_and_client::{HELLO, LegacyClient};
 use crate::proxy::proxy_and_server::start;

@@ -1,4 +1,4 @@
-//! No legacy request is left without a response: released clients would wait for ever.
+//! Every legacy request gets a response: released clients would otherwise wait for ever.
 
 use super::proxy_and_client::{LegacyClient, READY, call};
 use crate::{

@@ -1,4 +1,4 @@
-//! A client ends its session, and its server may not survive that, or not be there.
+//! Session deletes, with servers that would fail after one or are unreachable.
 
 use super::proxy_and_client::{HELLO, LegacyClient, READY};
 use crate::{
@@ -78,7 +78,7 @@ async fn delete_is_not_sent_to_a_server_that_would_fail_after_it() {
         assert_eq!(older.listen().await.answer().await.status, 404);
         assert_eq!(older.post(READY).await.answer().await.status, 404);
         assert_eq!(end(&older).await, 404);
-        // And nobody else notices.
+        // No other session is affected.
         let other = LegacyClient::new(world.addr());
         assert_eq!(other.post(HELLO).await.answer().await.status, 200);
         let other = other.with("authorization", "Bearer other").within("of-client");

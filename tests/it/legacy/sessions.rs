@@ -1,4 +1,4 @@
-//! What is answered in a session that the server may no longer have.
+//! Requests in a session that the server may have lost.
 
 use super::proxy_and_client::LegacyClient;
 use crate::{
@@ -10,7 +10,7 @@ use serde_json::json;
 const TASK: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","task":{}}}"#;
 const LIST: &str = r#"{"jsonrpc":"2.0","id":2,"method":"tasks/list"}"#;
 
-/// A world whose server knows the session `s1` as long as nobody has ended it.
+/// A server that knows the session `s1` until it is deleted.
 async fn world() -> ProxyAndServer {
     let setup = Setup::new().server(|options| {
         let before = std::mem::take(options);

@@ -1,4 +1,4 @@
-//! A client that waits for a slow call without a task: progress, comments, an end.
+//! Slow calls without a task: progress, comments, deadline.
 
 use super::proxy_and_client::{LegacyClient, READY, call};
 use crate::{
@@ -56,7 +56,7 @@ fn progress(event: &str) -> f64 {
     message["params"]["progress"].as_f64().expect("a number")
 }
 
-/// Waits until the server has been told that the call is cancelled, and no longer has it.
+/// Waits until the server has received the cancellation and dropped the call.
 async fn given_up(world: &ProxyAndServer, called: Call, id: u64) {
     let told = world.server.message("notifications/cancelled").await;
     assert_eq!((told.session(), &told.json["params"]["requestId"]), ("s1", &json!(id)));
@@ -401,7 +401,7 @@ async fn each_call_of_a_batch_is_cancelled_at_the_deadline() {
     let proxy = start(
         &url,
         &["defer: { mode: never }", "held: { deadline: 10s }"],
-        // None of what the server is told is answered.
+        // The server answers no notification.
         &["timeouts: { first_byte: 500ms }"],
     );
     let client = LegacyClient::new(proxy.addresses[0]).within("s1");

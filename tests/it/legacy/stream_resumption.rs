@@ -1,5 +1,5 @@
-//! Streams that end or break before the response, with a server whose events have ids: the client gets
-//! the rest, or one error that says so.
+//! Streams that end or break before the response, with a server whose events have ids: the client gets the rest, or one
+//! error that reports it.
 
 use super::{
     client_disconnects::departed,
@@ -267,7 +267,7 @@ async fn a_resumed_stream_gets_an_error_where_the_server_has_no_more_events() {
         let answer = back.listen().await.answer().await;
         assert_eq!((answer.status.as_u16(), answer.header("content-type")), (200, "text/event-stream"));
         assert_eq!(errors(&answer.body), [(7, -31002)]);
-        // Nobody else is told, and nobody twice.
+        // No other client gets it, and none gets it twice.
         for other in
             [back.clone(), client.with("last-event-id", "e9"), back.with("authorization", "Bearer o")]
         {

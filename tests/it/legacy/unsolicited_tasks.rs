@@ -1,4 +1,4 @@
-//! A call that becomes a task although its client did not ask for one (SEP-2229).
+//! Calls that become tasks although the client did not request one (SEP-2229).
 
 use super::proxy_and_client::LegacyClient;
 use crate::proxy::proxy_and_server::{ProxyAndServer, Setup};
@@ -231,7 +231,7 @@ async fn an_input_request_before_the_task_moves_to_the_task() {
         passes(AFTER).await;
         let task = stream.next().await["result"]["task"]["taskId"].as_str().expect("a task").to_owned();
         becomes(&client, &task, "input_required").await;
-        // Whoever waits for the result is asked.
+        // The client that waits for the result gets the input request.
         let fetch =
             json!({ "jsonrpc": "2.0", "id": 9, "method": "tasks/result", "params": { "taskId": task } });
         let mut fetching = client.post(&fetch.to_string()).await.stream().await;
@@ -336,7 +336,7 @@ async fn params_task_on_a_tool_that_is_never_a_task_is_ignored_for_clients_that_
     }
 }
 
-/// Nobody has offered those tasks, so the parameter means nothing here; where they are offered, it is refused.
+/// Tasks are not offered here, so the parameter is ignored; where they are offered, it is refused.
 #[tokio::test]
 async fn params_task_of_other_clients_is_refused_where_tasks_are_offered_and_passes_where_there_are_none() {
     let wished = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"t","task":{"ttl":1}}}"#;

@@ -1,4 +1,4 @@
-//! What must hold, of every answer when it comes and of everything at the end.
+//! Invariants of every response and of the end.
 
 use super::{
     process::{PARK, RETENTION},
@@ -20,7 +20,7 @@ const TOO_LARGE: i64 = -31005;
 const STORE_FAILED: i64 = -32603;
 
 impl Scenario {
-    /// A client hears the answer to its request. What it is told is kept by then.
+    /// A client receives a response, whose content is stored by then.
     pub(super) fn heard(&mut self, call: usize, what: &What, said: &Value) {
         let is_full = said["error"]["message"].as_str().is_some_and(|words| words.contains(FULL));
         if said["error"]["code"] == STORE_FAILED || is_full {
@@ -40,7 +40,7 @@ impl Scenario {
                 }
                 let task = self.calls[call].task.as_mut().expect("it is one");
                 task.open.remove(key);
-                // What was taken back meanwhile is acknowledged, too, and counts for nothing.
+                // A response to a withdrawn input request is acknowledged and ignored.
                 if self.records.note(&task.id).answered.contains(key) {
                     task.answered.insert(words.clone());
                 }
@@ -106,7 +106,7 @@ impl Scenario {
         assert_eq!((&said["content"], &said["isError"]), (&own["content"], &own["isError"]));
     }
 
-    /// A task is still known, for as long as its client was told.
+    /// A task is known for as long as its `ttl` promised.
     fn known(&self, call: usize, said: &Value) -> bool {
         let task = self.calls[call].task.as_ref().expect("it is one");
         let is_there = said["error"].is_null();
@@ -209,7 +209,7 @@ impl Scenario {
         assert!(self.flights.iter().all(|flight| flight.what == What::Call), "who looks is answered");
     }
 
-    /// Whoever waits for its call is answered as soon as that has ended, whatever the store does.
+    /// A waiting request is answered as soon as its call has ended, whatever the store does.
     pub(super) fn who_waits_for_what_is_there_is_answered(&self) {
         if self.profile != Profile::StallingStore || self.always {
             return;

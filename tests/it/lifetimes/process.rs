@@ -135,7 +135,7 @@ impl Process {
         });
     }
 
-    /// It is told to stop, and has stopped, unless its store has halted.
+    /// Stops it and waits for the end, unless its store has halted.
     pub(super) fn stops(&self, drain: Duration) {
         self.drains[0].tell();
         if self.passes(drain) {
@@ -201,7 +201,7 @@ impl Request {
         self.told.lock().expect("nothing panics while it is held").take()
     }
 
-    /// Whether it has been answered, and nobody has looked at that.
+    /// Whether it has a response that was not read yet.
     pub(super) fn is_answered(&self) -> bool {
         self.told.lock().expect("nothing panics while it is held").is_some()
     }

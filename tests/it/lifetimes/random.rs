@@ -1,4 +1,4 @@
-//! What is drawn from a seed.
+//! Random choices from a seed.
 
 /// Draws one number after the other.
 pub(super) struct Chance(u64);

@@ -1,4 +1,4 @@
-//! What can happen to a few calls in a few lives of a proxy.
+//! Random events for a few calls in a few lives of a proxy.
 
 use super::{
     process::{Process, RESUME_WAIT, Request, principal},
@@ -96,7 +96,7 @@ pub(super) struct Call {
     pub(super) asked: Option<(Timestamp, usize)>,
     /// One was stopped in the middle of it.
     pub(super) was_stopped: bool,
-    /// Nobody may know any more that its server must hear of its end.
+    /// The cancellation that its server needs may be lost.
     pub(super) may_go_untold: bool,
 }
 
@@ -165,7 +165,7 @@ pub(super) struct Scenario {
     pub(super) calls: Vec<Call>,
     pub(super) flights: Vec<Flight>,
     is_failing: bool,
-    /// Since when nobody has come with what only the second caller shows.
+    /// Since when the credentials of the second caller are missing.
     absent_since: Timestamp,
     answers: usize,
     /// What happens is said, too.
@@ -545,7 +545,7 @@ impl Scenario {
             self.who_waits_for_what_is_there_is_answered();
         }
         if self.now.since(self.absent_since) >= RESUME_WAIT {
-            // Whoever was waited for has not come in time.
+            // The awaited credentials did not arrive in time.
             for call in self.calls.iter_mut().filter(|call| call.who == 1) {
                 (call.may_be_lost, call.may_go_untold) = (true, true);
             }

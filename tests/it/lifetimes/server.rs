@@ -58,7 +58,7 @@ pub(super) struct Served {
     pub(super) times_called: usize,
     said: Vec<Said>,
     pub(super) questions: Vec<Put>,
-    /// How often it was told that nobody waits.
+    /// How many cancellations it received.
     pub(super) cancelled: usize,
     /// How it ended.
     pub(super) end: Option<Word>,
@@ -74,7 +74,7 @@ pub(super) struct Served {
 pub(super) struct Put {
     /// What came back, each once.
     pub(super) answers: BTreeSet<String>,
-    /// It was taken back, or refused.
+    /// It was withdrawn or refused.
     pub(super) is_over: bool,
 }
 
@@ -135,7 +135,7 @@ impl Server {
         self.says(call, Said::End(word));
     }
 
-    /// Calls that were cancelled, and that somebody waits for all the same.
+    /// Calls that were cancelled while a request still waits for them.
     pub(super) fn listened_to_in_vain(&self) -> Vec<usize> {
         let calls = self.calls();
         let is_one =
@@ -150,7 +150,7 @@ impl Server {
         served.listener.take().into_iter().for_each(Waker::wake);
     }
 
-    /// The proxy is killed by this: nobody listens then, and nothing of what was under way arrives.
+    /// The proxy is killed by this: no message in flight arrives.
     pub(super) fn is_left_by(&self, kill: impl FnOnce()) {
         self.is_left.store(true, Ordering::Relaxed);
         kill();
@@ -253,10 +253,10 @@ struct Connection {
     call: usize,
     /// How much was said on it.
     at: usize,
-    /// From where the call could be taken up, as it was last told.
+    /// The last resume point of the call.
     told: Option<usize>,
     deferral: Option<Deferral>,
-    /// Questions that are known to whoever took the call up.
+    /// Input requests that the resumed call knows of.
     known: Vec<usize>,
     is_over: bool,
 }
@@ -370,7 +370,7 @@ impl Stream for Connection {
 }
 
 impl Drop for Connection {
-    /// Whoever drops it does not wait any more, unless the whole process ends.
+    /// Dropping it cancels the call, unless the whole process ends.
     fn drop(&mut self) {
         let is_released = self.deferral.as_ref().is_some_and(Deferral::is_released);
         if !self.is_over && !is_released && !self.server.is_left.load(Ordering::Relaxed) {

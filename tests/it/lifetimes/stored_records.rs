@@ -23,11 +23,11 @@ pub(super) struct Records {
 /// What is known of a record beside it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Note {
-    /// There is something by which its call can be taken up, or told that it is cancelled.
+    /// An anchor exists, by which its call can be resumed or cancelled.
     pub(super) is_anchored: bool,
     /// Keys of questions that were kept after that was written.
     pub(super) unanchored: BTreeSet<String>,
-    /// Those of questions that were answered, and not taken back.
+    /// Keys of input requests that were answered and not withdrawn.
     pub(super) answered: BTreeSet<String>,
 }
 

@@ -1,5 +1,5 @@
-//! What clients may take: memory that they only announce, places for those who are turned away, calls on one
-//! connection, and an operator's connections.
+//! Limits of clients: memory of announced bodies, permits of refused requests, calls on one connection, connections of
+//! operators.
 
 use super::program::{Log, Program};
 use crate::{
@@ -78,7 +78,7 @@ async fn bodies_of_refused_requests_are_read_within_bounds() {
         assert!(said.starts_with("HTTP/1.1 100 "), "{said}");
         waiting.push(socket);
     }
-    // Who comes beyond those is told at once.
+    // A call over the limit gets an error at once.
     for _ in 0..8 {
         let (_, said) = announced(program.addr, body.len()).await;
         assert!(said.starts_with("HTTP/1.1 503 ") && said.contains("-31006"), "{said}");

@@ -1,4 +1,4 @@
-//! What a configuration may take: the operator's own files, which may be anything by mistake.
+//! The size and depth of a configuration.
 
 use deferral::internals::config;
 use std::{fs, path::Path};

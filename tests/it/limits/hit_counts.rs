@@ -1,4 +1,4 @@
-//! Limits are counted when they are met.
+//! Metrics of limits.
 //!
 //! A limit is looked at by the test that drives it to its end. Here are those whose tests drive a part of the proxy that counts
 //! nothing, driven once more through the whole of it; and it is looked that none is left out.
@@ -90,7 +90,7 @@ async fn calls_that_find_no_session_are_counted_by_what_kept_them_from_one() {
     let asked = world.client().declaring(json!({ "elicitation": {} }));
     let first = asked.call("first").await;
     let held = world.server.call().await;
-    // One of them waits, for a while; the other is told at once.
+    // One call is queued until its timeout; the other is refused at once.
     let waiting = [asked.call("second").await, asked.call("third").await];
     for waiting in waiting {
         assert_eq!(waiting.answer().await.error()["code"], -31006);

@@ -1,4 +1,4 @@
-//! What callers declare and are known by is kept with their sessions.
+//! The memory of identities: capabilities, headers, credentials.
 
 use super::program::{Log, Program};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 use http::Method;
 use serde_json::json;
 
-/// Capabilities of so many bytes that nobody else declares.
+/// Capabilities of so many bytes, which no other client declares.
 fn declared(number: usize, bytes: usize) -> serde_json::Value {
     json!({ "experimental": { format!("{number:08}{}", "x".repeat(bytes)): {} } })
 }

@@ -1,4 +1,4 @@
-//! Twice the bytes take at most about twice the time, for each reader of what others send.
+//! Twice the bytes take at most about twice the time, for each reader of received bytes.
 //!
 //! A reader that looks at what it has already seen makes a message of a few megabytes, which every
 //! limit admits, hold a core for seconds. What is measured is the processor time of this one thread,

@@ -1,4 +1,4 @@
-//! The manual's list of all bounds says what the source says.
+//! The manual's list of limits agrees with the source.
 
 use deferral::internals::config;
 use std::{

@@ -1,4 +1,4 @@
-//! Bodies of requests: all of them together, the unfinished ones too.
+//! The memory of all request bodies, unfinished ones too.
 
 use super::program::{Log, Program};
 use crate::support::{

@@ -1,4 +1,4 @@
-//! A log that nobody reads.
+//! A log whose reader stalls, and one on a full disk.
 
 use super::program::{Log, Program};
 use crate::support::{

@@ -1,4 +1,4 @@
-//! What an operator's Prometheus reads: names and labels as the manual lists them, and the counts of what happened.
+//! Metrics: names and labels agree with the manual, and counts with events.
 
 use crate::{
     proxy::proxy_and_server::{ProxyAndServer, SLOW, Setup},

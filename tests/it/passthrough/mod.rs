@@ -25,7 +25,7 @@ fn m(key: &str, value: impl Into<String>) -> Member {
     (key.to_owned(), value.into())
 }
 
-/// `_meta` of a modern request, with or without a token and a trace, among members nobody knows.
+/// `_meta` of a modern request, with or without a token and a trace, among unknown members.
 fn modern_meta() -> impl Strategy<Value = String> {
     any::<[bool; 2]>().prop_flat_map(|[with_token, with_trace]| {
         let mut known = vec![
@@ -52,7 +52,7 @@ fn trace() -> impl Strategy<Value = TraceContext> {
     )
 }
 
-/// A whole modern `tools/call`, with what its era knows and what nobody knows on every level.
+/// A whole modern `tools/call`, with known and unknown members on every level.
 fn modern_call() -> impl Strategy<Value = String> {
     (modern_meta(), value(), any::<bool>())
         .prop_flat_map(|(about, arguments, retried)| {

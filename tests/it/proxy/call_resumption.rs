@@ -1,4 +1,4 @@
-//! Calls that the next process goes on with, as their server keeps what it says.
+//! Calls that the next process resumes, because their server stores its events.
 
 use super::{program::Program, proxy_and_server::ALWAYS, restart::Place};
 use crate::{

@@ -1,4 +1,4 @@
-//! Clients that leave.
+//! Clients that disconnect.
 
 use super::proxy_and_server::{ALWAYS, ProxyAndServer, SLOW, Setup};
 use crate::support::{
@@ -17,7 +17,7 @@ fn cancels(call: &str, session: &str) -> impl Fn(&Seen) -> bool {
     }
 }
 
-/// Waits until the server has been told, and until nothing more can come in that session.
+/// Waits for the cancellation at the server and for the end of that session.
 async fn is_cancelled_once(world: &ProxyAndServer, call: &Call) {
     let (id, session) = (call.id().to_string(), call.session().to_owned());
     world.server.seen(cancels(&id, &session)).await;

@@ -1,4 +1,4 @@
-//! A client's own headers and name, which its server knows it by.
+//! A client's own headers and `clientInfo`, which its server receives.
 
 use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::{

@@ -1,4 +1,4 @@
-//! Many at once.
+//! Many concurrent callers.
 
 use super::proxy_and_server::Setup;
 use crate::support::{legacy_server::PATIENCE, modern_client::Client};

@@ -1,4 +1,4 @@
-//! What the log says of a call that came to nothing, and why.
+//! Log events of failed calls and refused requests.
 
 use super::proxy_and_server::{ALWAYS, ProxyAndServer, Setup, start};
 use crate::{

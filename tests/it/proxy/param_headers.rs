@@ -1,4 +1,4 @@
-//! Parameters that a tool wants mirrored into `Mcp-Param-*` headers.
+//! Tool parameters that are mirrored into `Mcp-Param-*` headers.
 
 use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::support::{

@@ -1,11 +1,11 @@
-//! Whose is what.
+//! Tasks and sessions belong to a principal.
 
 use super::proxy_and_server::{ALWAYS, ProxyAndServer, Setup};
 use crate::support::modern_client::{Client, indistinguishable};
 use http::Method;
 use serde_json::json;
 
-/// An id of the right form that nobody has.
+/// A well-formed id that no task has.
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
 async fn makes_a_task(
@@ -98,7 +98,7 @@ async fn a_caller_may_be_known_by_a_header_that_outlives_its_token() {
     assert_eq!(bob.of_task("tasks/get", &task).await.refusal(), (200, -32602), "a token alone is nobody");
     assert_eq!(world.tasker().bearing("monday").of_task("tasks/get", &task).await.refusal(), (200, -32602));
 
-    // The server is still told the token of the very request, never of another.
+    // The server gets the token of this request, never that of another.
     let (_, other) = makes_a_task(&world, &alice.bearing("tuesday")).await;
     assert_eq!(other.seen.header("authorization"), Some("Bearer tuesday"));
     assert_ne!(other.session(), call.session());

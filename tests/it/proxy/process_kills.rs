@@ -1,4 +1,4 @@
-//! A process that is killed before and after each thing that it writes.
+//! A process that is killed before and after each of its writes.
 //!
 //! One task lives its life: it is made, its server reports, asks and is answered, and ends; or it is cancelled.
 //! Somewhere the store halts in the middle of an operation, done or not done, and the process with it. What the
@@ -25,7 +25,7 @@ enum Life {
     Cancelled,
 }
 
-/// What the client was told.
+/// Responses that the client received.
 #[derive(Debug, Default)]
 struct Told {
     handle: Option<String>,
@@ -179,7 +179,7 @@ async fn cut(life: Life, halt: Halt) -> bool {
         assert_eq!(halt.op, Op::Insert, "{name}: it has its handle");
     }
     assert_eq!(place.server.messages("tools/call"), was_called, "{name}: it was made once");
-    // Nothing is left that nobody works at.
+    // No orphaned task is left.
     let left = place.next();
     let all_ended = async {
         while working(&left).await > 0 {

@@ -1,4 +1,4 @@
-//! A proxy that begins and ends as the program does.
+//! Harness: a proxy on a runtime of its own, which ends as the program does.
 
 use super::proxy_and_server::{Kept, start, start_kept};
 use crate::support::{
@@ -87,7 +87,7 @@ impl Program {
         self.stop.take().expect("it is stopped once").send(End::Stopped).ok().expect("it runs");
     }
 
-    /// Ends it in the middle of whatever it does: nothing that it holds is told to anybody.
+    /// Kills it: nothing that it holds is sent.
     pub(crate) async fn killed(mut self) {
         let stop = self.stop.take().expect("it is stopped once");
         stop.send(End::Killed).ok().expect("it runs");

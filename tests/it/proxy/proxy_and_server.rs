@@ -1,4 +1,4 @@
-//! A proxy started as its program starts it, a scripted legacy server behind it.
+//! Harness: the proxy as its program starts it, and a scripted legacy server behind it.
 
 use crate::support::{
     faulty_store::FaultyStore,

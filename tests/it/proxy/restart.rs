@@ -1,4 +1,4 @@
-//! What the next process makes of what one left behind.
+//! Tasks and calls after a restart.
 //!
 //! The records lie in memory that outlives both: what a disk adds to that is shown in `durable`.
 

@@ -19,7 +19,7 @@ use tokio::{
     task::yield_now,
 };
 
-/// More than both ends of a connection take while nobody reads, and less than may be kept.
+/// More than the socket buffers hold, and less than the limit of results.
 const LARGE: usize = 15 << 20;
 
 /// How a client asks for a result.

@@ -142,7 +142,7 @@ async fn a_server_that_is_not_there_is_unreachable_until_it_comes() {
     assert_eq!(client.ask("server/discover", json!({})).await.status, 200);
 }
 
-/// A server that lets nobody in.
+/// A server that refuses every request.
 fn closed(status: u16) -> Setup {
     Setup::new().server(|options| {
         options.hook = Some(Box::new(move |seen| {

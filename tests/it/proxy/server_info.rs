@@ -1,4 +1,4 @@
-//! Who the server is, in every result: also in those that the proxy gives by itself
+//! `serverInfo` in every result, also in those of the proxy itself
 //! (2026-07-28, *General fields*: `io.modelcontextprotocol/serverInfo`).
 
 use super::proxy_and_server::{ALWAYS, ProxyAndServer};

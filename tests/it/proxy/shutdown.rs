@@ -1,4 +1,4 @@
-//! The end of the proxy.
+//! Drain and shutdown.
 
 use super::{
     program::Program,
@@ -204,7 +204,7 @@ async fn a_task_that_ends_while_the_proxy_stops_is_fetched_and_not_cancelled() {
     }
 }
 
-/// Whoever has left could find a task of its call only here, and this is about to go.
+/// A disconnected client could find the task only in this process, which is about to end.
 #[tokio::test]
 async fn in_memory_a_call_whose_client_disconnects_while_the_proxy_stops_becomes_no_task() {
     let server = LegacyServer::start(server()).await;

@@ -1,4 +1,4 @@
-//! Clients that do not declare tasks wait, and are kept alive.
+//! Slow calls of clients without tasks: comments, progress, log messages.
 
 use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::support::modern_client::Event;

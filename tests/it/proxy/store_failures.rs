@@ -1,4 +1,4 @@
-//! A store that fails while the proxy runs: nothing is lost, and nothing that was not kept is acknowledged.
+//! A store that fails: nothing is lost, and nothing unstored is acknowledged.
 
 use super::{
     program::Program,

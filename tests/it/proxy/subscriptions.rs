@@ -120,7 +120,7 @@ async fn a_change_that_all_sessions_report_is_delivered_once() {
     // However busy the machine is, it hears them at once.
     let still = Still::stands();
     a.notify("notifications/tools/list_changed", json!({}));
-    // Long enough to be told of by itself, if changes were not held back.
+    // Long enough for a notification of its own, if changes were not combined.
     for _ in 0..8 {
         client.ask("tools/list", json!({})).await;
     }
@@ -133,7 +133,7 @@ async fn a_change_that_all_sessions_report_is_delivered_once() {
     heard(&world, &b, "h2").await;
     still.passes(Duration::from_secs(1)).await;
     stream.notice("notifications/resources/list_changed").await;
-    // And a later change is told again.
+    // A later change is notified again.
     b.notify("notifications/tools/list_changed", json!({}));
     heard(&world, &b, "h3").await;
     still.passes(Duration::from_secs(1)).await;
@@ -387,7 +387,7 @@ async fn listening_goes_on_over_a_session_that_was_retired_for_a_cancel() {
     let session = world.server.call().await.session().to_owned();
     waiting.leave();
     world.server.seen(|seen| seen.http == Method::DELETE && seen.session() == session).await;
-    // Nobody calls, and yet somebody listens: there is another already, so that nothing is missed.
+    // No call runs, but a client listens: a new session exists already, so that no change is missed.
     let others = |seen: &Seen| seen.http == Method::GET && seen.session() != session;
     assert_eq!(world.server.count(others), 1);
     let again = world.server.seen(others).await;
@@ -410,12 +410,12 @@ async fn listening_goes_on_when_the_server_has_forgotten_the_session() {
     let (mut stream, _) = acknowledged(&world.client(), json!({ "toolsListChanged": true })).await;
     let own = world.server.listener("s1").await;
     own.raw("retry: 1\ndata:\n\n");
-    // As when it is started anew: its stream ends, and nobody calls.
+    // As after a restart of the server: the stream ends, and no call runs.
     forgotten.store(true, Ordering::Relaxed);
     world.server.hang_up("s1");
     drop(own);
     let again = world.server.listener("s2").await;
-    // What may have changed meanwhile is told, and then what does change.
+    // Possible changes of the meantime are notified, then actual changes.
     stream.notice("notifications/tools/list_changed").await;
     again.notify("notifications/tools/list_changed", json!({}));
     stream.notice("notifications/tools/list_changed").await;

@@ -1,4 +1,4 @@
-//! Who becomes a task, by tool, mode and client.
+//! Which calls become tasks, by tool, mode and client.
 
 use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::support::legacy_server::Call;

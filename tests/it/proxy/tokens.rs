@@ -1,4 +1,4 @@
-//! Clients that are known by a token of ours.
+//! Clients with a token of the proxy.
 
 use super::proxy_and_server::{ALWAYS, Kept, ProxyAndServer, Setup, start_kept};
 use crate::{
@@ -177,7 +177,7 @@ async fn a_session_belongs_to_the_header_that_names_the_principal() {
     {
         is_shut_out(&world, &foreign).await;
     }
-    // A session that was opened without the header is nobody else's either.
+    // A session that was opened without the header belongs to no other principal.
     let anonymous = nobody.hello().await;
     is_shut_out(&world, &user("alice").within(&anonymous.session())).await;
     for client in [alice, anonymous] {
@@ -218,7 +218,7 @@ async fn a_session_belongs_to_its_principal_after_a_restart() {
     assert_eq!(waiting.answer().await.text(), "hi");
     assert_eq!(user("bob").call(2).await.answer().await.status, 404);
     second.stop().await;
-    // With another key it is known to nobody.
+    // With another key it is unknown.
     let third = next(2);
     let alice = LegacyClient::new(third.addresses[0]).with("x-user", "alice").within(&alice.session());
     assert_eq!(alice.call(3).await.answer().await.status, 404);

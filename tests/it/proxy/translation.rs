@@ -1,4 +1,4 @@
-//! What passes, and what of it is changed.
+//! Messages between a modern client and a legacy server: what is translated, and what is relayed unchanged.
 
 use super::proxy_and_server::{ALWAYS, ProxyAndServer, SLOW, Setup};
 use serde_json::{Value, json};

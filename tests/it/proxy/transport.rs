@@ -1,5 +1,4 @@
-//! HTTP as clients meet it. What the front does by itself is tested with it; here it is shown that
-//! none of it is lost when everything is joined.
+//! HTTP through the whole proxy. `front` tests the details; these tests show that the proxy keeps them.
 
 use super::proxy_and_server::{ALWAYS, ProxyAndServer, Setup};
 use crate::support::{limit_hits::LimitHits, modern_client::Version};

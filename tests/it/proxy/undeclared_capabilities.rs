@@ -1,4 +1,4 @@
-//! Servers that ask what a client did not declare it can be asked.
+//! Input requests for capabilities that the client did not declare.
 
 use super::proxy_and_server::{ALWAYS, ProxyAndServer};
 use serde_json::{Value, json};

@@ -1,10 +1,10 @@
-//! What the server does not have, or this revision does not have, is not served.
+//! Methods that the server or the revision does not have.
 
 use super::proxy_and_server::{ProxyAndServer, Setup};
 use crate::support::legacy_server::{Canned, Seen};
 use serde_json::{Value, json};
 
-/// Asks, and must be told that there is no such method.
+/// Sends a request that must fail with "method not found".
 async fn is_not_served(world: &ProxyAndServer, method: &str, params: Value) {
     let answer = world.tasker().ask(method, params).await;
     assert_eq!(answer.refusal(), (404, -32601), "{method}");

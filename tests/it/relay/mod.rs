@@ -1,4 +1,4 @@
-//! One answer as it goes by: its whole table, and what holds whatever happens to it.
+//! The state machine of a relayed response: its whole table, and its invariants.
 
 use bytes::Bytes;
 use deferral::internals::{

@@ -1,4 +1,4 @@
-//! Another configuration, while clients are served by one.
+//! Reload, while clients are served.
 
 mod program;
 mod under_load;

@@ -1,4 +1,4 @@
-//! The program itself, told to read its configuration again.
+//! Reload of the program: SIGHUP, the admin listener, watched files.
 
 use crate::{
     admin::Operator,

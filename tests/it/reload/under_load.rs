@@ -1,4 +1,4 @@
-//! Many reloads, while clients of both eras call without a pause.
+//! Many reloads, while clients of both eras call.
 
 use super::NEVER;
 use crate::{
@@ -33,7 +33,7 @@ async fn quick() -> LegacyServer {
     LegacyServer::start(answering).await
 }
 
-/// Clients that call until they are told to stop, and panic where anything fails.
+/// Clients that call until they are stopped, and panic where anything fails.
 struct Load {
     over: Arc<AtomicBool>,
     calls: Arc<AtomicUsize>,

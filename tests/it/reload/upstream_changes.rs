@@ -1,4 +1,4 @@
-//! Servers that stay while they are spoken to in another way, and processes that do not outlive their command.
+//! Reloads that change headers, limits or the command of a server.
 
 use super::{NEVER, program::Program};
 use crate::{proxy::proxy_and_server::ProxyAndServer, support::modern_client::soon};

@@ -1,4 +1,4 @@
-//! A mode that holds for a share of callers already.
+//! Rollout: a mode for a share of the principals.
 
 use crate::{
     legacy::proxy_and_client::LegacyClient,

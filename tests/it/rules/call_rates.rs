@@ -1,4 +1,4 @@
-//! `calls_per_minute`: so many calls of one caller in a minute.
+//! `calls_per_minute`: calls of one caller per minute.
 
 use crate::{
     legacy::proxy_and_client::LegacyClient,

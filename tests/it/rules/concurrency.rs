@@ -1,4 +1,4 @@
-//! `concurrency`: so many calls of a route or of a rule's tools are at the server at a time, and the others wait.
+//! `concurrency`: concurrent calls of a route or of a rule's tools; further calls are queued.
 
 use crate::{
     legacy::proxy_and_client::LegacyClient,

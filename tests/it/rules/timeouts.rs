@@ -1,4 +1,4 @@
-//! `timeout`: the longest time of a call at the server, of a route and of a tool.
+//! `timeout`: of a route and of a tool.
 
 use crate::{
     legacy::proxy_and_client::LegacyClient,

@@ -1,5 +1,4 @@
-//! Seeds and virtual time: one call and its task, with everything that can happen to them in every
-//! order, and what must hold whatever the order was.
+//! One call and its task from a seed, in virtual time: random orders of all events, and the invariants of each.
 
 mod coverage;
 
@@ -60,9 +59,9 @@ enum Happening {
     /// What follows from it may come later, and comes also where its request has been dropped meanwhile.
     ClientAnswersInTask,
     ClientCancels,
-    /// The call is told what a client's request has changed in its record.
+    /// The call receives what a client's request has changed in its record.
     MailArrives,
-    /// A `tasks/result` of 2025-11-25, at any time once there is somebody who knows of the task.
+    /// A `tasks/result` of 2025-11-25, at any time once a client knows the task.
     WaiterComes,
     ProxyStops,
 }
@@ -99,7 +98,7 @@ struct CallSimulation {
     /// What the store holds.
     record: Option<Record>,
     storing: bool,
-    /// Changes of the record that the call has not been told of.
+    /// Changes of the record that the call has not received.
     mail: VecDeque<Mail>,
     /// A handle between the proxy and the client's socket.
     handle_on_its_way: bool,
@@ -139,7 +138,7 @@ struct LegacyView {
 /// One `tasks/result`. It looks when it comes, and again whenever the task is announced.
 struct Waiter {
     came_late: bool,
-    /// What it was told. It goes on listening, so that it would hear if it were told twice.
+    /// The response it got. It keeps waiting, so that a second one is noticed.
     told: Vec<Outcome>,
 }
 
@@ -312,7 +311,7 @@ impl CallSimulation {
                 }
             }
             Happening::MailArrives => match self.mail.pop_front().expect("there is some") {
-                // A call that has ended is told nothing.
+                // A call that has ended receives nothing.
                 _ if self.exchange.is_done() => {}
                 // The server took it back meanwhile.
                 Mail::Answer(ask) if self.server.questions[&ask] != Fate::Open => {}
@@ -545,7 +544,7 @@ impl LegacyView {
         self.outcome = outcome;
     }
 
-    /// The task was announced: whoever waits looks again.
+    /// The task was announced: waiting requests read it again.
     fn hear(&mut self) {
         for waiter in &mut self.waiters {
             waiter.told.extend(self.outcome.clone());

@@ -1,4 +1,4 @@
-//! What the operator's address says of processes.
+//! Processes at the admin listener.
 
 use super::{Proxy, SERVER, arguments};
 use crate::support::modern_client::{Answer, Client, soon};

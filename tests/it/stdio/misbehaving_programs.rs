@@ -1,4 +1,4 @@
-//! Programs that do not read, that end while they ask, and that say what is no message.
+//! Programs that do not read, that end during an input request, or that write lines without a message.
 
 use super::{Proxy, SERVER, arguments, memory};
 use crate::support::legacy_server::PATIENCE;
@@ -125,7 +125,7 @@ async fn stderr_over_the_log_limit_is_counted_with_its_route() {
     let client = proxy.client();
     let remarked = client.ask("tools/call", arguments("remark", json!({ "lines": REMARKS }))).await;
     assert_eq!(remarked.text(), "remarked");
-    // What is left out is told when there is room again, or when it ends.
+    // Omitted lines are counted in the log once the rate allows it, or at the end.
     let lost = client.ask("tools/call", arguments("die", json!({ "code": 0 }))).await;
     assert_eq!(lost.refusal(), (200, OUTCOME_UNKNOWN));
     proxy.has_logged("event=ended_unexpectedly").await;

@@ -1,4 +1,4 @@
-//! The proxy in front of real processes: what they are served as, how they end, and what is left of them.
+//! The proxy in front of real processes: how they are served and how they end.
 //!
 //! Submodules: processes that clients share, misbehaving programs, a reload that changes the command, random kills, and what
 //! the admin listener and traces show of processes.
@@ -435,7 +435,7 @@ async fn a_call_that_waits_for_its_process_to_start_becomes_a_task() {
     let folder = tempfile::tempdir().expect("a folder");
     let gate = folder.path().join("gate");
     assert!(Command::new("mkfifo").arg(&gate).status().expect("it runs").success());
-    // Nothing is read or said before somebody opens the gate.
+    // The program neither reads nor writes before the gate is opened.
     let script = format!("read _ < {}; exec python3 {SERVER}", gate.display());
     let proxy = Proxy::of(&["--after", "50ms"], &["sh", "-c", &script]);
     let client = proxy.client().with_tasks();

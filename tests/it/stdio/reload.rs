@@ -1,4 +1,4 @@
-//! Processes whose command is another one after a reload, while they are at something.
+//! Calls in flight in a process whose command changes with a reload.
 
 use super::{Proxy, SERVER, arguments, text};
 use crate::support::modern_client::{Answer, Client, TASKS};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::{fs, process::Command};
 use tokio::task::JoinHandle;
 
-/// A configuration whose command is told apart by this word.
+/// A configuration whose command is distinguished by this word.
 fn with(drain: &str, word: &str) -> String {
     let upstream = format!("{{ command: [python3, '{SERVER}', plain, {word}], inherit_env: all }}");
     text(drain, "", &upstream)
@@ -47,7 +47,7 @@ async fn calls_of_a_process_may_end_within_the_drain_after_its_command_changes()
     assert_eq!(call.await.expect("it is answered").text(), "waited");
     let ended = tasker(&proxy).ended(&task).await;
     assert_eq!(ended["result"]["content"][0]["text"], "waited", "{ended}");
-    // Nobody needs them any more.
+    // No call needs them any more.
     proxy.leaves_nothing().await;
     assert_eq!(proxy.client().call("echo").await.answer().await.text(), "x");
     proxy.stops().await;

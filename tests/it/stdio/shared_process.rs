@@ -1,4 +1,4 @@
-//! Callers that share a process with others who declare more.
+//! Callers that share a process with callers that declare more capabilities.
 
 use super::{Proxy, SERVER, admin_processes::until, arguments};
 use serde_json::json;
@@ -39,7 +39,7 @@ async fn a_caller_in_a_process_with_more_capabilities_gets_the_missing_capabilit
     assert_eq!(refused.refusal(), (400, -32021), "{refused:?}");
     let needed = json!({ "requiredCapabilities": { "elicitation": { "form": {} } } });
     assert_eq!(refused.error()["data"], needed);
-    // Whoever has declared it is asked there.
+    // Callers that declared the capability get the input request there.
     let round = larger.call("ask").await.answer().await.result();
     assert_eq!(round["resultType"], "input_required", "{round}");
     assert_eq!(until(&admin, |_| true).await["starts"], 1, "it is the same process");

@@ -1,4 +1,4 @@
-//! Spans of calls of a server that is a process, which is told of them in its messages alone.
+//! Spans of calls to a stdio server, which receives them in its messages only.
 
 use super::{Proxy, SERVER, arguments};
 use crate::{

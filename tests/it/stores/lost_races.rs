@@ -13,7 +13,7 @@ use deferral::internals::{
 
 use std::sync::{Arc, Mutex};
 
-/// A store in which somebody else is always a little faster, a few times.
+/// A store in which another writer is first, a few times.
 struct Contended {
     inner: Memory,
     /// What the others do, the next one last.

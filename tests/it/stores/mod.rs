@@ -1,5 +1,4 @@
-//! What every store promises. Each store is asked the same questions: a new one is one more line of
-//! `each_store!`.
+//! The contract of every store. A new store is one more line of `each_store!`.
 
 mod lists;
 mod lost_races;
@@ -55,7 +54,7 @@ use std::{
     time::Duration,
 };
 
-/// A store nobody else uses, and what must be kept for as long as it is (a directory, a server).
+/// A store of its own, and what it needs for its lifetime (a directory, a server).
 struct Fresh {
     store: Arc<dyn Store>,
     /// What the next process finds, when the one before is over.
@@ -242,7 +241,7 @@ impl Fresh {
         assert!(matches!(told, Ok(Updated::Done { .. })), "{told:?}");
     }
 
-    /// The tasks that nobody sees to, with their anchors.
+    /// Orphaned tasks, with their anchors.
     async fn orphans(&self, limit: usize) -> Vec<(TaskId, Option<Bytes>)> {
         let orphans = self.store.orphans(limit).await.expect("answers");
         for Orphan { version, record, .. } in &orphans {

@@ -23,7 +23,7 @@ pub(super) struct Troubled {
     inner: Arc<dyn Store>,
     trouble: Trouble,
     asked: AtomicUsize,
-    /// Whether somebody has made trouble.
+    /// Whether a failure was injected.
     is_in_trouble: Mutex<bool>,
 }
 

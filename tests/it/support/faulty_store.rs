@@ -1,4 +1,4 @@
-//! A store that fails when a test says so.
+//! A store that fails on request.
 //!
 //! It keeps tasks in another store, and refuses the operations it is told to. A refused one has done nothing. It may
 //! also take its time for a new task, or halt in the middle of an operation, and do nothing ever after: so it looks
@@ -54,7 +54,7 @@ pub(crate) struct Halt {
     pub(crate) op: Op,
     /// Counted from one.
     pub(crate) time: usize,
-    /// It has been done, and nobody is told so.
+    /// The operation succeeded, and its caller gets an error.
     pub(crate) is_done: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What is counted, and how often limits are met, as operators are told it.
+//! Metrics of limits, as operators read them.
 
 use super::modern_client::soon;
 use deferral::internals::telemetry::{self, metrics};

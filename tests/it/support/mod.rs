@@ -1,4 +1,4 @@
-//! What several topics need.
+//! Servers, clients, clocks and stores that several topics use.
 
 #[cfg(feature = "otlp")]
 pub(crate) mod collector;

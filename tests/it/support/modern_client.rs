@@ -461,7 +461,7 @@ impl Link {
             Self::Http1(sender) => sender.send_request(request).boxed(),
             Self::Http2(sender) => {
                 let sending = sender.send_request(request);
-                // The sender goes along: a connection nobody can send on closes when it is idle.
+                // The sender is kept: a connection without one closes when it is idle.
                 let sender = sender.clone();
                 sending.inspect(move |_| drop(sender)).boxed()
             }
@@ -617,7 +617,7 @@ impl Drop for Open {
     }
 }
 
-/// Whether two answers could be told apart by who got them.
+/// Whether two responses differ in anything but their ids.
 pub(crate) fn indistinguishable(one: &Answer, other: &Answer) -> bool {
     let told = |answer: &Answer| {
         let mut headers = answer.headers.clone();

@@ -1,4 +1,4 @@
-//! Time that passes when a test says so.
+//! The runtime's clock, paused and advanced.
 
 use std::{sync::mpsc, time::Duration};
 

@@ -46,7 +46,7 @@ fn spacing() -> impl Strategy<Value = String> {
     "[ \t]{0,2}"
 }
 
-/// A key nobody knows.
+/// An unknown key.
 pub(crate) fn unknown_key() -> impl Strategy<Value = String> {
     "x-[a-z]{1,6}"
 }
@@ -86,7 +86,7 @@ pub(crate) fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// Members nobody knows, no key twice.
+/// Unknown members, no key twice.
 pub(crate) fn unknown_members() -> impl Strategy<Value = Vec<Member>> {
     prop::collection::vec((unknown_key(), value()), 0..4).prop_map(|mut members| {
         let mut seen = std::collections::HashSet::new();

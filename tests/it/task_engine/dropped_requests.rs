@@ -1,4 +1,4 @@
-//! A client that closes its connection right behind a request: its request has had its whole effect, or none.
+//! A client that closes its connection right after a request: the request has its whole effect or none.
 //!
 //! The future of each request is polled so many times and dropped, for each number of polls until it is done or waits
 //! for something else. The store yields around each operation, so that a request can be dropped at each of them. What

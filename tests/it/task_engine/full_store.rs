@@ -1,4 +1,4 @@
-//! A store that is full says so, and keeps nobody from ending what has begun.
+//! A full store is reported, and does not stop running calls from ending.
 
 use super::engine_and_server::{
     AFTER, EngineAndServer, Modern, Sent, Setup, Sign, messages, runtime, settle, until,

@@ -1,5 +1,4 @@
-//! What is counted of tasks agrees with a recount of their records, however they ended: what the quotas count, what
-//! operators are shown, and what is still in memory.
+//! Counts of tasks agree with a recount of their records, however they ended: quotas, metrics and memory.
 
 use super::engine_and_server::{
     AFTER, EngineAndServer, Modern, RETENTION, Sent, Setup, messages, runtime, settle,

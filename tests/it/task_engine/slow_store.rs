@@ -1,4 +1,4 @@
-//! A store that takes its time, or does not answer, holds up nobody whose answer does not depend on it.
+//! A slow or stalled store delays only requests that depend on it.
 
 use super::engine_and_server::{
     AFTER, EngineAndServer, Legacy, Modern, Sent, Setup, Sign, TICKET_AFTER, WAIT, messages, runtime, settle,
@@ -72,7 +72,7 @@ fn a_result_that_is_there_is_answered_at_once_while_its_task_is_being_stored() {
                 ),
                 false => assert_eq!(text(&sent).as_deref(), Some("done"), "{about}"),
             }
-            // The task that nobody was told of is forgotten behind.
+            // The task whose handle was not delivered is removed afterwards.
             world.store.stalls(&[]);
             settle().await;
             let (tallies, usage) = world.ledger.census().await.expect("it answers");
@@ -257,7 +257,7 @@ fn each_wait_for_the_result_of_a_legacy_task_has_a_head_while_the_store_refuses_
         world.store.works();
         sleep(Duration::from_secs(10)).await;
         for sent in waiting {
-            // Whoever was refused has heard so.
+            // Every refused request has its error.
             let said = sent.last().expect("an answer");
             assert!(
                 sent.is_done() && (text(&sent).as_deref() == Some("done") || said["error"].is_object()),

@@ -1,4 +1,4 @@
-//! What is kept of tasks, alone: no client, no server, and a store that fails when a test says so.
+//! The ledger of tasks alone: no client, no server, and a store that fails on request.
 
 use crate::support::faulty_store::{EVERYTHING, FaultyStore, Op};
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! The task machine: its whole table, what clients are shown, and what holds whatever happens.
+//! The state machine of tasks: its whole table, views and invariants.
 
 mod invariants;
 mod transitions;

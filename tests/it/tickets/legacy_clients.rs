@@ -1,4 +1,4 @@
-//! The same for clients of older revisions, in their sessions.
+//! Tickets of legacy clients, in their sessions.
 
 use super::{IMPATIENT, PATIENT, SOON, names, ticket, tools};
 use crate::{

@@ -1,4 +1,4 @@
-//! A limit or a store in the way of a ticket: the model is told so, as nobody else reads an answer to its tool.
+//! Limits and store failures with tickets: the model gets the message, as it is the reader of the tool's result.
 
 use super::{IMPATIENT, SOON, legacy_clients, modern_clients, tools};
 use crate::{
@@ -14,7 +14,7 @@ fn setup() -> Setup {
     Setup::new().server(|options| options.tools = Some(tools()))
 }
 
-/// What a model is told that may go on with its ticket.
+/// The message to a model that may continue with its ticket.
 fn is_told(result: &Value, reason: &str) -> bool {
     let words = result["content"][0]["text"].as_str().expect("words");
     let is_busy = words.contains(reason);

@@ -1,4 +1,4 @@
-//! Clients that know no tasks: their model holds a ticket.
+//! Tickets: clients without tasks, whose model fetches the result.
 
 mod legacy_clients;
 mod limits_and_failures;

@@ -1,4 +1,4 @@
-//! The same for clients of 2026-07-28 that do not declare tasks, and whom the operator has named.
+//! Tickets of clients of 2026-07-28 that do not declare tasks and are configured for tickets.
 
 use super::{names, ticket, tools};
 use crate::{

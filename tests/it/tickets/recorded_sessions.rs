@@ -1,5 +1,5 @@
-//! A whole session straight to its server, and through a proxy that gives tickets: what differs is what
-//! `manual/tickets.md` lists for those who get them, and nothing for anybody else.
+//! A whole session, sent to the server directly and through a proxy with tickets: it differs as `manual/tickets.md` lists
+//! for ticket holders, and not at all for other clients.
 
 use super::names;
 use crate::{
@@ -143,7 +143,7 @@ async fn record(through_proxy: bool, who: Who) -> Record {
     Record::of(client, &server)
 }
 
-/// The session straight to the server, as it is to be for somebody who gets tickets.
+/// The direct session with the server, edited as for a ticket holder.
 fn edited(mut direct: Record, messages: &[String], proxied: &Record) -> Record {
     for ((message, answer), ours) in messages.iter().zip(&mut direct.client).zip(&proxied.client) {
         let message = serde_json::from_str(message).unwrap_or(Value::Null);

@@ -1,4 +1,4 @@
-//! The span of a server's call, and how the server is told of it.
+//! The span of a call to a server, and its propagation.
 
 use super::{PARENT, SPAN, TRACE, Traced, with_meta};
 use crate::{

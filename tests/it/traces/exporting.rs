@@ -1,4 +1,4 @@
-//! How spans reach a collector, and what happens where they do not.
+//! Export of spans to a collector, and its failures.
 
 use super::{Traced, with_meta};
 use crate::{proxy::proxy_and_server::Setup, support::collector::Collector};

@@ -1,4 +1,4 @@
-//! Traces: what a collector is told of what clients ask and servers are asked.
+//! Traces: spans of requests, calls and tasks at a collector.
 
 mod calls;
 mod exporting;

@@ -1,4 +1,4 @@
-//! The whole life of a task in one trace: the call that became it, and whatever is asked about it later.
+//! One trace for the whole life of a task: the call and every request about it.
 
 use super::{PARENT, TRACE, Traced};
 use crate::{

@@ -1,4 +1,4 @@
-//! Opening a session: what a failed handshake means for the call that needs it, and which revision is offered.
+//! Handshakes: what a failure means for the call, and which revision is offered.
 
 use super::UpstreamAndServer;
 use crate::support::legacy_server::{Canned, LegacyServer, Options, Seen};

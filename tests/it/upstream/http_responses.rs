@@ -1,4 +1,4 @@
-//! How the HTTP of a server's responses is read: redirects, cookies, codings, marks, and when to try again.
+//! HTTP of a server's responses: redirects, cookies, content codings, byte order marks, `Retry-After`.
 
 use super::{ASKABLE, MUTE, Running, UpstreamAndServer, request, token, value};
 use crate::support::legacy_server::{Canned, Get, LegacyServer, Options, Seen};

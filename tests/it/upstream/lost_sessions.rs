@@ -1,4 +1,4 @@
-//! Sessions that a server has forgotten, whatever it says of them.
+//! Sessions that a server has lost, whatever its error.
 
 use super::{UpstreamAndServer, value};
 use crate::support::legacy_server::{Canned, Options, Seen};

@@ -1,4 +1,4 @@
-//! A legacy server as the rest of the house meets it, over real sockets.
+//! An upstream and a scripted legacy server, over real sockets.
 
 mod broken_streams;
 mod call_responses;

@@ -1,4 +1,4 @@
-//! Events of a server's streams that hold no message: they are skipped, and only the end of a stream ends a call.
+//! Stream events without a message: they are skipped, and only the end of a stream ends a call.
 
 use super::{UpstreamAndServer, elicitation, notification};
 use crate::support::legacy_server::Options;

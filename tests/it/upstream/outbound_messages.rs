@@ -1,5 +1,5 @@
-//! What a server is told beside calls: answers and cancellations arrive, or somebody hears that they do
-//! not; and a server that asks without end takes no more than its share.
+//! Messages to a server beside calls: input responses and cancellations are delivered, or their failure is reported; and
+//! endless input requests take a bounded share.
 
 use super::{ASKABLE, MUTE, Running, UpstreamAndServer, connect, elicitation, request};
 use crate::support::{

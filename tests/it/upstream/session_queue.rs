@@ -1,4 +1,4 @@
-//! Who waits for a session, for how long, and what ends the wait.
+//! The queue for a session: sharing, timeout, limit.
 
 use super::{ASKABLE, UpstreamAndServer, elicitation, request};
 use crate::support::legacy_server::{Canned, Options, Seen};
@@ -111,7 +111,7 @@ async fn the_session_queue_is_bounded_and_a_cancelled_call_frees_its_entry() {
     for name in ["limits.sessions", "limits.queue"] {
         assert!(lost.to_string().contains(name), "{lost}");
     }
-    // Somebody leaves, and another has the place.
+    // A disconnect frees the entry for another call.
     drop(second);
     let mut fifth = ask(&world, 5);
     assert!(futures_util::poll!(fifth.next()).is_pending());

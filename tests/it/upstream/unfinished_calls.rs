@@ -1,4 +1,4 @@
-//! Calls that leave without their end: what their server asks afterwards is put to nobody else.
+//! Calls that end without a response: later input requests of their server reach no other client.
 
 use super::{ASKABLE, Running, UpstreamAndServer, elicitation, notification, request};
 use crate::support::{

@@ -1,4 +1,4 @@
-//! With what a server is reached: headers, certificates and names, and by a proxy.
+//! Headers, certificates, server names and HTTP proxies of an upstream.
 
 use super::{MUTE, Running, UpstreamAndServer, connect, request, token};
 use crate::support::{

@@ -1,4 +1,4 @@
-//! Who lives in a house, and how each speaks.
+//! Clients of a scenario, and their messages.
 
 use crate::{
     legacy::proxy_and_client::LegacyClient,

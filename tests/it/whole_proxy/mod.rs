@@ -1,11 +1,10 @@
-//! The whole house, on pipes and a paused clock.
+//! The whole proxy, on pipes and a paused clock, in random order.
 //!
-//! One proxy as its program starts it, a server behind it, and several clients of both eras, all in
-//! one thread. What happens next is drawn from what can happen: calls, some of which become tasks, asked
-//! for or not; questions on either stream, answers, cancels, departures, broken streams, a server that dies,
-//! a store that is slow, time, and the end of the proxy. Each call and each question has a number, and
-//! everything that is said of it carries that number; so whoever hears what was not meant for them is
-//! found out, and so is whoever hears nothing. What is kept is compared with what clients know of.
+//! One proxy as its program starts it, a server behind it, and several clients of both eras, all in one thread. A seed
+//! chooses the next event: calls, some of which become tasks, requested or unsolicited; input requests on either stream,
+//! input responses, cancels, disconnects, broken streams, a server that dies, a slow store, time, and the shutdown. Each
+//! call and each input request has a number, and every message about it carries that number; so a message that reaches the
+//! wrong client, and one that reaches no client, is found. Stored tasks are compared with those that clients know.
 //!
 //! `tests/it/simulation/mod.rs` is the same for the state machine of one call, which it covers more densely.
 
@@ -17,7 +16,7 @@ use proptest::prelude::*;
 use scenario::{Asks, ClientSet, Odds, Profile, WholeProxy};
 use std::time::Duration;
 
-/// What a house is like.
+/// Parameters of a scenario.
 fn profile() -> impl Strategy<Value = Profile> {
     let asks = prop_oneof![Just(Asks::OnTheCall), Just(Asks::OnTheSession), Just(Asks::Anywhere)];
     let crowd = prop_oneof![
@@ -46,7 +45,7 @@ fn profile() -> impl Strategy<Value = Profile> {
     })
 }
 
-/// So many houses: more by hand, with `DEFERRAL_WHOLE_PROXY_SEEDS`.
+/// Number of random scenarios; more with `DEFERRAL_WHOLE_PROXY_SEEDS`.
 fn cases() -> u32 {
     std::env::var("DEFERRAL_WHOLE_PROXY_SEEDS").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64)
 }

@@ -1,4 +1,4 @@
-//! The server's side of a house.
+//! The server of a scenario.
 
 use crate::support::legacy_server::{Call, Canned, Events, LegacyServer, Options, Seen};
 use deferral::internals::runtime::Pipes;

@@ -1,4 +1,4 @@
-//! `deferral call --protocol`: the older revisions, against a server that is told what to say.
+//! `deferral call --protocol`: legacy revisions, against a scripted server.
 
 mod revisions;
 mod sessions;

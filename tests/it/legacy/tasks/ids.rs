@@ -1,4 +1,4 @@
-//! Ids, progress tokens, and what else the server says on the way.
+//! Request ids, progress tokens, and other notifications of the server.
 
 use super::task_client::{
     ProxyAndServer, RELATED, Tasker, Value, beyond_status, heard, id, json, question, related, request,
@@ -161,7 +161,7 @@ async fn other_notifications_of_the_server_are_relayed() {
         }
         assert_eq!(bare, params);
     }
-    // What answers nothing is nobody's.
+    // A response without a request is not relayed.
     events.send(&json!({ "jsonrpc": "2.0", "id": 4711, "result": {} }));
     events.send(&question(0, "next?"));
     assert_eq!(heard(&mut listening).await["method"], "elicitation/create");

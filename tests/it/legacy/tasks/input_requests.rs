@@ -1,4 +1,4 @@
-//! What a server asks in a task, and where its client hears it.
+//! Input requests of a task, and the stream on which its client gets them.
 
 use super::task_client::{
     ProxyAndServer, RELATED, Stream, Tasker, Value, beyond_status, heard, json, question, related, setup,
@@ -76,7 +76,7 @@ async fn an_input_request_whose_stream_breaks_is_sent_again_under_its_id() {
     let put = heard(&mut listening).await;
     listening.leave();
     world.server.hang_up("s1");
-    // On the request that waits, where nobody listens.
+    // On the waiting request, where no session stream is open.
     let mut waiting = client.waits(&task).await;
     assert_eq!(beyond_status(&mut waiting).await, put);
     waiting.leave();
@@ -114,7 +114,7 @@ async fn an_input_request_that_the_server_withdraws_is_cancelled_at_the_client()
     let back = listening.notice("notifications/cancelled").await;
     assert_eq!(back["requestId"], put["id"]);
     assert_eq!(status(&mut listening).await, "working");
-    // An answer that crossed it reaches nobody.
+    // A response that crossed the cancellation is dropped.
     client.answers(&put["id"], accept()).await;
     events.result(&id, json!({ "content": [] }));
     client.result(&task).await.result();

@@ -1,4 +1,4 @@
-//! Whose task is whose.
+//! Ownership of tasks.
 
 use super::task_client::{
     LegacyClient, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world,
@@ -83,7 +83,7 @@ async fn an_input_request_is_answered_by_those_who_see_its_task_alone() {
     let (task, _, events) = one.makes_stream(&world).await;
     events.send(&question(3, "who?"));
     let put = heard(&mut listening).await;
-    // It is taken like any answer, and reaches nobody.
+    // It is accepted like any response, and not relayed.
     other.answers(&put["id"], json!({ "action": "cancel" })).await;
     let stranger = Tasker(LegacyClient::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
     stranger.answers(&put["id"], json!({ "action": "cancel" })).await;
@@ -173,7 +173,7 @@ async fn without_credentials_or_sessions_a_task_is_found_by_its_id_and_not_liste
     let mut waiting = client.waits(&task).await;
     let id = call.id();
     let events = call.stream();
-    // Nobody's own stream could be told from another's.
+    // The streams of two sessions could not be distinguished.
     events.send(&question("q", "who?"));
     let put = beyond_status(&mut waiting).await;
     assert_eq!(put["method"], "elicitation/create");

@@ -1,4 +1,4 @@
-//! The life of a task, as it is shown: its members, its ids, its time, its list.
+//! The life of a task: its members, ids, times and lists.
 
 use super::task_client::{
     ProxyAndServer, RELATED, Tasker, Value, heard, id, json, on_terms, question, setup, world,
@@ -212,7 +212,7 @@ async fn a_list_has_pages_and_every_task_once() {
     let all = |ids: &[String]| ids.iter().cloned().collect::<BTreeSet<_>>();
     assert_eq!((found.len(), all(&found)), (120, all(&made)));
 
-    // Whatever stands in a cursor, it opens nobody else's list.
+    // No cursor opens the list of another principal.
     let other = Tasker::hello(&world).await;
     let page = other.ask("tasks/list", json!({ "cursor": cursor })).await.result();
     assert_eq!(page["tasks"], json!([]));
@@ -315,7 +315,7 @@ async fn no_memory_is_kept_of_ended_tasks() {
         client
             .until(&task, |shown| shown["status"] != "input_required" && shown["status"] != "working")
             .await;
-        // A result that nobody has fetched would be waited for.
+        // An unfetched result would delay the end.
         client.result(&task).await;
     }
     // What is still held would be waited for, and counted as lost.

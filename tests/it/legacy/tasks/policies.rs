@@ -1,4 +1,4 @@
-//! Where tasks are offered, and where nothing is changed.
+//! Routes and clients that tasks are offered to; the others are relayed unchanged.
 
 use super::task_client::{LegacyClient, ProxyAndServer, Tasker, Value, id, json, setup, world};
 use crate::{

@@ -1,4 +1,4 @@
-//! `tasks/result`: what the call came to, once it has.
+//! `tasks/result`.
 
 use super::task_client::{
     Answer, Call, Canned, ProxyAndServer, RELATED, Stream, Tasker, Value, heard, id, json, on_terms,
@@ -255,7 +255,7 @@ async fn a_session_that_is_lost_in_a_task_fails_it() {
     assert_eq!((code, &*words), (-32600, "Session not found"));
 }
 
-/// A server's options by which it loses its session `s1` once it is told to.
+/// Options of a server that loses its session `s1` on request.
 fn losing(options: &mut Options) -> Arc<AtomicBool> {
     let is_lost = Arc::new(AtomicBool::new(false));
     let lost = Arc::clone(&is_lost);

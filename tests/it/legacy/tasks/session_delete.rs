@@ -1,4 +1,4 @@
-//! Clients that end their session and come back for their tasks in another one.
+//! Clients that delete their session and find their tasks from another one.
 
 use super::task_client::{LegacyClient, ProxyAndServer, Tasker, beyond_status, json, question, setup, world};
 use crate::proxy::proxy_and_server::ALWAYS;
@@ -9,7 +9,7 @@ async fn leaves(client: &Tasker) {
     assert_eq!((answer.status.as_u16(), &*answer.body), (200, ""));
 }
 
-/// How many sessions the server has been told to end.
+/// How many session deletes the server has received.
 fn ended(world: &ProxyAndServer) -> usize {
     world.server.count(|seen| seen.http == Method::DELETE)
 }

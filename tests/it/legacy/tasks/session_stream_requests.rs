@@ -1,4 +1,4 @@
-//! Servers that speak of a task on the session's own stream, and not on the call's.
+//! Servers that send messages of a task on the session's GET stream and not on the call's.
 
 use super::task_client::{
     Call, Canned, ProxyAndServer, Stream, Tasker, Value, beyond_status, json, pong, question, related, setup,

@@ -1,4 +1,4 @@
-//! A store that fails, as clients of 2025-11-25 meet it.
+//! A failing store, with clients of 2025-11-25.
 
 use super::task_client::*;
 use crate::{

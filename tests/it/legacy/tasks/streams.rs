@@ -1,4 +1,4 @@
-//! The session's own stream, and the stream of a call that breaks.
+//! The session's GET stream, and streams of calls that break.
 
 use super::task_client::{
     Events, LegacyClient, ProxyAndServer, Stream, Tasker, Value, beyond_status, heard, id, json, question,

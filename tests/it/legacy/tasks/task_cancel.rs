@@ -1,4 +1,4 @@
-//! `tasks/cancel`, and everything that is none.
+//! `tasks/cancel`, and events that do not cancel a task.
 
 use super::task_client::{Tasker, beyond_status, heard, json, question, setup, soon, world};
 use crate::proxy::proxy_and_server::ALWAYS;
@@ -84,7 +84,7 @@ async fn a_task_that_requires_input_can_be_cancelled() {
     );
     let cancelled = world.server.message("notifications/cancelled").await;
     assert_eq!(cancelled.json["params"]["requestId"], id);
-    // The question is refused, behind the cancellation, and an answer is nobody's any more.
+    // The input request is refused after the cancellation, and a response to it is ignored.
     world.server.seen(|seen| seen.answers(&json!(0)) && seen.json["error"].is_object()).await;
     client.answers(&put["id"], json!({ "action": "accept", "content": {} })).await;
     let log = world.server.log();

@@ -1,4 +1,4 @@
-//! A client of 2025-11-25 that runs calls as tasks, and what its server does with them.
+//! Harness: a client of 2025-11-25 that runs calls as tasks, and its server.
 
 use crate::support::{
     legacy_server::{LegacyServer, Options, PATIENCE, Seen},
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 pub(super) struct Tasker(pub(super) LegacyClient);
 
 pub(super) const RELATED: &str = "io.modelcontextprotocol/related-task";
-/// An id of the right form that nobody has.
+/// A well-formed id that no task has.
 pub(super) const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A world whose route makes tasks on these terms.

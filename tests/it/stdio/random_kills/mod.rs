@@ -14,7 +14,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// How many there are where nobody says.
+/// Default number of events.
 const USUAL: usize = 60;
 /// Proxies at the same time.
 const AT_ONCE: usize = 3;

@@ -1,4 +1,4 @@
-//! One proxy that goes on, in front of servers that are started, called, killed and started again.
+//! One proxy that keeps running, in front of servers that are started, called and killed.
 //!
 //! With each reload all servers are others: those before have ended, and what they had must be gone. What the proxy has then is
 //! compared with what it had the first time. It saves time, too: a server that was killed is started again after a second, then
@@ -50,7 +50,7 @@ const LANE: &str = "DEFERRAL_TEST_LANE";
 const SETS: [&str; 4] = ["{}", r#"{"elicitation":{}}"#, r#"{"roots":{}}"#, r#"{"sampling":{}}"#];
 /// What happens from one reload to the next.
 const GENERATION: usize = 80;
-/// Generations that are compared with the first where nobody says.
+/// Default number of generations that are compared with the first.
 const USUAL: usize = 2;
 /// Kilobytes that all of them together may add. Each has some fifty processes, which are read into 64 each, half as many
 /// answers of 128, and a dozen kills, every other with 192 that wait to be written.
@@ -218,7 +218,7 @@ impl Lane<'_> {
         soon("the task ends", ended).await
     }
 
-    /// A question that is answered, or that nobody comes back to.
+    /// An input request that is answered or abandoned.
     async fn is_asked(&mut self, client: &Client) {
         let client = client.declaring(json!({ "elicitation": {} }));
         let round = self.calls(&client, "ask").await.result();

@@ -36,12 +36,12 @@ pub(crate) struct LegacyServer {
     accepting: JoinHandle<()>,
 }
 
-/// An address at which nobody listens, and at which nobody else can before this does.
+/// An address that refuses connections, and that is reserved for this test.
 ///
 /// One that was only free a moment ago may be given to the next who asks for any, as a proxy in front of it does.
 pub(crate) struct ReservedPort(TcpSocket);
 
-/// A server that takes no further connection: its queue is one, and nobody empties it.
+/// A server that accepts no further connection: its accept queue of one is full.
 pub(crate) struct FullBacklog {
     pub(crate) addr: SocketAddr,
     _listener: TcpListener,

@@ -199,7 +199,7 @@ impl WholeProxy {
         }
     }
 
-    /// What a task's client is told of it; takes note of its end.
+    /// The view of a task that its client gets; records its end.
     pub(super) async fn look_at_task(&mut self, n: usize) -> Value {
         let (who, id) = self.task(n);
         if !self.people[who].has_session() {

@@ -101,7 +101,7 @@ impl WholeProxy {
         }
     }
 
-    /// A legacy client reads this where it listens: a question, or that one is taken back.
+    /// A legacy client reads this on its session's stream: an input request or a cancellation of one.
     fn is_asked(&mut self, who: usize, message: &Value) {
         if message["method"] == "notifications/cancelled" {
             let taken_back = &message["params"]["requestId"];
@@ -133,7 +133,7 @@ impl WholeProxy {
         }
     }
 
-    /// Within a short while a server knows of what is called off, and of what it told the client it asked.
+    /// Within a short time the server receives every cancellation and input response.
     fn server_is_told(&self) {
         let now = self.clock.now();
         for (n, call) in &self.calls {
@@ -339,7 +339,7 @@ impl WholeProxy {
         }
     }
 
-    /// A handle that nobody has been given before.
+    /// A handle that no client was given before.
     fn new_handle(&self, n: usize, id: &Value) -> String {
         let id = id.as_str().expect("an id");
         let has_it = |call: &Call| matches!(&call.client, Client::Task { id: given, .. } if given == id);

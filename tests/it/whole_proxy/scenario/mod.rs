@@ -1,4 +1,4 @@
-//! What can happen in a house, and what must hold whatever did.
+//! A random scenario: its profile, its events and its state.
 
 mod actions;
 mod checks;
@@ -28,7 +28,7 @@ use tokio::{runtime::Builder, task::JoinHandle};
 
 use serde_json::{Value, json};
 
-/// What a house is like.
+/// Parameters of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Profile {
     pub(super) asks: Asks,
@@ -167,7 +167,7 @@ enum Happening {
     AwaitsResult(usize),
     AwaitsResultNot(usize),
     ListsTasks(usize),
-    /// Somebody else does.
+    /// Another client does.
     SpiesOnTask(usize, usize),
     CancelsTask(usize),
     ServerAnswers(usize),
@@ -216,7 +216,7 @@ struct Call {
     called_off: bool,
     /// Since when the server should know that.
     hushed: Option<Instant>,
-    /// The server was told that nobody waits.
+    /// The server received a cancellation.
     cancelled: bool,
     /// When the server gave its answer, if that was before anything went wrong.
     answered: Option<Instant>,
