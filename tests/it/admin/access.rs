@@ -127,7 +127,7 @@ async fn a_one_time_code_signs_one_browser_in() {
     let signed_in = stranger.ask("POST", "/session", "", &body).await;
     assert!(signed_in.status == 200 && signed_in.head.contains("cache-control: no-store"), "{signed_in:?}");
     let token = signed_in.json()["token"].as_str().expect("a token").to_owned();
-    assert_ne!(token, bound.made_token().expose());
+    assert_ne!(token, bound.generated_token().expose());
     // It stands for the token: what it asks for is not there.
     assert_eq!(stranger.post("/tasks/none/cancel").await.status, 401);
     assert_eq!(stranger.with_token(&token).post("/tasks/none/cancel").await.status, 404);
@@ -146,7 +146,7 @@ async fn a_one_time_code_signs_one_browser_in() {
 async fn only_a_terminal_is_shown_a_secret() {
     let proxy = start(NOWHERE, &[], &["admin: 127.0.0.1:0"]);
     let bound = proxy.admin.as_ref().expect("there is one");
-    let (token, address) = (bound.made_token(), bound.address);
+    let (token, address) = (bound.generated_token(), bound.address);
     let elsewhere = bound.ready_lines(false);
     assert_eq!(elsewhere[0], format!("admin: http://{address}/"));
     assert!(elsewhere[1].starts_with("admin token: none ("), "{elsewhere:?}");

@@ -10,7 +10,7 @@ mod tasks;
 mod tasks_command;
 
 use crate::support::{modern_client::soon, program::ReadyLines};
-use deferral::internals::admin::Bound;
+use deferral::internals::admin::AdminServer;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use serde_json::Value;
 use std::{net::SocketAddr, sync::Arc};
@@ -43,8 +43,8 @@ impl Operator {
     }
 
     /// One who has the token that this proxy made at start.
-    pub(crate) fn of(bound: &Bound) -> Self {
-        Self::at(bound.address).with_token(bound.made_token().expose())
+    pub(crate) fn of(bound: &AdminServer) -> Self {
+        Self::at(bound.address).with_token(bound.generated_token().expose())
     }
 
     /// One who has read the lines that the program writes once it is ready.

@@ -43,7 +43,7 @@ async fn a_proxy_whose_server_is_needed_is_ready_when_that_can_be_reached() {
 }
 
 /// How `deferral ready` ends, which health checks of containers run, and what it says.
-async fn deferral_ready(proxy: &app::Running) -> (Option<i32>, String) {
+async fn deferral_ready(proxy: &app::RunningProxy) -> (Option<i32>, String) {
     let admin = format!("http://{}", proxy.admin.as_ref().expect("there is one").address);
     let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
     command.args(["ready", "--admin", &admin]);

@@ -6,7 +6,7 @@ use crate::{
     proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::modern_client::soon,
 };
-use deferral::internals::admin::Bound;
+use deferral::internals::admin::AdminServer;
 use serde_json::{Value, json};
 use std::{process::Stdio, time::Duration};
 use tokio::{
@@ -23,8 +23,8 @@ struct Tap {
 
 impl Tap {
     /// At the admin address of this proxy, with its token.
-    async fn open(admin: &Bound, query: &str) -> Self {
-        let (address, token) = (admin.address, admin.made_token());
+    async fn open(admin: &AdminServer, query: &str) -> Self {
+        let (address, token) = (admin.address, admin.generated_token());
         let token = token.expose();
         let mut socket = TcpStream::connect(address).await.expect("it listens");
         let request =
@@ -65,7 +65,7 @@ async fn world() -> ProxyAndServer {
     Setup::new().top("admin: 127.0.0.1:0").start().await
 }
 
-fn admin(world: &ProxyAndServer) -> &Bound {
+fn admin(world: &ProxyAndServer) -> &AdminServer {
     world.proxy.admin.as_ref().expect("there is one")
 }
 
@@ -102,7 +102,7 @@ async fn the_tap_command_prints_events_until_its_output_closes() {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_deferral"));
     command
         .args(["tap", "--admin", &url, "--json"])
-        .env("DEFERRAL_ADMIN_TOKEN", admin(&world).made_token().expose());
+        .env("DEFERRAL_ADMIN_TOKEN", admin(&world).generated_token().expose());
     let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
     // Calls until it has connected.

@@ -10,8 +10,8 @@ use crate::{
 };
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Memory, Store},
-    task::{Event, Owner, Record, Scope, TaskId, apply},
+    store::{MemoryStore, Store},
+    task::{Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing, apply},
 };
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -135,9 +135,9 @@ async fn an_operator_with_the_token_cancels_as_the_client_would() {
 
 #[tokio::test]
 async fn digits_that_several_tasks_begin_with_name_none_and_the_error_names_them() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     for (entropy, tool) in [(0xabcd_ef01_u128, "one"), (0xabcd_ef02, "two"), (0xabcd_0000, "three")] {
-        let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+        let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
         let id = TaskId::from_entropy((entropy << 96).to_be_bytes());
         let record = Record::new(id, owner, tool, Duration::from_secs(3600), world_time());
         store.insert(Arc::new(record)).await.expect("kept");
@@ -161,15 +161,15 @@ async fn digits_that_several_tasks_begin_with_name_none_and_the_error_names_them
 #[tokio::test]
 async fn ten_thousand_tasks_are_shown_page_by_page() {
     const TASKS: u32 = 10_300;
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let now = world_time();
     for number in 0..TASKS {
-        let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+        let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
         let id = TaskId::from_entropy((u128::from(number) << 96).to_be_bytes());
         let tool = if number == 0 { "first" } else { "t" };
         let mut record = Record::new(id, owner, tool, Duration::from_secs(3600), now);
         if number % 2 == 0 {
-            record = apply(&record, Event::CANCELLED_BY_CLIENT, now).expect("it works").0;
+            record = apply(&record, TaskEvent::CANCELLED_BY_CLIENT, now).expect("it works").0;
         }
         store.insert(Arc::new(record)).await.expect("kept");
     }

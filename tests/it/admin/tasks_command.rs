@@ -29,7 +29,7 @@ async fn tasks_are_listed_shown_and_cancelled_by_their_handles() {
     let call = world.server.call().await;
     let task = waiting.answer().await.task();
     let admin = world.proxy.admin.as_ref().expect("there is one");
-    let (url, token) = (admin.url.trim_end_matches('/'), admin.made_token());
+    let (url, token) = (admin.url.trim_end_matches('/'), admin.generated_token());
     let token = token.expose();
 
     let listed = tasks(&["list", "--admin", url], None).await;

@@ -20,7 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("config", &["admin", "front", "policy", "protocol", "proxy", "store", "task", "telemetry", "upstream"]),
     // `front` for TLS and the sockets of clients that read nothing, `upstream` for what it shows of the servers.
     ("admin", &["front", "policy", "protocol", "proxy", "runtime", "store", "task", "telemetry", "upstream"]),
-    // `upstream` for the types that `proxy::Service` speaks of.
+    // `upstream` for the types that `proxy::RouteService` speaks of.
     ("front", &["dialect", "policy", "protocol", "proxy", "runtime", "telemetry", "upstream"]),
     (
         "proxy",
@@ -82,7 +82,8 @@ const HARMLESS: &[&str] = &[
 ];
 
 /// What makes the words of 2026-07-28 of a legacy server's, and asks whether a server is one.
-const RAISING: &[&[&str]] = &[&["dialect", "raise"], &["Response", "raised"], &["upstream", "legacy"]];
+const RAISING: &[&[&str]] =
+    &[&["dialect", "translate"], &["CallResponse", "translated"], &["upstream", "legacy"]];
 
 /// The most files of these folders that may name each other in a circle.
 const FEW: usize = 4;
@@ -98,22 +99,28 @@ const MAY_ASK_THE_ERA: &[(&str, &str)] = &[
     ),
     ("dialect/legacy.rs", "reads the revision that a request, a handshake or its answer names"),
     ("dialect/modern.rs", "reads the revision that a request names, and refuses any but its own"),
-    ("front/answer.rs", "a refusal says which revision is spoken"),
-    ("front/face.rs", "decides who speaks, once for each request"),
+    ("front/responses.rs", "a refusal says which revision is spoken"),
+    ("front/dispatch.rs", "decides who speaks, once for each request"),
     ("front/layers/span.rs", "the span of a request says which revision it names"),
-    ("front/layers/trace.rs", "the access line says what has been decided"),
+    ("front/layers/access_entry.rs", "the access line says what has been decided"),
     ("proxy/legacy/task_capability.rs", "a handshake that goes by: what it agrees on is remembered"),
     ("proxy/server_profile.rs", "decides what a server can do, once for each server"),
     ("proxy/session/client.rs", "decides which revision a legacy client is of, once for each request"),
-    ("upstream/http/line.rs", "what our own handshake came to: the header of its session, and how that ends"),
-    ("upstream/legacy/hosted/begin.rs", "the handshake of a hosted session: which revision it agrees on"),
+    (
+        "upstream/http/session.rs",
+        "what our own handshake came to: the header of its session, and how that ends",
+    ),
+    (
+        "upstream/legacy/emulated/initialize.rs",
+        "the handshake of a hosted session: which revision it agrees on",
+    ),
     ("upstream/legacy/message.rs", "the revision that our own handshake asks for"),
     (
         "upstream/negotiation.rs",
         "which revision our own handshake asks for, where a server refuses the newest",
     ),
-    ("upstream/stdio/hello.rs", "asks a process that refuses our handshake what it speaks"),
-    ("upstream/wire.rs", "a refusal of our handshake may say what the server speaks"),
+    ("upstream/stdio/initialize.rs", "asks a process that refuses our handshake what it speaks"),
+    ("upstream/transport.rs", "a refusal of our handshake may say what the server speaks"),
 ];
 const PEERS: &[&str] = &["cli", "client", "demo", "protocol"];
 
@@ -337,7 +344,7 @@ fn module_of(file: &str) -> String {
     path.strip_suffix("::mod").map_or_else(|| path.clone(), str::to_owned)
 }
 
-/// The file that holds what `path` names in `module`, whoever hands it on; `None` of what is no file's here.
+/// The file that holds what `path` names in `module`, whoever hands it on; `Missing` of what is no file's here.
 fn holder(modules: &BTreeMap<String, Module>, module: &str, path: &str) -> Option<String> {
     let (first, rest) = path.split_once("::")?;
     let path = match first {

@@ -2,7 +2,7 @@
 
 use deferral::internals::{
     app,
-    config::{self, Config, Environment, Store, StoreKey},
+    config::{self, Config, Environment, StoreConfig, StoreKeySource},
 };
 use std::{fs, path::Path};
 
@@ -44,7 +44,7 @@ async fn keys_are_in_files_or_in_variables() {
     ] {
         let config = with(tls, upstream, &format!("{store}, key: {{ env: STORE }}")).expect("it is right");
         assert!(config.routes[0].upstream == by_name.routes[0].upstream, "they hold the same");
-        let Store::Disk { key: Some(StoreKey::Given(key)), .. } = &config.store else {
+        let StoreConfig::Disk { key: Some(StoreKeySource::Value(key)), .. } = &config.store else {
             panic!("another store")
         };
         assert_eq!(key.expose()[..2], [0, 1]);

@@ -29,7 +29,7 @@ fn refused(text: &str, expected: Expect) {
 fn omitted_keys_have_their_documented_defaults() {
     let config = parse("routes: [{ upstream: { url: 'http://127.0.0.1:9000/mcp' } }]");
     assert_eq!(config.front.listen, ["127.0.0.1:8808".parse().unwrap()]);
-    assert_eq!(config.admin, Some(admin::Config::on("127.0.0.1:8809".parse().unwrap())));
+    assert_eq!(config.admin, Some(admin::Config::at_address("127.0.0.1:8809".parse().unwrap())));
     assert_eq!((config.drain.notice, config.drain.limit), (Duration::ZERO, Duration::from_secs(30)));
     assert_eq!(config.log.format, LogFormat::Text);
     assert!(config.front.tls.is_none());

@@ -210,7 +210,9 @@ routes:
     let open = "{ elicitation: { url: {} }, sampling: { tools: {} }, extensions: { io.acme/rots: {} }, acme/vault: {} }";
     let route = format!("{{ upstream: {{ url: 'http://x' }}, tools: [{{ match: a, requires: {open} }}] }}");
     let config = parse(&format!("routes: [{route}]"));
-    assert!(config.routes[0].route.treatment("a").requires.is_some_and(|all| all["acme/vault"].is_object()));
+    assert!(
+        config.routes[0].route.tool_policy("a").requires.is_some_and(|all| all["acme/vault"].is_object())
+    );
 }
 
 #[test]

@@ -4,8 +4,8 @@
 
 use super::{START, StoreFolder, end, id, insert, record, result, returned};
 use deferral::internals::{
-    store::{Bounds, Disk, Flush, Store, StoreError, Updated, update},
-    task::{Event, State},
+    store::{DiskStore, Durability, Store, StoreBounds, StoreError, UpdateOutcome, update},
+    task::{TaskEvent, TaskState},
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::{
@@ -44,7 +44,7 @@ pub(super) fn folder_of_test() -> Option<PathBuf> {
 }
 
 fn folder() -> Option<Arc<dyn Store>> {
-    Some(Arc::new(Disk::open(&folder_of_test()?, Bounds::NONE, None).expect("opens")))
+    Some(Arc::new(DiskStore::open(&folder_of_test()?, StoreBounds::NONE, None).expect("opens")))
 }
 
 /// How far a task has come, and been acknowledged.
@@ -63,8 +63,8 @@ const fn bytes(number: u32) -> usize {
     if number.is_multiple_of(8) { 300 << 10 } else { 500 }
 }
 
-fn asked() -> Event {
-    Event::Asked { key: "k".into(), request: r#"{"method":"roots/list"}"#.into() }
+fn asked() -> TaskEvent {
+    TaskEvent::InputRequested { key: "k".into(), request: r#"{"method":"roots/list"}"#.into() }
 }
 
 async fn step(store: &dyn Store, number: u32, step: Step) {
@@ -72,20 +72,20 @@ async fn step(store: &dyn Store, number: u32, step: Step) {
         Step::Inserted => insert(store, number).await,
         Step::Asked => {
             let told = update(store, &id(number), &asked(), START).await;
-            assert!(matches!(told, Ok(Updated::Done { .. })), "{told:?}");
+            assert!(matches!(told, Ok(UpdateOutcome::Applied { .. })), "{told:?}");
         }
         Step::Ended => end(store, number, bytes(number)).await,
         Step::Removed => store.remove(&id(number)).await.expect("removed"),
     }
 }
 
-/// How far the task is, as the store has it; `None` where it has none.
+/// How far the task is, as the store has it; `Missing` where it has none.
 async fn reached(store: &dyn Store, number: u32) -> Option<Step> {
     let (_, record) = store.load(&id(number)).await.expect("it can be read")?;
     Some(match &record.state {
-        State::Working => Step::Inserted,
-        State::InputRequired { .. } => Step::Asked,
-        State::Completed { result, .. } => {
+        TaskState::Working => Step::Inserted,
+        TaskState::InputRequired { .. } => Step::Asked,
+        TaskState::Completed { result, .. } => {
             assert_eq!(result.len(), bytes(number));
             Step::Ended
         }
@@ -157,9 +157,9 @@ async fn after_kill_9_every_acknowledged_change_is_found() {
             );
         }
         assert_eq!(store.usage(&[1; 16]).tasks, tasks);
-        let orphans = store.orphans(usize::MAX).await.expect("answers");
+        let orphans = store.take_orphans(usize::MAX).await.expect("answers");
         assert!(!orphans.is_empty());
-        assert_eq!(store.orphans(usize::MAX).await.expect("answers"), []);
+        assert_eq!(store.take_orphans(usize::MAX).await.expect("answers"), []);
     }
 }
 
@@ -311,5 +311,5 @@ async fn meets_a_disk_that_takes_no_more() {
         assert_eq!(result(&*store, number).await, Some(1 << 20));
     }
     let version = store.load(&id(9)).await.expect("answers").expect("found").0;
-    assert!(store.swap(version, record(9), Flush::Machine).await.expect("kept"));
+    assert!(store.swap(version, record(9), Durability::Machine).await.expect("kept"));
 }

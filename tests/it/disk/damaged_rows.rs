@@ -3,8 +3,8 @@
 use super::{START, StoreFolder, end, id, insert, record};
 use crate::{front::listener_and_service::Lines, support::modern_client::soon};
 use deferral::internals::{
-    policy::Quotas,
-    proxy::Ledger,
+    policy::TaskQuotas,
+    proxy::TaskLedger,
     runtime::{Drain, SystemClock},
     store::StoreError,
 };
@@ -38,7 +38,7 @@ async fn an_unreadable_task_is_an_error_with_the_fix() {
     assert!(words.contains(&id(1).as_str()[..8]) && words.contains("its head cannot be read"), "{words}");
     assert!(words.contains("`deferral store check "), "{words}");
     assert!(store.load(&id(2)).await.expect("answers").is_some(), "the rest is there");
-    assert_eq!(store.orphans(9).await.expect("answers"), []);
+    assert_eq!(store.take_orphans(9).await.expect("answers"), []);
     store.close().await;
 }
 
@@ -47,9 +47,9 @@ async fn an_unreadable_task_does_not_stop_the_sweep() {
     let world = damaged().await;
     let store = world.open();
     let clock = Arc::new(SystemClock::new());
-    let ledger = Ledger::new(store.clone(), None, Quotas::default(), clock);
+    let ledger = TaskLedger::new(store.clone(), None, TaskQuotas::default(), clock);
     let (_drain, stopping) = Drain::new();
-    let looking_after = tokio::spawn(ledger.look_after(Vec::new(), stopping));
+    let looking_after = tokio::spawn(ledger.maintain(Vec::new(), stopping));
     let is_there = async || store.load(&id(2)).await.expect("answers").is_some();
     let forgotten = async {
         while is_there().await {

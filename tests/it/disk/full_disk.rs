@@ -7,11 +7,11 @@ use super::{
 };
 use crate::support::limit_hits::LimitHits;
 use deferral::internals::{
-    policy::Quotas,
-    proxy::Ledger,
+    policy::TaskQuotas,
+    proxy::TaskLedger,
     runtime::{Drain, SystemClock},
-    store::{Bounds, Disk, Store, StoreError, Updated, update},
-    task::{Event, State},
+    store::{DiskStore, Store, StoreBounds, StoreError, UpdateOutcome, update},
+    task::{TaskEvent, TaskState},
 };
 use futures_util::future::join_all;
 use std::{
@@ -34,15 +34,15 @@ async fn beyond_max_bytes_nothing_is_inserted_and_nothing_grows_until_there_is_r
         let number = u32::try_from(store.usage(&[1; 16]).tasks).expect("few");
         insert(&*store, number).await;
         match update(&*store, &id(number), &returned(1 << 20), START).await {
-            Ok(Updated::Done { .. }) => {}
+            Ok(UpdateOutcome::Applied { .. }) => {}
             Err(StoreError::Full("store.max_bytes")) => break number,
             other => panic!("{other:?}"),
         }
     };
     assert!((4..12).contains(&full), "{full} results of a MiB fit");
     // Why it failed must always fit.
-    let error = Event::Failed { error: "{}".into(), message: Some("x".repeat(300)) };
-    assert!(matches!(update(&*store, &id(full), &error, START).await, Ok(Updated::Done { .. })));
+    let error = TaskEvent::Failed { error: "{}".into(), message: Some("x".repeat(300)) };
+    assert!(matches!(update(&*store, &id(full), &error, START).await, Ok(UpdateOutcome::Applied { .. })));
     // Many at a time, as a commit takes them.
     for first in (1000..20_000).step_by(50) {
         let inserts = join_all((first..first + 50).map(|more| store.insert(record(more)))).await;
@@ -92,12 +92,12 @@ const fn apart(number: u32) -> u32 {
 #[tokio::test]
 async fn a_large_result_without_room_is_refused_before_it_is_written() {
     let world = StoreFolder::new();
-    let bounds = Bounds { stored_bytes: LARGE, stored_bytes_per_principal: LARGE };
-    let store: Arc<dyn Store> = Arc::new(Disk::open(&world.path, bounds, None).expect("opens"));
+    let bounds = StoreBounds { stored_bytes: LARGE, stored_bytes_per_principal: LARGE };
+    let store: Arc<dyn Store> = Arc::new(DiskStore::open(&world.path, bounds, None).expect("opens"));
     insert(&*store, 1).await;
     let refused = update(&*store, &id(1), &returned(LARGE + 1), START).await;
     assert!(matches!(refused, Err(StoreError::Full("limits.stored_bytes_per_principal"))), "{refused:?}");
-    store.bound_by(Bounds { stored_bytes: LARGE, ..Bounds::NONE });
+    store.set_bounds(StoreBounds { stored_bytes: LARGE, ..StoreBounds::NONE });
     let refused = update(&*store, &id(1), &returned(LARGE + 1), START).await;
     assert!(matches!(refused, Err(StoreError::Full("limits.stored_bytes"))), "{refused:?}");
     store.close().await;
@@ -113,8 +113,8 @@ async fn a_large_result_without_room_is_refused_before_it_is_written() {
 async fn of_many_large_results_at_once_no_more_are_written_than_fit() {
     let world = StoreFolder::new();
     // And the names of the tools.
-    let bounds = Bounds { stored_bytes: 5 * LARGE + 1000, ..Bounds::NONE };
-    let store: Arc<dyn Store> = Arc::new(Disk::open(&world.path, bounds, None).expect("opens"));
+    let bounds = StoreBounds { stored_bytes: 5 * LARGE + 1000, ..StoreBounds::NONE };
+    let store: Arc<dyn Store> = Arc::new(DiskStore::open(&world.path, bounds, None).expect("opens"));
     for number in 0..40 {
         insert(&*store, apart(number)).await;
     }
@@ -125,7 +125,7 @@ async fn of_many_large_results_at_once_no_more_are_written_than_fit() {
     let (mut kept, mut full) = (0, 0);
     for end in ends.collect::<Vec<_>>() {
         match end.await.expect("ends") {
-            Ok(Updated::Done { .. }) => kept += 1,
+            Ok(UpdateOutcome::Applied { .. }) => kept += 1,
             Err(StoreError::Full("limits.stored_bytes")) => full += 1,
             other => panic!("{other:?}"),
         }
@@ -136,13 +136,13 @@ async fn of_many_large_results_at_once_no_more_are_written_than_fit() {
     // What was reserved is given back.
     store.remove(&id(apart(0))).await.expect("removed");
     let usage = store.usage(&[1; 16]);
-    store.bound_by(Bounds { stored_bytes: usage.stored_bytes + LARGE, ..Bounds::NONE });
+    store.set_bounds(StoreBounds { stored_bytes: usage.stored_bytes + LARGE, ..StoreBounds::NONE });
     let mut fits = 0;
     for number in 1..40 {
         fits += usize::from(
             update(&*store, &id(apart(number)), &returned(LARGE), START)
                 .await
-                .is_ok_and(|updated| matches!(updated, Updated::Done { .. })),
+                .is_ok_and(|updated| matches!(updated, UpdateOutcome::Applied { .. })),
         );
     }
     assert_eq!(fits, 1);
@@ -155,9 +155,9 @@ async fn a_large_result_of_a_version_that_is_gone_is_not_written() {
     insert(&*store, 1).await;
     let (version, record) = store.load(&id(1)).await.expect("answers").expect("found");
     let ended = deferral::internals::task::apply(&record, returned(LARGE), START).expect("it is alive").0;
-    let progress = Event::Progressed { message: "half way".to_owned() };
+    let progress = TaskEvent::Progressed { message: "half way".to_owned() };
     update(&*store, &id(1), &progress, START).await.expect("kept");
-    let flush = deferral::internals::store::Flush::Machine;
+    let flush = deferral::internals::store::Durability::Machine;
     assert!(!store.swap(version, Arc::new(ended), flush).await.expect("answers"));
     assert!(!world.path.join("results").exists());
 }
@@ -211,7 +211,7 @@ fn ballast(folder: &Path) -> PathBuf {
 async fn meets_a_disk_without_space() {
     let disk = crashes::folder_of_test().expect("it is run by another test");
     let folder = disk.join("tasks");
-    let store: Arc<dyn Store> = Arc::new(Disk::open(&folder, Bounds::NONE, None).expect("opens"));
+    let store: Arc<dyn Store> = Arc::new(DiskStore::open(&folder, StoreBounds::NONE, None).expect("opens"));
     for number in 0..10 {
         insert(&*store, number).await;
     }
@@ -235,7 +235,7 @@ async fn meets_a_disk_without_space() {
         assert_eq!(result(&*store, 0).await, Some(1000));
         assert!(store.load(&id(number)).await.expect("answers").is_none());
         let state = store.load(&id(round)).await.expect("answers").expect("found").1.state.clone();
-        assert_eq!(state, State::Working);
+        assert_eq!(state, TaskState::Working);
         fs::remove_file(taken).expect("removed");
         insert(&*store, number).await;
         end(&*store, round, LARGE).await;
@@ -246,29 +246,29 @@ async fn meets_a_disk_without_space() {
     assert!(hits.now() > 0, "each attempt counts");
     let usage = store.usage(&[1; 16]);
     store.close().await;
-    let store = Disk::open(&folder, Bounds::NONE, None).expect("opens");
+    let store = DiskStore::open(&folder, StoreBounds::NONE, None).expect("opens");
     assert_eq!(store.usage(&[1; 16]), usage);
 }
 
 /// The end of a task is not given up where not even the error has space that takes the place of its result.
 async fn an_end_waits_for_space(disk: &Path, store: &Arc<dyn Store>) {
     let clock = Arc::new(SystemClock::new());
-    let ledger = Ledger::new(Arc::clone(store), None, Quotas::default(), clock);
+    let ledger = TaskLedger::new(Arc::clone(store), None, TaskQuotas::default(), clock);
     let record = record(5000);
     let custody = ledger.admit(deferral::internals::task::Record::clone(&record), false).await.expect("kept");
     let taken = ballast(disk);
     // Until nothing fits that is as small as the error.
-    let small = Event::Progressed { message: "x".repeat(400) };
+    let small = TaskEvent::Progressed { message: "x".repeat(400) };
     while update(&**store, &id(9), &small, START).await.is_ok() {}
     let (_drain, overdue) = Drain::new();
-    let mut keeping = tokio::spawn(async move { custody.keep(returned(LARGE), &overdue).await });
+    let mut keeping = tokio::spawn(async move { custody.persist(returned(LARGE), &overdue).await });
     let early = timeout(Duration::from_millis(500), &mut keeping).await;
     assert!(early.is_err(), "there is no space for any end: {early:?}");
-    assert_eq!(ledger.last_kept(&record.id).expect("it is held").state, State::Working);
+    assert_eq!(ledger.last_stored(&record.id).expect("it is held").state, TaskState::Working);
     fs::remove_file(taken).expect("removed");
     let kept = timeout(Duration::from_secs(20), keeping).await.expect("there is space").expect("it ends");
-    assert!(matches!(kept, Ok(Updated::Done { .. })), "{kept:?}");
+    assert!(matches!(kept, Ok(UpdateOutcome::Applied { .. })), "{kept:?}");
     let (_, record) = store.load(&record.id).await.expect("answers").expect("found");
-    let State::Failed { error } = &record.state else { panic!("{record:?}") };
+    let TaskState::Failed { error } = &record.state else { panic!("{record:?}") };
     assert!(String::from_utf8_lossy(error).contains("(free space of store.disk)"), "{error:?}");
 }

@@ -3,20 +3,21 @@
 use super::{StoreFolder, end, id, insert, record};
 use crate::{front::listener_and_service::Lines, support::paused_time::a_moment};
 use deferral::internals::{
-    store::{Bounds, Disk, Store, Usage},
-    task::{Owner, Record, Scope},
+    store::{DiskStore, Store, StoreBounds, StoreUsage},
+    task::{Record, TaskPrincipal, TaskSharing},
 };
 use rusqlite::Connection;
 use std::{process::Command, sync::Arc};
 
 /// A store that is closed, with two tasks of one principal that have ended and one that works, and one of another.
-async fn furnished() -> (StoreFolder, [Usage; 2]) {
+async fn furnished() -> (StoreFolder, [StoreUsage; 2]) {
     let world = StoreFolder::new();
     let store = world.open();
     for number in 1..=3 {
         insert(&*store, number).await;
     }
-    let owner = Owner { principal: [2; 16], route: "/other".into(), scope: Scope::Session([7; 16]) };
+    let owner =
+        TaskPrincipal { principal: [2; 16], route: "/other".into(), scope: TaskSharing::Session([7; 16]) };
     let other = Record { owner, ..Record::clone(&record(4)) };
     store.insert(Arc::new(other)).await.expect("inserted");
     end(&*store, 2, 1000).await;
@@ -53,7 +54,7 @@ async fn wrong_counts_are_corrected_at_the_start_and_logged() {
     assert!(said.contains("the table `usage` differs from the tasks; the next start mends it"), "{said}");
     assert_eq!(code, Some(2));
     let log = Lines::record();
-    let store = Disk::open(&world.path, Bounds::NONE, None).expect("opens");
+    let store = DiskStore::open(&world.path, StoreBounds::NONE, None).expect("opens");
     assert_eq!([[1; 16], [2; 16]].map(|principal| store.usage(&principal)), usage);
     let recount = store.recount().await.expect("answers");
     assert_eq!(recount.differences, [""; 0]);
@@ -73,7 +74,7 @@ async fn wrong_counts_are_corrected_at_the_start_and_logged() {
     for number in 1..=4 {
         store.remove(&id(number)).await.expect("removed");
     }
-    assert_eq!(store.usage(&[1; 16]), Usage::default());
+    assert_eq!(store.usage(&[1; 16]), StoreUsage::default());
 }
 
 #[tokio::test]
@@ -87,7 +88,7 @@ async fn a_low_count_refuses_no_task_during_the_recount() {
          SELECT randomblob(16), version, node, state, open, due, owner, created, bytes, head, body
          FROM n, tasks WHERE number = 2",
     );
-    let store = Disk::open(&world.path, Bounds::NONE, None).expect("opens");
+    let store = DiskStore::open(&world.path, StoreBounds::NONE, None).expect("opens");
     let first = store.list(&record(1).owner, None, 2000).await.expect("answers");
     let mut removed = 0;
     for record in first.iter().filter(|record| record.state.is_ended()) {
@@ -116,8 +117,8 @@ async fn a_low_count_refuses_no_task_during_the_recount() {
 async fn a_task_with_an_unreadable_owner_counts_for_no_principal() {
     let (world, usage) = furnished().await;
     spoil(&world, "UPDATE tasks SET owner = x'00' WHERE number = 4");
-    let store = Disk::open(&world.path, Bounds::NONE, None).expect("opens");
-    let owner = Owner { principal: [0; 16], route: "/mcp".into(), scope: Scope::Principal };
+    let store = DiskStore::open(&world.path, StoreBounds::NONE, None).expect("opens");
+    let owner = TaskPrincipal { principal: [0; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
     store.insert(Arc::new(Record { owner, ..Record::clone(&record(5)) })).await.expect("inserted");
     store.remove(&id(4)).await.expect("removed");
     assert_eq!(store.usage(&[0; 16]).tasks_of_principal, 1, "that of nobody is not subtracted");

@@ -49,8 +49,8 @@ async fn a_file_that_no_row_names_is_swept_and_one_of_a_writer_that_lost_is_not_
     }
     // The file of the second writer is discarded.
     let (version, record) = store.load(&id(1)).await.expect("answers").expect("found");
-    let before = deferral::internals::store::Version(version.0 - 1);
-    let flush = deferral::internals::store::Flush::Machine;
+    let before = deferral::internals::store::RecordVersion(version.0 - 1);
+    let flush = deferral::internals::store::Durability::Machine;
     assert!(!store.swap(before, record, flush).await.expect("answers"));
     assert_eq!(world.files().len(), 2);
     store.close().await;

@@ -6,8 +6,8 @@ use crate::{
 };
 use deferral::internals::{
     app, config,
-    runtime::{Net, Pipes},
-    upstream::{Config, Limits, in_memory},
+    runtime::{Network, PipeNetwork},
+    upstream::{Config, UpstreamLimits, in_memory},
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -18,8 +18,8 @@ use tokio::{
 };
 
 pub(crate) struct ProxyAndStdioServer {
-    pub(crate) proxy: app::Running,
-    pipes: Pipes,
+    pub(crate) proxy: app::RunningProxy,
+    pipes: PipeNetwork,
     started: UnboundedReceiver<DuplexStream>,
 }
 
@@ -43,18 +43,19 @@ pub(crate) async fn settle() {
 impl ProxyAndStdioServer {
     /// With these members of the route.
     pub(crate) fn new(route: &str) -> Self {
-        Self::limited(route, Limits::default())
+        Self::limited(route, UpstreamLimits::default())
     }
 
-    pub(crate) fn limited(route: &str, limits: Limits) -> Self {
+    pub(crate) fn limited(route: &str, limits: UpstreamLimits) -> Self {
         let yaml = format!(
             "listen: {PROXY}\nadmin: \"off\"\nroutes:\n  - upstream: {{ url: \"http://10.0.0.2/\" }}\n    {route}\n"
         );
         let config = config::parse(Path::new("hosted.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
         let spoken_to = Config { limits, ..Config::default() };
         let (server, started) = in_memory(spoken_to).expect("a runtime is entered");
-        let pipes = Pipes::default();
-        let proxy = app::start_before(config, &Net::Pipes(pipes.clone()), &server).expect("it starts");
+        let pipes = PipeNetwork::default();
+        let proxy =
+            app::start_with_upstream(config, &Network::Pipes(pipes.clone()), &server).expect("it starts");
         Self { proxy, pipes, started }
     }
 

@@ -8,9 +8,9 @@ use super::{
     },
 };
 use deferral::internals::{
-    proxy::{AccessSummary, Item},
+    proxy::{AccessSummary, ReplyItem},
     task::TaskId,
-    telemetry::Outcome,
+    telemetry::RequestOutcome,
 };
 use http::HeaderValue;
 
@@ -24,13 +24,13 @@ async fn each_request_leaves_one_line() {
         let desk = ScriptedService::new(|call| {
             let mut reply = reply(&call.id, "{}");
             reply.account = AccessSummary {
-                outcome: Outcome::Task,
+                outcome: RequestOutcome::Task,
                 task: TaskId::parse(&"0a".repeat(16)),
                 upstream: Duration::from_millis(3),
                 ..AccessSummary::default()
             };
             match call.target.as_deref() {
-                Some("talk") => items([notice("1"), Item::Reply(reply)]),
+                Some("talk") => items([notice("1"), ReplyItem::Reply(reply)]),
                 _ => once(reply),
             }
         });

@@ -7,7 +7,7 @@ use super::{
     },
 };
 use crate::support::paused_time::passes;
-use deferral::internals::{policy, protocol::Id, proxy::Item};
+use deferral::internals::{policy, protocol::RequestId, proxy::ReplyItem};
 use futures_util::{StreamExt, stream};
 use http::StatusCode;
 use http_body_util::BodyExt;
@@ -66,7 +66,7 @@ async fn a_client_with_a_progress_token_and_without_tasks_gets_progress() {
         let second = progress(frame(&mut body).await);
         assert!(0.0 < first && first < second, "{first} {second}");
         let said = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","progress":3}}"#;
-        sender.send(Item::Notification(said.into())).expect("it is listened to");
+        sender.send(ReplyItem::Notification(said.into())).expect("it is listened to");
         let mut third = second;
         while third <= 3.0 {
             let event = frame(&mut body).await;
@@ -76,7 +76,7 @@ async fn a_client_with_a_progress_token_and_without_tasks_gets_progress() {
             }
         }
         assert!(progress(frame(&mut body).await) > 3.0);
-        sender.send(Item::Reply(reply(&Id::from_number(7), "{}"))).expect("it is listened to");
+        sender.send(ReplyItem::Reply(reply(&RequestId::from_number(7), "{}"))).expect("it is listened to");
         let rest = String::from_utf8(body.collect().await.expect("an end").to_bytes().to_vec()).unwrap();
         assert!(rest.ends_with("data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n"), "{rest}");
     }
@@ -157,7 +157,7 @@ async fn what_is_no_call_has_no_deadline() {
     for _ in 0..4 {
         assert_eq!(frame(&mut body).await.as_deref(), Some(":\n\n"));
     }
-    sender.send(Item::Reply(reply(&Id::from_number(7), "{}"))).expect("it is listened to");
+    sender.send(ReplyItem::Reply(reply(&RequestId::from_number(7), "{}"))).expect("it is listened to");
     assert!(frame(&mut body).await.is_some_and(|event| event.contains("result")));
 }
 

@@ -8,7 +8,7 @@ use super::{
     },
 };
 use crate::support::{limit_hits::LimitHits, paused_time::Still};
-use deferral::internals::{protocol::Id, proxy::Item};
+use deferral::internals::{protocol::RequestId, proxy::ReplyItem};
 use futures_util::{StreamExt, stream};
 use http::StatusCode;
 use http_body_util::BodyExt;
@@ -90,7 +90,7 @@ async fn a_client_that_does_not_read_is_disconnected_and_an_idle_reader_is_not()
         given_up.recv().await.expect("the call is given up");
         drop(answer);
 
-        said.send(Item::Reply(reply(&Id::from_number(1), "\"done\""))).unwrap();
+        said.send(ReplyItem::Reply(reply(&RequestId::from_number(1), "\"done\""))).unwrap();
         let rest = waits.collect().await.expect("the stream goes on").to_bytes();
         assert!(String::from_utf8_lossy(&rest).contains("done"), "{version:?}");
     }
@@ -155,7 +155,9 @@ async fn a_call_that_is_held_keeps_its_connection_however_long_it_is_silent() {
         let mut client = Client::over(pipe, version).await;
         let waiting = tokio::spawn(client.send(call("slow")));
         tokio::time::sleep(Duration::from_secs(500)).await;
-        sender.send(Item::Reply(reply(&Id::from_number(7), "\"late\""))).expect("it is listened to");
+        sender
+            .send(ReplyItem::Reply(reply(&RequestId::from_number(7), "\"late\"")))
+            .expect("it is listened to");
         let answer = whole(waiting.await.expect("no panic").expect("an answer")).await;
         assert!(answer.body.contains("late"), "{answer:?}");
     }
@@ -183,7 +185,9 @@ async fn at_the_connection_limit_an_idle_connection_is_closed_and_a_busy_one_kep
         let answer = tokio::time::timeout(Duration::from_secs(60), third.ask(call("greet"))).await;
         assert_eq!(answer.expect("room is made for it").status, StatusCode::OK);
         assert!(resting.send(call("greet")).await.is_err(), "its place was given away");
-        sender.send(Item::Reply(reply(&Id::from_number(7), "\"late\""))).expect("it is listened to");
+        sender
+            .send(ReplyItem::Reply(reply(&RequestId::from_number(7), "\"late\"")))
+            .expect("it is listened to");
         let slow = whole(slow.await.expect("no panic").expect("an answer")).await;
         assert!(slow.body.contains("late"), "{slow:?}");
     }
@@ -216,8 +220,8 @@ async fn calls_over_the_limit_are_shed_and_permits_are_returned() {
         sender.send(notice("1")).expect("it is listened to");
         let slow = slow.await.expect("no panic").expect("an answer");
         assert_eq!(second.ask(call("fast")).await.status.as_u16(), 503);
-        let id = Id::from_number(7);
-        sender.send(Item::Reply(reply(&id, "{}"))).expect("it is listened to");
+        let id = RequestId::from_number(7);
+        sender.send(ReplyItem::Reply(reply(&id, "{}"))).expect("it is listened to");
         whole(slow).await;
         assert_eq!(second.ask(call("fast")).await.status.as_u16(), 200);
     }

@@ -1,7 +1,7 @@
 //! Clients that half-close the connection after a request and read on.
 
 use super::listener_and_service::{FrontAndService, ScriptedService, channel, message, notice, once, reply};
-use deferral::internals::{protocol::Id, proxy::Item};
+use deferral::internals::{protocol::RequestId, proxy::ReplyItem};
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -17,7 +17,7 @@ use tokio::{
 const NEVER: Duration = Duration::from_secs(600);
 
 /// A desk that answers its only call with what the sender gives, and breaks no silence.
-fn scripted() -> (Arc<ScriptedService>, UnboundedSender<Item>) {
+fn scripted() -> (Arc<ScriptedService>, UnboundedSender<ReplyItem>) {
     let (sender, stream) = channel();
     let stream = Mutex::new(Some(stream));
     let desk = ScriptedService::new(move |_| stream.lock().unwrap().take().expect("one call"));
@@ -72,7 +72,7 @@ async fn a_client_that_ends_its_side_after_its_request_gets_the_answer() {
     let mut socket = sent_and_ended(&world).await;
     // The front asks whether anybody is still there, by the first byte of what comes in any case.
     assert_eq!(socket.read_u8().await.expect("a byte"), b'H');
-    sender.send(Item::Reply(reply(&Id::from_number(7), "\"late\""))).expect("the call goes on");
+    sender.send(ReplyItem::Reply(reply(&RequestId::from_number(7), "\"late\""))).expect("the call goes on");
     let answer = rest_of(&mut socket).await;
     assert!(answer.starts_with("TTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.ends_with("\r\n\r\n{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":\"late\"}"), "{answer}");
@@ -100,7 +100,7 @@ async fn an_event_stream_goes_on_for_a_client_that_has_ended_its_side() {
         answer.push(socket.read_u8().await.expect("it goes on") as char);
     }
     sender.send(notice("2")).expect("the call goes on");
-    sender.send(Item::Reply(reply(&Id::from_number(7), "{}"))).expect("the call goes on");
+    sender.send(ReplyItem::Reply(reply(&RequestId::from_number(7), "{}"))).expect("the call goes on");
     answer.push_str(&rest_of(&mut socket).await);
     let (head, chunks) = answer.split_once("\r\n\r\n").expect("a head");
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("transfer-encoding: chunked"), "{head}");

@@ -7,7 +7,7 @@ use super::{
         tls_paths, whole,
     },
 };
-use deferral::internals::proxy::Item;
+use deferral::internals::proxy::ReplyItem;
 
 use http::StatusCode;
 use tokio::sync::mpsc;
@@ -20,7 +20,7 @@ async fn a_handle_counts_as_given_once_the_socket_has_it() {
             let desk = ScriptedService::new(move |call| {
                 let (reply, fate) = handle(&call.id, "{}");
                 fates.send(fate).expect("somebody wants to know");
-                items(first.map(notice).into_iter().chain([Item::Reply(reply)]).collect::<Vec<_>>())
+                items(first.map(notice).into_iter().chain([ReplyItem::Reply(reply)]).collect::<Vec<_>>())
             });
             let world = FrontAndService::new(&[&desk], |_| {});
             let mut client = world.client(version).await;

@@ -4,12 +4,15 @@ use bytes::Bytes;
 use deferral::internals::{
     dialect::{Call, Caller, Credentials, PrincipalKey},
     front::{self, Config, TlsPaths},
-    policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Resume, Route},
-    protocol::Id,
-    proxy::{AccessSummary, Commit, Item, Items, Passage, Passed, Passing, Reply, Service},
-    runtime::{Drain, Net, Pipes, Stopping, SystemClock},
+    policy::{DeferPolicy, LegacyTaskPolicy, Mode, PrincipalSource, ResumePolicy, Route, WaitPolicy},
+    protocol::RequestId,
+    proxy::{
+        AccessSummary, CallReply, DeliveryCommit, LegacyRequest, LegacyResponse, ReplyItem, ReplyStream,
+        ResponseBody, RouteService,
+    },
+    runtime::{Drain, DrainWatch, Network, PipeNetwork, SystemClock},
     telemetry,
-    upstream::{CallError, Document},
+    upstream::{CallError, OriginResponse},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
@@ -34,15 +37,15 @@ use tokio::{
 };
 use tracing_subscriber::layer::SubscriberExt;
 
-type Script = dyn Fn(Call) -> Items + Send + Sync;
+type Script = dyn Fn(Call) -> ReplyStream + Send + Sync;
 
 /// A service that answers by a script and remembers what it was asked.
 pub(crate) struct ScriptedService {
     route: Arc<Route>,
     script: Box<Script>,
     pub(crate) seen: Mutex<Vec<(Call, Caller)>>,
-    pub(crate) passed: Mutex<Vec<Passage>>,
-    pub(crate) document: Mutex<Option<Result<Document, CallError>>>,
+    pub(crate) passed: Mutex<Vec<LegacyRequest>>,
+    pub(crate) document: Mutex<Option<Result<OriginResponse, CallError>>>,
     pub(crate) fetched: Mutex<Vec<String>>,
     /// Whether its server cannot be reached.
     pub(crate) is_down: Mutex<bool>,
@@ -90,18 +93,18 @@ pub(crate) struct Watch(Option<oneshot::Sender<()>>);
 // === impl ScriptedService ===
 
 impl ScriptedService {
-    pub(crate) fn new(script: impl Fn(Call) -> Items + Send + Sync + 'static) -> Arc<Self> {
+    pub(crate) fn new(script: impl Fn(Call) -> ReplyStream + Send + Sync + 'static) -> Arc<Self> {
         Self::on("/mcp", |_| {}, script)
     }
 
     pub(crate) fn on(
         path: &str,
         change: impl FnOnce(&mut Route),
-        script: impl Fn(Call) -> Items + Send + Sync + 'static,
+        script: impl Fn(Call) -> ReplyStream + Send + Sync + 'static,
     ) -> Arc<Self> {
         let mut route = Route {
             path: path.into(),
-            defer: Defer {
+            defer: DeferPolicy {
                 mode: Mode::Auto,
                 after: Duration::from_secs(5),
                 retention: Duration::ZERO,
@@ -109,13 +112,18 @@ impl ScriptedService {
             },
             tools: Vec::new(),
             principal: PrincipalSource::Authorization,
-            questions: deferral::internals::policy::Questions::default(),
+            questions: deferral::internals::policy::InputPolicy::default(),
             forward: Vec::new(),
-            legacy_tasks: LegacyTasks::default(),
-            resume: Resume::default(),
+            legacy_tasks: LegacyTaskPolicy::default(),
+            resume: ResumePolicy::default(),
             // A test that waits says so.
-            held: Held { progress: None, comments: Duration::from_secs(600), deadline: None, ticket: None },
-            tickets: deferral::internals::policy::Tickets::default(),
+            held: WaitPolicy {
+                progress: None,
+                comments: Duration::from_secs(600),
+                deadline: None,
+                ticket: None,
+            },
+            tickets: deferral::internals::policy::TicketPolicy::default(),
             limits: Default::default(),
             queue: Default::default(),
             timeout: None,
@@ -136,7 +144,10 @@ impl ScriptedService {
     }
 
     /// As [`ScriptedService::new`], with a comment after so many milliseconds of silence.
-    pub(crate) fn paced(millis: u64, script: impl Fn(Call) -> Items + Send + Sync + 'static) -> Arc<Self> {
+    pub(crate) fn paced(
+        millis: u64,
+        script: impl Fn(Call) -> ReplyStream + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Self::on("/mcp", |route| route.held.comments = Duration::from_millis(millis), script)
     }
 
@@ -165,7 +176,7 @@ impl ScriptedService {
             });
             stream::once(async move {
                 let _watch = watch;
-                std::future::pending::<Item>().await
+                std::future::pending::<ReplyItem>().await
             })
             .boxed()
         });
@@ -173,12 +184,12 @@ impl ScriptedService {
     }
 }
 
-impl Service for ScriptedService {
+impl RouteService for ScriptedService {
     fn route(&self) -> &Arc<Route> {
         &self.route
     }
 
-    fn call(&self, call: Arc<Call>, caller: Caller) -> Items {
+    fn call(&self, call: Arc<Call>, caller: Caller) -> ReplyStream {
         self.seen.lock().unwrap().push((Call::clone(&call), caller));
         (self.script)(Arc::unwrap_or_clone(call))
     }
@@ -187,44 +198,44 @@ impl Service for ScriptedService {
         !*self.is_down.lock().unwrap()
     }
 
-    fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {
+    fn relay(&self, passage: LegacyRequest) -> BoxFuture<'static, LegacyResponse> {
         let body = format!("{} {}", passage.method, passage.query.as_deref().unwrap_or_default());
         self.passed.lock().unwrap().push(passage);
-        let body = Passing::Whole(body.into(), AccessSummary::default());
-        std::future::ready(Passed { status: StatusCode::OK, headers: HeaderMap::new(), body }).boxed()
+        let body = ResponseBody::Whole(body.into(), AccessSummary::default());
+        std::future::ready(LegacyResponse { status: StatusCode::OK, headers: HeaderMap::new(), body }).boxed()
     }
 
     fn metadata<'a>(
         &'a self,
         path: &'a str,
         _credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, CallError>> {
+    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
         self.fetched.lock().unwrap().push(path.to_owned());
         let document = self.document.lock().unwrap().clone().expect("this desk has metadata");
         std::future::ready(document).boxed()
     }
 }
 
-pub(crate) fn once(reply: Reply) -> Items {
-    items([Item::Reply(reply)])
+pub(crate) fn once(reply: CallReply) -> ReplyStream {
+    items([ReplyItem::Reply(reply)])
 }
 
-pub(crate) fn items(items: impl IntoIterator<Item = Item, IntoIter: Send + 'static>) -> Items {
+pub(crate) fn items(items: impl IntoIterator<Item = ReplyItem, IntoIter: Send + 'static>) -> ReplyStream {
     stream::iter(items).boxed()
 }
 
 /// Items that become known one by one.
-pub(crate) fn channel() -> (mpsc::UnboundedSender<Item>, Items) {
+pub(crate) fn channel() -> (mpsc::UnboundedSender<ReplyItem>, ReplyStream) {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let items = stream::unfold(receiver, async |mut receiver: mpsc::UnboundedReceiver<Item>| {
+    let items = stream::unfold(receiver, async |mut receiver: mpsc::UnboundedReceiver<ReplyItem>| {
         Some((receiver.recv().await?, receiver))
     });
     (sender, items.boxed())
 }
 
-pub(crate) fn reply(id: &Id, result: &str) -> Reply {
+pub(crate) fn reply(id: &RequestId, result: &str) -> CallReply {
     let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#);
-    Reply {
+    CallReply {
         status: StatusCode::OK,
         headers: HeaderMap::new(),
         body: body.into(),
@@ -234,13 +245,15 @@ pub(crate) fn reply(id: &Id, result: &str) -> Reply {
 }
 
 /// A reply that carries a handle, and what becomes of it: `Ok` once given, `Err` if it is not.
-pub(crate) fn handle(id: &Id, result: &str) -> (Reply, oneshot::Receiver<()>) {
-    let (commit, fate) = Commit::channel();
-    (Reply { commit: Some(commit), ..reply(id, result) }, fate)
+pub(crate) fn handle(id: &RequestId, result: &str) -> (CallReply, oneshot::Receiver<()>) {
+    let (commit, fate) = DeliveryCommit::channel();
+    (CallReply { commit: Some(commit), ..reply(id, result) }, fate)
 }
 
-pub(crate) fn notice(text: &str) -> Item {
-    Item::Notification(format!(r#"{{"jsonrpc":"2.0","method":"notifications/x","params":"{text}"}}"#).into())
+pub(crate) fn notice(text: &str) -> ReplyItem {
+    ReplyItem::Notification(
+        format!(r#"{{"jsonrpc":"2.0","method":"notifications/x","params":"{text}"}}"#).into(),
+    )
 }
 
 // === impl FrontAndService ===
@@ -257,12 +270,12 @@ impl FrontAndService {
     pub(crate) fn on_pipes(
         desks: &[&Arc<ScriptedService>],
         change: impl FnOnce(&mut Config),
-    ) -> (Self, Pipes) {
+    ) -> (Self, PipeNetwork) {
         let mut config = Config::default();
         change(&mut config);
-        let pipes = Pipes::default();
+        let pipes = PipeNetwork::default();
         let (drain, stopping) = Drain::new();
-        (Self::start_on(desks, config, drain, stopping, &Net::Pipes(pipes.clone())), pipes)
+        (Self::start_on(desks, config, drain, stopping, &Network::Pipes(pipes.clone())), pipes)
     }
 
     /// With what says that clients are to go elsewhere.
@@ -273,19 +286,19 @@ impl FrontAndService {
         let mut config = Config { listen: vec!["127.0.0.1:0".parse().unwrap()], ..Config::default() };
         change(&mut config);
         let ((drain, stopping), (leaves, leaving)) = (Drain::new(), Drain::new());
-        (Self::start_each(desks, config, drain, [leaving, stopping], &Net::System), leaves)
+        (Self::start_each(desks, config, drain, [leaving, stopping], &Network::System), leaves)
     }
 
-    fn start(desks: &[&Arc<ScriptedService>], config: Config, drain: Drain, stopping: Stopping) -> Self {
-        Self::start_on(desks, config, drain, stopping, &Net::System)
+    fn start(desks: &[&Arc<ScriptedService>], config: Config, drain: Drain, stopping: DrainWatch) -> Self {
+        Self::start_on(desks, config, drain, stopping, &Network::System)
     }
 
     fn start_on(
         desks: &[&Arc<ScriptedService>],
         config: Config,
         drain: Drain,
-        stopping: Stopping,
-        net: &Net,
+        stopping: DrainWatch,
+        net: &Network,
     ) -> Self {
         Self::start_each(desks, config, drain, [stopping.clone(), stopping], net)
     }
@@ -294,10 +307,10 @@ impl FrontAndService {
         desks: &[&Arc<ScriptedService>],
         config: Config,
         drain: Drain,
-        signals: [Stopping; 2],
-        net: &Net,
+        signals: [DrainWatch; 2],
+        net: &Network,
     ) -> Self {
-        let services = desks.iter().map(|&desk| Arc::clone(desk) as Arc<dyn Service>).collect();
+        let services = desks.iter().map(|&desk| Arc::clone(desk) as Arc<dyn RouteService>).collect();
         let bound = front::serve(
             config,
             services,
@@ -439,7 +452,7 @@ impl Lines {
         let written = Arc::default();
         let taken: Arc<Mutex<String>> = Arc::clone(&written);
         let take = move |_: &tracing::Level, line: &str| taken.lock().unwrap().push_str(line);
-        let lines = telemetry::Lines::new(telemetry::Format::Json, || UNIX_EPOCH, take);
+        let lines = telemetry::LogLayer::new(telemetry::LineFormat::Json, || UNIX_EPOCH, take);
         let subscriber = tracing_subscriber::registry().with(lines);
         Self { written, _default: tracing::subscriber::set_default(subscriber) }
     }

@@ -21,7 +21,7 @@ use self::listener_and_service::Version;
 use deferral::internals::{
     dialect::PrincipalKey,
     front::{self, Config},
-    runtime::{Drain, Net, SystemClock},
+    runtime::{Drain, Network, SystemClock},
     telemetry,
 };
 use std::{sync::Arc, time::Duration};
@@ -31,7 +31,7 @@ const BOTH: [Version; 2] = [Version::Http1, Version::Http2];
 /// Long enough never to pass in a test.
 const NEVER: Duration = Duration::from_secs(600);
 
-fn start(config: Config) -> Result<front::Bound, front::Error> {
+fn start(config: Config) -> Result<front::FrontHandle, front::Error> {
     let (_drain, stopping) = Drain::new();
     front::serve(
         config,
@@ -40,6 +40,6 @@ fn start(config: Config) -> Result<front::Bound, front::Error> {
         [stopping.clone(), stopping],
         Arc::new(SystemClock::new()),
         telemetry::Tracer::default(),
-        &Net::System,
+        &Network::System,
     )
 }

@@ -3,7 +3,7 @@
 use super::listener_and_service::{
     BOTH_METHODS, Client, FrontAndService, ScriptedService, Version, bare, call, once, reply,
 };
-use deferral::internals::{front, policy::Tokens, runtime::Drain};
+use deferral::internals::{front, policy::TokenSet, runtime::Drain};
 use http::StatusCode;
 use std::sync::Arc;
 
@@ -51,8 +51,8 @@ async fn a_slash_at_the_end_of_a_path_makes_no_difference_unless_both_are_routes
     }
 }
 
-fn health(needs_servers: bool) -> Option<front::Health> {
-    Some(front::Health { path: "/healthz".into(), needs_servers })
+fn health(needs_servers: bool) -> Option<front::HealthConfig> {
+    Some(front::HealthConfig { path: "/healthz".into(), needs_servers })
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn a_health_path_is_answered_without_a_token_and_beside_all_calls() {
         let desk = ScriptedService::prompt();
         let world = FrontAndService::new(&[&desk], |config| {
             config.health = health(false);
-            config.tokens = Tokens::new([("alice".into(), "a-token-of-some-length")]);
+            config.tokens = TokenSet::new([("alice".into(), "a-token-of-some-length")]);
             config.limits.calls = 1;
         });
         let mut client = world.client(Version::Http1).await;

@@ -4,20 +4,20 @@ use super::{
     BOTH,
     listener_and_service::{FrontAndService, ScriptedService, Version, bare, call, once, reply, tls_paths},
 };
-use deferral::internals::upstream::{CallError, Document};
+use deferral::internals::upstream::{CallError, OriginResponse};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use std::sync::Arc;
 
 const SERVERS_OWN: &str = r#"{ "resource" : "https://inner:9000/v1/mcp","x":1.10e3 }"#;
 
-fn document(body: &'static str) -> Document {
+fn document(body: &'static str) -> OriginResponse {
     let headers = HeaderMap::from_iter([
         (http::header::CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8")),
         (http::header::CONTENT_LENGTH, HeaderValue::from_static("1")),
         (http::header::SET_COOKIE, HeaderValue::from_static("inner=1")),
     ]);
-    Document { status: StatusCode::OK, headers, body: body.into() }
+    OriginResponse { status: StatusCode::OK, headers, body: body.into() }
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use super::{
         FrontAndService, ScriptedService, Version, call, channel, frame, items, notice, once, post, reply,
     },
 };
-use deferral::internals::{protocol::Id, proxy::Item};
+use deferral::internals::{protocol::RequestId, proxy::ReplyItem};
 
 use http::{HeaderValue, StatusCode};
 use http_body_util::BodyExt;
@@ -45,7 +45,7 @@ async fn a_notification_begins_an_event_stream_that_ends_with_the_response() {
         let desk = ScriptedService::new(|call| {
             let mut reply = reply(&call.id, "{}");
             reply.status = StatusCode::BAD_REQUEST;
-            items([notice("1"), notice("2"), Item::Reply(reply)])
+            items([notice("1"), notice("2"), ReplyItem::Reply(reply)])
         });
         let answer = FrontAndService::new(&[&desk], |_| {}).client(version).await.ask(call("work")).await;
         assert_eq!(answer.status, StatusCode::OK, "a stream that has begun is 200 for good");
@@ -73,8 +73,8 @@ async fn silence_begins_an_event_stream_and_is_broken_by_comments() {
         assert_eq!(head.headers["content-type"], "text/event-stream");
         assert_eq!(frame(&mut body).await.as_deref(), Some(":\n\n"));
         assert_eq!(frame(&mut body).await.as_deref(), Some(":\n\n"));
-        let id = Id::from_number(7);
-        sender.send(Item::Reply(reply(&id, "{}"))).expect("it is listened to");
+        let id = RequestId::from_number(7);
+        sender.send(ReplyItem::Reply(reply(&id, "{}"))).expect("it is listened to");
         let rest = String::from_utf8(body.collect().await.expect("an end").to_bytes().to_vec()).unwrap();
         assert!(rest.ends_with("data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n"), "{rest}");
     }
@@ -104,7 +104,7 @@ async fn a_large_reply_is_one_event_and_one_json_body() {
         for first in [None, Some("1")] {
             let result = large.clone();
             let desk = ScriptedService::new(move |call| {
-                let reply = Item::Reply(reply(&call.id, &result));
+                let reply = ReplyItem::Reply(reply(&call.id, &result));
                 items(first.map(notice).into_iter().chain([reply]).collect::<Vec<_>>())
             });
             let answer = FrontAndService::new(&[&desk], |_| {}).client(version).await.ask(call("work")).await;

@@ -9,8 +9,8 @@ use super::{
 };
 use deferral::internals::{
     front::{self, Config},
-    protocol::Id,
-    proxy::Item,
+    protocol::RequestId,
+    proxy::ReplyItem,
 };
 
 use http::StatusCode;
@@ -93,8 +93,8 @@ async fn at_the_end_calls_are_finished_and_nothing_new_is_begun() {
         assert!(tokio::net::TcpStream::connect(address).await.is_err(), "nobody listens any more");
         assert_eq!(fresh.read(&mut [0]).await.unwrap_or(0), 0, "closed");
         assert!(!stopped.is_finished());
-        let id = Id::from_number(7);
-        sender.send(Item::Reply(reply(&id, "{}"))).expect("it is listened to");
+        let id = RequestId::from_number(7);
+        sender.send(ReplyItem::Reply(reply(&id, "{}"))).expect("it is listened to");
         let answer = whole(answer.await.expect("no panic").expect("an answer")).await;
         assert_eq!(answer.status, StatusCode::OK, "{version:?}");
         assert_eq!(stopped.await.expect("no panic"), 0, "all work has ended");

@@ -6,7 +6,7 @@ use super::listener_and_service::{
 use deferral::internals::{
     dialect::Principal,
     front::Config,
-    policy::{PrincipalSource, Tokens},
+    policy::{PrincipalSource, TokenSet},
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
 use http_body_util::Full;
@@ -23,7 +23,7 @@ const LIST: &str = r#"{"jsonrpc":"2.0","id":0,"method":"tools/list"}"#;
 fn world(desks: &[&Arc<ScriptedService>]) -> FrontAndService {
     let tokens = [("alice", ALICE), ("alice", ALICES_NEW), ("bob", BOB)];
     FrontAndService::new(desks, |config| {
-        config.tokens = Tokens::new(tokens.map(|(name, token)| (name.into(), token)));
+        config.tokens = TokenSet::new(tokens.map(|(name, token)| (name.into(), token)));
     })
 }
 
@@ -219,7 +219,7 @@ async fn the_log_has_the_name_of_a_token_and_never_the_token() {
 #[tokio::test]
 async fn unauthenticated_requests_take_no_permit_of_authenticated_ones() {
     let (desk, _given_up) = ScriptedService::silent(Duration::from_millis(10));
-    let tokens = Tokens::new([("alice".into(), ALICE)]);
+    let tokens = TokenSet::new([("alice".into(), ALICE)]);
     let world = FrontAndService::new(&[&desk], |config| (config.tokens, config.limits.calls) = (tokens, 1));
     let mut client = world.client(Version::Http1).await;
     let held = client.send(bearing(call("work"), ALICE)).await.expect("it is answered by a comment");
@@ -236,7 +236,7 @@ async fn tokens_that_others_can_read_on_their_way_are_warned_of() {
         let lines = Lines::record();
         let _front = FrontAndService::on_pipes(&[], |config| {
             config.listen = listen.iter().map(|address| address.parse().expect("an address")).collect();
-            config.tokens = Tokens::new([("alice".into(), ALICE)]);
+            config.tokens = TokenSet::new([("alice".into(), ALICE)]);
             change(config);
         });
         let lines = lines.of("tokens_unencrypted").into_iter();
@@ -250,7 +250,7 @@ async fn tokens_that_others_can_read_on_their_way_are_warned_of() {
     );
     for fine in [
         warned(&["127.0.0.1:80", "[::1]:80"], |_| {}),
-        warned(&elsewhere, |config| config.tokens = Tokens::default()),
+        warned(&elsewhere, |config| config.tokens = TokenSet::default()),
         warned(&elsewhere, |config| config.tls = Some(tls_paths())),
         warned(&elsewhere, |config| config.public_url = "https://example.com".parse().ok()),
     ] {

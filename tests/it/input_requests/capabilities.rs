@@ -18,7 +18,7 @@ fn sampling_with_tools() -> Value {
     question
 }
 
-/// What a client declares, what the server asks, and what the client lacks; `None` where it lacks nothing.
+/// What a client declares, what the server asks, and what the client lacks; `Missing` where it lacks nothing.
 fn cases() -> Vec<(Value, Value, Option<Value>)> {
     let form_only = json!({ "elicitation": { "form": {} } });
     let url_only = json!({ "elicitation": { "url": {} } });

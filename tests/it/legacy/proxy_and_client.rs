@@ -2,7 +2,7 @@
 
 use crate::support::modern_client::{Client, Waiting};
 use bytes::Bytes;
-use deferral::internals::runtime::Pipes;
+use deferral::internals::runtime::PipeNetwork;
 use http::{Method, Request};
 use http_body_util::Full;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ impl LegacyClient {
     }
 
     /// The same client in a simulation.
-    pub(crate) fn piped(&self, pipes: &Pipes) -> Self {
+    pub(crate) fn piped(&self, pipes: &PipeNetwork) -> Self {
         Self { client: self.client.piped(pipes) }
     }
 

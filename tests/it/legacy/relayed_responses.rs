@@ -10,7 +10,7 @@ use crate::support::{
 };
 use deferral::internals::{
     app, config,
-    runtime::{Clock, Net, Pipes, SystemClock},
+    runtime::{Clock, Network, PipeNetwork, SystemClock},
 };
 use http::Method;
 use serde_json::json;
@@ -25,7 +25,7 @@ use tokio::{task::JoinHandle, time::sleep};
 /// A server, a proxy and a client on a clock of their own.
 struct Stage {
     server: LegacyServer,
-    proxy: app::Running,
+    proxy: app::RunningProxy,
     client: LegacyClient,
     clock: SystemClock,
     began: Instant,
@@ -53,7 +53,7 @@ async fn ms(millis: u64) {
 
 impl Stage {
     fn new(route: &[&str], top: &[&str], change: impl FnOnce(&mut Options)) -> Self {
-        let pipes = Pipes::default();
+        let pipes = PipeNetwork::default();
         let mut options = Options::default();
         change(&mut options);
         let server = LegacyServer::piped(&pipes, SERVER.parse().expect("an address"), options);
@@ -62,7 +62,7 @@ impl Stage {
         yaml.push_str(&format!("routes:\n  - upstream: {{ url: \"http://{SERVER}/mcp\" }}\n"));
         route.iter().for_each(|member| yaml.push_str(&format!("    {member}\n")));
         let config = config::parse(Path::new("stage.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
-        let proxy = app::start_on(config, &Net::Pipes(pipes.clone())).expect("it starts");
+        let proxy = app::start_on(config, &Network::Pipes(pipes.clone())).expect("it starts");
         let at: SocketAddr = PROXY.parse().expect("an address");
         let clock = SystemClock::new();
         let client = LegacyClient::new(at).piped(&pipes).within("s1");

@@ -5,7 +5,7 @@ use super::{
     scenario::{Client, FULL, Profile, Scenario, Task, What, number},
     server::{ERROR, Word, result},
 };
-use deferral::internals::task::{Record, State, TaskId};
+use deferral::internals::task::{Record, TaskId, TaskState};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,7 +35,9 @@ impl Scenario {
             What::Update(key, words, _) => {
                 self.known(call, said);
                 let kept = self.kept(call);
-                if let Some(State::InputRequired { outstanding }) = kept.map(|record| record.state.clone()) {
+                if let Some(TaskState::InputRequired { outstanding }) =
+                    kept.map(|record| record.state.clone())
+                {
                     assert!(!outstanding.contains_key(key), "an answer is acknowledged and not kept");
                 }
                 let task = self.calls[call].task.as_mut().expect("it is one");
@@ -254,7 +256,7 @@ impl Scenario {
 
     /// The server knows of each call that was cancelled before it had ended.
     fn who_cancelled_was_heard(&self) {
-        for record in self.records.all().iter().filter(|record| record.state == State::Cancelled) {
+        for record in self.records.all().iter().filter(|record| record.state == TaskState::Cancelled) {
             let call = number(record);
             let is_told = self
                 .server
@@ -288,14 +290,14 @@ impl Scenario {
         let calls = self.server.calls();
         let served = &calls[&number];
         match &record.state {
-            State::Working | State::InputRequired { .. } => unreachable!("it has ended"),
-            State::Completed { .. } => {
+            TaskState::Working | TaskState::InputRequired { .. } => unreachable!("it has ended"),
+            TaskState::Completed { .. } => {
                 assert!(matches!(served.end, Some(Word::Result | Word::ToolError)), "{record:?}");
             }
-            State::Cancelled => {
+            TaskState::Cancelled => {
                 assert!(call.task.as_ref().is_some_and(|task| task.cancels), "nobody cancelled {number}");
             }
-            State::Failed { error } => {
+            TaskState::Failed { error } => {
                 let error: Value = serde_json::from_slice(error).expect("JSON");
                 let is_its_own = match served.end {
                     Some(Word::Error) => error["code"] == ERROR,

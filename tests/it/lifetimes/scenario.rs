@@ -9,7 +9,7 @@ use super::{
 use crate::support::faulty_store::{EVERYTHING, Halt, Op};
 use deferral::internals::{
     protocol::Timestamp,
-    task::{Record, State, TaskId},
+    task::{Record, TaskId, TaskState},
 };
 use serde_json::Value;
 use std::{
@@ -575,7 +575,7 @@ impl Scenario {
             // Who it is, and that it was cancelled or is yet to be, nobody can tell the server then.
             let is_known = self.server.calls().get(&call).is_none_or(|served| served.cancelled > 0)
                 || self.records.note(&record.id).is_anchored;
-            let may_matter = !record.state.is_ended() || record.state == State::Cancelled;
+            let may_matter = !record.state.is_ended() || record.state == TaskState::Cancelled;
             self.calls[call].may_go_untold |= may_matter && !is_known;
         }
     }

@@ -4,8 +4,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Bounds, Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Usage, Version},
-    task::{Owner, Record, State, TaskId},
+    store::{
+        DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Store, StoreBounds,
+        StoreError, StoreUsage, TaskTally,
+    },
+    task::{Record, TaskId, TaskPrincipal, TaskState},
 };
 use futures_util::FutureExt;
 use std::{
@@ -16,7 +19,7 @@ use std::{
 /// A store in memory which the next process finds as it is. Clones are the same, in the same process.
 #[derive(Clone)]
 pub(super) struct Records {
-    kept: Arc<Memory>,
+    kept: Arc<MemoryStore>,
     notes: Arc<Mutex<BTreeMap<TaskId, Note>>>,
 }
 
@@ -36,7 +39,7 @@ pub(super) struct Note {
 impl Records {
     pub(super) fn new() -> Self {
         // The first process of all would forget everything at exit.
-        Self { kept: Arc::new(Memory::default().restarted()), notes: Arc::default() }
+        Self { kept: Arc::new(MemoryStore::default().restarted()), notes: Arc::default() }
     }
 
     /// As the next process finds them.
@@ -57,7 +60,7 @@ impl Records {
     }
 
     /// What is counted for a principal.
-    pub(super) fn counted(&self, principal: &[u8; 16]) -> Usage {
+    pub(super) fn counted(&self, principal: &[u8; 16]) -> StoreUsage {
         self.kept.usage(principal)
     }
 
@@ -76,11 +79,16 @@ impl Store for Records {
         self.kept.insert(record).await
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
         self.kept.load(id).await
     }
 
-    async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
+    async fn swap(
+        &self,
+        version: RecordVersion,
+        record: Arc<Record>,
+        flush: Durability,
+    ) -> Result<bool, StoreError> {
         let before = self.get(&record.id);
         let swapped = self.kept.swap(version, Arc::clone(&record), flush).await?;
         if let (true, Some(before)) = (swapped, before) {
@@ -91,7 +99,7 @@ impl Store for Records {
             let note = notes.entry(record.id.clone()).or_default();
             note.unanchored.extend(record.keys_used.difference(&before.keys_used).cloned());
             note.answered.extend(record.undelivered.keys().cloned());
-            note.is_anchored &= !record.state.is_ended() || record.state == State::Cancelled;
+            note.is_anchored &= !record.state.is_ended() || record.state == TaskState::Cancelled;
         }
         Ok(swapped)
     }
@@ -107,32 +115,32 @@ impl Store for Records {
     }
 
     /// In the order in which the calls were made, so that a seed is lived the same way again.
-    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
-        let mut orphans = self.kept.orphans(limit).await?;
+    async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
+        let mut orphans = self.kept.take_orphans(limit).await?;
         orphans.sort_by(|one, other| one.record.tool.cmp(&other.record.tool));
         Ok(orphans)
     }
 
-    fn outlives(&self) -> bool {
+    fn is_durable(&self) -> bool {
         true
     }
 
-    fn bound_by(&self, bounds: Bounds) {
-        self.kept.bound_by(bounds);
+    fn set_bounds(&self, bounds: StoreBounds) {
+        self.kept.set_bounds(bounds);
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
         self.kept.remove(id).await
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError> {
         self.kept.due(now, limit).await
     }
 
     async fn list(
         &self,
-        owner: &Owner,
-        after: Option<&Place>,
+        owner: &TaskPrincipal,
+        after: Option<&ListCursor>,
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
         self.kept.list(owner, after, limit).await
@@ -147,11 +155,11 @@ impl Store for Records {
         self.kept.recent(is_ended, below, limit).await
     }
 
-    fn usage(&self, principal: &[u8; 16]) -> Usage {
+    fn usage(&self, principal: &[u8; 16]) -> StoreUsage {
         self.kept.usage(principal)
     }
 
-    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+    async fn census(&self) -> Result<Vec<TaskTally>, StoreError> {
         self.kept.census().await
     }
 }

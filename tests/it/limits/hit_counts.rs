@@ -10,7 +10,7 @@ use crate::{
     proxy::proxy_and_server::{ALWAYS, Setup, start},
     support::{legacy_server::crowded, limit_hits::LimitHits, modern_client::soon},
 };
-use deferral::internals::{telemetry, upstream::Limits};
+use deferral::internals::{telemetry, upstream::UpstreamLimits};
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -160,7 +160,7 @@ async fn a_server_that_takes_no_connection_is_counted() {
 #[tokio::test(start_paused = true)]
 async fn sessions_over_the_limit_are_counted() {
     let hits = LimitHits::of("limits.client_sessions");
-    let limits = Limits { client_sessions: 1, ..Limits::default() };
+    let limits = UpstreamLimits { client_sessions: 1, ..UpstreamLimits::default() };
     let mut world = Hosted::limited("defer: { mode: never }", limits);
     let (_first, _child) = world.begin(json!({})).await;
     assert_eq!(world.client().post(HELLO).await.answer().await.error()["code"], -31006);

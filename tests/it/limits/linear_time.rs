@@ -8,19 +8,19 @@
 
 use bytes::{Bytes, BytesMut};
 use deferral::internals::{
-    bridge::{Catalogue, elicit, offer},
-    dialect::legacy::{Answers, Post},
-    policy::{Mode, Pattern},
+    bridge::{ToolParamHeaders, elicit, offer},
+    dialect::legacy::{LegacyPost, ResponseTracker},
+    policy::{Mode, NamePattern},
     protocol::{
-        Capabilities, Frame, Heartbeat, InputRequest, Messages, canonical,
-        frame::{brackets, on_one_line},
-        glance::Glance,
+        Capabilities, Frame, InputRequest, MessageReader, ProgressHeartbeat, canonical,
+        frame::{bracket_depth, to_single_line},
+        glance::KindSniffer,
         headers::param_headers,
-        splice::{Edit, Object},
-        sse::{Cutter, Decoder, Editor, Minter, Sieve, Watch},
+        splice::{JsonObject, ObjectEdit},
+        sse::{EventDecoder, EventIdAssigner, EventSplitter, MessageFilter, ResponseEditor, StreamObserver},
         tool_result,
     },
-    upstream::http1::{Framing, HeadReader, Next},
+    upstream::http1::{BodyFraming, BodyPart, HeadReader},
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::{hint::black_box, time::Duration};
@@ -84,21 +84,24 @@ fn pieces(bytes: &Bytes) -> impl Iterator<Item = Bytes> {
 fn a_batch_of_many_requests_is_read_in_proportion() {
     let batch = || listed("[", |at| format!(r#"{{"id":{at},"method":"ping"}}"#), "]");
     grows_with_its_input("Post::waiting", 1_500, batch(), |body| {
-        let waiting = Post::read(&mut Messages::of(body.clone())).expect("messages").waiting();
+        let waiting = LegacyPost::read(&mut MessageReader::of(body.clone())).expect("messages").request_ids();
         black_box(waiting.len());
     });
     let same = listed("[", |_| r#"{"id":1,"method":"ping"}"#.to_owned(), "]");
     grows_with_its_input("Post::waiting, of one id", 1_000, same, |body| {
-        assert_eq!(Post::read(&mut Messages::of(body.clone())).expect("messages").waiting().len(), 1);
+        assert_eq!(
+            LegacyPost::read(&mut MessageReader::of(body.clone())).expect("messages").request_ids().len(),
+            1
+        );
     });
     let cancel = |at| format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{at}}}}}"#);
     grows_with_its_input("Post::cancels", 500, listed("[", cancel, "]"), |body| {
-        let post = Post::read(&mut Messages::of(body.clone())).expect("messages");
-        black_box(post.cancels().count());
+        let post = LegacyPost::read(&mut MessageReader::of(body.clone())).expect("messages");
+        black_box(post.cancelled_ids().count());
     });
     // Whatever is wrong with it.
     grows_with_its_input("Messages", 1_500, listed("[", |_| "[[1],{}]".to_owned(), ""), |body| {
-        black_box(Messages::of(body.clone()).count());
+        black_box(MessageReader::of(body.clone()).count());
     });
 }
 
@@ -112,22 +115,22 @@ fn answers_to_a_batch_are_seen_in_proportion() {
     let asked = |stream: &Bytes| {
         let asked = stream.windows(2).filter(|pair| pair == b"\n\n").count();
         let batch = listed("[", |at| format!(r#"{{"id":{at},"method":"ping"}}"#), "]")(asked);
-        Post::read(&mut Messages::of(batch)).expect("messages").waiting()
+        LegacyPost::read(&mut MessageReader::of(batch)).expect("messages").request_ids()
     };
     grows_with_its_input("Answers", 1_000, answered, |stream| {
-        let mut answers = Answers::to(asked(stream), 1 << 20);
+        let mut answers = ResponseTracker::new(asked(stream), 1 << 20);
         for chunk in pieces(stream) {
-            assert!(answers.are_due());
-            answers.see(&chunk);
+            assert!(answers.has_unanswered());
+            answers.observe(&chunk);
         }
-        assert!(!answers.are_due());
+        assert!(!answers.has_unanswered());
     });
     grows_with_its_input("Answers::waiting", 1_000, answered, |stream| {
         let waiting = asked(stream);
-        let mut answers = Answers::to(waiting.clone(), 1 << 20);
-        answers.see(&stream.slice(..stream.len() / 2));
-        answers.only(answers.waiting());
-        assert!(!answers.waiting().is_empty() && answers.waiting().len() < waiting.len());
+        let mut answers = ResponseTracker::new(waiting.clone(), 1 << 20);
+        answers.observe(&stream.slice(..stream.len() / 2));
+        answers.retain(answers.unanswered());
+        assert!(!answers.unanswered().is_empty() && answers.unanswered().len() < waiting.len());
     });
 }
 
@@ -141,36 +144,36 @@ fn an_event_that_comes_in_small_pieces_is_read_in_proportion() {
         ("many events", joined("data:x\n\n", "")),
     ] {
         grows_with_its_input(&format!("Cutter, {kind}"), 5_000, &stream, |stream| {
-            let mut cutter = Cutter::new(1 << 30);
+            let mut cutter = EventSplitter::new(1 << 30);
             for chunk in pieces(stream) {
                 cutter.feed(chunk);
                 while cutter.next_piece().is_some() {}
             }
         });
         grows_with_its_input(&format!("Editor, {kind}"), 2_000, &stream, |stream| {
-            let mut editor = Editor::new(1 << 30);
+            let mut editor = ResponseEditor::new(1 << 30);
             pieces(stream).for_each(|chunk| drop(editor.feed(chunk, |_| None)));
         });
         grows_with_its_input(&format!("Sieve, {kind}"), 2_000, &stream, |stream| {
-            let mut sieve = Sieve::new(1 << 30);
+            let mut sieve = MessageFilter::new(1 << 30);
             pieces(stream).for_each(|chunk| drop(sieve.feed(chunk, || true, |_| false)));
         });
         grows_with_its_input(&format!("Minter, {kind}"), 2_000, &stream, |stream| {
-            let mut minter = Minter::new([7; 16], true, 1 << 30);
+            let mut minter = EventIdAssigner::new([7; 16], true, 1 << 30);
             pieces(stream).for_each(|chunk| drop(minter.feed(chunk)));
         });
         grows_with_its_input(&format!("Decoder, {kind}"), 2_000, &stream, |stream| {
-            let mut decoder = Decoder::new(1 << 30);
+            let mut decoder = EventDecoder::new(1 << 30);
             for chunk in pieces(stream) {
                 decoder.feed(chunk);
                 while decoder.next_event().expect("it is not too large").is_some() {}
             }
         });
         grows_with_its_input(&format!("Watch, {kind}"), 2_000, &stream, |stream| {
-            let mut watch = Watch::listening();
+            let mut watch = StreamObserver::collecting_messages();
             for chunk in pieces(stream) {
-                watch.see(&chunk);
-                black_box(watch.take_heard());
+                watch.observe(&chunk);
+                black_box(watch.take_messages());
             }
         });
     }
@@ -198,7 +201,7 @@ fn an_answer_that_comes_in_small_pieces_is_read_in_proportion() {
     }
     let chunked = || {
         let head = http::Response::builder().header("transfer-encoding", "chunked").body(());
-        Framing::of(&head.expect("a head")).expect("chunks")
+        BodyFraming::of(&head.expect("a head")).expect("chunks")
     };
     for (kind, body) in [
         ("the extension of a chunk", within("5;", "x", "\r\nhello\r\n0\r\n\r\n")),
@@ -210,11 +213,11 @@ fn an_answer_that_comes_in_small_pieces_is_read_in_proportion() {
             let (mut framing, mut read) = (chunked(), BytesMut::new());
             for piece in pieces(body) {
                 read.extend_from_slice(&piece);
-                while let Next::Data(data) = framing.next(&mut read).expect("a body") {
+                while let BodyPart::Data(data) = framing.next(&mut read).expect("a body") {
                     black_box(data);
                 }
             }
-            assert_eq!(framing, Framing::Over);
+            assert_eq!(framing, BodyFraming::Ended);
         });
     }
 }
@@ -234,19 +237,19 @@ fn a_message_of_many_parts_is_read_in_proportion() {
         black_box(Frame::parse(message.clone()).expect("a message"));
     });
     grows_with_its_input("Glance", 2_000, request(), |message| {
-        let mut glance = Glance::default();
-        pieces(&message.slice(10..)).for_each(|piece| glance.see(&piece));
+        let mut glance = KindSniffer::default();
+        pieces(&message.slice(10..)).for_each(|piece| glance.feed(&piece));
     });
     grows_with_its_input("brackets", 30_000, nested, |json| {
-        black_box(brackets(json));
+        black_box(bracket_depth(json));
     });
     grows_with_its_input("on_one_line", 30_000, joined("{\n", ""), |json| {
-        black_box(on_one_line(json.clone()));
+        black_box(to_single_line(json.clone()));
     });
     grows_with_its_input("Object", 2_000, members(), |json| {
-        let object = Object::read(json).expect("an object");
-        assert!(object.repeated().is_none() && object.get("key1").is_some() && !object.contains("k"));
-        let mut edit = Edit::new(&object);
+        let object = JsonObject::read(json).expect("an object");
+        assert!(object.repeated_key().is_none() && object.get("key1").is_some() && !object.contains("k"));
+        let mut edit = ObjectEdit::new(&object);
         edit.set("key1", "7").remove("key2").set("more", "8");
         black_box(edit.apply());
     });
@@ -266,7 +269,7 @@ fn a_message_of_many_parts_is_read_in_proportion() {
         black_box(Capabilities::read(json.clone()).expect("an object"));
     });
     grows_with_its_input("Heartbeat::see", 2_000, request(), |message| {
-        Heartbeat::new(Bytes::from_static(b"1"), true).see(message);
+        ProgressHeartbeat::new(Bytes::from_static(b"1"), true).observe(message);
     });
 }
 
@@ -285,17 +288,17 @@ fn tools_and_input_requests_of_a_server_are_read_in_proportion() {
     });
     let page = listed(r#"{"tools":["#, tool, "]}");
     grows_with_its_input("Catalogue::add_page", 300, page, |page| {
-        Catalogue::default().add_page(page, |_| ()).expect("a page");
+        ToolParamHeaders::default().add_page(page, |_| ()).expect("a page");
     });
     let blocks = listed(r#"{"content":["#, |_| r#"{"type":"text","text":" "}"#.to_owned(), "]}");
     grows_with_its_input("tool_result::words", 500, blocks, |result| {
-        assert_eq!((tool_result::words(result), tool_result::is_error(result)), (None, false));
+        assert_eq!((tool_result::first_text(result), tool_result::is_error(result)), (None, false));
     });
 }
 
 #[test]
 fn a_rule_is_matched_in_proportion() {
-    let pattern = Pattern::new("*a*aa*ab?");
+    let pattern = NamePattern::new("*a*aa*ab?");
     grows_with_its_input("Pattern::matches", 2_000, joined("aab", "cc"), |name| {
         assert!(!pattern.matches(std::str::from_utf8(name).expect("text")));
     });

@@ -4,10 +4,10 @@
 use crate::support::random_json::{Member, member, members, mixed, object, unknown_members, value};
 use bytes::Bytes;
 use deferral::internals::{
-    bridge::offer::{self, Handshake},
+    bridge::offer::{self, ServerTaskSupport},
     dialect::{
         Call,
-        modern::{self, Read},
+        modern::{self, ModernMessage},
         raise,
     },
     policy::Mode,
@@ -82,7 +82,7 @@ fn read(text: &str) -> Call {
     headers.insert("mcp-method", HeaderValue::from_static("tools/call"));
     headers.insert("mcp-name", HeaderValue::from_static("tool"));
     match modern::read(Frame::parse(Bytes::copy_from_slice(text.as_bytes())), &headers, None) {
-        Ok(Read::Request(call, _)) => Arc::unwrap_or_clone(call),
+        Ok(ModernMessage::Request(call, _)) => Arc::unwrap_or_clone(call),
         other => panic!("{other:?}: {text}"),
     }
 }
@@ -197,7 +197,7 @@ proptest! {
         let call = read(&sent);
         let said = object(&[m("method", "\"notifications/progress\""), m("params", params.clone())], " ");
         let frame = Frame::parse(Bytes::from(said)).expect("valid");
-        let got = modern::notice(&call, &frame).map(|got| text(&got));
+        let got = modern::notification_for(&call, &frame).map(|got| text(&got));
         prop_assert_eq!(got.is_some(), call.progress_token.is_some());
         if let Some(got) = got {
             let want = with(members(&params), &[("progressToken", Some("\"p\"".into()))]);
@@ -219,7 +219,7 @@ proptest! {
         whole.extend(outer);
         let said = object(&whole, &pad);
         let frame = Frame::parse(Bytes::from(said.clone())).expect("valid");
-        let Some(Handshake::None { offer: Some(got) }) = offer::handshake(&frame, lists) else {
+        let Some(ServerTaskSupport::Missing { offer: Some(got) }) = offer::task_support(&frame, lists) else {
             panic!("no offer: {said}")
         };
         let list = if lists { r#""list":{},"# } else { "" };
@@ -307,7 +307,7 @@ proptest! {
         ], ""));
         let said = Bytes::from(object(&[m("method", "\"notifications/vendor\""), m("params", params)], " "));
         let frame = Frame::parse(said.clone()).expect("valid");
-        prop_assert_eq!(modern::notice(&call, &frame), Some(said));
+        prop_assert_eq!(modern::notification_for(&call, &frame), Some(said));
     }
 
     #[test]
@@ -344,7 +344,7 @@ proptest! {
         let spread = value.replace(' ', "\n").replace('\t', "\r\n");
         let spread_is_json = serde_json::from_str::<&RawValue>(&spread).is_ok();
         prop_assume!(spread_is_json);
-        let line = text(&frame::on_one_line(Bytes::from(spread.clone())));
+        let line = text(&frame::to_single_line(Bytes::from(spread.clone())));
         prop_assert!(!line.contains(['\n', '\r']));
         prop_assert_eq!(line, spread.replace(['\n', '\r'], " "));
     }

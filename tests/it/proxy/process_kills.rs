@@ -12,7 +12,7 @@ use crate::support::{
 };
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Due, Memory, Store as _},
+    store::{DueTask, MemoryStore, Store as _},
 };
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
@@ -100,9 +100,9 @@ async fn live(client: &Client, life: Life, told: &Mutex<Told>) {
 }
 
 /// How many tasks have not ended.
-async fn working(store: &Memory) -> usize {
+async fn working(store: &MemoryStore) -> usize {
     let all = store.due(Timestamp::from_millis(u64::MAX), 9).await.expect("it answers");
-    all.iter().filter(|due: &&Due| !due.is_ended).count()
+    all.iter().filter(|due: &&DueTask| !due.is_ended).count()
 }
 
 /// One life, which is cut off there. Says whether it was.

@@ -5,7 +5,7 @@ use crate::support::{
     legacy_server::LegacyServer,
     modern_client::{Client, soon},
 };
-use deferral::internals::{app::Running, telemetry};
+use deferral::internals::{app::RunningProxy, telemetry};
 use serde_json::Value;
 use std::{
     net::SocketAddr,
@@ -53,7 +53,7 @@ impl Program {
         Self::begun(threads, move || start(&url, route, top)).await
     }
 
-    async fn begun(mut threads: Builder, start: impl FnOnce() -> Running + Send + 'static) -> Self {
+    async fn begun(mut threads: Builder, start: impl FnOnce() -> RunningProxy + Send + 'static) -> Self {
         let (stop, stopping) = oneshot::channel();
         let (tell, told) = oneshot::channel();
         let log = Log::default();
@@ -62,11 +62,11 @@ impl Program {
             let take = move |_: &tracing::Level, line: &str| {
                 written.0.lock().expect("nothing panics while it is held").push_str(line);
             };
-            let lines = telemetry::Lines::new(telemetry::Format::Json, || UNIX_EPOCH, take);
+            let lines = telemetry::LogLayer::new(telemetry::LineFormat::Json, || UNIX_EPOCH, take);
             let _log = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
             let runtime = threads.enable_all().build().expect("a runtime");
             runtime.block_on(async {
-                let running: Running = start();
+                let running: RunningProxy = start();
                 tell.send(running.addresses[0]).expect("the test waits");
                 match stopping.await {
                     Ok(End::Killed) => {}

@@ -7,8 +7,8 @@ use crate::support::{
 };
 use deferral::internals::{
     admin, app, config,
-    runtime::Net,
-    store::{Secret, Store},
+    runtime::Network,
+    store::{Store, StoreSecret},
 };
 use serde_json::json;
 use std::{net::SocketAddr, path::Path, sync::Arc};
@@ -16,7 +16,7 @@ use std::{net::SocketAddr, path::Path, sync::Arc};
 /// The proxy and what is behind it.
 pub(crate) struct ProxyAndServer {
     pub(crate) server: LegacyServer,
-    pub(crate) proxy: app::Running,
+    pub(crate) proxy: app::RunningProxy,
 }
 
 /// What a world is to be like.
@@ -60,7 +60,7 @@ impl ProxyAndServer {
     }
 
     /// Goes on with these members, in front of the same server.
-    pub(crate) fn reload(&mut self, route: &[&str], top: &[&str]) -> Result<admin::Changed, app::Error> {
+    pub(crate) fn reload(&mut self, route: &[&str], top: &[&str]) -> Result<admin::ChangedKeys, app::Error> {
         self.proxy.reload(written(&self.server.url(), route, top))
     }
 
@@ -117,7 +117,7 @@ impl Setup {
         let server = LegacyServer::start(self.options).await;
         let config = written(&server.url(), &self.route, &self.top);
         let proxy = match self.store {
-            Some(store) => app::start_with(config, &Net::System, store, None),
+            Some(store) => app::start_with(config, &Network::System, store, None),
             None => app::start(config),
         };
         ProxyAndServer { server, proxy: proxy.expect("the proxy starts") }
@@ -125,17 +125,22 @@ impl Setup {
 }
 
 /// A proxy in front of a URL.
-pub(crate) fn start(url: &str, route: &[&str], top: &[&str]) -> app::Running {
+pub(crate) fn start(url: &str, route: &[&str], top: &[&str]) -> app::RunningProxy {
     app::start(written(url, route, top)).expect("the proxy starts")
 }
 
 /// Where tasks are kept for longer than a proxy lives, and the secret beside it.
-pub(crate) type Kept = (Arc<dyn Store>, Secret);
+pub(crate) type Kept = (Arc<dyn Store>, StoreSecret);
 
 /// The same, with tasks kept there.
-pub(crate) fn start_kept(url: &str, (store, secret): Kept, route: &[&str], top: &[&str]) -> app::Running {
+pub(crate) fn start_kept(
+    url: &str,
+    (store, secret): Kept,
+    route: &[&str],
+    top: &[&str],
+) -> app::RunningProxy {
     let config = written(url, route, top);
-    app::start_with(config, &Net::System, store, Some(secret)).expect("the proxy starts")
+    app::start_with(config, &Network::System, store, Some(secret)).expect("the proxy starts")
 }
 
 pub(crate) fn written(url: &str, route: &[&str], top: &[&str]) -> config::Config {

@@ -10,14 +10,14 @@ use crate::support::{
     legacy_server::{LegacyServer, Options},
     modern_client::{Client, soon},
 };
-use deferral::internals::store::{Memory, Secret, Store};
+use deferral::internals::store::{MemoryStore, Store, StoreSecret};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// A server, and where the proxies before it keep their tasks.
 pub(crate) struct Place {
     pub(crate) server: LegacyServer,
-    memory: Memory,
+    memory: MemoryStore,
     secret: u8,
 }
 
@@ -29,7 +29,7 @@ impl Place {
     /// Before a server that is like this.
     pub(crate) async fn before(change: impl FnOnce(&mut Options)) -> Self {
         let server = LegacyServer::start(Setup::new().server(change).options).await;
-        Self { server, memory: Memory::default(), secret: 1 }
+        Self { server, memory: MemoryStore::default(), secret: 1 }
     }
 
     /// The next process.
@@ -39,14 +39,14 @@ impl Place {
     }
 
     /// What the next process finds.
-    pub(crate) fn next(&mut self) -> Memory {
+    pub(crate) fn next(&mut self) -> MemoryStore {
         self.memory = self.memory.restarted();
         self.memory.restarted()
     }
 
     /// The next process, on a store of the test's own.
     pub(crate) async fn start_on(&self, store: Arc<dyn Store>, route: Members, top: Members) -> Program {
-        let kept: Kept = (store, Secret::new(&[self.secret; 32]));
+        let kept: Kept = (store, StoreSecret::new(&[self.secret; 32]));
         Program::kept(&self.server, kept, route, top).await
     }
 }

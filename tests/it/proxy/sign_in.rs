@@ -198,7 +198,7 @@ async fn nothing_passes_where_the_clients_authorization_does_not() {
 }
 
 /// A proxy with a route to each.
-fn two(one: &LegacyServer, other: &LegacyServer) -> app::Running {
+fn two(one: &LegacyServer, other: &LegacyServer) -> app::RunningProxy {
     let text = format!(
         "listen: 127.0.0.1:0\nadmin: \"off\"\nroutes:\n  - {{ path: /a/mcp, upstream: {{ url: '{}' }} }}\n  - {{ path: /b, upstream: {{ url: '{}' }} }}\n",
         one.url(),

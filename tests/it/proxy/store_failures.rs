@@ -9,7 +9,7 @@ use crate::support::{
     legacy_server::{Call, LegacyServer},
     modern_client::Client,
 };
-use deferral::internals::store::{Secret, Store};
+use deferral::internals::store::{Store, StoreSecret};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -171,7 +171,7 @@ async fn a_store_that_fails_leaves_calls_synchronous_and_their_input_requests_op
 async fn a_failing_store_is_logged_once_and_its_recovery_once() {
     let server = LegacyServer::start(Setup::new().options).await;
     let store = FaultyStore::new();
-    let kept = (store.clone() as Arc<dyn Store>, Secret::new(&[1; 32]));
+    let kept = (store.clone() as Arc<dyn Store>, StoreSecret::new(&[1; 32]));
     let proxy = Program::kept(&server, kept, &[ALWAYS], &[]).await;
     let client = proxy.client().with_tasks();
     let said = |event: &str| proxy.log.lines().iter().filter(|line| line["event"] == event).count();

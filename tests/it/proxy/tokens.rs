@@ -8,7 +8,7 @@ use crate::{
         modern_client::{Client, indistinguishable, soon},
     },
 };
-use deferral::internals::store::{Memory, Secret};
+use deferral::internals::store::{MemoryStore, StoreSecret};
 use http::Method;
 use serde_json::json;
 use std::{path::Path, sync::Arc};
@@ -201,10 +201,10 @@ async fn where_authorization_passes_the_server_judges_who_uses_a_session() {
 #[tokio::test]
 async fn a_session_belongs_to_its_principal_after_a_restart() {
     let server = LegacyServer::start(Setup::new().options).await;
-    let mut memory = Memory::default();
+    let mut memory = MemoryStore::default();
     let mut next = |secret: u8| {
         memory = memory.restarted();
-        let kept: Kept = (Arc::new(memory.restarted()), Secret::new(&[secret; 32]));
+        let kept: Kept = (Arc::new(memory.restarted()), StoreSecret::new(&[secret; 32]));
         start_kept(&server.url(), kept, &["principal: { header: X-User }"], &[])
     };
     let first = next(1);

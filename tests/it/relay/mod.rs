@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use deferral::internals::{
-    bridge::relay::{Action, Loss, Phase, Relay, Verdict},
-    dialect::legacy::{Anchor, Answers},
-    policy::{Held, Silence},
-    protocol::{ErrorObject, Id, sse::Decoder},
+    bridge::relay::{LossReason, RelayAction, RelayOutcome, RelayPhase, ResponseRelay},
+    dialect::legacy::{ResponseTracker, ResumePosition},
+    policy::{KeepAliveTimer, WaitPolicy},
+    protocol::{ErrorObject, RequestId, sse::EventDecoder},
     runtime::{Clock, SystemClock},
 };
 use proptest::prelude::*;
@@ -22,23 +22,24 @@ enum Cut {
     Empty,
 }
 
-type Subject = Relay<Cut>;
+type Subject = ResponseRelay<Cut>;
 type Step = fn(&mut Subject, Instant);
 type Make = fn(Instant) -> Subject;
 
 const COMMENTS: Duration = Duration::from_secs(5);
 const DEADLINE: Duration = Duration::from_secs(60);
-const HELD: Held = Held { progress: None, comments: COMMENTS, deadline: Some(DEADLINE), ticket: None };
+const HELD: WaitPolicy =
+    WaitPolicy { progress: None, comments: COMMENTS, deadline: Some(DEADLINE), ticket: None };
 
 const PRIMING: &str = "id: e1\nretry: 10\ndata:\n\n";
 const RESULT: &str = "id: e2\ndata: {\"id\":7,\"result\":{}}\n\n";
 
-impl Loss for Cut {
-    fn is_break(&self) -> bool {
+impl LossReason for Cut {
+    fn is_connection_loss(&self) -> bool {
         *self == Self::Broken
     }
 
-    fn is_closing(&self) -> bool {
+    fn is_shutdown(&self) -> bool {
         *self == Self::Closing
     }
 
@@ -54,17 +55,17 @@ impl Loss for Cut {
         Self::Empty
     }
 
-    fn closing() -> Self {
+    fn shutdown() -> Self {
         Self::Closing
     }
 }
 
-fn seven() -> SmallVec<[Id; 1]> {
-    smallvec![Id::from_number(7)]
+fn seven() -> SmallVec<[RequestId; 1]> {
+    smallvec![RequestId::from_number(7)]
 }
 
-fn silence(start: Instant) -> Silence {
-    Silence::new(HELD, None, start)
+fn silence(start: Instant) -> KeepAliveTimer {
+    KeepAliveTimer::new(HELD, None, start)
 }
 
 /// An event stream that answers a call, as far as it has come.
@@ -72,14 +73,14 @@ fn events(start: Instant, so_far: &'static str) -> Subject {
     of_events(seven(), start, so_far)
 }
 
-fn of_events(waiting: SmallVec<[Id; 1]>, start: Instant, so_far: &'static str) -> Subject {
-    let mut relay = Relay::of_events(Answers::to(waiting, 1024), silence(start));
+fn of_events(waiting: SmallVec<[RequestId; 1]>, start: Instant, so_far: &'static str) -> Subject {
+    let mut relay = ResponseRelay::of_events(ResponseTracker::new(waiting, 1024), silence(start));
     relay.handle_chunk(Bytes::from_static(so_far.as_bytes()), false);
     relay
 }
 
 fn document(start: Instant, so_far: &'static str) -> Subject {
-    let mut relay = Relay::of_document(seven(), true, silence(start));
+    let mut relay = ResponseRelay::of_document(seven(), true, silence(start));
     relay.handle_chunk(Bytes::from_static(so_far.as_bytes()), false);
     relay
 }
@@ -91,7 +92,7 @@ fn then(mut relay: Subject, steps: &[fn(&mut Subject)]) -> Subject {
 
 const BREAKS: fn(&mut Subject) = |r| r.handle_end(Some(Cut::Broken));
 const ENDS: fn(&mut Subject) = |r| r.handle_end(None);
-const OWED: fn(&mut Subject) = |r| r.handle_owed(seven());
+const OWED: fn(&mut Subject) = |r| r.handle_unanswered(seven());
 
 const CUT: &str = "id: e1\n\nid: e2\ndata: {\"id\":7,\"result\":";
 
@@ -107,9 +108,9 @@ const PHASES: [(&str, Make); 15] = [
     ("taking up", |start| then(events(start, PRIMING), &[BREAKS, OWED])),
     ("taking up, cut", |start| then(events(start, CUT), &[BREAKS, OWED])),
     ("refused", |start| {
-        then(events(start, PRIMING), &[BREAKS, OWED, |r| r.handle_taken_up(Err(Cut::Broken))])
+        then(events(start, PRIMING), &[BREAKS, OWED, |r| r.handle_resumed(Err(Cut::Broken))])
     }),
-    ("taken up, cut", |start| then(events(start, CUT), &[BREAKS, OWED, |r| r.handle_taken_up(Ok(()))])),
+    ("taken up, cut", |start| then(events(start, CUT), &[BREAKS, OWED, |r| r.handle_resumed(Ok(()))])),
     ("document", |start| document(start, "")),
     ("document, begun", |start| document(start, "{\"id\":7,")),
     ("document, an error", |start| document(start, "{\"id\":7,\"error\":{}}")),
@@ -129,16 +130,16 @@ const EVENTS: [(&str, Step); 20] = [
     ("ends", |r, _| r.handle_end(None)),
     ("breaks", |r, _| r.handle_end(Some(Cut::Broken))),
     ("takes too long", |r, _| r.handle_end(Some(Cut::TimedOut))),
-    ("owed", |r, _| r.handle_owed(seven())),
-    ("taken back", |r, _| r.handle_owed(SmallVec::new())),
-    ("taken up", |r, _| r.handle_taken_up(Ok(()))),
-    ("not taken up", |r, _| r.handle_taken_up(Err(Cut::TimedOut))),
-    ("our own", |r, _| r.handle_own(Bytes::from_static(b"data: ours\n\n"))),
+    ("owed", |r, _| r.handle_unanswered(seven())),
+    ("taken back", |r, _| r.handle_unanswered(SmallVec::new())),
+    ("taken up", |r, _| r.handle_resumed(Ok(()))),
+    ("not taken up", |r, _| r.handle_resumed(Err(Cut::TimedOut))),
+    ("our own", |r, _| r.handle_own_event(Bytes::from_static(b"data: ours\n\n"))),
     ("too early", |r, start| r.handle_timeout(start)),
     ("a long silence", |r, start| r.handle_timeout(start + COMMENTS)),
     ("the deadline", |r, start| r.handle_timeout(start + DEADLINE)),
-    ("stopping", |r, _| r.handle_stopping()),
-    ("departed", |r, _| r.handle_departed()),
+    ("stopping", |r, _| r.handle_shutdown()),
+    ("departed", |r, _| r.handle_disconnect()),
 ];
 
 #[test]
@@ -154,7 +155,7 @@ fn every_phase_meets_every_event() {
                 std::iter::from_fn(|| relay.poll_action()).map(|action| shown(&action)).collect();
             let after = format!("{:?}", relay.phase());
             let due = relay.poll_timeout(|| start).map_or_else(String::new, |at| format!("{:?}", at - start));
-            let speaks = if relay.may_speak() { "speaks" } else { "" };
+            let speaks = if relay.can_insert() { "speaks" } else { "" };
             table +=
                 &format!("{phase:18} | {name:17} | {after:8} {due:3} {speaks:6} | {}", actions.join(", "));
             table = table.trim_end().to_owned() + "\n";
@@ -164,29 +165,29 @@ fn every_phase_meets_every_event() {
 }
 
 /// An action on one line.
-fn shown(action: &Action<Cut>) -> String {
-    let error = |verdict: &Verdict<Cut>| match verdict {
-        Verdict::Said(said) => format!("{said:?}"),
-        Verdict::Left => "left".to_owned(),
-        Verdict::Departed => "departed".to_owned(),
-        Verdict::Lost(lost) => format!("lost: {lost:?}"),
-        Verdict::Overdue(error) => format!("overdue: {}", error.code()),
+fn shown(action: &RelayAction<Cut>) -> String {
+    let error = |verdict: &RelayOutcome<Cut>| match verdict {
+        RelayOutcome::Completed(said) => format!("{said:?}"),
+        RelayOutcome::Resumable => "left".to_owned(),
+        RelayOutcome::Cancelled => "departed".to_owned(),
+        RelayOutcome::Lost(lost) => format!("lost: {lost:?}"),
+        RelayOutcome::TimedOut(error) => format!("overdue: {}", error.code()),
     };
-    let ids = |ids: &[Id]| ids.iter().map(|id| text(id.as_bytes())).collect::<Vec<_>>().join(" ");
-    let behind = |anchor: &Anchor| {
-        format!("{} {:?} {}", anchor.last_id.to_str().expect("ascii"), anchor.retry, anchor.fruitless)
+    let ids = |ids: &[RequestId]| ids.iter().map(|id| text(id.as_bytes())).collect::<Vec<_>>().join(" ");
+    let behind = |anchor: &ResumePosition| {
+        format!("{} {:?} {}", anchor.last_id.to_str().expect("ascii"), anchor.retry, anchor.fruitless_resumes)
     };
     match action {
-        Action::Send(bytes) => format!("Send {:?}", text(bytes)),
-        Action::Answered(bytes, said) => format!("Answered {:?} {said:?}", text(bytes)),
-        Action::End(bytes, verdict) => format!("End {:?} {}", text(bytes), error(verdict)),
-        Action::Break(verdict) => format!("Break {}", error(verdict)),
-        Action::Settle(waiting) => format!("Settle {}", ids(waiting)),
-        Action::TakeUp(from) => format!("TakeUp {}", behind(from)),
-        Action::Leave(from, waiting) => format!("Leave {}: {}", behind(from), ids(waiting)),
-        Action::Release => "Release".to_owned(),
-        Action::Cancel => "Cancel".to_owned(),
-        Action::GiveUp => "GiveUp".to_owned(),
+        RelayAction::Send(bytes) => format!("Send {:?}", text(bytes)),
+        RelayAction::SendAnswered(bytes, said) => format!("Answered {:?} {said:?}", text(bytes)),
+        RelayAction::End(bytes, verdict) => format!("End {:?} {}", text(bytes), error(verdict)),
+        RelayAction::Abort(verdict) => format!("Break {}", error(verdict)),
+        RelayAction::ResolveUnanswered(waiting) => format!("Settle {}", ids(waiting)),
+        RelayAction::Resume(from) => format!("TakeUp {}", behind(from)),
+        RelayAction::KeepForResume(from, waiting) => format!("Leave {}: {}", behind(from), ids(waiting)),
+        RelayAction::Release => "Release".to_owned(),
+        RelayAction::Cancel => "Cancel".to_owned(),
+        RelayAction::CancelOverdue => "GiveUp".to_owned(),
     }
 }
 
@@ -247,7 +248,7 @@ struct Seen {
     sent: Vec<u8>,
     /// How it has ended.
     ends: usize,
-    last: Option<Verdict<Cut>>,
+    last: Option<RelayOutcome<Cut>>,
     left: Option<String>,
     taken_up_from: Option<usize>,
     /// What was sent behind the end.
@@ -260,19 +261,22 @@ impl Seen {
         while let Some(action) = relay.poll_action() {
             self.late += usize::from(self.ends > 0);
             let (bytes, verdict) = match action {
-                Action::Send(bytes) | Action::Answered(bytes, _) => (bytes, None),
-                Action::End(bytes, verdict) => (bytes, Some(verdict)),
-                Action::Break(verdict) => (Bytes::new(), Some(verdict)),
-                Action::TakeUp(from) => {
+                RelayAction::Send(bytes) | RelayAction::SendAnswered(bytes, _) => (bytes, None),
+                RelayAction::End(bytes, verdict) => (bytes, Some(verdict)),
+                RelayAction::Abort(verdict) => (Bytes::new(), Some(verdict)),
+                RelayAction::Resume(from) => {
                     let id = from.last_id.to_str().expect("ascii").to_owned();
                     self.taken_up_from = id.strip_prefix('e').and_then(|number| number.parse().ok());
                     continue;
                 }
-                Action::Leave(from, _) => {
+                RelayAction::KeepForResume(from, _) => {
                     self.left = Some(from.last_id.to_str().expect("ascii").to_owned());
                     continue;
                 }
-                Action::Settle(_) | Action::Release | Action::Cancel | Action::GiveUp => continue,
+                RelayAction::ResolveUnanswered(_)
+                | RelayAction::Release
+                | RelayAction::Cancel
+                | RelayAction::CancelOverdue => continue,
             };
             if let Some(chunk) = chunk {
                 assert_eq!(bytes.as_ptr(), chunk.as_ptr(), "the server's bytes are not copied");
@@ -294,20 +298,20 @@ proptest! {
         let served = served(if crlf { "\r\n" } else { "\n" });
         // What is still to come by this connection.
         let mut coming = Bytes::from(served.concat());
-        let mut relay = Relay::of_events(Answers::to(seven(), 1024), silence(start));
+        let mut relay = ResponseRelay::of_events(ResponseTracker::new(seven(), 1024), silence(start));
         let mut seen = Seen::default();
         let mut own = 0;
         for op in ops {
             let phase = relay.phase();
             match op {
-                Op::Chunk(count) if phase == Phase::Flowing => {
+                Op::Chunk(count) if phase == RelayPhase::Flowing => {
                     let chunk = coming.split_to(count.min(coming.len()));
                     relay.handle_chunk(chunk.clone(), false);
                     seen.drain(&mut relay, Some(&chunk));
                 }
                 Op::Own => {
-                    own += usize::from(relay.may_speak());
-                    relay.handle_own(Bytes::from_static(b"data: ours\n\n"));
+                    own += usize::from(relay.can_insert());
+                    relay.handle_own_event(Bytes::from_static(b"data: ours\n\n"));
                 }
                 Op::Passes(seconds) => {
                     now += Duration::from_secs(seconds);
@@ -315,22 +319,22 @@ proptest! {
                         relay.handle_timeout(now);
                     }
                 }
-                Op::Breaks if phase == Phase::Flowing => relay.handle_end(Some(Cut::Broken)),
-                Op::Ends if phase == Phase::Flowing => relay.handle_end(None),
-                Op::Settles(owed) => relay.handle_owed(if owed { seven() } else { SmallVec::new() }),
-                Op::TakenUp(goes_on) if phase == Phase::TakingUp => {
+                Op::Breaks if phase == RelayPhase::Flowing => relay.handle_end(Some(Cut::Broken)),
+                Op::Ends if phase == RelayPhase::Flowing => relay.handle_end(None),
+                Op::Settles(owed) => relay.handle_unanswered(if owed { seven() } else { SmallVec::new() }),
+                Op::TakenUp(goes_on) if phase == RelayPhase::Resuming => {
                     let from = seen.taken_up_from.expect("it is said from where");
                     coming = Bytes::from(served[from + 1..].concat());
-                    relay.handle_taken_up(if goes_on { Ok(()) } else { Err(Cut::Broken) });
+                    relay.handle_resumed(if goes_on { Ok(()) } else { Err(Cut::Broken) });
                 }
-                Op::Stops => relay.handle_stopping(),
-                Op::Departs => relay.handle_departed(),
+                Op::Stops => relay.handle_shutdown(),
+                Op::Departs => relay.handle_disconnect(),
                 Op::Chunk(_) | Op::Breaks | Op::Ends | Op::TakenUp(_) => {}
             }
             seen.drain(&mut relay, None);
         }
         prop_assert!(seen.ends <= 1 && seen.late == 0, "one outcome, and nothing behind it");
-        let mut decoder = Decoder::new(1 << 20);
+        let mut decoder = EventDecoder::new(1 << 20);
         decoder.feed(Bytes::from(seen.sent));
         let (mut events, mut ours, mut errors, mut last_id) = (Vec::new(), 0, 0, None);
         while let Some(event) = decoder.next_event().expect("small") {
@@ -353,7 +357,7 @@ proptest! {
         let events: Vec<_> = events.into_iter().filter(|event| !event.is_empty()).collect();
         prop_assert_eq!(&events[..], &all[..events.len()], "each once, in their order");
         prop_assert_eq!(ours, own);
-        let is_error = matches!(seen.last, Some(Verdict::Lost(_) | Verdict::Overdue(_)));
+        let is_error = matches!(seen.last, Some(RelayOutcome::Lost(_) | RelayOutcome::TimedOut(_)));
         let answered = events.len() == all.len();
         prop_assert_eq!(errors, usize::from(is_error && !answered));
         if let Some(left) = seen.left {

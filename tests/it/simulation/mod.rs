@@ -5,14 +5,14 @@ mod coverage;
 use bytes::Bytes;
 use deferral::internals::{
     bridge::{
-        Action, Exchange,
-        exchange::{Ask, Deadlines, Manner, Phase},
+        Exchange, ExchangeAction,
+        exchange::{CallDeadlines, ExchangePhase, InputDelivery, InputNumber},
     },
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
     task::{
-        Effect, Event, Owner, Record, Scope, State, TaskId, apply,
-        view::experimental::{self, Outcome, ToolErrors},
+        Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState, apply,
+        view::experimental::{self, TaskOutcome, ToolErrors},
     },
 };
 use proptest::prelude::*;
@@ -86,7 +86,7 @@ enum Fate {
 /// What a change of the record means to the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mail {
-    Answer(Ask),
+    Answer(InputNumber),
     Cancelled,
 }
 
@@ -114,7 +114,7 @@ struct Client {
     /// Requests that wait for their answer.
     waiting: usize,
     /// What it has been asked, and will come back for.
-    asked: Option<BTreeSet<Ask>>,
+    asked: Option<BTreeSet<InputNumber>>,
     rounds: usize,
     plain_answers: Vec<Word>,
     has_handle: bool,
@@ -131,7 +131,7 @@ struct LegacyView {
     /// Every step from one status to another, in either.
     steps: BTreeSet<(&'static str, &'static str)>,
     /// What `tasks/result` gives now.
-    outcome: Option<Outcome>,
+    outcome: Option<TaskOutcome>,
     waiters: Vec<Waiter>,
 }
 
@@ -139,7 +139,7 @@ struct LegacyView {
 struct Waiter {
     came_late: bool,
     /// The response it got. It keeps waiting, so that a second one is noticed.
-    told: Vec<Outcome>,
+    told: Vec<TaskOutcome>,
 }
 
 const TOOL_ERRORS: [ToolErrors; 2] = [ToolErrors::Failed, ToolErrors::Completed];
@@ -150,23 +150,23 @@ const WAITERS: usize = 4;
 struct Server {
     spoke: Option<Word>,
     cancels: usize,
-    questions: BTreeMap<Ask, Fate>,
+    questions: BTreeMap<InputNumber, Fate>,
     /// What it has turned the call over for: it has no call until all that is answered.
-    turned_over: Option<BTreeSet<Ask>>,
+    turned_over: Option<BTreeSet<InputNumber>>,
     turns: usize,
 }
 
 impl CallSimulation {
     fn new(defer_after: Option<Duration>) -> Self {
         let now = SystemClock::new().now();
-        let deadlines = Deadlines {
+        let deadlines = CallDeadlines {
             defer_after,
             settle: Duration::from_millis(25),
             park: Duration::from_secs(300),
-            turn: Some(Duration::from_secs(300)),
+            input_timeout: Some(Duration::from_secs(300)),
         };
         Self {
-            exchange: Exchange::new(Manner::Rounds, deadlines, now),
+            exchange: Exchange::new(InputDelivery::RoundTrips, deadlines, now),
             now,
             clock: Timestamp::from_millis(1_000_000),
             record: None,
@@ -188,7 +188,7 @@ impl CallSimulation {
         let open = self.server.questions.values().any(|fate| *fate == Fate::Open);
         let back = !self.client.gone && self.client.asked.is_some();
         let in_task = match &self.record {
-            Some(Record { state: State::InputRequired { .. }, .. }) => self.client.has_handle,
+            Some(Record { state: TaskState::InputRequired { .. }, .. }) => self.client.has_handle,
             _ => false,
         };
         [
@@ -216,7 +216,7 @@ impl CallSimulation {
             (ClientCancels, self.client.has_handle && !self.client.cancelled),
             (MailArrives, !self.mail.is_empty()),
             (WaiterComes, self.client.has_handle && self.older.waiters.len() < WAITERS),
-            (ProxyStops, self.exchange.phase() == Phase::Parked),
+            (ProxyStops, self.exchange.phase() == ExchangePhase::Parked),
         ]
         .into_iter()
         .filter_map(|(happening, possible)| possible.then_some(happening))
@@ -232,22 +232,22 @@ impl CallSimulation {
             Happening::ServerSaysItsToolFailed => self.speak(Word::ToolError),
             Happening::ServerIsLost => self.speak(Word::Lost),
             Happening::ServerAsks => {
-                let ask = Ask::try_from(self.server.questions.len()).expect("few");
+                let ask = InputNumber::try_from(self.server.questions.len()).expect("few");
                 self.server.questions.insert(ask, Fate::Open);
-                self.exchange.handle_question(ask, self.now);
+                self.exchange.handle_input_request(ask, self.now);
             }
             Happening::ServerWithdraws => {
                 let open = self.server.questions.iter_mut().find(|(_, fate)| **fate == Fate::Open);
                 let (ask, fate) = open.expect("one is open");
                 *fate = Fate::Withdrawn;
-                self.exchange.handle_withdrawn(*ask);
+                self.exchange.handle_input_withdrawn(*ask);
             }
             Happening::ServerTurnsOver => {
-                let first = Ask::try_from(self.server.questions.len()).expect("few");
+                let first = InputNumber::try_from(self.server.questions.len()).expect("few");
                 let asks = BTreeSet::from([first, first + 1]);
                 self.server.questions.extend(asks.iter().map(|ask| (*ask, Fate::Open)));
                 self.server.turned_over = Some(asks.clone());
-                self.exchange.handle_turn_over(asks, self.now);
+                self.exchange.handle_input_required(asks, self.now);
             }
             Happening::TimeComes => {
                 self.now = self.exchange.poll_timeout().expect("armed").max(self.now);
@@ -259,11 +259,12 @@ impl CallSimulation {
             }
             Happening::StoreAnswers => {
                 self.storing = false;
-                let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+                let owner =
+                    TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
                 let retention = Duration::from_secs(60);
                 let id = TaskId::from_entropy([7; 16]);
                 let record = Record::new(id, owner, "tool", retention, self.clock);
-                self.record = Some(Record { raised: !self.older.calls, ..record });
+                self.record = Some(Record { is_translated: !self.older.calls, ..record });
                 self.older.watch(self.record.as_ref());
                 self.exchange.handle_stored(true, self.now);
             }
@@ -279,8 +280,8 @@ impl CallSimulation {
             Happening::ClientLeaves => {
                 self.client.gone = true;
                 self.handle_on_its_way = false;
-                if self.client.waiting > 0 || self.exchange.phase() == Phase::Handing {
-                    self.exchange.handle_departed();
+                if self.client.waiting > 0 || self.exchange.phase() == ExchangePhase::CommittingHandle {
+                    self.exchange.handle_disconnect();
                 }
                 self.client.waiting = 0;
             }
@@ -293,20 +294,21 @@ impl CallSimulation {
                 self.exchange.handle_retry(&BTreeSet::new(), Some(AFTER), self.now);
             }
             Happening::ClientAnswersInTask => {
-                let Some(Record { state: State::InputRequired { outstanding }, .. }) = &self.record else {
+                let Some(Record { state: TaskState::InputRequired { outstanding }, .. }) = &self.record
+                else {
                     unreachable!("it is possible only then")
                 };
                 let key = outstanding.keys().next().expect("never empty").clone();
                 let answers = BTreeMap::from([(key, Ok(Bytes::from_static(b"{}")))]);
-                for effect in self.apply(Event::Answered { answers, are_kept: false }) {
-                    if let Effect::AnswerUpstream { key, .. } = effect {
+                for effect in self.apply(TaskEvent::InputAnswered { answers, are_stored: false }) {
+                    if let TaskEffect::AnswerUpstream { key, .. } = effect {
                         self.mail.push_back(Mail::Answer(key.parse().expect("a number")));
                     }
                 }
             }
             Happening::ClientCancels => {
                 self.client.cancelled = true;
-                if self.apply(Event::CANCELLED_BY_CLIENT).contains(&Effect::CancelUpstream) {
+                if self.apply(TaskEvent::CANCELLED_BY_CLIENT).contains(&TaskEffect::CancelUpstream) {
                     self.mail.push_back(Mail::Cancelled);
                 }
             }
@@ -317,15 +319,15 @@ impl CallSimulation {
                 Mail::Answer(ask) if self.server.questions[&ask] != Fate::Open => {}
                 Mail::Answer(ask) => {
                     self.answer(ask);
-                    self.exchange.handle_answered(ask);
+                    self.exchange.handle_input_answered(ask);
                 }
-                Mail::Cancelled => self.exchange.handle_cancelled(),
+                Mail::Cancelled => self.exchange.handle_task_cancelled(),
             },
             Happening::WaiterComes => {
                 let told: Vec<_> = self.record.iter().filter_map(experimental::outcome).collect();
                 self.older.waiters.push(Waiter { came_late: !told.is_empty(), told });
             }
-            Happening::ProxyStops => self.exchange.handle_stopping(self.now),
+            Happening::ProxyStops => self.exchange.handle_shutdown(self.now),
         }
         self.carry_out();
         // A call that is a task whatever comes has to be stored before its handle is given.
@@ -349,13 +351,13 @@ impl CallSimulation {
             return;
         }
         self.client.waiting += 1;
-        let open = |ask: &Ask| self.server.questions[ask] == Fate::Open;
+        let open = |ask: &InputNumber| self.server.questions[ask] == Fate::Open;
         let answered: BTreeSet<_> = asked.into_iter().filter(open).take(answers).collect();
         answered.iter().for_each(|ask| self.answer(*ask));
         self.exchange.handle_retry(&answered, Some(AFTER), self.now);
     }
 
-    fn answer(&mut self, ask: Ask) {
+    fn answer(&mut self, ask: InputNumber) {
         let fate = self.server.questions.get_mut(&ask).expect("an answer to what was asked");
         assert_eq!(*fate, Fate::Open, "question {ask} is answered twice, or after its end");
         *fate = Fate::Answered;
@@ -365,12 +367,12 @@ impl CallSimulation {
         while let Some(action) = self.exchange.poll_action() {
             self.log.push(format!("  -> {action:?}"));
             match action {
-                Action::Reply(word) => {
+                ExchangeAction::Reply(word) => {
                     assert!(self.client.waiting > 0, "an answer for nobody");
                     self.client.waiting = 0;
                     self.client.plain_answers.push(word);
                 }
-                Action::Ask(asks) => {
+                ExchangeAction::RequestInput(asks) => {
                     assert!(self.client.waiting > 0, "a question for nobody");
                     assert!(self.client.asked.is_none());
                     for ask in &asks {
@@ -379,60 +381,62 @@ impl CallSimulation {
                     self.client.waiting = 0;
                     self.client.asked = Some(asks);
                 }
-                Action::Store => {
+                ExchangeAction::Store => {
                     assert!(!self.storing && self.record.is_none(), "a task is stored once");
                     self.storing = true;
                 }
-                Action::ReplyTask => {
+                ExchangeAction::ReplyTask => {
                     assert!(self.record.is_some(), "a handle of a task that is not stored");
                     assert!(self.client.waiting > 0);
                     self.client.waiting = 0;
                     self.handle_on_its_way = true;
                 }
-                Action::AskInTask(ask) => {
+                ExchangeAction::RequestInTask(ask) => {
                     assert_eq!(self.server.questions[&ask], Fate::Open);
                     let request = Bytes::from_static(b"{}");
-                    let effects = self.apply(Event::Asked { key: ask.to_string(), request });
+                    let effects = self.apply(TaskEvent::InputRequested { key: ask.to_string(), request });
                     if effects.is_empty() {
                         self.server.questions.insert(ask, Fate::Declined);
                     }
                 }
-                Action::Lapse(ask) => {
+                ExchangeAction::ExpireInput(ask) => {
                     // Refused where it has been answered: the answer counts.
-                    if !self.apply(Event::Withdrawn { key: ask.to_string() }).is_empty() {
+                    if !self.apply(TaskEvent::InputWithdrawn { key: ask.to_string() }).is_empty() {
                         let fate = self.server.questions.insert(ask, Fate::Declined);
                         assert_eq!(fate, Some(Fate::Open), "lapsed what is not open");
                     }
                 }
-                Action::Withdraw(ask) => drop(self.apply(Event::Withdrawn { key: ask.to_string() })),
-                Action::AskOnStream(_) => unreachable!("nobody is asked on a stream here"),
-                Action::Turn => {
+                ExchangeAction::Withdraw(ask) => {
+                    drop(self.apply(TaskEvent::InputWithdrawn { key: ask.to_string() }))
+                }
+                ExchangeAction::RequestOnStream(_) => unreachable!("nobody is asked on a stream here"),
+                ExchangeAction::RetryUpstream => {
                     let asks = self.server.turned_over.take().expect("made again, and was not turned over");
                     assert!(asks.iter().all(|ask| self.server.questions[ask] == Fate::Answered));
                     assert_eq!(self.server.cancels, 0, "made again after it was cancelled");
                     self.server.turns += 1;
                 }
-                Action::Decline(ask) => {
+                ExchangeAction::Decline(ask) => {
                     let fate = self.server.questions.insert(ask, Fate::Declined);
                     assert_eq!(fate, Some(Fate::Open), "declined what is not open");
                 }
-                Action::Settle(word) => {
+                ExchangeAction::StoreResult(word) => {
                     let event = match word {
-                        Word::Result => Event::Returned { result: Bytes::from_static(WORD.as_bytes()) },
+                        Word::Result => TaskEvent::Returned { result: Bytes::from_static(WORD.as_bytes()) },
                         Word::ToolError => {
-                            Event::Returned { result: Bytes::from_static(TOOL_ERROR.as_bytes()) }
+                            TaskEvent::Returned { result: Bytes::from_static(TOOL_ERROR.as_bytes()) }
                         }
                         Word::Lost => {
-                            Event::Failed { error: Bytes::from_static(ERROR.as_bytes()), message: None }
+                            TaskEvent::Failed { error: Bytes::from_static(ERROR.as_bytes()), message: None }
                         }
                     };
                     self.apply(event);
                 }
-                Action::Forget => {
+                ExchangeAction::RemoveTask => {
                     assert!(self.record.take().is_some(), "only what is stored is forgotten");
                     self.older.watch(None);
                 }
-                Action::CancelUpstream => {
+                ExchangeAction::CancelUpstream => {
                     assert_eq!(self.server.spoke, None, "a cancel after the server's final word");
                     self.server.cancels += 1;
                 }
@@ -441,7 +445,7 @@ impl CallSimulation {
     }
 
     /// Applies an event to the stored task and checks that it moves only as it may.
-    fn apply(&mut self, event: Event) -> Vec<Effect> {
+    fn apply(&mut self, event: TaskEvent) -> Vec<TaskEffect> {
         let Some(record) = &self.record else { return Vec::new() };
         let ended = record.state.is_ended();
         match apply(record, event, self.clock) {
@@ -450,7 +454,7 @@ impl CallSimulation {
                 assert!(next.ttl >= record.ttl, "a ttl was shortened");
                 self.record = Some(next);
                 self.older.watch(self.record.as_ref());
-                if effects.contains(&Effect::Announce) {
+                if effects.contains(&TaskEffect::Announce) {
                     self.older.hear();
                 }
                 effects
@@ -462,7 +466,7 @@ impl CallSimulation {
     /// What the sweeper does with a task that is due.
     fn sweep(&mut self) {
         let Some(record) = &self.record else { return };
-        if record.due() > self.clock {
+        if record.due_at() > self.clock {
             return;
         }
         if record.is_expired(self.clock) {
@@ -470,7 +474,7 @@ impl CallSimulation {
             self.record = None;
             self.older.watch(None);
         } else {
-            self.apply(Event::Renewed);
+            self.apply(TaskEvent::TtlRenewed);
         }
     }
 
@@ -492,14 +496,14 @@ impl CallSimulation {
             let record = self.record.as_ref().expect("a task whose handle was given is kept");
             assert!(record.state.is_ended(), "a task without an end: {:?}", record.state);
             match (&record.state, &self.server.spoke) {
-                (State::Completed { result, is_error: false }, Some(Word::Result)) => {
+                (TaskState::Completed { result, is_error: false }, Some(Word::Result)) => {
                     assert_eq!(result, WORD);
                 }
-                (State::Completed { result, is_error: true }, Some(Word::ToolError)) => {
+                (TaskState::Completed { result, is_error: true }, Some(Word::ToolError)) => {
                     assert_eq!(result, TOOL_ERROR);
                 }
-                (State::Failed { .. }, Some(Word::Lost)) => {}
-                (State::Cancelled, _) => assert!(self.client.cancelled),
+                (TaskState::Failed { .. }, Some(Word::Lost)) => {}
+                (TaskState::Cancelled, _) => assert!(self.client.cancelled),
                 (state, spoke) => panic!("the server said {spoke:?} and the task is {state:?}"),
             }
             self.older.check(record);
@@ -555,7 +559,7 @@ impl LegacyView {
     fn check(&self, record: &Record) {
         let own = |word: &str| {
             let mut own: Value = serde_json::from_str(word).expect("JSON");
-            if record.raised {
+            if record.is_translated {
                 own.as_object_mut().expect("an object").remove("resultType");
             }
             own["_meta"] =
@@ -563,12 +567,12 @@ impl LegacyView {
             own
         };
         match (self.outcome.as_ref().expect("the task has ended"), &record.state) {
-            (Outcome::Result(given), State::Completed { is_error, .. }) => {
+            (TaskOutcome::Result(given), TaskState::Completed { is_error, .. }) => {
                 let given: Value = serde_json::from_slice(given).expect("JSON");
                 assert_eq!(given, own(if *is_error { TOOL_ERROR } else { WORD }));
             }
-            (Outcome::Error(given), State::Failed { .. }) => assert_eq!(given, ERROR),
-            (Outcome::Cancelled, State::Cancelled) => {}
+            (TaskOutcome::Error(given), TaskState::Failed { .. }) => assert_eq!(given, ERROR),
+            (TaskOutcome::Cancelled, TaskState::Cancelled) => {}
             (outcome, state) => panic!("a task that is {state:?} came to {outcome:?}"),
         }
         assert_eq!(self.waiters.len(), WAITERS);

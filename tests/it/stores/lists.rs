@@ -2,14 +2,14 @@
 
 use super::{Fresh, MINUTE, START, asked, id, inserted, listed, owners, progressed, record_of, swapped};
 use deferral::internals::{
-    store::{Place, Store, Updated, update},
-    task::{Event, Owner, Record, TaskId},
+    store::{ListCursor, Store, UpdateOutcome, update},
+    task::{Record, TaskEvent, TaskId, TaskPrincipal},
 };
 
 use std::{sync::Arc, time::Duration};
 
 /// Task `number` of `owner`, created so many seconds after the start.
-fn owned(number: u128, owner: &Owner, seconds: u64) -> Arc<Record> {
+fn owned(number: u128, owner: &TaskPrincipal, seconds: u64) -> Arc<Record> {
     let id = TaskId::from_entropy(number.to_be_bytes());
     let created = START + Duration::from_secs(seconds);
     Arc::new(Record::new(id, owner.clone(), "slow", Duration::ZERO, created))
@@ -29,12 +29,12 @@ pub(super) async fn a_list_has_the_tasks_of_its_owner_only(store: Arc<dyn Store>
         assert_eq!(listed(&*store, &owner, None, 99).await, own);
         // Nor does another's place open a way to the other's tasks.
         for record in &all {
-            for found in listed(&*store, &owner, Some(&Place::of(record)), 99).await {
+            for found in listed(&*store, &owner, Some(&ListCursor::of(record)), 99).await {
                 assert_eq!(found.owner, owner);
             }
         }
     }
-    let nobody = Owner { principal: [9; 16], ..owners().remove(0) };
+    let nobody = TaskPrincipal { principal: [9; 16], ..owners().remove(0) };
     assert_eq!(listed(&*store, &nobody, None, 99).await, []);
 }
 
@@ -48,7 +48,7 @@ pub(super) async fn a_list_is_in_order_of_age_and_then_of_id(store: Arc<dyn Stor
     assert_eq!(listed(&*store, owner, None, 99).await, wanted);
     // From behind each of them on, the same.
     for (at, record) in wanted.iter().enumerate() {
-        assert_eq!(listed(&*store, owner, Some(&Place::of(record)), 99).await, wanted[at + 1..]);
+        assert_eq!(listed(&*store, owner, Some(&ListCursor::of(record)), 99).await, wanted[at + 1..]);
     }
 }
 
@@ -59,13 +59,13 @@ pub(super) async fn a_list_goes_on_behind_a_place_that_no_longer_exists(store: A
         inserted(&*store, Arc::clone(record)).await;
     }
     store.remove(&records[2].id).await.expect("removed");
-    let behind = listed(&*store, owner, Some(&Place::of(&records[2])), 2).await;
+    let behind = listed(&*store, owner, Some(&ListCursor::of(&records[2])), 2).await;
     assert_eq!(behind, records[3..5]);
     // Places nobody ever had: before everything, between, behind everything.
     for (seconds, number, wanted) in
         [(0, 0, vec![1, 3, 4, 5]), (1, 9, vec![4, 5]), (2, 9, vec![]), (9, 0, vec![])]
     {
-        let place = Place::of(&owned(number, owner, seconds));
+        let place = ListCursor::of(&owned(number, owner, seconds));
         let wanted: Vec<_> = wanted.into_iter().map(|at: usize| Arc::clone(&records[at])).collect();
         assert_eq!(listed(&*store, owner, Some(&place), 99).await, wanted, "{place:?}");
     }
@@ -73,7 +73,7 @@ pub(super) async fn a_list_goes_on_behind_a_place_that_no_longer_exists(store: A
     for record in &records {
         store.remove(&record.id).await.expect("removed");
     }
-    assert_eq!(listed(&*store, owner, Some(&Place::of(&records[2])), 99).await, []);
+    assert_eq!(listed(&*store, owner, Some(&ListCursor::of(&records[2])), 99).await, []);
 }
 
 pub(super) async fn a_list_stays_within_its_limit(store: Arc<dyn Store>) {
@@ -85,7 +85,7 @@ pub(super) async fn a_list_stays_within_its_limit(store: Arc<dyn Store>) {
     }
     for limit in [0, 1, 4, 5, 6, usize::MAX] {
         assert_eq!(listed(&*store, owner, None, limit).await, records[..limit.min(5)]);
-        let behind = listed(&*store, owner, Some(&Place::of(&records[1])), limit).await;
+        let behind = listed(&*store, owner, Some(&ListCursor::of(&records[1])), limit).await;
         assert_eq!(behind, records[2..2 + limit.min(3)]);
     }
 }
@@ -97,9 +97,9 @@ pub(super) async fn a_list_shows_records_as_they_are_now(store: Arc<dyn Store>) 
     }
     let id = owned(2, owner, 0).id.clone();
     // A change moves nothing: its place follows from when it was created.
-    for event in [progressed("half"), asked("a"), Event::CANCELLED_BY_CLIENT] {
+    for event in [progressed("half"), asked("a"), TaskEvent::CANCELLED_BY_CLIENT] {
         let told = update(&*store, &id, &event, START + MINUTE).await.expect("answers");
-        let Updated::Done { after, .. } = told else { panic!("applied: {told:?}") };
+        let UpdateOutcome::Applied { after, .. } = told else { panic!("applied: {told:?}") };
         let wanted = [owned(1, owner, 0), after, owned(3, owner, 0)];
         assert_eq!(listed(&*store, owner, None, 99).await, wanted);
     }
@@ -120,9 +120,11 @@ pub(super) async fn operators_find_the_youngest_first_and_what_works_apart_from_
         let created = START + MINUTE * u32::from(number % 3);
         inserted(&*store, record_of(number, number, created)).await;
     }
-    for (number, event) in
-        [(2, Event::CANCELLED_BY_CLIENT), (5, Event::Returned { result: "{}".into() }), (4, asked("a"))]
-    {
+    for (number, event) in [
+        (2, TaskEvent::CANCELLED_BY_CLIENT),
+        (5, TaskEvent::Returned { result: "{}".into() }),
+        (4, asked("a")),
+    ] {
         update(&*store, &id(number), &event, START).await.expect("answers");
     }
     for limit in [0, 1, 3, 4, 5, usize::MAX] {
@@ -134,7 +136,7 @@ pub(super) async fn operators_find_the_youngest_first_and_what_works_apart_from_
     // A place is good when what was there is gone, or has ended.
     store.remove(&id(4)).await.expect("removed");
     assert_eq!(recent(false, place, 9).await.0, ids(&[3, 1]));
-    update(&*store, &id(6), &Event::CANCELLED_BY_CLIENT, START).await.expect("answers");
+    update(&*store, &id(6), &TaskEvent::CANCELLED_BY_CLIENT, START).await.expect("answers");
     assert_eq!(recent(false, None, 9).await.0, ids(&[3, 1]));
     assert_eq!(recent(true, None, 9).await.0, ids(&[6, 5, 2]));
     assert_eq!(recent(true, recent(true, None, 1).await.1, 9).await.0, ids(&[5, 2]));
@@ -204,21 +206,25 @@ pub(super) async fn pages_lose_and_repeat_nothing_during_concurrent_changes(fres
     let mut walks = 0;
     while walks < 10 || !crowd.iter().all(tokio::task::JoinHandle::is_finished) {
         walks += 1;
-        let (mut seen, mut place) = (Vec::<Place>::new(), None);
+        let (mut seen, mut place) = (Vec::<ListCursor>::new(), None);
         loop {
             let page = listed(&*store, &owner, place.as_ref(), 7).await;
             let Some(last) = page.last() else { break };
-            place = Some(Place::of(last));
+            place = Some(ListCursor::of(last));
             // Only the last page is short: what went is made up for.
             let is_short = page.len() < 7;
-            seen.extend(page.iter().map(|record| Place::of(record)));
+            seen.extend(page.iter().map(|record| ListCursor::of(record)));
             if is_short {
                 break;
             }
         }
         assert!(seen.is_sorted_by(|one, next| one < next), "out of order, or twice: {seen:?}");
         for record in &stay {
-            assert!(seen.binary_search(&Place::of(record)).is_ok(), "{} was left out", record.id.as_str());
+            assert!(
+                seen.binary_search(&ListCursor::of(record)).is_ok(),
+                "{} was left out",
+                record.id.as_str()
+            );
         }
         tokio::task::yield_now().await;
     }

@@ -6,35 +6,41 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
     store::{
-        Bounds, Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Updated, Usage, Version, update,
+        DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Store, StoreBounds,
+        StoreError, StoreUsage, TaskTally, UpdateOutcome, update,
     },
-    task::{Event, Owner, Record, Refusal, TaskId},
+    task::{EventRefusal, Record, TaskEvent, TaskId, TaskPrincipal},
 };
 
 use std::sync::{Arc, Mutex};
 
 /// A store in which another writer is first, a few times.
 struct Contended {
-    inner: Memory,
+    inner: MemoryStore,
     /// What the others do, the next one last.
-    others: Mutex<Vec<Event>>,
+    others: Mutex<Vec<TaskEvent>>,
 }
 
 #[async_trait]
 impl Store for Contended {
-    fn bound_by(&self, bounds: Bounds) {
-        self.inner.bound_by(bounds);
+    fn set_bounds(&self, bounds: StoreBounds) {
+        self.inner.set_bounds(bounds);
     }
 
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         self.inner.insert(record).await
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
         self.inner.load(id).await
     }
 
-    async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
+    async fn swap(
+        &self,
+        version: RecordVersion,
+        record: Arc<Record>,
+        flush: Durability,
+    ) -> Result<bool, StoreError> {
         let other = self.others.lock().expect("unharmed").pop();
         if let Some(other) = other {
             update(&self.inner, &record.id, &other, START).await?;
@@ -46,22 +52,22 @@ impl Store for Contended {
         self.inner.anchor(id, anchor).await
     }
 
-    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
-        self.inner.orphans(limit).await
+    async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
+        self.inner.take_orphans(limit).await
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
         self.inner.remove(id).await
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError> {
         self.inner.due(now, limit).await
     }
 
     async fn list(
         &self,
-        owner: &Owner,
-        after: Option<&Place>,
+        owner: &TaskPrincipal,
+        after: Option<&ListCursor>,
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
         self.inner.list(owner, after, limit).await
@@ -76,11 +82,11 @@ impl Store for Contended {
         self.inner.recent(is_ended, below, limit).await
     }
 
-    fn usage(&self, principal: &[u8; 16]) -> Usage {
+    fn usage(&self, principal: &[u8; 16]) -> StoreUsage {
         self.inner.usage(principal)
     }
 
-    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+    async fn census(&self) -> Result<Vec<TaskTally>, StoreError> {
         self.inner.census().await
     }
 }
@@ -88,10 +94,10 @@ impl Store for Contended {
 #[tokio::test]
 async fn an_update_that_loses_a_race_is_applied_to_what_won() {
     let others = Mutex::new(vec![asked("b"), asked("a")]);
-    let store = Contended { inner: Memory::default(), others };
+    let store = Contended { inner: MemoryStore::default(), others };
     inserted(&store, record(1)).await;
     let mine = update(&store, &id(1), &asked("mine"), START).await.expect("answers");
-    let Updated::Done { before, after, .. } = mine else { panic!("applied: {mine:?}") };
+    let UpdateOutcome::Applied { before, after, .. } = mine else { panic!("applied: {mine:?}") };
     assert_eq!(before.keys_used.len(), 2);
     assert_eq!(after.keys_used.iter().collect::<Vec<_>>(), ["a", "b", "mine"]);
     assert_eq!(kept(&store, 1).await, Some(after));
@@ -99,8 +105,9 @@ async fn an_update_that_loses_a_race_is_applied_to_what_won() {
 
 #[tokio::test]
 async fn an_update_that_loses_to_the_end_of_the_task_is_refused() {
-    let store = Contended { inner: Memory::default(), others: Mutex::new(vec![Event::CANCELLED_BY_CLIENT]) };
+    let store =
+        Contended { inner: MemoryStore::default(), others: Mutex::new(vec![TaskEvent::CANCELLED_BY_CLIENT]) };
     inserted(&store, record(1)).await;
     let late = update(&store, &id(1), &progressed("late"), START).await.expect("answers");
-    assert!(matches!(late, Updated::Refused(Refusal::Ended)), "{late:?}");
+    assert!(matches!(late, UpdateOutcome::Refused(EventRefusal::Ended)), "{late:?}");
 }

@@ -37,9 +37,10 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
     store::{
-        Bounds, Disk, Due, Flush, Memory, Orphan, Place, Recount, Store, Tally, Updated, Version, update,
+        DiskStore, DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Recount, Store,
+        StoreBounds, TaskTally, UpdateOutcome, update,
     },
-    task::{Event, Owner, Record, Scope, State, TaskId},
+    task::{Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState},
 };
 use futures_util::{
     FutureExt as _,
@@ -121,7 +122,7 @@ macro_rules! promises {
 each_store! { memory disk troubled faulty }
 
 async fn memory() -> Fresh {
-    let mut memory = Memory::default();
+    let mut memory = MemoryStore::default();
     let store = Arc::new(memory.restarted());
     let next = move || -> Arc<dyn Store> {
         memory = memory.restarted();
@@ -149,10 +150,10 @@ async fn faulty() -> Fresh {
     })
 }
 
-fn on_disk(within: impl Fn(Arc<Disk>, &PathBuf) -> Arc<dyn Store> + Send + 'static) -> Fresh {
+fn on_disk(within: impl Fn(Arc<DiskStore>, &PathBuf) -> Arc<dyn Store> + Send + 'static) -> Fresh {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tasks");
-    let open = |path: &PathBuf| Arc::new(Disk::open(path, Bounds::NONE, None).expect("opens"));
+    let open = |path: &PathBuf| Arc::new(DiskStore::open(path, StoreBounds::NONE, None).expect("opens"));
     let first = open(&path);
     let store = within(Arc::clone(&first), &path);
     let next = move || within(open(&path), &path);
@@ -177,24 +178,25 @@ fn record(number: u8) -> Arc<Record> {
 }
 
 fn record_of(number: u8, principal: u8, created: Timestamp) -> Arc<Record> {
-    let owner = Owner { principal: [principal; 16], route: "/mcp".into(), scope: Scope::Principal };
+    let owner =
+        TaskPrincipal { principal: [principal; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
     Arc::new(Record::new(id(number), owner, "slow", MINUTE * 10, created))
 }
 
-fn asked(key: &str) -> Event {
-    Event::Asked { key: key.into(), request: r#"{"method":"roots/list"}"#.into() }
+fn asked(key: &str) -> TaskEvent {
+    TaskEvent::InputRequested { key: key.into(), request: r#"{"method":"roots/list"}"#.into() }
 }
 
-fn progressed(message: &str) -> Event {
-    Event::Progressed { message: message.into() }
+fn progressed(message: &str) -> TaskEvent {
+    TaskEvent::Progressed { message: message.into() }
 }
 
 /// The record as it would be after `event`.
-fn with(record: &Record, event: Event) -> Arc<Record> {
+fn with(record: &Record, event: TaskEvent) -> Arc<Record> {
     Arc::new(deferral::internals::task::apply(record, event, START + MINUTE).expect("applies").0)
 }
 
-async fn inserted(store: &dyn Store, record: Arc<Record>) -> Version {
+async fn inserted(store: &dyn Store, record: Arc<Record>) -> RecordVersion {
     store.insert(Arc::clone(&record)).await.expect("inserted");
     store.load(&record.id).await.expect("answers").expect("found").0
 }
@@ -202,7 +204,7 @@ async fn inserted(store: &dyn Store, record: Arc<Record>) -> Version {
 /// What is due, each told from the others by whether it has ended.
 async fn due(store: &dyn Store, now: Timestamp, limit: usize) -> Vec<TaskId> {
     let due = store.due(now, limit).await.expect("answers");
-    for Due { id, is_ended } in &due {
+    for DueTask { id, is_ended } in &due {
         let (_, record) = store.load(id).await.expect("answers").expect("what is due is there");
         assert_eq!(record.state.is_ended(), *is_ended);
     }
@@ -213,8 +215,8 @@ async fn kept(store: &dyn Store, number: u8) -> Option<Arc<Record>> {
     store.load(&id(number)).await.expect("answers").map(|(_, record)| record)
 }
 
-async fn swapped(store: &dyn Store, version: Version, record: Arc<Record>) -> bool {
-    store.swap(version, record, Flush::Process).await.expect("answers")
+async fn swapped(store: &dyn Store, version: RecordVersion, record: Arc<Record>) -> bool {
+    store.swap(version, record, Durability::Process).await.expect("answers")
 }
 
 // === impl Fresh ===
@@ -236,39 +238,46 @@ impl Fresh {
         assert_eq!(self.store.census().await.expect("answers").into_iter().collect::<BTreeSet<_>>(), census);
     }
 
-    async fn change(&self, number: u8, event: Event) {
+    async fn change(&self, number: u8, event: TaskEvent) {
         let told = update(&*self.store, &id(number), &event, START + MINUTE).await;
-        assert!(matches!(told, Ok(Updated::Done { .. })), "{told:?}");
+        assert!(matches!(told, Ok(UpdateOutcome::Applied { .. })), "{told:?}");
     }
 
     /// Orphaned tasks, with their anchors.
     async fn orphans(&self, limit: usize) -> Vec<(TaskId, Option<Bytes>)> {
-        let orphans = self.store.orphans(limit).await.expect("answers");
-        for Orphan { version, record, .. } in &orphans {
+        let orphans = self.store.take_orphans(limit).await.expect("answers");
+        for OrphanTask { version, record, .. } in &orphans {
             let kept = self.store.load(&record.id).await.expect("answers").expect("found");
             assert_eq!(kept, (*version, Arc::clone(record)));
         }
-        let mut orphans: Vec<_> =
-            orphans.into_iter().map(|Orphan { record, anchor, .. }| (record.id.clone(), anchor)).collect();
+        let mut orphans: Vec<_> = orphans
+            .into_iter()
+            .map(|OrphanTask { record, anchor, .. }| (record.id.clone(), anchor))
+            .collect();
         orphans.sort();
         orphans
     }
 }
 
 /// Owner 0 and those that differ from it in one thing.
-fn owners() -> Vec<Owner> {
-    let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+fn owners() -> Vec<TaskPrincipal> {
+    let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
     vec![
         owner.clone(),
-        Owner { principal: [2; 16], ..owner.clone() },
-        Owner { route: "/other".into(), ..owner.clone() },
-        Owner { scope: Scope::Legacy, ..owner.clone() },
-        Owner { scope: Scope::Session([1; 16]), ..owner.clone() },
-        Owner { scope: Scope::Session([2; 16]), ..owner },
+        TaskPrincipal { principal: [2; 16], ..owner.clone() },
+        TaskPrincipal { route: "/other".into(), ..owner.clone() },
+        TaskPrincipal { scope: TaskSharing::Legacy, ..owner.clone() },
+        TaskPrincipal { scope: TaskSharing::Session([1; 16]), ..owner.clone() },
+        TaskPrincipal { scope: TaskSharing::Session([2; 16]), ..owner },
     ]
 }
 
-async fn listed(store: &dyn Store, owner: &Owner, after: Option<&Place>, limit: usize) -> Vec<Arc<Record>> {
+async fn listed(
+    store: &dyn Store,
+    owner: &TaskPrincipal,
+    after: Option<&ListCursor>,
+    limit: usize,
+) -> Vec<Arc<Record>> {
     store
         .list(owner, after, limit)
         .await
@@ -282,9 +291,9 @@ async fn listed(store: &dyn Store, owner: &Owner, after: Option<&Place>, limit: 
 fn without_result(record: &Record) -> Arc<Record> {
     let mut listed = record.clone();
     match &mut listed.state {
-        State::Completed { result, .. } => result.clear(),
-        State::Failed { error } => error.clear(),
-        State::Working | State::InputRequired { .. } | State::Cancelled => {}
+        TaskState::Completed { result, .. } => result.clear(),
+        TaskState::Failed { error } => error.clear(),
+        TaskState::Working | TaskState::InputRequired { .. } | TaskState::Cancelled => {}
     }
     Arc::new(listed)
 }
@@ -292,5 +301,8 @@ fn without_result(record: &Record) -> Arc<Record> {
 /// How many records there are of each route and status.
 async fn census(store: &dyn Store) -> BTreeMap<(String, &'static str), usize> {
     let census = store.census().await.expect("answers");
-    census.into_iter().map(|Tally { route, status, tasks }| ((route.to_string(), status), tasks)).collect()
+    census
+        .into_iter()
+        .map(|TaskTally { route, status, tasks }| ((route.to_string(), status), tasks))
+        .collect()
 }

@@ -3,8 +3,8 @@
 use super::{MINUTE, START, asked, census, due, id, kept, listed, owners, without_result};
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Place, Store, Updated, Usage, update},
-    task::{Event, Record, TaskId},
+    store::{ListCursor, Store, StoreUsage, UpdateOutcome, update},
+    task::{Record, TaskEvent, TaskId},
 };
 
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
@@ -20,7 +20,7 @@ enum Operation {
     },
     Update {
         number: u8,
-        event: Event,
+        event: TaskEvent,
         minute: u32,
     },
     Remove {
@@ -40,12 +40,12 @@ enum Operation {
 
 fn operations() -> impl Strategy<Value = Vec<Operation>> {
     let event = prop_oneof![
-        "[a-c]{0,9}".prop_map(|message| Event::Progressed { message }),
+        "[a-c]{0,9}".prop_map(|message| TaskEvent::Progressed { message }),
         "[a-f]".prop_map(|key| asked(&key)),
-        "[a-f]".prop_map(|key| Event::Withdrawn { key }),
-        "x{0,99}".prop_map(|result| Event::Returned { result: result.into() }),
-        Just(Event::CANCELLED_BY_CLIENT),
-        Just(Event::Renewed),
+        "[a-f]".prop_map(|key| TaskEvent::InputWithdrawn { key }),
+        "x{0,99}".prop_map(|result| TaskEvent::Returned { result: result.into() }),
+        Just(TaskEvent::CANCELLED_BY_CLIENT),
+        Just(TaskEvent::TtlRenewed),
     ];
     let (number, minute) = (0..8u8, 0..60u32);
     let operation =
@@ -86,12 +86,12 @@ pub(super) async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>)
                 let known =
                     model.get(&number).map(|record| deferral::internals::task::apply(record, event, now));
                 match (told, known) {
-                    (Updated::Done { before, after, effects, .. }, Some(Ok((next, wanted)))) => {
+                    (UpdateOutcome::Applied { before, after, effects, .. }, Some(Ok((next, wanted)))) => {
                         assert_eq!((&*after, &effects), (&next, &wanted), "{operation:?}");
                         assert_eq!(model.insert(number, after), Some(before), "{operation:?}");
                     }
-                    (Updated::Refused(told), Some(Err(refusal))) => assert_eq!(told, refusal),
-                    (Updated::Unknown, None) => {}
+                    (UpdateOutcome::Refused(told), Some(Err(refusal))) => assert_eq!(told, refusal),
+                    (UpdateOutcome::Unknown, None) => {}
                     (told, known) => panic!("{operation:?}: {told:?}, not {known:?}"),
                 }
             }
@@ -104,7 +104,7 @@ pub(super) async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>)
                 let due = due(&*store, now, limit).await;
                 // Among those due at the same time any order is fine.
                 let times: Vec<_> = due.iter().map(|id| due_in(&model, id)).collect();
-                let mut wanted: Vec<_> = model.values().map(|record| record.due()).collect();
+                let mut wanted: Vec<_> = model.values().map(|record| record.due_at()).collect();
                 wanted.retain(|due| *due <= now);
                 wanted.sort_unstable();
                 wanted.truncate(limit);
@@ -112,14 +112,14 @@ pub(super) async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>)
             }
             Operation::List { owner, after, limit } => {
                 let after = after.map(|(number, minute)| match model.get(&number) {
-                    Some(record) => Place::of(record),
-                    None => Place { created: START + MINUTE * minute, id: id(number) },
+                    Some(record) => ListCursor::of(record),
+                    None => ListCursor { created: START + MINUTE * minute, id: id(number) },
                 });
                 let found = listed(&*store, &owners[owner], after.as_ref(), limit).await;
                 let mut wanted: Vec<_> = model.values().cloned().collect();
                 wanted.retain(|record| record.owner == owners[owner]);
-                wanted.retain(|record| after.as_ref().is_none_or(|after| Place::of(record) > *after));
-                wanted.sort_by_key(|record| Place::of(record));
+                wanted.retain(|record| after.as_ref().is_none_or(|after| ListCursor::of(record) > *after));
+                wanted.sort_by_key(|record| ListCursor::of(record));
                 wanted.truncate(limit);
                 let wanted: Vec<_> = wanted.iter().map(|record| without_result(record)).collect();
                 assert_eq!(found, wanted, "{operation:?}");
@@ -135,7 +135,7 @@ pub(super) async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>)
         assert_eq!(census(&*store).await, wanted, "{operation:?}");
         for principal in 0..3 {
             let of_principal = |record: &&Arc<Record>| record.owner.principal == [principal; 16];
-            let wanted = Usage {
+            let wanted = StoreUsage {
                 tasks_of_principal: model.values().filter(of_principal).count(),
                 tasks: model.len(),
                 stored_bytes: model.values().map(|record| record.stored_bytes()).sum(),
@@ -151,5 +151,5 @@ pub(super) async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>)
 }
 
 fn due_in(model: &BTreeMap<u8, Arc<Record>>, id: &TaskId) -> Timestamp {
-    model.values().find(|record| record.id == *id).expect("only what is kept is due").due()
+    model.values().find(|record| record.id == *id).expect("only what is kept is due").due_at()
 }

@@ -7,8 +7,8 @@ use super::{
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Store, StoreError, Updated, Usage, Version, update},
-    task::{Event, Owner, Record, Refusal, Scope, State},
+    store::{RecordVersion, Store, StoreError, StoreUsage, UpdateOutcome, update},
+    task::{EventRefusal, Record, TaskEvent, TaskPrincipal, TaskSharing, TaskState},
 };
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -19,9 +19,9 @@ pub(super) async fn records_survive_a_restart(mut fresh: Fresh) {
     }
     fresh.change(1, progressed("half")).await;
     fresh.change(2, asked("a")).await;
-    fresh.change(3, Event::Returned { result: vec![b'x'; 1000].into() }).await;
-    fresh.change(4, Event::Failed { error: "{}".into(), message: Some("why".into()) }).await;
-    fresh.change(5, Event::CANCELLED_BY_CLIENT).await;
+    fresh.change(3, TaskEvent::Returned { result: vec![b'x'; 1000].into() }).await;
+    fresh.change(4, TaskEvent::Failed { error: "{}".into(), message: Some("why".into()) }).await;
+    fresh.change(5, TaskEvent::CANCELLED_BY_CLIENT).await;
     fresh.store.remove(&id(6)).await.expect("removed");
     let late = START + MINUTE * 600;
     let owner = record_of(1, 1, START).owner.clone();
@@ -43,7 +43,7 @@ pub(super) async fn records_survive_a_restart(mut fresh: Fresh) {
     fresh.restart().await;
     assert_eq!(seen(&*fresh.store).await, before);
     // It goes on as it was.
-    fresh.change(1, Event::CANCELLED_BY_CLIENT).await;
+    fresh.change(1, TaskEvent::CANCELLED_BY_CLIENT).await;
     assert!(matches!(fresh.store.insert(record(2)).await, Err(StoreError::Exists)));
     inserted(&*fresh.store, record(6)).await;
 }
@@ -53,9 +53,9 @@ pub(super) async fn orphans_of_a_process_are_given_to_the_next_once(mut fresh: F
         inserted(&*fresh.store, record(number)).await;
     }
     fresh.change(2, asked("a")).await;
-    fresh.change(3, Event::Returned { result: "{}".into() }).await;
-    fresh.change(4, Event::CANCELLED_BY_CLIENT).await;
-    fresh.change(5, Event::CANCELLED_BY_CLIENT).await;
+    fresh.change(3, TaskEvent::Returned { result: "{}".into() }).await;
+    fresh.change(4, TaskEvent::CANCELLED_BY_CLIENT).await;
+    fresh.change(5, TaskEvent::CANCELLED_BY_CLIENT).await;
     fresh.store.anchor(&id(5), Some("to tell".into())).await.expect("kept");
     fresh.store.anchor(&id(6), Some("to take up".into())).await.expect("kept");
     assert_eq!(fresh.orphans(9).await, [], "somebody sees to all of them");
@@ -84,9 +84,9 @@ pub(super) async fn an_anchor_is_kept_until_it_is_of_no_use(mut fresh: Fresh) {
     fresh.store.anchor(&id(9), Some("of nothing".into())).await.expect("no error");
     // It is no change: who has read the version may still swap.
     fresh.store.anchor(&id(1), Some("later".into())).await.expect("kept");
-    assert!(swapped(&*fresh.store, Version::FIRST, record(1)).await);
-    fresh.change(2, Event::CANCELLED_BY_CLIENT).await;
-    fresh.change(3, Event::Failed { error: "{}".into(), message: None }).await;
+    assert!(swapped(&*fresh.store, RecordVersion::FIRST, record(1)).await);
+    fresh.change(2, TaskEvent::CANCELLED_BY_CLIENT).await;
+    fresh.change(3, TaskEvent::Failed { error: "{}".into(), message: None }).await;
     fresh.restart().await;
     let found = fresh.orphans(9).await;
     assert_eq!(found, [(id(1), Some("later".into())), (id(2), Some("first".into()))]);
@@ -116,19 +116,19 @@ pub(super) async fn an_id_is_taken_once(store: Arc<dyn Store>) {
 
 pub(super) async fn an_unknown_id_is_absent_and_no_error(store: Arc<dyn Store>) {
     assert_eq!(kept(&*store, 1).await, None);
-    assert!(!swapped(&*store, Version(0), record(1)).await);
+    assert!(!swapped(&*store, RecordVersion(0), record(1)).await);
     assert_eq!(kept(&*store, 1).await, None);
     store.remove(&id(1)).await.expect("no error");
     let event = progressed("x");
-    assert!(matches!(update(&*store, &id(1), &event, START).await, Ok(Updated::Unknown)));
+    assert!(matches!(update(&*store, &id(1), &event, START).await, Ok(UpdateOutcome::Unknown)));
     assert_eq!(store.due(Timestamp::from_millis(u64::MAX), 9).await.expect("answers"), []);
-    assert_eq!(store.usage(&[1; 16]), Usage::default());
+    assert_eq!(store.usage(&[1; 16]), StoreUsage::default());
 }
 
 pub(super) async fn only_the_first_of_two_writers_wins(store: Arc<dyn Store>) {
     let version = inserted(&*store, record(1)).await;
     let (first, second) =
-        (with(&record(1), Event::CANCELLED_BY_CLIENT), with(&record(1), progressed("late")));
+        (with(&record(1), TaskEvent::CANCELLED_BY_CLIENT), with(&record(1), progressed("late")));
     assert!(swapped(&*store, version, Arc::clone(&first)).await);
     assert!(!swapped(&*store, version, second).await);
     assert_eq!(kept(&*store, 1).await, Some(first));
@@ -150,7 +150,7 @@ pub(super) async fn an_update_does_not_restore_a_removed_record(store: Arc<dyn S
     assert!(!swapped(&*store, version, record(1)).await);
     assert_eq!(kept(&*store, 1).await, None);
     assert_eq!(store.due(Timestamp::from_millis(u64::MAX), 9).await.expect("answers"), []);
-    assert_eq!(store.usage(&[1; 16]), Usage::default());
+    assert_eq!(store.usage(&[1; 16]), StoreUsage::default());
 }
 
 pub(super) async fn concurrent_changes_are_all_kept(store: Arc<dyn Store>) {
@@ -164,25 +164,25 @@ pub(super) async fn concurrent_changes_are_all_kept(store: Arc<dyn Store>) {
         })
         .collect();
     for writer in writers {
-        assert!(matches!(writer.await.expect("ends"), Ok(Updated::Done { .. })));
+        assert!(matches!(writer.await.expect("ends"), Ok(UpdateOutcome::Applied { .. })));
     }
     let task = kept(&*store, 1).await.expect("found");
-    let State::InputRequired { outstanding } = &task.state else { panic!("asks: {task:?}") };
+    let TaskState::InputRequired { outstanding } = &task.state else { panic!("asks: {task:?}") };
     assert!(outstanding.keys().cloned().eq((0..50).map(|number| format!("q{number:02}"))));
 
     // Of fifty who end it, one does.
     let enders: Vec<_> = (0..50)
         .map(|_| {
             let store = Arc::clone(&store);
-            tokio::spawn(async move { update(&*store, &id(1), &Event::CANCELLED_BY_CLIENT, START).await })
+            tokio::spawn(async move { update(&*store, &id(1), &TaskEvent::CANCELLED_BY_CLIENT, START).await })
         })
         .collect();
     let mut ended = 0;
     for ender in enders {
         match ender.await.expect("ends").expect("answers") {
-            Updated::Done { .. } => ended += 1,
-            Updated::Refused(refusal) => assert_eq!(refusal, Refusal::Ended),
-            Updated::Unknown => panic!("the task is there"),
+            UpdateOutcome::Applied { .. } => ended += 1,
+            UpdateOutcome::Refused(refusal) => assert_eq!(refusal, EventRefusal::Ended),
+            UpdateOutcome::Unknown => panic!("the task is there"),
         }
     }
     assert_eq!(ended, 1);
@@ -226,12 +226,12 @@ pub(super) async fn a_record_that_changed_is_due_anew(store: Arc<dyn Store>) {
     inserted(&*store, record(1)).await;
     let due = async |minutes: u32| due(&*store, START + MINUTE * minutes, 9).await;
     assert_eq!(due(5).await, [id(1)]);
-    let renewed = update(&*store, &id(1), &Event::Renewed, START + MINUTE * 5).await;
-    assert!(matches!(renewed, Ok(Updated::Done { .. })));
+    let renewed = update(&*store, &id(1), &TaskEvent::TtlRenewed, START + MINUTE * 5).await;
+    assert!(matches!(renewed, Ok(UpdateOutcome::Applied { .. })));
     assert_eq!(due(9).await, []);
     assert_eq!(due(10).await, [id(1)]);
-    let ended = update(&*store, &id(1), &Event::CANCELLED_BY_CLIENT, START + MINUTE * 6).await;
-    assert!(matches!(ended, Ok(Updated::Done { .. })));
+    let ended = update(&*store, &id(1), &TaskEvent::CANCELLED_BY_CLIENT, START + MINUTE * 6).await;
+    assert!(matches!(ended, Ok(UpdateOutcome::Applied { .. })));
     assert_eq!(due(15).await, []);
     assert_eq!(due(16).await, [id(1)]);
     assert!(kept(&*store, 1).await.expect("found").is_expired(START + MINUTE * 16));
@@ -240,8 +240,8 @@ pub(super) async fn a_record_that_changed_is_due_anew(store: Arc<dyn Store>) {
 pub(super) async fn a_large_result_returns_whole(store: Arc<dyn Store>) {
     inserted(&*store, record(1)).await;
     let result = Bytes::from(vec![b'x'; 8 << 20]);
-    update(&*store, &id(1), &Event::Returned { result: result.clone() }, START).await.expect("answers");
-    let State::Completed { result: back, .. } = &kept(&*store, 1).await.expect("found").state else {
+    update(&*store, &id(1), &TaskEvent::Returned { result: result.clone() }, START).await.expect("answers");
+    let TaskState::Completed { result: back, .. } = &kept(&*store, 1).await.expect("found").state else {
         panic!("completed")
     };
     assert!(*back == result);
@@ -251,13 +251,13 @@ pub(super) async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
     let odd = "ü\0\n\"";
     let asks = with(&with(&record(1), progressed(odd)), asked(odd));
     let answers = BTreeMap::from([(odd.to_owned(), Ok(odd.into()))]);
-    let answer = Event::Answered { answers, are_kept: true };
+    let answer = TaskEvent::InputAnswered { answers, are_stored: true };
     let refused = BTreeMap::from([(odd.to_owned(), Err("{}".into()))]);
-    let refused = Event::Answered { answers: refused, are_kept: true };
-    let error = State::Failed { error: vec![0, 255, b'\n'].into() };
-    let tool_failed = Event::Returned { result: r#"{"isError":true}"#.into() };
+    let refused = TaskEvent::InputAnswered { answers: refused, are_stored: true };
+    let error = TaskState::Failed { error: vec![0, 255, b'\n'].into() };
+    let tool_failed = TaskEvent::Returned { result: r#"{"isError":true}"#.into() };
     let in_scope = |scope| {
-        let owner = Owner { scope, ..asks.owner.clone() };
+        let owner = TaskPrincipal { scope, ..asks.owner.clone() };
         Arc::new(Record { owner, ..Record::clone(&asks) })
     };
     for next in [
@@ -265,13 +265,16 @@ pub(super) async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
         with(&asks, answer),
         with(&asks, refused),
         Arc::new(Record { state: error, ..Record::clone(&asks) }),
-        with(&asks, Event::Returned { result: "".into() }),
+        with(&asks, TaskEvent::Returned { result: "".into() }),
         with(&asks, tool_failed),
-        with(&asks, Event::CANCELLED_BY_CLIENT),
-        Arc::new(Record { raised: false, ..Record::clone(&asks) }),
-        with(&asks, Event::Described { server_info: r#"{ "name": "\u00fc\"", "x": 1e400 }"#.into() }),
-        in_scope(Scope::Legacy),
-        in_scope(Scope::Session([0xff; 16])),
+        with(&asks, TaskEvent::CANCELLED_BY_CLIENT),
+        Arc::new(Record { is_translated: false, ..Record::clone(&asks) }),
+        with(
+            &asks,
+            TaskEvent::ServerDescribed { server_info: r#"{ "name": "\u00fc\"", "x": 1e400 }"#.into() },
+        ),
+        in_scope(TaskSharing::Legacy),
+        in_scope(TaskSharing::Session([0xff; 16])),
     ] {
         store.remove(&id(1)).await.expect("removed");
         let version = inserted(&*store, record(1)).await;

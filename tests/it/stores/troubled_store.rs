@@ -5,8 +5,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Bounds, Due, Flush, Orphan, Place, Store, StoreError, Tally, Usage, Version},
-    task::{Owner, Record, TaskId},
+    store::{
+        DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError,
+        StoreUsage, TaskTally,
+    },
+    task::{Record, TaskId, TaskPrincipal},
 };
 
 use std::{
@@ -60,7 +63,7 @@ impl Troubled {
         Self { inner, trouble, asked: AtomicUsize::new(0), is_in_trouble: Mutex::default() }
     }
 
-    /// Makes trouble until what is given is dropped; `None` where there is some already.
+    /// Makes trouble until what is given is dropped; `Missing` where there is some already.
     fn make(&self) -> Option<Made<'_>> {
         let mut is_in_trouble = self.is_in_trouble.lock().expect("unharmed");
         if mem::replace(&mut *is_in_trouble, true) {
@@ -108,11 +111,16 @@ impl Store for Troubled {
         asked!(self, self.inner.insert(Arc::clone(&record)))
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
         asked!(self, self.inner.load(id))
     }
 
-    async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
+    async fn swap(
+        &self,
+        version: RecordVersion,
+        record: Arc<Record>,
+        flush: Durability,
+    ) -> Result<bool, StoreError> {
         asked!(self, self.inner.swap(version, Arc::clone(&record), flush))
     }
 
@@ -120,30 +128,30 @@ impl Store for Troubled {
         asked!(self, self.inner.anchor(id, anchor.clone()))
     }
 
-    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
-        asked!(self, self.inner.orphans(limit))
+    async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
+        asked!(self, self.inner.take_orphans(limit))
     }
 
-    fn outlives(&self) -> bool {
+    fn is_durable(&self) -> bool {
         true
     }
 
-    fn bound_by(&self, bounds: Bounds) {
-        self.inner.bound_by(bounds);
+    fn set_bounds(&self, bounds: StoreBounds) {
+        self.inner.set_bounds(bounds);
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
         asked!(self, self.inner.remove(id))
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError> {
         asked!(self, self.inner.due(now, limit))
     }
 
     async fn list(
         &self,
-        owner: &Owner,
-        after: Option<&Place>,
+        owner: &TaskPrincipal,
+        after: Option<&ListCursor>,
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
         asked!(self, self.inner.list(owner, after, limit))
@@ -158,11 +166,11 @@ impl Store for Troubled {
         asked!(self, self.inner.recent(is_ended, below, limit))
     }
 
-    fn usage(&self, principal: &[u8; 16]) -> Usage {
+    fn usage(&self, principal: &[u8; 16]) -> StoreUsage {
         self.inner.usage(principal)
     }
 
-    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+    async fn census(&self) -> Result<Vec<TaskTally>, StoreError> {
         asked!(self, self.inner.census())
     }
 

@@ -4,15 +4,15 @@ use super::{START, census, id, inserted, progressed, record, record_of, swapped,
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Bounds, Memory, Store, StoreError, Updated, Usage, Version, update},
-    task::{Event, Record, State},
+    store::{MemoryStore, RecordVersion, Store, StoreBounds, StoreError, StoreUsage, UpdateOutcome, update},
+    task::{Record, TaskEvent, TaskState},
 };
 
 use std::{collections::BTreeMap, sync::Arc};
 
 pub(super) async fn usage_agrees_with_the_records(store: Arc<dyn Store>) {
     let usage = async |principal: u8| {
-        let Usage { tasks_of_principal, tasks, stored_bytes, .. } = store.usage(&[principal; 16]);
+        let StoreUsage { tasks_of_principal, tasks, stored_bytes, .. } = store.usage(&[principal; 16]);
         (tasks_of_principal, tasks, stored_bytes)
     };
     let one = record(1).stored_bytes();
@@ -23,13 +23,13 @@ pub(super) async fn usage_agrees_with_the_records(store: Arc<dyn Store>) {
     assert_eq!(usage(2).await, (1, 3, 3 * one));
     assert_eq!(usage(3).await, (0, 3, 3 * one));
 
-    let result = Event::Returned { result: vec![b' '; 1000].into() };
+    let result = TaskEvent::Returned { result: vec![b' '; 1000].into() };
     update(&*store, &id(1), &result, START).await.expect("answers");
     // Ended tasks count until they are forgotten.
     assert_eq!(usage(1).await, (2, 3, 3 * one + 1000));
 
     // A writer who lost counts for nothing.
-    assert!(!swapped(&*store, Version(0), with(&record(1), progressed("lost"))).await);
+    assert!(!swapped(&*store, RecordVersion(0), with(&record(1), progressed("lost"))).await);
     assert_eq!(usage(1).await, (2, 3, 3 * one + 1000));
 
     store.remove(&id(1)).await.expect("removed");
@@ -55,9 +55,9 @@ pub(super) async fn the_census_agrees_with_the_records(store: Arc<dyn Store>) {
         counts.iter().map(|(route, status, tasks)| (((*route).to_owned(), *status), *tasks)).collect()
     };
     assert_eq!(census(&*store).await, of(&[(&route, "working", 2), ("/other", "working", 1)]));
-    let result = Event::Returned { result: Bytes::from_static(b"{}") };
+    let result = TaskEvent::Returned { result: Bytes::from_static(b"{}") };
     update(&*store, &id(1), &result, START).await.expect("answers");
-    update(&*store, &id(3), &Event::CANCELLED_BY_CLIENT, START).await.expect("answers");
+    update(&*store, &id(3), &TaskEvent::CANCELLED_BY_CLIENT, START).await.expect("answers");
     let wanted = [(&*route, "completed", 1), (&route, "working", 1), ("/other", "cancelled", 1)];
     assert_eq!(census(&*store).await, of(&wanted));
     for number in 1..=3 {
@@ -86,17 +86,17 @@ pub(super) async fn usage_is_right_after_concurrent_changes(store: Arc<dyn Store
     }
     let each = record(1).stored_bytes() + "ccc".len();
     let usage = async |principal: u8| store.usage(&[principal; 16]);
-    let total = Usage { tasks: 32, stored_bytes: 32 * each, ..Usage::default() };
+    let total = StoreUsage { tasks: 32, stored_bytes: 32 * each, ..StoreUsage::default() };
     assert_eq!(usage(0).await, total);
-    let share = Usage { tasks_of_principal: 16, stored_bytes_of_principal: 16 * each, ..total };
+    let share = StoreUsage { tasks_of_principal: 16, stored_bytes_of_principal: 16 * each, ..total };
     assert_eq!(usage(1).await, share);
     assert_eq!(store.due(Timestamp::from_millis(u64::MAX), 99).await.expect("answers").len(), 32);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_does_not_fit_is_refused_and_changes_nothing_however_many_come_at_once() {
-    let bounds = Bounds { stored_bytes: 100_000, stored_bytes_per_principal: 60_000 };
-    let store: Arc<dyn Store> = Arc::new(Memory::bounded(bounds));
+    let bounds = StoreBounds { stored_bytes: 100_000, stored_bytes_per_principal: 60_000 };
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::bounded(bounds));
     let all: Vec<_> = (0..64).map(|number| record_of(number, number % 2, START)).collect();
     for record in &all {
         inserted(&*store, Arc::clone(record)).await;
@@ -104,14 +104,14 @@ async fn what_does_not_fit_is_refused_and_changes_nothing_however_many_come_at_o
     let ends = all.iter().map(|record| {
         let (store, id) = (Arc::clone(&store), record.id.clone());
         tokio::spawn(async move {
-            let result = Event::Returned { result: vec![b' '; 10_000].into() };
+            let result = TaskEvent::Returned { result: vec![b' '; 10_000].into() };
             (id.clone(), update(&*store, &id, &result, START).await)
         })
     });
     let (mut fit, mut full) = (0, Vec::new());
     for end in ends.collect::<Vec<_>>() {
         match end.await.expect("ends") {
-            (_, Ok(Updated::Done { .. })) => fit += 1,
+            (_, Ok(UpdateOutcome::Applied { .. })) => fit += 1,
             (id, Err(StoreError::Full(limit))) => full.push((id, limit)),
             other => panic!("{other:?}"),
         }
@@ -122,11 +122,11 @@ async fn what_does_not_fit_is_refused_and_changes_nothing_however_many_come_at_o
     }
     for (id, _) in &full {
         let (_, record) = store.load(id).await.expect("answers").expect("it is there");
-        assert_eq!(record.state, State::Working, "it is as it was");
+        assert_eq!(record.state, TaskState::Working, "it is as it was");
         // Why it failed must always fit.
-        let error = Event::Failed { error: vec![b' '; 300].into(), message: Some("x".repeat(300)) };
-        assert!(matches!(update(&*store, id, &error, START).await, Ok(Updated::Done { .. })));
+        let error = TaskEvent::Failed { error: vec![b' '; 300].into(), message: Some("x".repeat(300)) };
+        assert!(matches!(update(&*store, id, &error, START).await, Ok(UpdateOutcome::Applied { .. })));
     }
     let kept = store.usage(&[0; 16]).stored_bytes;
-    assert!(kept <= bounds.stored_bytes + full.len() * Bounds::ALWAYS, "{kept}");
+    assert!(kept <= bounds.stored_bytes + full.len() * StoreBounds::ALWAYS_ADMITTED, "{kept}");
 }

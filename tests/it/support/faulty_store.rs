@@ -9,8 +9,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Bounds, Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Usage, Version},
-    task::{Owner, Record, TaskId},
+    store::{
+        DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Store, StoreBounds,
+        StoreError, StoreUsage, TaskTally,
+    },
+    task::{Record, TaskId, TaskPrincipal},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -85,7 +88,7 @@ impl FaultyStore {
 
     /// One that takes so long to keep a new task.
     pub(crate) fn taking(takes: Duration) -> Arc<Self> {
-        Arc::new(Self::of(Arc::new(Memory::default()), takes))
+        Arc::new(Self::of(Arc::new(MemoryStore::default()), takes))
     }
 
     /// One that works so far, and keeps tasks there.
@@ -94,14 +97,14 @@ impl FaultyStore {
     }
 
     /// One that keeps tasks there, and halts so.
-    pub(crate) fn halting(inner: Memory, halt: Halt) -> Arc<Self> {
+    pub(crate) fn halting(inner: MemoryStore, halt: Halt) -> Arc<Self> {
         let store = Self::around(Arc::new(inner));
         store.halts(halt);
         store
     }
 
     /// One of these records, which makes no change before so many are asked for at once.
-    pub(crate) fn awaiting(inner: Memory, changes: usize) -> Arc<Self> {
+    pub(crate) fn awaiting(inner: MemoryStore, changes: usize) -> Arc<Self> {
         Arc::new(Self { crowd: Some(Barrier::new(changes)), ..Self::of(Arc::new(inner), Duration::ZERO) })
     }
 
@@ -239,14 +242,19 @@ impl Store for FaultyStore {
         done
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
+    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
         self.begins(Op::Load).await?;
         let done = self.inner.load(id).await;
         self.may_yield().await;
         done
     }
 
-    async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
+    async fn swap(
+        &self,
+        version: RecordVersion,
+        record: Arc<Record>,
+        flush: Durability,
+    ) -> Result<bool, StoreError> {
         self.begins(Op::Swap).await?;
         if let Some(crowd) = &self.crowd {
             crowd.wait().await;
@@ -267,9 +275,9 @@ impl Store for FaultyStore {
         done
     }
 
-    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
+    async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
         self.begins(Op::Orphans).await?;
-        let done = self.inner.orphans(limit).await;
+        let done = self.inner.take_orphans(limit).await;
         self.may_yield().await;
         done
     }
@@ -283,7 +291,7 @@ impl Store for FaultyStore {
         done
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError> {
         self.begins(Op::Due).await?;
         let done = self.inner.due(now, limit).await;
         self.may_yield().await;
@@ -292,8 +300,8 @@ impl Store for FaultyStore {
 
     async fn list(
         &self,
-        owner: &Owner,
-        after: Option<&Place>,
+        owner: &TaskPrincipal,
+        after: Option<&ListCursor>,
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
         self.begins(Op::List).await?;
@@ -314,23 +322,23 @@ impl Store for FaultyStore {
         done
     }
 
-    fn usage(&self, principal: &[u8; 16]) -> Usage {
+    fn usage(&self, principal: &[u8; 16]) -> StoreUsage {
         self.inner.usage(principal)
     }
 
-    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+    async fn census(&self) -> Result<Vec<TaskTally>, StoreError> {
         self.begins(Op::Census).await?;
         let done = self.inner.census().await;
         self.may_yield().await;
         done
     }
 
-    fn outlives(&self) -> bool {
-        self.inner.outlives()
+    fn is_durable(&self) -> bool {
+        self.inner.is_durable()
     }
 
-    fn bound_by(&self, bounds: Bounds) {
-        self.inner.bound_by(bounds);
+    fn set_bounds(&self, bounds: StoreBounds) {
+        self.inner.set_bounds(bounds);
     }
 
     async fn close(&self) {

@@ -44,7 +44,7 @@ fn count(key: &str) -> u64 {
 
 /// All that is counted, by name and labels.
 pub(crate) fn counts() -> BTreeMap<String, f64> {
-    let text = String::from_utf8(metrics::write(&metrics::Seen::default())).expect("text");
+    let text = String::from_utf8(metrics::write(&metrics::GaugeSnapshot::default())).expect("text");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let samples = lines.filter_map(|line| line.rsplit_once(' '));
     samples.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()

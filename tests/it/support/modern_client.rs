@@ -2,12 +2,12 @@
 //!
 //! A [`Client`] is who asks: where, with which headers, declaring what. Each request it sends has
 //! a connection of its own, unless it is [`kept`](Client::kept). What is on its way is a
-//! [`Waiting`]: it can be waited for as one [`Answer`] or read as a [`Stream`] of messages, or be
+//! [`Waiting`]: it can be waited for as one [`Answer`] or read as a [`NetworkStream`] of messages, or be
 //! left.
 
 use super::{legacy_server::PATIENCE, paused_time::a_moment};
 use bytes::Bytes;
-use deferral::internals::runtime::{Pipes, Stream as Socket};
+use deferral::internals::runtime::{NetworkStream as Socket, PipeNetwork};
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -32,7 +32,7 @@ use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
 pub(crate) struct Client {
     addr: SocketAddr,
     /// The network of a simulation, else the system's.
-    pipes: Option<Pipes>,
+    pipes: Option<PipeNetwork>,
     path: &'static str,
     version: Version,
     capabilities: Value,
@@ -125,7 +125,7 @@ impl Client {
     }
 
     /// The same client in a simulation.
-    pub(crate) fn piped(&self, pipes: &Pipes) -> Self {
+    pub(crate) fn piped(&self, pipes: &PipeNetwork) -> Self {
         Self { pipes: Some(pipes.clone()), ..self.clone() }
     }
 
@@ -325,7 +325,7 @@ impl Waiting {
         timeout(limit, self.outcome()).await.expect("the proxy answers").expect("an answer")
     }
 
-    /// The same; `None` where the connection is closed before it begins.
+    /// The same; `Missing` where the connection is closed before it begins.
     pub(crate) async fn answer_if_any(self, limit: Duration) -> Option<Answer> {
         timeout(limit, self.outcome()).await.expect("the proxy answers, or hangs up").ok()
     }
@@ -561,7 +561,7 @@ impl Stream {
         message["params"].take()
     }
 
-    /// The next event; `None` at the end.
+    /// The next event; `Missing` at the end.
     pub(crate) async fn event(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -583,7 +583,7 @@ impl Stream {
         }
     }
 
-    /// The next piece as it comes; `None` at the end, an error where it breaks off.
+    /// The next piece as it comes; `Missing` at the end, an error where it breaks off.
     pub(crate) async fn piece(&mut self) -> Option<hyper::Result<String>> {
         let frame = timeout(PATIENCE, self.body.frame()).await.expect("the proxy says something")?;
         Some(frame.map(|frame| String::from_utf8(frame.into_data().expect("data").to_vec()).expect("utf-8")))
@@ -598,7 +598,7 @@ impl Stream {
         rest
     }
 
-    /// As [`Stream::rest`], and it may take this long.
+    /// As [`NetworkStream::rest`], and it may take this long.
     pub(crate) async fn rest_within(self, limit: Duration) -> String {
         let rest =
             timeout(limit, self.body.collect()).await.expect("it ends").expect("it does not break off");

@@ -12,8 +12,8 @@ use super::engine_and_server::{
 use crate::support::limit_hits::counts;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Store as _, Usage},
-    task::{Record, State},
+    store::{Store as _, StoreUsage},
+    task::{Record, TaskState},
 };
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -54,7 +54,7 @@ struct Outcome {
     /// What the other clients have received.
     observers: Vec<Vec<String>>,
     counts: BTreeMap<String, f64>,
-    usage: Usage,
+    usage: StoreUsage,
     made: usize,
     working: usize,
     unfetched: usize,
@@ -147,7 +147,7 @@ fn a_dropped_call_leaves_no_task_and_is_cancelled_at_the_server() {
                 let about = format!("outlives={outlives}, dropped after {polls} polls: {counts:#?}");
                 if polled == Polled::Dropped {
                     assert_eq!(tasks, [""; 0], "{about}");
-                    assert_eq!((usage, working), (Usage::default(), 0), "{about}");
+                    assert_eq!((usage, working), (StoreUsage::default(), 0), "{about}");
                     assert_eq!(world.server.open(), [0; 0], "it works for nobody: {about}");
                 } else {
                     assert_eq!(tasks.len(), 1, "{about}");
@@ -223,10 +223,10 @@ async fn outcome(world: &EngineAndServer, observers: &[Received], before: &BTree
 fn shown(record: &Record) -> String {
     let Record { state, message, undelivered, .. } = record;
     let state = match state {
-        State::InputRequired { outstanding } => format!("asks {} questions", outstanding.len()),
-        State::Completed { result, .. } => format!("completed {}", String::from_utf8_lossy(result)),
-        State::Failed { error } => format!("failed {}", String::from_utf8_lossy(error)),
-        State::Working | State::Cancelled => state.status().to_owned(),
+        TaskState::InputRequired { outstanding } => format!("asks {} questions", outstanding.len()),
+        TaskState::Completed { result, .. } => format!("completed {}", String::from_utf8_lossy(result)),
+        TaskState::Failed { error } => format!("failed {}", String::from_utf8_lossy(error)),
+        TaskState::Working | TaskState::Cancelled => state.status().to_owned(),
     };
     format!("{state}, {message:?}, {} answers on their way", undelivered.len())
 }

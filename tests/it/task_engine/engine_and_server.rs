@@ -5,18 +5,23 @@ use super::memory_server::Server;
 use crate::{lifetimes::process, support::faulty_store::FaultyStore};
 use bytes::Bytes;
 use deferral::internals::{
-    bridge::resume::Keyring,
+    bridge::resume::SealKeyring,
     dialect::{
         Caller, Credentials, Principal,
-        legacy::Post,
-        modern::{Read, read},
+        legacy::LegacyPost,
+        modern::{ModernMessage, read},
     },
-    policy::{ClientMatch, HolderSign, Mode, Quotas, Route, TicketHolder, Tickets, Unsolicited},
+    policy::{
+        ClientMatch, HolderMatch, Mode, Route, TaskQuotas, TicketHolder, TicketPolicy, UnsolicitedTasks,
+    },
     protocol::{Frame, meta},
-    proxy::{Commit, Endpoint, Item, Ledger, Operators, Passage, Passed, Passing, Service as _, Switchboard},
+    proxy::{
+        CallRegistry, DeliveryCommit, Endpoint, LegacyRequest, LegacyResponse, OperatorTasks, ReplyItem,
+        ResponseBody, RouteService as _, TaskLedger,
+    },
     runtime::{Clock, Drain, SystemClock},
-    store::{Bounds, Memory, Secret, Store},
-    upstream::{Config, Limits, in_memory},
+    store::{MemoryStore, Store, StoreBounds, StoreSecret},
+    upstream::{Config, UpstreamLimits, in_memory},
 };
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -39,19 +44,19 @@ use tokio::{
 /// How a world is to be.
 pub(super) struct Setup {
     pub(super) route: Route,
-    pub(super) quotas: Quotas,
+    pub(super) quotas: TaskQuotas,
     pub(super) store: Arc<FaultyStore>,
 }
 
 pub(super) struct EngineAndServer {
     pub(super) endpoint: Endpoint,
-    pub(super) operators: Arc<Operators>,
-    pub(super) ledger: Arc<Ledger>,
-    pub(super) switchboard: Arc<Switchboard>,
+    pub(super) operators: Arc<OperatorTasks>,
+    pub(super) ledger: Arc<TaskLedger>,
+    pub(super) switchboard: Arc<CallRegistry>,
     pub(super) store: Arc<FaultyStore>,
     pub(super) server: Server,
     pub(super) path: Arc<str>,
-    pub(super) quotas: Quotas,
+    pub(super) quotas: TaskQuotas,
     /// To begin nothing new; to end; to listen no more.
     pub(super) drains: [Drain; 3],
 }
@@ -154,13 +159,14 @@ impl Setup {
         route.defer.retention = RETENTION;
         let header = |name: &'static str| ClientMatch::Header(HeaderName::from_static(name), "1".to_owned());
         let holder = TicketHolder {
-            sign: HolderSign::Client(header("x-agent")),
+            sign: HolderMatch::Client(header("x-agent")),
             after: Some(TICKET_AFTER),
             wait: Some(WAIT),
         };
-        route.tickets = Tickets { holders: Some(vec![holder]), ..Tickets::default() };
-        route.legacy_tasks.unsolicited = Unsolicited::Some(vec![header("x-takes-tasks")]);
-        let quotas = Quotas { polls_per_second: u32::MAX, misses_per_minute: u32::MAX, ..Quotas::default() };
+        route.tickets = TicketPolicy { holders: Some(vec![holder]), ..TicketPolicy::default() };
+        route.legacy_tasks.unsolicited = UnsolicitedTasks::Matching(vec![header("x-takes-tasks")]);
+        let quotas =
+            TaskQuotas { polls_per_second: u32::MAX, misses_per_minute: u32::MAX, ..TaskQuotas::default() };
         Self { route, quotas, store: FaultyStore::new() }
     }
 
@@ -172,7 +178,7 @@ impl Setup {
 
     /// What is kept is there for the next process, as on a disk.
     pub(super) fn outlives(self) -> Self {
-        self.keeps(Arc::new(Memory::default().restarted()))
+        self.keeps(Arc::new(MemoryStore::default().restarted()))
     }
 
     pub(super) fn keeps(mut self, store: Arc<dyn Store>) -> Self {
@@ -180,30 +186,35 @@ impl Setup {
         self
     }
 
-    pub(super) fn quotas(mut self, change: impl FnOnce(&mut Quotas)) -> Self {
+    pub(super) fn quotas(mut self, change: impl FnOnce(&mut TaskQuotas)) -> Self {
         change(&mut self.quotas);
         self
     }
 
     /// The store keeps no more bytes than the quotas say.
     pub(super) fn bounded(self) -> Self {
-        let Quotas { stored_bytes, stored_bytes_per_principal, .. } = self.quotas;
-        let bounds = Bounds { stored_bytes, stored_bytes_per_principal };
-        self.keeps(Arc::new(Memory::bounded(bounds)))
+        let TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = self.quotas;
+        let bounds = StoreBounds { stored_bytes, stored_bytes_per_principal };
+        self.keeps(Arc::new(MemoryStore::bounded(bounds)))
     }
 
     /// Must be called within a runtime.
     pub(super) fn start(self) -> EngineAndServer {
         let Self { route, quotas, store } = self;
-        let limits = Limits { sessions: 5_000, task_sessions: 5_000, queue: 5_000, ..Limits::default() };
+        let limits = UpstreamLimits {
+            sessions: 5_000,
+            task_sessions: 5_000,
+            queue: 5_000,
+            ..UpstreamLimits::default()
+        };
         let (upstream, started) =
             in_memory(Config { limits, ..Config::default() }).expect("a runtime is entered");
         let server = Server::default();
         tokio::spawn(server.clone().serve(started));
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let secret = store.outlives().then(|| Secret::new(&[9; 32]));
-        let ledger = Ledger::new(store.clone(), secret.as_ref(), quotas, Arc::clone(&clock));
-        let switchboard = Arc::<Switchboard>::default();
+        let secret = store.is_durable().then(|| StoreSecret::new(&[9; 32]));
+        let ledger = TaskLedger::new(store.clone(), secret.as_ref(), quotas, Arc::clone(&clock));
+        let switchboard = Arc::<CallRegistry>::default();
         let [(draining, stopping), (overdue, too_late), (closing, closed)] =
             [Drain::new(), Drain::new(), Drain::new()];
         let path = Arc::clone(&route.path);
@@ -213,11 +224,11 @@ impl Setup {
             Arc::clone(&ledger),
             Arc::clone(&switchboard),
             clock,
-            Arc::new(Keyring::new([7; 32], &[])),
+            Arc::new(SealKeyring::new([7; 32], &[])),
             [stopping, too_late.clone(), closed],
         );
-        tokio::spawn(Arc::clone(&ledger).look_after(vec![endpoint.clone()], too_late));
-        let operators = Arc::new(Operators::new(Arc::clone(&ledger), Arc::clone(&switchboard)));
+        tokio::spawn(Arc::clone(&ledger).maintain(vec![endpoint.clone()], too_late));
+        let operators = Arc::new(OperatorTasks::new(Arc::clone(&ledger), Arc::clone(&switchboard)));
         let drains = [draining, overdue, closing];
         EngineAndServer { endpoint, operators, ledger, switchboard, store, server, path, quotas, drains }
     }
@@ -255,16 +266,16 @@ impl EngineAndServer {
             json!({ meta::PROTOCOL_VERSION: "2026-07-28", meta::CLIENT_CAPABILITIES: declared });
         let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
         let frame = Frame::parse(Bytes::from(body.to_string()));
-        let Ok(Read::Request(call, capabilities)) = read(frame, &headers, None) else {
+        let Ok(ModernMessage::Request(call, capabilities)) = read(frame, &headers, None) else {
             panic!("{body} is no request")
         };
         let caller = Caller {
             principal: principal(),
-            credentials: Credentials::of(&headers, &[]),
+            credentials: Credentials::from_request(&headers, &[]),
             capabilities,
             client_info: Default::default(),
-            signs: Some(Arc::new(headers)),
-            standing: Default::default(),
+            match_headers: Some(Arc::new(headers)),
+            rollout_membership: Default::default(),
         };
         let (endpoint, loses_handles) = (self.endpoint.clone(), client.loses_handles);
         Request::new(|received| {
@@ -272,12 +283,12 @@ impl EngineAndServer {
                 let mut items = endpoint.call(call, caller);
                 while let Some(item) = items.next().await {
                     match item {
-                        Item::Notification(message) => receive(&received, &message),
-                        Item::TaskEnd(message, commit) => {
+                        ReplyItem::Notification(message) => receive(&received, &message),
+                        ReplyItem::TaskEnd(message, commit) => {
                             receive(&received, &message);
                             commit.confirm();
                         }
-                        Item::Reply(mut reply) => {
+                        ReplyItem::Reply(mut reply) => {
                             receive(&received, &reply.body);
                             if let Some(commit) = reply.commit.take().filter(|_| !loses_handles) {
                                 commit.confirm();
@@ -298,7 +309,7 @@ impl EngineAndServer {
             "clientInfo": { "name": "c", "version": "1" },
         });
         let hello = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params });
-        let passed = self.endpoint.pass(passage(&nobody, Method::POST, Some(&hello))).await;
+        let passed = self.endpoint.relay(passage(&nobody, Method::POST, Some(&hello))).await;
         let session =
             passed.headers.get("mcp-session-id").expect("a session").to_str().expect("text").to_owned();
         let client = Legacy { session, ..nobody };
@@ -321,22 +332,22 @@ impl EngineAndServer {
         self.pass(passage(client, Method::GET, None))
     }
 
-    fn pass(&self, passage: Passage) -> Request {
+    fn pass(&self, passage: LegacyRequest) -> Request {
         let endpoint = self.endpoint.clone();
         Request::answered(|received, has_begun| {
             async move {
-                let Passed { body, status, .. } = endpoint.pass(passage).await;
+                let LegacyResponse { body, status, .. } = endpoint.relay(passage).await;
                 has_begun.store(true, Ordering::Relaxed);
                 match body {
-                    Passing::Whole(bytes, _) if bytes.is_empty() => {
+                    ResponseBody::Whole(bytes, _) if bytes.is_empty() => {
                         receive(&received, status.as_str().as_bytes());
                     }
-                    Passing::Whole(bytes, _) => receive(&received, &bytes),
-                    Passing::TaskEnd(bytes, of_task) => {
+                    ResponseBody::Whole(bytes, _) => receive(&received, &bytes),
+                    ResponseBody::TaskEnd(bytes, of_task) => {
                         receive(&received, &bytes);
                         of_task.1.confirm();
                     }
-                    Passing::Pieces(mut pieces) => {
+                    ResponseBody::Pieces(mut pieces) => {
                         let mut read = String::new();
                         while let Some(piece) = pieces.next().await {
                             read.push_str(std::str::from_utf8(&piece.bytes).expect("text"));
@@ -346,7 +357,7 @@ impl EngineAndServer {
                                 }
                                 read = rest.to_owned();
                             }
-                            piece.commit.into_iter().for_each(Commit::confirm);
+                            piece.commit.into_iter().for_each(DeliveryCommit::confirm);
                         }
                     }
                 }
@@ -380,7 +391,7 @@ fn principal() -> Principal {
     Principal::from_bytes([1; 16])
 }
 
-fn passage(client: &Legacy, method: Method, message: Option<&Value>) -> Passage {
+fn passage(client: &Legacy, method: Method, message: Option<&Value>) -> LegacyRequest {
     let mut headers = HeaderMap::new();
     let mut put = |name: &'static str, value: &str| {
         headers.insert(name, HeaderValue::from_str(value).expect("a header"));
@@ -399,8 +410,8 @@ fn passage(client: &Legacy, method: Method, message: Option<&Value>) -> Passage 
     }
     let body = message.map(|message| Bytes::from(message.to_string())).unwrap_or_default();
     let message = message.map(|_| Frame::parse(body.clone()).expect("a message"));
-    let post = message.as_ref().map(Post::of).unwrap_or_default();
-    Passage {
+    let post = message.as_ref().map(LegacyPost::of).unwrap_or_default();
+    LegacyRequest {
         principal: principal(),
         standing: Default::default(),
         method,

@@ -8,8 +8,8 @@ use crate::{
     support::{faulty_store::Op, limit_hits::LimitHits},
 };
 use deferral::internals::{
-    proxy::Cancelled,
-    store::{Bounds, Disk, Memory, Store},
+    proxy::CancelOutcome,
+    store::{DiskStore, MemoryStore, Store, StoreBounds},
 };
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
@@ -54,11 +54,11 @@ impl About {
 
 /// Stores of so many bytes for a caller.
 fn memory() -> Arc<dyn Store> {
-    Arc::new(Memory::bounded(bounds()).restarted())
+    Arc::new(MemoryStore::bounded(bounds()).restarted())
 }
 
-fn bounds() -> Bounds {
-    Bounds { stored_bytes_per_principal: ROOM, ..Bounds::NONE }
+fn bounds() -> StoreBounds {
+    StoreBounds { stored_bytes_per_principal: ROOM, ..StoreBounds::NONE }
 }
 
 fn setup(store: Arc<dyn Store>) -> Setup {
@@ -164,7 +164,7 @@ async fn send(world: &EngineAndServer, begun: Begun) -> String {
         Begun::Legacy(client, message) => world.tell(&client, &message).sent(),
         Begun::Operator(task) => {
             return match world.operators.cancel(&task).await {
-                Ok(Cancelled::Done(_)) => "done".to_owned(),
+                Ok(CancelOutcome::Cancelled(_)) => "done".to_owned(),
                 Ok(_) => "nothing".to_owned(),
                 Err(error) => error.to_string(),
             };
@@ -217,7 +217,7 @@ fn answers_are_taken_although_results_have_filled_what_their_caller_may_keep_on_
         let folder = tempfile::tempdir().expect("a folder");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build();
         runtime.expect("a runtime").block_on(async {
-            let store = Disk::open(folder.path(), bounds(), None).expect("it opens");
+            let store = DiskStore::open(folder.path(), bounds(), None).expect("it opens");
             answer_without_room(&setup(Arc::new(store)).start(), about).await;
         });
     }

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 use deferral::internals::{
-    policy::Quotas, protocol::Timestamp, store::Store as _, task::Record, telemetry::limits,
+    policy::TaskQuotas, protocol::Timestamp, store::Store as _, task::Record, telemetry::limits,
 };
 use futures_util::future::join_all;
 use serde_json::json;
@@ -134,7 +134,7 @@ fn counts_agree_with_a_recount(ending: Ending) {
         assert_eq!((world.ledger.working(), world.ledger.unfetched()), (0, 0));
 
         // Neither more nor less than the quota.
-        world.ledger.bound_by(Quotas { tasks_per_principal: 3, ..world.quotas });
+        world.ledger.set_quotas(TaskQuotas { tasks_per_principal: 3, ..world.quotas });
         let sent = call(&world, 5).await;
         let made = sent.iter().filter(|sent| sent.is_done()).count();
         assert_eq!(made, 3, "places were lost or won");
@@ -278,9 +278,9 @@ async fn end_tasks(world: &EngineAndServer, ending: Ending, tasks: usize) {
         }
         Ending::HandleNeverTaken => {}
         Ending::Shutdown => {
-            world.drains[0].tell();
+            world.drains[0].start();
             settle().await;
-            world.drains[1].tell();
+            world.drains[1].start();
         }
     }
     settle().await;

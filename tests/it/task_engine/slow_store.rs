@@ -4,7 +4,7 @@ use super::engine_and_server::{
     AFTER, EngineAndServer, Legacy, Modern, Sent, Setup, Sign, TICKET_AFTER, WAIT, messages, runtime, settle,
 };
 use crate::support::faulty_store::Op;
-use deferral::internals::store::Disk;
+use deferral::internals::store::DiskStore;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
@@ -138,8 +138,8 @@ fn of_a_burst_of_calls_no_more_become_tasks_than_the_quota_allows_with_a_store_o
     let folder = tempfile::tempdir().expect("a folder");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build();
     runtime.expect("a runtime").block_on(async {
-        let store =
-            Disk::open(folder.path(), deferral::internals::store::Bounds::NONE, None).expect("it opens");
+        let store = DiskStore::open(folder.path(), deferral::internals::store::StoreBounds::NONE, None)
+            .expect("it opens");
         let setup = Setup::new().keeps(Arc::new(store)).quotas(|quotas| quotas.tasks_per_principal = 5);
         burst(&setup.start()).await;
     });

@@ -10,10 +10,10 @@ use deferral::internals::{
     dialect::raise,
     protocol::{Method, Payload, Timestamp, meta},
     task::{
-        Effect, Event, Owner, Record, Refusal, Scope, State, TaskId, apply,
+        EventRefusal, Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState, apply,
         view::{
             self,
-            experimental::{Outcome, Reader, ToolErrors},
+            experimental::{TaskOutcome, TaskResultFormat, ToolErrors},
         },
     },
 };
@@ -28,7 +28,7 @@ use std::{
 /// One thing that happens in a random life.
 #[derive(Clone, Debug)]
 struct Step {
-    event: Event,
+    event: TaskEvent,
     /// Seconds that pass before it; the clock may also be a replica's that runs behind.
     seconds: i64,
 }
@@ -36,15 +36,15 @@ struct Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let key = prop::sample::select(vec!["a", "b", "c", "d"]);
     let event = prop_oneof![
-        4 => "[xy]{0,1}".prop_map(|message| Event::Progressed { message }),
+        4 => "[xy]{0,1}".prop_map(|message| TaskEvent::Progressed { message }),
         6 => key.clone().prop_map(asked),
         2 => key.clone().prop_map(withdrawn),
         4 => prop::collection::vec(key, 0..3).prop_map(|keys| answered(&keys)),
-        4 => Just(Event::Renewed),
+        4 => Just(TaskEvent::TtlRenewed),
         1 => Just(returned()),
         1 => Just(tool_failed()),
         1 => Just(failed()),
-        1 => Just(Event::CANCELLED_BY_CLIENT),
+        1 => Just(TaskEvent::CANCELLED_BY_CLIENT),
     ];
     let seconds = prop_oneof![3 => 0..5i64, 2 => 0..4000i64, 1 => -10..0i64];
     let step = (event, seconds).prop_map(|(event, seconds)| Step { event, seconds });
@@ -56,9 +56,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn live(
     retention: Duration,
     steps: Vec<Step>,
-    mut watch: impl FnMut(&Record, &Event, Timestamp, &Result<(Record, Vec<Effect>), Refusal>),
+    mut watch: impl FnMut(&Record, &TaskEvent, Timestamp, &Result<(Record, Vec<TaskEffect>), EventRefusal>),
 ) -> Record {
-    let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+    let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
     let mut task = Record::new(TaskId::from_entropy([7; 16]), owner, "train", retention, START);
     let mut now = START;
     for Step { event, seconds } in steps {
@@ -66,18 +66,18 @@ fn live(
             Ok(ahead) => now + Duration::from_secs(ahead),
             Err(_) => Timestamp::from_millis(now.as_millis() - seconds.unsigned_abs() * 1000),
         };
-        let before = (task.state.is_ended(), task.due());
-        let mut meet = |event: Event, at| {
+        let before = (task.state.is_ended(), task.due_at());
+        let mut meet = |event: TaskEvent, at| {
             let outcome = apply(&task, event.clone(), at);
             watch(&task, &event, at, &outcome);
             if let Ok((next, _)) = outcome {
                 task = next;
             }
-            (task.state.is_ended(), task.due())
+            (task.state.is_ended(), task.due_at())
         };
         let (mut ended, mut due) = before;
         while !ended && due <= then {
-            let renewed = meet(Event::Renewed, due);
+            let renewed = meet(TaskEvent::TtlRenewed, due);
             assert!(due < renewed.1, "a renewed task is due again at once");
             (ended, due) = renewed;
         }
@@ -95,7 +95,7 @@ proptest! {
     #[test]
     fn an_ended_task_never_changes_and_a_live_one_is_never_called_ended(retention in retentions(), steps in steps()) {
         live(retention, steps, |before, _, _, outcome| {
-            assert_eq!(before.state.is_ended(), matches!(outcome, Err(Refusal::Ended)));
+            assert_eq!(before.state.is_ended(), matches!(outcome, Err(EventRefusal::Ended)));
         });
     }
 
@@ -109,7 +109,7 @@ proptest! {
             if !after.state.is_ended() {
                 // Never less than half of that minute.
                 assert!(after.created + after.ttl >= now + Duration::from_secs(30));
-                assert!(after.due() > now);
+                assert!(after.due_at() > now);
             }
         });
     }
@@ -118,9 +118,9 @@ proptest! {
     fn a_result_can_be_fetched_for_the_whole_retention_and_no_longer(retention in retentions(), steps in steps()) {
         let last = live(retention, steps, |_, _, _, _| {});
         if last.state.is_ended() {
-            assert_eq!(last.due(), last.updated + retention.max(Duration::from_secs(1)));
-            assert!(!last.is_expired(Timestamp::from_millis(last.due().as_millis() - 1)));
-            assert!(last.is_expired(last.due()));
+            assert_eq!(last.due_at(), last.updated + retention.max(Duration::from_secs(1)));
+            assert!(!last.is_expired(Timestamp::from_millis(last.due_at().as_millis() - 1)));
+            assert!(last.is_expired(last.due_at()));
         }
     }
 
@@ -132,7 +132,7 @@ proptest! {
             assert!(before.updated <= after.updated);
             let turned = before.state.status() != after.state.status();
             assert_eq!(after.status_since, if turned { after.updated } else { before.status_since });
-            assert_eq!(*event == Event::Renewed, Record { ttl: after.ttl, ..before.clone() } == *after);
+            assert_eq!(*event == TaskEvent::TtlRenewed, Record { ttl: after.ttl, ..before.clone() } == *after);
         });
     }
 
@@ -154,14 +154,14 @@ proptest! {
         live(retention, steps, |_, _, _, outcome| {
             let Ok((after, effects)) = outcome else { return };
             let now_open = match &after.state {
-                State::InputRequired { outstanding } => {
+                TaskState::InputRequired { outstanding } => {
                     assert!(!outstanding.is_empty());
                     outstanding.clone()
                 }
-                State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => BTreeMap::new(),
+                TaskState::Working | TaskState::Completed { .. } | TaskState::Failed { .. } | TaskState::Cancelled => BTreeMap::new(),
             };
             for effect in effects {
-                if let Effect::AnswerUpstream { key, .. } = effect {
+                if let TaskEffect::AnswerUpstream { key, .. } = effect {
                     assert!(open.contains_key(key) && !now_open.contains_key(key), "{key} is answered once");
                 }
             }
@@ -180,7 +180,7 @@ proptest! {
     ) {
         // The ttl aside, which moves on by itself.
         let seen = |record: &Record| {
-            let mut shown = json(&view::extension::notified(record, START, BOUNDS, None));
+            let mut shown = json(&view::extension::notification_params(record, START, BOUNDS, None));
             for by_itself in ["ttlMs", "lastUpdatedAt"] {
                 shown.as_object_mut().expect("an object").remove(by_itself);
             }
@@ -188,7 +188,7 @@ proptest! {
         };
         live(retention, steps, |before, _, _, outcome| {
             let Ok((after, effects)) = outcome else { return };
-            assert_eq!(seen(before) != seen(after), effects.contains(&Effect::Announce));
+            assert_eq!(seen(before) != seen(after), effects.contains(&TaskEffect::Announce));
         });
     }
 
@@ -206,7 +206,7 @@ proptest! {
         let all = ["result", "error", "inputRequests"];
         let created = take(view::extension::created(&record, now, BOUNDS, None), Some("task"), &[]);
         let detailed = || view::extension::detailed(&record, now, BOUNDS, None);
-        let notified = take(view::extension::notified(&record, now, BOUNDS, None), None, &[]);
+        let notified = take(view::extension::notification_params(&record, now, BOUNDS, None), None, &[]);
         prop_assert_eq!(&take(detailed(), Some("complete"), &[]), &notified);
         prop_assert_eq!(take(detailed(), Some("complete"), &all), created);
         for number in ["ttlMs", "pollIntervalMs"] {
@@ -221,7 +221,7 @@ proptest! {
             live(retention, steps.clone(), |before, _, now, outcome| {
                 let after = outcome.as_ref().map_or(before, |(next, _)| next);
                 let status = |record| view::experimental::status(record, terms.tool_errors);
-                let shown = json(&view::experimental::shown(after, now, terms));
+                let shown = json(&view::experimental::task_object(after, now, terms));
                 assert_eq!(shown["status"], status(after));
                 assert!(may_follow(seen, status(before)));
                 assert!(may_follow(Some(status(before)), status(after)));
@@ -237,7 +237,7 @@ proptest! {
         let newer = json(&view::extension::detailed(&record, now, BOUNDS, None));
         let is_tool_error = newer["result"]["isError"] == true;
         for terms in [TERMS, LENIENT] {
-            let older = json(&view::experimental::shown(&record, now, terms));
+            let older = json(&view::experimental::task_object(&record, now, terms));
             for same in ["taskId", "statusMessage", "createdAt", "lastUpdatedAt"] {
                 prop_assert_eq!(older.get(same), newer.get(same));
             }
@@ -247,16 +247,16 @@ proptest! {
                 ToolErrors::Failed if is_tool_error => prop_assert_eq!(&older["status"], "failed"),
                 ToolErrors::Failed | ToolErrors::Completed => prop_assert_eq!(&older["status"], &newer["status"]),
             }
-            let made = json(&view::experimental::created(&record, now, terms, Reader::Published, None));
+            let made = json(&view::experimental::created(&record, now, terms, TaskResultFormat::Published, None));
             prop_assert_eq!(&made["task"], &older);
-            let listed = json(&view::experimental::listed([&record], None, now, terms));
+            let listed = json(&view::experimental::task_list([&record], None, now, terms));
             prop_assert_eq!(&listed["tasks"][0], &older);
         }
         match view::experimental::outcome(&record) {
             None => prop_assert!(["working", "input_required"].iter().any(|live| newer["status"] == *live)),
-            Some(Outcome::Cancelled) => prop_assert_eq!(&newer["status"], "cancelled"),
-            Some(Outcome::Error(error)) => prop_assert_eq!(json(&error), newer["error"].clone()),
-            Some(Outcome::Result(result)) => {
+            Some(TaskOutcome::Cancelled) => prop_assert_eq!(&newer["status"], "cancelled"),
+            Some(TaskOutcome::Error(error)) => prop_assert_eq!(json(&error), newer["error"].clone()),
+            Some(TaskOutcome::Result(result)) => {
                 let bare = |mut result: Value| {
                     let members = result.as_object_mut().expect("an object");
                     members.remove("resultType");
@@ -272,7 +272,7 @@ proptest! {
     fn the_outcome_of_a_task_is_final_and_absent_before_the_end(
         retention in retentions(), steps in steps(), raised: bool,
     ) {
-        let outcome = |record: &Record| view::experimental::outcome(&Record { raised, ..record.clone() });
+        let outcome = |record: &Record| view::experimental::outcome(&Record { is_translated: raised, ..record.clone() });
         let mut said = None;
         live(retention, steps, |before, _, _, applied| {
             let after = applied.as_ref().map_or(before, |(next, _)| next);
@@ -286,8 +286,8 @@ proptest! {
 
     #[test]
     fn an_outcome_is_the_result_with_the_related_task(kept in results(), raised: bool) {
-        let record = Record { raised, ..after([Event::Returned { result: kept.clone().into() }]) };
-        let Some(Outcome::Result(given)) = view::experimental::outcome(&record) else {
+        let record = Record { is_translated: raised, ..after([TaskEvent::Returned { result: kept.clone().into() }]) };
+        let Some(TaskOutcome::Result(given)) = view::experimental::outcome(&record) else {
             panic!("a result")
         };
         let ours = (meta::RELATED_TASK.to_owned(), r#"{"taskId":"abababababababababababababababab"}"#.to_owned());
@@ -314,9 +314,9 @@ proptest! {
         let said = Bytes::from(said);
         let raised = raise::result(&Method::ToolsCall, &Payload::read(said.clone()), br#"{"name":"x","version":"1"}"#).expect("an object");
         let outcome = |raised, result| {
-            view::experimental::outcome(&Record { raised, ..after([Event::Returned { result }]) })
+            view::experimental::outcome(&Record { is_translated: raised, ..after([TaskEvent::Returned { result }]) })
         };
-        let (Some(Outcome::Result(lowered)), Some(Outcome::Result(never_raised))) =
+        let (Some(TaskOutcome::Result(lowered)), Some(TaskOutcome::Result(never_raised))) =
             (outcome(true, raised), outcome(false, said))
         else {
             panic!("two results")

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
     task::{
-        Event, Owner, PollBounds, Record, Scope, State, TaskId, apply,
-        view::experimental::{Terms, ToolErrors},
+        PollBounds, Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState, apply,
+        view::experimental::{ToolErrors, ViewOptions},
     },
 };
 
@@ -23,58 +23,58 @@ const RETENTION: Duration = Duration::from_secs(3600);
 
 const BOUNDS: PollBounds = (Duration::from_millis(500), Duration::from_secs(30));
 
-const TERMS: Terms = Terms { poll: BOUNDS, tool_errors: ToolErrors::Failed };
+const TERMS: ViewOptions = ViewOptions { poll: BOUNDS, tool_errors: ToolErrors::Failed };
 
 /// For clients that drop the result of a failed task.
-const LENIENT: Terms = Terms { poll: BOUNDS, tool_errors: ToolErrors::Completed };
+const LENIENT: ViewOptions = ViewOptions { poll: BOUNDS, tool_errors: ToolErrors::Completed };
 
 fn task() -> Record {
-    let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+    let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
     Record::new(TaskId::from_entropy([0xab; 16]), owner, "train", RETENTION, START)
 }
 
 /// What becomes of a new task to which these events happen, one a second.
-fn after(events: impl IntoIterator<Item = Event>) -> Record {
+fn after(events: impl IntoIterator<Item = TaskEvent>) -> Record {
     events.into_iter().zip(1..).fold(task(), |task, (event, second)| {
         apply(&task, event, START + Duration::from_secs(second)).expect("applies").0
     })
 }
 
-fn progressed(message: &str) -> Event {
-    Event::Progressed { message: message.into() }
+fn progressed(message: &str) -> TaskEvent {
+    TaskEvent::Progressed { message: message.into() }
 }
 
-fn asked(key: &str) -> Event {
+fn asked(key: &str) -> TaskEvent {
     let request = format!(r#"{{"method":"elicitation/create","params":{{"message":"{key}?"}}}}"#);
-    Event::Asked { key: key.into(), request: request.into() }
+    TaskEvent::InputRequested { key: key.into(), request: request.into() }
 }
 
-fn withdrawn(key: &str) -> Event {
-    Event::Withdrawn { key: key.into() }
+fn withdrawn(key: &str) -> TaskEvent {
+    TaskEvent::InputWithdrawn { key: key.into() }
 }
 
-fn answered(keys: &[&str]) -> Event {
+fn answered(keys: &[&str]) -> TaskEvent {
     let answer = |key: &&str| ((*key).to_owned(), Ok(Bytes::from(format!(r#"{{"action":"{key}"}}"#))));
-    Event::Answered { answers: keys.iter().map(answer).collect(), are_kept: false }
+    TaskEvent::InputAnswered { answers: keys.iter().map(answer).collect(), are_stored: false }
 }
 
-fn returned() -> Event {
-    Event::Returned { result: r#"{"content":[],"resultType":"complete"}"#.into() }
+fn returned() -> TaskEvent {
+    TaskEvent::Returned { result: r#"{"content":[],"resultType":"complete"}"#.into() }
 }
 
-fn tool_failed() -> Event {
+fn tool_failed() -> TaskEvent {
     let result = r#"{"content":[{"type":"text","text":"no disk"}],"isError":true,"resultType":"complete"}"#;
-    Event::Returned { result: result.into() }
+    TaskEvent::Returned { result: result.into() }
 }
 
-fn failed() -> Event {
-    Event::Failed { error: r#"{"code":-32603,"message":"boom"}"#.into(), message: Some("boom".into()) }
+fn failed() -> TaskEvent {
+    TaskEvent::Failed { error: r#"{"code":-32603,"message":"boom"}"#.into(), message: Some("boom".into()) }
 }
 
 /// Every state, each with `half` as its message where it has kept one, and `old` a key of the past.
 fn states() -> Vec<(&'static str, Record)> {
     let past = [progressed("half"), asked("old"), answered(&["old"])];
-    let then = |events: &[Event]| after(past.iter().chain(events).cloned());
+    let then = |events: &[TaskEvent]| after(past.iter().chain(events).cloned());
     vec![
         ("working", then(&[])),
         ("asks a", then(&[asked("a")])),
@@ -82,12 +82,12 @@ fn states() -> Vec<(&'static str, Record)> {
         ("completed", then(&[asked("a"), returned()])),
         ("tool error", then(&[asked("a"), tool_failed()])),
         ("failed", then(&[asked("a"), failed()])),
-        ("cancelled", then(&[asked("a"), Event::CANCELLED_BY_CLIENT])),
+        ("cancelled", then(&[asked("a"), TaskEvent::CANCELLED_BY_CLIENT])),
     ]
 }
 
 /// Every event, in each way that matters.
-fn events() -> Vec<(&'static str, Event)> {
+fn events() -> Vec<(&'static str, TaskEvent)> {
     vec![
         ("says more", progressed("more")),
         ("says half again", progressed("half")),
@@ -103,26 +103,29 @@ fn events() -> Vec<(&'static str, Event)> {
         ("returns", returned()),
         ("its tool fails", tool_failed()),
         ("fails", failed()),
-        ("is cancelled", Event::CANCELLED_BY_CLIENT),
-        ("is served by x", Event::Described { server_info: r#"{"name":"x"}"#.into() }),
-        ("is renewed early", Event::Renewed),
+        ("is cancelled", TaskEvent::CANCELLED_BY_CLIENT),
+        ("is served by x", TaskEvent::ServerDescribed { server_info: r#"{"name":"x"}"#.into() }),
+        ("is renewed early", TaskEvent::TtlRenewed),
     ]
 }
 
 /// A record in one line: where it stands and what it says.
 fn told(record: &Record) -> String {
     let asks = match &record.state {
-        State::InputRequired { outstanding } => outstanding.keys().cloned().collect::<Vec<_>>().join(","),
-        State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => String::new(),
+        TaskState::InputRequired { outstanding } => outstanding.keys().cloned().collect::<Vec<_>>().join(","),
+        TaskState::Working
+        | TaskState::Completed { .. }
+        | TaskState::Failed { .. }
+        | TaskState::Cancelled => String::new(),
     };
     let message = record.message.as_deref().unwrap_or("-");
     let but = match record.state {
-        State::Completed { is_error: true, .. } => " with an error",
-        State::Completed { is_error: false, .. }
-        | State::Working
-        | State::InputRequired { .. }
-        | State::Failed { .. }
-        | State::Cancelled => "",
+        TaskState::Completed { is_error: true, .. } => " with an error",
+        TaskState::Completed { is_error: false, .. }
+        | TaskState::Working
+        | TaskState::InputRequired { .. }
+        | TaskState::Failed { .. }
+        | TaskState::Cancelled => "",
     };
     format!("{}{but} [{asks}] {message:?}", record.state.status())
 }

@@ -2,18 +2,18 @@
 
 use super::{RETENTION, START, after, asked, events, progressed, returned, states, task, told};
 use bytes::Bytes;
-use deferral::internals::task::{Effect, Event, MAX_SERVER_INFO, Refusal, State, apply};
+use deferral::internals::task::{EventRefusal, MAX_SERVER_INFO, TaskEffect, TaskEvent, TaskState, apply};
 use expect_test::expect;
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
-fn done(effects: &[Effect]) -> String {
-    let word = |effect: &Effect| match effect {
-        Effect::AnswerUpstream { key, response } => {
+fn done(effects: &[TaskEffect]) -> String {
+    let word = |effect: &TaskEffect| match effect {
+        TaskEffect::AnswerUpstream { key, response } => {
             format!("answer {key} {}", String::from_utf8_lossy(response.as_ref().expect("a result")))
         }
-        Effect::CancelUpstream => "cancel".to_owned(),
-        Effect::Announce => "announce".to_owned(),
+        TaskEffect::CancelUpstream => "cancel".to_owned(),
+        TaskEffect::Announce => "announce".to_owned(),
     };
     effects.iter().map(word).collect::<Vec<_>>().join(" + ")
 }
@@ -21,18 +21,21 @@ fn done(effects: &[Effect]) -> String {
 #[test]
 fn an_answer_that_is_kept_is_there_until_it_is_delivered_or_the_task_ends() {
     let answers = BTreeMap::from([("a".to_owned(), Ok(Bytes::from_static(b"{}")))]);
-    let kept = |are_kept| after([asked("a"), Event::Answered { answers: answers.clone(), are_kept }]);
+    let kept = |are_kept| {
+        after([asked("a"), TaskEvent::InputAnswered { answers: answers.clone(), are_stored: are_kept }])
+    };
     assert!(kept(false).undelivered.is_empty());
     let waits = kept(true);
     assert_eq!(waits.undelivered, answers);
     let bytes = waits.stored_bytes() - kept(false).stored_bytes();
     assert_eq!(bytes, "a{}".len());
     let apply = |event| apply(&waits, event, START);
-    let (delivered, effects) = apply(Event::Delivered { keys: vec!["a".into()] }).expect("it was not");
+    let (delivered, effects) =
+        apply(TaskEvent::InputDelivered { keys: vec!["a".into()] }).expect("it was not");
     assert!(delivered.undelivered.is_empty() && effects.is_empty());
     assert_eq!(delivered.updated, waits.updated, "nobody can see it");
-    assert_eq!(apply(Event::Delivered { keys: vec!["b".into()] }), Err(Refusal::Unchanged));
-    for end in [Event::CANCELLED_BY_CLIENT, Event::Returned { result: "{}".into() }] {
+    assert_eq!(apply(TaskEvent::InputDelivered { keys: vec!["b".into()] }), Err(EventRefusal::Unchanged));
+    for end in [TaskEvent::CANCELLED_BY_CLIENT, TaskEvent::Returned { result: "{}".into() }] {
         assert!(apply(end).expect("it works").0.undelivered.is_empty());
     }
 }
@@ -51,11 +54,12 @@ fn server_info_is_stored_with_the_task_within_bounds() {
     about["title"] = "x".repeat(MAX_SERVER_INFO).into();
     assert_eq!((of(&about), of(&json!("x"))), (None, None));
 
-    let described = |server_info: &str| Event::Described { server_info: server_info.to_owned().into() };
+    let described =
+        |server_info: &str| TaskEvent::ServerDescribed { server_info: server_info.to_owned().into() };
     let (next, effects) = apply(&task(), described("{\n}"), START).expect("it is new");
     assert_eq!((next.server_info.as_deref(), effects), (Some(&b"{ }"[..]), vec![]));
     assert_eq!(next.stored_bytes() - task().stored_bytes(), 3);
-    assert_eq!(apply(&next, described("{ }"), START), Err(Refusal::Unchanged));
+    assert_eq!(apply(&next, described("{ }"), START), Err(EventRefusal::Unchanged));
     let (ended, _) = apply(&next, returned(), START).expect("it works");
     assert_eq!(ended.server_info, next.server_info);
 }
@@ -64,7 +68,7 @@ fn server_info_is_stored_with_the_task_within_bounds() {
 fn every_state_meets_every_event() {
     let mut table = String::new();
     let soon = |(event, happens)| (event, happens, START + Duration::from_secs(60));
-    let late = ("is renewed late", Event::Renewed, START + RETENTION / 2);
+    let late = ("is renewed late", TaskEvent::TtlRenewed, START + RETENTION / 2);
     for (state, record) in states() {
         for (event, happens, now) in events().into_iter().map(soon).chain([late.clone()]) {
             let outcome = match apply(&record, happens, now) {
@@ -206,9 +210,9 @@ fn every_state_meets_every_event() {
 
 #[test]
 fn a_cancelled_task_has_no_open_input_requests() {
-    let record = after([asked("a"), Event::CANCELLED_BY_CLIENT]);
+    let record = after([asked("a"), TaskEvent::CANCELLED_BY_CLIENT]);
     assert_eq!(record.message.as_deref(), Some("the task was cancelled by its client"));
-    assert_eq!(record.state, State::Cancelled);
+    assert_eq!(record.state, TaskState::Cancelled);
 }
 
 #[test]
@@ -221,10 +225,10 @@ fn a_clock_that_runs_behind_does_not_turn_a_task_back() {
 #[test]
 fn what_a_record_holds_is_counted() {
     let empty = task().stored_bytes();
-    let result = Event::Returned { result: "{12345}".into() };
+    let result = TaskEvent::Returned { result: "{12345}".into() };
     assert_eq!(after([result]).stored_bytes(), empty + 7);
     assert_eq!(after([progressed("half")]).stored_bytes(), empty + 4);
-    let question = Event::Asked { key: "k".into(), request: "{}".into() };
+    let question = TaskEvent::InputRequested { key: "k".into(), request: "{}".into() };
     // The key is kept twice: beside its question, and among those that were used.
     assert_eq!(after([question]).stored_bytes(), empty + 4);
 }

@@ -5,10 +5,10 @@ use super::{BOUNDS, LENIENT, START, TERMS, after, json, progressed, states, task
 use deferral::internals::{
     protocol::{meta, status_message},
     task::{
-        Event, Record, State,
+        Record, TaskEvent, TaskState,
         view::{
             self,
-            experimental::{Outcome, Reader},
+            experimental::{TaskOutcome, TaskResultFormat},
         },
     },
 };
@@ -25,7 +25,7 @@ fn each_state_is_shown_in_three_views() {
         for (name, view) in [
             ("created", text(view::extension::created(&record, now, BOUNDS, None))),
             ("detailed", text(view::extension::detailed(&record, now, BOUNDS, None))),
-            ("notified", text(view::extension::notified(&record, now, BOUNDS, None))),
+            ("notified", text(view::extension::notification_params(&record, now, BOUNDS, None))),
         ] {
             writeln!(shown, "  {name:8} {view}").expect("written to memory");
         }
@@ -69,22 +69,25 @@ fn each_state_is_shown_in_the_legacy_views() {
     for (state, record) in states() {
         let came_to = match view::experimental::outcome(&record) {
             None => "-".to_owned(),
-            Some(Outcome::Result(result)) => format!("result {}", text(result)),
-            Some(Outcome::Error(error)) => format!("error {}", text(error)),
-            Some(Outcome::Cancelled) => "cancelled".to_owned(),
+            Some(TaskOutcome::Result(result)) => format!("result {}", text(result)),
+            Some(TaskOutcome::Error(error)) => format!("error {}", text(error)),
+            Some(TaskOutcome::Cancelled) => "cancelled".to_owned(),
         };
         writeln!(shown, "{state}").expect("written to memory");
         for (name, view) in [
-            ("created", text(view::experimental::created(&record, now, TERMS, Reader::Published, None))),
-            ("shown", text(view::experimental::shown(&record, now, TERMS))),
+            (
+                "created",
+                text(view::experimental::created(&record, now, TERMS, TaskResultFormat::Published, None)),
+            ),
+            ("shown", text(view::experimental::task_object(&record, now, TERMS))),
             ("outcome", came_to),
         ] {
             writeln!(shown, "  {name:8} {view}").expect("written to memory");
         }
         // What else the operator may choose makes a difference to a tool that failed, and to nothing
         // else.
-        let lenient = text(view::experimental::shown(&record, now, LENIENT));
-        if lenient != text(view::experimental::shown(&record, now, TERMS)) {
+        let lenient = text(view::experimental::task_object(&record, now, LENIENT));
+        if lenient != text(view::experimental::task_object(&record, now, TERMS)) {
             writeln!(shown, "  or       {lenient}").expect("written to memory");
         }
     }
@@ -127,9 +130,9 @@ fn a_page_of_tasks_shows_each_as_it_is_and_where_the_next_begins() {
     for terms in [TERMS, LENIENT] {
         let records: Vec<_> = states().into_iter().map(|(_, record)| record).collect();
         let each: Vec<_> =
-            records.iter().map(|record| text(view::experimental::shown(record, now, terms))).collect();
+            records.iter().map(|record| text(view::experimental::task_object(record, now, terms))).collect();
         for many in [0, 1, records.len()] {
-            let page = |next| text(view::experimental::listed(&records[..many], next, now, terms));
+            let page = |next| text(view::experimental::task_list(&records[..many], next, now, terms));
             let tasks = each[..many].join(",");
             assert_eq!(page(None), format!(r#"{{"tasks":[{tasks}]}}"#));
             assert_eq!(page(Some("a\"b")), format!(r#"{{"tasks":[{tasks}],"nextCursor":"a\"b"}}"#));
@@ -140,22 +143,27 @@ fn a_page_of_tasks_shows_each_as_it_is_and_where_the_next_begins() {
 #[test]
 fn the_immediate_response_for_the_model_is_included_where_configured() {
     let words = "Started.\nAsk for \"it\" later. \u{2028}";
-    let made = json(&view::experimental::created(&task(), START, TERMS, Reader::Published, Some(words)));
+    let made =
+        json(&view::experimental::created(&task(), START, TERMS, TaskResultFormat::Published, Some(words)));
     assert_eq!(made["_meta"][meta::IMMEDIATE_RESPONSE], words);
     let mut without = made;
     without["_meta"].as_object_mut().expect("an object").remove(meta::IMMEDIATE_RESPONSE);
-    assert_eq!(json(&view::experimental::created(&task(), START, TERMS, Reader::Published, None)), without);
+    assert_eq!(
+        json(&view::experimental::created(&task(), START, TERMS, TaskResultFormat::Published, None)),
+        without
+    );
 }
 
 #[test]
 fn the_draft_form_of_a_task_result_is_included_beside_the_revisions_form() {
-    let mut made = json(&view::experimental::created(&task(), START, TERMS, Reader::Draft, Some("wait")));
+    let mut made =
+        json(&view::experimental::created(&task(), START, TERMS, TaskResultFormat::Draft, Some("wait")));
     let draft = made["_meta"].as_object_mut().expect("an object").remove(meta::DRAFT_TASK);
     assert_eq!(draft, Some(serde_json::json!({ "taskId": made["task"]["taskId"], "status": "working" })));
     assert_eq!(made.as_object_mut().expect("an object").remove("content"), Some(serde_json::json!([])));
     assert_eq!(
         made,
-        json(&view::experimental::created(&task(), START, TERMS, Reader::Published, Some("wait")))
+        json(&view::experimental::created(&task(), START, TERMS, TaskResultFormat::Published, Some("wait")))
     );
 }
 
@@ -163,8 +171,8 @@ fn the_draft_form_of_a_task_result_is_included_beside_the_revisions_form() {
 fn the_legacy_view_escapes_its_texts() {
     let odd = "line\n\"quoted\" \u{1} \u{2028}";
     let record = after([progressed(odd)]);
-    assert_eq!(json(&view::experimental::shown(&record, START, TERMS))["statusMessage"], odd);
-    let listed = json(&view::experimental::listed([&record], Some(odd), START, TERMS));
+    assert_eq!(json(&view::experimental::task_object(&record, START, TERMS))["statusMessage"], odd);
+    let listed = json(&view::experimental::task_list([&record], Some(odd), START, TERMS));
     assert_eq!((&listed["tasks"][0]["statusMessage"], &listed["nextCursor"]), (&odd.into(), &odd.into()));
 }
 
@@ -175,11 +183,16 @@ fn every_legacy_view_is_what_the_schema_of_its_revision_describes() {
     for (state, record) in states() {
         for terms in [TERMS, LENIENT] {
             for now in [START, START + Duration::from_secs(65)] {
-                let shown = json(&view::experimental::shown(&record, now, terms));
+                let shown = json(&view::experimental::task_object(&record, now, terms));
                 is_a_task(&shown, state);
 
-                let made =
-                    json(&view::experimental::created(&record, now, terms, Reader::Published, Some("wait")));
+                let made = json(&view::experimental::created(
+                    &record,
+                    now,
+                    terms,
+                    TaskResultFormat::Published,
+                    Some("wait"),
+                ));
                 let about = has_members(&made, &["task", "_meta"], &[], state)["_meta"].clone();
                 is_a_task(&made["task"], state);
                 let about = has_members(&about, &[meta::RELATED_TASK, meta::IMMEDIATE_RESPONSE], &[], state);
@@ -188,7 +201,7 @@ fn every_legacy_view_is_what_the_schema_of_its_revision_describes() {
                 assert!(about[meta::IMMEDIATE_RESPONSE].is_string(), "{state}");
 
                 for next in [None, Some("cursor")] {
-                    let page = json(&view::experimental::listed([&record, &record], next, now, terms));
+                    let page = json(&view::experimental::task_list([&record, &record], next, now, terms));
                     has_members(&page, &["tasks"], &["nextCursor"], state);
                     assert_eq!(page.get("nextCursor").and_then(Value::as_str), next, "{state}");
                     let tasks = page["tasks"].as_array().expect("a list");
@@ -269,8 +282,8 @@ fn the_outcome_of_a_task_is_the_response_of_its_call() {
             r#"{"a":{"resultType":"x"},"_meta":{RELATED}}"#,
         ),
     ] {
-        let record = Record { raised, ..after([Event::Returned { result: kept.into() }]) };
-        let Some(Outcome::Result(result)) = view::experimental::outcome(&record) else {
+        let record = Record { is_translated: raised, ..after([TaskEvent::Returned { result: kept.into() }]) };
+        let Some(TaskOutcome::Result(result)) = view::experimental::outcome(&record) else {
             panic!("{kept}: a result")
         };
         assert_eq!(text(result), given.replace("RELATED", related), "{kept}");
@@ -279,11 +292,11 @@ fn the_outcome_of_a_task_is_the_response_of_its_call() {
 
 #[test]
 fn the_reason_of_a_failed_task_is_a_bounded_text() {
-    let status = |event| json(&view::experimental::shown(&after([event]), START, TERMS));
-    let tool = |content: &str| Event::Returned {
+    let status = |event| json(&view::experimental::task_object(&after([event]), START, TERMS));
+    let tool = |content: &str| TaskEvent::Returned {
         result: format!(r#"{{"content":{content},"isError":true}}"#).into(),
     };
-    let call = |message: Option<String>| Event::Failed { error: "{}".into(), message };
+    let call = |message: Option<String>| TaskEvent::Failed { error: "{}".into(), message };
     let long = "é".repeat(5000);
     for (event, words) in [
         (tool(r#"[{"type":"text","text":"no disk"}]"#), Some("no disk")),
@@ -315,7 +328,7 @@ fn the_reason_of_a_failed_task_is_a_bounded_text() {
 #[test]
 fn a_view_carries_the_meta_it_is_given() {
     let meta = br#"{"io.modelcontextprotocol/serverInfo":{"name":"x","version":"1"}}"#;
-    for view in [view::extension::created, view::extension::detailed, view::extension::notified] {
+    for view in [view::extension::created, view::extension::detailed, view::extension::notification_params] {
         for (state, record) in states() {
             let plain = json(&view(&record, START, BOUNDS, None));
             let mut with = json(&view(&record, START, BOUNDS, Some(meta)));
@@ -340,7 +353,7 @@ fn an_inlined_result_keeps_its_bytes_and_gets_a_result_type_once() {
         ("{}", r#"{"resultType":"complete"}"#),
         (" { } ", r#"{"resultType":"complete" } "#),
     ] {
-        let record = after([Event::Returned { result: result.into() }]);
+        let record = after([TaskEvent::Returned { result: result.into() }]);
         let view = view::extension::detailed(&record, START, BOUNDS, None);
         let view = String::from_utf8(view).expect("utf-8");
         assert!(view.ends_with(&format!(r#","result":{shown}}}"#)), "{result}: {view}");
@@ -358,7 +371,7 @@ fn a_legacy_result_is_inlined_as_a_modern_result() {
             r#"{"resultType":"complete","_meta":{"x":1}}"#,
         ),
     ] {
-        let record = Record { raised: false, ..after([Event::Returned { result: kept.into() }]) };
+        let record = Record { is_translated: false, ..after([TaskEvent::Returned { result: kept.into() }]) };
         let view = text(view::extension::detailed(&record, START, BOUNDS, None));
         assert!(view.ends_with(&format!(r#","result":{shown}}}"#)), "{kept}: {view}");
     }
@@ -372,25 +385,26 @@ fn a_result_over_several_lines_is_stored_on_one() {
     let one_line = |record: &Record| {
         let views = [
             view::extension::detailed(record, START, BOUNDS, None),
-            view::extension::notified(record, START, BOUNDS, None),
-            view::experimental::shown(record, START, TERMS),
+            view::extension::notification_params(record, START, BOUNDS, None),
+            view::experimental::task_object(record, START, TERMS),
         ];
         views.iter().all(|view| !text(&view[..]).contains(['\n', '\r']))
     };
-    let failed = after([Event::Failed { error: spread.into(), message: None }]);
-    assert_eq!(failed.state, State::Failed { error: line.into() });
+    let failed = after([TaskEvent::Failed { error: spread.into(), message: None }]);
+    assert_eq!(failed.state, TaskState::Failed { error: line.into() });
     assert!(one_line(&failed));
-    let returned = after([Event::Returned { result: spread.into() }]);
-    assert_eq!(returned.state, State::Completed { result: line.into(), is_error: false });
+    let returned = after([TaskEvent::Returned { result: spread.into() }]);
+    assert_eq!(returned.state, TaskState::Completed { result: line.into(), is_error: false });
     assert!(one_line(&returned));
-    let asks = after([Event::Asked { key: "a".into(), request: spread.into() }]);
+    let asks = after([TaskEvent::InputRequested { key: "a".into(), request: spread.into() }]);
     assert!(one_line(&asks));
 }
 
 #[test]
 fn texts_of_views_are_escaped() {
     let odd = "line\n\"quoted\" \u{1} \u{2028}";
-    let record = after([progressed(odd), Event::Asked { key: odd.into(), request: "{}".into() }]);
+    let record =
+        after([progressed(odd), TaskEvent::InputRequested { key: odd.into(), request: "{}".into() }]);
     let view = json(&view::extension::detailed(&record, START, BOUNDS, None));
     assert_eq!(view["statusMessage"], odd);
     assert_eq!(view["inputRequests"][odd], json(b"{}"));
@@ -399,7 +413,7 @@ fn texts_of_views_are_escaped() {
 #[test]
 fn a_large_result_is_copied_once_into_a_buffer_of_its_size() {
     let result = format!(r#"{{"content":"{}"}}"#, "x".repeat(1 << 20));
-    let record = after([Event::Returned { result: result.clone().into() }]);
+    let record = after([TaskEvent::Returned { result: result.clone().into() }]);
     let view = view::extension::detailed(&record, START, BOUNDS, None);
     assert!(view.capacity() < result.len() + 1024, "{} for {}", view.capacity(), result.len());
 }

@@ -4,7 +4,7 @@ use super::{MUTE, UpstreamAndServer, connect, notification, request};
 use crate::support::legacy_server::{Canned, Get, LegacyServer, Options, ReservedPort, Seen};
 use deferral::internals::{
     protocol::Method,
-    upstream::{CallError, Event, Upstream},
+    upstream::{CallError, Upstream, UpstreamEvent},
 };
 use futures_util::StreamExt;
 use serde_json::json;
@@ -99,7 +99,7 @@ async fn a_call_whose_server_refuses_connections_is_abandoned_within_twelve_seco
     tokio::time::pause();
     drop(events);
     let lost = timeout(Duration::from_secs(12), call.events.recv()).await.expect("it is given up");
-    assert!(matches!(lost, Some(Event::Lost(CallError::Broken(_)))), "{lost:?}");
+    assert!(matches!(lost, Some(UpstreamEvent::Lost(CallError::Broken(_)))), "{lost:?}");
 }
 
 #[tokio::test]
@@ -129,6 +129,6 @@ async fn a_connection_that_breaks_before_the_answer_loses_a_call_and_repeats_a_l
 async fn a_server_that_is_not_there_is_unreachable() {
     let nobody = ReservedPort::new();
     let mut replies = connect(&nobody.url(), |_| {}).call(request(1, Method::ToolsCall, MUTE));
-    assert!(matches!(replies.next().await, Some(Event::Lost(CallError::Unreachable(_)))));
+    assert!(matches!(replies.next().await, Some(UpstreamEvent::Lost(CallError::Unreachable(_)))));
     assert!(replies.next().await.is_none());
 }

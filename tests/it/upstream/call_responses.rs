@@ -3,7 +3,7 @@
 use super::{ASKABLE, UpstreamAndServer, identity, notification, value};
 use crate::support::legacy_server::{Canned, Get, Options, Seen};
 use bytes::Bytes;
-use deferral::internals::upstream::{CallError, Event, Upstream};
+use deferral::internals::upstream::{CallError, Upstream, UpstreamEvent};
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -72,7 +72,7 @@ async fn an_error_of_the_server_is_the_answer_whatever_its_status_and_id() {
         let mut call = world.call(n);
         world.server.call().await.canned(Canned::json(status, &failure(id)));
         match call.next().await {
-            Some(Event::Final(response)) => {
+            Some(UpstreamEvent::Final(response)) => {
                 assert_eq!(value(response.frame())["error"]["message"], "no");
             }
             other => panic!("{status}: a final event, not {other:?}"),

@@ -2,7 +2,7 @@
 
 use super::UpstreamAndServer;
 use crate::support::legacy_server::{Canned, Options};
-use deferral::internals::upstream::{CallError, Event};
+use deferral::internals::upstream::{CallError, UpstreamEvent};
 
 use http::StatusCode;
 use serde_json::json;
@@ -70,6 +70,6 @@ async fn a_404_that_answers_the_call_is_its_answer() {
     let mut call = world.call(1);
     let error = json!({ "jsonrpc": "2.0", "id": 1, "error": { "code": -32601, "message": "no such tool" } });
     world.server.call().await.canned(Canned::json(404, &error));
-    assert!(matches!(call.next().await, Some(Event::Final(_))));
+    assert!(matches!(call.next().await, Some(UpstreamEvent::Final(_))));
     assert_eq!(world.server.messages("tools/call"), 1);
 }

@@ -4,7 +4,7 @@ use super::{ASKABLE, MUTE, UpstreamAndServer, connect, identity, request};
 use crate::support::legacy_server::{Options, PATIENCE, crowded};
 use deferral::internals::{
     protocol::Method,
-    upstream::{CallError, Event, Upstream},
+    upstream::{CallError, Upstream, UpstreamEvent},
 };
 use futures_util::StreamExt;
 use serde_json::json;
@@ -117,5 +117,7 @@ async fn a_connection_that_does_not_come_about_has_its_own_error() {
     let limit = Duration::from_millis(50);
     let upstream = connect(&format!("http://{addr}/mcp"), |config| config.timeouts.connect = limit);
     let mut replies = upstream.call(request(1, Method::ToolsCall, MUTE));
-    assert!(matches!(replies.next().await, Some(Event::Lost(CallError::ConnectTimeout(by))) if by == limit));
+    assert!(
+        matches!(replies.next().await, Some(UpstreamEvent::Lost(CallError::ConnectTimeout(by))) if by == limit)
+    );
 }

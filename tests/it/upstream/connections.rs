@@ -7,7 +7,9 @@ use bytes::Bytes;
 use deferral::internals::{
     dialect::Principal,
     protocol::Method,
-    upstream::{CallError, ClientSession, Config, Event, NativeCall, Replies, Streamable, Upstream},
+    upstream::{
+        CallError, ClientSession, Config, HttpUpstream, NativeCall, Upstream, UpstreamEvent, UpstreamEvents,
+    },
 };
 use futures_util::StreamExt;
 use http::HeaderMap;
@@ -97,7 +99,7 @@ async fn closing_cancels_what_is_in_flight_ends_the_sessions_and_refuses_further
 async fn an_unsupported_url_is_named() {
     for url in ["ftp://a/mcp", "/mcp"] {
         let target = url.parse().expect("a URI");
-        let error = Streamable::new(&target, Config::default()).map(drop).expect_err("refused").to_string();
+        let error = HttpUpstream::new(&target, Config::default()).map(drop).expect_err("refused").to_string();
         assert!(error.contains(url), "{error}");
     }
 }
@@ -106,7 +108,7 @@ async fn an_unsupported_url_is_named() {
 #[tokio::test]
 async fn nothing_is_sent_before_a_call_is_polled() {
     let world = UpstreamAndServer::new(Options::default()).await;
-    let replies: Replies = world.upstream.call(request(1, Method::ToolsCall, MUTE));
+    let replies: UpstreamEvents = world.upstream.call(request(1, Method::ToolsCall, MUTE));
     drop(replies);
     world.upstream.close().await;
     assert!(world.server.log().is_empty());
@@ -140,5 +142,5 @@ async fn a_server_that_the_system_trusts_is_reached_over_tls() {
     let port = tls_before(server.addr(), "127.0.0.2").await;
     let upstream = connect(&format!("https://127.0.0.2:{port}/mcp"), |_| {});
     let mut replies = upstream.call(request(1, Method::ToolsCall, MUTE));
-    assert!(matches!(replies.next().await, Some(Event::Lost(CallError::Unreachable(_)))));
+    assert!(matches!(replies.next().await, Some(UpstreamEvent::Lost(CallError::Unreachable(_)))));
 }

@@ -5,8 +5,8 @@ use crate::support::legacy_server::Options;
 use bytes::Bytes;
 use deferral::internals::{
     dialect::Principal,
-    protocol::{List, Method},
-    upstream::{ClientSession, Event, NativeCall, Report, Upstream},
+    protocol::{ListKind, Method},
+    upstream::{ChangeNotification, ClientSession, NativeCall, Upstream, UpstreamEvent},
 };
 
 use http::HeaderMap;
@@ -56,7 +56,7 @@ async fn messages_unknown_to_2026_07_28_reach_native_calls_only() {
         }
         assert_eq!(running.notice().await, kept);
         events.result(&json!(id), json!({ "content": [] }));
-        let Some(Event::Final(response)) = running.next().await else { panic!("it is answered") };
+        let Some(UpstreamEvent::Final(response)) = running.next().await else { panic!("it is answered") };
         let raised: Value =
             serde_json::from_slice(&response.result(&Method::ToolsCall).expect("a result")).expect("JSON");
         assert_eq!(raised["resultType"] == "complete", !is_native, "{raised}");
@@ -71,7 +71,7 @@ async fn changes_are_reported_and_lists_come_from_the_session_that_reported() {
     let (a, b) = (world.server.call().await, world.server.call().await);
     let (in_first, in_second) = if a.session() == "s1" { (a, b) } else { (b, a) };
     world.server.listener("s2").await.send(&notification("notifications/tools/list_changed", json!({})));
-    assert_eq!(reports.recv().await, Ok(Report::ListChanged(List::Tools)));
+    assert_eq!(reports.recv().await, Ok(ChangeNotification::ListChanged(ListKind::Tools)));
 
     let mut list = world.send(request(3, Method::ToolsList, ASKABLE));
     assert_eq!(world.answer().await, "s2");
@@ -80,7 +80,10 @@ async fn changes_are_reported_and_lists_come_from_the_session_that_reported() {
     let events = in_first.stream();
     events.send(&notification("notifications/resources/updated", json!({ "uri": "a://b", "x": 1 })));
     let params = Bytes::from_static(br#"{"uri":"a://b","x":1}"#);
-    assert_eq!(reports.recv().await, Ok(Report::ResourceUpdated { uri: "a://b".to_owned(), params }));
+    assert_eq!(
+        reports.recv().await,
+        Ok(ChangeNotification::ResourceUpdated { uri: "a://b".to_owned(), params })
+    );
     events.result(&json!(1), json!({}));
     in_second.result(json!({}));
     first.result().await;
@@ -95,14 +98,18 @@ async fn a_get_stream_that_ends_is_opened_again_as_a_new_one_and_what_may_have_c
     let listener = world.server.listener("s1").await;
     let changed = notification("notifications/prompts/list_changed", json!({}));
     listener.raw(format!("id: g1\nretry: 1\ndata: {changed}\n\n"));
-    assert_eq!(reports.recv().await, Ok(Report::ListChanged(List::Prompts)));
+    assert_eq!(reports.recv().await, Ok(ChangeNotification::ListChanged(ListKind::Prompts)));
     drop(listener);
     world.server.hang_up("s1");
     world.server.sees(2, |seen| seen.http == http::Method::GET).await;
     let again = world.server.listener("s1").await;
     // Behind its last event a server may give what was said in the sessions of others.
     assert_eq!(world.server.count(|seen| seen.header("last-event-id").is_some()), 0);
-    assert_eq!(reports.recv().await, Ok(Report::ListChanged(List::Tools)), "it may have changed meanwhile");
+    assert_eq!(
+        reports.recv().await,
+        Ok(ChangeNotification::ListChanged(ListKind::Tools)),
+        "it may have changed meanwhile"
+    );
     again.send(&changed);
-    assert_eq!(reports.recv().await, Ok(Report::ListChanged(List::Prompts)));
+    assert_eq!(reports.recv().await, Ok(ChangeNotification::ListChanged(ListKind::Prompts)));
 }

@@ -24,7 +24,7 @@ async fn a_failed_handshake_is_reported_as_a_call_that_did_not_run() {
         let lost = refused_in(breaks).await;
         assert_eq!(lost.code(), NOT_RUN, "{method}: {lost}");
         assert!(lost.to_string().contains("no call was sent"), "{lost}");
-        assert!(!lost.to_string().contains("unknown") && !lost.leaves_it_running(), "{lost}");
+        assert!(!lost.to_string().contains("unknown") && !lost.may_still_run(), "{lost}");
         for status in [400, 404, 410, 500, 503] {
             let refuses = Options::default()
                 .hook(move |seen| (seen.method() == method).then(|| Canned::status(status).body("no")));
@@ -146,7 +146,7 @@ async fn a_reload_resets_the_offered_revision() {
     let mut call = world.call(1);
     world.answer().await;
     call.result().await;
-    let change = world.upstream.otherwise(&Config::default()).expect("it can be spoken to");
+    let change = world.upstream.prepare_reload(&Config::default()).expect("it can be spoken to");
     change();
     let mut call = world.ask(2);
     world.answer().await;

@@ -1,4 +1,4 @@
-//! HTTP of a server's responses: redirects, cookies, content codings, byte order marks, `Retry-After`.
+//! HTTP of a server's responses: redirects, cookies, content codings, byte order marks, `RetryRequest-After`.
 
 use super::{ASKABLE, MUTE, Running, UpstreamAndServer, request, token, value};
 use crate::support::legacy_server::{Canned, Get, LegacyServer, Options, Seen};
@@ -9,7 +9,10 @@ use async_compression::{
 use deferral::internals::{
     dialect::Principal,
     protocol::Method,
-    upstream::{CallError, ClientSession, Event, Identity, NativeCall, Outgoing, Purpose, Upstream},
+    upstream::{
+        CallError, CallerIdentity, ClientSession, NativeCall, OutgoingCall, RequestPurpose, Upstream,
+        UpstreamEvent,
+    },
 };
 
 use bytes::Bytes;
@@ -37,7 +40,7 @@ async fn a_redirect_on_the_same_server_is_followed_with_method_body_and_headers(
     for status in [307, 308] {
         let world = UpstreamAndServer::new(sends_on(status, "/mcp/?v=2")).await;
         let mut call =
-            world.send(Outgoing { caller: token("Bearer t"), ..request(7, Method::ToolsCall, ASKABLE) });
+            world.send(OutgoingCall { caller: token("Bearer t"), ..request(7, Method::ToolsCall, ASKABLE) });
         let arrived = world.server.call().await;
         assert_eq!((&*arrived.seen.path, arrived.seen.query.as_deref()), ("/mcp/", Some("v=2")));
         assert_eq!(arrived.seen.header("authorization"), Some("Bearer t"));
@@ -65,7 +68,7 @@ async fn a_redirect_to_another_server_is_named_and_not_followed() {
     let other = LegacyServer::start(Options::default()).await;
     for (status, to) in [(307, other.url()), (308, other.url()), (301, "/elsewhere".to_owned())] {
         let world = UpstreamAndServer::new(sends_on(status, &*to)).await;
-        let call = Outgoing { caller: token("Bearer t"), ..request(7, Method::ToolsCall, MUTE) };
+        let call = OutgoingCall { caller: token("Bearer t"), ..request(7, Method::ToolsCall, MUTE) };
         let lost = world.send(call).lost().await.to_string();
         assert!(lost.contains(&format!("redirects to {to}")) && lost.contains("upstream.url"), "{lost}");
     }
@@ -99,8 +102,9 @@ async fn a_session_of_the_proxy_returns_its_cookies_and_no_other_sessions() {
         )
     }))
     .await;
-    let called = async |identity: Identity| {
-        let mut call = world.send(Outgoing { caller: identity, ..request(7, Method::ToolsCall, ASKABLE) });
+    let called = async |identity: CallerIdentity| {
+        let mut call =
+            world.send(OutgoingCall { caller: identity, ..request(7, Method::ToolsCall, ASKABLE) });
         let arrived = world.server.call().await;
         let seen = arrived.seen.clone();
         let next = Canned::json(200, &json!({ "jsonrpc": "2.0", "id": arrived.id(), "result": {} }));
@@ -277,7 +281,7 @@ async fn retry_after_of_the_server_is_in_the_error() {
             let body = json!({ "jsonrpc": "2.0", "id": null, "error": data });
             world.server.call().await.canned(Canned::json(429, &body).header("retry-after", after));
             match call.next().await {
-                Some(Event::Final(response)) => {
+                Some(UpstreamEvent::Final(response)) => {
                     assert_eq!(value(response.frame())["error"]["data"], expected)
                 }
                 other => panic!("a final event, not {other:?}"),
@@ -332,7 +336,7 @@ async fn what_may_be_repeated_is_sent_once_more_where_its_connection_breaks_and_
     let headers = HeaderMap::from_iter([(http::header::CONTENT_TYPE, "application/json".parse().unwrap())]);
     let session = ClientSession { principal: Principal::ANONYMOUS, query: None, headers };
     let body = Bytes::from_static(br#"{"jsonrpc":"2.0","id":9,"method":"tools/list"}"#);
-    let list = session.request(http::Method::POST, body, Purpose::Ask);
+    let list = session.request(http::Method::POST, body, RequestPurpose::Idempotent);
     let forwarded = tokio::spawn(world.upstream.forward(list));
     world.server.call().await.result(json!({ "tools": [] }));
     assert_eq!(forwarded.await.expect("it ends").expect("it is answered").status, 200);

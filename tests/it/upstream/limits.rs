@@ -4,8 +4,8 @@ use super::{MUTE, UpstreamAndServer, elicitation, request};
 use crate::support::legacy_server::{Canned, Options, PATIENCE, Seen};
 use deferral::internals::{
     dialect::{Credentials, Principal},
-    protocol::{List, Method},
-    upstream::{CallError, Event, Report, Upstream},
+    protocol::{ListKind, Method},
+    upstream::{CallError, ChangeNotification, Upstream, UpstreamEvent},
 };
 use futures_util::StreamExt;
 use serde_json::json;
@@ -58,7 +58,7 @@ async fn unread_notifications_are_bounded() {
     listener.notify("notifications/prompts/list_changed", json!({}));
     loop {
         match timeout(PATIENCE, busy.recv()).await.expect("it is heard") {
-            Ok(Report::ListChanged(List::Prompts)) => break,
+            Ok(ChangeNotification::ListChanged(ListKind::Prompts)) => break,
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => panic!("the upstream is there"),
         }
@@ -78,8 +78,8 @@ async fn unread_notifications_are_bounded() {
     let mut notices = 0;
     loop {
         match timeout(PATIENCE, replies.next()).await.expect("it goes on") {
-            Some(Event::Notification(_)) => notices += 1,
-            Some(Event::Final(_)) => break,
+            Some(UpstreamEvent::Notification(_)) => notices += 1,
+            Some(UpstreamEvent::Final(_)) => break,
             other => panic!("{other:?}"),
         }
     }
@@ -97,8 +97,8 @@ async fn a_call_with_endless_input_requests_fails_and_other_calls_are_served() {
     let mut questions = Vec::new();
     let lost = loop {
         match asking.next().await {
-            Some(Event::Asked(question)) => questions.push(question),
-            Some(Event::Lost(lost)) => break lost,
+            Some(UpstreamEvent::ServerRequest(question)) => questions.push(question),
+            Some(UpstreamEvent::Lost(lost)) => break lost,
             other => panic!("{other:?}"),
         }
     };

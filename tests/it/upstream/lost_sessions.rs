@@ -2,7 +2,7 @@
 
 use super::{UpstreamAndServer, value};
 use crate::support::legacy_server::{Canned, Options, Seen};
-use deferral::internals::upstream::{CallError, Event};
+use deferral::internals::upstream::{CallError, UpstreamEvent};
 
 use serde_json::{Value, json};
 use std::sync::{
@@ -131,7 +131,7 @@ async fn a_refused_call_keeps_its_error_where_no_new_session_can_be_opened() {
     let mut call = world.call(2);
     world.server.call().await.canned(Canned::json(503, &error(-32050, "busy until noon")));
     match call.next().await {
-        Some(Event::Final(response)) => assert_eq!(value(response.frame())["error"]["code"], -32050),
+        Some(UpstreamEvent::Final(response)) => assert_eq!(value(response.frame())["error"]["code"], -32050),
         other => panic!("the server's own words, not {other:?}"),
     }
     refuses.store(false, Ordering::Relaxed);
@@ -160,7 +160,7 @@ async fn a_ping_decides_about_the_session_of_a_call_that_ends_with_an_error() {
             let world = UpstreamAndServer::new(options).await;
             let mut call = world.call(1);
             fails(world.server.call().await);
-            assert!(matches!(call.next().await, Some(Event::Final(_) | Event::Lost(_))));
+            assert!(matches!(call.next().await, Some(UpstreamEvent::Final(_) | UpstreamEvent::Lost(_))));
             let ping = world.server.message("ping").await;
             assert_eq!(ping.session(), "s1");
             if session == "s2" {
@@ -179,7 +179,7 @@ async fn a_server_is_pinged_once_a_second_whatever_number_of_calls_fail() {
     for id in 1..6 {
         let mut call = world.call(id);
         world.server.call().await.error(json!({ "code": -32602, "message": "no such tool" }));
-        assert!(matches!(call.next().await, Some(Event::Final(_))));
+        assert!(matches!(call.next().await, Some(UpstreamEvent::Final(_))));
     }
     world.server.message("ping").await;
     assert_eq!(is_served(&world, 7).await, "s1");

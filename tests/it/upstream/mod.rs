@@ -25,7 +25,10 @@ use bytes::Bytes;
 use deferral::internals::{
     dialect::{Call, Credentials, Principal, modern},
     protocol::{Capabilities, Frame, Kind, Method},
-    upstream::{CallError, Config, Event, Identity, Outgoing, Question, Replies, Streamable, Upstream},
+    upstream::{
+        CallError, CallerIdentity, Config, HttpUpstream, OutgoingCall, PendingServerRequest, Upstream,
+        UpstreamEvent, UpstreamEvents,
+    },
 };
 use futures_util::StreamExt;
 use http::{HeaderMap, HeaderValue};
@@ -40,7 +43,7 @@ const MUTE: &str = "{}";
 /// The server that a test scripts, and the upstream that speaks to it.
 struct UpstreamAndServer {
     server: LegacyServer,
-    upstream: Streamable,
+    upstream: HttpUpstream,
 }
 
 impl UpstreamAndServer {
@@ -67,7 +70,7 @@ impl UpstreamAndServer {
     }
 
     /// Makes a call in a task of its own, as the proxy does with those it has in hand.
-    fn send(&self, call: Outgoing) -> Running {
+    fn send(&self, call: OutgoingCall) -> Running {
         Running::new(self.upstream.call(call))
     }
 
@@ -82,12 +85,12 @@ impl UpstreamAndServer {
 
 /// A call under way. Dropping it drops its stream of events.
 struct Running {
-    events: tokio::sync::mpsc::UnboundedReceiver<Event>,
+    events: tokio::sync::mpsc::UnboundedReceiver<UpstreamEvent>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Running {
-    fn new(mut replies: Replies) -> Self {
+    fn new(mut replies: UpstreamEvents) -> Self {
         let (sender, events) = tokio::sync::mpsc::unbounded_channel();
         let task = tokio::spawn(async move {
             while let Some(event) = replies.next().await {
@@ -99,13 +102,13 @@ impl Running {
         Self { events, task }
     }
 
-    async fn next(&mut self) -> Option<Event> {
+    async fn next(&mut self) -> Option<UpstreamEvent> {
         timeout(PATIENCE, self.events.recv()).await.expect("something happens to the call")
     }
 
     async fn result(&mut self) -> Value {
         match self.next().await {
-            Some(Event::Final(response)) => {
+            Some(UpstreamEvent::Final(response)) => {
                 assert!(self.next().await.is_none(), "nothing follows the final event");
                 result(response.frame())
             }
@@ -115,7 +118,7 @@ impl Running {
 
     async fn lost(&mut self) -> CallError {
         match self.next().await {
-            Some(Event::Lost(lost)) => {
+            Some(UpstreamEvent::Lost(lost)) => {
                 assert!(self.next().await.is_none(), "nothing follows the loss");
                 lost
             }
@@ -125,14 +128,14 @@ impl Running {
 
     async fn notice(&mut self) -> Value {
         match self.next().await {
-            Some(Event::Notification(frame)) => value(&frame),
+            Some(UpstreamEvent::Notification(frame)) => value(&frame),
             other => panic!("a notice, not {other:?}"),
         }
     }
 
-    async fn question(&mut self) -> Question {
+    async fn question(&mut self) -> PendingServerRequest {
         match self.next().await {
-            Some(Event::Asked(question)) => question,
+            Some(UpstreamEvent::ServerRequest(question)) => question,
             other => panic!("a question, not {other:?}"),
         }
     }
@@ -144,14 +147,14 @@ impl Drop for Running {
     }
 }
 
-fn connect(url: &str, change: impl FnOnce(&mut Config)) -> Streamable {
+fn connect(url: &str, change: impl FnOnce(&mut Config)) -> HttpUpstream {
     let mut config = Config::default();
     change(&mut config);
-    Streamable::new(&url.parse().expect("a URL"), config).expect("a URL to speak to")
+    HttpUpstream::new(&url.parse().expect("a URL"), config).expect("a URL to speak to")
 }
 
-fn identity(capabilities: &'static str) -> Identity {
-    Identity {
+fn identity(capabilities: &'static str) -> CallerIdentity {
+    CallerIdentity {
         principal: Principal::ANONYMOUS,
         credentials: Credentials::default(),
         capabilities: Arc::new(
@@ -161,19 +164,19 @@ fn identity(capabilities: &'static str) -> Identity {
     }
 }
 
-fn token(token: &str) -> Identity {
+fn token(token: &str) -> CallerIdentity {
     let value: HeaderValue = token.parse().expect("a header value");
-    Identity {
+    CallerIdentity {
         principal: Principal::of(&[token.as_bytes()]),
         credentials: Credentials::new(HeaderMap::from_iter([(http::header::AUTHORIZATION, value)])),
         ..identity(MUTE)
     }
 }
 
-fn request(id: u64, method: Method, capabilities: &'static str) -> Outgoing {
+fn request(id: u64, method: Method, capabilities: &'static str) -> OutgoingCall {
     let call = modern::request(&method, r#"{"name":"t","_meta":{"progressToken":"t"}}"#);
     let call = Call { progress_token: Some(Bytes::from_static(b"\"t\"")), ..call };
-    Outgoing { id, call: Arc::new(call), caller: identity(capabilities), deferral: None }
+    OutgoingCall { id, call: Arc::new(call), caller: identity(capabilities), deferral: None }
 }
 
 fn value(frame: &Frame) -> Value {

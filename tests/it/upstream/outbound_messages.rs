@@ -10,7 +10,7 @@ use crate::support::{
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Method,
-    upstream::{CallError, Question, Upstream as _},
+    upstream::{CallError, PendingServerRequest, Upstream as _},
 };
 use serde_json::{Value, json};
 use std::{
@@ -39,7 +39,7 @@ fn first(times: usize, like: fn(&Seen) -> bool) -> impl Fn(&Seen) -> bool + Send
 }
 
 /// A call that has been asked something on its own stream.
-async fn asked(world: &UpstreamAndServer, id: u64) -> (Running, Events, Question) {
+async fn asked(world: &UpstreamAndServer, id: u64) -> (Running, Events, PendingServerRequest) {
     let mut call = world.ask(id);
     let events = world.server.call().await.stream();
     events.send(&elicitation(json!("who?")));
@@ -64,7 +64,7 @@ async fn an_undelivered_input_response_is_sent_again() {
         }
         let world = UpstreamAndServer::new(options).await;
         let (mut call, events, question) = asked(&world, 1).await;
-        question.answer.send(accept());
+        question.responder.respond(accept());
         times(&world, is_answer, 2).await;
         events.result(&json!(1), json!({}));
         assert_eq!(call.result().await, json!({}));
@@ -141,14 +141,16 @@ async fn a_call_whose_input_response_cannot_be_delivered_ends_and_reports_it() {
     let options = Options::default().hook(|seen| is_answer(seen).then(|| Canned::status(503)));
     let world = UpstreamAndServer::new(options).await;
     let (mut call, events, question) = asked(&world, 1).await;
-    question.answer.send(accept());
+    question.responder.respond(accept());
     // Within a bound: at once, and after each of these.
     times(&world, is_answer, 2).await;
     for (told, pause) in [(3, 100), (4, 1_000), (5, 5_000)] {
         passes(Duration::from_millis(pause + 10)).await;
         times(&world, is_answer, told).await;
     }
-    let CallError::Untold(why) = call.lost().await else { panic!("a loss that says what is missing") };
+    let CallError::ResponseUndelivered(why) = call.lost().await else {
+        panic!("a loss that says what is missing")
+    };
     assert!(why.contains("503"), "{why}");
     // Its server goes on waiting for the answer, unless it hears of this.
     let cancelled = world.server.seen(is_cancel).await;
@@ -162,8 +164,8 @@ async fn an_input_response_that_the_server_refuses_is_not_sent_again() {
     let options = Options::default().hook(|seen| is_answer(seen).then(|| Canned::status(404)));
     let world = UpstreamAndServer::new(options).await;
     let (mut call, _events, question) = asked(&world, 1).await;
-    question.answer.send(accept());
-    assert!(matches!(call.lost().await, CallError::Untold(_)));
+    question.responder.respond(accept());
+    assert!(matches!(call.lost().await, CallError::ResponseUndelivered(_)));
     world.server.seen(is_cancel).await;
     assert_eq!(world.server.count(is_answer), 1);
 }
@@ -177,9 +179,9 @@ async fn answered_and_withdrawn_input_requests_do_not_accumulate() {
         events.send(&elicitation(json!(n)));
         let question = call.question().await;
         match n % 3 {
-            0 => question.answer.withdrawn(),
+            0 => question.responder.discard(),
             1 => drop(question),
-            _ => question.answer.send(accept()),
+            _ => question.responder.respond(accept()),
         }
         if n % 3 != 0 {
             world.server.seen(|seen| seen.answers(&json!(n))).await;
@@ -258,7 +260,7 @@ async fn endless_pings_take_a_bounded_number_of_connections_and_delay_no_call() 
     world.answer().await;
     list.result().await;
     let (mut asking, events, question) = asked(&world, 3).await;
-    question.answer.send(accept());
+    question.responder.respond(accept());
     world.server.seen(|seen| seen.answers(&json!("who?"))).await;
     events.result(&json!(3), json!({}));
     asking.result().await;

@@ -5,7 +5,7 @@ use crate::support::legacy_server::Options;
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Method,
-    upstream::{Event, Upstream},
+    upstream::{Upstream, UpstreamEvent},
 };
 use futures_util::StreamExt;
 use serde_json::json;
@@ -17,9 +17,9 @@ async fn an_input_request_on_the_calls_stream_is_answered_in_its_session_byte_fo
     let events = world.server.call().await.stream();
     events.send(&elicitation(json!(0)));
     let question = call.question().await;
-    let asked = question.asked.canonical().expect("in the words of 2026-07-28");
+    let asked = question.request.canonical().expect("in the words of 2026-07-28");
     assert_eq!(asked.as_bytes(), r#"{"method":"elicitation/create","params":{"message":"?"}}"#);
-    question.answer.send(Ok(Bytes::from_static(br#"{"action":"accept","x":1e400}"#)));
+    question.responder.respond(Ok(Bytes::from_static(br#"{"action":"accept","x":1e400}"#)));
     let answer = world.server.seen(|seen| seen.answers_raw("0")).await;
     assert_eq!(answer.body, r#"{"jsonrpc":"2.0","id":0,"result":{"action":"accept","x":1e400}}"#);
     assert_eq!(answer.session(), "s1");
@@ -70,7 +70,7 @@ async fn an_input_request_on_the_get_stream_goes_to_the_call_that_leased_the_ses
     {
         let question = running.question().await;
         assert_eq!(question.id.to_string(), n.to_string());
-        question.answer.send(Err(Bytes::from_static(br#"{"code":1,"message":"no"}"#)));
+        question.responder.respond(Err(Bytes::from_static(br#"{"code":1,"message":"no"}"#)));
         world.server.seen(|seen| seen.answers(&json!(n)) && seen.json["error"]["code"] == 1).await;
     }
     a.result(json!({}));
@@ -132,7 +132,7 @@ async fn a_session_is_leased_when_the_last_call_that_shared_it_has_ended() {
     held.result(json!({}));
     shared.result().await;
     let (event, session) = tokio::join!(next.next(), world.answer());
-    assert!(matches!(event, Some(Event::Final(_))));
+    assert!(matches!(event, Some(UpstreamEvent::Final(_))));
     assert_eq!(session, "s1");
 }
 
@@ -156,7 +156,9 @@ async fn an_input_request_can_be_withdrawn_on_either_stream() {
         let question = call.question().await;
         events.send(&notification("notifications/cancelled", json!({ "requestId": id })));
         match call.next().await {
-            Some(Event::Withdrawn { id: withdrawn }) => assert_eq!(withdrawn.to_string(), id.to_string()),
+            Some(UpstreamEvent::RequestCancelled { id: withdrawn }) => {
+                assert_eq!(withdrawn.to_string(), id.to_string())
+            }
             other => panic!("a withdrawal, not {other:?}"),
         }
         drop(question);

@@ -7,7 +7,7 @@ use crate::support::{
 };
 use deferral::internals::{
     protocol::Method,
-    upstream::{CallError, Event, Outgoing, Upstream},
+    upstream::{CallError, OutgoingCall, Upstream, UpstreamEvent},
 };
 use futures_util::StreamExt;
 use serde_json::json;
@@ -20,11 +20,12 @@ async fn callers_that_differ_in_credentials_or_capabilities_share_no_session() {
     for (id, caller) in callers.iter().enumerate() {
         let id = id as u64;
         let mut call =
-            world.send(Outgoing { caller: caller.clone(), ..request(id, Method::ToolsCall, MUTE) });
+            world.send(OutgoingCall { caller: caller.clone(), ..request(id, Method::ToolsCall, MUTE) });
         assert_eq!(world.answer().await, format!("s{}", id + 1));
         call.result().await;
     }
-    let mut call = world.send(Outgoing { caller: token("Bearer a"), ..request(9, Method::ToolsCall, MUTE) });
+    let mut call =
+        world.send(OutgoingCall { caller: token("Bearer a"), ..request(9, Method::ToolsCall, MUTE) });
     let arrived = world.server.call().await;
     assert_eq!((arrived.session(), arrived.seen.header("authorization")), ("s3", Some("Bearer a")));
     arrived.result(json!({}));
@@ -40,7 +41,7 @@ async fn the_least_recently_used_identities_are_evicted() {
     let world = UpstreamAndServer::with(Options::default(), |config| config.limits.identities = 4).await;
     let callers = ["Bearer a", "Bearer b", "Bearer c", "Bearer d", "Bearer e", "Bearer f"].map(token);
     let from = |caller: usize, id| {
-        world.send(Outgoing { caller: callers[caller].clone(), ..request(id, Method::ToolsCall, MUTE) })
+        world.send(OutgoingCall { caller: callers[caller].clone(), ..request(id, Method::ToolsCall, MUTE) })
     };
     // The first never ends, the second calls once more.
     let mut waiting = from(0, 1);
@@ -94,7 +95,7 @@ async fn calls_wait_in_line_for_a_session() {
             call.result(json!({}));
         };
         let (event, ()) = tokio::join!(replies.next(), answered);
-        assert!(matches!(event, Some(Event::Final(_))));
+        assert!(matches!(event, Some(UpstreamEvent::Final(_))));
     }
 }
 
@@ -152,7 +153,7 @@ async fn calls_over_the_queue_limit_get_an_error_that_the_server_is_busy() {
         }
         assert!(queued.len() < 10_000, "the queue is bounded");
     };
-    assert!(matches!(lost, Some(Event::Lost(CallError::Busy { limit: 1, queue: 1024, .. }))));
+    assert!(matches!(lost, Some(UpstreamEvent::Lost(CallError::QueueFull { limit: 1, queue: 1024, .. }))));
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use super::{ASKABLE, UpstreamAndServer, elicitation, request};
 use crate::support::legacy_server::{Canned, Options, Seen};
 use deferral::internals::{
     protocol::Method,
-    upstream::{CallError, Event, Replies, Upstream},
+    upstream::{CallError, Upstream, UpstreamEvent, UpstreamEvents},
 };
 use futures_util::StreamExt;
 use serde_json::json;
@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-fn ask(world: &UpstreamAndServer, id: u64) -> Replies {
+fn ask(world: &UpstreamAndServer, id: u64) -> UpstreamEvents {
     world.upstream.call(request(id, Method::ToolsCall, ASKABLE))
 }
 
@@ -33,7 +33,7 @@ async fn queued_calls_share_a_session_once_the_server_sends_input_requests_on_a_
     // Nobody has ended, and yet all go on.
     for replies in &mut waiting {
         let (event, session) = tokio::join!(replies.next(), world.answer());
-        assert!(matches!(event, Some(Event::Final(_))));
+        assert!(matches!(event, Some(UpstreamEvent::Final(_))));
         assert_eq!(session, "s1");
     }
     drop(question);
@@ -59,7 +59,7 @@ async fn queued_calls_share_a_session_once_it_has_no_get_stream() {
     world.server.hang_up("s1");
     drop(listener);
     let (event, session) = tokio::join!(second.next(), world.answer());
-    assert!(matches!(event, Some(Event::Final(_))));
+    assert!(matches!(event, Some(UpstreamEvent::Final(_))));
     assert_eq!(session, "s1");
     held.result(json!({}));
     first.result().await;
@@ -77,7 +77,7 @@ async fn a_call_over_the_queue_timeout_gets_an_error_with_the_limit() {
     let held = world.server.call().await;
     let lost = world.ask(2).lost().await;
     assert!(
-        matches!(lost, CallError::Waited { limit: 1, bound: "limits.sessions", after } if after == limit),
+        matches!(lost, CallError::QueueTimeout { limit: 1, bound: "limits.sessions", after } if after == limit),
         "{lost}"
     );
     for name in ["limits.sessions", "timeouts.queue"] {
@@ -104,10 +104,10 @@ async fn the_session_queue_is_bounded_and_a_cancelled_call_frees_its_entry() {
     let (mut second, mut third) = (ask(&world, 2), ask(&world, 3));
     assert!(futures_util::poll!(second.next()).is_pending());
     assert!(futures_util::poll!(third.next()).is_pending());
-    let Poll::Ready(Some(Event::Lost(lost))) = futures_util::poll!(ask(&world, 4).next()) else {
+    let Poll::Ready(Some(UpstreamEvent::Lost(lost))) = futures_util::poll!(ask(&world, 4).next()) else {
         panic!("the queue is full")
     };
-    assert!(matches!(lost, CallError::Busy { limit: 1, bound: "limits.sessions", queue: 2 }), "{lost}");
+    assert!(matches!(lost, CallError::QueueFull { limit: 1, bound: "limits.sessions", queue: 2 }), "{lost}");
     for name in ["limits.sessions", "limits.queue"] {
         assert!(lost.to_string().contains(name), "{lost}");
     }
@@ -119,7 +119,7 @@ async fn the_session_queue_is_bounded_and_a_cancelled_call_frees_its_entry() {
     first.result().await;
     for replies in [&mut third, &mut fifth] {
         let (event, session) = tokio::join!(replies.next(), world.answer());
-        assert!(matches!(event, Some(Event::Final(_))));
+        assert!(matches!(event, Some(UpstreamEvent::Final(_))));
         assert_eq!(session, "s1");
     }
     let calls = world.server.count(|seen: &Seen| seen.method() == "tools/call");

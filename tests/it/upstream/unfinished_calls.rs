@@ -5,7 +5,7 @@ use crate::support::{
     legacy_server::{Call, Canned, Options},
     paused_time::passes,
 };
-use deferral::internals::{protocol::Method, upstream::Event};
+use deferral::internals::{protocol::Method, upstream::UpstreamEvent};
 use serde_json::json;
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ async fn leave(how: Leaving, call: Running, arrived: Call) {
 }
 
 async fn lost(mut call: Running) {
-    assert!(matches!(call.next().await, Some(Event::Lost(_))));
+    assert!(matches!(call.next().await, Some(UpstreamEvent::Lost(_))));
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn a_shared_session_with_an_unfinished_call_takes_no_further_calls() {
     let world = sharing().await;
     let mut call = world.ask(2);
     drop(world.server.call().await.stream());
-    assert!(matches!(call.next().await, Some(Event::Lost(_))));
+    assert!(matches!(call.next().await, Some(UpstreamEvent::Lost(_))));
     let mut next = world.ask(3);
     assert_eq!(world.answer().await, "s2");
     next.result().await;
@@ -112,7 +112,7 @@ async fn a_list_whose_response_breaks_does_not_retire_its_session() {
     let world = sharing().await;
     let mut list = world.send(request(2, Method::ToolsList, ASKABLE));
     drop(world.server.call().await.stream());
-    assert!(matches!(list.next().await, Some(Event::Lost(_))));
+    assert!(matches!(list.next().await, Some(UpstreamEvent::Lost(_))));
     let mut call = world.ask(3);
     let arrived = world.server.call().await;
     assert_eq!(arrived.session(), "s1");
@@ -131,7 +131,7 @@ async fn a_call_that_ends_with_an_http_error_does_not_retire_its_session() {
         let arrived = world.server.call().await;
         assert_eq!(arrived.session(), "s1");
         arrived.canned(Canned::status(status));
-        assert!(matches!(call.next().await, Some(Event::Lost(_))));
+        assert!(matches!(call.next().await, Some(UpstreamEvent::Lost(_))));
     }
     let mut call = world.ask(5);
     assert_eq!(world.answer().await, "s1");

@@ -10,7 +10,9 @@ use bytes::Bytes;
 use deferral::internals::{
     dialect::Principal,
     protocol::Method,
-    upstream::{CallError, ClientSession, Config, NativeCall, Outgoing, Proxy, Tls, TlsFiles, Upstream},
+    upstream::{
+        CallError, ClientSession, Config, NativeCall, OutgoingCall, Proxy, TlsFiles, Upstream, UpstreamTls,
+    },
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use serde_json::json;
@@ -20,10 +22,10 @@ fn file(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests/it/support/tls", name].iter().collect()
 }
 
-fn tls(change: impl FnOnce(&mut TlsFiles)) -> Option<Arc<Tls>> {
+fn tls(change: impl FnOnce(&mut TlsFiles)) -> Option<Arc<UpstreamTls>> {
     let mut files = TlsFiles::default();
     change(&mut files);
-    Some(Arc::new(Tls::read(files).expect("the files are right")))
+    Some(Arc::new(UpstreamTls::read(files).expect("the files are right")))
 }
 
 fn name(name: &'static str) -> Option<rustls::pki_types::ServerName<'static>> {
@@ -75,7 +77,7 @@ async fn our_headers_are_in_every_request_in_the_place_of_the_callers() {
     let world = UpstreamAndServer::with(options, |config| config.headers = Arc::new(own_headers())).await;
     let caller = token("Bearer theirs");
     let report = world.upstream.watch(caller.principal);
-    let call = Outgoing { caller: caller.clone(), ..request(1, Method::ToolsCall, MUTE) };
+    let call = OutgoingCall { caller: caller.clone(), ..request(1, Method::ToolsCall, MUTE) };
     let mut call = world.send(call);
     let arrived = world.server.call().await;
     let session = arrived.session().to_owned();
@@ -117,7 +119,7 @@ async fn our_headers_are_in_the_requests_of_a_client_that_has_a_session_of_its_o
     world.server.call().await.result(json!({}));
     called.result().await;
 
-    world.upstream.cancel_in(session, &[deferral::internals::protocol::Id::from_number(7)], "gone");
+    world.upstream.cancel_in(session, &[deferral::internals::protocol::RequestId::from_number(7)], "gone");
     world.server.message("notifications/cancelled").await;
     let log = world.server.log();
     assert_eq!(log.len(), 2, "{log:?}");
@@ -185,7 +187,7 @@ async fn a_server_that_knows_its_clients_by_their_certificates_serves_ours_and_n
 #[test]
 fn tls_settings_are_compared_by_file_contents_and_never_printed() {
     let ours = |cert: &str, key: &str| {
-        Tls::read(TlsFiles {
+        UpstreamTls::read(TlsFiles {
             ca: Some(file("authority.pem")),
             identity: Some((file(cert), file(key).into())),
             name: None,
@@ -196,7 +198,7 @@ fn tls_settings_are_compared_by_file_contents_and_never_printed() {
     for name in ["client.pem", "client-key.pem"] {
         std::fs::copy(file(name), folder.path().join(name)).expect("it can be copied");
     }
-    let copied = Tls::read(TlsFiles {
+    let copied = UpstreamTls::read(TlsFiles {
         ca: Some(file("authority.pem")),
         identity: Some((folder.path().join("client.pem"), folder.path().join("client-key.pem").into())),
         name: None,
@@ -214,7 +216,7 @@ async fn an_http_proxy_tunnels_https_and_forwards_plain_requests() {
     let server = LegacyServer::start(Options::default()).await;
     let plain = ConnectProxy::start(Ok(server.addr())).await;
     let by = |proxy: &ConnectProxy, user: &str| {
-        Some(Arc::new(Proxy::at(&format!("http://{user}{}", proxy.addr)).expect("it is one")))
+        Some(Arc::new(Proxy::parse(&format!("http://{user}{}", proxy.addr)).expect("it is one")))
     };
     // The name is the proxy's to find.
     let url = "http://tools.invalid/mcp?key=1";
@@ -256,7 +258,7 @@ async fn a_proxy_that_does_not_help_is_named_with_its_reason_and_without_its_pas
         (denying.addr.to_string(), "refused a tunnel to tools.invalid:443 with HTTP 403 Forbidden"),
         (nobody, "refused"),
     ] {
-        let proxy = Proxy::at(&format!("http://me:hunter2@{addr}")).expect("it is one");
+        let proxy = Proxy::parse(&format!("http://me:hunter2@{addr}")).expect("it is one");
         let said = unreachable(
             tried(&server, "https://tools.invalid/mcp", |config| config.proxy = Some(Arc::new(proxy))).await,
         );

@@ -4,7 +4,7 @@ use crate::{
     legacy::proxy_and_client::LegacyClient,
     support::modern_client::{Client, Following, TASKS},
 };
-use deferral::internals::runtime::Pipes;
+use deferral::internals::runtime::PipeNetwork;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -35,7 +35,7 @@ pub(super) enum Speaks {
 
 impl ScenarioClient {
     pub(super) fn modern(
-        pipes: &Pipes,
+        pipes: &PipeNetwork,
         at: SocketAddr,
         principal: &'static str,
         tasks: bool,
@@ -52,7 +52,7 @@ impl ScenarioClient {
         Self { principal, speaks: Speaks::Modern { client, tasks } }
     }
 
-    pub(super) fn legacy(pipes: &Pipes, at: SocketAddr, principal: &'static str, takes: bool) -> Self {
+    pub(super) fn legacy(pipes: &PipeNetwork, at: SocketAddr, principal: &'static str, takes: bool) -> Self {
         let authorization = format!("Bearer {principal}");
         let client = LegacyClient::new(at).piped(pipes).with("authorization", &authorization);
         let client = client.with("x-takes-tasks", if takes { "yes" } else { "no" });

@@ -1,13 +1,13 @@
 //! The server of a scenario.
 
 use crate::support::legacy_server::{Call, Canned, Events, LegacyServer, Options, Seen};
-use deferral::internals::runtime::Pipes;
+use deferral::internals::runtime::PipeNetwork;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 /// A server that may die and come back.
 pub(super) struct Server {
-    pipes: Pipes,
+    pipes: PipeNetwork,
     running: Option<LegacyServer>,
     /// How many have run before.
     lives: usize,
@@ -37,7 +37,7 @@ const PREFIXES: [&str; 4] = ["a", "b", "c", "d"];
 // === impl Server ===
 
 impl Server {
-    pub(super) fn start(pipes: &Pipes) -> Self {
+    pub(super) fn start(pipes: &PipeNetwork) -> Self {
         let mut server = Self { pipes: pipes.clone(), running: None, lives: 0, looked_at: 0 };
         server.come_back();
         server

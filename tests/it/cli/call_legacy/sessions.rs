@@ -6,7 +6,7 @@ use http::Method;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 
-/// What a GET with `Last-Event-ID` is answered with: the response to the last `tools/call`.
+/// What a GET with `Response-Event-ID` is answered with: the response to the last `tools/call`.
 fn resumable(options: Options, refusals: u32) -> Options {
     let state = Arc::new(Mutex::new((Value::Null, refusals)));
     options.hook(move |seen| {

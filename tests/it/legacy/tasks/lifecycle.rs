@@ -4,7 +4,7 @@ use super::task_client::{
     ProxyAndServer, RELATED, Tasker, Value, heard, id, json, on_terms, question, setup, world,
 };
 use crate::{front::listener_and_service::Lines, proxy::proxy_and_server::ALWAYS};
-use deferral::internals::policy::LegacyTasks;
+use deferral::internals::policy::LegacyTaskPolicy;
 use std::{collections::BTreeSet, time::Duration};
 
 /// Every member of a task of the revision, and nothing else.
@@ -149,7 +149,7 @@ async fn task_ids_are_unguessable_texts() {
 #[tokio::test]
 async fn the_requested_ttl_is_granted_within_the_configured_bounds() {
     let hour = Duration::from_secs(60 * 60);
-    let world = on_terms(LegacyTasks { max_ttl: hour, ..LegacyTasks::default() }).await;
+    let world = on_terms(LegacyTaskPolicy { max_ttl: hour, ..LegacyTaskPolicy::default() }).await;
     let client = Tasker::hello(&world).await;
     let half = 30 * 60 * 1000;
     for (wish, granted, kept) in [
@@ -172,8 +172,11 @@ async fn the_requested_ttl_is_granted_within_the_configured_bounds() {
 #[tokio::test]
 async fn a_model_may_go_on_with_what_the_operator_gave_it() {
     let immediate = "it works\n\"on\" it".to_owned();
-    let world =
-        on_terms(LegacyTasks { immediate_response: Some(immediate.clone()), ..LegacyTasks::default() }).await;
+    let world = on_terms(LegacyTaskPolicy {
+        immediate_response: Some(immediate.clone()),
+        ..LegacyTaskPolicy::default()
+    })
+    .await;
     let client = Tasker::hello(&world).await;
     let answer = client.begins(json!({})).await;
     let about = answer.result()["_meta"].clone();

@@ -8,7 +8,7 @@ use crate::{
     proxy::proxy_and_server::ALWAYS,
     support::{legacy_server::Options, modern_client::Event, paused_time::passes, random_json::member},
 };
-use deferral::internals::policy::LegacyTasks;
+use deferral::internals::policy::LegacyTaskPolicy;
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering::Relaxed},
@@ -177,7 +177,7 @@ async fn a_tool_error_is_a_failed_task_with_its_message_and_result() {
 
 #[tokio::test]
 async fn a_tool_error_is_a_completed_task_where_configured() {
-    let world = on_terms(LegacyTasks { errors_complete: true, ..LegacyTasks::default() }).await;
+    let world = on_terms(LegacyTaskPolicy { errors_complete: true, ..LegacyTaskPolicy::default() }).await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
     call.result(json!({ "content": [{ "type": "text", "text": "rate limit" }], "isError": true }));

@@ -12,7 +12,7 @@ pub(super) use crate::{
         modern_client::{Answer, Stream, Waiting, soon},
     },
 };
-use deferral::internals::{app, config, policy::LegacyTasks};
+use deferral::internals::{app, config, policy::LegacyTaskPolicy};
 pub(super) use serde_json::{Value, json};
 use std::path::Path;
 use tokio::time::timeout;
@@ -26,7 +26,7 @@ pub(super) const RELATED: &str = "io.modelcontextprotocol/related-task";
 pub(super) const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A world whose route makes tasks on these terms.
-pub(super) async fn on_terms(legacy: LegacyTasks) -> ProxyAndServer {
+pub(super) async fn on_terms(legacy: LegacyTaskPolicy) -> ProxyAndServer {
     let options =
         Options { capabilities: json!({ "tools": {} }), tools: Some(json!([])), ..Options::default() }
             .hook(pong);

@@ -8,7 +8,7 @@ mod serving;
 
 use self::serving::accept;
 use bytes::Bytes;
-use deferral::internals::runtime::{Listener, Pipes};
+use deferral::internals::runtime::{NetworkListener, PipeNetwork};
 use futures_util::{StreamExt, stream::BoxStream};
 use http::{HeaderMap, Method, Response, StatusCode};
 use http_body_util::StreamBody;
@@ -172,11 +172,11 @@ impl LegacyServer {
     }
 
     /// A server in a simulation.
-    pub(crate) fn piped(pipes: &Pipes, addr: SocketAddr, options: Options) -> Self {
+    pub(crate) fn piped(pipes: &PipeNetwork, addr: SocketAddr, options: Options) -> Self {
         Self::at(addr, pipes.listen(addr), options)
     }
 
-    fn at(addr: SocketAddr, listener: Listener, options: Options) -> Self {
+    fn at(addr: SocketAddr, listener: NetworkListener, options: Options) -> Self {
         let (calls, received) = mpsc::unbounded_channel();
         let state = Arc::new(State {
             options,

@@ -2,7 +2,7 @@
 
 use super::{Body, Call, Canned, Get, Seen, State, event_stream, events, locked, respond};
 use bytes::Bytes;
-use deferral::internals::runtime::Listener;
+use deferral::internals::runtime::NetworkListener;
 use futures_util::future::BoxFuture;
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
@@ -12,7 +12,7 @@ use serde_json::json;
 use std::{future::poll_fn, io, sync::Arc};
 use tokio::sync::oneshot;
 
-pub(super) async fn accept(mut listener: Listener, state: Arc<State>) {
+pub(super) async fn accept(mut listener: NetworkListener, state: Arc<State>) {
     let mut connections = tokio::task::JoinSet::new();
     for connection in 1.. {
         let Ok(socket) = poll_fn(|cx| listener.poll_accept(cx)).await else { return };

@@ -11,7 +11,7 @@ use super::{
 
 use deferral::internals::{
     app, config,
-    runtime::{Net, Pipes, SystemClock},
+    runtime::{Network, PipeNetwork, SystemClock},
     store::Store,
 };
 
@@ -260,7 +260,7 @@ struct Question {
 
 pub(super) struct WholeProxy {
     profile: Profile,
-    proxy: Option<app::Running>,
+    proxy: Option<app::RunningProxy>,
     stopping: Option<JoinHandle<()>>,
     server: Server,
     store: Arc<FaultyStore>,
@@ -387,7 +387,7 @@ impl WholeProxy {
     }
 
     fn new(profile: Profile) -> Self {
-        let pipes = Pipes::default();
+        let pipes = PipeNetwork::default();
         let server = Server::start(&pipes);
         let mode = if profile.always { "always" } else { "auto" };
         let yaml = format!(
@@ -404,7 +404,7 @@ impl WholeProxy {
         );
         let config = config::parse(Path::new("house.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
         let store = FaultyStore::taking(profile.storing);
-        let net = Net::Pipes(pipes.clone());
+        let net = Network::Pipes(pipes.clone());
         let proxy =
             app::start_with(config, &net, Arc::clone(&store) as Arc<dyn Store>, None).expect("it starts");
         let at: SocketAddr = PROXY.parse().expect("an address");

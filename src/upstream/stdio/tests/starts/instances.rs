@@ -9,8 +9,8 @@ use crate::{
     runtime::Clock,
     telemetry::Limit,
     upstream::{
-        CallError, Deferral, Event, Limits, Outgoing, Upstream,
-        stdio::{Instances, command::PER_CALLER},
+        CallError, Deferral, OutgoingCall, Upstream, UpstreamEvent, UpstreamLimits,
+        stdio::{ProcessSharing, command::PER_CALLER},
     },
 };
 use bytes::Bytes;
@@ -21,7 +21,7 @@ use tokio::time::{advance, sleep, timeout};
 
 #[tokio::test(start_paused = true)]
 async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are_enough() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let mut mute = world.call(1, MUTE);
     let mut for_mute = world.up().await;
     assert_eq!(for_mute.called().await, 1);
@@ -61,23 +61,23 @@ async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are
 
 #[tokio::test(start_paused = true)]
 async fn what_is_known_to_those_who_share_is_known_at_once_and_that_they_share_is_counted_once() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let _for_askable = at_rest(&mut world, 1, ASKABLE).await;
     let mut for_more = at_rest(&mut world, 2, MORE).await;
-    let Outgoing { id, call, caller, .. } = outgoing(Principal::ANONYMOUS, 3, MUTE, "{}");
+    let OutgoingCall { id, call, caller, .. } = outgoing(Principal::ANONYMOUS, 3, MUTE, "{}");
     let before = Limit::Instances.snapshot().hits;
-    let known = world.server.known(&caller).expect("what the others know");
+    let known = world.server.ready_server(&caller).expect("what the others know");
     let mut replies = known.calls.call(id, &call, None);
     let call = tokio::spawn(async move { replies.next().await });
     assert_eq!(for_more.called().await, 3);
     for_more.answers(3).await;
-    assert!(matches!(call.await.expect("it is heard"), Some(Event::Final(_))));
+    assert!(matches!(call.await.expect("it is heard"), Some(UpstreamEvent::Final(_))));
     assert_eq!(Limit::Instances.snapshot().hits, before + 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn those_who_share_share_with_those_who_can_be_asked_most_not_with_those_who_say_most() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let wordy = r#"{"experimental":{"a":{},"b":{},"c":{},"d":{},"e":{},"f":{},"g":{},"h":{},"i":{},"j":{}}}"#;
     let _wordy = world.call(1, wordy);
     let mut for_wordy = world.up().await;
@@ -91,7 +91,7 @@ async fn those_who_share_share_with_those_who_can_be_asked_most_not_with_those_w
 
 #[tokio::test(start_paused = true)]
 async fn one_that_is_at_rest_gives_way_to_those_who_can_be_asked_more_than_anywhere() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let mut processes = Vec::new();
     for (id, capabilities) in [(1, MUTE), (2, ASKABLE)] {
         processes.push(at_rest(&mut world, id, capabilities).await);
@@ -114,13 +114,13 @@ async fn one_that_is_at_rest_gives_way_to_those_who_can_be_asked_more_than_anywh
 /// As it is with every call: it is looked what is known of the server, then the server is asked, then it is called.
 #[tokio::test(start_paused = true)]
 async fn one_gives_way_to_a_further_set_and_no_other() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(3));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(3));
     let mut processes = Vec::new();
     for (id, capabilities) in [(1, MUTE), (2, ASKABLE), (3, r#"{"roots":{}}"#)] {
         processes.push(at_rest(&mut world, id, capabilities).await);
     }
     let caller = outgoing(Principal::ANONYMOUS, 4, MORE, "{}").caller;
-    assert!(world.server.known(&caller).is_none());
+    assert!(world.server.ready_server(&caller).is_none());
     let server = world.server.clone();
     let described = tokio::spawn(async move { server.describe(&caller).await.is_ok() });
     let mut for_mute = processes.remove(0);
@@ -151,10 +151,10 @@ async fn task_that_was_asked(world: &mut World, id: u64) -> (Process, (Call, Def
     let mut process = world.up().await;
     assert_eq!(process.called().await, id);
     process.asks("q").await;
-    let Event::Asked(question) = call.next().await else { panic!("it is asked") };
-    question.answer.send(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    let UpstreamEvent::ServerRequest(question) = call.next().await else { panic!("it is asked") };
+    question.responder.respond(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
     assert_eq!(process.reads().await["id"], "q");
-    deferral.comes();
+    deferral.mark_deferred();
     (process, (call, deferral))
 }
 
@@ -165,13 +165,13 @@ async fn kept_by_tasks(world: &mut World) -> ([Process; 2], [(Call, Deferral); 2
     let other = world.call_deferred(2, ASKABLE, &second);
     let mut beside = world.up().await;
     assert_eq!(beside.called().await, 2);
-    second.comes();
+    second.mark_deferred();
     ([process, beside], [first, (other, second)])
 }
 
 #[tokio::test(start_paused = true)]
 async fn where_tasks_keep_all_there_may_be_calls_are_made_beside_them() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let ([mut first, mut second], mut tasks) = kept_by_tasks(&mut world).await;
     let began = world.clock.now();
     let mut call = world.call(3, ASKABLE);
@@ -200,13 +200,13 @@ async fn where_tasks_keep_all_there_may_be_calls_are_made_beside_them() {
         question = one[0].0.heard.recv() => question,
         question = other[0].0.heard.recv() => question,
     };
-    assert!(matches!(question, Some(Event::Asked(_))), "{question:?}");
+    assert!(matches!(question, Some(UpstreamEvent::ServerRequest(_))), "{question:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn those_who_declare_otherwise_share_what_tasks_keep() {
     for capabilities in [MUTE, MORE] {
-        let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+        let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
         let ([mut first, mut second], _tasks) = kept_by_tasks(&mut world).await;
         let mut call = world.call(3, capabilities);
         let process = tokio::select! {
@@ -221,13 +221,13 @@ async fn those_who_declare_otherwise_share_what_tasks_keep() {
 
 #[tokio::test(start_paused = true)]
 async fn where_the_last_place_is_anothers_a_call_is_made_beside_its_own_kinds_task() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let task = Deferral::default();
     let _task = world.call_deferred(1, ASKABLE, &task);
     let mut process = world.up().await;
     assert_eq!(process.called().await, 1);
     process.asks("q").await;
-    task.comes();
+    task.mark_deferred();
     let _mute = world.call(2, MUTE);
     let mut for_mute = world.up().await;
     assert_eq!(for_mute.called().await, 2);
@@ -242,7 +242,7 @@ async fn where_the_last_place_is_anothers_a_call_is_made_beside_its_own_kinds_ta
 
 #[tokio::test(start_paused = true)]
 async fn a_process_that_nobody_uses_gives_way_to_tasks_that_need_one() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let mut mute = world.call(1, MUTE);
     let mut for_mute = world.up().await;
     assert_eq!(for_mute.called().await, 1);
@@ -251,9 +251,9 @@ async fn a_process_that_nobody_uses_gives_way_to_tasks_that_need_one() {
     let mut process = world.up().await;
     assert_eq!(process.called().await, 2);
     process.asks("q").await;
-    task.comes();
+    task.mark_deferred();
     let mut second = world.call_deferred(3, ASKABLE, &another);
-    another.comes();
+    another.mark_deferred();
     // The other process is in use.
     sleep(Duration::from_secs(1)).await;
     assert!(world.is_quiet());
@@ -272,8 +272,8 @@ async fn a_process_that_nobody_uses_gives_way_to_tasks_that_need_one() {
 #[tokio::test(start_paused = true)]
 async fn no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_is_told() {
     let mut world = World::with(|command, config| {
-        command.instances = Instances::Shared(1);
-        config.limits = Limits { sessions: 99, ..Limits::default() };
+        command.instances = ProcessSharing::Shared(1);
+        config.limits = UpstreamLimits { sessions: 99, ..UpstreamLimits::default() };
     });
     let (mut first, second) = (world.call(1, ASKABLE), world.call(2, ASKABLE));
     let mut process = world.up().await;
@@ -285,7 +285,7 @@ async fn no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_
     second.work.abort();
     assert_eq!(process.reads().await["method"], "notifications/cancelled");
     let lost = world.call(3, ASKABLE).lost().await;
-    assert!(matches!(lost, CallError::AllInUse { limit: 1, .. }), "{lost:?}");
+    assert!(matches!(lost, CallError::ProcessesInUse { limit: 1, .. }), "{lost:?}");
     let mut fourth = world.call(4, ASKABLE);
     process.answers(1).await;
     first.is_answered().await;
@@ -300,7 +300,7 @@ async fn no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_can_have_a_process_of_its_own() {
-    let mut world = World::with(|command, _| command.instances = Instances::PerCaller);
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
     let [a, b] = ["a", "b"].map(|name| Principal::of(&[name.as_bytes()]));
     let mut calls = [world.call_of(a, 1, MUTE), world.call_of(b, 2, MUTE)];
     let mut processes = [world.up().await, world.up().await];
@@ -325,7 +325,7 @@ async fn a_caller_can_have_a_process_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_more_than_may_have_a_process_is_told() {
     let most = PER_CALLER as u64;
-    let mut world = World::with(|command, _| command.instances = Instances::PerCaller);
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
     let mut processes = Vec::new();
     let mut calls = Vec::new();
     for id in 1..=most {
@@ -337,7 +337,7 @@ async fn a_caller_more_than_may_have_a_process_is_told() {
         processes.push(process);
     }
     let lost = world.call(most + 1, MUTE).lost().await;
-    assert!(matches!(lost, CallError::AllInUse { .. }), "{lost:?}");
+    assert!(matches!(lost, CallError::ProcessesInUse { .. }), "{lost:?}");
     // Once one of them rests, it gives way; others that do, do not.
     for (at, id) in [(0, 1), (1, 2)] {
         processes[at].answers(id).await;
@@ -359,13 +359,13 @@ const SAMPLING: &str = r#"{"sampling":{}}"#;
 
 #[tokio::test(start_paused = true)]
 async fn who_could_be_asked_something_nowhere_waits_for_a_place_while_a_call_has_one() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let task = Deferral::default();
     let _task = world.call_deferred(1, ASKABLE, &task);
     let mut process = world.up().await;
     assert_eq!(process.called().await, 1);
     process.asks("q").await;
-    task.comes();
+    task.mark_deferred();
     let mut call = world.call(2, ASKABLE);
     let mut beside = world.up().await;
     assert_eq!(beside.called().await, 2);
@@ -387,7 +387,7 @@ async fn who_could_be_asked_something_nowhere_waits_for_a_place_while_a_call_has
 
 #[tokio::test(start_paused = true)]
 async fn as_many_processes_give_way_as_are_waited_for() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(3));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(3));
     let mut resting = Vec::new();
     for (id, capabilities) in [(1, MUTE), (2, r#"{"experimental":{}}"#)] {
         resting.push(at_rest(&mut world, id, capabilities).await);
@@ -397,10 +397,10 @@ async fn as_many_processes_give_way_as_are_waited_for() {
     let mut process = world.up().await;
     assert_eq!(process.called().await, 3);
     process.asks("q").await;
-    deferrals[0].comes();
+    deferrals[0].mark_deferred();
     for (id, deferral) in [(4, &deferrals[1]), (5, &deferrals[2])] {
         tasks.push(world.call_deferred(id, ASKABLE, deferral));
-        deferral.comes();
+        deferral.mark_deferred();
         // By when the next waits, one is on its way out.
         sleep(Duration::from_millis(250)).await;
     }
@@ -423,7 +423,7 @@ async fn as_many_processes_give_way_as_are_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn a_set_that_has_a_task_gives_up_the_process_it_does_not_use() {
     for at_rest in [0, 1] {
-        let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+        let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
         let (processes, mut tasks) = kept_by_tasks(&mut world).await;
         let mut processes = Vec::from(processes);
         let mut resting = processes.swap_remove(at_rest);
@@ -445,7 +445,7 @@ async fn a_set_that_has_a_task_gives_up_the_process_it_does_not_use() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_waits_for_a_place_has_what_comes_free_among_its_own() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let _mute = world.call(1, MUTE);
     let mut for_mute = world.up().await;
     assert_eq!(for_mute.called().await, 1);

@@ -5,10 +5,10 @@ mod instances;
 use super::{ASKABLE, MUTE, Process, World};
 use crate::{
     runtime::{Clock, Mutex},
-    telemetry::{Format, Lines},
+    telemetry::{LineFormat, LogLayer},
     upstream::{
-        CallError, Event,
-        stdio::{Instances, supervisor::Report},
+        CallError, UpstreamEvent,
+        stdio::{ProcessSharing, supervisor::SupervisorReport},
     },
 };
 use serde_json::json;
@@ -166,7 +166,7 @@ async fn processes_that_are_ended_because_nobody_needs_them_are_no_reason_to_sta
         let mut process = up.unwrap_or_else(|_| panic!("process {id} is not started"));
         assert_eq!(process.called().await, id);
         process.asks("q").await;
-        assert!(matches!(call.next().await, Event::Asked(_)));
+        assert!(matches!(call.next().await, UpstreamEvent::ServerRequest(_)));
         // It has been seen to ask, so that a cancelled call costs it.
         call.work.abort();
         while process.stdin.next_line().await.expect("it can be read").is_some() {}
@@ -194,7 +194,7 @@ async fn a_call_that_comes_when_its_process_has_ended_is_made_in_another() {
     process.answers(1).await;
     first.is_answered().await;
     // Its end is known before its output has ended.
-    let report = Report::Ended { how: "exit status: 1".to_owned() }.to_line();
+    let report = SupervisorReport::Ended { how: "exit status: 1".to_owned() }.to_line();
     process.control.write_all(report.as_bytes()).await.expect("it is heard");
     sleep(Duration::from_millis(50)).await;
     let mut second = world.call(2, MUTE);
@@ -206,7 +206,7 @@ async fn a_call_that_comes_when_its_process_has_ended_is_made_in_another() {
 
 #[tokio::test(start_paused = true)]
 async fn so_many_starts_in_a_minute_are_told_as_such() {
-    let mut world = World::with(|command, _| command.instances = Instances::PerCaller);
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
     let mut kept = Vec::new();
     for id in 0..60 {
         let call = world.call(id, MUTE);
@@ -222,7 +222,7 @@ async fn so_many_starts_in_a_minute_are_told_as_such() {
 async fn callers_on_this_machine_are_told_the_last_line_of_a_server_that_does_not_start() {
     for (tells_remarks, ends) in [(true, true), (true, false), (false, true)] {
         let mut world = World::with(|command, _| {
-            command.tells_remarks = tells_remarks;
+            command.reveals_stderr = tells_remarks;
             command.start_timeout = Duration::from_secs(7);
         });
         let mut call = world.call(1, MUTE);
@@ -249,7 +249,7 @@ async fn the_log_says_when_and_why_a_server_runs_as_one_more_process() {
     let lines = Arc::<Mutex<Vec<String>>>::default();
     let kept = Arc::clone(&lines);
     let take = move |_: &tracing::Level, line: &str| kept.lock().push(line.to_owned());
-    let layer = Lines::new(Format::Text, || std::time::SystemTime::UNIX_EPOCH, take);
+    let layer = LogLayer::new(LineFormat::Text, || std::time::SystemTime::UNIX_EPOCH, take);
     let _log = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
     let added = || {
         let lines = lines.lock();
@@ -266,7 +266,7 @@ async fn the_log_says_when_and_why_a_server_runs_as_one_more_process() {
         "{said:?}"
     );
     assert!(said[0].contains("upstream.instances (--instances)"), "{said:?}");
-    let mut own = World::with(|command, _| command.instances = Instances::PerCaller);
+    let mut own = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
     let _first = at_rest(&mut own, 1, MUTE).await;
     let _second = at_rest(&mut own, 2, MUTE).await;
     assert!(
