@@ -7,12 +7,12 @@ mod support;
 use bytes::Bytes;
 use deferral::internals::{
     bridge::{
-        Action, Exchange,
-        exchange::{Deadlines, Manner},
+        Exchange, ExchangeAction,
+        exchange::{CallDeadlines, InputDelivery},
     },
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
-    task::{Event, Owner, PollBounds, Record, Scope, TaskId, apply, view},
+    task::{PollBounds, Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing, apply, view},
 };
 use std::{
     hint::black_box,
@@ -33,11 +33,11 @@ fn main() {
 }
 
 /// A task at once, so that the deadline is there when it is looked for.
-const DEADLINES: Deadlines = Deadlines {
+const DEADLINES: CallDeadlines = CallDeadlines {
     defer_after: Some(Duration::ZERO),
     settle: Duration::from_millis(25),
     park: Duration::from_secs(300),
-    turn: None,
+    input_timeout: None,
 };
 
 fn exchanges(now: Instant) {
@@ -48,27 +48,27 @@ fn exchanges(now: Instant) {
         .run();
 }
 
-fn inline(now: Instant) -> Option<Action<u64>> {
-    let mut exchange = Exchange::new(Manner::Rounds, DEADLINES, now);
+fn inline(now: Instant) -> Option<ExchangeAction<u64>> {
+    let mut exchange = Exchange::new(InputDelivery::RoundTrips, DEADLINES, now);
     exchange.handle_final(7);
     exchange.poll_action()
 }
 
-fn deferred(now: Instant) -> Option<Action<u64>> {
+fn deferred(now: Instant) -> Option<ExchangeAction<u64>> {
     let mut exchange = in_hand(now);
     exchange.handle_final(7);
     exchange.poll_action()
 }
 
-fn cancelled(now: Instant) -> Option<Action<u64>> {
+fn cancelled(now: Instant) -> Option<ExchangeAction<u64>> {
     let mut exchange = in_hand(now);
-    exchange.handle_cancelled();
+    exchange.handle_task_cancelled();
     exchange.poll_action()
 }
 
 /// An exchange whose client has the handle of its task.
 fn in_hand(now: Instant) -> Exchange<u64> {
-    let mut exchange = Exchange::new(Manner::Rounds, DEADLINES, now);
+    let mut exchange = Exchange::new(InputDelivery::RoundTrips, DEADLINES, now);
     exchange.handle_timeout(now);
     exchange.poll_action();
     exchange.handle_stored(true, now);
@@ -83,13 +83,13 @@ fn steps() {
     let answer = [("a".to_owned(), Ok(Bytes::from_static(br#"{"action":"accept"}"#)))];
     let result = result(200);
     Group::new("one step of a task")
-        .case("returned", 0, || step(&record, Event::Returned { result: result.clone() }))
-        .case("progressed", 0, || step(&record, Event::Progressed { message: "half (1/2)".into() }))
+        .case("returned", 0, || step(&record, TaskEvent::Returned { result: result.clone() }))
+        .case("progressed", 0, || step(&record, TaskEvent::Progressed { message: "half (1/2)".into() }))
         .case("asked", 0, || step(&record, question("a")))
         .case("answered", 0, || {
-            step(&asked, Event::Answered { answers: answer.clone().into(), are_kept: false })
+            step(&asked, TaskEvent::InputAnswered { answers: answer.clone().into(), are_stored: false })
         })
-        .case("cancelled", 0, || step(&record, Event::CANCELLED_BY_CLIENT))
+        .case("cancelled", 0, || step(&record, TaskEvent::CANCELLED_BY_CLIENT))
         .run();
 }
 
@@ -97,7 +97,7 @@ fn steps() {
 fn views(size: usize) {
     let record = working();
     let result = result(size);
-    let completed = step(&record, Event::Returned { result: result.clone() });
+    let completed = step(&record, TaskEvent::Returned { result: result.clone() });
     let now = Timestamp::from_millis(5_000);
     Group::new(format!("a task with a result of {size} bytes, as it is shown"))
         .case("a copy of the result, for comparison", size, || black_box(&result).to_vec())
@@ -112,20 +112,20 @@ fn views(size: usize) {
 }
 
 fn working() -> Record {
-    let owner = Owner { principal: [0; 16], route: "/mcp".into(), scope: Scope::Principal };
+    let owner = TaskPrincipal { principal: [0; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
     Record::new(TaskId::from_entropy([7; 16]), owner, "slow", RETENTION, Timestamp::from_millis(1_000))
 }
 
-fn step(record: &Record, event: Event) -> Record {
+fn step(record: &Record, event: TaskEvent) -> Record {
     let (next, _effects) = apply(record, event, Timestamp::from_millis(2_000)).expect("the event applies");
     next
 }
 
-fn question(key: &str) -> Event {
+fn question(key: &str) -> TaskEvent {
     let request = Bytes::from_static(
         br#"{"method":"elicitation/create","params":{"message":"sure?","requestedSchema":{"type":"object","properties":{}}}}"#,
     );
-    Event::Asked { key: key.to_owned(), request }
+    TaskEvent::InputRequested { key: key.to_owned(), request }
 }
 
 fn result(size: usize) -> Bytes {

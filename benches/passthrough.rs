@@ -9,7 +9,7 @@ use bytes::Bytes;
 use deferral::internals::{
     dialect::{
         Call,
-        modern::{self, Read},
+        modern::{self, ModernMessage},
         raise,
     },
     protocol::{Frame, Kind, Method, meta},
@@ -75,8 +75,8 @@ fn request_in(size: usize, body: &Bytes, headers: &HeaderMap) {
 
 fn call_of(body: &Bytes, headers: &HeaderMap) -> Arc<Call> {
     match modern::read(Frame::parse(body.clone()), headers, None) {
-        Ok(Read::Request(call, _)) => call,
-        Ok(Read::Notification) | Err(_) => panic!("a good request"),
+        Ok(ModernMessage::Request(call, _)) => call,
+        Ok(ModernMessage::Notification) | Err(_) => panic!("a good request"),
     }
 }
 

@@ -4,74 +4,80 @@
 //! A test that needs more adds its line to the folder it needs it from.
 
 pub mod app {
-    pub use crate::app::{Error, Running, start, start_before, start_on, start_with};
+    pub use crate::app::{Error, RunningProxy, start, start_on, start_with, start_with_upstream};
 }
 
 pub mod bridge {
-    pub use crate::bridge::{Action, Catalogue, Exchange};
+    pub use crate::bridge::{Exchange, ExchangeAction, ToolParamHeaders};
 
     pub mod elicit {
         pub use crate::bridge::elicit::check_answer;
     }
 
     pub mod exchange {
-        pub use crate::bridge::exchange::{Ask, Deadlines, Manner, Phase};
+        pub use crate::bridge::exchange::{CallDeadlines, ExchangePhase, InputDelivery, InputNumber};
     }
 
     pub mod offer {
-        pub use crate::bridge::offer::{Handshake, call, handshake, tools};
+        pub use crate::bridge::offer::{ServerTaskSupport, call, task_support, tools};
     }
 
     pub mod relay {
-        pub use crate::bridge::relay::{Action, Loss, Phase, Relay, Verdict};
+        pub use crate::bridge::relay::{LossReason, RelayAction, RelayOutcome, RelayPhase, ResponseRelay};
     }
 
     pub mod resume {
-        pub use crate::bridge::resume::{Binding, Keyring, Resumes, State, Unusable};
+        pub use crate::bridge::request_state::{
+            RequestBinding, RequestState, RequestStateError, RetryTarget, SealKeyring,
+        };
     }
 }
 
 pub mod admin {
-    pub use crate::admin::{Bound, Changed, Config};
+    pub use crate::admin::{AdminServer, ChangedKeys, Config};
 }
 
 pub mod config {
     pub use crate::config::{
-        Config, Environment, LogFormat, Store, StoreKey, check, check_in, load, load_with, parse, schema,
+        Config, Environment, LogFormat, StoreConfig, StoreKeySource, check, check_in, load, load_with, parse,
+        schema,
     };
 }
 
 pub mod dialect {
-    pub use crate::dialect::{Call, Caller, ClientInfo, Credentials, Principal, PrincipalKey, Response};
+    pub use crate::dialect::{Call, CallResponse, Caller, ClientInfo, Credentials, Principal, PrincipalKey};
 
     pub mod legacy {
-        pub use crate::dialect::legacy::{Anchor, Answers, Message, Post};
+        pub use crate::dialect::legacy::{ClientMessage, LegacyPost, ResponseTracker, ResumePosition};
     }
 
     pub mod modern {
-        pub use crate::dialect::modern::{Read, notice, read, request};
+        pub use crate::dialect::modern::{ModernMessage, notification_for, read, request};
     }
 
     pub mod raise {
-        pub use crate::dialect::raise::{error, request, response, result};
+        pub use crate::dialect::translate::{error, request, response, result};
     }
 }
 
 pub mod front {
-    pub use crate::front::{Bound, Config, Error, Health, Keys, Limits, Timeouts, TlsPaths, serve};
+    pub use crate::front::{
+        ClientLimits, ClientTimeouts, Config, Error, FrontHandle, HealthConfig, IdentityKeys, TlsPaths, serve,
+    };
 }
 
 pub mod policy {
     pub use crate::policy::{
-        Access, ClientMatch, Defer, Held, HolderSign, LegacyTasks, Mode, Pattern, PrincipalSource, Questions,
-        Quotas, Resume, Route, SHORTEST_RETENTION, Silence, TicketHolder, Tickets, Tokens, Unsolicited,
+        AccessPolicy, ClientMatch, DeferPolicy, HolderMatch, InputPolicy, KeepAliveTimer, LegacyTaskPolicy,
+        Mode, NamePattern, PrincipalSource, ResumePolicy, Route, SHORTEST_RETENTION, TaskQuotas,
+        TicketHolder, TicketPolicy, TokenSet, UnsolicitedTasks, WaitPolicy,
     };
 }
 
 pub mod protocol {
     pub use crate::protocol::{
-        Capabilities, ErrorObject, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, List, Messages,
-        Method, Payload, Timestamp, TraceContext, meta,
+        Capabilities, ErrorObject, Frame, FrameError, InputRequest, Kind, ListKind, MessageReader, Method,
+        Payload, ProgressHeartbeat, RequestId, Timestamp, TraceContext, meta,
     };
 
     pub mod canonical {
@@ -79,31 +85,32 @@ pub mod protocol {
     }
 
     pub mod frame {
-        pub use crate::protocol::frame::{brackets, on_one_line};
+        pub use crate::protocol::frame::{bracket_depth, to_single_line};
     }
 
     pub mod glance {
-        pub use crate::protocol::glance::{Gist, Glance};
+        pub use crate::protocol::message_kind::{KindSniffer, MessageKind};
     }
 
     pub mod headers {
         pub use crate::protocol::headers::{
-            Malformed, Mismatch, ParamHeader, check_params, decode, encode, param_headers, read,
+            HeaderMismatch, MalformedHeader, ParamHeader, check_params, decode, encode, param_headers, read,
         };
     }
 
     pub mod splice {
-        pub use crate::protocol::splice::{Edit, Object, Patch};
+        pub use crate::protocol::splice::{BytesPatch, JsonObject, ObjectEdit};
     }
 
     pub mod sse {
         pub use crate::protocol::sse::{
-            Cutter, Decoder, Editor, EventTooLarge, Minter, Numbered, Sieve, SseEvent, Watch,
+            EventDecoder, EventIdAssigner, EventSplitter, EventTooLarge, MessageFilter, NumberedEvent,
+            ResponseEditor, SseEvent, StreamObserver,
         };
     }
 
     pub mod tool_result {
-        pub use crate::protocol::tool_result::{is_error, words};
+        pub use crate::protocol::tool_result::{first_text, is_error};
     }
 
     pub mod status_message {
@@ -113,30 +120,33 @@ pub mod protocol {
 
 pub mod proxy {
     pub use crate::proxy::{
-        AccessSummary, Anchor, AnchorSeal, Cancelled, Commit, Endpoint, Item, Items, Ledger, Left, NoRoom,
-        Operators, Passage, Passed, Passing, Reply, Service, Switchboard,
+        AccessSummary, AnchorSeal, CallRegistry, CallReply, CancelOutcome, DeliveryCommit, Endpoint,
+        LegacyRequest, LegacyResponse, OperatorTasks, ReplyItem, ReplyStream, ResponseBody, RestoredInput,
+        RouteService, TaskAdmissionError, TaskAnchor, TaskLedger,
     };
 }
 
 pub mod runtime {
-    pub use crate::runtime::{Clock, Drain, Listener, Net, Pipes, Stopping, Stream, SystemClock};
+    pub use crate::runtime::{
+        Clock, Drain, DrainWatch, Network, NetworkListener, NetworkStream, PipeNetwork, SystemClock,
+    };
 }
 
 pub mod store {
     pub use crate::store::{
-        Bounds, Disk, Due, Flush, Memory, Orphan, Place, Recount, Secret, Store, StoreError, Tally, Updated,
-        Usage, Version, update,
+        DiskStore, DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Recount, Store,
+        StoreBounds, StoreError, StoreSecret, StoreUsage, TaskTally, UpdateOutcome, update,
     };
 
     pub mod disk {
-        pub use crate::store::disk::{Columns, Error, Row, Unreadable, key, owner};
+        pub use crate::store::disk::{Error, RecordRow, RowColumns, RowError, key, owner};
     }
 }
 
 pub mod task {
     pub use crate::task::{
-        By, Canceller, Effect, Event, MAX_SERVER_INFO, Moment, Owner, PollBounds, Record, Refusal, Scope,
-        State, TaskId, What, apply,
+        Canceller, EventRefusal, HistoryEntry, HistoryKind, MAX_SERVER_INFO, PollBounds, Record, TaskEffect,
+        TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState, TaskTrigger, apply,
     };
 
     pub mod retention {
@@ -146,36 +156,39 @@ pub mod task {
     pub mod view {
         pub mod experimental {
             pub use crate::task::view::experimental::{
-                Outcome, Reader, Terms, ToolErrors, created, listed, outcome, shown, status,
+                TaskOutcome, TaskResultFormat, ToolErrors, ViewOptions, created, outcome, status, task_list,
+                task_object,
             };
         }
 
         pub mod extension {
-            pub use crate::task::view::extension::{created, detailed, notified};
+            pub use crate::task::view::extension::{created, detailed, notification_params};
         }
     }
 }
 
 pub mod telemetry {
-    pub use crate::telemetry::{Format, Lines, Outcome, metrics::limits, trace::Tracer};
+    pub use crate::telemetry::{LineFormat, LogLayer, RequestOutcome, metrics::limits, trace::Tracer};
 
     pub mod metrics {
-        pub use crate::telemetry::metrics::{Seen, write};
+        pub use crate::telemetry::metrics::{GaugeSnapshot, write};
     }
 }
 
 pub mod upstream {
     pub use crate::upstream::{
-        Anchor, Answer, Asked, CallError, Changes, ClientSession, Config, Deferral, Description, Document,
-        Event, Identity, Limits, NativeCall, Outgoing, Proxy, Purpose, Question, Replies, Report, Server,
-        Streamable, Subscription, TakenUp, Timeouts, Tls, TlsFiles, Upstream, in_memory,
+        CallAnchor, CallError, CallerIdentity, ChangeNotification, ClientSession, Config, Deferral,
+        HttpUpstream, NativeCall, OriginResponse, OutgoingCall, PendingServerRequest, Proxy, RequestPurpose,
+        Responder, ResumedCall, ServerRequest, Subscription, TlsFiles, ToolChanges, Upstream,
+        UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamLimits, UpstreamTarget, UpstreamTimeouts,
+        UpstreamTls, in_memory,
     };
 
     pub mod lines {
-        pub use crate::upstream::stdio::lines::{Line, Lines};
+        pub use crate::upstream::stdio::lines::{OutputLine, OutputLines};
     }
 
     pub mod http1 {
-        pub use crate::upstream::http1::{Framing, HeadReader, Next, is_kept};
+        pub use crate::upstream::http1::{BodyFraming, BodyPart, HeadReader, is_keep_alive};
     }
 }

@@ -41,7 +41,7 @@
 //! | `protocol` | messages, headers, event streams: the words of the specification |
 //!
 //! The last five are pure: they know no socket, no clock, no store and no randomness. Each folder may
-//! name only those below it; `tests/it/architecture.rs` has the table, and holds the tree to it.
+//! name only those below it; `tests/it/architecture/mod.rs` has the table, and holds the tree to it.
 //!
 //! # Where to begin
 //!

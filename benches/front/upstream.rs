@@ -6,7 +6,7 @@
 
 use super::Failure;
 use bytes::Bytes;
-use deferral::internals::protocol::{Frame, Id, Kind, Method};
+use deferral::internals::protocol::{Frame, Kind, Method, RequestId};
 use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -94,7 +94,7 @@ impl Server {
         })
     }
 
-    async fn call(&self, id: &Id, params: Option<&Bytes>) -> Response<Full<Bytes>> {
+    async fn call(&self, id: &RequestId, params: Option<&Bytes>) -> Response<Full<Bytes>> {
         let params = params.and_then(|params| serde_json::from_slice::<Params>(params).ok());
         let Some(Params { name, arguments }) = params else { return empty(StatusCode::BAD_REQUEST) };
         match &*name {
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    fn other(&self, id: &Id, method: &Method) -> Response<Full<Bytes>> {
+    fn other(&self, id: &RequestId, method: &Method) -> Response<Full<Bytes>> {
         match method.as_str() {
             "initialize" => {
                 let mut response = json(success(id, INITIALIZED));
@@ -150,11 +150,11 @@ pub(crate) fn result() -> String {
     [before, &".".repeat(RESULT_BYTES - before.len() - after.len()), after].concat()
 }
 
-pub(crate) fn success(id: &Id, result: &str) -> String {
+pub(crate) fn success(id: &RequestId, result: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, shown(id))
 }
 
-fn shown(id: &Id) -> String {
+fn shown(id: &RequestId) -> String {
     String::from_utf8_lossy(id.as_bytes()).into_owned()
 }
 

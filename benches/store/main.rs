@@ -7,8 +7,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
-    store::{Bounds, Disk, Memory, Store, Updated, update},
-    task::{Event, Owner, Record, Scope, TaskId},
+    store::{DiskStore, MemoryStore, Store, StoreBounds, UpdateOutcome, update},
+    task::{Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing},
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::{
@@ -192,13 +192,14 @@ fn shown(path: &Path) -> String {
 // === in processes of their own ===
 
 async fn fill(path: &str, tasks: u32) {
-    let store: Arc<dyn Store> = Arc::new(Disk::open(Path::new(path), Bounds::NONE, None).expect("opens"));
+    let store: Arc<dyn Store> =
+        Arc::new(DiskStore::open(Path::new(path), StoreBounds::NONE, None).expect("opens"));
     let (began, filled) = (now(), Arc::clone(&store));
     each(tasks, AT_ONCE, move |number| {
         let store = Arc::clone(&filled);
         async move {
             store.insert(record(number)).await.expect("inserted");
-            change(&*store, number, Event::Returned { result: body(RESULT) }).await;
+            change(&*store, number, TaskEvent::Returned { result: body(RESULT) }).await;
         }
     })
     .await;
@@ -210,7 +211,7 @@ async fn fill(path: &str, tasks: u32) {
 
 async fn open(path: &str, tasks: u32) {
     let began = now();
-    let store = Disk::open(Path::new(path), Bounds::NONE, None).expect("opens");
+    let store = DiskStore::open(Path::new(path), StoreBounds::NONE, None).expect("opens");
     let first = store.load(&id(tasks / 2)).await.expect("answers");
     println!("ready_ms {}", began.elapsed().as_secs_f64() * 1e3);
     assert!(first.is_some());
@@ -225,8 +226,8 @@ async fn open(path: &str, tasks: u32) {
 
 async fn work(path: &str, tasks: u32, at_once: u32) {
     let store: Arc<dyn Store> = match path {
-        "memory" => Arc::new(Memory::default()),
-        path => Arc::new(Disk::open(Path::new(path), Bounds::NONE, None).expect("opens")),
+        "memory" => Arc::new(MemoryStore::default()),
+        path => Arc::new(DiskStore::open(Path::new(path), StoreBounds::NONE, None).expect("opens")),
     };
     let (began, cpu) = (now(), cpu());
     each(tasks, at_once as usize, move |number| {
@@ -234,10 +235,10 @@ async fn work(path: &str, tasks: u32, at_once: u32) {
         async move {
             store.insert(record(number)).await.expect("inserted");
             let request = r#"{"method":"roots/list"}"#.into();
-            change(&*store, number, Event::Asked { key: "k".into(), request }).await;
+            change(&*store, number, TaskEvent::InputRequested { key: "k".into(), request }).await;
             let answers = BTreeMap::from([("k".to_owned(), Ok(Bytes::from_static(b"{}")))]);
-            change(&*store, number, Event::Answered { answers, are_kept: true }).await;
-            change(&*store, number, Event::Returned { result: body(RESULT) }).await;
+            change(&*store, number, TaskEvent::InputAnswered { answers, are_stored: true }).await;
+            change(&*store, number, TaskEvent::Returned { result: body(RESULT) }).await;
         }
     })
     .await;
@@ -287,7 +288,8 @@ async fn least(path: &str, tasks: u32) {
 
 /// How long an insert takes, alone and while results of 10 MiB are written one after the other.
 async fn large(path: &str) {
-    let store: Arc<dyn Store> = Arc::new(Disk::open(Path::new(path), Bounds::NONE, None).expect("opens"));
+    let store: Arc<dyn Store> =
+        Arc::new(DiskStore::open(Path::new(path), StoreBounds::NONE, None).expect("opens"));
     let is_over = Arc::new(AtomicBool::new(false));
     let mut inserted = 1_000_000;
     for beside in ["alone", "beside 10 MiB"] {
@@ -300,7 +302,7 @@ async fn large(path: &str) {
                         return;
                     }
                     store.insert(record(number)).await.expect("inserted");
-                    change(&*store, number, Event::Returned { result: body.clone() }).await;
+                    change(&*store, number, TaskEvent::Returned { result: body.clone() }).await;
                     store.remove(&id(number)).await.expect("removed");
                 }
             })
@@ -349,9 +351,9 @@ async fn each<F: Future<Output = ()> + Send + 'static>(tasks: u32, at_once: usiz
     }
 }
 
-async fn change(store: &dyn Store, number: u32, event: Event) {
+async fn change(store: &dyn Store, number: u32, event: TaskEvent) {
     let told = update(store, &id(number), &event, START).await;
-    assert!(matches!(told, Ok(Updated::Done { .. })), "{told:?}");
+    assert!(matches!(told, Ok(UpdateOutcome::Applied { .. })), "{told:?}");
 }
 
 fn id(number: u32) -> TaskId {
@@ -364,7 +366,7 @@ fn record(number: u32) -> Arc<Record> {
     let mut principal = [1; 16];
     // A thousand callers.
     principal[..2].copy_from_slice(&u16::try_from(number % 1000).expect("small").to_be_bytes());
-    let owner = Owner { principal, route: "/mcp".into(), scope: Scope::Principal };
+    let owner = TaskPrincipal { principal, route: "/mcp".into(), scope: TaskSharing::Principal };
     let created = START + Duration::from_millis(u64::from(number));
     Arc::new(Record::new(id(number), owner, "export_report", Duration::from_secs(3600), created))
 }

@@ -5,9 +5,9 @@
 //! page can give any name an address of this machine (DNS rebinding). Pages that clients may be called from
 //! (`access.origins`) are no operators' pages: only a page of the same host may.
 
-use super::listener::Peer;
+use super::listener::PeerAddress;
 use crate::{
-    policy::{Access, Denied},
+    policy::{AccessDenial, AccessPolicy},
     protocol::headers::{forwarded_for, text},
     telemetry::AccessDenied,
 };
@@ -19,13 +19,13 @@ use http::{
 
 /// The names under which operators reach the admin address.
 #[derive(Clone, Debug)]
-pub struct OperatorAccess(Access);
+pub struct OperatorAccess(AccessPolicy);
 
 /// Why a request is refused.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotOurPage {
+pub(super) enum BrowserRefusal {
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Denied(#[from] AccessDenial),
     #[error(
         "cross-site requests are refused (`Sec-Fetch-Site: cross-site`); type the address of the admin page into the browser"
     )]
@@ -34,7 +34,7 @@ pub(super) enum NotOurPage {
 
 // === impl NotOurPage ===
 
-impl NotOurPage {
+impl BrowserRefusal {
     /// Says in the log where the request came from.
     pub(super) fn log(&self, head: &Parts) {
         let page = head.headers.get(ORIGIN).map(text);
@@ -42,7 +42,7 @@ impl NotOurPage {
             Self::Denied(denied) => denied.values(),
             Self::CrossSite => (None, page.as_deref()),
         };
-        let client = head.extensions.get().and_then(|Peer(address)| *address);
+        let client = head.extensions.get().and_then(|PeerAddress(address)| *address);
         let forwarded = forwarded_for(&head.headers);
         AccessDenied { listener: "admin", client, forwarded: forwarded.as_deref(), host, origin }.emit();
     }
@@ -54,19 +54,19 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 impl OperatorAccess {
     /// From what holds for clients.
-    pub fn of(clients: &Access) -> Self {
+    pub fn of(clients: &AccessPolicy) -> Self {
         let hosts = clients.hosts.iter().filter(|host| *host != "*").cloned().collect();
-        Self(Access { hosts, origins: Vec::new() })
+        Self(AccessPolicy { hosts, origins: Vec::new() })
     }
 
     /// Checks where a request was sent, and which page sent it.
     ///
     /// # Errors
-    /// [`NotOurPage`] names what is not allowed.
-    pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), NotOurPage> {
+    /// [`BrowserRefusal`] names what is not allowed.
+    pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), BrowserRefusal> {
         let says_cross_site = |site| text(site).trim().eq_ignore_ascii_case("cross-site");
         if headers.get_all(SEC_FETCH_SITE).iter().any(says_cross_site) {
-            return Err(NotOurPage::CrossSite);
+            return Err(BrowserRefusal::CrossSite);
         }
         self.0.check(uri.authority().map(|authority| authority.as_str()), None)?;
         for host in headers.get_all(HOST) {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use http::HeaderValue;
 
-    fn checked(access: &Access, headers: &[(&'static str, &'static str)]) -> Result<(), String> {
+    fn checked(access: &AccessPolicy, headers: &[(&'static str, &'static str)]) -> Result<(), String> {
         let mut all = HeaderMap::new();
         for (name, value) in headers {
             all.append(HeaderName::from_static(name), HeaderValue::from_static(value));
@@ -103,8 +103,10 @@ mod tests {
 
     #[test]
     fn a_wildcard_for_clients_opens_nothing_for_operators() {
-        let open =
-            Access { hosts: vec!["*".into()], origins: vec!["*".into(), "https://app.example.com".into()] };
+        let open = AccessPolicy {
+            hosts: vec!["*".into()],
+            origins: vec!["*".into(), "https://app.example.com".into()],
+        };
         for (host, origin) in [
             ("rebound.evil.example", None),
             ("localhost.evil.example", None),
@@ -121,7 +123,8 @@ mod tests {
 
     #[test]
     fn operators_come_by_address_by_localhost_and_by_configured_names() {
-        let access = Access { hosts: vec!["*".into(), "admin.example.com".into()], origins: Vec::new() };
+        let access =
+            AccessPolicy { hosts: vec!["*".into(), "admin.example.com".into()], origins: Vec::new() };
         for headers in [
             &[("host", "127.0.0.1:8809")][..],
             &[("host", "[::1]:8809"), ("origin", "http://[::1]:8809")],
@@ -146,9 +149,9 @@ mod tests {
             ("none", true),
         ] {
             let headers = [("host", "localhost"), ("sec-fetch-site", site)];
-            assert_eq!(checked(&Access::default(), &headers).is_ok(), is_ours, "{site}");
+            assert_eq!(checked(&AccessPolicy::default(), &headers).is_ok(), is_ours, "{site}");
         }
         let both = [("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")];
-        assert!(checked(&Access::default(), &both).is_err_and(|why| why.contains("cross-site")));
+        assert!(checked(&AccessPolicy::default(), &both).is_err_and(|why| why.contains("cross-site")));
     }
 }

@@ -5,9 +5,10 @@
 //! go with its connection ([`server`](super::server)).
 
 use super::{
-    answer::{Answer, problem},
-    metrics, processes, routes,
-    server::Parts,
+    metrics, processes,
+    response::{AdminResponse, problem},
+    routes,
+    server::AdminParts,
     tasks,
 };
 use crate::telemetry::metrics as counted;
@@ -28,24 +29,24 @@ use tokio::{
 };
 
 /// Those who watch.
-pub struct Events {
+pub struct EventStreams {
     /// An event as it is sent; empty where none was made for those who watch now.
     latest: watch::Sender<Bytes>,
     /// Told when somebody begins to watch.
-    begins: Notify,
-    places: Arc<Semaphore>,
+    watcher_added: Notify,
+    permits: Arc<Semaphore>,
     started: String,
 }
 
 /// What is told at a time.
 #[derive(Serialize)]
-struct State<'a> {
+struct EventState<'a> {
     at: String,
     version: &'a str,
     started: &'a str,
     ready: Box<RawValue>,
-    calls: counted::Calls,
-    tasks: Option<tasks::Page>,
+    calls: counted::CallCounts,
+    tasks: Option<tasks::TaskListPage>,
     tools: Box<RawValue>,
     limits: Box<RawValue>,
     routes: Box<RawValue>,
@@ -64,13 +65,13 @@ const TASKS: usize = 200;
 
 // === impl Events ===
 
-impl Events {
+impl EventStreams {
     /// `started` is when the proxy was, as people read it.
     pub fn new(started: String) -> Self {
         Self {
             latest: watch::Sender::new(Bytes::new()),
-            begins: Notify::new(),
-            places: Arc::new(Semaphore::new(WATCHERS)),
+            watcher_added: Notify::new(),
+            permits: Arc::new(Semaphore::new(WATCHERS)),
             started,
         }
     }
@@ -82,8 +83,8 @@ impl Events {
 }
 
 /// A stream of events, as long as its reader stays.
-pub(super) fn stream(parts: &Parts) -> Answer {
-    let Ok(place) = Arc::clone(&parts.events.places).try_acquire_owned() else {
+pub(super) fn stream(parts: &AdminParts) -> AdminResponse {
+    let Ok(place) = Arc::clone(&parts.events.permits).try_acquire_owned() else {
         let error = format!(
             "{WATCHERS} event streams are open, the maximum; close a page, or poll `/tasks` and `/tools`"
         );
@@ -93,7 +94,7 @@ pub(super) fn stream(parts: &Parts) -> Answer {
     if !latest.borrow_and_update().is_empty() {
         latest.mark_changed();
     }
-    parts.events.begins.notify_one();
+    parts.events.watcher_added.notify_one();
     let body = stream::unfold((latest, place), |(mut latest, place)| async move {
         latest.changed().await.ok()?;
         let event = latest.borrow_and_update().clone();
@@ -107,9 +108,9 @@ pub(super) fn stream(parts: &Parts) -> Answer {
 }
 
 /// Tells those who watch, for as long as it is polled.
-pub(super) async fn told(parts: impl Fn() -> Arc<Parts> + Send) {
+pub(super) async fn publish_periodically(parts: impl Fn() -> Arc<AdminParts> + Send) {
     let events = Arc::clone(&parts().events);
-    let Events { latest, begins, .. } = &*events;
+    let EventStreams { latest, watcher_added: begins, .. } = &*events;
     loop {
         if latest.receiver_count() == 0 {
             // What was is of no use to whoever comes later.
@@ -124,9 +125,9 @@ pub(super) async fn told(parts: impl Fn() -> Arc<Parts> + Send) {
 }
 
 /// Everything, on one line. Of a store that fails there are no tasks.
-async fn state(parts: &Parts) -> String {
+async fn state(parts: &AdminParts) -> String {
     let (_, ready) = parts.ready();
-    let state = State {
+    let state = EventState {
         at: parts.operators.now().to_string(),
         version: env!("CARGO_PKG_VERSION"),
         started: &parts.events.started,

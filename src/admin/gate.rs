@@ -5,16 +5,16 @@
 //! address, reading needs the token, too, and it goes over TLS ([`Config`](super::Config)).
 
 use super::{
-    answer::{Answer, problem},
-    sign_in::SignIn,
+    response::{AdminResponse, problem},
+    sign_in::BrowserSignIn,
 };
-use crate::policy::{NotKnown, Tokens, bearer_of};
+use crate::policy::{TokenError, TokenSet, bearer_token};
 use http::{HeaderMap, StatusCode, header::WWW_AUTHENTICATE};
 use std::sync::Arc;
 
 /// Who may ask for something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum May {
+pub(super) enum RequiredAccess {
     /// Whoever reaches the address: probes have no token, and are told nothing that is anybody's.
     Probe,
     /// Operators: on loopback whoever is there, elsewhere whoever has the token.
@@ -24,36 +24,40 @@ pub(super) enum May {
 }
 
 /// What lets operators in.
-pub(super) struct Gate {
-    pub(super) tokens: Tokens,
+pub(super) struct TokenGate {
+    pub(super) tokens: TokenSet,
     /// Whether others than this machine can reach the address.
     pub(super) is_exposed: bool,
     /// Sessions of the page, which stand for the token.
-    pub(super) sign_in: Arc<SignIn>,
+    pub(super) sign_in: Arc<BrowserSignIn>,
     /// Where the token is found, for those who have none.
-    pub(super) where_found: String,
+    pub(super) token_hint: String,
 }
 
 /// Where a configured token is.
-pub(super) const CONFIGURED: &str = "see `admin.token` of the configuration";
+pub(super) const CONFIGURED_HINT: &str = "see `admin.token` of the configuration";
 
 // === impl Gate ===
 
-impl Gate {
+impl TokenGate {
     /// Lets a request in.
     ///
     /// # Errors
     /// An answer that says what is missing, and where to find it.
-    pub(super) fn admit(&self, may: May, headers: &mut HeaderMap) -> Result<(), Box<Answer>> {
+    pub(super) fn admit(
+        &self,
+        may: RequiredAccess,
+        headers: &mut HeaderMap,
+    ) -> Result<(), Box<AdminResponse>> {
         let needs_token = match may {
-            May::Probe => false,
-            May::Read => self.is_exposed,
-            May::Change => true,
+            RequiredAccess::Probe => false,
+            RequiredAccess::Read => self.is_exposed,
+            RequiredAccess::Change => true,
         };
         match needs_token.then(|| self.tokens.take(headers)) {
             None | Some(Ok(_)) => Ok(()),
-            Some(Err(NotKnown::WrongToken))
-                if bearer_of(headers).is_some_and(|token| self.sign_in.knows(token)) =>
+            Some(Err(TokenError::WrongToken))
+                if bearer_token(headers).is_some_and(|token| self.sign_in.use_session(token)) =>
             {
                 Ok(())
             }
@@ -61,13 +65,15 @@ impl Gate {
         }
     }
 
-    fn refusal(&self, refused: NotKnown) -> Answer {
+    fn refusal(&self, refused: TokenError) -> AdminResponse {
         let why = match refused {
-            NotKnown::NoToken => "this request requires the admin token: send `Authorization: Bearer TOKEN`",
-            NotKnown::WrongToken => "this is not the admin token",
-            NotKnown::Several => "the request has several `Authorization` headers; send one",
+            TokenError::NoToken => {
+                "this request requires the admin token: send `Authorization: Bearer TOKEN`"
+            }
+            TokenError::WrongToken => "this is not the admin token",
+            TokenError::Several => "the request has several `Authorization` headers; send one",
         };
-        let mut answer = problem(StatusCode::UNAUTHORIZED, &format!("{why} ({})", self.where_found));
+        let mut answer = problem(StatusCode::UNAUTHORIZED, &format!("{why} ({})", self.token_hint));
         answer.headers_mut().insert(WWW_AUTHENTICATE, refused.challenge());
         answer
     }
@@ -78,8 +84,8 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// The operator's token as it is compared: by its digest.
-pub(super) fn only(token: &str) -> Tokens {
-    Tokens::new([(Arc::from("operator"), token)])
+pub(super) fn operator_tokens(token: &str) -> TokenSet {
+    TokenSet::new([(Arc::from("operator"), token)])
 }
 
 #[cfg(test)]
@@ -88,10 +94,15 @@ mod tests {
     use crate::runtime::SystemClock;
     use http::{HeaderValue, header::AUTHORIZATION};
 
-    fn admitted(is_exposed: bool, may: May, shown: &[&'static str]) -> Result<(), StatusCode> {
-        let sign_in = Arc::new(SignIn::new(Arc::new(SystemClock::new())));
-        let where_found = CONFIGURED.to_owned();
-        let gate = Gate { tokens: only("the-right-token"), is_exposed, sign_in, where_found };
+    fn admitted(is_exposed: bool, may: RequiredAccess, shown: &[&'static str]) -> Result<(), StatusCode> {
+        let sign_in = Arc::new(BrowserSignIn::new(Arc::new(SystemClock::new())));
+        let where_found = CONFIGURED_HINT.to_owned();
+        let gate = TokenGate {
+            tokens: operator_tokens("the-right-token"),
+            is_exposed,
+            sign_in,
+            token_hint: where_found,
+        };
         let mut headers = HeaderMap::new();
         for shown in shown {
             headers.append(AUTHORIZATION, HeaderValue::from_static(shown));
@@ -104,12 +115,12 @@ mod tests {
         const RIGHT: &[&str] = &["Bearer the-right-token"];
         const WRONG: &[&str] = &["Bearer the-wrong-token"];
         for (may, is_exposed, is_open) in [
-            (May::Probe, false, true),
-            (May::Probe, true, true),
-            (May::Read, false, true),
-            (May::Read, true, false),
-            (May::Change, false, false),
-            (May::Change, true, false),
+            (RequiredAccess::Probe, false, true),
+            (RequiredAccess::Probe, true, true),
+            (RequiredAccess::Read, false, true),
+            (RequiredAccess::Read, true, false),
+            (RequiredAccess::Change, false, false),
+            (RequiredAccess::Change, true, false),
         ] {
             let without = if is_open { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) };
             assert_eq!(admitted(is_exposed, may, &[]), without, "{may:?} {is_exposed}");

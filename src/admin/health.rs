@@ -1,7 +1,7 @@
 //! Whether the process lives, and whether it should be sent clients.
 
-use super::processes::Servers;
-use crate::{proxy::Ledger, runtime::Stopping};
+use super::processes::RouteServers;
+use crate::{proxy::TaskLedger, runtime::DrainWatch};
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::json;
@@ -16,7 +16,11 @@ pub(super) fn live() -> (StatusCode, Bytes) {
 /// are still served. A store that fails is said so, and is no reason to send clients elsewhere: calls are answered
 /// all the same, and only become no tasks. So is a server that cannot be reached, unless the operator says that it is
 /// needed (`ready.upstream`).
-pub(super) fn ready(stopping: &Stopping, ledger: &Ledger, needed: Option<&Servers>) -> (StatusCode, Bytes) {
+pub(super) fn ready(
+    stopping: &DrainWatch,
+    ledger: &TaskLedger,
+    needed: Option<&RouteServers>,
+) -> (StatusCode, Bytes) {
     let unavailable = |body: String| (StatusCode::SERVICE_UNAVAILABLE, body.into());
     if stopping.is_stopped() {
         return unavailable(r#"{"status":"stopping"}"#.to_owned());
@@ -42,9 +46,9 @@ pub(super) fn ready(stopping: &Stopping, ledger: &Ledger, needed: Option<&Server
 mod tests {
     use super::*;
     use crate::{
-        policy::Quotas,
+        policy::TaskQuotas,
         runtime::{Drain, SystemClock},
-        store::{Memory, StoreError},
+        store::{MemoryStore, StoreError},
     };
     use std::sync::Arc;
 
@@ -52,10 +56,10 @@ mod tests {
     async fn a_store_that_fails_is_told_and_sends_nobody_elsewhere() {
         let (_drain, stopping) = Drain::new();
         let clock = Arc::new(SystemClock::new());
-        let ledger = Ledger::new(Arc::new(Memory::default()), None, Quotas::default(), clock);
+        let ledger = TaskLedger::new(Arc::new(MemoryStore::default()), None, TaskQuotas::default(), clock);
         let ready = || ready(&stopping, &ledger, None);
         assert_eq!(ready(), (StatusCode::OK, r#"{"status":"ready"}"#.into()));
-        ledger.failed("testing", &StoreError::Unavailable("the test says so".into()));
+        ledger.log_failure("testing", &StoreError::Unavailable("the test says so".into()));
         assert_eq!(ready(), (StatusCode::OK, r#"{"status":"ready","store":"failing"}"#.into()));
     }
 }

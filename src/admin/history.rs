@@ -4,8 +4,8 @@
 //! or not.
 
 use super::{
-    answer::{Answer, json},
-    server::Parts,
+    response::{AdminResponse, json},
+    server::AdminParts,
 };
 use crate::{protocol::Timestamp, runtime::Mutex, telemetry::metrics};
 use http::StatusCode;
@@ -15,10 +15,10 @@ use tokio::time::{MissedTickBehavior, interval};
 
 /// Calls that have ended, counted again and again.
 #[derive(Default)]
-pub struct History(Mutex<Ring>);
+pub struct CallHistory(Mutex<HistoryRing>);
 
 #[derive(Default)]
-struct Ring {
+struct HistoryRing {
     /// Calls that ended in each step, the oldest first; at most [`STEPS`].
     ended: VecDeque<u64>,
     /// When the last step ended.
@@ -34,9 +34,9 @@ const STEPS: usize = 720;
 
 // === impl History ===
 
-impl History {
+impl CallHistory {
     /// The counts, as the page reads them.
-    pub(super) fn answer(&self) -> Answer {
+    pub(super) fn answer(&self) -> AdminResponse {
         let ring = self.0.lock();
         let body = value!({
             "step_ms": u64::try_from(STEP.as_millis()).unwrap_or(u64::MAX),
@@ -62,7 +62,7 @@ impl History {
 }
 
 /// Counts for as long as it is polled.
-pub(super) async fn keep(parts: impl Fn() -> Arc<Parts> + Send) {
+pub(super) async fn record_periodically(parts: impl Fn() -> Arc<AdminParts> + Send) {
     let mut ticks = interval(STEP);
     // A step that was missed is a part of the next: it is as if that had lasted longer.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_ring_has_the_last_hour_and_no_more() {
-        let history = History::default();
+        let history = CallHistory::default();
         let at = |step: u64| Timestamp::from_millis(step * 5_000);
         for step in 0..=STEPS as u64 + 10 {
             history.count(100 + step * 7, at(step));
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_first_count_is_no_rate_and_a_counter_that_began_again_is_none_below_zero() {
-        let history = History::default();
+        let history = CallHistory::default();
         history.count(1_000, Timestamp::from_millis(1));
         assert!(history.0.lock().ended.is_empty(), "what was before is in no step");
         history.count(3, Timestamp::from_millis(5_001));

@@ -4,13 +4,13 @@
 //! as with streams of `/events`, some more are accepted that serve one request of a probe each: whatever else goes on,
 //! it can be asked whether the process lives.
 
-use super::answer::{Answer, problem};
+use super::response::{AdminResponse, problem};
 use crate::{
-    front::Paced,
+    front::WriteTimeoutStream,
     protocol::request_head,
     runtime::{
-        Activity, Clock, IdleConnections, IdleGuard, Listener, MIN_IDLE, Receiving, Stream, SystemClock,
-        Throttled, peer_address,
+        Clock, ConnectionActivity, EventThrottle, IdleConnections, IdleGuard, IncompleteBody, MIN_IDLE,
+        NetworkListener, NetworkStream, SystemClock, peer_address,
     },
 };
 use http::{HeaderValue, Request, Response, header::CONNECTION};
@@ -37,22 +37,22 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 /// What is served on a listener.
-pub(super) trait Site: Clone + Send + Sync + 'static {
+pub(super) trait ListenerService: Clone + Send + Sync + 'static {
     /// TLS for a connection that is accepted now, where it is served.
     fn tls(&self) -> Option<TlsAcceptor>;
 
     /// Answers a request, whose head is valid. What it holds while its body is incomplete is dropped with `receiving`.
-    fn answer(
+    fn respond(
         &self,
         request: Request<Incoming>,
-        serves: Serves,
-        receiving: Receiving<'_>,
-    ) -> impl Future<Output = Answer> + Send;
+        serves: RequestScope,
+        receiving: IncompleteBody<'_>,
+    ) -> impl Future<Output = AdminResponse> + Send;
 }
 
 /// What a connection may be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Serves {
+pub(super) enum RequestScope {
     Everything,
     /// Of one beyond the limit: one request of a probe.
     OneProbe,
@@ -60,7 +60,7 @@ pub(super) enum Serves {
 
 /// How many connections there may be on a listener.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct ListenerBounds {
     /// For everything.
     pub(super) connections: usize,
     /// Beyond them, for probes.
@@ -71,20 +71,20 @@ pub(super) struct Bounds {
 
 /// The address of a request's client, among the request's extensions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Peer(pub(super) Option<IpAddr>);
+pub(super) struct PeerAddress(pub(super) Option<IpAddr>);
 
 /// A connection of this listener. Its request is being served until it is dropped.
-struct Busy {
-    activity: Arc<Activity>,
+struct RequestGuard {
+    activity: Arc<ConnectionActivity>,
     clock: SystemClock,
 }
 
 /// A body whose request is being served until it is dropped.
 #[pin_project]
-struct Held<B> {
+struct GuardedBody<B> {
     #[pin]
     body: B,
-    _busy: Busy,
+    _busy: RequestGuard,
 }
 
 /// For a head, for the next request on a connection, and for a TLS handshake.
@@ -103,12 +103,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const MIN_IDLE_OF_PROBES: Duration = Duration::from_millis(250);
 
 /// How long to wait until it is looked again for a place.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const PERMIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Accepts connections until it is dropped, and all of them with it.
-pub(super) async fn accept(mut listener: Listener, site: impl Site, bounds: Bounds) {
+pub(super) async fn accept(
+    mut listener: NetworkListener,
+    site: impl ListenerService,
+    bounds: ListenerBounds,
+) {
     let (clock, idle) = (SystemClock::new(), Arc::new(IdleConnections::default()));
-    let (mut connections, mut full) = (JoinSet::new(), Throttled::default());
+    let (mut connections, mut full) = (JoinSet::new(), EventThrottle::default());
     loop {
         let accepted = tokio::select! {
             Some(_ended) = connections.join_next() => continue,
@@ -116,16 +120,16 @@ pub(super) async fn accept(mut listener: Listener, site: impl Site, bounds: Boun
         };
         match accepted {
             Ok(stream) => {
-                let serves = place(&mut connections, &idle, &clock, bounds, &mut full).await;
-                let peer = Peer(peer_address(&stream));
+                let serves = wait_for_permit(&mut connections, &idle, &clock, bounds, &mut full).await;
+                let peer = PeerAddress(peer_address(&stream));
                 let guard = idle.admit(peer.0, clock.now());
-                idle.bound_pending(&guard, bounds.pending(), clock.now(), Duration::ZERO);
+                idle.close_excess_pending(&guard, bounds.pending(), clock.now(), Duration::ZERO);
                 connections.spawn(serve((stream, peer), site.clone(), guard, serves));
             }
             Err(error) => {
                 let listener = bounds.name;
                 tracing::warn!(target: "deferral", event = "admin_accept_failed", listener, %error);
-                idle.make_room(clock.now(), MIN_IDLE);
+                idle.close_longest_idle(clock.now(), MIN_IDLE);
                 sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -133,39 +137,44 @@ pub(super) async fn accept(mut listener: Listener, site: impl Site, bounds: Boun
 }
 
 /// Waits until there is a place for one more connection.
-async fn place(
+async fn wait_for_permit(
     connections: &mut JoinSet<()>,
     idle: &IdleConnections,
     clock: &dyn Clock,
-    bounds: Bounds,
-    full: &mut Throttled,
-) -> Serves {
+    bounds: ListenerBounds,
+    full: &mut EventThrottle,
+) -> RequestScope {
     loop {
         while connections.try_join_next().is_some() {}
         let open = connections.len();
         if open < bounds.connections {
-            return Serves::Everything;
+            return RequestScope::Everything;
         }
         if let Some(times) = full.count(clock.now()) {
-            let Bounds { name: listener, connections, .. } = bounds;
+            let ListenerBounds { name: listener, connections, .. } = bounds;
             tracing::warn!(target: "deferral", event = "admin_connections_full", listener, connections, times);
         }
         if open < bounds.all() {
-            let has_room = idle.make_room(clock.now(), MIN_IDLE);
-            return if has_room { Serves::Everything } else { Serves::OneProbe };
+            let has_room = idle.close_longest_idle(clock.now(), MIN_IDLE);
+            return if has_room { RequestScope::Everything } else { RequestScope::OneProbe };
         }
-        idle.make_room(clock.now(), MIN_IDLE_OF_PROBES);
+        idle.close_longest_idle(clock.now(), MIN_IDLE_OF_PROBES);
         tokio::select! {
             _ = connections.join_next() => {}
-            () = sleep(LOOK_AGAIN) => {}
+            () = sleep(PERMIT_POLL_INTERVAL) => {}
         }
     }
 }
 
 /// Serves a connection from its handshake to its end. What goes wrong is its client's affair.
-async fn serve((stream, peer): (Stream, Peer), site: impl Site, guard: IdleGuard, serves: Serves) {
+async fn serve(
+    (stream, peer): (NetworkStream, PeerAddress),
+    site: impl ListenerService,
+    guard: IdleGuard,
+    serves: RequestScope,
+) {
     // Right on the socket, so that a client that takes nothing holds no place among the few.
-    let stream = Paced::new(stream, WRITE);
+    let stream = WriteTimeoutStream::new(stream, WRITE);
     let activity = &guard.activity;
     let serving = async {
         match site.tls() {
@@ -179,30 +188,30 @@ async fn serve((stream, peer): (Stream, Peer), site: impl Site, guard: IdleGuard
     };
     tokio::select! {
         () = serving => {}
-        () = closes(activity) => {}
+        () = wait_until_evicted(activity) => {}
     }
 }
 
 /// Resolves when another connection needs the place of this one, and no request of it is being served.
-async fn closes(activity: &Activity) {
-    activity.asked_to_close().await;
+async fn wait_until_evicted(activity: &ConnectionActivity) {
+    activity.close_requested().await;
     while activity.waiting_since().is_none() {
-        sleep(LOOK_AGAIN).await;
+        sleep(PERMIT_POLL_INTERVAL).await;
     }
 }
 
 /// Drives HTTP on a stream.
 pub(super) async fn connection(
-    (stream, peer): (impl AsyncRead + AsyncWrite + Unpin + Send + 'static, Peer),
-    site: &impl Site,
-    activity: &Arc<Activity>,
-    serves: Serves,
+    (stream, peer): (impl AsyncRead + AsyncWrite + Unpin + Send + 'static, PeerAddress),
+    site: &impl ListenerService,
+    activity: &Arc<ConnectionActivity>,
+    serves: RequestScope,
 ) {
     let answer = service_fn(async |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
-        let busy = Busy::begin(Arc::clone(activity));
+        let busy = RequestGuard::begin(Arc::clone(activity));
         let answer = match request_head::check(request.version(), request.uri(), request.headers()) {
-            Ok(()) => site.answer(request, serves, activity.receives()).await,
+            Ok(()) => site.respond(request, serves, activity.begin_body()).await,
             Err(error) => {
                 let mut answer = problem(error.status(), &error.to_string());
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -211,11 +220,11 @@ pub(super) async fn connection(
         };
         Ok::<_, Infallible>(busy.until_sent(answer))
     });
-    let read_headers = if serves == Serves::OneProbe { READ_PROBE } else { READ_HEADERS };
+    let read_headers = if serves == RequestScope::OneProbe { READ_PROBE } else { READ_HEADERS };
     let _ = http1::Builder::new()
         .timer(TokioTimer::new())
         .half_close(true)
-        .keep_alive(serves == Serves::Everything)
+        .keep_alive(serves == RequestScope::Everything)
         .header_read_timeout(read_headers)
         .max_buf_size(16 << 10)
         .serve_connection(TokioIo::new(stream), answer)
@@ -224,7 +233,7 @@ pub(super) async fn connection(
 
 // === impl Bounds ===
 
-impl Bounds {
+impl ListenerBounds {
     const fn all(self) -> usize {
         self.connections + self.probes
     }
@@ -237,18 +246,18 @@ impl Bounds {
 
 // === impl Busy ===
 
-impl Busy {
-    fn begin(activity: Arc<Activity>) -> Self {
+impl RequestGuard {
+    fn begin(activity: Arc<ConnectionActivity>) -> Self {
         activity.begin();
         Self { activity, clock: SystemClock::new() }
     }
 
-    fn until_sent<B>(self, answer: Response<B>) -> Response<Held<B>> {
-        answer.map(|body| Held { body, _busy: self })
+    fn until_sent<B>(self, answer: Response<B>) -> Response<GuardedBody<B>> {
+        answer.map(|body| GuardedBody { body, _busy: self })
     }
 }
 
-impl Drop for Busy {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.activity.complete();
         self.activity.end(self.clock.now());
@@ -257,7 +266,7 @@ impl Drop for Busy {
 
 // === impl Held ===
 
-impl<B: Body> Body for Held<B> {
+impl<B: Body> Body for GuardedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 

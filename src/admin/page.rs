@@ -3,7 +3,7 @@
 //! What they show was said by strangers (names of tools, messages), so the browser is told that nothing but these
 //! files may run, and that nothing but this address may be asked.
 
-use super::answer::{Answer, text};
+use super::response::{AdminResponse, text};
 use bytes::Bytes;
 use http::{
     HeaderName, HeaderValue, StatusCode,
@@ -21,36 +21,36 @@ const HEADERS: [(HeaderName, &str); 3] = [
 ];
 
 /// A file of the page. There is nothing in it that is anybody's.
-pub(super) struct File {
+pub(super) struct PageFile {
     media: &'static str,
     body: &'static [u8],
 }
 
-pub(super) static INDEX: File =
-    File { media: "text/html; charset=utf-8", body: include_bytes!("page/index.html") };
+pub(super) static INDEX: PageFile =
+    PageFile { media: "text/html; charset=utf-8", body: include_bytes!("page/index.html") };
 
-pub(super) static SCRIPT: File =
-    File { media: "text/javascript; charset=utf-8", body: include_bytes!("page/app.js") };
+pub(super) static SCRIPT: PageFile =
+    PageFile { media: "text/javascript; charset=utf-8", body: include_bytes!("page/app.js") };
 
-pub(super) static STYLE: File =
-    File { media: "text/css; charset=utf-8", body: include_bytes!("page/style.css") };
+pub(super) static STYLE: PageFile =
+    PageFile { media: "text/css; charset=utf-8", body: include_bytes!("page/style.css") };
 
-pub(super) static ICON: File = File { media: "image/svg+xml", body: include_bytes!("page/icon.svg") };
+pub(super) static ICON: PageFile = PageFile { media: "image/svg+xml", body: include_bytes!("page/icon.svg") };
 
 /// uPlot 1.6.32 as it is published, behind its licence, which has to be wherever it is.
-pub(super) static PLOT: File = File {
+pub(super) static PLOT: PageFile = PageFile {
     media: "text/javascript; charset=utf-8",
     body: concat!("/*\n", include_str!("page/uPlot.LICENSE"), "*/\n", include_str!("page/uPlot.iife.min.js"))
         .as_bytes(),
 };
 
-pub(super) static PLOT_STYLE: File =
-    File { media: "text/css; charset=utf-8", body: include_bytes!("page/uPlot.min.css") };
+pub(super) static PLOT_STYLE: PageFile =
+    PageFile { media: "text/css; charset=utf-8", body: include_bytes!("page/uPlot.min.css") };
 
 // === impl File ===
 
-impl File {
-    pub(super) fn answer(&self) -> Answer {
+impl PageFile {
+    pub(super) fn answer(&self) -> AdminResponse {
         let mut answer = text(StatusCode::OK, self.media, Bytes::from_static(self.body));
         for (name, value) in HEADERS {
             answer.headers_mut().insert(name, HeaderValue::from_static(value));

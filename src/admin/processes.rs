@@ -6,25 +6,25 @@ use serde::Serialize;
 use std::sync::Arc;
 
 /// The servers, each with the path of its route.
-pub type Servers = Vec<(Arc<str>, Arc<dyn Upstream>)>;
+pub type RouteServers = Vec<(Arc<str>, Arc<dyn Upstream>)>;
 
 #[derive(Serialize)]
-struct Shown {
-    routes: Vec<OfRoute>,
+struct ProcessesView {
+    routes: Vec<RouteProcesses>,
 }
 
 #[derive(Serialize)]
-struct OfRoute {
+struct RouteProcesses {
     path: Arc<str>,
     #[serde(flatten)]
     processes: ProcessTable,
 }
 
 /// Those of each route whose server is some.
-pub(super) fn shown(servers: &Servers) -> Bytes {
+pub(super) fn shown(servers: &RouteServers) -> Bytes {
     let of = |(path, server): &(Arc<str>, Arc<dyn Upstream>)| {
-        Some(OfRoute { path: path.clone(), processes: server.processes()? })
+        Some(RouteProcesses { path: path.clone(), processes: server.processes()? })
     };
-    let shown = Shown { routes: servers.iter().filter_map(of).collect() };
+    let shown = ProcessesView { routes: servers.iter().filter_map(of).collect() };
     serde_json::to_vec(&shown).expect("it is written to memory").into()
 }

@@ -1,16 +1,16 @@
 //! `POST /reload`: the configuration is read again, as at SIGHUP.
 
-use super::answer::{Answer, json, problem};
+use super::response::{AdminResponse, json, problem};
 use http::StatusCode;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
 /// What came of reading the configuration again: what changed, or why nothing did.
-pub type Reloaded = Result<Changed, String>;
+pub type ReloadResult = Result<ChangedKeys, String>;
 
 /// What another configuration has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Changed {
+pub struct ChangedKeys {
     /// The keys that hold from now on, as in `routes./mcp.defer.after`.
     pub changed: Vec<String>,
     /// The keys that are written in another way, and hold from the next start on.
@@ -19,28 +19,28 @@ pub struct Changed {
 
 /// Where to ask for the configuration to be read again.
 #[derive(Clone, Debug)]
-pub struct Reloads(Option<mpsc::Sender<oneshot::Sender<Reloaded>>>);
+pub struct ReloadSender(Option<mpsc::Sender<oneshot::Sender<ReloadResult>>>);
 
 /// Whoever reads it.
-pub type Asked = mpsc::Receiver<oneshot::Sender<Reloaded>>;
+pub type ReloadReceiver = mpsc::Receiver<oneshot::Sender<ReloadResult>>;
 
 /// Operators that may wait for their turn.
 const QUEUE: usize = 8;
 
 // === impl Reloads ===
 
-impl Reloads {
-    pub fn new() -> (Self, Asked) {
+impl ReloadSender {
+    pub fn new() -> (Self, ReloadReceiver) {
         let (ask, asked) = mpsc::channel(QUEUE);
         (Self(Some(ask)), asked)
     }
 
     /// There is nothing to read again.
-    pub const fn none() -> Self {
+    pub const fn disabled() -> Self {
         Self(None)
     }
 
-    pub(super) async fn answer(&self) -> Answer {
+    pub(super) async fn respond(&self) -> AdminResponse {
         let (tell, told) = oneshot::channel();
         let asked = match &self.0 {
             Some(ask) => ask.send(tell).await.is_ok(),

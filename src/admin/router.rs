@@ -1,12 +1,13 @@
 //! What is served, in one table: where, to whom, and by what.
 
 use super::{
-    answer::{Answer, json, problem, text},
-    entry, events,
-    gate::May,
-    health, metrics, page, processes, routes,
-    server::Parts,
-    tap, tasks,
+    events,
+    gate::RequiredAccess,
+    health, metrics, page, processes,
+    response::{AdminResponse, json, problem, text},
+    routes,
+    server::AdminParts,
+    tap, tasks, token_endpoints,
 };
 use crate::telemetry;
 use bytes::Bytes;
@@ -15,137 +16,141 @@ use http::{HeaderValue, Method, StatusCode, header::ALLOW};
 use std::sync::Arc;
 
 /// One thing that is served.
-pub(super) struct Served {
+pub(super) struct AdminEndpoint {
     pub(super) method: Method,
     /// Segments in braces stand for any one.
     path: &'static str,
-    pub(super) may: May,
-    pub(super) answer: fn(Arc<Parts>, Asked) -> BoxFuture<'static, Answer>,
+    pub(super) requires: RequiredAccess,
+    pub(super) handler: fn(Arc<AdminParts>, AdminRequest) -> BoxFuture<'static, AdminResponse>,
 }
 
 /// What of a request is left once it is known what it asks for.
-pub(super) struct Asked {
+pub(super) struct AdminRequest {
     /// What stands in the place of the segments in braces, in their order.
-    pub(super) named: Vec<String>,
+    pub(super) path_parameters: Vec<String>,
     /// What stands behind `?`, as it is written.
     pub(super) query: String,
     pub(super) body: Bytes,
 }
 
 /// The table. What begins a line is what people look for.
-pub(super) static SERVED: &[Served] = &[
-    Served {
+pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
+    AdminEndpoint {
         method: Method::GET,
         path: "/live",
-        may: May::Probe,
-        answer: |_, _| Box::pin(async { fixed(health::live()) }),
+        requires: RequiredAccess::Probe,
+        handler: |_, _| Box::pin(async { fixed(health::live()) }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/ready",
-        may: May::Probe,
-        answer: |parts, _| Box::pin(async move { fixed(parts.ready()) }),
+        requires: RequiredAccess::Probe,
+        handler: |parts, _| Box::pin(async move { fixed(parts.ready()) }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/metrics",
-        may: May::Read,
-        answer: |parts, _| {
+        requires: RequiredAccess::Read,
+        handler: |parts, _| {
             Box::pin(async move {
-                let written = metrics::written(&parts.servers, &parts.ledger).await;
+                let written = metrics::prometheus_text(&parts.servers, &parts.ledger).await;
                 text(StatusCode::OK, telemetry::metrics::TEXT, written)
             })
         },
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/tools",
-        may: May::Read,
-        answer: |parts, _| {
+        requires: RequiredAccess::Read,
+        handler: |parts, _| {
             Box::pin(async move { json(StatusCode::OK, metrics::tools(parts.events.started())) })
         },
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/limits",
-        may: May::Read,
-        answer: |parts, _| {
+        requires: RequiredAccess::Read,
+        handler: |parts, _| {
             Box::pin(async move { json(StatusCode::OK, metrics::limits(&parts.ledger).await) })
         },
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/tasks",
-        may: May::Read,
-        answer: |parts, asked| Box::pin(async move { tasks::page(&parts, &asked.query).await }),
+        requires: RequiredAccess::Read,
+        handler: |parts, asked| Box::pin(async move { tasks::page(&parts, &asked.query).await }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/tasks/{task}",
-        may: May::Read,
-        answer: |parts, asked| Box::pin(async move { tasks::one(&parts, &asked.named[0]).await }),
+        requires: RequiredAccess::Read,
+        handler: |parts, asked| {
+            Box::pin(async move { tasks::show_task(&parts, &asked.path_parameters[0]).await })
+        },
     },
-    Served {
+    AdminEndpoint {
         method: Method::POST,
         path: "/tasks/{task}/cancel",
-        may: May::Change,
-        answer: |parts, asked| Box::pin(async move { tasks::cancel(&parts, &asked.named[0]).await }),
+        requires: RequiredAccess::Change,
+        handler: |parts, asked| {
+            Box::pin(async move { tasks::cancel(&parts, &asked.path_parameters[0]).await })
+        },
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/routes",
-        may: May::Read,
-        answer: |parts, _| Box::pin(async move { json(StatusCode::OK, routes::shown(&parts.routes)) }),
+        requires: RequiredAccess::Read,
+        handler: |parts, _| Box::pin(async move { json(StatusCode::OK, routes::shown(&parts.routes)) }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/config",
-        may: May::Read,
-        answer: |parts, _| Box::pin(async move { json(StatusCode::OK, parts.settings.clone()) }),
+        requires: RequiredAccess::Read,
+        handler: |parts, _| Box::pin(async move { json(StatusCode::OK, parts.settings.clone()) }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::POST,
         path: "/reload",
-        may: May::Change,
-        answer: |parts, _| Box::pin(async move { parts.reloads.answer().await }),
+        requires: RequiredAccess::Change,
+        handler: |parts, _| Box::pin(async move { parts.reloads.respond().await }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/events",
-        may: May::Read,
-        answer: |parts, _| Box::pin(async move { events::stream(&parts) }),
+        requires: RequiredAccess::Read,
+        handler: |parts, _| Box::pin(async move { events::stream(&parts) }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/history",
-        may: May::Read,
-        answer: |parts, _| Box::pin(async move { parts.history.answer() }),
+        requires: RequiredAccess::Read,
+        handler: |parts, _| Box::pin(async move { parts.history.answer() }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/tap",
         // It changes nothing, and shows more than others may read.
-        may: May::Change,
-        answer: |parts, asked| Box::pin(async move { tap::stream(&parts, &asked.query) }),
+        requires: RequiredAccess::Change,
+        handler: |parts, asked| Box::pin(async move { tap::stream(&parts, &asked.query) }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/processes",
-        may: May::Read,
-        answer: |parts, _| Box::pin(async move { json(StatusCode::OK, processes::shown(&parts.servers)) }),
+        requires: RequiredAccess::Read,
+        handler: |parts, _| Box::pin(async move { json(StatusCode::OK, processes::shown(&parts.servers)) }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::POST,
         path: "/session",
         // It asks for no token: it gives one for a code.
-        may: May::Probe,
-        answer: |parts, asked| Box::pin(async move { entry::session(&parts, &asked.body) }),
+        requires: RequiredAccess::Probe,
+        handler: |parts, asked| Box::pin(async move { token_endpoints::session(&parts, &asked.body) }),
     },
-    Served {
+    AdminEndpoint {
         method: Method::GET,
         path: "/token",
-        may: May::Read,
-        answer: |parts, asked| Box::pin(async move { entry::token_file(&parts, &asked.query) }),
+        requires: RequiredAccess::Read,
+        handler: |parts, asked| Box::pin(async move { token_endpoints::token_file(&parts, &asked.query) }),
     },
     file("/", |_, _| Box::pin(async { page::INDEX.answer() })),
     file("/app.js", |_, _| Box::pin(async { page::SCRIPT.answer() })),
@@ -156,13 +161,16 @@ pub(super) static SERVED: &[Served] = &[
 ];
 
 /// A file of the page. A browser asks for them without a token, and what they show with one.
-const fn file(path: &'static str, answer: fn(Arc<Parts>, Asked) -> BoxFuture<'static, Answer>) -> Served {
-    Served { method: Method::GET, path, may: May::Probe, answer }
+const fn file(
+    path: &'static str,
+    answer: fn(Arc<AdminParts>, AdminRequest) -> BoxFuture<'static, AdminResponse>,
+) -> AdminEndpoint {
+    AdminEndpoint { method: Method::GET, path, requires: RequiredAccess::Probe, handler: answer }
 }
 
 // === impl Served ===
 
-impl Served {
+impl AdminEndpoint {
     /// Whether health checks ask for it.
     pub(super) fn is_probe(&self) -> bool {
         matches!(self.path, "/live" | "/ready")
@@ -173,23 +181,28 @@ impl Served {
 ///
 /// # Errors
 /// An answer that says what there is instead.
-pub(super) fn find(method: &Method, path: &str) -> Result<(&'static Served, Asked), Box<Answer>> {
+pub(super) fn find(
+    method: &Method,
+    path: &str,
+) -> Result<(&'static AdminEndpoint, AdminRequest), Box<AdminResponse>> {
     let there: Vec<_> =
-        SERVED.iter().filter_map(|served| Some((served, matched(served.path, path)?))).collect();
+        ENDPOINTS.iter().filter_map(|served| Some((served, match_path(served.path, path)?))).collect();
     if there.is_empty() {
-        let paths: Vec<_> = SERVED.iter().map(|served| served.path).collect();
+        let paths: Vec<_> = ENDPOINTS.iter().map(|served| served.path).collect();
         let error = format!("nothing is served at `{path}`; served here: {}", paths.join(", "));
         return Err(Box::new(problem(StatusCode::NOT_FOUND, &error)));
     }
     let allowed: Vec<_> = there.iter().flat_map(|(served, _)| methods(&served.method)).copied().collect();
     let wanted = if *method == Method::HEAD { &Method::GET } else { method };
     match there.into_iter().find(|(served, _)| served.method == wanted) {
-        Some((served, named)) => Ok((served, Asked { named, query: String::new(), body: Bytes::new() })),
+        Some((served, named)) => {
+            Ok((served, AdminRequest { path_parameters: named, query: String::new(), body: Bytes::new() }))
+        }
         None => Err(Box::new(not_allowed(path, &allowed.join(", ")))),
     }
 }
 
-fn not_allowed(path: &str, allowed: &str) -> Answer {
+fn not_allowed(path: &str, allowed: &str) -> AdminResponse {
     let error = format!("`{path}` allows only {allowed}");
     let mut answer = problem(StatusCode::METHOD_NOT_ALLOWED, &error);
     let allowed = HeaderValue::from_str(allowed).expect("names of methods");
@@ -202,7 +215,7 @@ fn methods(served: &Method) -> &'static [&'static str] {
 }
 
 /// What stands in the place of a pattern's segments in braces, if the path is of that form.
-fn matched(pattern: &str, path: &str) -> Option<Vec<String>> {
+fn match_path(pattern: &str, path: &str) -> Option<Vec<String>> {
     let (mut wanted, mut given) = (pattern.split('/'), path.split('/'));
     let mut named = Vec::new();
     loop {
@@ -217,7 +230,7 @@ fn matched(pattern: &str, path: &str) -> Option<Vec<String>> {
     }
 }
 
-fn fixed((status, body): (StatusCode, Bytes)) -> Answer {
+fn fixed((status, body): (StatusCode, Bytes)) -> AdminResponse {
     json(status, body)
 }
 
@@ -239,7 +252,7 @@ mod tests {
             ("/", "/x", None),
         ] {
             assert_eq!(
-                matched(pattern, path).as_deref(),
+                match_path(pattern, path).as_deref(),
                 named
                     .map(|named| { named.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>() })
                     .as_deref(),

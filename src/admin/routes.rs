@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// A route as it was configured, with what it is in front of.
 #[derive(Clone)]
-pub struct ShownRoute {
+pub struct RouteEntry {
     pub route: Arc<policy::Route>,
     /// The URL without what may hold a key, or the name of the program.
     pub server: String,
@@ -15,14 +15,14 @@ pub struct ShownRoute {
 }
 
 #[derive(Serialize)]
-struct Shown<'a> {
+struct RouteView<'a> {
     path: &'a str,
     mode: &'a str,
     after_ms: u128,
     ticket_ms: Option<u128>,
     /// For whom it makes tasks already, as in `25% by principal`; none where that is everybody.
     rollout: Option<String>,
-    tools: Vec<Tool<'a>>,
+    tools: Vec<ToolRuleView<'a>>,
     server: &'a str,
     is_up: Option<bool>,
     /// Why it is down.
@@ -34,21 +34,21 @@ struct Shown<'a> {
 
 /// A rule for some tools; what it leaves out is the route's.
 #[derive(Serialize)]
-struct Tool<'a> {
+struct ToolRuleView<'a> {
     r#match: &'a str,
     mode: &'a str,
     after_ms: u128,
     rollout: Option<String>,
 }
 
-pub(super) fn shown(routes: &[ShownRoute]) -> Bytes {
+pub(super) fn shown(routes: &[RouteEntry]) -> Bytes {
     let shown: Vec<_> = routes.iter().map(of).collect();
     serde_json::to_vec(&shown).expect("it is written to memory").into()
 }
 
-fn of(ShownRoute { route, server, upstream }: &ShownRoute) -> Shown<'_> {
+fn of(RouteEntry { route, server, upstream }: &RouteEntry) -> RouteView<'_> {
     let (defer, health) = (&route.defer, upstream.health());
-    Shown {
+    RouteView {
         path: &route.path,
         mode: defer.mode.as_str(),
         after_ms: defer.after.as_millis(),
@@ -64,8 +64,8 @@ fn of(ShownRoute { route, server, upstream }: &ShownRoute) -> Shown<'_> {
     }
 }
 
-fn tool<'a>(rule: &'a policy::ToolRule, of_route: &policy::Defer) -> Tool<'a> {
-    Tool {
+fn tool<'a>(rule: &'a policy::ToolRule, of_route: &policy::DeferPolicy) -> ToolRuleView<'a> {
+    ToolRuleView {
         r#match: rule.matches.as_str(),
         mode: rule.mode.unwrap_or(of_route.mode).as_str(),
         after_ms: rule.after.unwrap_or(of_route.after).as_millis(),

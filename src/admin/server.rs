@@ -1,25 +1,25 @@
 //! Accepts connections and finds what is asked for.
 
 use super::{
-    answer::{Answer, problem},
     browser::OperatorAccess,
-    events::{self, Events},
-    gate::{self, Gate},
+    events::{self, EventStreams},
+    gate::{self, TokenGate},
+    generated_token::{GeneratedToken, TokenFolder},
     health,
-    history::{self, History},
-    listener::{self, Bounds, Serves, Site},
-    made_token::{MadeToken, TokenFolder},
-    processes::Servers,
-    reload::Reloads,
-    router::{self, Asked},
-    routes::ShownRoute,
-    sign_in::SignIn,
+    history::{self, CallHistory},
+    listener::{self, ListenerBounds, ListenerService, RequestScope},
+    processes::RouteServers,
+    reload::ReloadSender,
+    response::{AdminResponse, problem},
+    router::{self, AdminRequest},
+    routes::RouteEntry,
+    sign_in::BrowserSignIn,
 };
 use crate::{
-    front::{Callers, TlsError, TlsPaths, acceptor},
-    policy::Tokens,
-    proxy::{Ledger, Operators},
-    runtime::{Listener, Live, Net, Receiving, Stopping},
+    front::{PrincipalNames, TlsError, TlsPaths, acceptor},
+    policy::TokenSet,
+    proxy::{OperatorTasks, TaskLedger},
+    runtime::{DrainWatch, IncompleteBody, Network, NetworkListener, SwapCell},
 };
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, header::RETRY_AFTER};
@@ -51,7 +51,7 @@ pub struct Config {
     pub listen: SocketAddr,
     /// What an operator shows to change something, and to read where others can reach the address. Default
     /// none: a token is made at start, and ends with the process.
-    pub tokens: Tokens,
+    pub tokens: TokenSet,
     /// Serve TLS, and nothing else. Default off.
     pub tls: Option<TlsPaths>,
     /// Folders for the file of the token that is made at start; the first that takes it has it. Default none: the
@@ -61,34 +61,34 @@ pub struct Config {
 
 /// What operators are shown, and may change.
 #[derive(Clone)]
-pub struct Parts {
+pub struct AdminParts {
     /// The names of callers that have one.
-    pub callers: Callers,
+    pub callers: PrincipalNames,
     /// The names under which operators reach the address.
     pub access: OperatorAccess,
     /// The token that holds where none is configured.
-    pub made_token: Arc<MadeToken>,
+    pub generated_token: Arc<GeneratedToken>,
     /// One-time codes and sessions of the page.
-    pub sign_in: Arc<SignIn>,
-    pub servers: Servers,
-    pub routes: Vec<ShownRoute>,
+    pub sign_in: Arc<BrowserSignIn>,
+    pub servers: RouteServers,
+    pub routes: Vec<RouteEntry>,
     /// The configuration in force, as JSON without secrets.
     pub settings: Bytes,
-    pub ledger: Arc<Ledger>,
-    pub operators: Arc<Operators>,
-    pub stopping: Stopping,
+    pub ledger: Arc<TaskLedger>,
+    pub operators: Arc<OperatorTasks>,
+    pub stopping: DrainWatch,
     /// Whether `/ready` needs each route's server.
     pub needs_servers: bool,
-    pub events: Arc<Events>,
+    pub events: Arc<EventStreams>,
     /// Calls a second over the last hour.
-    pub history: Arc<History>,
+    pub history: Arc<CallHistory>,
     /// Where to ask for the configuration to be read again.
-    pub reloads: Reloads,
+    pub reloads: ReloadSender,
 }
 
 // === impl Parts ===
 
-impl Parts {
+impl AdminParts {
     /// Whether clients should be sent here, and why not.
     pub(super) fn ready(&self) -> (StatusCode, Bytes) {
         health::ready(&self.stopping, &self.ledger, self.needs_servers.then_some(&self.servers))
@@ -96,26 +96,26 @@ impl Parts {
 }
 
 /// What every request shares, until the configuration is read again.
-struct Shared {
-    parts: Arc<Parts>,
-    gate: Gate,
+struct ServerState {
+    parts: Arc<AdminParts>,
+    gate: TokenGate,
     tls: Option<TlsAcceptor>,
 }
 
 /// A server at work.
-pub struct Bound {
+pub struct AdminServer {
     /// What is really listened on: port 0 has become a number.
     pub address: SocketAddr,
     /// The page, for people. No secret is in it.
     pub url: String,
     /// Serves until it is aborted, and takes its connections with it.
     pub task: JoinHandle<()>,
-    shared: Live<Shared>,
+    shared: SwapCell<ServerState>,
 }
 
 /// How operators are let in from now on.
-pub struct Prepared {
-    gate: Gate,
+pub struct PreparedAccess {
+    gate: TokenGate,
     tls: Option<TlsAcceptor>,
 }
 
@@ -135,30 +135,35 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error`] names the address or the file.
-pub fn serve(config: Config, parts: Parts) -> Result<Bound, Error> {
+pub fn serve(config: Config, parts: AdminParts) -> Result<AdminServer, Error> {
     let address = config.listen;
     let tls = tls_of(&config)?;
-    let listener = Net::System.listen(address).map_err(|source| Error::Bind { address, source })?;
+    let listener = Network::System.listen(address).map_err(|source| Error::Bind { address, source })?;
     let address = listener.address().unwrap_or(address);
-    let gate = Gate::of(&config, &parts, address);
+    let gate = TokenGate::of(&config, &parts, address);
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let shared = Live::new(Shared { parts: Arc::new(parts), gate, tls });
+    let shared = SwapCell::new(ServerState { parts: Arc::new(parts), gate, tls });
     let task = tokio::spawn(accept(listener, shared.clone()));
-    Ok(Bound { address, url: format!("{scheme}://{address}/"), task, shared })
+    Ok(AdminServer { address, url: format!("{scheme}://{address}/"), task, shared })
 }
 
-async fn accept(listener: Listener, shared: Live<Shared>) {
+async fn accept(listener: NetworkListener, shared: SwapCell<ServerState>) {
     // Dropped with this task.
     let mut own = JoinSet::new();
     let parts = shared.clone();
-    own.spawn(events::told(move || Arc::clone(&parts.now().parts)));
+    own.spawn(events::publish_periodically(move || Arc::clone(&parts.load().parts)));
     let parts = shared.clone();
-    own.spawn(history::keep(move || Arc::clone(&parts.now().parts)));
-    let bounds = Bounds { connections: CONNECTIONS, probes: PROBES, name: "admin" };
+    own.spawn(history::record_periodically(move || Arc::clone(&parts.load().parts)));
+    let bounds = ListenerBounds { connections: CONNECTIONS, probes: PROBES, name: "admin" };
     listener::accept(listener, shared, bounds).await;
 }
 
-async fn answer<B>(request: Request<B>, shared: &Shared, serves: Serves, receiving: Receiving<'_>) -> Answer
+async fn respond<B>(
+    request: Request<B>,
+    shared: &ServerState,
+    serves: RequestScope,
+    receiving: IncompleteBody<'_>,
+) -> AdminResponse
 where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
@@ -170,11 +175,11 @@ where
     }
     let (served, asked) = match router::find(&head.method, head.uri.path()) {
         Ok((served, asked)) => {
-            (served, Asked { query: head.uri.query().unwrap_or_default().to_owned(), ..asked })
+            (served, AdminRequest { query: head.uri.query().unwrap_or_default().to_owned(), ..asked })
         }
         Err(answer) => return *answer,
     };
-    if serves == Serves::OneProbe && !served.is_probe() {
+    if serves == RequestScope::OneProbe && !served.is_probe() {
         let error = format!(
             "all {CONNECTIONS} connections of this address are in use; close a page, or try again \
              (`/live` and `/ready` still respond)"
@@ -183,7 +188,7 @@ where
         answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         return answer;
     }
-    if let Err(answer) = shared.gate.admit(served.may, &mut head.headers) {
+    if let Err(answer) = shared.gate.admit(served.requires, &mut head.headers) {
         return *answer;
     }
     // What is read to its end leaves the connection to the next request.
@@ -191,8 +196,8 @@ where
     drop(receiving);
     match body {
         Ok(Ok(body)) => {
-            let asked = Asked { body: body.to_bytes(), ..asked };
-            (served.answer)(Arc::clone(&shared.parts), asked).await
+            let asked = AdminRequest { body: body.to_bytes(), ..asked };
+            (served.handler)(Arc::clone(&shared.parts), asked).await
         }
         Ok(Err(_)) => {
             let error = format!("the body was cut off, or is longer than {BODY_BYTES} bytes");
@@ -202,13 +207,18 @@ where
     }
 }
 
-impl Site for Live<Shared> {
+impl ListenerService for SwapCell<ServerState> {
     fn tls(&self) -> Option<TlsAcceptor> {
-        self.now().tls.clone()
+        self.load().tls.clone()
     }
 
-    async fn answer(&self, request: Request<Incoming>, serves: Serves, receiving: Receiving<'_>) -> Answer {
-        answer(request, &self.kept(), serves, receiving).await
+    async fn respond(
+        &self,
+        request: Request<Incoming>,
+        serves: RequestScope,
+        receiving: IncompleteBody<'_>,
+    ) -> AdminResponse {
+        respond(request, &self.load_full(), serves, receiving).await
     }
 }
 
@@ -218,35 +228,35 @@ fn tls_of(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
 
 // === impl Bound ===
 
-impl Bound {
+impl AdminServer {
     /// Gets ready to let operators in by another configuration, at the same address.
     ///
     /// # Errors
     /// [`Error::Tls`] names the file.
-    pub fn prepare(&self, config: &Config) -> Result<Prepared, Error> {
-        let parts = &self.shared.now().parts;
-        Ok(Prepared { tls: tls_of(config)?, gate: Gate::of(config, parts, self.address) })
+    pub fn prepare(&self, config: &Config) -> Result<PreparedAccess, Error> {
+        let parts = &self.shared.load().parts;
+        Ok(PreparedAccess { tls: tls_of(config)?, gate: TokenGate::of(config, parts, self.address) })
     }
 
     /// What operators are shown.
-    pub fn parts(&self) -> Parts {
-        Parts::clone(&self.shared.now().parts)
+    pub fn parts(&self) -> AdminParts {
+        AdminParts::clone(&self.shared.load().parts)
     }
 
     /// From the next request on they are let in so, and shown this. Sessions end where the token is another one.
-    pub fn renew(&self, Prepared { gate, tls }: Prepared, parts: Parts) {
-        if self.shared.now().gate.tokens != gate.tokens {
+    pub fn apply_reload(&self, PreparedAccess { gate, tls }: PreparedAccess, parts: AdminParts) {
+        if self.shared.load().gate.tokens != gate.tokens {
             parts.sign_in.clear();
         }
-        self.shared.set(Shared { parts: Arc::new(parts), gate, tls });
+        self.shared.set(ServerState { parts: Arc::new(parts), gate, tls });
     }
 
     /// What the operator is told on the standard error once clients are served. Only a terminal is shown a secret: a
     /// one-time code, and the token itself where it is in no file.
     pub fn ready_lines(&self, is_terminal: bool) -> Vec<String> {
-        let made_token = self.made_token();
-        let is_made = self.shared.now().gate.tokens == *made_token.tokens();
-        let place = is_made.then(|| made_token.place());
+        let made_token = self.generated_token();
+        let is_made = self.shared.load().gate.tokens == *made_token.tokens();
+        let place = is_made.then(|| made_token.path());
         if is_terminal {
             let link = format!("admin: {}", self.link_with_code());
             let token =
@@ -262,36 +272,36 @@ impl Bound {
 
     /// The page with a one-time code, which signs a browser in. A secret until it is used, or some minutes old.
     pub fn link_with_code(&self) -> String {
-        format!("{}#code={}", self.url, self.shared.now().parts.sign_in.issue_code())
+        format!("{}#code={}", self.url, self.shared.load().parts.sign_in.issue_code())
     }
 
     /// The token that was made at start, for the program's own use and for tests.
-    pub fn made_token(&self) -> Arc<MadeToken> {
-        Arc::clone(&self.shared.now().parts.made_token)
+    pub fn generated_token(&self) -> Arc<GeneratedToken> {
+        Arc::clone(&self.shared.load().parts.generated_token)
     }
 
     /// Ends the server with its connections, and removes the token's file.
     pub fn stop(self) {
-        self.made_token().remove();
+        self.generated_token().remove();
         self.task.abort();
     }
 }
 
 // === impl Gate ===
 
-impl Gate {
+impl TokenGate {
     /// How a configuration lets operators in. The token that was made holds where none is configured, and is written
     /// to its file then.
-    fn of(config: &Config, parts: &Parts, address: SocketAddr) -> Self {
-        let Parts { made_token, sign_in, .. } = parts;
+    fn of(config: &Config, parts: &AdminParts, address: SocketAddr) -> Self {
+        let AdminParts { generated_token: made_token, sign_in, .. } = parts;
         let is_made = config.tokens.is_empty();
         if is_made {
             made_token.write(address);
         }
         Self {
             is_exposed: config.is_exposed(),
-            where_found: match made_token.place() {
-                _ if !is_made => gate::CONFIGURED.to_owned(),
+            token_hint: match made_token.path() {
+                _ if !is_made => gate::CONFIGURED_HINT.to_owned(),
                 Ok(path) => format!("it is in the file `{}`", path.display()),
                 Err(why) => format!("the token generated at start is in no file: {why}; set `admin.token`"),
             },
@@ -305,8 +315,8 @@ impl Gate {
 
 impl Config {
     /// At this address, with a token that is made at start and without TLS.
-    pub fn on(listen: SocketAddr) -> Self {
-        Self { listen, tokens: Tokens::default(), tls: None, token_folders: Vec::new() }
+    pub fn at_address(listen: SocketAddr) -> Self {
+        Self { listen, tokens: TokenSet::default(), tls: None, token_folders: Vec::new() }
     }
 
     /// Whether others than this machine can reach the address.
@@ -320,11 +330,11 @@ mod tests {
     use super::*;
     use crate::runtime::Drain;
     use crate::{
-        admin::listener::{Peer, WRITE},
-        front::Paced,
-        policy::{Access, Quotas},
-        runtime::{Activity, Clock, SystemClock},
-        store::Memory,
+        admin::listener::{PeerAddress, WRITE},
+        front::WriteTimeoutStream,
+        policy::{AccessPolicy, TaskQuotas},
+        runtime::{Clock, ConnectionActivity, SystemClock},
+        store::MemoryStore,
     };
     use std::net::{IpAddr, Ipv4Addr};
     use tokio::{
@@ -343,34 +353,34 @@ mod tests {
         answer
     }
 
-    fn start(stopping: Stopping) -> Bound {
+    fn start(stopping: DrainWatch) -> AdminServer {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let ledger = ledger();
-        serve(Config::on(listen), parts(ledger, stopping)).expect("a free port")
+        serve(Config::at_address(listen), parts(ledger, stopping)).expect("a free port")
     }
 
-    fn parts(ledger: Arc<Ledger>, stopping: Stopping) -> Parts {
-        Parts {
-            access: OperatorAccess::of(&Access::default()),
-            made_token: Arc::new(MadeToken::new(Vec::new())),
-            sign_in: Arc::new(SignIn::new(Arc::new(SystemClock::new()))),
-            callers: Callers::default(),
-            servers: Servers::new(),
+    fn parts(ledger: Arc<TaskLedger>, stopping: DrainWatch) -> AdminParts {
+        AdminParts {
+            access: OperatorAccess::of(&AccessPolicy::default()),
+            generated_token: Arc::new(GeneratedToken::new(Vec::new())),
+            sign_in: Arc::new(BrowserSignIn::new(Arc::new(SystemClock::new()))),
+            callers: PrincipalNames::default(),
+            servers: RouteServers::new(),
             routes: Vec::new(),
             settings: "{}".into(),
-            operators: Arc::new(Operators::new(Arc::clone(&ledger), Arc::default())),
+            operators: Arc::new(OperatorTasks::new(Arc::clone(&ledger), Arc::default())),
             ledger,
             stopping,
             needs_servers: false,
-            events: Arc::new(Events::new("2026-07-28T10:30:00.000Z".to_owned())),
+            events: Arc::new(EventStreams::new("2026-07-28T10:30:00.000Z".to_owned())),
             history: Arc::default(),
-            reloads: Reloads::none(),
+            reloads: ReloadSender::disabled(),
         }
     }
 
-    fn ledger() -> Arc<Ledger> {
-        let (quotas, clock) = (Quotas::default(), Arc::new(SystemClock::new()));
-        Ledger::new(Arc::new(Memory::default()), None, quotas, clock)
+    fn ledger() -> Arc<TaskLedger> {
+        let (quotas, clock) = (TaskQuotas::default(), Arc::new(SystemClock::new()));
+        TaskLedger::new(Arc::new(MemoryStore::default()), None, quotas, clock)
     }
 
     #[tokio::test]
@@ -415,16 +425,22 @@ mod tests {
         const WATCH: &[u8] = b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n";
         let (_drain, stopping) = Drain::new();
         let parts = Arc::new(parts(ledger(), stopping));
-        let gate = Gate::of(&Config::on(ANYWHERE), &parts, ANYWHERE);
-        let shared = Live::new(Shared { parts: Arc::clone(&parts), gate, tls: None });
-        let telling = tokio::spawn(events::told(move || Arc::clone(&parts)));
+        let gate = TokenGate::of(&Config::at_address(ANYWHERE), &parts, ANYWHERE);
+        let shared = SwapCell::new(ServerState { parts: Arc::clone(&parts), gate, tls: None });
+        let telling = tokio::spawn(events::publish_periodically(move || Arc::clone(&parts)));
         let watch = |room: usize| {
             let (client, server) = tokio::io::duplex(room);
             let shared = shared.clone();
             let serving = async move {
-                let activity = Arc::new(Activity::new(SystemClock::new().now()));
-                let paced = Paced::new(server, WRITE);
-                listener::connection((paced, Peer(None)), &shared, &activity, Serves::Everything).await;
+                let activity = Arc::new(ConnectionActivity::new(SystemClock::new().now()));
+                let paced = WriteTimeoutStream::new(server, WRITE);
+                listener::connection(
+                    (paced, PeerAddress(None)),
+                    &shared,
+                    &activity,
+                    RequestScope::Everything,
+                )
+                .await;
             };
             (client, tokio::spawn(serving))
         };

@@ -15,22 +15,22 @@ use std::{
 use subtle::ConstantTimeEq;
 
 /// Codes and sessions of operators' browsers.
-pub struct SignIn {
+pub struct BrowserSignIn {
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Mutex<SignInState>,
 }
 
 #[derive(Default)]
-struct State {
-    code: Option<Issued>,
+struct SignInState {
+    code: Option<IssuedSecret>,
     /// At most [`SESSIONS`]; the one that was used longest ago first.
-    sessions: VecDeque<Issued>,
+    sessions: VecDeque<IssuedSecret>,
     /// When attempts were counted from, and how many there were since.
     attempts: Option<(Instant, u32)>,
 }
 
 /// A code or a session's token, by its digest.
-struct Issued {
+struct IssuedSecret {
     digest: [u8; 32],
     /// When it was made, or used last.
     at: Instant,
@@ -38,14 +38,14 @@ struct Issued {
 
 /// Why a code is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NotTaken {
+pub(super) enum CodeError {
     #[error(
         "the code was used already, or is older than {} minutes; sign in with the admin token",
         CODE_LASTS.as_secs() / 60
     )]
-    Unknown,
+    InvalidCode,
     #[error("more than {ATTEMPTS} codes were tried within a minute; try again later")]
-    TooMany {
+    TooManyAttempts {
         /// Until codes are looked at again.
         wait: Duration,
     },
@@ -63,7 +63,7 @@ const ATTEMPTS_PER: Duration = Duration::from_secs(60);
 
 // === impl SignIn ===
 
-impl SignIn {
+impl BrowserSignIn {
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self { clock, state: Mutex::default() }
     }
@@ -71,25 +71,25 @@ impl SignIn {
     /// A new code, in the place of the one before.
     pub(super) fn issue_code(&self) -> String {
         let code = hex(&random::<16>());
-        self.state.lock().code = Some(Issued::new(&code, self.clock.now()));
+        self.state.lock().code = Some(IssuedSecret::new(&code, self.clock.now()));
         code
     }
 
     /// Exchanges a code for the token of a session.
     ///
     /// # Errors
-    /// [`NotTaken`]
-    pub(super) fn redeem(&self, code: &str) -> Result<String, NotTaken> {
+    /// [`CodeError`]
+    pub(super) fn redeem(&self, code: &str) -> Result<String, CodeError> {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.count_attempt(now)?;
         let is_it =
-            |issued: &mut Issued| issued.matches(code.as_bytes()) && issued.is_younger(now, CODE_LASTS);
+            |issued: &mut IssuedSecret| issued.matches(code.as_bytes()) && issued.is_younger(now, CODE_LASTS);
         if state.code.take_if(is_it).is_none() {
-            return Err(NotTaken::Unknown);
+            return Err(CodeError::InvalidCode);
         }
         let token = hex(&random::<32>());
-        state.sessions.push_back(Issued::new(&token, now));
+        state.sessions.push_back(IssuedSecret::new(&token, now));
         if state.sessions.len() > SESSIONS {
             state.sessions.pop_front();
         }
@@ -97,13 +97,13 @@ impl SignIn {
     }
 
     /// Whether this is the token of a session, which is used by that.
-    pub(super) fn knows(&self, token: &[u8]) -> bool {
+    pub(super) fn use_session(&self, token: &[u8]) -> bool {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.sessions.retain(|session| session.is_younger(now, SESSION_LASTS));
         let Some(at) = state.sessions.iter().position(|session| session.matches(token)) else { return false };
         let session = state.sessions.remove(at).expect("it was found there");
-        state.sessions.push_back(Issued { at: now, ..session });
+        state.sessions.push_back(IssuedSecret { at: now, ..session });
         true
     }
 
@@ -117,12 +117,12 @@ impl SignIn {
 
 // === impl State ===
 
-impl State {
-    fn count_attempt(&mut self, now: Instant) -> Result<(), NotTaken> {
+impl SignInState {
+    fn count_attempt(&mut self, now: Instant) -> Result<(), CodeError> {
         let (since, count) =
             self.attempts.filter(|(since, _)| now < *since + ATTEMPTS_PER).unwrap_or((now, 0));
         if count >= ATTEMPTS {
-            return Err(NotTaken::TooMany { wait: since + ATTEMPTS_PER - now });
+            return Err(CodeError::TooManyAttempts { wait: since + ATTEMPTS_PER - now });
         }
         self.attempts = Some((since, count + 1));
         Ok(())
@@ -131,7 +131,7 @@ impl State {
 
 // === impl Issued ===
 
-impl Issued {
+impl IssuedSecret {
     fn new(text: &str, at: Instant) -> Self {
         Self { digest: digest_of(text.as_bytes()), at }
     }
@@ -155,22 +155,26 @@ mod tests {
     use crate::runtime::SystemClock;
     use tokio::time::advance;
 
-    fn sign_in() -> SignIn {
-        SignIn::new(Arc::new(SystemClock::new()))
+    fn sign_in() -> BrowserSignIn {
+        BrowserSignIn::new(Arc::new(SystemClock::new()))
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_code_is_exchanged_once_and_within_minutes() {
         let sign_in = sign_in();
         let code = sign_in.issue_code();
-        assert_eq!(sign_in.redeem("0123"), Err(NotTaken::Unknown));
+        assert_eq!(sign_in.redeem("0123"), Err(CodeError::InvalidCode));
         let token = sign_in.redeem(&code).expect("it is right");
-        assert!(sign_in.knows(token.as_bytes()) && !sign_in.knows(code.as_bytes()) && !sign_in.knows(b""));
-        assert_eq!(sign_in.redeem(&code), Err(NotTaken::Unknown), "once");
+        assert!(
+            sign_in.use_session(token.as_bytes())
+                && !sign_in.use_session(code.as_bytes())
+                && !sign_in.use_session(b"")
+        );
+        assert_eq!(sign_in.redeem(&code), Err(CodeError::InvalidCode), "once");
         let (old, new) = (sign_in.issue_code(), sign_in.issue_code());
-        assert_eq!(sign_in.redeem(&old), Err(NotTaken::Unknown), "the newest only");
+        assert_eq!(sign_in.redeem(&old), Err(CodeError::InvalidCode), "the newest only");
         advance(CODE_LASTS).await;
-        assert_eq!(sign_in.redeem(&new), Err(NotTaken::Unknown), "it is too old");
+        assert_eq!(sign_in.redeem(&new), Err(CodeError::InvalidCode), "it is too old");
     }
 
     #[tokio::test(start_paused = true)]
@@ -178,10 +182,10 @@ mod tests {
         let sign_in = sign_in();
         let code = sign_in.issue_code();
         for _ in 0..ATTEMPTS {
-            assert_eq!(sign_in.redeem("guess"), Err(NotTaken::Unknown));
+            assert_eq!(sign_in.redeem("guess"), Err(CodeError::InvalidCode));
         }
         advance(Duration::from_secs(20)).await;
-        assert_eq!(sign_in.redeem(&code), Err(NotTaken::TooMany { wait: Duration::from_secs(40) }));
+        assert_eq!(sign_in.redeem(&code), Err(CodeError::TooManyAttempts { wait: Duration::from_secs(40) }));
         advance(Duration::from_secs(40)).await;
         assert!(sign_in.redeem(&code).is_ok(), "the right one was not used up");
     }
@@ -195,23 +199,23 @@ mod tests {
         };
         let token = begin();
         advance(SESSION_LASTS - Duration::from_secs(1)).await;
-        assert!(sign_in.knows(token.as_bytes()), "it is used by this");
+        assert!(sign_in.use_session(token.as_bytes()), "it is used by this");
         advance(SESSION_LASTS - Duration::from_secs(1)).await;
-        assert!(sign_in.knows(token.as_bytes()));
+        assert!(sign_in.use_session(token.as_bytes()));
         for _ in 0..SESSIONS {
             advance(ATTEMPTS_PER).await;
             begin();
         }
-        assert!(!sign_in.knows(token.as_bytes()), "the one used longest ago made room");
+        assert!(!sign_in.use_session(token.as_bytes()), "the one used longest ago made room");
         let token = begin_after(&sign_in).await;
         sign_in.clear();
-        assert!(!sign_in.knows(token.as_bytes()));
+        assert!(!sign_in.use_session(token.as_bytes()));
         let token = begin_after(&sign_in).await;
         advance(SESSION_LASTS).await;
-        assert!(!sign_in.knows(token.as_bytes()));
+        assert!(!sign_in.use_session(token.as_bytes()));
     }
 
-    async fn begin_after(sign_in: &SignIn) -> String {
+    async fn begin_after(sign_in: &BrowserSignIn) -> String {
         advance(ATTEMPTS_PER).await;
         let code = sign_in.issue_code();
         sign_in.redeem(&code).expect("it is right")

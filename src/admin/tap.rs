@@ -3,12 +3,12 @@
 //! It shows who calls what and, where the query says so, with which arguments: the token is needed on every address.
 
 use super::{
-    answer::{Answer, problem},
-    server::Parts,
+    response::{AdminResponse, problem},
+    server::AdminParts,
     tasks::decoded,
 };
 use crate::{
-    policy::Pattern,
+    policy::NamePattern,
     telemetry::tap::{TAPS, Tap, TapFilter, TooManyTaps},
 };
 use bytes::Bytes;
@@ -26,7 +26,7 @@ use tokio::time::timeout;
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// A stream of lines, for as long as its reader stays.
-pub(super) fn stream(parts: &Parts, query: &str) -> Answer {
+pub(super) fn stream(parts: &AdminParts, query: &str) -> AdminResponse {
     let filter = match filter(parts, query) {
         Ok(filter) => filter,
         Err(unknown) => {
@@ -62,7 +62,7 @@ pub(super) fn stream(parts: &Parts, query: &str) -> Answer {
 ///
 /// # Errors
 /// The name of a parameter that is unknown, or whose value is malformed.
-fn filter(parts: &Parts, query: &str) -> Result<TapFilter, String> {
+fn filter(parts: &AdminParts, query: &str) -> Result<TapFilter, String> {
     let mut filter = TapFilter::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -76,7 +76,7 @@ fn filter(parts: &Parts, query: &str) -> Result<TapFilter, String> {
                 filter.callers = Some(named.chain([value.clone()]).collect());
             }
             "tool" => {
-                let pattern = Pattern::new(value);
+                let pattern = NamePattern::new(value);
                 filter.tool = Some(Box::new(move |tool| pattern.matches(tool)));
             }
             "arguments" => match &*value {

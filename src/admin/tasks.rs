@@ -1,14 +1,14 @@
 //! `/tasks`: how they stand, of all owners. Arguments and results are never shown.
 
 use super::{
-    answer::{self, Answer, problem},
-    server::Parts,
+    response::{self, AdminResponse, problem},
+    server::AdminParts,
 };
 use crate::{
     protocol::Timestamp,
-    proxy::{Cancelled, Cursor, Found, SeenTask, names_of},
+    proxy::{CancelOutcome, TaskCursor, TaskLookup, TaskSummary, name_and_principal},
     store::StoreError,
-    task::{Moment, Record, State, View},
+    task::{HistoryEntry, Record, TaskState, TaskView},
 };
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -17,12 +17,12 @@ use std::collections::BTreeMap;
 
 /// A task, as operators are shown it.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct TaskListEntry<'a> {
     task: &'a str,
     route: &'a str,
     tool: &'a str,
     status: &'static str,
-    view: View,
+    view: TaskView,
     created: String,
     age_ms: u128,
     updated: String,
@@ -33,7 +33,7 @@ struct Shown<'a> {
     principal: String,
     /// The name of the caller, where it has one.
     caller: Option<&'a str>,
-    questions: Vec<Question<'a>>,
+    questions: Vec<InputRequestView<'a>>,
     waits: usize,
     is_held: bool,
     waits_for_store: bool,
@@ -41,7 +41,7 @@ struct Shown<'a> {
 
 /// A question that is open. What it says is between its server and its client.
 #[derive(Serialize)]
-struct Question<'a> {
+struct InputRequestView<'a> {
     key: &'a str,
     kind: String,
     /// Since the task began to wait for answers.
@@ -49,7 +49,7 @@ struct Question<'a> {
 }
 
 #[derive(Serialize)]
-pub(super) struct Page {
+pub(super) struct TaskListPage {
     tasks: Vec<Value>,
     next: Option<String>,
     /// How many there are of each status, whatever was asked for.
@@ -58,29 +58,29 @@ pub(super) struct Page {
 
 /// What of the tasks somebody wants to see.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Wanted {
+struct TaskQuery {
     route: Option<String>,
     tool: Option<String>,
     status: Option<String>,
     /// Small letters that a task has somewhere in what is shown of it.
     search: Option<String>,
     limit: Option<usize>,
-    after: Option<Cursor>,
+    after: Option<TaskCursor>,
 }
 
 /// Tasks of a page where nobody says how many.
-const SOME: usize = 100;
+const DEFAULT_PAGE_TASKS: usize = 100;
 
 /// Tasks of the largest page.
 const MOST: usize = 1000;
 
 /// One page, as the query wants it.
-pub(super) async fn page(parts: &Parts, query: &str) -> Answer {
-    let wanted = match Wanted::read(query) {
+pub(super) async fn page(parts: &AdminParts, query: &str) -> AdminResponse {
+    let wanted = match TaskQuery::read(query) {
         Ok(wanted) => wanted,
         Err(error) => return problem(StatusCode::BAD_REQUEST, &error),
     };
-    match found(parts, &wanted).await {
+    match find_page(parts, &wanted).await {
         Ok(page) => shown(StatusCode::OK, &page),
         Err(error) => store_failed(&error),
     }
@@ -90,12 +90,12 @@ pub(super) async fn page(parts: &Parts, query: &str) -> Answer {
 ///
 /// # Errors
 /// [`StoreError`], which is in the log by then.
-pub(super) async fn first(parts: &Parts, limit: usize) -> Result<Page, StoreError> {
-    found(parts, &Wanted { limit: Some(limit), ..Wanted::default() }).await
+pub(super) async fn first(parts: &AdminParts, limit: usize) -> Result<TaskListPage, StoreError> {
+    find_page(parts, &TaskQuery { limit: Some(limit), ..TaskQuery::default() }).await
 }
 
-async fn found(parts: &Parts, wanted: &Wanted) -> Result<Page, StoreError> {
-    let size = wanted.limit.unwrap_or(SOME).clamp(1, MOST);
+async fn find_page(parts: &AdminParts, wanted: &TaskQuery) -> Result<TaskListPage, StoreError> {
+    let size = wanted.limit.unwrap_or(DEFAULT_PAGE_TASKS).clamp(1, MOST);
     let is_wanted = |record: &Record| {
         let has = |search: &String| contains(search, record, parts);
         wanted.matches(record) && wanted.search.as_ref().is_none_or(has)
@@ -106,43 +106,45 @@ async fn found(parts: &Parts, wanted: &Wanted) -> Result<Page, StoreError> {
     for tally in parts.ledger.census().await?.0 {
         *counts.entry(tally.status).or_default() += tally.tasks;
     }
-    Ok(Page {
+    Ok(TaskListPage {
         tasks: page.tasks.iter().map(|task| task_json(parts, task, now)).collect(),
         next: page.next.map(|next| next.to_string()),
         counts,
     })
 }
 
-pub(super) async fn one(parts: &Parts, name: &str) -> Answer {
+pub(super) async fn show_task(parts: &AdminParts, name: &str) -> AdminResponse {
     match parts.operators.find(name).await {
-        Ok(Found::One(task)) => {
+        Ok(TaskLookup::One(task)) => {
             let mut body = task_json(parts, &task, parts.operators.now());
             body["waited_ms"] = json!(u64::try_from(task.record.waited.as_millis()).unwrap_or(u64::MAX));
             body["cause"] = json!(task.record.cause);
-            body["life"] = task.record.life.moments().iter().map(moment).collect();
+            body["life"] = task.record.history.entries().iter().map(moment).collect();
             shown(StatusCode::OK, &body)
         }
-        Ok(Found::Several(tasks)) => ambiguous(name, &tasks),
-        Ok(Found::None) => unknown(name),
+        Ok(TaskLookup::Several(tasks)) => ambiguous(name, &tasks),
+        Ok(TaskLookup::None) => unknown(name),
         Err(error) => store_failed(&error),
     }
 }
 
-pub(super) async fn cancel(parts: &Parts, name: &str) -> Answer {
+pub(super) async fn cancel(parts: &AdminParts, name: &str) -> AdminResponse {
     match parts.operators.cancel(name).await {
-        Ok(Cancelled::Done(task)) => shown(StatusCode::OK, &task_json(parts, &task, parts.operators.now())),
-        Ok(Cancelled::Ended(task)) => {
+        Ok(CancelOutcome::Cancelled(task)) => {
+            shown(StatusCode::OK, &task_json(parts, &task, parts.operators.now()))
+        }
+        Ok(CancelOutcome::AlreadyEnded(task)) => {
             let error =
                 format!("the task is {} already, and cannot be cancelled", task.record.state.status());
             problem(StatusCode::CONFLICT, &error)
         }
-        Ok(Cancelled::Several(tasks)) => ambiguous(name, &tasks),
-        Ok(Cancelled::Unknown) => unknown(name),
+        Ok(CancelOutcome::Several(tasks)) => ambiguous(name, &tasks),
+        Ok(CancelOutcome::Unknown) => unknown(name),
         Err(error) => store_failed(&error),
     }
 }
 
-fn unknown(name: &str) -> Answer {
+fn unknown(name: &str) -> AdminResponse {
     let name: String = name.chars().take(NAME).collect();
     let error = format!(
         "there is no task `{name}` (any more); name a task by at least 4 digits of its id, as `/tasks` \
@@ -152,9 +154,9 @@ fn unknown(name: &str) -> Answer {
 }
 
 /// The name is the beginning of several ids.
-fn ambiguous(name: &str, tasks: &[SeenTask]) -> Answer {
+fn ambiguous(name: &str, tasks: &[TaskSummary]) -> AdminResponse {
     let name: String = name.chars().take(NAME).collect();
-    let tasks = tasks.iter().map(|SeenTask { name, record, .. }| {
+    let tasks = tasks.iter().map(|TaskSummary { name, record, .. }| {
         format!("{name} ({} on {}, {})", record.tool, record.owner.route, record.state.status())
     });
     let tasks = tasks.collect::<Vec<_>>().join(", ");
@@ -165,24 +167,27 @@ fn ambiguous(name: &str, tasks: &[SeenTask]) -> Answer {
 /// Characters of a name that are said again.
 const NAME: usize = 64;
 
-fn store_failed(error: &StoreError) -> Answer {
+fn store_failed(error: &StoreError) -> AdminResponse {
     problem(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
 }
 
-fn shown(status: StatusCode, shown: &impl Serialize) -> Answer {
-    answer::json(status, serde_json::to_vec(shown).expect("it is written to memory").into())
+fn shown(status: StatusCode, shown: &impl Serialize) -> AdminResponse {
+    response::json(status, serde_json::to_vec(shown).expect("it is written to memory").into())
 }
 
-fn task_json(parts: &Parts, seen: &SeenTask, now: Timestamp) -> Value {
+fn task_json(parts: &AdminParts, seen: &TaskSummary, now: Timestamp) -> Value {
     let record = &*seen.record;
     let questions = match &record.state {
-        State::InputRequired { outstanding } => {
+        TaskState::InputRequired { outstanding } => {
             let since_ms = now.since(record.status_since).as_millis();
-            outstanding.iter().map(|(key, raw)| Question { key, kind: kind(raw), since_ms }).collect()
+            outstanding.iter().map(|(key, raw)| InputRequestView { key, kind: kind(raw), since_ms }).collect()
         }
-        State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => Vec::new(),
+        TaskState::Working
+        | TaskState::Completed { .. }
+        | TaskState::Failed { .. }
+        | TaskState::Cancelled => Vec::new(),
     };
-    let shown = Shown {
+    let shown = TaskListEntry {
         task: &seen.name,
         route: &record.owner.route,
         tool: &record.tool,
@@ -206,8 +211,8 @@ fn task_json(parts: &Parts, seen: &SeenTask, now: Timestamp) -> Value {
 }
 
 /// Some of a task's life.
-fn moment(moment: &Moment) -> Value {
-    let again = moment.again();
+fn moment(moment: &HistoryEntry) -> Value {
+    let again = moment.repeats();
     json!({
         "what": moment.what,
         "at": moment.at.to_string(),
@@ -219,15 +224,15 @@ fn moment(moment: &Moment) -> Value {
 /// The method of a question.
 fn kind(raw: &[u8]) -> String {
     #[derive(Deserialize)]
-    struct Asked {
+    struct MethodOnly {
         method: String,
     }
-    serde_json::from_slice::<Asked>(raw).map(|asked| asked.method).unwrap_or_default()
+    serde_json::from_slice::<MethodOnly>(raw).map(|asked| asked.method).unwrap_or_default()
 }
 
 // === impl Wanted ===
 
-impl Wanted {
+impl TaskQuery {
     /// # Errors
     /// What is wrong with the query.
     fn read(query: &str) -> Result<Self, String> {
@@ -255,7 +260,7 @@ impl Wanted {
                 }
                 "after" => {
                     let after =
-                        Cursor::parse(&value).ok_or("`after` must be the `next` of an earlier page")?;
+                        TaskCursor::parse(&value).ok_or("`after` must be the `next` of an earlier page")?;
                     wanted.after = Some(after);
                 }
                 _ => {
@@ -281,8 +286,8 @@ impl Wanted {
 const SEARCH: usize = 200;
 
 /// Whether this is in what a task is shown with: its tool, route, message, id or caller. The search is in small letters.
-fn contains(search: &str, record: &Record, parts: &Parts) -> bool {
-    let (id, principal) = names_of(record);
+fn contains(search: &str, record: &Record, parts: &AdminParts) -> bool {
+    let (id, principal) = name_and_principal(record);
     let (caller, principal) = (parts.callers.name_of(&principal), principal.to_string());
     let shown = [&*record.tool, &*record.owner.route, id, &principal].into_iter();
     let mut shown = shown.chain(record.message.as_deref()).chain(caller);
@@ -315,14 +320,14 @@ mod tests {
     #[test]
     fn a_query_says_what_is_wanted_or_what_is_wrong_with_it() {
         let wanted =
-            Wanted::read("tool=a%2Fb+c%C3%A9&status=failed&limit=7&after=e12&route=/mcp").expect("right");
+            TaskQuery::read("tool=a%2Fb+c%C3%A9&status=failed&limit=7&after=e12&route=/mcp").expect("right");
         assert_eq!(wanted.tool.as_deref(), Some("a/b cé"));
         assert_eq!((wanted.status.as_deref(), wanted.limit), (Some("failed"), Some(7)));
         assert_eq!(wanted.after.map(|after| after.to_string()).as_deref(), Some("e12"));
-        let searched = Wanted::read("search=+Page%203+").expect("right");
+        let searched = TaskQuery::read("search=+Page%203+").expect("right");
         assert_eq!(searched.search.as_deref(), Some("page 3"));
-        assert_eq!(Wanted::read(""), Ok(Wanted::default()));
-        assert_eq!(Wanted::read("search=+"), Ok(Wanted::default()));
+        assert_eq!(TaskQuery::read(""), Ok(TaskQuery::default()));
+        assert_eq!(TaskQuery::read("search=+"), Ok(TaskQuery::default()));
         for (query, why) in [
             ("limit=0", "`limit` must be a number from 1 to 1000"),
             ("limit=1001", "`limit` must be a number from 1 to 1000"),
@@ -334,7 +339,7 @@ mod tests {
             (&*format!("search={}", "x".repeat(201)), "`search` is longer than 200 characters"),
             ("owner=x", "unknown parameter `owner`"),
         ] {
-            let wrong = Wanted::read(query).expect_err(query);
+            let wrong = TaskQuery::read(query).expect_err(query);
             assert!(wrong.starts_with(why), "{query}: {wrong}");
         }
     }

@@ -3,32 +3,33 @@
 //! `house` is what all routes share, and how one comes to be served; `reload` goes on by another configuration;
 //! `run` serves until the process is told to stop, and reads the configuration again when it is told so.
 
-mod house;
 mod reload;
 mod run;
+mod shared_parts;
 mod watch;
 
-pub use run::{Source, Stops, Waiting, run};
+pub use run::{ConfigSource, PendingWork, StopTriggers, run};
 
 use crate::{
     admin,
     config::{self, Config, DrainTimes},
     dialect::{ClientInfo, Credentials, Principal, PrincipalKey},
-    front::{self, Renew},
+    front::{self, FrontReload},
     policy,
     protocol::Capabilities,
-    proxy::{Ledger, Operators, Switchboard},
+    proxy::{CallRegistry, OperatorTasks, TaskLedger},
     runtime::{
-        Clock, Descriptors, Drain, Live, Net, Room, Shares, Stopping, SystemClock, random, wall_clock,
+        Clock, ConnectionLimiter, DescriptorLimit, DescriptorShares, Drain, DrainWatch, Network, SwapCell,
+        SystemClock, random, wall_clock,
     },
-    store::{Bounds, Disk, Memory, Secret, Store, Timed, Use, disk},
+    store::{DiskStore, KeyPurpose, MemoryStore, Store, StoreBounds, StoreSecret, TimedStore, disk},
     telemetry::{
-        Drained, Draining, Leaving, Limit, Started,
-        trace::{self, Exporting, Tracer},
+        DrainCompleted, DrainStarted, Limit, ProxyStarted, ShutdownNotice,
+        trace::{self, ExporterHandle, Tracer},
     },
-    upstream::{self, Identity, NotStarted, Server, Upstream},
+    upstream::{self, CallerIdentity, Upstream, UpstreamSetupError, UpstreamTarget},
 };
-use house::{House, Served, servers, services, shown, take_effect};
+use shared_parts::{ServedRoute, SharedParts, put_into_effect, servers, services, shown_routes};
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     task::JoinHandle,
@@ -36,37 +37,37 @@ use tokio::{
 };
 
 /// A proxy at work.
-pub struct Running {
+pub struct RunningProxy {
     /// What clients can connect to, with the ports that were really got.
     pub addresses: Vec<SocketAddr>,
     /// The operator's address, where there is one.
-    pub admin: Option<admin::Bound>,
+    pub admin: Option<admin::AdminServer>,
     /// The listener for scrapers, where there is one.
-    pub metrics: Option<admin::Scrape>,
+    pub metrics: Option<admin::MetricsListener>,
     /// The paths that are served, in the order of the configuration.
     pub paths: Vec<Arc<str>>,
     /// Whether clients are met with TLS.
     pub tls: bool,
-    stages: Stages,
-    house: House,
+    stages: DrainStages,
+    shared: SharedParts,
     /// What the system allows, where connections are bounded by that.
-    descriptors: Option<Descriptors>,
-    routes: Vec<Served>,
-    front: Arc<dyn Renew>,
+    descriptors: Option<DescriptorLimit>,
+    routes: Vec<ServedRoute>,
+    front: Arc<dyn FrontReload>,
     /// By what it works.
     config: Config,
     /// Operators who ask for the configuration to be read again.
-    asked: admin::Asked,
+    reload_requests: admin::ReloadReceiver,
     /// Servers that are let go, each until that is done.
     retiring: Vec<(JoinHandle<()>, Arc<dyn Upstream>)>,
-    traces: Option<Exporting>,
+    traces: Option<ExporterHandle>,
 }
 
 /// How the proxy stops, one after the other.
-struct Stages {
+struct DrainStages {
     /// Everything is served, and clients are shown the way out: `/ready` says so, and connections end with what
     /// they are answered.
-    leaving: Drain,
+    notice: Drain,
     /// New calls are refused; what has begun goes on. Knows the calls and the tasks that are at work.
     draining: Drain,
     /// The time is over: what still works is told so.
@@ -85,9 +86,9 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] disk::Error),
     #[error("route {path}: {source}")]
-    Upstream { path: Arc<str>, source: NotStarted },
+    Upstream { path: Arc<str>, source: UpstreamSetupError },
     #[error("stopped immediately by a second signal; the log lists what was lost")]
-    Hurried,
+    SecondSignal,
     #[error(
         "an MCP message arrived on standard input, but the proxy serves HTTP at {url}: a host that \
          started it as a stdio server would wait forever; configure this URL in the host instead of a \
@@ -97,24 +98,24 @@ pub enum Error {
 }
 
 /// After the time to end by itself is over, calls and tasks are told and given this long to say so.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FINAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a collector may take for the last spans.
-const LAST_SPANS: Duration = Duration::from_secs(2);
+const SPAN_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts a proxy. Once this returns, clients are served.
 ///
 /// # Errors
 /// [`Error`] names the address, the file or the route that is at fault.
-pub fn start(config: Config) -> Result<Running, Error> {
-    start_on(config, &Net::System)
+pub fn start(config: Config) -> Result<RunningProxy, Error> {
+    start_on(config, &Network::System)
 }
 
 /// The same, on a network of the caller's choice; the operator's address is the system's all the same.
 ///
 /// # Errors
 /// As [`start`].
-pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
+pub fn start_on(config: Config, net: &Network) -> Result<RunningProxy, Error> {
     let (store, secret) = store(&config.store, &config.quotas)?;
     start_with(config, net, store, secret)
 }
@@ -125,10 +126,10 @@ pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
 /// As [`start`].
 pub fn start_with(
     config: Config,
-    net: &Net,
+    net: &Network,
     store: Arc<dyn Store>,
-    secret: Option<Secret>,
-) -> Result<Running, Error> {
+    secret: Option<StoreSecret>,
+) -> Result<RunningProxy, Error> {
     start_each(config, net, (store, secret), upstream::to)
 }
 
@@ -136,7 +137,11 @@ pub fn start_with(
 ///
 /// # Errors
 /// As [`start`].
-pub fn start_before(config: Config, net: &Net, server: &Arc<dyn Upstream>) -> Result<Running, Error> {
+pub fn start_with_upstream(
+    config: Config,
+    net: &Network,
+    server: &Arc<dyn Upstream>,
+) -> Result<RunningProxy, Error> {
     let store = store(&config.store, &config.quotas)?;
     let server = Arc::clone(server);
     start_each(config, net, store, move |_, _, _, _| Ok(Arc::clone(&server)))
@@ -144,27 +149,27 @@ pub fn start_before(config: Config, net: &Net, server: &Arc<dyn Upstream>) -> Re
 
 fn start_each(
     mut config: Config,
-    net: &Net,
-    (store, secret): Kept,
-    to: impl Fn(Server, &str, upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>
+    net: &Network,
+    (store, secret): StoreWithSecret,
+    to: impl Fn(UpstreamTarget, &str, upstream::Config, &Network) -> Result<Arc<dyn Upstream>, UpstreamSetupError>
     + Send
     + Sync
     + 'static,
-) -> Result<Running, Error> {
+) -> Result<RunningProxy, Error> {
     let shared = match net {
-        Net::System => {
-            let allowed = Descriptors::raise();
+        Network::System => {
+            let allowed = DescriptorLimit::raise();
             Some((allowed, share(allowed, &mut config)))
         }
-        Net::Within(_) | Net::Pipes(_) => None,
+        Network::Limited(_) | Network::Pipes(_) => None,
     };
     let net = match &shared {
-        Some((_, shares)) => &Net::Within(Room::of(shares.servers)),
+        Some((_, shares)) => &Network::Limited(ConnectionLimiter::new(shares.servers)),
         None => net,
     };
-    tell_limits(&config);
+    publish_limits(&config);
     if let Some((_, shares)) = &shared {
-        Limit::UpstreamConnections.is(shares.servers as f64);
+        Limit::UpstreamConnections.set_value(shares.servers as f64);
     }
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let (leaving, left) = Drain::new();
@@ -173,54 +178,55 @@ fn start_each(
     let (closing, closed) = Drain::new();
 
     let (tracer, traces) = trace_to(&config);
-    let switchboard = Arc::<Switchboard>::default();
-    let ledger = Ledger::new(Arc::new(Timed::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
-    let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(Use::Principals)));
+    let switchboard = Arc::<CallRegistry>::default();
+    let ledger =
+        TaskLedger::new(Arc::new(TimedStore::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
+    let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(KeyPurpose::Principals)));
     let principals = principals.unwrap_or_default();
-    let own_key = secret.as_ref().map_or_else(random, |secret| secret.key(Use::States));
-    let house = House {
+    let own_key = secret.as_ref().map_or_else(random, |secret| secret.key(KeyPurpose::States));
+    let house = SharedParts {
         ledger: Arc::clone(&ledger),
         switchboard: Arc::clone(&switchboard),
         clock: Arc::clone(&clock),
         tracer: tracer.clone(),
         signals: [stopping, too_late.clone(), closed.clone()],
         net: net.clone(),
-        to: Box::new(to),
+        make_upstream: Box::new(to),
         own_key,
-        sessions: Live::new(house::session_seal(&config, own_key)),
+        sessions: SwapCell::new(shared_parts::session_seal(&config, own_key)),
     };
     let routes = house.serve(&config)?;
     let endpoints = routes.iter().map(|served| served.endpoint.clone()).collect();
-    tokio::spawn(Arc::clone(&ledger).look_after(endpoints, too_late));
+    tokio::spawn(Arc::clone(&ledger).maintain(endpoints, too_late));
     let servers = servers(&routes);
-    let (reloads, asked) = admin::Reloads::new();
-    let parts = admin::Parts {
+    let (reloads, asked) = admin::ReloadSender::new();
+    let parts = admin::AdminParts {
         access: admin::OperatorAccess::of(&config.front.access),
-        made_token: Arc::new(admin::MadeToken::new(
+        generated_token: Arc::new(admin::GeneratedToken::new(
             config.admin.as_ref().map(|admin| admin.token_folders.clone()).unwrap_or_default(),
         )),
-        sign_in: Arc::new(admin::SignIn::new(Arc::clone(&clock))),
-        callers: front::Callers::new(&principals, &config.front.tokens),
+        sign_in: Arc::new(admin::BrowserSignIn::new(Arc::clone(&clock))),
+        callers: front::PrincipalNames::new(&principals, &config.front.tokens),
         servers: servers.clone(),
-        routes: shown(&routes),
+        routes: shown_routes(&routes),
         settings: config.settings.json().to_string().into(),
-        operators: Arc::new(Operators::new(Arc::clone(&ledger), switchboard)),
+        operators: Arc::new(OperatorTasks::new(Arc::clone(&ledger), switchboard)),
         ledger,
         stopping: left.clone(),
         needs_servers: config.ready.needs_servers,
-        events: Arc::new(admin::Events::new(clock.timestamp().to_string())),
+        events: Arc::new(admin::EventStreams::new(clock.timestamp().to_string())),
         history: Arc::default(),
         reloads,
     };
 
     if config.ready.needs_servers {
-        tokio::spawn(ask_servers(servers, left.clone()));
+        tokio::spawn(probe_servers(servers, left.clone()));
     }
-    take_effect(&routes);
+    put_into_effect(&routes);
     let bound = front::serve(
         config.front.clone(),
         services(&routes),
-        front::Keys { principals, sessions: house.sessions.clone() },
+        front::IdentityKeys { principals, sessions: house.sessions.clone() },
         [left, closed],
         clock,
         tracer,
@@ -236,60 +242,60 @@ fn start_each(
     })?;
     if let Some(shared) = shared {
         let operators = [admin.as_ref().map(|admin| admin.address), metrics.as_ref().map(|it| it.address)];
-        tell_started(&config, &in_words(&config.routes), &bound.addresses, operators, shared);
+        log_started(&config, &describe_routes(&config.routes), &bound.addresses, operators, shared);
     }
-    Ok(Running {
+    Ok(RunningProxy {
         addresses: bound.addresses,
         admin,
         metrics,
         paths: routes.iter().map(|served| Arc::clone(served.path())).collect(),
         tls: config.front.tls.is_some(),
-        stages: Stages { leaving, draining, overdue, closing },
-        house,
+        stages: DrainStages { notice: leaving, draining, overdue, closing },
+        shared: house,
         descriptors: shared.map(|(allowed, _)| allowed),
         routes,
-        front: bound.renew,
+        front: bound.reload,
         config,
-        asked,
+        reload_requests: asked,
         retiring: Vec::new(),
         traces,
     })
 }
 
 /// Makes spans, and sends them where the configuration says so.
-fn trace_to(config: &Config) -> (Tracer, Option<Exporting>) {
+fn trace_to(config: &Config) -> (Tracer, Option<ExporterHandle>) {
     let Some(settings) = &config.traces else { return (Tracer::default(), None) };
-    let (tracer, exporting) = trace::start(settings, trace::World { now: wall_clock, random });
+    let (tracer, exporting) = trace::start(settings, trace::TraceSources { now: wall_clock, random });
     (tracer, Some(exporting))
 }
 
 /// A store, and its secret where it outlives the process.
-type Kept = (Arc<dyn Store>, Option<Secret>);
+type StoreWithSecret = (Arc<dyn Store>, Option<StoreSecret>);
 
 /// Shares out what descriptors the system allows. Clients may have as many connections as that makes.
-fn share(allowed: Descriptors, config: &mut Config) -> Shares {
+fn share(allowed: DescriptorLimit, config: &mut Config) -> DescriptorShares {
     let written = (config.connections.clients, config.connections.servers);
     let shares = allowed.share(written, (config.front.limits.connections, upstream::CONNECTIONS));
     config.front.limits.connections = shares.clients;
     shares
 }
 
-fn tell_started(
+fn log_started(
     config: &Config,
     routes: &str,
     listen: &[SocketAddr],
     [admin, metrics]: [Option<SocketAddr>; 2],
-    (allowed, shares): (Descriptors, Shares),
+    (allowed, shares): (DescriptorLimit, DescriptorShares),
 ) {
-    Started {
+    ProxyStarted {
         listen: &listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         admin: &admin.map_or_else(|| "off".to_owned(), |address| address.to_string()),
         metrics: &metrics.map_or_else(|| "off".to_owned(), |address| address.to_string()),
         tls: config.front.tls.is_some(),
         routes,
         store: &match &config.store {
-            config::Store::Memory => "memory".to_owned(),
-            config::Store::Disk { path, .. } => format!("disk:{}", path.display()),
+            config::StoreConfig::Memory => "memory".to_owned(),
+            config::StoreConfig::Disk { path, .. } => format!("disk:{}", path.display()),
         },
         traces: &config.traces.as_ref().map_or_else(|| "off".to_owned(), |traces| traces.shown.clone()),
         state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
@@ -306,11 +312,11 @@ fn tell_started(
 }
 
 /// How often a server is asked whether it is there that was not heard of, or could not be reached.
-const ASK_AGAIN: Duration = Duration::from_secs(5);
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Asks servers of which it is not known that they can be reached, until the proxy stops.
-async fn ask_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: Stopping) {
-    let nobody = Identity {
+async fn probe_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: DrainWatch) {
+    let nobody = CallerIdentity {
         principal: Principal::ANONYMOUS,
         credentials: Credentials::default(),
         capabilities: Arc::new(Capabilities::none()),
@@ -326,16 +332,16 @@ async fn ask_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: Stop
         }
         tokio::select! {
             () = stopping.stopped() => return,
-            () = sleep(ASK_AGAIN) => {}
+            () = sleep(PROBE_INTERVAL) => {}
         }
     }
 }
 
 /// What each limit is, for operators. Those that differ by route are told where they are met.
-fn tell_limits(config: &Config) {
+fn publish_limits(config: &Config) {
     let front::Config { limits, timeouts, .. } = &config.front;
-    let count = |limit: Limit, value: usize| limit.is(value as f64);
-    let time = |limit: Limit, value: Duration| limit.is(value.as_secs_f64());
+    let count = |limit: Limit, value: usize| limit.set_value(value as f64);
+    let time = |limit: Limit, value: Duration| limit.set_value(value.as_secs_f64());
     count(Limit::BodyBytes, limits.body_bytes);
     count(Limit::BodyMemory, limits.body_memory);
     count(Limit::HeaderBytes, limits.header_bytes);
@@ -378,15 +384,15 @@ fn tell_limits(config: &Config) {
     time(Limit::Idle, timeouts.idle);
     let calls: BTreeSet<_> = config.routes.iter().map(|route| route.upstream.timeouts.call).collect();
     // One that differs by route has no value here.
-    Limit::Call.is(if calls.len() == 1 { timeouts.call.as_secs_f64() } else { f64::NAN });
+    Limit::Call.set_value(if calls.len() == 1 { timeouts.call.as_secs_f64() } else { f64::NAN });
     time(Limit::QueueTime, timeouts.queue);
     time(Limit::IdleSession, timeouts.idle_session);
 }
 
 /// The path of each route, its server and its mode, for the log.
-fn in_words(routes: &[config::RouteConfig]) -> String {
+fn describe_routes(routes: &[config::RouteConfig]) -> String {
     let routes = routes.iter().map(|config::RouteConfig { route, server, .. }| {
-        let policy::Defer { mode, after, .. } = route.defer;
+        let policy::DeferPolicy { mode, after, .. } = route.defer;
         let mode = match mode {
             policy::Mode::Never | policy::Mode::Always | policy::Mode::Deny => mode.as_str().to_owned(),
             policy::Mode::Auto | policy::Mode::Required | policy::Mode::Observe => {
@@ -395,31 +401,31 @@ fn in_words(routes: &[config::RouteConfig]) -> String {
         };
         let rollout =
             route.defer.rollout.as_ref().map_or_else(String::new, |share| format!(", rollout {share}"));
-        let server = server_in_words(server);
+        let server = describe_server(server);
         format!("{} -> {server} ({mode}{rollout})", route.path)
     });
     routes.collect::<Vec<_>>().join("; ")
 }
 
 /// A server without what may hold a key: a query, arguments.
-fn server_in_words(server: &Server) -> String {
+fn describe_server(server: &UpstreamTarget) -> String {
     match server {
-        Server::Url(url) => url.shown().to_owned(),
-        Server::Command(command) => format!("`{}`", command.program()),
+        UpstreamTarget::Url(url) => url.shown().to_owned(),
+        UpstreamTarget::Command(command) => format!("`{}`", command.program()),
     }
 }
 
 /// Where tasks are kept, and the secret of what outlives this process.
-fn store(store: &config::Store, quotas: &policy::Quotas) -> Result<Kept, Error> {
-    let &policy::Quotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
-    let bounds = Bounds { stored_bytes, stored_bytes_per_principal };
+fn store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<StoreWithSecret, Error> {
+    let &policy::TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
+    let bounds = StoreBounds { stored_bytes, stored_bytes_per_principal };
     Ok(match store {
-        config::Store::Memory => (Arc::new(Memory::bounded(bounds)), None),
-        config::Store::Disk { path, key, max_bytes } => {
-            let store = Disk::open(path, bounds, max_bytes.map(|bytes| bytes as u64))?;
-            let secret = Secret::new(&match key {
-                Some(config::StoreKey::Given(key)) => *key.expose(),
-                Some(config::StoreKey::File(file)) => disk::key(path, Some(file))?,
+        config::StoreConfig::Memory => (Arc::new(MemoryStore::bounded(bounds)), None),
+        config::StoreConfig::Disk { path, key, max_bytes } => {
+            let store = DiskStore::open(path, bounds, max_bytes.map(|bytes| bytes as u64))?;
+            let secret = StoreSecret::new(&match key {
+                Some(config::StoreKeySource::Value(key)) => *key.expose(),
+                Some(config::StoreKeySource::File(file)) => disk::key(path, Some(file))?,
                 None => disk::key(path, None)?,
             });
             (Arc::new(store), Some(secret))
@@ -429,7 +435,7 @@ fn store(store: &config::Store, quotas: &policy::Quotas) -> Result<Kept, Error> 
 
 // === impl Running ===
 
-impl Running {
+impl RunningProxy {
     /// An endpoint as a URL.
     pub fn url(&self, address: &SocketAddr, path: &str) -> String {
         let scheme = if self.tls { "https" } else { "http" };
@@ -450,15 +456,15 @@ impl Running {
 
     /// Stops in order, or leaves it at that when `hurry` resolves. Says whether it did.
     async fn stop_unless(self, hurry: impl Future<Output = ()>) -> bool {
-        let (begun, made) = (self.left(), self.house.ledger.made());
-        let mut left = Left::default();
+        let (begun, made) = (self.unfinished_work(), self.shared.ledger.made());
+        let mut left = UnfinishedWork::default();
         let hurried = tokio::select! {
             // What is done is done.
             biased;
-            () = self.wind_down(&mut left) => false,
+            () = self.drain(&mut left) => false,
             () = hurry => true,
         };
-        let lost = if hurried && !left.is_final { self.left() } else { left };
+        let lost = if hurried && !left.is_final { self.unfinished_work() } else { left };
         // It has answered to the last, so that operators saw us stopping.
         if let Some(metrics) = &self.metrics {
             metrics.task.abort();
@@ -467,13 +473,13 @@ impl Running {
             admin.stop();
         }
         if let (Some(traces), false) = (self.traces, hurried) {
-            traces.close(LAST_SPANS).await;
+            traces.close(SPAN_FLUSH_TIMEOUT).await;
         }
-        let Left { calls, tasks, results, .. } = lost;
-        let tasks_released = self.house.ledger.released();
-        Drained {
+        let UnfinishedWork { calls, tasks, results, .. } = lost;
+        let tasks_released = self.shared.ledger.released();
+        DrainCompleted {
             ended: (begun.calls + begun.tasks).saturating_sub(calls + tasks),
-            became_tasks: self.house.ledger.made().saturating_sub(made),
+            became_tasks: self.shared.ledger.made().saturating_sub(made),
             tasks_released,
             calls_lost: calls,
             tasks_lost: tasks.saturating_sub(tasks_released),
@@ -484,39 +490,39 @@ impl Running {
         hurried
     }
 
-    async fn wind_down(&self, left: &mut Left) {
-        let Stages { leaving, draining, overdue, closing } = &self.stages;
+    async fn drain(&self, left: &mut UnfinishedWork) {
+        let DrainStages { notice: leaving, draining, overdue, closing } = &self.stages;
         let DrainTimes { notice, limit } = self.config.drain;
-        leaving.tell();
+        leaving.start();
         if !notice.is_zero() {
-            Leaving { notice }.emit();
+            ShutdownNotice { notice }.emit();
             sleep(notice).await;
         }
-        let until = (self.house.clock.now() + limit).into();
-        draining.tell();
-        let Left { calls, tasks, results, .. } = self.left();
-        Draining { calls, tasks, results, limit }.emit();
-        let _ = timeout_at(until, self.at_rest()).await;
+        let until = (self.shared.clock.now() + limit).into();
+        draining.start();
+        let UnfinishedWork { calls, tasks, results, .. } = self.unfinished_work();
+        DrainStarted { calls, tasks, results, limit }.emit();
+        let _ = timeout_at(until, self.wait_until_drained()).await;
         // Whatever is left is lost from here on.
-        *left = Left { is_final: true, ..self.left() };
-        overdue.tell();
+        *left = UnfinishedWork { is_final: true, ..self.unfinished_work() };
+        overdue.start();
         // Their servers are told by this, and their clients.
-        let _ = timeout(LAST_WORDS, draining.over()).await;
-        closing.tell();
-        let _ = timeout_at(until, closing.over()).await;
+        let _ = timeout(FINAL_TIMEOUT, draining.completed()).await;
+        closing.start();
+        let _ = timeout_at(until, closing.completed()).await;
         let served = self.routes.iter().map(|served| &served.upstream);
         let all = served.chain(self.retiring.iter().map(|(_, upstream)| upstream));
         futures_util::future::join_all(all.map(|upstream| upstream.close())).await;
         // What is told of that must still be written.
-        let _ = timeout(LAST_WORDS, closing.over()).await;
-        let _ = timeout(LAST_WORDS, self.house.ledger.close()).await;
+        let _ = timeout(FINAL_TIMEOUT, closing.completed()).await;
+        let _ = timeout(FINAL_TIMEOUT, self.shared.ledger.close()).await;
     }
 
     /// Resolves when nothing works any more and every result has been fetched.
-    async fn at_rest(&self) {
+    async fn wait_until_drained(&self) {
         loop {
-            self.stages.draining.over().await;
-            self.house.ledger.all_fetched().await;
+            self.stages.draining.completed().await;
+            self.shared.ledger.all_fetched().await;
             // A client may have come back meanwhile.
             if self.stages.draining.unfinished() == 0 {
                 return;
@@ -525,21 +531,22 @@ impl Running {
     }
 
     /// What it would wait for if it were told to stop now.
-    fn waiting(&self, is_interrupt: bool) -> Waiting {
-        let (Left { calls, tasks, results, .. }, drain) = (self.left(), &self.config.drain);
-        Waiting { calls, tasks, results, limit: drain.notice + drain.limit, is_interrupt }
+    fn pending_work(&self, is_interrupt: bool) -> PendingWork {
+        let (UnfinishedWork { calls, tasks, results, .. }, drain) =
+            (self.unfinished_work(), &self.config.drain);
+        PendingWork { calls, tasks, results, limit: drain.notice + drain.limit, is_interrupt }
     }
 
-    fn left(&self) -> Left {
-        let tasks = self.house.ledger.working();
+    fn unfinished_work(&self) -> UnfinishedWork {
+        let tasks = self.shared.ledger.working();
         let calls = self.stages.draining.unfinished().saturating_sub(tasks);
-        Left { calls, tasks, results: self.house.ledger.unfetched(), is_final: false }
+        UnfinishedWork { calls, tasks, results: self.shared.ledger.unfetched(), is_final: false }
     }
 }
 
 /// What there is to wait for.
 #[derive(Default)]
-struct Left {
+struct UnfinishedWork {
     /// Calls in flight that are no tasks.
     calls: usize,
     /// Tasks that work.

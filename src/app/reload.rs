@@ -7,40 +7,39 @@
 //! ([`Endpoint::retire`](crate::proxy::Endpoint::retire)).
 
 use super::{
-    Error, Running,
-    house::{Served, servers, services, shown, take_effect},
-    share, tell_limits,
+    Error, RunningProxy, publish_limits, share,
+    shared_parts::{ServedRoute, put_into_effect, servers, services, shown_routes},
 };
 use crate::{
-    admin::{self, Changed},
-    bridge::resume::Keyring,
+    admin::{self, ChangedKeys},
+    bridge::request_state::SealKeyring,
     config::{Config, RouteConfig},
     telemetry::Limit,
-    upstream::{self, Change, Server},
+    upstream::{self, ApplyReload, UpstreamTarget},
 };
 use std::{collections::HashSet, mem, sync::Arc};
 
 /// What another configuration needs, and has got.
-struct Ready {
-    routes: Vec<Served>,
+struct PreparedRoutes {
+    routes: Vec<ServedRoute>,
     /// Which of them were not served before, by their place.
-    further: Vec<usize>,
+    added: Vec<usize>,
     /// Those that stay are spoken to so from now on.
-    otherwise: Vec<Change>,
+    changes: Vec<ApplyReload>,
 }
 
 // === impl Running ===
 
-impl Running {
+impl RunningProxy {
     /// Goes on by another configuration. Says what changed, and what will with the next start.
     ///
     /// # Errors
     /// As [`start`](super::start); nothing has changed then.
-    pub fn reload(&mut self, mut config: Config) -> Result<Changed, Error> {
-        let needs_restart = self.keep_what_needs_a_restart(&mut config);
+    pub fn reload(&mut self, mut config: Config) -> Result<ChangedKeys, Error> {
+        let needs_restart = self.keep_restart_only(&mut config);
         let shares = self.descriptors.map(|allowed| share(allowed, &mut config));
-        let Ready { routes, further, otherwise } = self.get_ready(&config)?;
-        let let_go = |routes: &[Served]| {
+        let PreparedRoutes { routes, added: further, changes: otherwise } = self.prepare_routes(&config)?;
+        let let_go = |routes: &[ServedRoute]| {
             for place in &further {
                 let upstream = Arc::clone(&routes[*place].upstream);
                 tokio::spawn(async move { upstream.close().await });
@@ -55,53 +54,55 @@ impl Running {
         let prepared = front.prepare(config.front.clone(), services(&routes));
         let prepared = prepared.inspect_err(|_| let_go(&routes))?;
 
-        let changed = self.config.changed_to(&config);
-        self.house.ledger.bound_by(config.quotas);
-        if let (Some(shares), Some(room)) = (shares, self.house.net.room()) {
-            room.bound_by(shares.servers);
-            Limit::UpstreamConnections.is(shares.servers as f64);
+        let changed = self.config.changed_keys(&config);
+        self.shared.ledger.set_quotas(config.quotas);
+        if let (Some(shares), Some(room)) = (shares, self.shared.net.limiter()) {
+            room.set_limit(shares.servers);
+            Limit::UpstreamConnections.set_value(shares.servers as f64);
         }
         self.addresses = prepared.addresses.clone();
         otherwise.into_iter().for_each(|change| change());
-        self.house.bind_sessions(&config);
-        prepared.take();
+        self.shared.bind_sessions(&config);
+        prepared.apply();
         self.tls = config.front.tls.is_some();
         self.paths = routes.iter().map(|served| Arc::clone(served.path())).collect();
         let ends_after = self.config.drain.limit;
         let before = mem::replace(&mut self.routes, routes);
         self.retiring.retain(|(retired, _)| !retired.is_finished());
         for served in before {
-            let stays = |now: &Served| Arc::ptr_eq(&now.upstream, &served.upstream);
+            let stays = |now: &ServedRoute| Arc::ptr_eq(&now.upstream, &served.upstream);
             if !self.routes.iter().any(stays) {
-                let ends = matches!(served.server, Server::Command(_));
+                let ends = matches!(served.server, UpstreamTarget::Command(_));
                 let retired = tokio::spawn(served.endpoint.retire(ends_after, ends));
                 self.retiring.push((retired, served.upstream));
             }
         }
-        take_effect(&self.routes);
+        put_into_effect(&self.routes);
         self.config = config;
-        tell_limits(&self.config);
-        let changed = Changed { changed, needs_restart };
-        self.show_operators(admitting);
+        publish_limits(&self.config);
+        let changed = ChangedKeys { changed, needs_restart };
+        self.update_admin(admitting);
         Ok(changed)
     }
 
     /// Begins to serve what is not served yet.
-    fn get_ready(&self, config: &Config) -> Result<Ready, Error> {
-        let keyring = self.house.keyring(config);
-        let mut ready = Ready { routes: Vec::new(), further: Vec::new(), otherwise: Vec::new() };
+    fn prepare_routes(&self, config: &Config) -> Result<PreparedRoutes, Error> {
+        let keyring = self.shared.keyring(config);
+        let mut ready = PreparedRoutes { routes: Vec::new(), added: Vec::new(), changes: Vec::new() };
         for wanted in &config.routes {
             let route = Arc::new(wanted.route.clone());
             let before = self.routes.iter().find(|before| *before.path() == route.path);
             let served = match before {
-                Some(before) if self.stays(before, wanted) => before.otherwise(wanted).map(|change| {
-                    ready.otherwise.push(change);
-                    before.renewed(wanted, &keyring)
-                }),
-                _ => self.house.serve_one(wanted, route, &keyring).map(|served| {
-                    ready.further.push(ready.routes.len());
+                Some(before) if self.is_same_server(before, wanted) => {
+                    before.prepare_reload(wanted).map(|change| {
+                        ready.changes.push(change);
+                        before.reloaded(wanted, &keyring)
+                    })
+                }
+                _ => self.shared.serve_one(wanted, route, &keyring).map(|served| {
+                    ready.added.push(ready.routes.len());
                     match before {
-                        Some(before) => served.in_place_of(before),
+                        Some(before) => served.replacing(before),
                         None => served,
                     }
                 }),
@@ -109,7 +110,7 @@ impl Running {
             match served {
                 Ok(served) => ready.routes.push(served),
                 Err(error) => {
-                    for place in ready.further {
+                    for place in ready.added {
                         let upstream = Arc::clone(&ready.routes[place].upstream);
                         tokio::spawn(async move { upstream.close().await });
                     }
@@ -122,7 +123,7 @@ impl Running {
 
     /// Whether a route's server is the same. With other names among the headers of ours it is not: what its sessions
     /// always say is without those.
-    fn stays(&self, before: &Served, wanted: &RouteConfig) -> bool {
+    fn is_same_server(&self, before: &ServedRoute, wanted: &RouteConfig) -> bool {
         let spoken_to = self.config.routes.iter().find(|route| route.route.path == *before.path());
         let names = |config: &upstream::Config| config.headers.keys().cloned().collect::<HashSet<_>>();
         before.server == wanted.server
@@ -130,7 +131,7 @@ impl Running {
     }
 
     /// What only a start can change stays as it is. Gives the names of what is written in another way.
-    fn keep_what_needs_a_restart(&self, config: &mut Config) -> Vec<&'static str> {
+    fn keep_restart_only(&self, config: &mut Config) -> Vec<&'static str> {
         let now = &self.config;
         let mut needs = Vec::new();
         let mut keep = |name, differs: bool| {
@@ -156,43 +157,43 @@ impl Running {
         needs
     }
 
-    fn show_operators(&self, admitting: Option<admin::Prepared>) {
+    fn update_admin(&self, admitting: Option<admin::PreparedAccess>) {
         if let Some(metrics) = &self.metrics {
-            metrics.renew(servers(&self.routes));
+            metrics.set_servers(servers(&self.routes));
         }
         let (Some(bound), Some(admitting)) = (&self.admin, admitting) else { return };
         let before = bound.parts();
-        let parts = admin::Parts {
+        let parts = admin::AdminParts {
             access: admin::OperatorAccess::of(&self.config.front.access),
             callers: before.callers.with_tokens(&self.config.front.tokens),
             servers: servers(&self.routes),
-            routes: shown(&self.routes),
+            routes: shown_routes(&self.routes),
             settings: self.config.settings.json().to_string().into(),
             ..before
         };
-        bound.renew(admitting, parts);
+        bound.apply_reload(admitting, parts);
     }
 }
 
 // === impl Served ===
 
-impl Served {
+impl ServedRoute {
     /// The same server, by another configuration.
-    fn renewed(&self, config: &RouteConfig, keyring: &Arc<Keyring>) -> Self {
+    fn reloaded(&self, config: &RouteConfig, keyring: &Arc<SealKeyring>) -> Self {
         Self {
             server: self.server.clone(),
             upstream: Arc::clone(&self.upstream),
-            endpoint: self.endpoint.renewed(Arc::new(config.route.clone()), Arc::clone(keyring)),
+            endpoint: self.endpoint.reconfigured(Arc::new(config.route.clone()), Arc::clone(keyring)),
         }
     }
 
     /// Gets ready to speak to the server so.
-    fn otherwise(&self, config: &RouteConfig) -> Result<Change, Error> {
-        let change = self.upstream.otherwise(&config.upstream);
+    fn prepare_reload(&self, config: &RouteConfig) -> Result<ApplyReload, Error> {
+        let change = self.upstream.prepare_reload(&config.upstream);
         change.map_err(|source| Error::Upstream { path: Arc::clone(self.path()), source })
     }
 
-    fn in_place_of(self, before: &Self) -> Self {
-        Self { endpoint: self.endpoint.in_place_of(&before.endpoint), ..self }
+    fn replacing(self, before: &Self) -> Self {
+        Self { endpoint: self.endpoint.replacing(&before.endpoint), ..self }
     }
 }

@@ -1,10 +1,10 @@
 //! Serves until the process is told to stop, and reads the configuration again when it is told so.
 
-use super::{Error, Running, start, watch::Watch};
+use super::{Error, RunningProxy, start, watch::FileWatch};
 use crate::{
-    admin::{Reloaded, TokenFolder},
-    config::{Config, Store, Warnings},
-    runtime::{notify, or_never},
+    admin::{ReloadResult, TokenFolder},
+    config::{Config, ConfigWarnings, StoreConfig},
+    runtime::{notify, or_pending},
     telemetry::{ConfigRefused, ConfigReloaded, ConfigWarning},
 };
 use std::{
@@ -20,7 +20,7 @@ use tokio::{
 };
 
 /// Where the configuration comes from.
-pub struct Source {
+pub struct ConfigSource {
     /// Reads and judges it, or says everything that is wrong with it.
     pub read: Box<dyn Fn() -> Result<Config, String> + Send>,
     /// Whether it is read again when one of its files changes.
@@ -29,7 +29,7 @@ pub struct Source {
 
 /// What ends the process beside SIGTERM and Ctrl-C.
 #[derive(Default)]
-pub struct Stops {
+pub struct StopTriggers {
     /// SIGHUP ends it in order, as the terminal that it was started from has closed; else it has the configuration read again.
     pub on_hangup: bool,
     /// Resolves when an MCP host writes to the standard input.
@@ -37,21 +37,21 @@ pub struct Stops {
 }
 
 /// What the process may be told from outside.
-struct Signals {
+struct StopSignals {
     terminate: Option<Signal>,
     interrupt: Option<Signal>,
 }
 
 /// Who wants the configuration to be read again.
-enum By {
+enum ReloadTrigger {
     Signal,
-    Operator(oneshot::Sender<Reloaded>),
+    Operator(oneshot::Sender<ReloadResult>),
     Watch,
 }
 
 /// What a proxy waits for that was told to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct PendingWork {
     /// Calls in flight that are no tasks.
     pub calls: usize,
     /// Tasks at work.
@@ -65,22 +65,22 @@ pub struct Waiting {
 }
 
 /// Keys that are named in a line of the log.
-const NAMED: usize = 20;
+const MAX_NAMES: usize = 20;
 
 /// Serves until the process is told to stop, then stops in order; at once where it is told again.
 /// `ready` is called once clients are served, `stopping` when it begins to stop.
 ///
 /// # Errors
-/// As [`start`]; [`Error::Hurried`], [`Error::StartedByHost`].
+/// As [`start`]; [`Error::SecondSignal`], [`Error::StartedByHost`].
 pub async fn run(
     mut config: Config,
-    source: Source,
-    mut stops: Stops,
-    ready: impl FnOnce(&Running),
-    stopping: impl FnOnce(&Waiting),
+    source: ConfigSource,
+    mut stops: StopTriggers,
+    ready: impl FnOnce(&RunningProxy),
+    stopping: impl FnOnce(&PendingWork),
 ) -> Result<(), Error> {
-    let (mut signals, mut hangup) = (Signals::listen(), listen_to(SignalKind::hangup()));
-    let mut watch = source.watched.then(|| Watch::on(paths(&config)));
+    let (mut signals, mut hangup) = (StopSignals::listen(), listen_to(SignalKind::hangup()));
+    let mut watch = source.watched.then(|| FileWatch::new(paths(&config)));
     let warnings = config.warnings.clone();
     let token_folders = token_folders(&config);
     if let Some(admin) = &mut config.admin {
@@ -94,19 +94,19 @@ pub async fn run(
         let by = tokio::select! {
             biased;
             is_interrupt = signals.stop() => break (is_interrupt, None),
-            () = host_writes(&mut stops.on_host) => break (false, Some(running.first_url())),
-            Some(()) = or_never(hangup.as_mut().map(Signal::recv)) => match stops.on_hangup {
+            () = host_message(&mut stops.on_host) => break (false, Some(running.first_url())),
+            Some(()) = or_pending(hangup.as_mut().map(Signal::recv)) => match stops.on_hangup {
                 true => break (false, None),
-                false => By::Signal,
+                false => ReloadTrigger::Signal,
             },
-            Some(tell) = running.asked.recv() => By::Operator(tell),
-            () = or_never(watch.as_mut().map(Watch::changed)) => By::Watch,
+            Some(tell) = running.reload_requests.recv() => ReloadTrigger::Operator(tell),
+            () = or_pending(watch.as_mut().map(FileWatch::changed)) => ReloadTrigger::Watch,
         };
-        let word = by.word();
+        let word = by.as_str();
         notify::reloading();
         let told = (source.read)().and_then(|config| {
             if let Some(watch) = &mut watch {
-                watch.follow(paths(&config));
+                watch.set_files(paths(&config));
             }
             let warnings = config.warnings.clone();
             let changed = running.reload(config).map_err(|error| error.to_string())?;
@@ -118,7 +118,7 @@ pub async fn run(
                 let needs_restart = changed.needs_restart.join(", ");
                 ConfigReloaded {
                     by: word,
-                    changed: &listed(&changed.changed),
+                    changed: &join_names(&changed.changed),
                     needs_restart: &needs_restart,
                 }
                 .emit();
@@ -126,19 +126,19 @@ pub async fn run(
             Err(error) => ConfigRefused { by: word, error }.emit(),
         }
         notify::ready();
-        if let By::Operator(tell) = by {
+        if let ReloadTrigger::Operator(tell) = by {
             // Whoever asked may have gone.
             let _ = tell.send(told);
         }
     };
     notify::stopping();
-    stopping(&running.waiting(is_interrupt));
+    stopping(&running.pending_work(is_interrupt));
     let again = async {
         signals.stop().await;
     };
     match (running.stop_unless(again).await, host) {
         (_, Some(url)) => Err(Error::StartedByHost { url }),
-        (true, None) => Err(Error::Hurried),
+        (true, None) => Err(Error::SecondSignal),
         (false, None) => Ok(()),
     }
 }
@@ -148,22 +148,24 @@ pub async fn run(
 fn token_folders(config: &Config) -> Vec<TokenFolder> {
     let store = match &config.store {
         // `.` has no name of its own.
-        Store::Disk { path, .. } => absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned)),
-        Store::Memory => None,
+        StoreConfig::Disk { path, .. } => {
+            absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned))
+        }
+        StoreConfig::Memory => None,
     };
     let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let runtime = runtime.map(TokenFolder::Runtime);
     store.map(TokenFolder::BesideStore).into_iter().chain(runtime).collect()
 }
 
-fn log_warnings(warnings: &Warnings) {
+fn log_warnings(warnings: &ConfigWarnings) {
     for warning in warnings.lines() {
         ConfigWarning { warning }.emit();
     }
 }
 
 /// Resolves when an MCP host has written to the standard input.
-async fn host_writes(message: &mut Option<oneshot::Receiver<()>>) {
+async fn host_message(message: &mut Option<oneshot::Receiver<()>>) {
     if let Some(received) = message
         && received.await.is_ok()
     {
@@ -178,18 +180,18 @@ fn paths(config: &Config) -> Vec<PathBuf> {
 }
 
 /// Names in a line of the log: not all of very many.
-fn listed(names: &[impl Display]) -> String {
-    let mut shown: Vec<_> = names.iter().take(NAMED).map(ToString::to_string).collect();
-    if names.len() > NAMED {
-        shown.push(format!("and {} more", names.len() - NAMED));
+fn join_names(names: &[impl Display]) -> String {
+    let mut shown: Vec<_> = names.iter().take(MAX_NAMES).map(ToString::to_string).collect();
+    if names.len() > MAX_NAMES {
+        shown.push(format!("and {} more", names.len() - MAX_NAMES));
     }
     shown.join(", ")
 }
 
 // === impl By ===
 
-impl By {
-    const fn word(&self) -> &'static str {
+impl ReloadTrigger {
+    const fn as_str(&self) -> &'static str {
         match self {
             Self::Signal => "SIGHUP",
             Self::Operator(_) => "POST /reload",
@@ -200,7 +202,7 @@ impl By {
 
 // === impl Signals ===
 
-impl Signals {
+impl StopSignals {
     /// Listens from now on.
     fn listen() -> Self {
         let [terminate, interrupt] = [SignalKind::terminate(), SignalKind::interrupt()].map(listen_to);
@@ -210,8 +212,8 @@ impl Signals {
     /// Resolves at the next SIGTERM or Ctrl-C. Gives whether it was the latter.
     async fn stop(&mut self) -> bool {
         tokio::select! {
-            _ = or_never(self.terminate.as_mut().map(Signal::recv)) => false,
-            _ = or_never(self.interrupt.as_mut().map(Signal::recv)) => true,
+            _ = or_pending(self.terminate.as_mut().map(Signal::recv)) => false,
+            _ = or_pending(self.interrupt.as_mut().map(Signal::recv)) => true,
         }
     }
 }

@@ -11,30 +11,30 @@ use std::{
 use tokio::time::sleep;
 
 /// Files that are watched.
-pub(super) struct Watch {
+pub(super) struct FileWatch {
     files: Vec<PathBuf>,
-    seen: Vec<Look>,
+    seen: Vec<FileFingerprint>,
 }
 
 /// What tells one content of a file from another, without reading it; none where there is no file.
-type Look = Option<(u64, SystemTime, u64)>;
+type FileFingerprint = Option<(u64, SystemTime, u64)>;
 
 /// How often they are looked at. What changes in between is read once.
 const PERIOD: Duration = Duration::from_secs(1);
 
 // === impl Watch ===
 
-impl Watch {
-    pub(super) fn on(files: Vec<PathBuf>) -> Self {
-        let seen = files.iter().map(|file| look(file)).collect();
+impl FileWatch {
+    pub(super) fn new(files: Vec<PathBuf>) -> Self {
+        let seen = files.iter().map(|file| fingerprint(file)).collect();
         Self { files, seen }
     }
 
     /// Watches these from now on; what has changed meanwhile is a change.
-    pub(super) fn follow(&mut self, files: Vec<PathBuf>) {
+    pub(super) fn set_files(&mut self, files: Vec<PathBuf>) {
         let seen = |file: &PathBuf| match self.files.iter().position(|known| known == file) {
             Some(at) => self.seen[at],
-            None => look(file),
+            None => fingerprint(file),
         };
         self.seen = files.iter().map(seen).collect();
         self.files = files;
@@ -46,7 +46,7 @@ impl Watch {
         let mut before = self.seen.clone();
         loop {
             sleep(PERIOD).await;
-            let now: Vec<_> = self.files.iter().map(|file| look(file)).collect();
+            let now: Vec<_> = self.files.iter().map(|file| fingerprint(file)).collect();
             if now == before && now != self.seen {
                 self.seen = now;
                 return;
@@ -56,7 +56,7 @@ impl Watch {
     }
 }
 
-fn look(file: &Path) -> Look {
+fn fingerprint(file: &Path) -> FileFingerprint {
     let about = fs::metadata(file).ok()?;
     #[cfg(unix)]
     let number = std::os::unix::fs::MetadataExt::ino(&about);
@@ -75,7 +75,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let [file, other] = ["a", "b"].map(|name| folder.path().join(name));
         fs::write(&file, "1").expect("it can be written");
-        let mut watch = Watch::on(vec![file.clone()]);
+        let mut watch = FileWatch::new(vec![file.clone()]);
         assert!(timeout(PERIOD * 3, watch.changed()).await.is_err());
         fs::write(&file, "22").expect("it can be written");
         assert!(timeout(PERIOD * 3, watch.changed()).await.is_ok());
@@ -85,7 +85,7 @@ mod tests {
         assert!(timeout(PERIOD * 3, watch.changed()).await.is_ok());
         fs::remove_file(&file).expect("it is there");
         assert!(timeout(PERIOD * 3, watch.changed()).await.is_ok());
-        watch.follow(vec![file, other.clone()]);
+        watch.set_files(vec![file, other.clone()]);
         fs::write(&other, "1").expect("it can be written");
         assert!(timeout(PERIOD * 3, watch.changed()).await.is_ok());
     }

@@ -4,18 +4,18 @@
 
 use crate::protocol::{
     Frame, Kind,
-    splice::{Object, Patch, items},
+    splice::{BytesPatch, JsonObject, items},
 };
 use bytes::Bytes;
 
-/// A server's answer to `tools/list` without the tools that are denied. `None` where nothing changes.
+/// A server's answer to `tools/list` without the tools that are denied. `Missing` where nothing changes.
 pub fn hide(answer: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let listed = result.get("tools")?;
     let tools = items(&listed)?;
     // Two readers may take the name from different members of that name.
     let is_hidden = |tool: &Bytes| {
-        let Ok(tool) = Object::read(tool) else { return false };
+        let Ok(tool) = JsonObject::read(tool) else { return false };
         let mut names = tool.members().filter(|(key, _)| key == "name");
         names.any(|(_, name)| serde_json::from_slice::<String>(&name).is_ok_and(|name| is_denied(&name)))
     };
@@ -23,7 +23,7 @@ pub fn hide(answer: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
     if !hidden.contains(&true) {
         return None;
     }
-    let mut patch = Patch::new(answer.as_bytes().clone());
+    let mut patch = BytesPatch::new(answer.as_bytes().clone());
     if !hidden.contains(&false) {
         patch.replace(&listed, Bytes::from_static(b"[]"));
         return Some(patch.apply());

@@ -4,8 +4,8 @@ use crate::{
     dialect::modern::{self, server_info_meta},
     protocol::{
         Payload, meta,
-        method::Needs,
-        splice::{Edit, Object},
+        method::RequiredCapability,
+        splice::{JsonObject, ObjectEdit},
     },
 };
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 /// What a server says of itself, raw.
 #[derive(Clone, Copy, Debug)]
-pub struct About<'a> {
+pub struct ServerDescription<'a> {
     pub capabilities: &'a Bytes,
     pub server_info: &'a Bytes,
     pub instructions: Option<&'a Bytes>,
@@ -21,7 +21,7 @@ pub struct About<'a> {
 
 /// The result of `server/discover` (2026-07-28, *Discovery*): the server's own capabilities, and the tasks
 /// extension.
-pub fn discover(server: About<'_>) -> Vec<u8> {
+pub fn discover(server: ServerDescription<'_>) -> Vec<u8> {
     let versions: Vec<_> = modern::SERVED.iter().map(|revision| revision.as_str()).collect();
     let mut out = Vec::with_capacity(512);
     out.extend_from_slice(br#"{"resultType":"complete","supportedVersions":"#);
@@ -39,38 +39,38 @@ pub fn discover(server: About<'_>) -> Vec<u8> {
 }
 
 /// Whether the server declared what a method needs.
-pub fn declares(capabilities: &Payload, needs: Needs) -> bool {
+pub fn declares(capabilities: &Payload, needs: RequiredCapability) -> bool {
     let member = match needs {
-        Needs::Nothing => return true,
-        Needs::Tools => "tools",
-        Needs::Prompts => "prompts",
-        Needs::Resources => "resources",
-        Needs::Completions => "completions",
+        RequiredCapability::Nothing => return true,
+        RequiredCapability::Tools => "tools",
+        RequiredCapability::Prompts => "prompts",
+        RequiredCapability::Resources => "resources",
+        RequiredCapability::Completions => "completions",
     };
     capabilities.object().is_some_and(|object| object.contains(member))
 }
 
 /// Whether the server declared that it tells of changes: `listChanged` or `subscribe` of a member.
 pub fn declares_flag(capabilities: &Payload, member: &str, flag: &str) -> bool {
-    let member = capabilities.get(member).and_then(|member| Object::read(&member).ok());
+    let member = capabilities.get(member).and_then(|member| JsonObject::read(&member).ok());
     member.is_some_and(|member| member.raw(flag) == Some(b"true"))
 }
 
 /// The value of the extension is exactly `{}`: with any member, clients in the field take the
 /// server for one without tasks.
 fn capabilities(raw: &Bytes) -> Bytes {
-    let Ok(object) = Object::read(raw) else {
+    let Ok(object) = JsonObject::read(raw) else {
         return json!({ "extensions": { meta::TASKS_EXTENSION: {} } }).to_string().into();
     };
-    let extensions = match object.get("extensions").map(|raw| Object::read(&raw)) {
+    let extensions = match object.get("extensions").map(|raw| JsonObject::read(&raw)) {
         Some(Ok(extensions)) => {
-            let mut edit = Edit::new(&extensions);
+            let mut edit = ObjectEdit::new(&extensions);
             edit.set(meta::TASKS_EXTENSION, "{}");
             edit.apply()
         }
         _ => Value::from_iter([(meta::TASKS_EXTENSION, json!({}))]).to_string().into(),
     };
-    let mut edit = Edit::new(&object);
+    let mut edit = ObjectEdit::new(&object);
     edit.set("extensions", extensions);
     edit.apply()
 }
@@ -97,8 +97,8 @@ mod tests {
     fn flags_are_read_from_their_member() {
         let raw = r#"{"tools":{"listChanged":true},"resources":{"subscribe":false}}"#;
         let raw = Payload::read(raw.into());
-        assert!(declares(&raw, Needs::Tools));
-        assert!(!declares(&raw, Needs::Prompts));
+        assert!(declares(&raw, RequiredCapability::Tools));
+        assert!(!declares(&raw, RequiredCapability::Prompts));
         assert!(declares_flag(&raw, "tools", "listChanged"));
         assert!(!declares_flag(&raw, "resources", "subscribe"));
         assert!(!declares_flag(&raw, "prompts", "listChanged"));
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_discover_result_is_valid_json_with_all_it_needs() {
-        let text = discover(About {
+        let text = discover(ServerDescription {
             capabilities: &Bytes::from_static(b"{}"),
             server_info: &Bytes::from_static(br#"{"name":"s","version":"1"}"#),
             instructions: Some(&Bytes::from_static(br#""Use well.""#)),

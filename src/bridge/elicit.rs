@@ -6,40 +6,41 @@ use crate::{
     dialect::modern::server_info_meta,
     protocol::{
         ErrorObject, InputKind, InputRequest, code,
-        splice::{Edit, Object, items},
+        splice::{JsonObject, ObjectEdit, items},
     },
 };
 use bytes::Bytes;
 use serde_json::Value;
 
-pub use crate::protocol::input_keys::Keys;
-pub use form::Invalid;
+pub use crate::protocol::input_keys::InputKeys;
+pub use form::InvalidAnswer;
 
 /// The answer for the server if it is one to this question: the client's bytes without
 /// `resultType`, which only its own era knows.
 ///
 /// # Errors
-/// [`Invalid`] says which member is wrong. The question is then still to be answered.
-pub fn check_answer(question: &InputRequest, answer: &Bytes) -> Result<Bytes, Invalid> {
-    let object = Object::read(answer).map_err(|_| Invalid { at: None, must: "must be an object".into() })?;
+/// [`InvalidAnswer`] says which member is wrong. The question is then still to be answered.
+pub fn check_answer(question: &InputRequest, answer: &Bytes) -> Result<Bytes, InvalidAnswer> {
+    let object =
+        JsonObject::read(answer).map_err(|_| InvalidAnswer { at: None, must: "must be an object".into() })?;
     match question.kind() {
         InputKind::Elicitation => check_elicitation(question, &object)?,
         InputKind::Sampling => check_sampling(&object)?,
         InputKind::Roots => check_roots(&object)?,
     }
-    let mut edit = Edit::new(&object);
+    let mut edit = ObjectEdit::new(&object);
     edit.remove("resultType");
     Ok(edit.apply())
 }
 
 /// 2026-07-28, *Elicitation, Response Actions*.
-fn check_elicitation(question: &InputRequest, answer: &Object) -> Result<(), Invalid> {
-    match text(answer, "action")?.as_str() {
+fn check_elicitation(question: &InputRequest, answer: &JsonObject) -> Result<(), InvalidAnswer> {
+    match string_member(answer, "action")?.as_str() {
         "accept" => {}
         "decline" | "cancel" => return Ok(()),
         _ => return Err(invalid("action", "must be \"accept\", \"decline\" or \"cancel\"")),
     }
-    let params = question.params().and_then(|params| Object::read(&params).ok());
+    let params = question.params().and_then(|params| JsonObject::read(&params).ok());
     let asks_by_form = params.as_ref().is_none_or(|params| match params.get("mode") {
         // An elicitation that names no mode is from before there were two.
         None => true,
@@ -49,22 +50,22 @@ fn check_elicitation(question: &InputRequest, answer: &Object) -> Result<(), Inv
         return Ok(());
     }
     let schema = params.and_then(|params| params.get("requestedSchema"));
-    form::check(schema.as_ref(), once(answer, "content")?.as_ref())
+    form::check(schema.as_ref(), unique_member(answer, "content")?.as_ref())
 }
 
 /// 2026-07-28, *Sampling, Result Fields*.
-fn check_sampling(answer: &Object) -> Result<(), Invalid> {
-    if !matches!(text(answer, "role")?.as_str(), "user" | "assistant") {
+fn check_sampling(answer: &JsonObject) -> Result<(), InvalidAnswer> {
+    if !matches!(string_member(answer, "role")?.as_str(), "user" | "assistant") {
         return Err(invalid("role", "must be \"user\" or \"assistant\""));
     }
-    text(answer, "model")?;
-    let content = once(answer, "content")?.ok_or_else(|| invalid("content", "is required"))?;
+    string_member(answer, "model")?;
+    let content = unique_member(answer, "content")?.ok_or_else(|| invalid("content", "is required"))?;
     let blocks = match content.first() {
         Some(b'{') => vec![content],
         Some(b'[') => items(&content).unwrap_or_default(),
         _ => return Err(invalid("content", "must be a content block or a list of them")),
     };
-    let is_block = |block: &Bytes| Object::read(block).is_ok_and(|block| block.string("type").is_some());
+    let is_block = |block: &Bytes| JsonObject::read(block).is_ok_and(|block| block.string("type").is_some());
     if blocks.iter().all(is_block) {
         return Ok(());
     }
@@ -72,10 +73,10 @@ fn check_sampling(answer: &Object) -> Result<(), Invalid> {
 }
 
 /// 2026-07-28, *Roots, Data Types*.
-fn check_roots(answer: &Object) -> Result<(), Invalid> {
-    let roots = once(answer, "roots")?.ok_or_else(|| invalid("roots", "is required"))?;
+fn check_roots(answer: &JsonObject) -> Result<(), InvalidAnswer> {
+    let roots = unique_member(answer, "roots")?.ok_or_else(|| invalid("roots", "is required"))?;
     let roots = items(&roots).ok_or_else(|| invalid("roots", "must be a list"))?;
-    let is_root = |root: &Bytes| Object::read(root).is_ok_and(|root| root.string("uri").is_some());
+    let is_root = |root: &Bytes| JsonObject::read(root).is_ok_and(|root| root.string("uri").is_some());
     match roots.iter().position(|root| !is_root(root)) {
         Some(at) => Err(invalid(&format!("roots[{at}]"), "must be an object with a `uri`")),
         None => Ok(()),
@@ -98,7 +99,7 @@ pub fn cancelled_answer(kind: InputKind) -> Result<Bytes, ErrorObject> {
 }
 
 /// `-32021` for a call that failed after its server had asked what this client cannot be asked.
-pub fn question_refused(missing: &Value) -> ErrorObject {
+pub fn input_refused(missing: &Value) -> ErrorObject {
     ErrorObject::missing_capability("The server asked for something this client did not declare", missing)
 }
 
@@ -132,14 +133,14 @@ pub fn input_required<'a>(
 }
 
 /// A member that must be a string.
-fn text(answer: &Object, key: &str) -> Result<String, Invalid> {
-    let raw = once(answer, key)?.ok_or_else(|| invalid(key, "is required"))?;
+fn string_member(answer: &JsonObject, key: &str) -> Result<String, InvalidAnswer> {
+    let raw = unique_member(answer, key)?.ok_or_else(|| invalid(key, "is required"))?;
     serde_json::from_slice(&raw).map_err(|_| invalid(key, "must be a string"))
 }
 
 /// A member we look at. Two readers may disagree on which counts where it is repeated, and what is
 /// checked here would not be what the server takes.
-fn once(answer: &Object, key: &str) -> Result<Option<Bytes>, Invalid> {
+fn unique_member(answer: &JsonObject, key: &str) -> Result<Option<Bytes>, InvalidAnswer> {
     match answer.members().filter(|(name, _)| name == key).count() {
         0 => Ok(None),
         1 => Ok(answer.get(key)),

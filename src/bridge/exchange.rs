@@ -10,10 +10,10 @@
 //!   once, unless the server had already answered;
 //! - a question is put on the call itself before a task exists, and inside the task afterwards.
 //!
-//! How a client is asked on the call itself, and what its leaving means, is its [`Manner`]. How a server
-//! asks has two shapes: its call goes on and waits for the answer ([`Exchange::handle_question`]), or it
+//! How a client is asked on the call itself, and what its leaving means, is its [`InputDelivery`]. How a server
+//! asks has two shapes: its call goes on and waits for the answer ([`Exchange::handle_input_request`]), or it
 //! turns the call over, so that nothing is in flight until the call is made again with all the answers
-//! ([`Exchange::handle_turn_over`]).
+//! ([`Exchange::handle_input_required`]).
 //!
 //! `F` is the server's final word; the exchange carries it and never looks inside. Questions are
 //! numbers here: what they say is the business of whoever carries the actions out.
@@ -25,41 +25,41 @@ use std::{
 
 /// What is to be done, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action<F> {
+pub enum ExchangeAction<F> {
     /// Answer the client's own request with the server's final word.
     Reply(F),
     /// Answer the client's own request with these questions; it will come back with answers.
-    Ask(BTreeSet<Ask>),
+    RequestInput(BTreeSet<InputNumber>),
     /// Put a question on the stream that answers the client's own request.
-    AskOnStream(Ask),
+    RequestOnStream(InputNumber),
     /// Store the task, then say whether it worked ([`Exchange::handle_stored`]).
     Store,
     /// Answer the client's own request with the handle of the stored task.
     ReplyTask,
     /// Put a question inside the task.
-    AskInTask(Ask),
+    RequestInTask(InputNumber),
     /// Take a question back, wherever it has been put.
-    Withdraw(Ask),
+    Withdraw(InputNumber),
     /// Make the call again, with the answers to all that the server turned it over for.
-    Turn,
+    RetryUpstream,
     /// Tell the server that nobody answers this question.
-    Decline(Ask),
+    Decline(InputNumber),
     /// The same of one that has been put inside the task, where it is taken back.
-    Lapse(Ask),
+    ExpireInput(InputNumber),
     /// Keep the server's final word in the task.
-    Settle(F),
+    StoreResult(F),
     /// Forget the task: nobody has its handle.
-    Forget,
+    RemoveTask,
     /// Tell the server that nobody waits any more.
     CancelUpstream,
 }
 
 /// A question of the server, by number within its call.
-pub type Ask = u32;
+pub type InputNumber = u32;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
+pub struct CallDeadlines {
     /// When a call becomes a task, counted from its start and again from each retry. Where it is
     /// nothing the call is a task at once, whatever arrives meanwhile.
     pub defer_after: Option<Duration>,
@@ -69,15 +69,15 @@ pub struct Deadlines {
     pub park: Duration,
     /// How long an unanswered question inside a task may keep the server waiting; for as long as the task
     /// lives where it is nothing. A call that the server has turned over keeps it from nothing.
-    pub turn: Option<Duration>,
+    pub input_timeout: Option<Duration>,
 }
 
 /// How a client is asked before there is a task, and what its leaving means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum InputDelivery {
     /// Its call is answered with the questions, and it comes back with the answers. One that leaves before
     /// it has an answer cancels its call (2026-07-28, *Multi Round-Trip Requests*; *Cancellation*).
-    Rounds,
+    RoundTrips,
     /// It is asked on the stream that answers its call, which goes on. One that leaves cancels nothing, and
     /// is owed what comes of it: as a task, where it may be one (2025-11-25, *Sending Messages to the
     /// Server*).
@@ -89,33 +89,33 @@ pub enum Manner {
 /// One call in flight.
 #[derive(Clone, Debug)]
 pub struct Exchange<F> {
-    state: State<F>,
-    manner: Manner,
-    deadlines: Deadlines,
+    state: ExchangeState<F>,
+    manner: InputDelivery,
+    deadlines: CallDeadlines,
     /// What must be answered before the call is made again. While there is any, the server has no call.
-    turned_over: Option<BTreeSet<Ask>>,
+    awaited_inputs: Option<BTreeSet<InputNumber>>,
     /// When what has been put inside the task lapses, the first first.
-    lapses: VecDeque<(Instant, Ask)>,
+    input_expiries: VecDeque<(Instant, InputNumber)>,
     /// A client that is owed its result has left.
-    left: bool,
+    has_disconnected: bool,
     /// Of a call that is only observed.
-    observed: Option<Box<Observed>>,
-    actions: VecDeque<Action<F>>,
+    observed: Option<Box<DeferObservation>>,
+    actions: VecDeque<ExchangeAction<F>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum State<F> {
+enum ExchangeState<F> {
     /// The client waits on its own request. A task at `defer_at`, if that is given, unless the
     /// server asks first.
-    Inline { defer_at: Option<Instant>, asked: BTreeSet<Ask>, settle_at: Option<Instant> },
+    Inline { defer_at: Option<Instant>, asked: BTreeSet<InputNumber>, settle_at: Option<Instant> },
     /// The client has been asked and will come back. The server's word may come meanwhile.
-    Parked { asked: BTreeSet<Ask>, word: Option<Box<F>>, expires_at: Instant },
+    Parked { asked: BTreeSet<InputNumber>, word: Option<Box<F>>, expires_at: Instant },
     /// The task is being stored. Questions and the final word may come meanwhile.
-    Deferring { asked: BTreeSet<Ask>, word: Option<Box<F>> },
+    Deferring { asked: BTreeSet<InputNumber>, word: Option<Box<F>> },
     /// The task is being stored and has no use any more: its client has disconnected, or has its answer.
     Abandoned,
     /// The handle is on its way to the client's socket.
-    Handing { settled: bool },
+    CommittingHandle { settled: bool },
     /// The client has the handle; the call runs on without it.
     Deferred,
     /// There is nothing left to decide.
@@ -124,7 +124,7 @@ enum State<F> {
 
 /// A call that would become a task if it were not only observed.
 #[derive(Clone, Debug)]
-struct Observed {
+struct DeferObservation {
     after: Duration,
     /// When, unless the server asks first. Counts from the start, and again from each retry.
     due: Option<Instant>,
@@ -133,19 +133,19 @@ struct Observed {
 
 /// Where an exchange stands, for those who print it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum ExchangePhase {
     Inline,
     Parked,
     Deferring,
     Abandoned,
-    Handing,
+    CommittingHandle,
     Deferred,
     Done,
 }
 
 // === impl Deadlines ===
 
-impl Deadlines {
+impl CallDeadlines {
     /// Whether the call is a task at once, and not only if it turns out to be slow.
     fn is_at_once(&self) -> bool {
         self.defer_after == Some(Duration::ZERO)
@@ -156,28 +156,28 @@ impl Deadlines {
 
 impl<F> Exchange<F> {
     /// A call that is sent at `now`.
-    pub fn new(manner: Manner, deadlines: Deadlines, now: Instant) -> Self {
-        let state = State::Inline {
+    pub fn new(manner: InputDelivery, deadlines: CallDeadlines, now: Instant) -> Self {
+        let state = ExchangeState::Inline {
             defer_at: deadlines.defer_after.map(|after| now + after),
             asked: BTreeSet::new(),
             settle_at: None,
         };
-        Self::begun(manner, deadlines, state)
+        Self::with_state(manner, deadlines, state)
     }
 
     /// A call that is stored as a task before it is sent, and whose client has the handle.
-    pub fn of_a_task(manner: Manner, deadlines: Deadlines) -> Self {
-        Self::begun(manner, deadlines, State::Deferred)
+    pub fn stored_task(manner: InputDelivery, deadlines: CallDeadlines) -> Self {
+        Self::with_state(manner, deadlines, ExchangeState::Deferred)
     }
 
-    fn begun(manner: Manner, deadlines: Deadlines, state: State<F>) -> Self {
+    fn with_state(manner: InputDelivery, deadlines: CallDeadlines, state: ExchangeState<F>) -> Self {
         Self {
             state,
             manner,
             deadlines,
-            turned_over: None,
-            lapses: VecDeque::new(),
-            left: false,
+            awaited_inputs: None,
+            input_expiries: VecDeque::new(),
+            has_disconnected: false,
             observed: None,
             actions: VecDeque::new(),
         }
@@ -186,14 +186,15 @@ impl<F> Exchange<F> {
     /// The call becomes no task; it is observed whether it would have with this threshold
     /// ([`Exchange::would_defer`]).
     pub fn observe(&mut self, after: Duration, since: Instant) {
-        let observed = Observed { after, due: Some(since + after), is_over_threshold: false };
+        let observed = DeferObservation { after, due: Some(since + after), is_over_threshold: false };
         self.observed = Some(Box::new(observed));
     }
 
     /// It is this time. Said of an observed call before each event that does not say it: a threshold that has passed
     /// was there first.
-    pub fn pass_time(&mut self, now: Instant) {
-        if let (Some(observed), State::Inline { settle_at: None, .. }) = (&mut self.observed, &self.state)
+    pub fn observe_time(&mut self, now: Instant) {
+        if let (Some(observed), ExchangeState::Inline { settle_at: None, .. }) =
+            (&mut self.observed, &self.state)
             && observed.due.is_some_and(|due| due <= now)
         {
             observed.is_over_threshold = true;
@@ -207,155 +208,170 @@ impl<F> Exchange<F> {
 
     /// The server's final word: its response, or that there will be none.
     pub fn handle_final(&mut self, word: F) {
-        self.turned_over = None;
+        self.awaited_inputs = None;
         match &mut self.state {
-            State::Inline { defer_at: Some(_), asked, .. }
+            ExchangeState::Inline { defer_at: Some(_), asked, .. }
                 if self.deadlines.is_at_once() && asked.is_empty() =>
             {
-                self.state = State::Deferring { asked: BTreeSet::new(), word: Some(Box::new(word)) };
-                self.actions.push_back(Action::Store);
+                self.state = ExchangeState::Deferring { asked: BTreeSet::new(), word: Some(Box::new(word)) };
+                self.actions.push_back(ExchangeAction::Store);
             }
-            State::Inline { .. } => {
-                self.actions.push_back(Action::Reply(word));
-                self.state = State::Done;
+            ExchangeState::Inline { .. } => {
+                self.actions.push_back(ExchangeAction::Reply(word));
+                self.state = ExchangeState::Done;
             }
             // The client is not kept waiting for the store: its task is forgotten once that is stored.
-            State::Deferring { word: pending, .. } => {
-                if self.deadlines.is_at_once() || self.left && self.manner == Manner::Stream {
+            ExchangeState::Deferring { word: pending, .. } => {
+                if self.deadlines.is_at_once()
+                    || self.has_disconnected && self.manner == InputDelivery::Stream
+                {
                     *pending = Some(Box::new(word));
                 } else {
-                    self.actions.push_back(Action::Reply(word));
-                    self.state = State::Abandoned;
+                    self.actions.push_back(ExchangeAction::Reply(word));
+                    self.state = ExchangeState::Abandoned;
                 }
             }
             // Kept for the retry: a server that gave up waiting has said so in its answer.
-            State::Parked { word: pending, .. } => *pending = Some(Box::new(word)),
-            State::Handing { settled } => {
+            ExchangeState::Parked { word: pending, .. } => *pending = Some(Box::new(word)),
+            ExchangeState::CommittingHandle { settled } => {
                 if !*settled {
-                    self.actions.push_back(Action::Settle(word));
+                    self.actions.push_back(ExchangeAction::StoreResult(word));
                     *settled = true;
                 }
             }
-            State::Deferred => {
-                self.actions.push_back(Action::Settle(word));
-                self.state = State::Done;
+            ExchangeState::Deferred => {
+                self.actions.push_back(ExchangeAction::StoreResult(word));
+                self.state = ExchangeState::Done;
             }
-            State::Abandoned | State::Done => {}
+            ExchangeState::Abandoned | ExchangeState::Done => {}
         }
     }
 
     /// The server asks something that may be put to the client.
-    pub fn handle_question(&mut self, ask: Ask, now: Instant) {
-        self.pass_time(now);
-        if !self.ask(&BTreeSet::from([ask]), now) {
-            self.actions.push_back(Action::Decline(ask));
+    pub fn handle_input_request(&mut self, ask: InputNumber, now: Instant) {
+        self.observe_time(now);
+        if !self.request_input(&BTreeSet::from([ask]), now) {
+            self.actions.push_back(ExchangeAction::Decline(ask));
         }
     }
 
     /// The server asks these, and ends the call with that: it is made again once all of them are answered.
-    pub fn handle_turn_over(&mut self, asks: BTreeSet<Ask>, now: Instant) {
-        self.pass_time(now);
-        self.turned_over = Some(asks.clone());
-        if !self.ask(&asks, now) {
-            self.turned_over = None;
+    pub fn handle_input_required(&mut self, asks: BTreeSet<InputNumber>, now: Instant) {
+        self.observe_time(now);
+        self.awaited_inputs = Some(asks.clone());
+        if !self.request_input(&asks, now) {
+            self.awaited_inputs = None;
             return;
         }
         // No more will come that could be waited for.
-        if self.manner == Manner::Rounds
-            && matches!(&self.state, State::Inline { asked, .. } if !asked.is_empty())
+        if self.manner == InputDelivery::RoundTrips
+            && matches!(&self.state, ExchangeState::Inline { asked, .. } if !asked.is_empty())
         {
             self.park(now);
         }
-        self.turn();
+        self.retry_if_answered();
     }
 
     /// The client is to be asked this. Not where nobody waits for what it says.
-    fn ask(&mut self, asks: &BTreeSet<Ask>, now: Instant) -> bool {
+    fn request_input(&mut self, asks: &BTreeSet<InputNumber>, now: Instant) -> bool {
         match &mut self.state {
-            State::Inline { .. } if self.left && self.manner == Manner::Ticket => return false,
-            // Too late for the call itself, though nobody has looked at the time yet.
-            State::Inline { asked, defer_at: Some(at), .. } if asked.is_empty() && *at <= now => {
-                self.state = State::Deferring { asked: asks.clone(), word: None };
-                self.actions.push_back(Action::Store);
+            ExchangeState::Inline { .. } if self.has_disconnected && self.manner == InputDelivery::Ticket => {
+                return false;
             }
-            State::Inline { asked, settle_at, .. } => {
+            // Too late for the call itself, though nobody has looked at the time yet.
+            ExchangeState::Inline { asked, defer_at: Some(at), .. } if asked.is_empty() && *at <= now => {
+                self.state = ExchangeState::Deferring { asked: asks.clone(), word: None };
+                self.actions.push_back(ExchangeAction::Store);
+            }
+            ExchangeState::Inline { asked, settle_at, .. } => {
                 asked.extend(asks);
                 match self.manner {
-                    Manner::Rounds if asked.is_empty() => {}
-                    Manner::Rounds => drop(settle_at.get_or_insert(now + self.deadlines.settle)),
-                    Manner::Stream | Manner::Ticket => {
-                        self.actions.extend(asks.iter().copied().map(Action::AskOnStream))
+                    InputDelivery::RoundTrips if asked.is_empty() => {}
+                    InputDelivery::RoundTrips => drop(settle_at.get_or_insert(now + self.deadlines.settle)),
+                    InputDelivery::Stream | InputDelivery::Ticket => {
+                        self.actions.extend(asks.iter().copied().map(ExchangeAction::RequestOnStream))
                     }
                 }
             }
             // Put with the next round, when the client comes back.
-            State::Parked { asked, .. } | State::Deferring { asked, .. } => asked.extend(asks),
-            State::Handing { settled: false } | State::Deferred => {
-                asks.iter().for_each(|ask| self.ask_in_task(*ask, now));
+            ExchangeState::Parked { asked, .. } | ExchangeState::Deferring { asked, .. } => {
+                asked.extend(asks)
             }
-            State::Handing { settled: true } | State::Abandoned | State::Done => return false,
+            ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
+                asks.iter().for_each(|ask| self.request_input_in_task(*ask, now));
+            }
+            ExchangeState::CommittingHandle { settled: true }
+            | ExchangeState::Abandoned
+            | ExchangeState::Done => return false,
         }
         true
     }
 
     /// A question is answered that was put inside the task or on the stream.
-    pub fn handle_answered(&mut self, ask: Ask) {
+    pub fn handle_input_answered(&mut self, ask: InputNumber) {
         match &mut self.state {
-            State::Inline { asked, .. } | State::Parked { asked, .. } | State::Deferring { asked, .. } => {
+            ExchangeState::Inline { asked, .. }
+            | ExchangeState::Parked { asked, .. }
+            | ExchangeState::Deferring { asked, .. } => {
                 asked.remove(&ask);
             }
-            State::Abandoned | State::Handing { .. } | State::Deferred | State::Done => {}
+            ExchangeState::Abandoned
+            | ExchangeState::CommittingHandle { .. }
+            | ExchangeState::Deferred
+            | ExchangeState::Done => {}
         }
-        if let Some(asks) = &mut self.turned_over {
+        if let Some(asks) = &mut self.awaited_inputs {
             asks.remove(&ask);
         }
-        self.lapses.retain(|(_, lapses)| *lapses != ask);
-        self.turn();
+        self.input_expiries.retain(|(_, lapses)| *lapses != ask);
+        self.retry_if_answered();
     }
 
-    fn ask_in_task(&mut self, ask: Ask, now: Instant) {
-        self.actions.push_back(Action::AskInTask(ask));
-        if let Some(turn) = self.deadlines.turn.filter(|_| self.turned_over.is_none()) {
-            self.lapses.push_back((now + turn, ask));
+    fn request_input_in_task(&mut self, ask: InputNumber, now: Instant) {
+        self.actions.push_back(ExchangeAction::RequestInTask(ask));
+        if let Some(turn) = self.deadlines.input_timeout.filter(|_| self.awaited_inputs.is_none()) {
+            self.input_expiries.push_back((now + turn, ask));
         }
     }
 
     /// Where nothing is unanswered any more for which the server turned the call over, it is made again.
-    fn turn(&mut self) {
-        if self.turned_over.take_if(|asks| asks.is_empty()).is_some() && !self.is_done() {
-            self.actions.push_back(Action::Turn);
+    fn retry_if_answered(&mut self) {
+        if self.awaited_inputs.take_if(|asks| asks.is_empty()).is_some() && !self.is_done() {
+            self.actions.push_back(ExchangeAction::RetryUpstream);
         }
     }
 
     /// The client is asked, and comes back.
     fn park(&mut self, now: Instant) {
-        let State::Inline { asked, .. } = &mut self.state else { return };
+        let ExchangeState::Inline { asked, .. } = &mut self.state else { return };
         let asked = std::mem::take(asked);
-        self.actions.push_back(Action::Ask(asked.clone()));
-        self.state = State::Parked { asked, word: None, expires_at: now + self.deadlines.park };
+        self.actions.push_back(ExchangeAction::RequestInput(asked.clone()));
+        self.state = ExchangeState::Parked { asked, word: None, expires_at: now + self.deadlines.park };
     }
 
     /// The server took a question back.
-    pub fn handle_withdrawn(&mut self, ask: Ask) {
-        self.lapses.retain(|(_, lapses)| *lapses != ask);
+    pub fn handle_input_withdrawn(&mut self, ask: InputNumber) {
+        self.input_expiries.retain(|(_, lapses)| *lapses != ask);
         match &mut self.state {
-            State::Inline { asked, settle_at, .. } => {
+            ExchangeState::Inline { asked, settle_at, .. } => {
                 if asked.remove(&ask) {
-                    self.actions.push_back(Action::Withdraw(ask));
+                    self.actions.push_back(ExchangeAction::Withdraw(ask));
                 }
                 if asked.is_empty() {
                     *settle_at = None;
                 }
             }
-            State::Parked { asked, .. } | State::Deferring { asked, .. } => {
+            ExchangeState::Parked { asked, .. } | ExchangeState::Deferring { asked, .. } => {
                 if asked.remove(&ask) {
-                    self.actions.push_back(Action::Withdraw(ask));
+                    self.actions.push_back(ExchangeAction::Withdraw(ask));
                 }
             }
-            State::Handing { settled: false } | State::Deferred => {
-                self.actions.push_back(Action::Withdraw(ask));
+            ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
+                self.actions.push_back(ExchangeAction::Withdraw(ask));
             }
-            State::Handing { settled: true } | State::Abandoned | State::Done => {}
+            ExchangeState::CommittingHandle { settled: true }
+            | ExchangeState::Abandoned
+            | ExchangeState::Done => {}
         }
     }
 
@@ -364,19 +380,24 @@ impl<F> Exchange<F> {
     ///
     /// `defer_after` is the threshold as it is for this request: a client may not declare tasks on
     /// each.
-    pub fn handle_retry(&mut self, answered: &BTreeSet<Ask>, defer_after: Option<Duration>, now: Instant) {
+    pub fn handle_retry(
+        &mut self,
+        answered: &BTreeSet<InputNumber>,
+        defer_after: Option<Duration>,
+        now: Instant,
+    ) {
         self.deadlines.defer_after = defer_after;
-        if let Some(asks) = &mut self.turned_over {
+        if let Some(asks) = &mut self.awaited_inputs {
             asks.retain(|ask| !answered.contains(ask));
         }
         match &mut self.state {
-            State::Parked { asked, word, .. } => {
+            ExchangeState::Parked { asked, word, .. } => {
                 if let (Some(observed), None) = (&mut self.observed, &word) {
                     observed.due = Some(now + observed.after);
                 }
                 if let Some(word) = word.take() {
-                    self.actions.push_back(Action::Reply(*word));
-                    self.state = State::Done;
+                    self.actions.push_back(ExchangeAction::Reply(*word));
+                    self.state = ExchangeState::Done;
                     return;
                 }
                 asked.retain(|ask| !answered.contains(ask));
@@ -384,24 +405,27 @@ impl<F> Exchange<F> {
                 // What is left is asked again, together with what the server asks next.
                 let settle_at = (!asked.is_empty()).then(|| now + self.deadlines.settle);
                 let defer_at = self.deadlines.defer_after.map(|after| now + after);
-                self.state = State::Inline { defer_at, asked, settle_at };
+                self.state = ExchangeState::Inline { defer_at, asked, settle_at };
             }
-            State::Inline { asked, settle_at, .. } => {
+            ExchangeState::Inline { asked, settle_at, .. } => {
                 asked.retain(|ask| !answered.contains(ask));
                 if asked.is_empty() {
                     *settle_at = None;
                 }
             }
-            State::Deferring { asked, .. } => asked.retain(|ask| !answered.contains(ask)),
-            State::Abandoned | State::Handing { .. } | State::Deferred | State::Done => {}
+            ExchangeState::Deferring { asked, .. } => asked.retain(|ask| !answered.contains(ask)),
+            ExchangeState::Abandoned
+            | ExchangeState::CommittingHandle { .. }
+            | ExchangeState::Deferred
+            | ExchangeState::Done => {}
         }
-        self.turn();
+        self.retry_if_answered();
     }
 
     /// The proxy is to stop, and its tasks outlive it: a call that may become one does so now, so that its
     /// client can have from the next process what this one has no time for.
-    pub fn handle_draining(&mut self, now: Instant) {
-        if let State::Inline { defer_at: Some(at), settle_at: None, .. } = &mut self.state {
+    pub fn handle_drain(&mut self, now: Instant) {
+        if let ExchangeState::Inline { defer_at: Some(at), settle_at: None, .. } = &mut self.state {
             *at = now.min(*at);
             self.handle_timeout(now);
         }
@@ -409,9 +433,9 @@ impl<F> Exchange<F> {
 
     /// No task is made any more: the proxy is to stop, and its tasks end with it. The call stays synchronous, as the
     /// result of a task could not be fetched from the next process.
-    pub fn handle_no_more_tasks(&mut self) {
+    pub fn handle_tasks_disabled(&mut self) {
         self.deadlines.defer_after = None;
-        if let State::Inline { defer_at, .. } = &mut self.state {
+        if let ExchangeState::Inline { defer_at, .. } = &mut self.state {
             *defer_at = None;
         }
         if let Some(observed) = &mut self.observed {
@@ -420,8 +444,8 @@ impl<F> Exchange<F> {
     }
 
     /// The proxy stops: a client that has been asked can no longer come back.
-    pub fn handle_stopping(&mut self, now: Instant) {
-        if let State::Parked { expires_at, .. } = &mut self.state {
+    pub fn handle_shutdown(&mut self, now: Instant) {
+        if let ExchangeState::Parked { expires_at, .. } = &mut self.state {
             *expires_at = now;
             self.handle_timeout(now);
         }
@@ -429,179 +453,186 @@ impl<F> Exchange<F> {
 
     /// The time has come that [`Exchange::poll_timeout`] named, or has not.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some((_, ask)) = self.lapses.front().copied().filter(|(at, _)| *at <= now) {
-            self.lapses.pop_front();
-            if matches!(self.state, State::Handing { settled: false } | State::Deferred) {
-                self.actions.push_back(Action::Lapse(ask));
+        while let Some((_, ask)) = self.input_expiries.front().copied().filter(|(at, _)| *at <= now) {
+            self.input_expiries.pop_front();
+            if matches!(
+                self.state,
+                ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred
+            ) {
+                self.actions.push_back(ExchangeAction::ExpireInput(ask));
             }
         }
         match &mut self.state {
             // A question wins over the threshold: it is still on the call itself.
-            State::Inline { settle_at: Some(at), .. } => {
+            ExchangeState::Inline { settle_at: Some(at), .. } => {
                 if *at <= now {
                     self.park(now);
                 }
             }
-            State::Inline { defer_at: Some(at), .. } if *at <= now => self.defer(),
-            State::Parked { asked, word, expires_at } if *expires_at <= now => {
+            ExchangeState::Inline { defer_at: Some(at), .. } if *at <= now => self.defer(),
+            ExchangeState::Parked { asked, word, expires_at } if *expires_at <= now => {
                 let asked = std::mem::take(asked);
                 let spoke = word.is_some();
-                self.actions.extend(asked.into_iter().map(Action::Decline));
+                self.actions.extend(asked.into_iter().map(ExchangeAction::Decline));
                 if !spoke {
-                    self.actions.push_back(Action::CancelUpstream);
+                    self.actions.push_back(ExchangeAction::CancelUpstream);
                 }
-                self.state = State::Done;
+                self.state = ExchangeState::Done;
             }
-            State::Inline { .. }
-            | State::Parked { .. }
-            | State::Deferring { .. }
-            | State::Abandoned
-            | State::Handing { .. }
-            | State::Deferred
-            | State::Done => {}
+            ExchangeState::Inline { .. }
+            | ExchangeState::Parked { .. }
+            | ExchangeState::Deferring { .. }
+            | ExchangeState::Abandoned
+            | ExchangeState::CommittingHandle { .. }
+            | ExchangeState::Deferred
+            | ExchangeState::Done => {}
         }
     }
 
     /// The call is to be a task.
     fn defer(&mut self) {
-        let State::Inline { asked, .. } = &mut self.state else { return };
-        self.state = State::Deferring { asked: std::mem::take(asked), word: None };
-        self.actions.push_back(Action::Store);
+        let ExchangeState::Inline { asked, .. } = &mut self.state else { return };
+        self.state = ExchangeState::Deferring { asked: std::mem::take(asked), word: None };
+        self.actions.push_back(ExchangeAction::Store);
     }
 
     /// The store has the task, or could not take it (it failed, or a quota is full): then the call
     /// stays synchronous.
     pub fn handle_stored(&mut self, stored: bool, now: Instant) {
-        match (std::mem::replace(&mut self.state, State::Done), stored) {
-            (State::Deferring { word: None, asked }, true) => {
-                self.actions.push_back(Action::ReplyTask);
-                asked.into_iter().for_each(|ask| self.ask_in_task(ask, now));
-                self.hand(false);
+        match (std::mem::replace(&mut self.state, ExchangeState::Done), stored) {
+            (ExchangeState::Deferring { word: None, asked }, true) => {
+                self.actions.push_back(ExchangeAction::ReplyTask);
+                asked.into_iter().for_each(|ask| self.request_input_in_task(ask, now));
+                self.commit_handle(false);
             }
-            (State::Deferring { word: None, asked }, false) => {
+            (ExchangeState::Deferring { word: None, asked }, false) => {
                 let settle_at = match self.manner {
-                    Manner::Rounds => (!asked.is_empty()).then_some(now),
-                    Manner::Stream | Manner::Ticket => {
-                        self.actions.extend(asked.iter().copied().map(Action::AskOnStream));
+                    InputDelivery::RoundTrips => (!asked.is_empty()).then_some(now),
+                    InputDelivery::Stream | InputDelivery::Ticket => {
+                        self.actions.extend(asked.iter().copied().map(ExchangeAction::RequestOnStream));
                         None
                     }
                 };
-                self.state = State::Inline { defer_at: None, asked, settle_at };
+                self.state = ExchangeState::Inline { defer_at: None, asked, settle_at };
             }
-            (State::Deferring { word: Some(word), asked }, true)
-                if self.deadlines.is_at_once() || self.left && self.manner == Manner::Stream =>
+            (ExchangeState::Deferring { word: Some(word), asked }, true)
+                if self.deadlines.is_at_once()
+                    || self.has_disconnected && self.manner == InputDelivery::Stream =>
             {
-                self.actions.push_back(Action::ReplyTask);
-                self.actions.extend(asked.into_iter().map(Action::Decline));
-                self.actions.push_back(Action::Settle(*word));
-                self.hand(true);
+                self.actions.push_back(ExchangeAction::ReplyTask);
+                self.actions.extend(asked.into_iter().map(ExchangeAction::Decline));
+                self.actions.push_back(ExchangeAction::StoreResult(*word));
+                self.commit_handle(true);
             }
-            (State::Deferring { word: Some(word), .. }, stored) => {
+            (ExchangeState::Deferring { word: Some(word), .. }, stored) => {
                 if stored {
-                    self.actions.push_back(Action::Forget);
+                    self.actions.push_back(ExchangeAction::RemoveTask);
                 }
-                self.actions.push_back(Action::Reply(*word));
+                self.actions.push_back(ExchangeAction::Reply(*word));
             }
-            (State::Abandoned, true) => self.actions.push_back(Action::Forget),
-            (State::Abandoned, false) => {}
+            (ExchangeState::Abandoned, true) => self.actions.push_back(ExchangeAction::RemoveTask),
+            (ExchangeState::Abandoned, false) => {}
             (other, _) => self.state = other,
         }
     }
 
     /// The handle goes to the client. One whose leaving cancels nothing need not have taken it.
-    fn hand(&mut self, settled: bool) {
-        self.state = State::Handing { settled };
-        if self.manner != Manner::Rounds {
+    fn commit_handle(&mut self, settled: bool) {
+        self.state = ExchangeState::CommittingHandle { settled };
+        if self.manner != InputDelivery::RoundTrips {
             self.handle_committed();
         }
     }
 
     /// The client's socket has taken the handle. From here on the task lives without the client.
     pub fn handle_committed(&mut self) {
-        if let State::Handing { settled } = self.state {
-            self.state = if settled { State::Done } else { State::Deferred };
+        if let ExchangeState::CommittingHandle { settled } = self.state {
+            self.state = if settled { ExchangeState::Done } else { ExchangeState::Deferred };
         }
     }
 
     /// The client's connection is gone. Once it has been asked, or has the handle, this means
     /// nothing: it will come back. Nor does it where leaving cancels nothing; but nobody is left to wait,
     /// so that the call is a task at once where it may be one.
-    pub fn handle_departed(&mut self) {
+    pub fn handle_disconnect(&mut self) {
         match self.manner {
-            Manner::Rounds => self.give_up(),
-            Manner::Stream => {
-                self.left = true;
-                if matches!(self.state, State::Inline { defer_at: Some(_), .. }) {
+            InputDelivery::RoundTrips => self.abandon(),
+            InputDelivery::Stream => {
+                self.has_disconnected = true;
+                if matches!(self.state, ExchangeState::Inline { defer_at: Some(_), .. }) {
                     self.defer();
                 }
             }
-            Manner::Ticket => {
-                self.left = true;
+            InputDelivery::Ticket => {
+                self.has_disconnected = true;
                 // Nobody is left to be given one, or to be asked.
-                if let State::Inline { defer_at, asked, .. } = &mut self.state {
+                if let ExchangeState::Inline { defer_at, asked, .. } = &mut self.state {
                     *defer_at = None;
-                    self.actions.extend(std::mem::take(asked).into_iter().map(Action::Decline));
+                    self.actions.extend(std::mem::take(asked).into_iter().map(ExchangeAction::Decline));
                 }
             }
         }
     }
 
     /// The client has taken its own request back (2025-11-25, *Cancellation*). A task is not ended by that.
-    pub fn handle_taken_back(&mut self) {
-        if matches!(self.state, State::Inline { .. } | State::Deferring { .. }) {
-            self.give_up();
+    pub fn handle_request_cancelled(&mut self) {
+        if matches!(self.state, ExchangeState::Inline { .. } | ExchangeState::Deferring { .. }) {
+            self.abandon();
         }
     }
 
     /// Nobody wants the call any more that is none of a task yet, or whose handle nobody has.
-    fn give_up(&mut self) {
+    fn abandon(&mut self) {
         match &self.state {
-            State::Inline { .. } => {
-                self.actions.push_back(Action::CancelUpstream);
-                self.state = State::Done;
+            ExchangeState::Inline { .. } => {
+                self.actions.push_back(ExchangeAction::CancelUpstream);
+                self.state = ExchangeState::Done;
             }
-            State::Deferring { word, .. } => {
+            ExchangeState::Deferring { word, .. } => {
                 if word.is_none() {
-                    self.actions.push_back(Action::CancelUpstream);
+                    self.actions.push_back(ExchangeAction::CancelUpstream);
                 }
-                self.state = State::Abandoned;
+                self.state = ExchangeState::Abandoned;
             }
-            State::Handing { settled } => {
+            ExchangeState::CommittingHandle { settled } => {
                 if !settled {
-                    self.actions.push_back(Action::CancelUpstream);
+                    self.actions.push_back(ExchangeAction::CancelUpstream);
                 }
-                self.actions.push_back(Action::Forget);
-                self.state = State::Done;
+                self.actions.push_back(ExchangeAction::RemoveTask);
+                self.state = ExchangeState::Done;
             }
-            State::Parked { .. } | State::Abandoned | State::Deferred | State::Done => {}
+            ExchangeState::Parked { .. }
+            | ExchangeState::Abandoned
+            | ExchangeState::Deferred
+            | ExchangeState::Done => {}
         }
     }
 
     /// The task was cancelled, and its record says so already. Whoever did that had the handle.
-    pub fn handle_cancelled(&mut self) {
+    pub fn handle_task_cancelled(&mut self) {
         match self.state {
-            State::Handing { settled: false } | State::Deferred => {
-                self.actions.push_back(Action::CancelUpstream);
-                self.state = State::Done;
+            ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
+                self.actions.push_back(ExchangeAction::CancelUpstream);
+                self.state = ExchangeState::Done;
             }
-            State::Handing { settled: true } => self.state = State::Done,
-            State::Inline { .. }
-            | State::Parked { .. }
-            | State::Deferring { .. }
-            | State::Abandoned
-            | State::Done => {}
+            ExchangeState::CommittingHandle { settled: true } => self.state = ExchangeState::Done,
+            ExchangeState::Inline { .. }
+            | ExchangeState::Parked { .. }
+            | ExchangeState::Deferring { .. }
+            | ExchangeState::Abandoned
+            | ExchangeState::Done => {}
         }
     }
 
     /// The task goes on without this process.
     pub fn handle_released(&mut self) {
-        if matches!(self.state, State::Deferred) {
+        if matches!(self.state, ExchangeState::Deferred) {
             self.actions.clear();
-            self.state = State::Done;
+            self.state = ExchangeState::Done;
         }
     }
 
-    pub fn poll_action(&mut self) -> Option<Action<F>> {
+    pub fn poll_action(&mut self) -> Option<ExchangeAction<F>> {
         let action = self.actions.pop_front();
         if self.actions.is_empty() {
             // Room for the next ones would be kept for as long as a task takes.
@@ -613,13 +644,16 @@ impl<F> Exchange<F> {
     /// When the exchange wants to hear of the time.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
-            State::Inline { settle_at: Some(at), .. } => Some(at),
-            State::Inline { defer_at, .. } => defer_at,
-            State::Parked { expires_at, .. } => Some(expires_at),
-            State::Handing { settled: false } | State::Deferred => self.lapses.front().map(|(at, _)| *at),
-            State::Deferring { .. } | State::Abandoned | State::Handing { settled: true } | State::Done => {
-                None
+            ExchangeState::Inline { settle_at: Some(at), .. } => Some(at),
+            ExchangeState::Inline { defer_at, .. } => defer_at,
+            ExchangeState::Parked { expires_at, .. } => Some(expires_at),
+            ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
+                self.input_expiries.front().map(|(at, _)| *at)
             }
+            ExchangeState::Deferring { .. }
+            | ExchangeState::Abandoned
+            | ExchangeState::CommittingHandle { settled: true }
+            | ExchangeState::Done => None,
         }
     }
 
@@ -629,49 +663,49 @@ impl<F> Exchange<F> {
     }
 
     /// Whether it may become a task, and waits for that.
-    pub fn may_defer(&self) -> bool {
-        matches!(self.state, State::Inline { defer_at: Some(_), settle_at: None, .. })
+    pub fn can_defer(&self) -> bool {
+        matches!(self.state, ExchangeState::Inline { defer_at: Some(_), settle_at: None, .. })
     }
 
     /// Whether a client whose leaving cancels nothing has left.
-    pub fn has_left(&self) -> bool {
-        self.left
+    pub fn has_disconnected(&self) -> bool {
+        self.has_disconnected
     }
 
     /// Whether what the call comes to is still to be known, by whomever.
     pub fn is_unsettled(&self) -> bool {
         match &self.state {
-            State::Inline { .. } | State::Deferred => true,
-            State::Deferring { word, .. } | State::Parked { word, .. } => word.is_none(),
-            State::Handing { settled } => !settled,
-            State::Abandoned | State::Done => false,
+            ExchangeState::Inline { .. } | ExchangeState::Deferred => true,
+            ExchangeState::Deferring { word, .. } | ExchangeState::Parked { word, .. } => word.is_none(),
+            ExchangeState::CommittingHandle { settled } => !settled,
+            ExchangeState::Abandoned | ExchangeState::Done => false,
         }
     }
 
     /// Whether a client waits on its own request, so that what the server says on the way is for it.
-    pub fn is_attended(&self) -> bool {
-        matches!(self.state, State::Inline { .. } | State::Deferring { .. })
+    pub fn has_waiting_client(&self) -> bool {
+        matches!(self.state, ExchangeState::Inline { .. } | ExchangeState::Deferring { .. })
     }
 
     /// Whether nothing is left to decide. Actions may still be waiting.
     pub fn is_done(&self) -> bool {
-        matches!(self.state, State::Done)
+        matches!(self.state, ExchangeState::Done)
     }
 
     /// Whether the server has the call, and its final word is still waited for.
     pub fn awaits_server(&self) -> bool {
-        self.turned_over.is_none() && self.is_unsettled()
+        self.awaited_inputs.is_none() && self.is_unsettled()
     }
 
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> ExchangePhase {
         match self.state {
-            State::Inline { .. } => Phase::Inline,
-            State::Parked { .. } => Phase::Parked,
-            State::Deferring { .. } => Phase::Deferring,
-            State::Abandoned => Phase::Abandoned,
-            State::Handing { .. } => Phase::Handing,
-            State::Deferred => Phase::Deferred,
-            State::Done => Phase::Done,
+            ExchangeState::Inline { .. } => ExchangePhase::Inline,
+            ExchangeState::Parked { .. } => ExchangePhase::Parked,
+            ExchangeState::Deferring { .. } => ExchangePhase::Deferring,
+            ExchangeState::Abandoned => ExchangePhase::Abandoned,
+            ExchangeState::CommittingHandle { .. } => ExchangePhase::CommittingHandle,
+            ExchangeState::Deferred => ExchangePhase::Deferred,
+            ExchangeState::Done => ExchangePhase::Done,
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use crate::protocol::{
     canonical,
-    splice::{Object, items},
+    splice::{JsonObject, items},
 };
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashSet};
@@ -16,19 +16,19 @@ use std::collections::{BTreeMap, HashSet};
 /// Which part of an answer is wrong, and what it must be. Never holds what the client answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} {must}", .at.as_ref().map_or_else(|| "the answer".into(), |at| format!("`{at}`")))]
-pub struct Invalid {
-    /// The member, as a path: `content.colors[2]`. `None` is the answer as a whole.
+pub struct InvalidAnswer {
+    /// The member, as a path: `content.colors[2]`. `Missing` is the answer as a whole.
     pub at: Option<String>,
     /// What is asked of it: `must be at least 18`.
     pub must: String,
 }
 
 /// The filled-in form: members by key.
-type Content = BTreeMap<String, Bytes>;
+type FormContent = BTreeMap<String, Bytes>;
 
 /// The types a schema can name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Type {
+enum SchemaType {
     String,
     Number,
     Integer,
@@ -47,14 +47,17 @@ const DEPTH: usize = 8;
 /// clients in the field send for a form where nothing had to be filled in.
 ///
 /// # Errors
-/// [`Invalid`] names the first member that is wrong.
-pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(), Invalid> {
+/// [`InvalidAnswer`] names the first member that is wrong.
+pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(), InvalidAnswer> {
     let content = match content {
         Some(raw) => read(raw)?,
-        None => Content::new(),
+        None => FormContent::new(),
     };
-    let Some(Ok(schema)) = schema.map(Object::read) else { return Ok(()) };
-    if schema.get("type").is_some_and(|types| !matches!(types_of(&types).as_deref(), Some([Type::Object]))) {
+    let Some(Ok(schema)) = schema.map(JsonObject::read) else { return Ok(()) };
+    if schema
+        .get("type")
+        .is_some_and(|types| !matches!(types_of(&types).as_deref(), Some([SchemaType::Object])))
+    {
         return Ok(());
     }
     let required = schema.get("required").and_then(|raw| list::<String>(&raw)).unwrap_or_default();
@@ -62,7 +65,9 @@ pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(
         return Err(invalid(&member(key), "is required"));
     }
     let required: HashSet<_> = required.iter().map(String::as_str).collect();
-    let Some(Ok(properties)) = schema.get("properties").map(|raw| Object::read(&raw)) else { return Ok(()) };
+    let Some(Ok(properties)) = schema.get("properties").map(|raw| JsonObject::read(&raw)) else {
+        return Ok(());
+    };
     for (key, property) in properties.members() {
         let Some(answer) = content.get(&*key) else { continue };
         if answer == "null" && !required.contains(&*key) {
@@ -73,9 +78,9 @@ pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(
     Ok(())
 }
 
-fn read(raw: &Bytes) -> Result<Content, Invalid> {
-    let object = Object::read(raw).map_err(|_| invalid("content", "must be an object"))?;
-    let mut content = Content::new();
+fn read(raw: &Bytes) -> Result<FormContent, InvalidAnswer> {
+    let object = JsonObject::read(raw).map_err(|_| invalid("content", "must be an object"))?;
+    let mut content = FormContent::new();
     for (key, answer) in object.members() {
         // Two readers may disagree on which one counts.
         if content.contains_key(&*key) {
@@ -87,8 +92,8 @@ fn read(raw: &Bytes) -> Result<Content, Invalid> {
 }
 
 /// Checks one value against one schema with `levels` left to go down.
-fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), Invalid> {
-    let (Ok(schema), Some(levels)) = (Object::read(schema), levels.checked_sub(1)) else { return Ok(()) };
+fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), InvalidAnswer> {
+    let (Ok(schema), Some(levels)) = (JsonObject::read(schema), levels.checked_sub(1)) else { return Ok(()) };
     let wanted = schema.get("type").and_then(|raw| types_of(&raw));
     if let Some(wanted) = wanted
         && !wanted.iter().any(|wanted| wanted.fits(answer))
@@ -101,7 +106,7 @@ fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), 
     let meant = offered.as_ref().map(|_| canonical::value(answer)).unwrap_or_default();
     let is_meant = |choice: &Bytes| choice == answer || canonical::value(choice) == meant;
     if offered.is_some_and(|offered| !offered.iter().any(is_meant))
-        || schema.get("const").is_some_and(|only| !canonical::same(&only, answer))
+        || schema.get("const").is_some_and(|only| !canonical::is_equal(&only, answer))
     {
         return Err(invalid(at, CHOICE));
     }
@@ -120,10 +125,10 @@ fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), 
     }
 }
 
-fn string(schema: &Object, answer: &Bytes, at: &str) -> Result<(), Invalid> {
+fn string(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAnswer> {
     // Half a surrogate pair is no text to measure.
     let Ok(text) = serde_json::from_slice::<String>(answer) else { return Ok(()) };
-    bounded(schema, ["minLength", "maxLength"], count(text.chars().count()), " characters", at)?;
+    check_bounds(schema, ["minLength", "maxLength"], count(text.chars().count()), " characters", at)?;
     match schema.string("format").as_deref() {
         Some("email") if !is_email(&text) => Err(invalid(at, "must be an email address")),
         Some("uri") if !is_uri(&text) => Err(invalid(at, "must be an absolute URI")),
@@ -135,11 +140,11 @@ fn string(schema: &Object, answer: &Bytes, at: &str) -> Result<(), Invalid> {
     }
 }
 
-fn number(schema: &Object, answer: &Bytes, at: &str) -> Result<(), Invalid> {
+fn number(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAnswer> {
     let Some(number) = float(answer) else { return Ok(()) };
-    bounded(schema, ["minimum", "maximum"], number, "", at)?;
+    check_bounds(schema, ["minimum", "maximum"], number, "", at)?;
     // Rounding keeps order but may make two numbers one, so equality is looked at exactly.
-    let excluded = |key| schema.get(key).filter(|bound| canonical::same(bound, answer));
+    let excluded = |key| schema.get(key).filter(|bound| canonical::is_equal(bound, answer));
     if let Some(bound) = bound(schema, "exclusiveMinimum")
         && (number < bound || excluded("exclusiveMinimum").is_some())
     {
@@ -153,22 +158,22 @@ fn number(schema: &Object, answer: &Bytes, at: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn array(schema: &Object, answer: &Bytes, at: &str, levels: usize) -> Result<(), Invalid> {
+fn array(schema: &JsonObject, answer: &Bytes, at: &str, levels: usize) -> Result<(), InvalidAnswer> {
     let Some(answers) = items(answer) else { return Ok(()) };
-    bounded(schema, ["minItems", "maxItems"], count(answers.len()), " items", at)?;
+    check_bounds(schema, ["minItems", "maxItems"], count(answers.len()), " items", at)?;
     let Some(schema) = schema.get("items") else { return Ok(()) };
     let mut answers = answers.iter().enumerate();
     answers.try_for_each(|(index, answer)| value(&schema, answer, &format!("{at}[{index}]"), levels))
 }
 
 /// Checks that a measure lies between the bounds a schema gives, both included.
-fn bounded(
-    schema: &Object,
+fn check_bounds(
+    schema: &JsonObject,
     [least, most]: [&str; 2],
     measure: f64,
     unit: &str,
     at: &str,
-) -> Result<(), Invalid> {
+) -> Result<(), InvalidAnswer> {
     if let Some(least) = bound(schema, least)
         && measure < least
     {
@@ -183,7 +188,7 @@ fn bounded(
 }
 
 /// A keyword whose value is a number; anything else is no bound.
-fn bound(schema: &Object, key: &str) -> Option<f64> {
+fn bound(schema: &JsonObject, key: &str) -> Option<f64> {
     float(&schema.get(key)?)
 }
 
@@ -198,10 +203,10 @@ fn count(count: usize) -> f64 {
     count as f64
 }
 
-/// The types a `type` names, one or several; `None` where one is unknown.
-fn types_of(raw: &Bytes) -> Option<Vec<Type>> {
+/// The types a `type` names, one or several; `Missing` where one is unknown.
+fn types_of(raw: &Bytes) -> Option<Vec<SchemaType>> {
     let names = serde_json::from_slice::<String>(raw).map(|name| vec![name]).ok();
-    names.or_else(|| list(raw))?.iter().map(|name| Type::named(name)).collect()
+    names.or_else(|| list(raw))?.iter().map(|name| SchemaType::parse(name)).collect()
 }
 
 fn list<T: serde::de::DeserializeOwned>(raw: &Bytes) -> Option<Vec<T>> {
@@ -210,8 +215,8 @@ fn list<T: serde::de::DeserializeOwned>(raw: &Bytes) -> Option<Vec<T>> {
 
 // === impl Type ===
 
-impl Type {
-    fn named(name: &str) -> Option<Self> {
+impl SchemaType {
+    fn parse(name: &str) -> Option<Self> {
         Some(match name {
             "string" => Self::String,
             "number" => Self::Number,
@@ -285,8 +290,8 @@ fn member(key: &str) -> String {
     format!("content.{key}")
 }
 
-pub(super) fn invalid(at: &str, must: impl Into<String>) -> Invalid {
-    Invalid { at: Some(at.to_owned()), must: must.into() }
+pub(super) fn invalid(at: &str, must: impl Into<String>) -> InvalidAnswer {
+    InvalidAnswer { at: Some(at.to_owned()), must: must.into() }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! What a `subscriptions/listen` stream is told (2026-07-28, *Subscriptions*).
 
 use crate::protocol::{
-    Id, List, Method, Payload, meta,
-    splice::{Edit, Object},
+    ListKind, Method, Payload, RequestId, meta,
+    splice::{JsonObject, ObjectEdit},
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// What a client wants to hear of. What it did not name it must not be told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Filter {
+pub struct SubscriptionFilter {
     #[serde(skip_serializing_if = "is_false")]
     pub tools_list_changed: bool,
     #[serde(skip_serializing_if = "is_false")]
@@ -32,29 +32,29 @@ fn is_false(value: &bool) -> bool {
 /// The filter could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("params.notifications is not a filter: {0}")]
-pub struct NotAFilter(String);
+pub struct InvalidFilter(String);
 
 // === impl Filter ===
 
-impl Filter {
+impl SubscriptionFilter {
     /// Reads the filter of a listen request.
     ///
     /// # Errors
-    /// [`NotAFilter`] says what is wrong with it.
-    pub fn read(params: Option<&Payload>) -> Result<Self, NotAFilter> {
-        let missing = || NotAFilter("it is required".into());
+    /// [`InvalidFilter`] says what is wrong with it.
+    pub fn read(params: Option<&Payload>) -> Result<Self, InvalidFilter> {
+        let missing = || InvalidFilter("it is required".into());
         let raw = params.and_then(|params| params.get("notifications")).ok_or_else(missing)?;
         // An array would be read as the members in their order.
-        Object::read(&raw).map_err(|error| NotAFilter(error.to_string()))?;
-        serde_json::from_slice(&raw).map_err(|error| NotAFilter(error.to_string()))
+        JsonObject::read(&raw).map_err(|error| InvalidFilter(error.to_string()))?;
+        serde_json::from_slice(&raw).map_err(|error| InvalidFilter(error.to_string()))
     }
 
     /// Whether a change of this list is to be told.
-    pub fn wants_list(&self, list: List) -> bool {
+    pub fn wants_list(&self, list: ListKind) -> bool {
         match list {
-            List::Tools => self.tools_list_changed,
-            List::Prompts => self.prompts_list_changed,
-            List::Resources => self.resources_list_changed,
+            ListKind::Tools => self.tools_list_changed,
+            ListKind::Prompts => self.prompts_list_changed,
+            ListKind::Resources => self.resources_list_changed,
         }
     }
 
@@ -71,12 +71,12 @@ impl Filter {
 }
 
 /// The `_meta` that ties a message to its subscription: the listen request's id, spelled as sent.
-pub fn subscription_meta(id: &Id) -> Vec<u8> {
+pub fn subscription_meta(id: &RequestId) -> Vec<u8> {
     [br#"{"io.modelcontextprotocol/subscriptionId":"#, &**id.as_bytes(), b"}"].concat()
 }
 
 /// The first message of a subscription: what of the filter is honoured.
-pub fn acknowledged(id: &Id, honoured: &Filter) -> Bytes {
+pub fn acknowledgement(id: &RequestId, honoured: &SubscriptionFilter) -> Bytes {
     let honoured = serde_json::to_vec(honoured).expect("a filter is written to memory");
     let about = subscription_meta(id);
     let params = [br#"{"_meta":"#, &*about, br#","notifications":"#, &honoured, b"}"].concat();
@@ -84,22 +84,22 @@ pub fn acknowledged(id: &Id, honoured: &Filter) -> Bytes {
 }
 
 /// A notification of the server for this subscription: its own params, tagged.
-pub fn tagged(id: &Id, method: &Method, params: Option<&Bytes>) -> Bytes {
-    let object = params.and_then(|raw| Object::read(raw).ok());
+pub fn tagged_notification(id: &RequestId, method: &Method, params: Option<&Bytes>) -> Bytes {
+    let object = params.and_then(|raw| JsonObject::read(raw).ok());
     let params = match &object {
         None => [br#"{"_meta":"#, &*subscription_meta(id), b"}"].concat().into(),
         Some(object) => {
-            let about = match object.get("_meta").map(|raw| Object::read(&raw)) {
+            let about = match object.get("_meta").map(|raw| JsonObject::read(&raw)) {
                 Some(Ok(about)) => {
-                    let mut edit = Edit::new(&about);
+                    let mut edit = ObjectEdit::new(&about);
                     edit.set(meta::SUBSCRIPTION_ID, id.as_bytes().clone());
                     edit.apply()
                 }
                 _ => subscription_meta(id).into(),
             };
-            let mut edit = Edit::new(object);
+            let mut edit = ObjectEdit::new(object);
             edit.set("_meta", about);
-            crate::protocol::frame::on_one_line(edit.apply())
+            crate::protocol::frame::to_single_line(edit.apply())
         }
     };
     crate::dialect::modern::notification(method, &params)
@@ -109,7 +109,7 @@ pub fn tagged(id: &Id, method: &Method, params: Option<&Bytes>) -> Bytes {
 /// `notifications/cancelled`, the subscriptions page for the result.
 ///
 /// The result says who the server is, as every result does (2026-07-28, *Base Protocol, `_meta`*).
-pub fn ended(id: &Id, server_info: &[u8]) -> (Bytes, Bytes) {
+pub fn closing_messages(id: &RequestId, server_info: &[u8]) -> (Bytes, Bytes) {
     let (about, id_bytes) = (subscription_meta(id), &**id.as_bytes());
     let why = br#","reason":"the server is shutting down","_meta":"#;
     let params = [br#"{"requestId":"#, id_bytes, why, &about, b"}"].concat();
@@ -128,9 +128,9 @@ mod tests {
 
     #[test]
     fn what_is_inside_a_subscribed_resource_is_wanted_too() {
-        let filter = Filter {
+        let filter = SubscriptionFilter {
             resource_subscriptions: vec!["file:///a".into(), "db://x/".into()],
-            ..Filter::default()
+            ..SubscriptionFilter::default()
         };
         for (uri, wanted) in [
             ("file:///a", true),
@@ -148,8 +148,9 @@ mod tests {
 
     #[test]
     fn a_filter_is_an_object() {
-        let read =
-            |text: &'static str| Filter::read(Some(&Payload::read(Bytes::from_static(text.as_bytes()))));
+        let read = |text: &'static str| {
+            SubscriptionFilter::read(Some(&Payload::read(Bytes::from_static(text.as_bytes()))))
+        };
         assert!(read(r#"{"notifications":{"x":1}}"#).is_ok());
         for text in
             [r#"{"notifications":[]}"#, r#"{"notifications":[true]}"#, r#"{"notifications":null}"#, "{}"]
@@ -158,14 +159,17 @@ mod tests {
         }
     }
 
-    fn id(token: &'static str) -> Id {
-        Id::from_token(Bytes::from_static(token.as_bytes())).expect("an id")
+    fn id(token: &'static str) -> RequestId {
+        RequestId::from_token(Bytes::from_static(token.as_bytes())).expect("an id")
     }
 
     #[test]
     fn the_subscription_id_keeps_its_json_type() {
         for token in ["1", "\"1\"", "9007199254740993"] {
-            let text = acknowledged(&id(token), &Filter { tools_list_changed: true, ..Filter::default() });
+            let text = acknowledgement(
+                &id(token),
+                &SubscriptionFilter { tools_list_changed: true, ..SubscriptionFilter::default() },
+            );
             let want = format!(
                 r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":{token}}},"notifications":{{"toolsListChanged":true}}}}}}"#
             );
@@ -177,7 +181,7 @@ mod tests {
     fn a_servers_params_are_tagged_and_otherwise_kept() {
         let params = Bytes::from_static(br#"{ "uri":"file:///a", "x":1e400, "_meta":{"k":1} }"#);
         assert_eq!(
-            tagged(&id("7"), &Method::ResourceUpdated, Some(&params)),
+            tagged_notification(&id("7"), &Method::ResourceUpdated, Some(&params)),
             r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{ "uri":"file:///a", "x":1e400, "_meta":{"k":1,"io.modelcontextprotocol/subscriptionId":7} }}"#
         );
     }
@@ -185,10 +189,13 @@ mod tests {
     #[test]
     fn a_filter_of_the_wrong_shape_is_refused() {
         for bad in [r#"{}"#, r#"{"notifications":1}"#, r#"{"notifications":{"toolsListChanged":"yes"}}"#] {
-            assert!(Filter::read(Some(&Payload::read(Bytes::from_static(bad.as_bytes())))).is_err(), "{bad}");
+            assert!(
+                SubscriptionFilter::read(Some(&Payload::read(Bytes::from_static(bad.as_bytes())))).is_err(),
+                "{bad}"
+            );
         }
         let good =
             Payload::read(Bytes::from_static(br#"{"notifications":{"toolsListChanged":true,"unknown":1}}"#));
-        assert!(Filter::read(Some(&good)).is_ok_and(|filter| filter.tools_list_changed));
+        assert!(SubscriptionFilter::read(Some(&good)).is_ok_and(|filter| filter.tools_list_changed));
     }
 }

@@ -6,10 +6,10 @@
 use crate::{
     policy::Mode,
     protocol::{
-        Frame, Id, InputRequest, Kind, Payload, Revision,
-        frame::on_one_line,
+        Frame, InputRequest, Kind, Payload, RequestId, Revision,
+        frame::to_single_line,
         meta,
-        splice::{Edit, Object, Patch, items},
+        splice::{BytesPatch, JsonObject, ObjectEdit, items},
     },
     task::TaskId,
 };
@@ -22,11 +22,11 @@ const PREFIX: &str = "deferral:";
 
 /// What a server's answer to `initialize` means for tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Handshake {
+pub enum ServerTaskSupport {
     /// The server has tasks of its own: nothing is added.
-    Theirs,
+    Native,
     /// The server has none. `offer` is its answer with ours, where it has tools.
-    None { offer: Option<Bytes> },
+    Missing { offer: Option<Bytes> },
 }
 
 /// The parameters of a call that wants to be a task.
@@ -40,7 +40,7 @@ pub struct TaskParam {
 
 /// `params.task` is not what it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotAWish {
+pub enum InvalidTaskParam {
     #[error("params.task must be an object")]
     NotAnObject,
     #[error("params.task.ttl must be a number of milliseconds, not negative")]
@@ -50,44 +50,44 @@ pub enum NotAWish {
 /// Reads a server's answer to `initialize`. `lists` is whether a client's tasks can be told from
 /// others', so that they can be listed (2025-11-25, *Tasks, Task Isolation and Access Control*).
 ///
-/// `None` for what is no such answer, and where nothing follows from it: a server that has tasks need
+/// `Missing` for what is no such answer, and where nothing follows from it: a server that has tasks need
 /// not speak of them in a revision that knows none.
-pub fn handshake(answer: &Frame, lists: bool) -> Option<Handshake> {
+pub fn task_support(answer: &Frame, lists: bool) -> Option<ServerTaskSupport> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
-    let capabilities = Object::read(&result.get("capabilities")?).ok()?;
+    let capabilities = JsonObject::read(&result.get("capabilities")?).ok()?;
     if capabilities.contains("tasks") {
-        return Some(Handshake::Theirs);
+        return Some(ServerTaskSupport::Native);
     }
     let revision = result.string("protocolVersion").and_then(|version| Revision::parse(&version));
     if !revision.is_some_and(Revision::has_tasks) {
         return None;
     }
     if !capabilities.contains("tools") {
-        return Some(Handshake::None { offer: None });
+        return Some(ServerTaskSupport::Missing { offer: None });
     }
     let mut tasks = json!({ "cancel": {}, "requests": { "tools": { "call": {} } } });
     if lists {
         tasks["list"] = json!({});
     }
-    let mut edit = Edit::new(&capabilities);
+    let mut edit = ObjectEdit::new(&capabilities);
     edit.set("tasks", tasks.to_string());
-    let mut patch = Patch::new(answer.as_bytes().clone());
-    edit.put(&mut patch);
-    Some(Handshake::None { offer: Some(patch.apply()) })
+    let mut patch = BytesPatch::new(answer.as_bytes().clone());
+    edit.add_to(&mut patch);
+    Some(ServerTaskSupport::Missing { offer: Some(patch.apply()) })
 }
 
 /// A server's answer to `tools/list` with `execution.taskSupport` on each tool as `mode` has it for
-/// that tool. `None` where nothing changes.
+/// that tool. `Missing` where nothing changes.
 ///
 /// A tool that cannot be a task says `forbidden` or nothing, whatever the server said of tasks that
 /// it does not have.
 pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let tools = items(&result.get("tools")?)?;
-    let mut patch = Patch::new(answer.as_bytes().clone());
+    let mut patch = BytesPatch::new(answer.as_bytes().clone());
     let mut changes = false;
     for tool in &tools {
-        let Ok(tool) = Object::read(tool) else { continue };
+        let Ok(tool) = JsonObject::read(tool) else { continue };
         let Some(name) = tool.string("name") else { continue };
         let support = match mode(&name) {
             Mode::Auto | Mode::Always => Some("\"optional\""),
@@ -99,12 +99,12 @@ pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes
     changes.then(|| patch.apply())
 }
 
-fn set_support(tool: &Object, support: Option<&'static str>, patch: &mut Patch) -> bool {
-    let execution = tool.get("execution").map(|raw| Object::read(&raw));
+fn set_support(tool: &JsonObject, support: Option<&'static str>, patch: &mut BytesPatch) -> bool {
+    let execution = tool.get("execution").map(|raw| JsonObject::read(&raw));
     match (execution, support) {
         (Some(Ok(execution)), support) => {
             let said = execution.get("taskSupport");
-            let mut inner = Edit::new(&execution);
+            let mut inner = ObjectEdit::new(&execution);
             match (support, said.as_deref()) {
                 (Some(support), said) if said != Some(support.as_bytes()) => {
                     inner.set("taskSupport", support)
@@ -112,12 +112,12 @@ fn set_support(tool: &Object, support: Option<&'static str>, patch: &mut Patch) 
                 (None, Some(said)) if said != b"\"forbidden\"" => inner.set("taskSupport", "\"forbidden\""),
                 _ => return false,
             };
-            inner.put(patch);
+            inner.add_to(patch);
         }
         (_, Some(support)) => {
-            let mut edit = Edit::new(tool);
+            let mut edit = ObjectEdit::new(tool);
             edit.set("execution", format!(r#"{{"taskSupport":{support}}}"#));
-            edit.put(patch);
+            edit.add_to(patch);
         }
         (_, None) => return false,
     }
@@ -127,30 +127,30 @@ fn set_support(tool: &Object, support: Option<&'static str>, patch: &mut Patch) 
 /// Whether a `tools/call` with these params wants to be a task, and how.
 ///
 /// # Errors
-/// [`NotAWish`].
-pub fn wish(params: &Payload) -> Result<Option<TaskParam>, NotAWish> {
-    let Some(task) = params.get("task") else { return Ok(draft_wish(params)) };
-    let task = Object::read(&task).map_err(|_| NotAWish::NotAnObject)?;
-    Ok(Some(TaskParam { ttl: wished(task.get("ttl"))?, is_draft: false }))
+/// [`InvalidTaskParam`].
+pub fn task_param(params: &Payload) -> Result<Option<TaskParam>, InvalidTaskParam> {
+    let Some(task) = params.get("task") else { return Ok(draft_task_param(params)) };
+    let task = JsonObject::read(&task).map_err(|_| InvalidTaskParam::NotAnObject)?;
+    Ok(Some(TaskParam { ttl: requested_ttl(task.get("ttl"))?, is_draft: false }))
 }
 
 /// The same where it stands in `_meta`: what is no wish there is somebody else's, and nothing to us.
-fn draft_wish(params: &Payload) -> Option<TaskParam> {
-    let task = Object::read(&params.meta()?.get(meta::DRAFT_TASK)?).ok()?;
+fn draft_task_param(params: &Payload) -> Option<TaskParam> {
+    let task = JsonObject::read(&params.meta()?.get(meta::DRAFT_TASK)?).ok()?;
     // It was called `keepAlive` first.
-    let ttl = wished(task.get("ttl").or_else(|| task.get("keepAlive"))).ok()?;
+    let ttl = requested_ttl(task.get("ttl").or_else(|| task.get("keepAlive"))).ok()?;
     Some(TaskParam { ttl, is_draft: true })
 }
 
-fn wished(ttl: Option<Bytes>) -> Result<Option<Duration>, NotAWish> {
+fn requested_ttl(ttl: Option<Bytes>) -> Result<Option<Duration>, InvalidTaskParam> {
     Ok(match ttl {
         None => None,
         // Without end: as long as is granted.
         Some(raw) if raw == "null" => Some(Duration::MAX),
         Some(raw) => {
-            let millis: f64 = serde_json::from_slice(&raw).map_err(|_| NotAWish::Ttl)?;
+            let millis: f64 = serde_json::from_slice(&raw).map_err(|_| InvalidTaskParam::Ttl)?;
             if millis < 0.0 {
-                return Err(NotAWish::Ttl);
+                return Err(InvalidTaskParam::Ttl);
             }
             // Saturates.
             Some(Duration::from_millis(millis as u64))
@@ -166,21 +166,21 @@ pub fn progress_token(params: &Payload) -> Option<Bytes> {
 /// The call as it is sent in the client's session: with an id of ours, without `params.task` (or its draft), and
 /// with a progress token, which is ours where the client gave none.
 pub fn call(message: &Frame, hop: u64) -> Bytes {
-    let mut patch = Patch::new(message.as_bytes().clone());
+    let mut patch = BytesPatch::new(message.as_bytes().clone());
     let Kind::Request { id, params, .. } = message.kind() else { return message.as_bytes().clone() };
-    let number = Id::from_number(hop);
+    let number = RequestId::from_number(hop);
     patch.replace(id.as_bytes(), number.as_bytes().clone());
     let Some((params, object)) = params.as_ref().and_then(|params| Some((params, params.object()?))) else {
         return patch.apply();
     };
-    let mut edit = Edit::new(object);
+    let mut edit = ObjectEdit::new(object);
     edit.remove("task");
     match params.meta() {
         Some(about) => {
-            let mut inner = Edit::new(about);
+            let mut inner = ObjectEdit::new(about);
             inner.set_if_absent(meta::PROGRESS_TOKEN, number.as_bytes().clone());
             inner.remove(meta::DRAFT_TASK);
-            inner.put(&mut patch);
+            inner.add_to(&mut patch);
         }
         // It is no object.
         None if object.contains("_meta") => {}
@@ -188,35 +188,35 @@ pub fn call(message: &Frame, hop: u64) -> Bytes {
             edit.set("_meta", Bytes::from([br#"{"progressToken":"#, &**number.as_bytes(), b"}"].concat()));
         }
     }
-    edit.put(&mut patch);
+    edit.add_to(&mut patch);
     patch.apply()
 }
 
 /// The call without `params.task` (or its draft).
 pub fn without_task(message: &Frame) -> Bytes {
-    let mut patch = Patch::new(message.as_bytes().clone());
+    let mut patch = BytesPatch::new(message.as_bytes().clone());
     if let Some((params, object)) = message.params().and_then(|params| Some((params, params.object()?))) {
-        let mut edit = Edit::new(object);
+        let mut edit = ObjectEdit::new(object);
         edit.remove("task");
         if let Some(about) = params.meta() {
-            let mut inner = Edit::new(about);
+            let mut inner = ObjectEdit::new(about);
             inner.remove(meta::DRAFT_TASK);
-            inner.put(&mut patch);
+            inner.add_to(&mut patch);
         }
-        edit.put(&mut patch);
+        edit.add_to(&mut patch);
     }
     patch.apply()
 }
 
 /// A message of the server that belongs to a task, saying so in its `_meta`, on one line. `id` is put
 /// in the place of a request's own.
-pub fn related(message: &Frame, task: &str, id: Option<&Id>) -> Bytes {
+pub fn with_related_task(message: &Frame, task: &str, id: Option<&RequestId>) -> Bytes {
     let (own, params) = match message.kind() {
         Kind::Request { id, params, .. } => (Some(id), params),
         Kind::Notification { params, .. } => (None, params),
-        Kind::Success { .. } | Kind::Failure { .. } => return on_one_line(message.as_bytes().clone()),
+        Kind::Success { .. } | Kind::Failure { .. } => return to_single_line(message.as_bytes().clone()),
     };
-    let mut patch = Patch::new(message.as_bytes().clone());
+    let mut patch = BytesPatch::new(message.as_bytes().clone());
     if let (Some(own), Some(id)) = (own, id) {
         patch.replace(own.as_bytes(), id.as_bytes().clone());
     }
@@ -224,48 +224,50 @@ pub fn related(message: &Frame, task: &str, id: Option<&Id>) -> Bytes {
     let about = format!(r#"{{"{}":{related}}}"#, meta::RELATED_TASK);
     match params.as_ref().map(|params| (params.object(), params.meta())) {
         Some((Some(params), inner)) => {
-            let mut edit = Edit::new(params);
+            let mut edit = ObjectEdit::new(params);
             match inner {
                 Some(inner) => {
-                    let mut inner = Edit::new(inner);
+                    let mut inner = ObjectEdit::new(inner);
                     inner.set(meta::RELATED_TASK, related);
-                    inner.put(&mut patch);
+                    inner.add_to(&mut patch);
                 }
                 None => drop(edit.set("_meta", about)),
             }
-            edit.put(&mut patch);
-            on_one_line(patch.apply())
+            edit.add_to(&mut patch);
+            to_single_line(patch.apply())
         }
         // A request without params gets some.
         Some((None, _)) | None => {
-            let Ok(whole) = Object::read(message.as_bytes()) else { return on_one_line(patch.apply()) };
-            let mut edit = Edit::new(&whole);
+            let Ok(whole) = JsonObject::read(message.as_bytes()) else {
+                return to_single_line(patch.apply());
+            };
+            let mut edit = ObjectEdit::new(&whole);
             edit.set("params", format!(r#"{{"_meta":{about}}}"#));
-            edit.put(&mut patch);
-            on_one_line(patch.apply())
+            edit.add_to(&mut patch);
+            to_single_line(patch.apply())
         }
     }
 }
 
 /// A request of the server under an id of ours, on one line.
-pub fn renamed(message: &Frame, id: &Id) -> Bytes {
-    let mut patch = Patch::new(message.as_bytes().clone());
+pub fn with_id(message: &Frame, id: &RequestId) -> Bytes {
+    let mut patch = BytesPatch::new(message.as_bytes().clone());
     if let Kind::Request { id: own, .. } = message.kind() {
         patch.replace(own.as_bytes(), id.as_bytes().clone());
     }
-    on_one_line(patch.apply())
+    to_single_line(patch.apply())
 }
 
 /// A question that is kept as `{method, params}`, as the request of this id, which says to which task it belongs where
 /// its client knows of one.
-pub fn asked(question: &InputRequest, id: &Id, task: Option<&str>) -> Bytes {
+pub fn input_request_message(question: &InputRequest, id: &RequestId, task: Option<&str>) -> Bytes {
     let about = match task {
         Some(task) => format!(r#"{{"{}":{}}}"#, meta::RELATED_TASK, json!({ "taskId": task })),
         None => "{}".to_owned(),
     };
-    let params = match question.params().as_ref().map(Object::read) {
+    let params = match question.params().as_ref().map(JsonObject::read) {
         Some(Ok(params)) => {
-            let mut edit = Edit::new(&params);
+            let mut edit = ObjectEdit::new(&params);
             edit.set("_meta", about);
             edit.apply()
         }
@@ -278,39 +280,41 @@ pub fn asked(question: &InputRequest, id: &Id, task: Option<&str>) -> Bytes {
 
 /// The id under which a task's question is put: it names the task and the key, so that the answer finds them
 /// without anything being kept.
-pub fn question_id(task: &TaskId, key: &str) -> Id {
+pub fn input_request_id(task: &TaskId, key: &str) -> RequestId {
     let text = serde_json::to_string(&format!("{PREFIX}{}:{key}", task.as_str()));
-    Id::from_token(text.expect("a string is written to memory").into()).expect("a string is an id")
+    RequestId::from_token(text.expect("a string is written to memory").into()).expect("a string is an id")
 }
 
 /// Whether an id is that of a question we have put.
-pub fn is_ours(id: &Id) -> bool {
+pub fn is_own_input_request(id: &RequestId) -> bool {
     id.value().starts_with(br#""deferral:"#)
 }
 
 /// The task and the key of a question we have put.
-pub fn question(id: &Id) -> Option<(TaskId, String)> {
+pub fn parse_input_request_id(id: &RequestId) -> Option<(TaskId, String)> {
     let text: String = serde_json::from_slice(id.as_bytes()).ok()?;
     let (task, key) = text.strip_prefix(PREFIX)?.split_once(':')?;
     Some((TaskId::parse(task)?, key.to_owned()))
 }
 
 /// A client's answer without the task it belongs to: the server knows of none.
-pub fn unrelated(result: &Bytes) -> Bytes {
-    let Ok(object) = Object::read(result) else { return result.clone() };
-    let Some(Ok(about)) = object.get("_meta").map(|raw| Object::read(&raw)) else { return result.clone() };
+pub fn without_related_task(result: &Bytes) -> Bytes {
+    let Ok(object) = JsonObject::read(result) else { return result.clone() };
+    let Some(Ok(about)) = object.get("_meta").map(|raw| JsonObject::read(&raw)) else {
+        return result.clone();
+    };
     if !about.contains(meta::RELATED_TASK) {
         return result.clone();
     }
-    let mut patch = Patch::new(result.clone());
-    let mut inner = Edit::new(&about);
+    let mut patch = BytesPatch::new(result.clone());
+    let mut inner = ObjectEdit::new(&about);
     inner.remove(meta::RELATED_TASK);
-    if inner.leaves_nothing() {
-        let mut edit = Edit::new(&object);
+    if inner.leaves_empty() {
+        let mut edit = ObjectEdit::new(&object);
         edit.remove("_meta");
-        edit.put(&mut patch);
+        edit.add_to(&mut patch);
     } else {
-        inner.put(&mut patch);
+        inner.add_to(&mut patch);
     }
     patch.apply()
 }
@@ -333,11 +337,11 @@ mod tests {
         let answer = frame(
             r#"{ "id":0,"jsonrpc":"2.0", "result":{"capabilities":{"tools":{ "listChanged" :true}},"protocolVersion":"2025-11-25","x":1e400} }"#,
         );
-        let Some(Handshake::None { offer: Some(offer) }) = handshake(&answer, true) else {
+        let Some(ServerTaskSupport::Missing { offer: Some(offer) }) = task_support(&answer, true) else {
             panic!("offered")
         };
         expect![[r#"{ "id":0,"jsonrpc":"2.0", "result":{"capabilities":{"tools":{ "listChanged" :true},"tasks":{"cancel":{},"list":{},"requests":{"tools":{"call":{}}}}},"protocolVersion":"2025-11-25","x":1e400} }"#]].assert_eq(&text(&offer));
-        let Some(Handshake::None { offer: Some(offer) }) = handshake(&answer, false) else {
+        let Some(ServerTaskSupport::Missing { offer: Some(offer) }) = task_support(&answer, false) else {
             panic!("offered")
         };
         assert!(!text(&offer).contains("list\":{}"), "nobody's list");
@@ -350,13 +354,13 @@ mod tests {
                 r#"{{"jsonrpc":"2.0","id":0,"result":{{"protocolVersion":"{version}","capabilities":{capabilities}}}}}"#
             ))
         };
-        let of = |version, capabilities| handshake(&answer(version, capabilities), true);
+        let of = |version, capabilities| task_support(&answer(version, capabilities), true);
         assert_eq!(of("2025-06-18", r#"{"tools":{}}"#), None, "it may have tasks in a newer one");
-        assert_eq!(of("2025-06-18", r#"{"tools":{},"tasks":{}}"#), Some(Handshake::Theirs));
-        assert_eq!(of("2025-11-25", r#"{"prompts":{}}"#), Some(Handshake::None { offer: None }));
-        assert_eq!(of("2025-11-25", r#"{"tools":{},"tasks":{}}"#), Some(Handshake::Theirs));
+        assert_eq!(of("2025-06-18", r#"{"tools":{},"tasks":{}}"#), Some(ServerTaskSupport::Native));
+        assert_eq!(of("2025-11-25", r#"{"prompts":{}}"#), Some(ServerTaskSupport::Missing { offer: None }));
+        assert_eq!(of("2025-11-25", r#"{"tools":{},"tasks":{}}"#), Some(ServerTaskSupport::Native));
         assert_eq!(
-            handshake(&frame(r#"{"jsonrpc":"2.0","id":0,"error":{"code":1,"message":""}}"#), true),
+            task_support(&frame(r#"{"jsonrpc":"2.0","id":0,"error":{"code":1,"message":""}}"#), true),
             None
         );
     }
@@ -381,10 +385,10 @@ mod tests {
 
     #[test]
     fn a_wish_is_read_strictly() {
-        let of = |task: &str| wish(&Payload::read(format!(r#"{{"name":"a","task":{task}}}"#).into()));
+        let of = |task: &str| task_param(&Payload::read(format!(r#"{{"name":"a","task":{task}}}"#).into()));
         let of_draft = |draft: &str| {
             let params = format!(r#"{{"name":"a","_meta":{{"modelcontextprotocol.io/task":{draft}}}}}"#);
-            wish(&Payload::read(params.into()))
+            task_param(&Payload::read(params.into()))
         };
         let ttl = |millis| Ok(Some(TaskParam { ttl: Some(Duration::from_millis(millis)), is_draft: false }));
         assert_eq!(of("{}"), Ok(Some(TaskParam { ttl: None, is_draft: false })));
@@ -392,12 +396,12 @@ mod tests {
         assert_eq!(of(r#"{"ttl":1.5e3,"x":1}"#), ttl(1500));
         assert_eq!(of(r#"{"ttl":null}"#), Ok(Some(TaskParam { ttl: Some(Duration::MAX), is_draft: false })));
         for wrong in ["7", "null", "[]"] {
-            assert_eq!(of(wrong), Err(NotAWish::NotAnObject), "{wrong}");
+            assert_eq!(of(wrong), Err(InvalidTaskParam::NotAnObject), "{wrong}");
         }
         for wrong in [r#"{"ttl":"1"}"#, r#"{"ttl":-1}"#, r#"{"ttl":{}}"#] {
-            assert_eq!(of(wrong), Err(NotAWish::Ttl), "{wrong}");
+            assert_eq!(of(wrong), Err(InvalidTaskParam::Ttl), "{wrong}");
         }
-        assert_eq!(wish(&Payload::read(Bytes::from_static(br#"{"name":"task"}"#))), Ok(None));
+        assert_eq!(task_param(&Payload::read(Bytes::from_static(br#"{"name":"task"}"#))), Ok(None));
         for (draft, millis) in
             [(r#"{"ttl":7}"#, Some(7)), (r#"{"taskId":"t","keepAlive":7}"#, Some(7)), ("{}", None)]
         {
@@ -422,8 +426,8 @@ mod tests {
 
     #[test]
     fn what_belongs_to_a_task_says_so() {
-        let id = Id::from_token(Bytes::from_static(b"\"ours\"")).expect("an id");
-        let put = |message: &str| text(&related(&frame(message), "t", Some(&id)));
+        let id = RequestId::from_token(Bytes::from_static(b"\"ours\"")).expect("an id");
+        let put = |message: &str| text(&with_related_task(&frame(message), "t", Some(&id)));
         expect![[r#"{"jsonrpc":"2.0","id":"ours","method":"elicitation/create","params":{"message":"?","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#]].assert_eq(&put(
             r#"{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{"message":"?"}}"#,
         ));
@@ -433,7 +437,7 @@ mod tests {
         expect![[r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1.0,"_meta":{"a":1,"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#]].assert_eq(&put(
             r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1.0,"_meta":{"a":1}}}"#,
         ));
-        let bare = |result: &str| text(&unrelated(&Bytes::copy_from_slice(result.as_bytes())));
+        let bare = |result: &str| text(&without_related_task(&Bytes::copy_from_slice(result.as_bytes())));
         assert_eq!(
             bare(r#"{"action":"accept","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}"#),
             r#"{"action":"accept"}"#

@@ -2,10 +2,10 @@
 //! what the operator wants of the tool, and what the client declared or asked for. Nobody else chooses.
 //!
 //! A call of a 2026-07-28 client is planned by [`plan`]; its server is of another era, so it is never
-//! relayed. A call of an older client in front of an older server is planned by [`plan_native`]: it is
+//! relayed. A call of an older client in front of an older server is planned by [`plan_legacy`]: it is
 //! relayed unless it is to be a task here.
 
-use super::offer::{NotAWish, TaskParam};
+use super::offer::{InvalidTaskParam, TaskParam};
 use crate::{
     dialect::{Call, Caller},
     policy::{Mode, ToolPolicy},
@@ -22,16 +22,16 @@ pub enum Plan {
     /// The same, without what it says of tasks.
     RelayWithoutTask,
     /// It is made here, and followed to its end.
-    Drive(Drive),
+    Drive(DriveMode),
     /// Refused before anything is sent, with this error.
     Refuse(ErrorObject),
 }
 
 /// When a driven call becomes a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drive {
+pub enum DriveMode {
     /// Never: its client waits until the server answers.
-    Hold,
+    Inline,
     /// Never; recorded as what would have become a task after this long.
     Observe { after: Duration },
     /// If the server has not answered after this long; at once where it is nothing.
@@ -44,13 +44,13 @@ pub enum Drive {
 
 /// What a `tools/call` of an older client says of tasks.
 #[derive(Clone, Copy, Debug)]
-pub struct NativeCall<'a> {
+pub struct LegacyToolCall<'a> {
     pub tool: &'a str,
     /// Its `params.task`, where its revision knows tasks.
-    pub wish: Result<Option<TaskParam>, NotAWish>,
+    pub task_param: Result<Option<TaskParam>, InvalidTaskParam>,
     /// Whether the operator named the client as one that understands a task it did not ask for (SEP-2229,
     /// draft).
-    pub takes_unasked: bool,
+    pub accepts_unsolicited: bool,
     /// After how long the client is answered with a ticket, if it may be.
     pub ticket: Option<Duration>,
 }
@@ -62,10 +62,10 @@ pub struct NativeCall<'a> {
 /// `ticket` is after how long another is answered with a ticket, if it may be.
 pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Duration>) -> Plan {
     if call.method != Method::ToolsCall {
-        return Plan::Drive(Drive::Hold);
+        return Plan::Drive(DriveMode::Inline);
     }
     if policy.mode == Mode::Deny {
-        return Plan::Refuse(denied(call.target.as_deref().unwrap_or_default()));
+        return Plan::Refuse(denied_error(call.target.as_deref().unwrap_or_default()));
     }
     if let Some(missing) = policy.requires.as_ref().and_then(|required| caller.capabilities.missing(required))
     {
@@ -76,38 +76,38 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Du
         ));
     }
     match (policy.mode, caller.capabilities.declares_tasks()) {
-        (Mode::Auto | Mode::Required | Mode::Always, true) => Plan::Drive(deferred(policy)),
-        (Mode::Observe, _) => Plan::Drive(Drive::Observe { after: policy.after }),
-        (Mode::Never | Mode::Deny, _) => Plan::Drive(Drive::Hold),
+        (Mode::Auto | Mode::Required | Mode::Always, true) => Plan::Drive(defer_mode(policy)),
+        (Mode::Observe, _) => Plan::Drive(DriveMode::Observe { after: policy.after }),
+        (Mode::Never | Mode::Deny, _) => Plan::Drive(DriveMode::Inline),
         (Mode::Required, false) => Plan::Refuse(tasks_required()),
         (Mode::Auto | Mode::Always, false) => Plan::Drive(match ticket {
-            Some(after) => Drive::Ticket { after },
-            None => Drive::Hold,
+            Some(after) => DriveMode::Ticket { after },
+            None => DriveMode::Inline,
         }),
     }
 }
 
 /// The plan for a `tools/call` of an older client whose server, as far as is known, has no tasks of its own:
 /// where it has, the call is relayed whatever this says (2025-11-25, *Tasks, Tool-Level Negotiation*).
-pub fn plan_native(call: &NativeCall<'_>, policy: &ToolPolicy) -> Plan {
-    let takes_unasked = call.takes_unasked && policy.mode.makes_tasks();
+pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
+    let takes_unasked = call.accepts_unsolicited && policy.mode.makes_tasks();
     let refuse = |code, words: String| Plan::Refuse(ErrorObject::new(code, words));
     if policy.mode == Mode::Deny {
-        return Plan::Refuse(denied(call.tool));
+        return Plan::Refuse(denied_error(call.tool));
     }
-    if call.takes_unasked && !policy.mode.makes_tasks() {
+    if call.accepts_unsolicited && !policy.mode.makes_tasks() {
         // Such a receiver ignores `params.task`, whatever it holds (SEP-2229, draft, *Task Support and Handling*).
-        let says_nothing = matches!(call.wish, Ok(None));
+        let says_nothing = matches!(call.task_param, Ok(None));
         return if says_nothing { Plan::Relay } else { Plan::RelayWithoutTask };
     }
-    match call.wish {
-        Ok(None) if takes_unasked => Plan::Drive(deferred(policy)),
+    match call.task_param {
+        Ok(None) if takes_unasked => Plan::Drive(defer_mode(policy)),
         Ok(None) => match (policy.mode, call.ticket) {
             (Mode::Required, _) => refuse(
                 code::METHOD_NOT_FOUND,
                 format!("the tool {} runs as a task only: call it with params.task (2025-11-25)", call.tool),
             ),
-            (Mode::Auto | Mode::Always, Some(after)) => Plan::Drive(Drive::Ticket { after }),
+            (Mode::Auto | Mode::Always, Some(after)) => Plan::Drive(DriveMode::Ticket { after }),
             (Mode::Auto | Mode::Always, None) | (Mode::Never | Mode::Observe | Mode::Deny, _) => Plan::Relay,
         },
         Err(wrong) => refuse(code::INVALID_PARAMS, wrong.to_string()),
@@ -115,13 +115,13 @@ pub fn plan_native(call: &NativeCall<'_>, policy: &ToolPolicy) -> Plan {
             code::METHOD_NOT_FOUND,
             format!("the tool {} does not run as a task: call it without params.task", call.tool),
         ),
-        Ok(Some(_)) if takes_unasked => Plan::Drive(deferred(policy)),
-        Ok(Some(_)) => Plan::Drive(Drive::Task),
+        Ok(Some(_)) if takes_unasked => Plan::Drive(defer_mode(policy)),
+        Ok(Some(_)) => Plan::Drive(DriveMode::Task),
     }
 }
 
-fn deferred(policy: &ToolPolicy) -> Drive {
-    Drive::Defer { after: if policy.mode == Mode::Always { Duration::ZERO } else { policy.after } }
+fn defer_mode(policy: &ToolPolicy) -> DriveMode {
+    DriveMode::Defer { after: if policy.mode == Mode::Always { Duration::ZERO } else { policy.after } }
 }
 
 /// `-32021` naming the tasks extension (tasks extension, *Capability Negotiation*).
@@ -134,7 +134,7 @@ pub fn tasks_required() -> ErrorObject {
 
 /// The refusal of a call of a tool of mode `deny`: `-32602`, as of an unknown tool (2026-07-28 and 2025-11-25,
 /// *Tools, Error Handling*).
-pub fn denied(tool: &str) -> ErrorObject {
+pub fn denied_error(tool: &str) -> ErrorObject {
     ErrorObject::new(
         code::INVALID_PARAMS,
         format!("Unknown tool: {tool} is not served on this route (mode: deny)"),
@@ -150,8 +150,8 @@ pub fn tasks() -> Value {
 mod tests {
     use super::*;
     use crate::{
-        dialect::{Credentials, Further, Principal},
-        protocol::{Capabilities, Id},
+        dialect::{Credentials, ExtraHeaders, Principal},
+        protocol::{Capabilities, RequestId},
     };
     use bytes::Bytes;
     use expect_test::expect;
@@ -176,13 +176,13 @@ mod tests {
     fn call() -> Call {
         Call {
             bytes: Bytes::new(),
-            id: Id::from_number(1),
+            id: RequestId::from_number(1),
             method: Method::ToolsCall,
             params: None,
             target: Some("t".to_owned()),
             progress_token: None,
             log_level: None,
-            headers: Further::default(),
+            headers: ExtraHeaders::default(),
             client_info: Default::default(),
             trace: None,
         }
@@ -196,8 +196,8 @@ mod tests {
                 Capabilities::read(capabilities.to_string().into()).expect("capabilities"),
             ),
             client_info: Default::default(),
-            signs: None,
-            standing: Default::default(),
+            match_headers: None,
+            rollout_membership: Default::default(),
         }
     }
 
@@ -215,11 +215,11 @@ mod tests {
         }
         expect![[r#"
             Auto     | tasks | Defer { after: 5s }   | Defer { after: 5s }
-            Auto     | none  | Hold                  | Ticket { after: 3s }
-            Never    | tasks | Hold                  | Hold
-            Never    | none  | Hold                  | Hold
+            Auto     | none  | Inline                | Ticket { after: 3s }
+            Never    | tasks | Inline                | Inline
+            Never    | none  | Inline                | Inline
             Always   | tasks | Defer { after: 0ns }  | Defer { after: 0ns }
-            Always   | none  | Hold                  | Ticket { after: 3s }
+            Always   | none  | Inline                | Ticket { after: 3s }
             Required | tasks | Defer { after: 5s }   | Defer { after: 5s }
             Required | none  | refuse -32021         | refuse -32021
             Observe  | tasks | Observe { after: 5s } | Observe { after: 5s }
@@ -235,14 +235,19 @@ mod tests {
     fn what_becomes_of_an_older_clients_call_in_every_mode() {
         let wish = TaskParam { ttl: None, is_draft: false };
         let wishes =
-            [("plain", Ok(None)), ("a task", Ok(Some(wish))), ("unread", Err(NotAWish::NotAnObject))];
+            [("plain", Ok(None)), ("a task", Ok(Some(wish))), ("unread", Err(InvalidTaskParam::NotAnObject))];
         let mut table = String::new();
         for mode in MODES {
             for (asked, wish) in wishes {
                 let columns = [(None, false), (None, true), (Some(TICKET), false), (Some(TICKET), true)];
                 let plans = columns.map(|(ticket, takes_unasked)| {
-                    let call = NativeCall { tool: "t", wish, takes_unasked, ticket };
-                    format!("{:20}", shown(plan_native(&call, &policy(mode))))
+                    let call = LegacyToolCall {
+                        tool: "t",
+                        task_param: wish,
+                        accepts_unsolicited: takes_unasked,
+                        ticket,
+                    };
+                    format!("{:20}", shown(plan_legacy(&call, &policy(mode))))
                 });
                 let row = format!("{:8} | {asked:6} | {}", format!("{mode:?}"), plans.join(" | "));
                 table += &format!("{}\n", row.trim_end());

@@ -1,22 +1,22 @@
 //! One answer as it goes by to a client of its server's own era.
 //!
 //! The server's bytes go on as they come. Between its events stands what keeps the client waiting
-//! ([`Silence`]), and what we have to say on the stream ourselves. A stream that ends without the response
+//! ([`KeepAliveTimer`]), and what we have to say on the stream ourselves. A stream that ends without the response
 //! would leave released clients waiting (`WIRE`, B 1, rule 20): it gets the error as its last event, unless
 //! the client has taken back what it asked. One that the server has ended, and whose events have ids, is the
 //! client's to come back for; one that has broken is taken up, because only the server can say whether there
 //! is more to come.
 //!
 //! Things happen to a relay through `handle_*`, with the time passed in, and it says through
-//! [`Relay::poll_action`] what to do. It is drained before the next thing happens to it, so that nothing
+//! [`ResponseRelay::poll_action`] what to do. It is drained before the next thing happens to it, so that nothing
 //! waits in it.
 
 use crate::{
-    dialect::legacy::{self, Anchor, Answers},
-    policy::{KeepAliveStep, Silence},
+    dialect::legacy::{self, ResponseTracker, ResumePosition},
+    policy::{KeepAliveStep, KeepAliveTimer},
     protocol::{
-        ErrorObject, Id,
-        glance::{Gist, Glance},
+        ErrorObject, RequestId,
+        message_kind::{KindSniffer, MessageKind},
         sse, tool_result,
     },
 };
@@ -26,32 +26,32 @@ use std::{mem, time::Instant};
 
 /// What to do. `L` is why an answer will not come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action<L> {
+pub enum RelayAction<L> {
     /// Send this on.
     Send(Bytes),
     /// Send this on: with it all has been answered, and this is what it says.
-    Answered(Bytes, Said),
+    SendAnswered(Bytes, ResponseStatus),
     /// Send this on; the body ends with it.
-    End(Bytes, Verdict<L>),
+    End(Bytes, RelayOutcome<L>),
     /// Break the body off: what has been sent must not be taken for whole.
-    Break(Verdict<L>),
-    /// Find out to which of these an answer is still owed ([`Relay::handle_owed`]).
-    Settle(SmallVec<[Id; 1]>),
-    /// Ask the server for what follows this ([`Relay::handle_taken_up`]).
-    TakeUp(Anchor),
+    Abort(RelayOutcome<L>),
+    /// Find out to which of these an answer is still owed ([`ResponseRelay::handle_unanswered`]).
+    ResolveUnanswered(SmallVec<[RequestId; 1]>),
+    /// Ask the server for what follows this ([`ResponseRelay::handle_resumed`]).
+    Resume(ResumePosition),
     /// Keep for a client that comes back behind this which requests still wait.
-    Leave(Anchor, SmallVec<[Id; 1]>),
+    KeepForResume(ResumePosition, SmallVec<[RequestId; 1]>),
     /// Let go of the server's stream without a word: it keeps the rest for the client.
     Release,
     /// Tell the server that nobody waits any more: the proxy stops.
     Cancel,
     /// The same, because the client has waited long enough.
-    GiveUp,
+    CancelOverdue,
 }
 
 /// What an answer says, as far as can be seen of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum ResponseStatus {
     /// What its status says.
     Plain,
     /// A JSON-RPC error.
@@ -62,255 +62,263 @@ pub enum Said {
 
 /// What an answer has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict<L> {
+pub enum RelayOutcome<L> {
     /// The server has said what it had to say.
-    Said(Said),
+    Completed(ResponseStatus),
     /// The client is to come back for the rest.
-    Left,
+    Resumable,
     /// Nothing is owed to the client.
-    Departed,
+    Cancelled,
     /// No answer will come.
     Lost(L),
     /// The client has waited long enough.
-    Overdue(ErrorObject),
+    TimedOut(ErrorObject),
 }
 
 /// Why an answer will not come.
-pub trait Loss: Clone {
+pub trait LossReason: Clone {
     /// Whether there may be more of it to ask for.
-    fn is_break(&self) -> bool;
+    fn is_connection_loss(&self) -> bool;
     /// Whether it is our own end, behind which the client goes to the next of us.
-    fn is_closing(&self) -> bool;
+    fn is_shutdown(&self) -> bool;
     fn error(&self) -> ErrorObject;
     /// It ended without the response.
     fn unanswered() -> Self;
     /// It ended before it had begun.
     fn empty() -> Self;
-    fn closing() -> Self;
+    fn shutdown() -> Self;
 }
 
 /// One answer.
 #[derive(Debug)]
-pub struct Relay<L> {
-    kind: Kind,
-    state: State<L>,
-    silence: Silence,
+pub struct ResponseRelay<L> {
+    kind: RelayBody,
+    state: RelayState<L>,
+    keep_alive: KeepAliveTimer,
     /// Mostly one, and then it takes no memory of its own.
-    actions: SmallVec<[Action<L>; 1]>,
+    actions: SmallVec<[RelayAction<L>; 1]>,
 }
 
 #[derive(Debug)]
-enum Kind {
-    Events(Answers),
+enum RelayBody {
+    Events(ResponseTracker),
     /// `unsaid` wait for it as long as nothing of it has come. It is read only where it may say something
     /// that its status does not.
     Document {
-        glance: Glance,
-        said: Said,
-        unsaid: SmallVec<[Id; 1]>,
+        glance: KindSniffer,
+        said: ResponseStatus,
+        unsaid: SmallVec<[RequestId; 1]>,
         is_read: bool,
     },
 }
 
 #[derive(Debug)]
-enum State<L> {
+enum RelayState<L> {
     /// The server's bytes go by.
     Flowing,
     /// They have ended, and it is found out to whom an answer is owed. It is asked for from here, if it can
     /// be; else this is why there is none.
-    Settling(Option<Anchor>, L),
+    Resolving(Option<ResumePosition>, L),
     /// The server is asked for the rest.
-    TakingUp,
-    Over,
+    Resuming,
+    Ended,
 }
 
 /// Where a relay stands, and so what is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum RelayPhase {
     Flowing,
-    Settling,
-    TakingUp,
-    Over,
+    Resolving,
+    Resuming,
+    Ended,
 }
 
 // === impl Relay ===
 
-impl<L: Loss> Relay<L> {
+impl<L: LossReason> ResponseRelay<L> {
     /// An event stream.
-    pub fn of_events(answers: Answers, silence: Silence) -> Self {
-        Self::new(Kind::Events(answers), silence)
+    pub fn of_events(answers: ResponseTracker, silence: KeepAliveTimer) -> Self {
+        Self::new(RelayBody::Events(answers), silence)
     }
 
     /// A document for which these wait. `is_read` is whether its status leaves something to be said.
-    pub fn of_document(unsaid: SmallVec<[Id; 1]>, is_read: bool, silence: Silence) -> Self {
-        let glance = Glance::default();
-        Self::new(Kind::Document { glance, said: Said::Plain, unsaid, is_read }, silence)
+    pub fn of_document(unsaid: SmallVec<[RequestId; 1]>, is_read: bool, silence: KeepAliveTimer) -> Self {
+        let glance = KindSniffer::default();
+        Self::new(RelayBody::Document { glance, said: ResponseStatus::Plain, unsaid, is_read }, silence)
     }
 
-    fn new(kind: Kind, silence: Silence) -> Self {
-        Self { kind, state: State::Flowing, silence, actions: SmallVec::new() }
+    fn new(kind: RelayBody, silence: KeepAliveTimer) -> Self {
+        Self { kind, state: RelayState::Flowing, keep_alive: silence, actions: SmallVec::new() }
     }
 
     /// The next bytes of the server, as they are to go on; `is_last` is whether it is known that there will
     /// be no more.
     pub fn handle_chunk(&mut self, bytes: Bytes, is_last: bool) {
         match (&self.state, bytes.is_empty(), is_last) {
-            (State::Flowing, false, _) => {}
-            (State::Flowing, true, true) => return self.handle_end(None),
-            (State::Flowing, true, false) | (State::Settling(..) | State::TakingUp | State::Over, ..) => {
+            (RelayState::Flowing, false, _) => {}
+            (RelayState::Flowing, true, true) => return self.handle_end(None),
+            (RelayState::Flowing, true, false)
+            | (RelayState::Resolving(..) | RelayState::Resuming | RelayState::Ended, ..) => {
                 return;
             }
         }
-        self.silence.bytes();
+        self.keep_alive.record_bytes();
         let (said, is_answered) = match &mut self.kind {
-            Kind::Events(answers) => {
-                let waited = answers.are_due();
-                answers.see(&bytes);
-                answers.take_heard().iter().for_each(|message| self.silence.message(message));
-                if answers.are_due() {
-                    return self.actions.push(Action::Send(bytes));
+            RelayBody::Events(answers) => {
+                let waited = answers.has_unanswered();
+                answers.observe(&bytes);
+                answers.take_messages().iter().for_each(|message| self.keep_alive.record_message(message));
+                if answers.has_unanswered() {
+                    return self.actions.push(RelayAction::Send(bytes));
                 }
-                let said = match answers.said() {
-                    Some(Gist::Error) if waited => Said::Error,
+                let said = match answers.last_response() {
+                    Some(MessageKind::Error) if waited => ResponseStatus::Error,
                     // Most write it last, so that this piece has it.
-                    Some(_) | None if waited && tool_result::shows_error(&bytes) => Said::ToolError,
-                    Some(_) | None => Said::Plain,
+                    Some(_) | None if waited && tool_result::contains_error_flag(&bytes) => {
+                        ResponseStatus::ToolError
+                    }
+                    Some(_) | None => ResponseStatus::Plain,
                 };
                 (said, waited)
             }
-            Kind::Document { glance, said, unsaid, is_read } => {
+            RelayBody::Document { glance, said, unsaid, is_read } => {
                 unsaid.clear();
-                if *is_read && *said == Said::Plain {
-                    glance.see(&bytes);
-                    *said = match glance.gist() {
-                        Some(Gist::Error) => Said::Error,
-                        Some(_) | None if tool_result::shows_error(&bytes) => Said::ToolError,
-                        Some(_) | None => Said::Plain,
+                if *is_read && *said == ResponseStatus::Plain {
+                    glance.feed(&bytes);
+                    *said = match glance.kind() {
+                        Some(MessageKind::Error) => ResponseStatus::Error,
+                        Some(_) | None if tool_result::contains_error_flag(&bytes) => {
+                            ResponseStatus::ToolError
+                        }
+                        Some(_) | None => ResponseStatus::Plain,
                     };
                 }
                 (*said, false)
             }
         };
         if is_answered {
-            self.silence.answered();
+            self.keep_alive.stop_waiting();
         }
         // Who writes a body of known length does not ask for more once it is there.
         match (is_last, is_answered) {
-            (true, _) => self.end(bytes, Verdict::Said(said)),
-            (false, true) => self.actions.push(Action::Answered(bytes, said)),
-            (false, false) => self.actions.push(Action::Send(bytes)),
+            (true, _) => self.end(bytes, RelayOutcome::Completed(said)),
+            (false, true) => self.actions.push(RelayAction::SendAnswered(bytes, said)),
+            (false, false) => self.actions.push(RelayAction::Send(bytes)),
         }
     }
 
     /// The server's bytes have ended: in good order, or like this.
     pub fn handle_end(&mut self, lost: Option<L>) {
-        if !matches!(self.state, State::Flowing) {
+        if !matches!(self.state, RelayState::Flowing) {
             return;
         }
         let answers = match &mut self.kind {
-            Kind::Events(answers) => answers,
-            Kind::Document { said, unsaid, .. } => {
+            RelayBody::Events(answers) => answers,
+            RelayBody::Document { said, unsaid, .. } => {
                 let (said, unsaid) = (*said, mem::take(unsaid));
                 return match lost {
-                    None if unsaid.is_empty() => self.end(Bytes::new(), Verdict::Said(said)),
-                    Some(lost) if unsaid.is_empty() => self.break_off(Verdict::Lost(lost)),
+                    None if unsaid.is_empty() => self.end(Bytes::new(), RelayOutcome::Completed(said)),
+                    Some(lost) if unsaid.is_empty() => self.abort(RelayOutcome::Lost(lost)),
                     lost => {
                         let lost = lost.unwrap_or_else(L::empty);
-                        self.end(legacy::refusal(&unsaid, &lost.error()), Verdict::Lost(lost));
+                        self.end(legacy::error_responses(&unsaid, &lost.error()), RelayOutcome::Lost(lost));
                     }
                 };
             }
         };
         match lost {
             // Nobody waits on a stream of events.
-            lost if !answers.are_due() => {
-                let verdict = lost.map_or(Verdict::Said(Said::Plain), Verdict::Lost);
+            lost if !answers.has_unanswered() => {
+                let verdict = lost.map_or(RelayOutcome::Completed(ResponseStatus::Plain), RelayOutcome::Lost);
                 self.end(Bytes::new(), verdict);
             }
             // The server has ended it, or its client is to go to the next of us: the client goes on where it
             // was.
-            lost if answers.is_resumable() && lost.as_ref().is_none_or(L::is_closing) => {
-                self.actions.push(Action::Release);
-                self.leave();
-                self.end(Bytes::new(), Verdict::Left);
+            lost if answers.is_resumable() && lost.as_ref().is_none_or(L::is_shutdown) => {
+                self.actions.push(RelayAction::Release);
+                self.keep_for_resume();
+                self.end(Bytes::new(), RelayOutcome::Resumable);
             }
             lost => {
-                let from = answers.anchor().filter(|_| lost.as_ref().is_some_and(L::is_break));
-                self.settle(from, lost.unwrap_or_else(L::unanswered));
+                let from =
+                    answers.resume_position().filter(|_| lost.as_ref().is_some_and(L::is_connection_loss));
+                self.resolve_unanswered(from, lost.unwrap_or_else(L::unanswered));
             }
         }
     }
 
     /// To these an answer is still owed.
-    pub fn handle_owed(&mut self, owed: SmallVec<[Id; 1]>) {
-        let (Kind::Events(answers), State::Settling(from, lost)) = (&mut self.kind, &mut self.state) else {
+    pub fn handle_unanswered(&mut self, owed: SmallVec<[RequestId; 1]>) {
+        let (RelayBody::Events(answers), RelayState::Resolving(from, lost)) =
+            (&mut self.kind, &mut self.state)
+        else {
             return;
         };
         match from.take() {
             // The client has taken all of it back, and does not wait.
-            _ if owed.is_empty() => self.end(Bytes::new(), Verdict::Departed),
+            _ if owed.is_empty() => self.end(Bytes::new(), RelayOutcome::Cancelled),
             Some(from) => {
-                answers.taken_up();
-                self.actions.push(Action::TakeUp(from));
-                self.state = State::TakingUp;
+                answers.count_resume();
+                self.actions.push(RelayAction::Resume(from));
+                self.state = RelayState::Resuming;
             }
             None => {
-                answers.only(owed);
-                let (words, lost) = (answers.last_words(&lost.error()), lost.clone());
-                self.end(words, Verdict::Lost(lost));
+                answers.retain(owed);
+                let (words, lost) = (answers.closing_errors(&lost.error()), lost.clone());
+                self.end(words, RelayOutcome::Lost(lost));
             }
         }
     }
 
     /// The server goes on behind the last event, or does not, for this reason.
-    pub fn handle_taken_up(&mut self, outcome: Result<(), L>) {
-        if !matches!(self.state, State::TakingUp) {
+    pub fn handle_resumed(&mut self, outcome: Result<(), L>) {
+        if !matches!(self.state, RelayState::Resuming) {
             return;
         }
         match outcome {
             Ok(()) => {
-                self.state = State::Flowing;
-                let void = self.void();
+                self.state = RelayState::Flowing;
+                let void = self.abandon_event();
                 if !void.is_empty() {
-                    self.actions.push(Action::Send(void));
+                    self.actions.push(RelayAction::Send(void));
                 }
             }
-            Err(lost) => self.settle(None, lost),
+            Err(lost) => self.resolve_unanswered(None, lost),
         }
     }
 
-    /// We have something to say ourselves; only where that [can be](Relay::may_speak).
-    pub fn handle_own(&mut self, bytes: Bytes) {
-        if self.may_speak() {
-            self.silence.bytes();
-            self.say(bytes);
+    /// We have something to say ourselves; only where that [can be](ResponseRelay::can_insert).
+    pub fn handle_own_event(&mut self, bytes: Bytes) {
+        if self.can_insert() {
+            self.keep_alive.record_bytes();
+            self.insert(bytes);
         }
     }
 
-    /// The time has come that [`Relay::poll_timeout`] named, or has not.
+    /// The time has come that [`ResponseRelay::poll_timeout`] named, or has not.
     pub fn handle_timeout(&mut self, now: Instant) {
         if !self.is_waiting() {
             return;
         }
-        match self.silence.handle_timeout(now, self.may_speak()) {
+        match self.keep_alive.handle_timeout(now, self.can_insert()) {
             None => {}
-            Some(KeepAliveStep::Comment) => self.say(sse::KEEP_ALIVE),
-            Some(KeepAliveStep::Progress(message)) => self.say(legacy::event(&message)),
+            Some(KeepAliveStep::Comment) => self.insert(sse::KEEP_ALIVE),
+            Some(KeepAliveStep::Progress(message)) => self.insert(legacy::event(&message)),
             Some(KeepAliveStep::Deadline) => {
-                self.actions.push(Action::GiveUp);
-                let error = self.silence.overdue();
+                self.actions.push(RelayAction::CancelOverdue);
+                let error = self.keep_alive.deadline_error();
                 match &mut self.kind {
-                    Kind::Events(answers) => {
-                        let words = answers.last_words(&error);
-                        self.end(words, Verdict::Overdue(error));
+                    RelayBody::Events(answers) => {
+                        let words = answers.closing_errors(&error);
+                        self.end(words, RelayOutcome::TimedOut(error));
                     }
                     // There is no place for an error in a document that has begun.
-                    Kind::Document { unsaid, .. } if unsaid.is_empty() => {
-                        self.break_off(Verdict::Overdue(error));
+                    RelayBody::Document { unsaid, .. } if unsaid.is_empty() => {
+                        self.abort(RelayOutcome::TimedOut(error));
                     }
-                    Kind::Document { unsaid, .. } => {
-                        let refusal = legacy::refusal(unsaid, &error);
-                        self.end(refusal, Verdict::Overdue(error));
+                    RelayBody::Document { unsaid, .. } => {
+                        let refusal = legacy::error_responses(unsaid, &error);
+                        self.end(refusal, RelayOutcome::TimedOut(error));
                     }
                 }
             }
@@ -318,26 +326,26 @@ impl<L: Loss> Relay<L> {
     }
 
     /// The proxy stops.
-    pub fn handle_stopping(&mut self) {
+    pub fn handle_shutdown(&mut self) {
         match self.state {
-            State::Flowing => self.handle_end(Some(L::closing())),
-            State::TakingUp => {
-                self.actions.push(Action::Cancel);
-                self.settle(None, L::closing());
+            RelayState::Flowing => self.handle_end(Some(L::shutdown())),
+            RelayState::Resuming => {
+                self.actions.push(RelayAction::Cancel);
+                self.resolve_unanswered(None, L::shutdown());
             }
-            State::Settling(..) | State::Over => {}
+            RelayState::Resolving(..) | RelayState::Ended => {}
         }
     }
 
     /// The client has left, perhaps to come back.
-    pub fn handle_departed(&mut self) {
-        if !matches!(self.state, State::Over) {
-            self.leave();
-            self.state = State::Over;
+    pub fn handle_disconnect(&mut self) {
+        if !matches!(self.state, RelayState::Ended) {
+            self.keep_for_resume();
+            self.state = RelayState::Ended;
         }
     }
 
-    pub fn poll_action(&mut self) -> Option<Action<L>> {
+    pub fn poll_action(&mut self) -> Option<RelayAction<L>> {
         (!self.actions.is_empty()).then(|| self.actions.remove(0))
     }
 
@@ -346,82 +354,83 @@ impl<L: Loss> Relay<L> {
         if !self.is_waiting() {
             return None;
         }
-        let may_speak = self.may_speak();
-        self.silence.poll_timeout(now, may_speak)
+        let may_speak = self.can_insert();
+        self.keep_alive.poll_timeout(now, may_speak)
     }
 
     /// Whether something of ours can be put in here: an event of the server's that is going by has ended, or
     /// will not come to its end.
-    pub fn may_speak(&self) -> bool {
+    pub fn can_insert(&self) -> bool {
         match (&self.kind, &self.state) {
-            (Kind::Events(answers), State::Flowing) => answers.is_between_events(),
-            (Kind::Events(_), State::TakingUp) => true,
-            (Kind::Events(_), State::Settling(..) | State::Over) | (Kind::Document { .. }, _) => false,
+            (RelayBody::Events(answers), RelayState::Flowing) => answers.is_between_events(),
+            (RelayBody::Events(_), RelayState::Resuming) => true,
+            (RelayBody::Events(_), RelayState::Resolving(..) | RelayState::Ended)
+            | (RelayBody::Document { .. }, _) => false,
         }
     }
 
     /// The ids of events that a client may come back behind which has lost what followed
-    /// ([`Answers::earlier_ids`]).
+    /// ([`ResponseTracker::earlier_ids`]).
     pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
         let answers = match &self.kind {
-            Kind::Events(answers) => Some(answers),
-            Kind::Document { .. } => None,
+            RelayBody::Events(answers) => Some(answers),
+            RelayBody::Document { .. } => None,
         };
-        answers.into_iter().flat_map(Answers::earlier_ids)
+        answers.into_iter().flat_map(ResponseTracker::earlier_ids)
     }
 
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> RelayPhase {
         match self.state {
-            State::Flowing => Phase::Flowing,
-            State::Settling(..) => Phase::Settling,
-            State::TakingUp => Phase::TakingUp,
-            State::Over => Phase::Over,
+            RelayState::Flowing => RelayPhase::Flowing,
+            RelayState::Resolving(..) => RelayPhase::Resolving,
+            RelayState::Resuming => RelayPhase::Resuming,
+            RelayState::Ended => RelayPhase::Ended,
         }
     }
 
     /// Whether the server is waited for.
     fn is_waiting(&self) -> bool {
-        matches!(self.state, State::Flowing | State::TakingUp)
+        matches!(self.state, RelayState::Flowing | RelayState::Resuming)
     }
 
-    fn say(&mut self, bytes: Bytes) {
-        let void = self.void();
+    fn insert(&mut self, bytes: Bytes) {
+        let void = self.abandon_event();
         let bytes = if void.is_empty() { bytes } else { [void, bytes].concat().into() };
-        self.actions.push(Action::Send(bytes));
+        self.actions.push(RelayAction::Send(bytes));
     }
 
     /// What ends an event that was cut off.
-    fn void(&mut self) -> Bytes {
+    fn abandon_event(&mut self) -> Bytes {
         match &mut self.kind {
-            Kind::Events(answers) => answers.void(),
-            Kind::Document { .. } => Bytes::new(),
+            RelayBody::Events(answers) => answers.abandon_event(),
+            RelayBody::Document { .. } => Bytes::new(),
         }
     }
 
-    fn settle(&mut self, from: Option<Anchor>, lost: L) {
-        if let Kind::Events(answers) = &self.kind {
-            self.actions.push(Action::Settle(answers.waiting()));
+    fn resolve_unanswered(&mut self, from: Option<ResumePosition>, lost: L) {
+        if let RelayBody::Events(answers) = &self.kind {
+            self.actions.push(RelayAction::ResolveUnanswered(answers.unanswered()));
         }
-        self.state = State::Settling(from, lost);
+        self.state = RelayState::Resolving(from, lost);
     }
 
     /// Who comes back for what the stream has left unanswered is to hear what becomes of it.
-    fn leave(&mut self) {
-        if let Kind::Events(answers) = &self.kind
-            && answers.are_due()
-            && let Some(anchor) = answers.anchor()
+    fn keep_for_resume(&mut self) {
+        if let RelayBody::Events(answers) = &self.kind
+            && answers.has_unanswered()
+            && let Some(anchor) = answers.resume_position()
         {
-            self.actions.push(Action::Leave(anchor, answers.waiting()));
+            self.actions.push(RelayAction::KeepForResume(anchor, answers.unanswered()));
         }
     }
 
-    fn end(&mut self, bytes: Bytes, verdict: Verdict<L>) {
-        self.actions.push(Action::End(bytes, verdict));
-        self.state = State::Over;
+    fn end(&mut self, bytes: Bytes, verdict: RelayOutcome<L>) {
+        self.actions.push(RelayAction::End(bytes, verdict));
+        self.state = RelayState::Ended;
     }
 
-    fn break_off(&mut self, verdict: Verdict<L>) {
-        self.actions.push(Action::Break(verdict));
-        self.state = State::Over;
+    fn abort(&mut self, verdict: RelayOutcome<L>) {
+        self.actions.push(RelayAction::Abort(verdict));
+        self.state = RelayState::Ended;
     }
 }

@@ -6,14 +6,14 @@
 
 use crate::protocol::{
     Frame, Kind, Payload,
-    splice::{Edit, Object, Patch, items},
+    splice::{BytesPatch, JsonObject, ObjectEdit, items},
 };
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 /// What the tools of ours are called, as this client was given them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ToolNames {
+pub struct TicketToolNames {
     /// Waits for the result of a call.
     pub result: Box<str>,
     /// Stops it.
@@ -22,7 +22,7 @@ pub struct ToolNames {
 
 /// What a call of one of them wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum TicketAction {
     Result,
     Cancel,
 }
@@ -32,12 +32,12 @@ const CANCEL: &str = "deferral_cancel";
 
 // === impl ToolNames ===
 
-impl ToolNames {
+impl TicketToolNames {
     /// What a name of ours begins with: of those that the server uses one may be the same.
-    pub const BEGINNING: &str = "deferral_";
+    pub const PREFIX: &str = "deferral_";
 
     /// Names that the server does not use.
-    pub fn beside(is_taken: impl Fn(&str) -> bool) -> Self {
+    pub fn avoiding(is_taken: impl Fn(&str) -> bool) -> Self {
         let free = |name: &str| {
             let suffixed = (2..).map(|n: u32| format!("{name}_{n}"));
             let mut names = std::iter::once(name.to_owned()).chain(suffixed);
@@ -47,27 +47,27 @@ impl ToolNames {
     }
 
     /// What a call of this tool wants, if it is one of these.
-    pub fn wanted(&self, tool: &str) -> Option<Wanted> {
+    pub fn action_of(&self, tool: &str) -> Option<TicketAction> {
         match () {
-            () if *self.result == *tool => Some(Wanted::Result),
-            () if *self.cancel == *tool => Some(Wanted::Cancel),
+            () if *self.result == *tool => Some(TicketAction::Result),
+            () if *self.cancel == *tool => Some(TicketAction::Cancel),
             () => None,
         }
     }
 
     /// What a call of this tool wants if it is one that could be ours, whatever it was told to be called.
-    pub fn alike(tool: &str) -> Option<Wanted> {
+    pub fn possible_action(tool: &str) -> Option<TicketAction> {
         let is = |name: &str| {
             let rest = tool.strip_prefix(name)?;
             let digits = rest.strip_prefix('_').unwrap_or_default();
             (rest.is_empty() || !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
                 .then_some(())
         };
-        is(RESULT).map(|()| Wanted::Result).or_else(|| is(CANCEL).map(|()| Wanted::Cancel))
+        is(RESULT).map(|()| TicketAction::Result).or_else(|| is(CANCEL).map(|()| TicketAction::Cancel))
     }
 
     /// Their descriptions, schemas and annotations, as they stand in a list.
-    fn listed(&self) -> [Value; 2] {
+    fn definitions(&self) -> [Value; 2] {
         let schema = json!({
             "type": "object",
             "properties": {
@@ -105,45 +105,49 @@ impl ToolNames {
     }
 }
 
-/// A page of `tools/list`, as far as it matters to tickets.
+/// A page of `with_ticket_tools/list`, as far as it matters to tickets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Page {
+pub struct ToolListPage {
     /// The names on it that could be ours.
-    pub alike: Vec<String>,
+    pub similar_names: Vec<String>,
     /// There is none behind it.
     pub is_last: bool,
 }
 
-/// Reads a server's answer to `tools/list`. `None` where it is none.
-pub fn page(answer: &Frame) -> Option<Page> {
+/// Reads a server's answer to `with_ticket_tools/list`. `Missing` where it is none.
+pub fn read_page(answer: &Frame) -> Option<ToolListPage> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let tools = items(&result.get("tools")?)?;
-    let names = tools.iter().filter_map(|tool| Object::read(tool).ok()?.string("name"));
-    Some(Page {
-        alike: names.filter(|name| name.starts_with(ToolNames::BEGINNING)).collect(),
+    let names = tools.iter().filter_map(|tool| JsonObject::read(tool).ok()?.string("name"));
+    Some(ToolListPage {
+        similar_names: names.filter(|name| name.starts_with(TicketToolNames::PREFIX)).collect(),
         // Clients stop at an empty one, too.
         is_last: result.get("nextCursor").is_none_or(|next| next == "null" || next == "\"\""),
     })
 }
 
-/// A server's answer to `tools/list` as a holder of tickets is to see it. `None` where nothing changes.
-pub fn tools(answer: &Frame, added: Option<&ToolNames>, may_defer: impl Fn(&str) -> bool) -> Option<Bytes> {
+/// A server's answer to `with_ticket_tools/list` as a holder of tickets is to see it. `Missing` where nothing changes.
+pub fn with_ticket_tools(
+    answer: &Frame,
+    added: Option<&TicketToolNames>,
+    may_defer: impl Fn(&str) -> bool,
+) -> Option<Bytes> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let listed = result.get("tools")?;
     let tools = items(&listed)?;
-    let mut patch = Patch::new(answer.as_bytes().clone());
+    let mut patch = BytesPatch::new(answer.as_bytes().clone());
     let mut changes = false;
-    for tool in tools.iter().filter_map(|tool| Object::read(tool).ok()) {
+    for tool in tools.iter().filter_map(|tool| JsonObject::read(tool).ok()) {
         if tool.contains("outputSchema") && tool.string("name").is_some_and(|name| may_defer(&name)) {
-            let mut edit = Edit::new(&tool);
+            let mut edit = ObjectEdit::new(&tool);
             edit.remove("outputSchema");
-            edit.put(&mut patch);
+            edit.add_to(&mut patch);
             changes = true;
         }
     }
     if let Some(names) = added {
         let end = listed.slice(listed.len() - 1..);
-        let added = names.listed().map(|tool| tool.to_string()).join(",");
+        let added = names.definitions().map(|tool| tool.to_string()).join(",");
         let comma = if tools.is_empty() { "" } else { "," };
         patch.replace(&end, format!("{comma}{added}]").into());
         changes = true;
@@ -152,8 +156,8 @@ pub fn tools(answer: &Frame, added: Option<&ToolNames>, may_defer: impl Fn(&str)
 }
 
 /// The ticket that a tool of ours was called with.
-pub fn argument(params: Option<&Payload>) -> Option<String> {
-    let ticket = Object::read(&params?.get("arguments")?).ok()?.string("ticket")?;
+pub fn ticket_argument(params: Option<&Payload>) -> Option<String> {
+    let ticket = JsonObject::read(&params?.get("arguments")?).ok()?.string("ticket")?;
     Some(ticket.trim().to_owned())
 }
 
@@ -172,17 +176,22 @@ mod tests {
 
     #[test]
     fn a_name_that_the_server_uses_gets_a_suffix() {
-        let names = ToolNames::beside(|_| false);
+        let names = TicketToolNames::avoiding(|_| false);
         assert_eq!((&*names.result, &*names.cancel), (RESULT, CANCEL));
-        let names = ToolNames::beside(|name| ["deferral_result", "deferral_result_2"].contains(&name));
+        let names =
+            TicketToolNames::avoiding(|name| ["deferral_result", "deferral_result_2"].contains(&name));
         assert_eq!((&*names.result, &*names.cancel), ("deferral_result_3", CANCEL));
-        assert_eq!(names.wanted("deferral_result_3"), Some(Wanted::Result));
-        assert_eq!(names.wanted("deferral_cancel"), Some(Wanted::Cancel));
-        assert_eq!(names.wanted("deferral_result"), None);
-        let alike = ["deferral_result", "deferral_result_12", "deferral_cancel_2"].map(ToolNames::alike);
-        assert_eq!(alike, [Some(Wanted::Result), Some(Wanted::Result), Some(Wanted::Cancel)]);
+        assert_eq!(names.action_of("deferral_result_3"), Some(TicketAction::Result));
+        assert_eq!(names.action_of("deferral_cancel"), Some(TicketAction::Cancel));
+        assert_eq!(names.action_of("deferral_result"), None);
+        let alike = ["deferral_result", "deferral_result_12", "deferral_cancel_2"]
+            .map(TicketToolNames::possible_action);
+        assert_eq!(
+            alike,
+            [Some(TicketAction::Result), Some(TicketAction::Result), Some(TicketAction::Cancel)]
+        );
         for other in ["deferral_resulting", "deferral_result_", "deferral_result_x", "result"] {
-            assert_eq!(ToolNames::alike(other), None, "{other}");
+            assert_eq!(TicketToolNames::possible_action(other), None, "{other}");
         }
     }
 
@@ -191,8 +200,8 @@ mod tests {
         let answer = listing(
             r#"[ {"name":"a","outputSchema":{"type":"object"},"x":1e5},{"name":"b","outputSchema":{}} ]"#,
         );
-        let names = ToolNames::beside(|_| false);
-        let seen = text(tools(&answer, Some(&names), |tool| tool == "a").expect("it changes"));
+        let names = TicketToolNames::avoiding(|_| false);
+        let seen = text(with_ticket_tools(&answer, Some(&names), |tool| tool == "a").expect("it changes"));
         let (theirs, ours) = seen.split_once(r#"} ,{"annotations""#).expect("ours stand behind theirs");
         assert_eq!(
             theirs,
@@ -203,29 +212,30 @@ mod tests {
         let listed = whole["result"]["tools"].as_array().expect("tools").iter();
         let named: Vec<_> = listed.map(|tool| tool["name"].as_str().expect("a name")).collect();
         assert_eq!(named, ["a", "b", "deferral_result", "deferral_cancel"]);
-        let alone = text(tools(&listing("[]"), Some(&names), |_| true).expect("it changes"));
+        let alone = text(with_ticket_tools(&listing("[]"), Some(&names), |_| true).expect("it changes"));
         assert!(alone.contains(r#""tools":[{"#), "{alone}");
-        assert_eq!(tools(&answer, None, |_| false), None);
+        assert_eq!(with_ticket_tools(&answer, None, |_| false), None);
     }
 
     #[test]
     fn a_page_says_whether_there_are_more_and_which_names_could_be_ours() {
-        let page_of = |text: &str| page(&Frame::parse(text.to_owned().into()).expect("a message"));
+        let page_of = |text: &str| read_page(&Frame::parse(text.to_owned().into()).expect("a message"));
         let last =
             page_of(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"deferral_x"},{"name":"a"}]}}"#);
-        assert_eq!(last, Some(Page { alike: vec!["deferral_x".to_owned()], is_last: true }));
+        assert_eq!(last, Some(ToolListPage { similar_names: vec!["deferral_x".to_owned()], is_last: true }));
         let first = page_of(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[],"nextCursor":"2"}}"#);
-        assert_eq!(first, Some(Page { alike: Vec::new(), is_last: false }));
+        assert_eq!(first, Some(ToolListPage { similar_names: Vec::new(), is_last: false }));
         assert_eq!(page_of(r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":""}}"#), None);
     }
 
     #[test]
     fn a_ticket_is_an_argument_and_a_text() {
-        let of = |params: &str| argument(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
+        let of =
+            |params: &str| ticket_argument(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
         assert_eq!(of(r#"{"name":"x","arguments":{"ticket":" a "}}"#).as_deref(), Some("a"));
         for wrong in [r#"{"arguments":{"ticket":5}}"#, r#"{"arguments":[]}"#, r#"{"name":"x"}"#] {
             assert_eq!(of(wrong), None, "{wrong}");
         }
-        assert_eq!(argument(None), None);
+        assert_eq!(ticket_argument(None), None);
     }
 }

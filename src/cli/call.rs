@@ -6,17 +6,18 @@
 
 use super::{
     CANCELLED, DONE, FAILED, NO,
-    ask::{self, Asker, Unanswered},
+    ask::{self, InputResponder, ResponderError},
     interrupted,
-    printer::{Bar, Printer},
-    tools::{self, Server},
+    printer::{Printer, StatusBar},
+    tools::{self, ServerArgs},
 };
 use crate::{
     client::{
-        self, Ending, Error, Progress, Session, Step, Task, Ticket, Turn, arguments, error_text, no_arguments,
+        self, CallEnding, CallStep, CallTurn, Error, Progress, Task, Ticket, ToolSession, arguments,
+        error_text, no_arguments,
     },
     config::values::{self, show_duration},
-    runtime::or_never,
+    runtime::or_pending,
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -26,7 +27,7 @@ use tokio::time::{sleep, timeout};
 /// How long to wait for the answer to a cancellation before leaving anyhow.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a cancellation may take before it is said that it is waited for.
-const SOON: Duration = Duration::from_millis(250);
+const CANCEL_NOTICE_DELAY: Duration = Duration::from_millis(250);
 /// How often a server may ask in one call. Options such as `--sampling` answer every time, so that a server could ask
 /// for ever.
 const MAX_ROUNDS: u32 = 100;
@@ -34,7 +35,7 @@ const MAX_ROUNDS: u32 = 100;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    server: Server,
+    server: ServerArgs,
     /// Tool to call. Without it, the tools of the server are listed.
     tool: Option<String>,
     /// Arguments of the tool, a JSON object [default: {}].
@@ -56,31 +57,31 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     timeout: Option<Duration>,
     #[command(flatten)]
-    ask: ask::Options,
+    ask: ask::AnswerArgs,
 }
 
 /// Why there is no ending.
 #[derive(Debug, thiserror::Error)]
-enum Stopped {
+enum CallFailure {
     #[error(transparent)]
-    Lost(#[from] Error),
+    Client(#[from] Error),
     #[error(transparent)]
-    Unanswered(#[from] Unanswered),
+    Responder(#[from] ResponderError),
     #[error("cancelled")]
     Interrupted,
     #[error("no result within {}; the call was cancelled", show_duration(*.0))]
-    Overdue(Duration),
+    TimedOut(Duration),
     #[error("no result after {} calls of `{tool}`; the call was cancelled", Ticket::MAX_POLLS)]
-    Polls { tool: String },
+    TooManyPolls { tool: String },
     #[error("the server has requested input {MAX_ROUNDS} times; the call was cancelled")]
-    Rounds,
+    TooManyRounds,
 }
 
 /// What the user sees while the call runs.
-struct Screen<'a> {
+struct ProgressScreen<'a> {
     printer: &'a mut Printer,
     /// Drawn on the standard error where that is a terminal.
-    bar: Option<Bar>,
+    bar: Option<StatusBar>,
     /// What the bar says until there is something to say.
     title: String,
     /// The last line said, so that only changes are.
@@ -92,16 +93,17 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     if args.tool.is_none() && args.task.is_none() {
         return tools::list(&args.server, args.json, args.timeout, printer).await;
     }
-    let mut asker = Asker::new(args.ask.clone(), format!("{} at {}", args.what(), args.server.url));
+    let mut asker =
+        InputResponder::new(args.ask.clone(), format!("{} at {}", args.target(), args.server.url));
     let mut session = args.server.session(asker.declared(!args.no_tasks));
-    let mut screen = Screen::new(Bar::on_terminal(), args.what(), printer);
+    let mut screen = ProgressScreen::new(StatusBar::on_terminal(), args.target(), printer);
     let mut held = None;
     let ending = tokio::select! {
-        ending = talk(&mut session, &mut asker, &mut screen, &args, &mut held) => ending,
-        () = interrupted() => Err(Stopped::Interrupted),
-        limit = or_never(args.timeout.map(passed)) => Err(Stopped::Overdue(limit)),
+        ending = run_call(&mut session, &mut asker, &mut screen, &args, &mut held) => ending,
+        () = interrupted() => Err(CallFailure::Interrupted),
+        limit = or_pending(args.timeout.map(elapse)) => Err(CallFailure::TimedOut(limit)),
     };
-    screen.make_room();
+    screen.clear();
     for key in asker.unused() {
         printer.note(format_args!("note: no input request had the key `{key}`; its --answer was not used"));
     }
@@ -112,13 +114,13 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
 
 /// The call from its beginning to its end, with everything that is asked in between, and with the ticket that it may be
 /// answered with in `held`.
-async fn talk(
-    session: &mut Session,
-    asker: &mut Asker,
-    screen: &mut Screen<'_>,
+async fn run_call(
+    session: &mut ToolSession,
+    asker: &mut InputResponder,
+    screen: &mut ProgressScreen<'_>,
     args: &Args,
     held: &mut Option<Ticket>,
-) -> Result<Ending, Stopped> {
+) -> Result<CallEnding, CallFailure> {
     let mut arguments = args.arguments.clone().unwrap_or_else(no_arguments);
     let mut tool = args.tool.clone().unwrap_or_default();
     let called = tool.clone();
@@ -127,88 +129,92 @@ async fn talk(
         Some(handle) => session.resume(handle, &mut |step| screen.show(&step)).await?,
         None => {
             session.open(&tool, &mut |step| screen.show(&step)).await?;
-            let call = client::Call { tool: &tool, arguments: &arguments };
+            let call = client::ToolCall { tool: &tool, arguments: &arguments };
             session.call(&call, &mut |step| screen.show(&step)).await?
         }
     };
     loop {
         let questions = match turn {
-            Turn::Ended(Ending::Result(result)) => {
+            CallTurn::Ended(CallEnding::Result(result)) => {
                 let ticket = Ticket::of(&result, &called).filter(|_| !args.ticket);
                 let is_next =
                     |next: &Ticket| held.as_ref().is_none_or(|held: &Ticket| held.is_continued_by(next));
-                let Some(ticket) = ticket.filter(is_next) else { return Ok(Ending::Result(result)) };
-                screen.holds(&ticket, held.is_some());
+                let Some(ticket) = ticket.filter(is_next) else { return Ok(CallEnding::Result(result)) };
+                screen.show_ticket(&ticket, held.is_some());
                 if polls == Ticket::MAX_POLLS {
-                    return Err(Stopped::Polls { tool: ticket.result_tool });
+                    return Err(CallFailure::TooManyPolls { tool: ticket.result_tool });
                 }
                 polls += 1;
                 (tool, arguments) = (ticket.result_tool.clone(), ticket.arguments());
                 *held = Some(ticket);
-                let call = client::Call { tool: &tool, arguments: &arguments };
+                let call = client::ToolCall { tool: &tool, arguments: &arguments };
                 // Runs beside the call: a proxy that waits for the result takes longer than this.
                 let pause = sleep(Ticket::PAUSE);
                 turn = session.call(&call, &mut |step| screen.show(&step)).await?;
-                if matches!(&turn, Turn::Ended(Ending::Result(next)) if Ticket::of(next, &called).is_some()) {
+                if matches!(&turn, CallTurn::Ended(CallEnding::Result(next)) if Ticket::of(next, &called).is_some())
+                {
                     pause.await;
                 }
                 continue;
             }
-            Turn::Ended(ending) => return Ok(ending),
-            Turn::Asked(questions) => questions,
+            CallTurn::Ended(ending) => return Ok(ending),
+            CallTurn::InputRequired(questions) => questions,
         };
         rounds += 1;
         if rounds > MAX_ROUNDS {
-            return Err(Stopped::Rounds);
+            return Err(CallFailure::TooManyRounds);
         }
-        screen.make_room();
+        screen.clear();
         let answers = asker.answer(&questions).await?;
         screen.begin();
-        let call = client::Call { tool: &tool, arguments: &arguments };
+        let call = client::ToolCall { tool: &tool, arguments: &arguments };
         turn = session.answer(&call, &answers, &mut |step| screen.show(&step)).await?;
     }
 }
 
 /// Prints how it ended, and cancels the call where its result is not waited for any more.
 async fn conclude(
-    ending: Result<Ending, Stopped>,
-    session: &mut Session,
+    ending: Result<CallEnding, CallFailure>,
+    session: &mut ToolSession,
     held: Option<&Ticket>,
     json: bool,
     printer: &mut Printer,
 ) -> u8 {
     match ending {
-        Err(Stopped::Lost(error)) => failed(&error, printer),
-        Err(why @ (Stopped::Interrupted | Stopped::Unanswered(Unanswered::Declined))) => {
+        Err(CallFailure::Client(error)) => failed(&error, printer),
+        Err(why @ (CallFailure::Interrupted | CallFailure::Responder(ResponderError::Declined))) => {
             cancel(session, held, printer).await;
             printer.note(why);
             CANCELLED
         }
         Err(
-            why @ (Stopped::Overdue(_) | Stopped::Polls { .. } | Stopped::Rounds | Stopped::Unanswered(_)),
+            why @ (CallFailure::TimedOut(_)
+            | CallFailure::TooManyPolls { .. }
+            | CallFailure::TooManyRounds
+            | CallFailure::Responder(_)),
         ) => {
             cancel(session, held, printer).await;
             printer.error(why);
             FAILED
         }
-        Ok(Ending::Result(result)) => print(&result, json, printer),
-        Ok(Ending::Error(error)) => {
+        Ok(CallEnding::Result(result)) => print(&result, json, printer),
+        Ok(CallEnding::Error(error)) => {
             printer.error(error_text(&error));
             FAILED
         }
-        Ok(Ending::Cancelled(task)) => {
-            printer.note(format_args!("the task was cancelled{}", why(task)));
+        Ok(CallEnding::Cancelled(task)) => {
+            printer.note(format_args!("the task was cancelled{}", status_suffix(task)));
             CANCELLED
         }
-        Ok(Ending::Failed(task)) => {
-            printer.error(format_args!("the task failed{}", why(task)));
+        Ok(CallEnding::Failed(task)) => {
+            printer.error(format_args!("the task failed{}", status_suffix(task)));
             FAILED
         }
     }
 }
 
 /// The status message of a task, behind a colon.
-fn why(task: Task) -> String {
+fn status_suffix(task: Task) -> String {
     task.message.map(|why| format!(": {why}")).unwrap_or_default()
 }
 
@@ -222,24 +228,24 @@ fn failed(error: &Error, printer: &mut Printer) -> u8 {
     FAILED
 }
 
-async fn passed(limit: Duration) -> Duration {
+async fn elapse(limit: Duration) -> Duration {
     sleep(limit).await;
     limit
 }
 
 /// Cancels what is waited for, and stops the call itself where that is known by a ticket.
-async fn cancel(session: &mut Session, held: Option<&Ticket>, printer: &mut Printer) {
+async fn cancel(session: &mut ToolSession, held: Option<&Ticket>, printer: &mut Printer) {
     let cancelled = async {
         session.cancel().await?;
         let Some(ticket) = held else { return Ok(()) };
-        let call = client::Call { tool: &ticket.cancel_tool, arguments: &ticket.arguments() };
+        let call = client::ToolCall { tool: &ticket.cancel_tool, arguments: &ticket.arguments() };
         session.call(&call, &mut |_| {}).await.map(drop)
     };
     let answered = timeout(CANCEL_PATIENCE, cancelled);
     tokio::pin!(answered);
     let soon = tokio::select! {
         answered = &mut answered => Some(answered),
-        () = sleep(SOON) => None,
+        () = sleep(CANCEL_NOTICE_DELAY) => None,
     };
     let answered = match soon {
         Some(answered) => answered,
@@ -268,15 +274,15 @@ async fn cancel(session: &mut Session, held: Option<&Ticket>, printer: &mut Prin
 
 impl Args {
     /// What is called or followed.
-    fn what(&self) -> &str {
+    fn target(&self) -> &str {
         self.tool.as_deref().or(self.task.as_deref()).unwrap_or_default()
     }
 }
 
 // === impl Screen ===
 
-impl<'a> Screen<'a> {
-    fn new(bar: Option<Bar>, tool: &str, printer: &'a mut Printer) -> Self {
+impl<'a> ProgressScreen<'a> {
+    fn new(bar: Option<StatusBar>, tool: &str, printer: &'a mut Printer) -> Self {
         let mut screen = Self { printer, bar, title: format!("calling {tool}"), last: String::new() };
         screen.begin();
         screen
@@ -289,42 +295,42 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// Removes what is drawn, until [`Screen::begin`].
-    fn make_room(&self) {
+    /// Removes what is drawn, until [`ProgressScreen::begin`].
+    fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.clear();
         }
     }
 
-    fn show(&mut self, step: &Step<'_>) {
+    fn show(&mut self, step: &CallStep<'_>) {
         match step {
-            Step::Progress(progress) => {
+            CallStep::Progress(progress) => {
                 let text = progress.to_string();
                 self.draw(progress, &text);
-                self.say_unless_drawn(&text);
+                self.print_unless_drawn(&text);
             }
-            Step::Handle(task) => {
-                self.say(&handle_text(task));
+            CallStep::Handle(task) => {
+                self.print(&handle_text(task));
                 self.status(task);
             }
-            Step::Polled(task) => self.status(task),
-            Step::Lost(error) => self.say(&format!("{error}; retrying")),
-            Step::Refused { method } => {
-                self.say(&format!(
+            CallStep::Polled(task) => self.status(task),
+            CallStep::Lost(error) => self.print(&format!("{error}; retrying")),
+            CallStep::Refused { method } => {
+                self.print(&format!(
                     "the server requests input ({method}), which was refused: no answers are available"
                 ));
             }
-            Step::Revision(spoken) => self.say(&format!("the server uses revision {spoken}")),
+            CallStep::Revision(spoken) => self.print(&format!("the server uses revision {spoken}")),
         }
     }
 
     /// The call is answered with a ticket, for the first time or `again`.
-    fn holds(&mut self, ticket: &Ticket, again: bool) {
+    fn show_ticket(&mut self, ticket: &Ticket, again: bool) {
         if !again {
-            self.say(&format!("still running; fetching the result with the ticket {}", ticket.ticket));
+            self.print(&format!("still running; fetching the result with the ticket {}", ticket.ticket));
         }
         if let Some(message) = &ticket.status_message {
-            self.say_unless_drawn(message);
+            self.print_unless_drawn(message);
         }
     }
 
@@ -340,26 +346,26 @@ impl<'a> Screen<'a> {
         } else if let Some(bar) = &self.bar {
             bar.message(&text);
         }
-        self.say_unless_drawn(&text);
+        self.print_unless_drawn(&text);
     }
 
     /// Moves the bar; `text` stands beside it as it was sent.
     fn draw(&self, progress: &Progress, text: &str) {
         let Some(bar) = &self.bar else { return };
         if let Some(total) = progress.total.filter(|total| *total > 0.0) {
-            bar.measure(progress.done / total);
+            bar.set_progress(progress.done / total);
         }
         bar.message(text);
     }
 
-    fn say(&mut self, text: &str) {
+    fn print(&mut self, text: &str) {
         match &self.bar {
             Some(bar) => bar.note(text),
             None => self.printer.note(text),
         }
     }
 
-    fn say_unless_drawn(&mut self, text: &str) {
+    fn print_unless_drawn(&mut self, text: &str) {
         if self.bar.is_none() && self.last != text {
             self.printer.note(text);
             text.clone_into(&mut self.last);
@@ -374,11 +380,11 @@ pub(super) fn handle_text(task: &Task) -> String {
 
 fn print(result: &RawValue, json: bool, printer: &mut Printer) -> u8 {
     #[derive(Deserialize)]
-    struct Outline {
+    struct ErrorFlag {
         #[serde(default, rename = "isError")]
         is_error: bool,
     }
-    let is_error = serde_json::from_str::<Outline>(result.get()).is_ok_and(|outline| outline.is_error);
+    let is_error = serde_json::from_str::<ErrorFlag>(result.get()).is_ok_and(|outline| outline.is_error);
     match json {
         true => printer.raw_json(result),
         false => printer.text(result_text(result)),
@@ -391,37 +397,37 @@ fn print(result: &RawValue, json: bool, printer: &mut Printer) -> u8 {
 pub(super) fn result_text(result: &RawValue) -> String {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Outline<'a> {
+    struct ToolResultOutline<'a> {
         #[serde(default)]
-        content: Vec<Content>,
+        content: Vec<ContentBlock>,
         #[serde(borrow)]
         structured_content: Option<&'a RawValue>,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Content {
+    struct ContentBlock {
         r#type: String,
         text: Option<String>,
         mime_type: Option<String>,
         data: Option<String>,
         uri: Option<String>,
-        resource: Option<Resource>,
+        resource: Option<EmbeddedResource>,
     }
     #[derive(Deserialize)]
-    struct Resource {
+    struct EmbeddedResource {
         uri: Option<String>,
         text: Option<String>,
     }
-    let Ok(outline) = serde_json::from_str::<Outline<'_>>(result.get()) else {
+    let Ok(outline) = serde_json::from_str::<ToolResultOutline<'_>>(result.get()) else {
         return result.get().to_owned();
     };
     if outline.content.is_empty() {
         return outline.structured_content.unwrap_or(result).get().to_owned();
     }
-    let shown = |content: Content| match content {
-        Content { text: Some(text), .. } => text,
-        Content { resource: Some(Resource { text: Some(text), .. }), .. } => text,
-        Content { r#type, mime_type, data, uri, resource, .. } => {
+    let shown = |content: ContentBlock| match content {
+        ContentBlock { text: Some(text), .. } => text,
+        ContentBlock { resource: Some(EmbeddedResource { text: Some(text), .. }), .. } => text,
+        ContentBlock { r#type, mime_type, data, uri, resource, .. } => {
             let mut text = format!("[{type}");
             for part in
                 [mime_type, uri.or_else(|| resource.and_then(|resource| resource.uri))].into_iter().flatten()
@@ -440,7 +446,7 @@ pub(super) fn result_text(result: &RawValue) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::Status;
+    use crate::client::TaskStatus;
 
     fn raw(text: &str) -> Box<RawValue> {
         serde_json::from_str(text).expect("JSON")
@@ -476,18 +482,18 @@ mod tests {
     #[test]
     fn a_plain_screen_says_each_change_once() {
         let mut printer = Printer::new(std::io::sink(), std::io::sink());
-        let mut screen = Screen::new(None, "x", &mut printer);
+        let mut screen = ProgressScreen::new(None, "x", &mut printer);
         let mut task = Task {
             id: "t".into(),
-            status: Status::Working,
+            status: TaskStatus::Working,
             message: None,
             poll_interval: Duration::from_millis(500),
             ttl: None,
         };
-        screen.show(&Step::Handle(&task));
+        screen.show(&CallStep::Handle(&task));
         assert_eq!(screen.last, "working");
         task.message = Some("half".into());
-        screen.show(&Step::Polled(&task));
+        screen.show(&CallStep::Polled(&task));
         assert_eq!(screen.last, "working: half");
         assert_eq!(handle_text(&task), "task t (kept forever, polled every 500ms)");
     }

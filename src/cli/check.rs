@@ -34,10 +34,10 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
         }
     };
     for line in doubts.iter().flat_map(config::Problems::lines) {
-        printer.say(line);
+        printer.note_line(line);
     }
     let (count, noun) = (config.routes.len(), if config.routes.len() == 1 { "route" } else { "routes" });
-    printer.line(format_args!("{}: ok ({count} {noun})", config::shown(path).display()));
+    printer.line(format_args!("{}: ok ({count} {noun})", config::display_path(path).display()));
     DONE
 }
 

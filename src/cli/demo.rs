@@ -12,8 +12,8 @@ use super::{
 use crate::{
     app,
     client::{
-        self, Answers, Asked, Declared, Ending, Message, Session, Status, Step, Task, Turn, arguments,
-        error_text,
+        self, CallEnding, CallStep, CallTurn, ClientSupport, InputResponseMap, JsonRpcRequest,
+        RequestedInput, Task, TaskStatus, ToolSession, arguments, error_text,
     },
     config, demo,
     protocol::{Method, Revision, meta},
@@ -34,7 +34,8 @@ const SECONDS: u32 = 4;
 const AFTER: &str = "1s";
 /// What the demo answers when it is asked.
 const ANSWER: &str = r#"{"action":"accept","content":{"date":"2026-08-01","party":4,"seat":"outside"}}"#;
-const DECLARED: Declared = Declared { tasks: true, elicitation: true, sampling: false, roots: false };
+const DECLARED: ClientSupport =
+    ClientSupport { tasks: true, elicitation: true, sampling: false, roots: false };
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -121,7 +122,7 @@ routes:
 }
 
 /// Prints what happens.
-struct Teller<'a> {
+struct DemoPrinter<'a> {
     printer: &'a mut Printer,
     clock: SystemClock,
     begun: Instant,
@@ -135,8 +136,8 @@ async fn show(
     printer: &mut Printer,
 ) -> Result<(), Error> {
     let clock = SystemClock::new();
-    let mut teller = Teller { begun: clock.now(), clock, printer };
-    teller.say(&format!(
+    let mut teller = DemoPrinter { begun: clock.now(), clock, printer };
+    teller.print(&format!(
         "A legacy server ({legacy}, synchronous, without tasks):  http://{server}{endpoint}
 The proxy in front of it:  {url}
 
@@ -148,19 +149,19 @@ With this configuration:
         config = indented(config),
     ));
     let parsed: Uri = url.parse().expect("an address and a path make a URL");
-    let mut client = Session::new(parsed, HeaderMap::new(), DECLARED, Some(Revision::V2026_07_28));
+    let mut client = ToolSession::new(parsed, HeaderMap::new(), DECLARED, Some(Revision::V2026_07_28));
 
-    teller.say("A quick call passes through:  greet {\"name\":\"Ada\"}\n");
+    teller.print("A quick call passes through:  greet {\"name\":\"Ada\"}\n");
     teller.call(&mut client, "greet", r#"{"name":"Ada"}"#).await?;
 
     let slow = format!("{{\"seconds\":{SECONDS}}}");
-    teller.say(&format!("\nA call that runs longer than {AFTER} becomes a task:  report {slow}\n"));
+    teller.print(&format!("\nA call that runs longer than {AFTER} becomes a task:  report {slow}\n"));
     let task = teller.call(&mut client, "report", &slow).await?.unwrap_or_else(|| "TASK_ID".to_owned());
 
-    teller.say(&format!("\nA tool that requests input during its call:  {} {{}}\n", demo::BOOKING));
+    teller.print(&format!("\nA tool that requests input during its call:  {} {{}}\n", demo::BOOKING));
     teller.call(&mut client, demo::BOOKING, "{}").await?;
 
-    teller.say(&format!(
+    teller.print(&format!(
         "
 Try it from another terminal. List the tools:
 
@@ -203,8 +204,8 @@ Serving until Ctrl-C.",
 
 // === impl Teller ===
 
-impl Teller<'_> {
-    fn say(&mut self, text: &str) {
+impl DemoPrinter<'_> {
+    fn print(&mut self, text: &str) {
         self.printer.text(text);
     }
 
@@ -216,55 +217,55 @@ impl Teller<'_> {
     /// Makes a call and tells what is heard of it. Gives its task, if it became one.
     async fn call(
         &mut self,
-        client: &mut Session,
+        client: &mut ToolSession,
         tool: &'static str,
         text: &str,
     ) -> Result<Option<String>, Error> {
         self.begun = self.clock.now();
         let arguments = arguments(text).expect("the demo's own arguments are right");
-        let call = client::Call { tool, arguments: &arguments };
+        let call = client::ToolCall { tool, arguments: &arguments };
         let mut handle = None;
         let mut turn = client.call(&call, &mut |step| self.step(&step, &mut handle)).await?;
         loop {
             match turn {
-                Turn::Asked(questions) => {
+                CallTurn::InputRequired(questions) => {
                     let answers = self.answers(&questions);
                     turn = client.answer(&call, &answers, &mut |step| self.step(&step, &mut handle)).await?;
                 }
-                Turn::Ended(Ending::Result(result)) => {
+                CallTurn::Ended(CallEnding::Result(result)) => {
                     self.event(&format!("result: {}", result_text(&result)));
                     return Ok(handle);
                 }
-                Turn::Ended(Ending::Error(error)) => {
+                CallTurn::Ended(CallEnding::Error(error)) => {
                     return Err(Error::Unexpected { tool, ending: error_text(&error) });
                 }
-                Turn::Ended(Ending::Cancelled(_)) => {
+                CallTurn::Ended(CallEnding::Cancelled(_)) => {
                     return Err(Error::Unexpected { tool, ending: "cancelled".to_owned() });
                 }
-                Turn::Ended(Ending::Failed(_)) => {
+                CallTurn::Ended(CallEnding::Failed(_)) => {
                     return Err(Error::Unexpected { tool, ending: "failed".to_owned() });
                 }
             }
         }
     }
 
-    fn step(&mut self, step: &Step<'_>, handle: &mut Option<String>) {
+    fn step(&mut self, step: &CallStep<'_>, handle: &mut Option<String>) {
         match step {
-            Step::Progress(progress) => self.event(&format!("progress: {progress}")),
-            Step::Handle(task) => {
+            CallStep::Progress(progress) => self.event(&format!("progress: {progress}")),
+            CallStep::Handle(task) => {
                 self.event(&format!("handle of {}", handle_text(task)));
                 *handle = Some(task.id.clone());
             }
-            Step::Polled(task) => self.event(&format!("tasks/get: {}", state(task))),
-            Step::Lost(error) => self.event(&format!("{error}; retrying")),
+            CallStep::Polled(task) => self.event(&format!("tasks/get: {}", state(task))),
+            CallStep::Lost(error) => self.event(&format!("{error}; retrying")),
             // Heard from legacy servers only.
-            Step::Refused { .. } | Step::Revision(_) => {}
+            CallStep::Refused { .. } | CallStep::Revision(_) => {}
         }
     }
 
     /// Tells what is asked, and answers it.
-    fn answers(&mut self, questions: &[Asked]) -> Answers {
-        let mut answers = Answers::new();
+    fn answers(&mut self, questions: &[RequestedInput]) -> InputResponseMap {
+        let mut answers = InputResponseMap::new();
         for question in questions {
             let message = question.message().unwrap_or_default();
             self.event(&format!("input_required: {} asks: {message}", question.key));
@@ -278,7 +279,7 @@ impl Teller<'_> {
 
 fn state(task: &Task) -> String {
     match (&task.message, task.status) {
-        (Some(message), Status::Working) => format!("working: {message}"),
+        (Some(message), TaskStatus::Working) => format!("working: {message}"),
         (_, status) => status.as_str().to_owned(),
     }
 }
@@ -294,7 +295,7 @@ fn curl(url: &str, method: &Method, name: Option<&str>, mut params: Value) -> St
         meta::PROTOCOL_VERSION: version,
         meta::CLIENT_CAPABILITIES: { "extensions": { meta::TASKS_EXTENSION: {} } },
     });
-    let body = Message::new(1, method.as_str(), params).to_json();
+    let body = JsonRpcRequest::new(1, method.as_str(), params).to_json();
     let name = name.map(|name| format!(" -H 'Mcp-Name: {name}'")).unwrap_or_default();
     format!(
         "  curl -s {url} \\

@@ -13,7 +13,7 @@ pub struct Args {
     /// Task id, or at least its first 4 digits, as shown by `deferral tasks list`, the log or a client.
     task: String,
     #[command(flatten)]
-    address: operator::Address,
+    address: operator::AdminArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -21,7 +21,7 @@ pub struct Args {
 
 /// What the proxy tells of a task.
 #[derive(Debug, Deserialize)]
-struct Told {
+struct TaskExplanation {
     task: String,
     route: String,
     tool: String,
@@ -36,12 +36,12 @@ struct Told {
     caller: Option<String>,
     is_held: bool,
     waits: usize,
-    cause: Option<Cause>,
-    life: Vec<Moment>,
+    cause: Option<DeferralCause>,
+    life: Vec<HistoryItem>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Cause {
+struct DeferralCause {
     by: String,
     mode: String,
     after_ms: u64,
@@ -51,7 +51,7 @@ struct Cause {
 }
 
 #[derive(Debug, Deserialize)]
-struct Moment {
+struct HistoryItem {
     what: String,
     at: String,
     until: String,
@@ -69,13 +69,13 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     };
     let found = operator.get(&format!("/tasks/{}", super::tasks::encoded(&args.task))).await;
     let read = found.and_then(|body| {
-        let told: Told = serde_json::from_slice(&body).map_err(|error| invalid(&error))?;
+        let told: TaskExplanation = serde_json::from_slice(&body).map_err(|error| invalid(&error))?;
         Ok((serde_json::from_slice::<Value>(&body).map_err(|error| invalid(&error))?, told))
     });
     match read {
         Ok((body, _)) if args.json => printer.json(&body),
         Ok((_, told)) => {
-            for line in told.story() {
+            for line in told.lines() {
                 printer.line(line);
             }
         }
@@ -90,9 +90,9 @@ fn invalid(error: &serde_json::Error) -> Error {
 
 // === impl Told ===
 
-impl Told {
+impl TaskExplanation {
     /// A line for each thing that is known, in which names and messages of others may be.
-    fn story(&self) -> Vec<String> {
+    fn lines(&self) -> Vec<String> {
         let Self { task, route, tool, status, view, principal, caller, .. } = self;
         let shown = match view.as_str() {
             "extension" => "a task of the tasks extension (2026-07-28)",
@@ -107,11 +107,11 @@ impl Told {
             format!("  {}", self.why()),
             format!("  {}  became a task after the call had run for {}", self.created, time(self.waited_ms)),
         ];
-        lines.extend(self.life.iter().map(|moment| format!("  {}  {}", moment.at, moment.words())));
+        lines.extend(self.life.iter().map(|moment| format!("  {}  {}", moment.at, moment.describe())));
         lines.extend(self.message.as_ref().map(|message| format!("  status message: {}", inline(message))));
         lines.push(match status.as_str() {
             "working" | "input_required" if self.is_held => {
-                format!("  its call runs in this process, and {} wait for it", some(self.waits, "client"))
+                format!("  its call runs in this process, and {} wait for it", count_of(self.waits, "client"))
             }
             "working" | "input_required" => {
                 "  its call runs running in no process any more: it ends soon".to_owned()
@@ -122,7 +122,7 @@ impl Told {
     }
 
     fn why(&self) -> String {
-        let Some(Cause { by, mode, after_ms, rule, rollout }) = &self.cause else {
+        let Some(DeferralCause { by, mode, after_ms, rule, rollout }) = &self.cause else {
             return "why it became a task is not known".to_owned();
         };
         let rule = match rule {
@@ -155,8 +155,8 @@ impl Told {
 
 // === impl Moment ===
 
-impl Moment {
-    fn words(&self) -> String {
+impl HistoryItem {
+    fn describe(&self) -> String {
         let what = match self.what.as_str() {
             "progressed" => "progress of the server",
             "asked" => "input request of the server",
@@ -176,7 +176,7 @@ impl Moment {
     }
 }
 
-fn some(count: usize, noun: &str) -> String {
+fn count_of(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 

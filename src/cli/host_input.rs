@@ -3,7 +3,7 @@
 //! `serve` serves HTTP. A host that starts it writes `initialize` to its standard input and waits for an answer that nobody
 //! gives. So what arrives there is read for a JSON-RPC message; whatever else it is, it is ignored.
 
-use crate::protocol::Messages;
+use crate::protocol::MessageReader;
 use std::{
     io::{self, BufRead, BufReader, IsTerminal, Read},
     thread,
@@ -40,7 +40,7 @@ fn has_message(input: impl Read) -> bool {
             Ok(0) | Err(_) => return false,
         }
         let text = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&line).trim_ascii();
-        let mut messages = Messages::of(text.to_vec().into());
+        let mut messages = MessageReader::of(text.to_vec().into());
         if messages.any(|message| message.is_ok_and(|message| message.is_json_rpc())) {
             return true;
         }

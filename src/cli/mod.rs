@@ -6,6 +6,7 @@
 mod ask;
 mod call;
 mod check;
+mod choice_parser;
 mod completions;
 mod demo;
 mod explain;
@@ -21,9 +22,8 @@ mod supervise;
 mod tap;
 mod tasks;
 mod tools;
-mod words;
 
-use crate::runtime::{forget_alarms, has_rest, keep_alarms, or_never};
+use crate::runtime::{disable_timer_pool, enable_timer_pool, on_thread_park, or_pending};
 use clap::{
     CommandFactory, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
@@ -56,13 +56,13 @@ const CANCELLED: u8 = 130;
 )]
 struct Cli {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<CliCommand>,
     #[command(flatten)]
     serve: serve::Args,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Run the proxy in front of one or more servers (the default command).
     #[command(after_help = serve::VARIABLES_HELP)]
     Serve(serve::Args),
@@ -99,8 +99,8 @@ enum Command {
 
 impl Cli {
     /// The command that was typed; `serve` where none was named.
-    fn command(self) -> Command {
-        self.command.unwrap_or(Command::Serve(self.serve))
+    fn command(self) -> CliCommand {
+        self.command.unwrap_or(CliCommand::Serve(self.serve))
     }
 }
 
@@ -109,7 +109,7 @@ pub fn run() -> ExitCode {
     let mut printer = Printer::standard();
     let command = match Cli::try_parse() {
         Ok(cli) => cli.command(),
-        Err(error) => return misread(&error, printer).into(),
+        Err(error) => return report_usage_error(&error, printer).into(),
     };
     if let Err(wrong) = threads() {
         printer.error(wrong);
@@ -117,28 +117,28 @@ pub fn run() -> ExitCode {
     }
     let code = match command {
         // The output says where it listens; where that cannot be written, it serves nevertheless.
-        Command::Serve(args) => return serve::run(args, &mut printer).into(),
-        Command::Supervise(args) => return supervise::run(&args, &mut printer).into(),
-        Command::Check(args) => check::run(&args, &mut printer),
-        Command::Store(args) => store::run(&args, &mut printer),
-        Command::Report(args) => runtime().block_on(report::run(args, &mut printer)),
-        Command::Tasks(args) => runtime().block_on(tasks::run(args, &mut printer)),
-        Command::Explain(args) => runtime().block_on(explain::run(args, &mut printer)),
-        Command::Tap(args) => runtime().block_on(tap::run(args, &mut printer)),
-        Command::Ready(args) => runtime().block_on(ready::run(args, &mut printer)),
-        Command::Completions(args) => {
+        CliCommand::Serve(args) => return serve::run(args, &mut printer).into(),
+        CliCommand::Supervise(args) => return supervise::run(&args, &mut printer).into(),
+        CliCommand::Check(args) => check::run(&args, &mut printer),
+        CliCommand::Store(args) => store::run(&args, &mut printer),
+        CliCommand::Report(args) => runtime().block_on(report::run(args, &mut printer)),
+        CliCommand::Tasks(args) => runtime().block_on(tasks::run(args, &mut printer)),
+        CliCommand::Explain(args) => runtime().block_on(explain::run(args, &mut printer)),
+        CliCommand::Tap(args) => runtime().block_on(tap::run(args, &mut printer)),
+        CliCommand::Ready(args) => runtime().block_on(ready::run(args, &mut printer)),
+        CliCommand::Completions(args) => {
             completions::run(&args, &<Cli as CommandFactory>::command(), &mut printer)
         }
-        Command::Man(args) => man::run(&args, <Cli as CommandFactory>::command(), &mut printer),
-        Command::Call(args) => runtime().block_on(call::run(args, &mut printer)),
-        Command::Tools(args) => runtime().block_on(tools::run(args, &mut printer)),
-        Command::Demo(args) => runtime().block_on(demo::run(args, &mut printer)),
+        CliCommand::Man(args) => man::run(&args, <Cli as CommandFactory>::command(), &mut printer),
+        CliCommand::Call(args) => runtime().block_on(call::run(args, &mut printer)),
+        CliCommand::Tools(args) => runtime().block_on(tools::run(args, &mut printer)),
+        CliCommand::Demo(args) => runtime().block_on(demo::run(args, &mut printer)),
     };
     printer.finish(code).into()
 }
 
 /// Shows help, the version, or what is wrong with the command line. Gives the exit code.
-fn misread(error: &clap::Error, mut printer: Printer) -> u8 {
+fn report_usage_error(error: &clap::Error, mut printer: Printer) -> u8 {
     // Who closed the stream reads no help.
     let _ = error.print();
     let words: Vec<_> = env::args().skip(1).collect();
@@ -213,9 +213,9 @@ fn runtime() -> Runtime {
     runtime::Builder::new_multi_thread()
         .worker_threads(threads().unwrap_or(1))
         .enable_all()
-        .on_thread_start(keep_alarms)
-        .on_thread_park(has_rest)
-        .on_thread_stop(forget_alarms)
+        .on_thread_start(enable_timer_pool)
+        .on_thread_park(on_thread_park)
+        .on_thread_stop(disable_timer_pool)
         .build()
         .expect("the system gives threads to a process that starts")
 }
@@ -226,8 +226,8 @@ async fn interrupted() {
     let mut terminate = signal(SignalKind::terminate()).ok();
     // One that cannot be listened to never comes.
     tokio::select! {
-        _ = or_never(interrupt.as_mut().map(Signal::recv)) => {}
-        _ = or_never(terminate.as_mut().map(Signal::recv)) => {}
+        _ = or_pending(interrupt.as_mut().map(Signal::recv)) => {}
+        _ = or_pending(terminate.as_mut().map(Signal::recv)) => {}
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
         for words in
             [&["deferral", "--upstream", "http://x/"][..], &["deferral", "serve", "--upstream", "http://x/"]]
         {
-            let Command::Serve(args) = Cli::parse_from(words).command() else { panic!("serve") };
+            let CliCommand::Serve(args) = Cli::parse_from(words).command() else { panic!("serve") };
             assert!(args.config().is_ok());
         }
         assert!(Cli::try_parse_from(["deferral", "--listen", "127.0.0.1:1", "check", "--schema"]).is_err());

@@ -1,13 +1,13 @@
 //! How commands find the operator's address of a running proxy.
 
 use super::{FAILED, NO, printer::Printer};
-use crate::client::{Error, Operator};
+use crate::client::{AdminClient, Error};
 use clap::ValueHint;
 use http::Uri;
 use std::{env, fs, path::PathBuf};
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Address {
+pub struct AdminArgs {
     /// Admin address of the proxy (`admin` in its configuration).
     #[arg(long, value_name = "URL", default_value = DEFAULT, value_hint = ValueHint::Url)]
     admin: Uri,
@@ -21,12 +21,12 @@ const TOKEN: &str = "DEFERRAL_ADMIN_TOKEN";
 
 // === impl Address ===
 
-impl Address {
+impl AdminArgs {
     /// The way there.
     ///
     /// # Errors
     /// What is wrong with the address or the token, in words.
-    pub fn operator(&self) -> Result<Operator, String> {
+    pub fn operator(&self) -> Result<AdminClient, String> {
         self.check_scheme()?;
         let token = match &self.token_file {
             Some(path) => {
@@ -36,15 +36,15 @@ impl Address {
             None => env::var(TOKEN).ok(),
         };
         let token = token.as_deref().map(str::trim).filter(|token| !token.is_empty());
-        Operator::new(self.admin.clone(), token).map_err(|error| error.to_string())
+        AdminClient::new(self.admin.clone(), token).map_err(|error| error.to_string())
     }
 
     /// The way there for what needs no token. None is sent, whatever the environment has.
     ///
     /// # Errors
     /// What is wrong with the address, in words.
-    pub fn probe(&self) -> Result<Operator, String> {
-        self.check_scheme().map(|()| Operator::probe(self.admin.clone()))
+    pub fn probe(&self) -> Result<AdminClient, String> {
+        self.check_scheme().map(|()| AdminClient::probe(self.admin.clone()))
     }
 
     fn check_scheme(&self) -> Result<(), String> {

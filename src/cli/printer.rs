@@ -1,7 +1,7 @@
 //! Everything that a command writes to a terminal, a pipe or a file.
 //!
 //! Servers, proxies and files choose much of what is shown. Nothing of it may move the cursor, turn the writing around,
-//! or look like a line of this program. So every text goes through a [`Printer`] (`tests/it/architecture.rs` checks
+//! or look like a line of this program. So every text goes through a [`Printer`] (`tests/it/architecture/mod.rs` checks
 //! that nothing else writes), and its methods differ in what a line break becomes: a space where one line is meant,
 //! an indented line in a message, a line behind a bar in a quotation. Control characters are written out by all.
 
@@ -77,19 +77,19 @@ impl Printer {
     /// A message on the standard error; each line after the first is indented.
     pub fn note(&mut self, text: impl Display) {
         let text = message(&text.to_string());
-        self.tell(&text);
+        self.write_error(&text);
     }
 
     /// A line on the standard error.
-    pub fn say(&mut self, text: impl Display) {
+    pub fn note_line(&mut self, text: impl Display) {
         let line = inline(&text.to_string());
-        self.tell(&line);
+        self.write_error(&line);
     }
 
     /// What a peer says to a person, on the standard error: each line behind a bar.
     pub fn quote(&mut self, text: &str) {
         let quoted: Vec<_> = lines(text).lines().map(|line| format!("{QUOTE}{line}")).collect();
-        self.tell(&quoted.join("\n"));
+        self.write_error(&quoted.join("\n"));
     }
 
     /// A prompt, which the answer follows in the same line.
@@ -118,24 +118,24 @@ impl Printer {
         self.generated(text.as_bytes());
     }
 
-    fn tell(&mut self, text: &str) {
+    fn write_error(&mut self, text: &str) {
         // Where the standard error is closed there is nobody to tell.
         let _ = self.err.write_all(format!("{text}\n").as_bytes()).and_then(|()| self.err.flush());
     }
 }
 
 /// A bar with a message on the standard error, which is a terminal.
-pub struct Bar(ProgressBar);
+pub struct StatusBar(ProgressBar);
 
 // === impl Bar ===
 
-impl Bar {
+impl StatusBar {
     /// None where the standard error is no terminal.
     pub fn on_terminal() -> Option<Self> {
         is_terminal().then(|| Self(ProgressBar::hidden()))
     }
 
-    /// Begins to draw, for the first time or after [`Bar::clear`].
+    /// Begins to draw, for the first time or after [`StatusBar::clear`].
     pub fn begin(&mut self, message: &str) {
         let style =
             ProgressStyle::with_template("{spinner} {elapsed:>4} {wide_msg}").expect("the template is right");
@@ -153,7 +153,7 @@ impl Bar {
     }
 
     /// How far it is, of `0.0..=1.0`.
-    pub fn measure(&self, share: f64) {
+    pub fn set_progress(&self, share: f64) {
         let style = ProgressStyle::with_template("{spinner} {elapsed:>4} {bar:30} {percent:>3}% {wide_msg}");
         self.0.set_style(style.expect("the template is right"));
         // In thousandths, as the counts of a bar are whole.
@@ -280,7 +280,7 @@ pub mod tests {
             printer.raw_json(&raw);
             printer.error(EVIL);
             printer.note(EVIL);
-            printer.say(EVIL);
+            printer.note_line(EVIL);
             printer.quote(EVIL);
             printer.prompt(EVIL);
         });
@@ -294,7 +294,7 @@ pub mod tests {
         let all = printed(|printer| {
             printer.line(forged);
             printer.error(forged);
-            printer.say(forged);
+            printer.note_line(forged);
             printer.quote(forged);
         });
         expect_test::expect![[r"

@@ -5,7 +5,7 @@ use super::{DONE, FAILED, NO, operator, printer::Printer};
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    address: operator::Address,
+    address: operator::AdminArgs,
 }
 
 /// Prints what `/ready` says where it is 200, else why it is not. Gives the exit code: 0 or 1, as health checks have

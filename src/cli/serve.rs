@@ -4,15 +4,16 @@
 //! read and judged together.
 
 use super::{
-    DONE, FAILED, NO, check, host_input,
+    DONE, FAILED, NO, check,
+    choice_parser::ChoiceParser,
+    host_input,
     printer::{self, Printer},
-    words::Words,
 };
 use crate::{
     app,
     config::{
-        self, Config, Environment, LogFormat, Node, Place, Problem, Problems,
-        values::{self, Invalid},
+        self, Config, Environment, LogFormat, Node, Problem, Problems, SourceSpan,
+        values::{self, InvalidValue},
     },
     runtime::wall_clock,
     telemetry,
@@ -48,20 +49,20 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = like(values::duration))]
     after: Option<String>,
     /// Which calls become tasks [default: auto].
-    #[arg(long, value_parser = Words::new(MODES, like(values::mode)))]
+    #[arg(long, value_parser = ChoiceParser::new(MODES, like(values::mode)))]
     mode: Option<String>,
     /// Override for the tools that match a pattern, as in `train_*=always` or `report=auto:1s`. May be repeated; first match
     /// wins.
     #[arg(long = "tool", value_name = "PATTERN=MODE[:AFTER]", value_parser = tool)]
-    tools: Vec<Tool>,
+    tools: Vec<ToolOverride>,
     /// Task store: memory (tasks end with the process), or disk:PATH, a folder that survives restarts [default: memory].
-    #[arg(long, value_name = "STORE", value_parser = Words::new(&["memory", "disk:"], like(values::store)))]
+    #[arg(long, value_name = "STORE", value_parser = ChoiceParser::new(&["memory", "disk:"], like(values::store)))]
     store: Option<String>,
     /// Format of the log on standard error [default: text].
-    #[arg(long, value_name = "FORMAT", value_parser = Words::new(&["text", "json"], like(values::log)))]
+    #[arg(long, value_name = "FORMAT", value_parser = ChoiceParser::new(&["text", "json"], like(values::log)))]
     log: Option<String>,
     /// Log level: error, warn, info, debug or trace; or a per-module filter, for example info,deferral::access=warn [default: info].
-    #[arg(long, value_name = "LEVEL", value_parser = Words::new(LEVELS, like(values::log_level)))]
+    #[arg(long, value_name = "LEVEL", value_parser = ChoiceParser::new(LEVELS, like(values::log_level)))]
     log_level: Option<String>,
     /// Maximum number of processes of the stdio server [default: 4]. Clients that declare the same capabilities share one.
     #[arg(long, value_name = "N", value_parser = like(values::instances))]
@@ -106,7 +107,7 @@ and DEFERRAL_TOOL by commas.";
 
 /// A rule for some tools, as texts that can be read.
 #[derive(Clone, Debug)]
-struct Tool {
+struct ToolOverride {
     pattern: String,
     mode: String,
     after: Option<String>,
@@ -131,7 +132,7 @@ pub enum Error {
 /// really has. Gives the exit code.
 pub fn run(args: Args, printer: &mut Printer) -> u8 {
     let environment = Environment::of_process();
-    misspelt_variables(&environment).for_each(|warning| printer.say(warning));
+    misspelt_variables(&environment).for_each(|warning| printer.note_line(warning));
     let args = args.with_variables(&environment).map_err(Error::Config);
     let read = args.and_then(|args| Ok((args.config()?, args)));
     let (config, args) = match read {
@@ -146,18 +147,18 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
         }
     };
     let format = match config.log.format {
-        LogFormat::Text => telemetry::Format::Text,
-        LogFormat::Json => telemetry::Format::Json,
+        LogFormat::Text => telemetry::LineFormat::Text,
+        LogFormat::Json => telemetry::LineFormat::Json,
     };
     let _log = telemetry::log::start(format, config.log.level.as_deref(), wall_clock);
-    let is_text = matches!(format, telemetry::Format::Text);
-    let stopping = |waiting: &app::Waiting| {
+    let is_text = matches!(format, telemetry::LineFormat::Text);
+    let stopping = |waiting: &app::PendingWork| {
         // The log tells the same, for programs; a line of JSON stays one.
         if let Some(text) = stopping_text(waiting).filter(|_| is_text && waiting.is_interrupt) {
             Printer::standard().note(text);
         }
     };
-    let ready = |running: &app::Running| {
+    let ready = |running: &app::RunningProxy| {
         for path in &running.paths {
             for address in &running.addresses {
                 printer.line(format_args!("listening on {}", running.url(address, path)));
@@ -168,19 +169,20 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
             printer.note(line);
         }
     };
-    let served = super::runtime().block_on(app::run(config, args.source(), args.stops(), ready, stopping));
+    let served =
+        super::runtime().block_on(app::run(config, args.source(), args.shutdown_triggers(), ready, stopping));
     match served {
         Ok(()) => DONE,
         Err(error) => {
             printer.error(&error);
-            if matches!(error, app::Error::Hurried) { NO } else { FAILED }
+            if matches!(error, app::Error::SecondSignal) { NO } else { FAILED }
         }
     }
 }
 
 /// What a proxy that stops waits for; none where that is nothing.
-fn stopping_text(waiting: &app::Waiting) -> Option<String> {
-    let &app::Waiting { calls, tasks, results, limit, .. } = waiting;
+fn stopping_text(waiting: &app::PendingWork) -> Option<String> {
+    let &app::PendingWork { calls, tasks, results, limit, .. } = waiting;
     let counts = [(calls, "call"), (tasks, "task"), (results, "result to fetch")];
     let some = |(count, noun): (usize, &str)| match (count, noun.split_once(' ')) {
         (0, _) => None,
@@ -240,14 +242,14 @@ impl Args {
                 Ok(Some(value)) if !value.trim().is_empty() => value.trim(),
                 Ok(_) => continue,
                 Err(error) => {
-                    problems.push(Problem::new(Place::Flag(variable), error.0));
+                    problems.push(Problem::new(SourceSpan::Flag(variable), error.0));
                     continue;
                 }
             };
-            match self.take(flag, value, names_server) {
+            match self.apply_variable(flag, value, names_server) {
                 Ok(true) => taken.push((flag, variable)),
                 Ok(false) => {}
-                Err(error) => problems.push(Problem::new(Place::Flag(variable), error.0)),
+                Err(error) => problems.push(Problem::new(SourceSpan::Flag(variable), error.0)),
             }
         }
         let is_taken = |flag: &str| taken.iter().any(|(other, _)| *other == flag);
@@ -256,7 +258,7 @@ impl Args {
             ("--shared", self.command.is_empty(), "a stdio server (-- CMD)"),
         ] {
             if is_taken(flag) && is_missing {
-                problems.push(Problem::new(Place::Flag(variable_of(flag)), format!("needs {needs}")));
+                problems.push(Problem::new(SourceSpan::Flag(variable_of(flag)), format!("needs {needs}")));
             }
         }
         self.from_variables = taken;
@@ -264,8 +266,8 @@ impl Args {
     }
 
     /// Takes the value of a flag's variable, unless the flag is written. Whether it was taken.
-    fn take(&mut self, flag: &str, value: &str, names_server: bool) -> Result<bool, Invalid> {
-        let text = |place: &mut Option<String>, read: &dyn Fn(&str) -> Result<String, Invalid>| {
+    fn apply_variable(&mut self, flag: &str, value: &str, names_server: bool) -> Result<bool, InvalidValue> {
+        let text = |place: &mut Option<String>, read: &dyn Fn(&str) -> Result<String, InvalidValue>| {
             let is_free = place.is_none();
             if is_free {
                 *place = Some(read(value)?);
@@ -276,7 +278,7 @@ impl Args {
             let wanted = match value {
                 "true" | "1" => true,
                 "false" | "0" => false,
-                _ => return Err(Invalid(format!("`{value}` must be true or false"))),
+                _ => return Err(InvalidValue(format!("`{value}` must be true or false"))),
             };
             let is_free = !*place && wanted;
             *place |= wanted;
@@ -309,24 +311,24 @@ impl Args {
     }
 
     /// Where the value of a flag was written.
-    fn place(&self, flag: &'static str) -> Place {
+    fn place(&self, flag: &'static str) -> SourceSpan {
         let variable = self.from_variables.iter().find(|(other, _)| *other == flag);
-        Place::Flag(variable.map_or(flag, |(_, variable)| variable))
+        SourceSpan::Flag(variable.map_or(flag, |(_, variable)| variable))
     }
 
     /// What ends the process beside signals that always do.
-    fn stops(&self) -> app::Stops {
+    fn shutdown_triggers(&self) -> app::StopTriggers {
         let is_terminal =
             io::stdin().is_terminal() || printer::is_output_terminal() || printer::is_terminal();
         let reads_input = self.config.as_deref() != Some(Path::new("-"));
-        app::Stops {
+        app::StopTriggers {
             on_hangup: self.config.is_none() && is_terminal,
             on_host: reads_input.then(host_input::watch).flatten(),
         }
     }
 
     /// Where the configuration is read again.
-    fn source(&self) -> app::Source {
+    fn source(&self) -> app::ConfigSource {
         let args = self.clone();
         let read = move || match args.config.as_deref() {
             Some(path) if path == Path::new("-") => Err(
@@ -336,11 +338,11 @@ impl Args {
             ),
             _ => args.config().map_err(|error| error.to_string()),
         };
-        app::Source { read: Box::new(read), watched: self.watch }
+        app::ConfigSource { read: Box::new(read), watched: self.watch }
     }
 
     /// `log` may be a word or a mapping; where a level is given it is one.
-    fn write_log(&self, file: &mut Node) {
+    fn apply_log(&self, file: &mut Node) {
         if self.log_level.is_none() && self.log.is_none() {
             return;
         }
@@ -367,9 +369,9 @@ impl Args {
 
     fn overlay(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         self.set(file, "listen", "--listen", self.listen.as_ref());
-        self.move_operators(file);
+        self.apply_admin(file);
         self.set(file, "store", "--store", self.store.as_ref());
-        self.write_log(file);
+        self.apply_log(file);
         // Beside those of the file.
         if let ([_, ..], Some(access)) =
             (&self.hosts[..], file.get_or_insert("access", Node::map(self.place("--host"))))
@@ -386,7 +388,7 @@ impl Args {
     }
 
     /// `--admin`: another address, with the token and the certificate of the file if it has them.
-    fn move_operators(&self, file: &mut Node) {
+    fn apply_admin(&self, file: &mut Node) {
         let is_off = self.admin.as_deref() == Some("off");
         match file.get_mut("admin") {
             Some(admin) if admin.is_map() && !is_off => {
@@ -402,8 +404,8 @@ impl Args {
         let theirs = file.get_mut("routes").and_then(|routes| routes.items());
         if let (Some((routes, [_, ..])), Some(path)) = (theirs, &self.config) {
             let line = match routes {
-                Place::File { line, .. } => format!(" (line {line})"),
-                Place::Flag(_) | Place::Whole => String::new(),
+                SourceSpan::File { line, .. } => format!(" (line {line})"),
+                SourceSpan::Flag(_) | SourceSpan::Whole => String::new(),
             };
             problems.push(Problem::new(
                 place,
@@ -467,15 +469,15 @@ impl Args {
             (&self.tools[..], route.get_or_insert("tools", Node::list(self.place("--tool"), [])))
             && let Some(tools) = tools.items_mut()
         {
-            tools.splice(0..0, self.tools.iter().map(|tool| tool.written_at(self.place("--tool"))));
+            tools.splice(0..0, self.tools.iter().map(|tool| tool.to_node(self.place("--tool"))));
         }
     }
 }
 
 // === impl Tool ===
 
-impl Tool {
-    fn written_at(&self, place: Place) -> Node {
+impl ToolOverride {
+    fn to_node(&self, place: SourceSpan) -> Node {
         let mut rule = Node::map(place);
         for (key, value) in
             [("match", Some(&self.pattern)), ("mode", Some(&self.mode)), ("after", self.after.as_ref())]
@@ -486,8 +488,8 @@ impl Tool {
     }
 }
 
-const fn flag(name: &'static str) -> Place {
-    Place::Flag(name)
+const fn flag(name: &'static str) -> SourceSpan {
+    SourceSpan::Flag(name)
 }
 
 /// What all variables of the proxy begin with.
@@ -501,8 +503,8 @@ fn variable_of(flag: &str) -> &'static str {
 fn several<T>(
     place: &mut Vec<T>,
     values: &str,
-    read: impl Fn(&str) -> Result<T, Invalid>,
-) -> Result<bool, Invalid> {
+    read: impl Fn(&str) -> Result<T, InvalidValue>,
+) -> Result<bool, InvalidValue> {
     if !place.is_empty() {
         return Ok(false);
     }
@@ -512,20 +514,22 @@ fn several<T>(
 }
 
 /// Lays what was written elsewhere over what is there.
-fn set(section: &mut Node, key: &str, place: Place, value: Option<&String>) {
+fn set(section: &mut Node, key: &str, place: SourceSpan, value: Option<&String>) {
     if let Some(text) = value {
         section.set(key, Node::text(place, text));
     }
 }
 
 /// A flag's text, which must be one that the file could have.
-fn like<T>(read: fn(&str) -> Result<T, Invalid>) -> impl Fn(&str) -> Result<String, Invalid> + Clone {
+fn like<T>(
+    read: fn(&str) -> Result<T, InvalidValue>,
+) -> impl Fn(&str) -> Result<String, InvalidValue> + Clone {
     move |text| read(text).map(|_| text.to_owned())
 }
 
-fn tool(text: &str) -> Result<Tool, Invalid> {
+fn tool(text: &str) -> Result<ToolOverride, InvalidValue> {
     let Some((pattern, rest)) = text.split_once('=') else {
-        return Err(Invalid(format!(
+        return Err(InvalidValue(format!(
             "`{text}` has no `=`; write PATTERN=MODE or PATTERN=MODE:AFTER, as in `train_*=always`"
         )));
     };
@@ -533,7 +537,7 @@ fn tool(text: &str) -> Result<Tool, Invalid> {
         Some((mode, after)) => (mode, Some(like(values::duration)(after)?)),
         None => (rest, None),
     };
-    Ok(Tool { pattern: like(values::pattern)(pattern)?, mode: like(values::tool_mode)(mode)?, after })
+    Ok(ToolOverride { pattern: like(values::pattern)(pattern)?, mode: like(values::tool_mode)(mode)?, after })
 }
 
 #[cfg(test)]
@@ -579,7 +583,7 @@ routes:
     fn what_a_stop_waits_for_is_told_with_its_limit() {
         let of = |calls, tasks, results| {
             let limit = Duration::from_secs(35);
-            stopping_text(&app::Waiting { calls, tasks, results, limit, is_interrupt: true })
+            stopping_text(&app::PendingWork { calls, tasks, results, limit, is_interrupt: true })
         };
         assert_eq!(
             of(2, 1, 3).as_deref(),
@@ -807,8 +811,8 @@ routes:
             ("/tools", Mode::Never, Duration::from_secs(1))
         );
         assert_eq!(route.defer.retention, Duration::from_secs(60));
-        assert_eq!(route.treatment("y").mode, Mode::Never);
-        assert_eq!(route.treatment("x").mode, Mode::Always);
+        assert_eq!(route.tool_policy("y").mode, Mode::Never);
+        assert_eq!(route.tool_policy("x").mode, Mode::Always);
     }
 
     #[test]
@@ -825,8 +829,8 @@ routes:
     #[test]
     fn the_folder_of_a_store_is_where_we_are_by_a_flag_and_where_the_file_is_by_the_file() {
         let folder = |config: Config| match config.store {
-            config::Store::Disk { path, .. } => path,
-            config::Store::Memory => panic!("it is on disk"),
+            config::StoreConfig::Disk { path, .. } => path,
+            config::StoreConfig::Memory => panic!("it is on disk"),
         };
         let by_flag = beside(FILE, &["--store", "disk:data"]).expect("right");
         assert_eq!(folder(by_flag), Path::new("data"));

@@ -1,18 +1,18 @@
 //! `deferral store`: looks after a store on disk, whether a proxy uses it or not.
 
 use super::{DONE, FAILED, printer::Printer};
-use crate::store::disk::{self, Contents, Copied};
+use crate::store::disk::{self, BackupSummary, CheckReport};
 use clap::ValueHint;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: StoreCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
+enum StoreCommand {
     /// Read a whole store and report its contents; exits with 2 if something is lost.
     Check {
         /// Folder of the store.
@@ -33,8 +33,10 @@ enum What {
 /// Prints what was found or done, or why nothing could be. Gives the exit code.
 pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     let done = match &args.what {
-        What::Check { path } => disk::check(path).map(|contents| (is_whole(&contents), found(&contents))),
-        What::Backup { path, to } => disk::backup(path, to).map(|Copied { tasks, files }| {
+        StoreCommand::Check { path } => {
+            disk::check(path).map(|contents| (is_whole(&contents), found(&contents)))
+        }
+        StoreCommand::Backup { path, to } => disk::backup(path, to).map(|BackupSummary { tasks, files }| {
             let copied = format!("{}: {}, {}", to.display(), some(tasks, "task"), some(files, "file"));
             (true, vec![copied, "the key was not copied; keep a copy of it in another place".to_owned()])
         }),
@@ -54,13 +56,14 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     FAILED
 }
 
-fn is_whole(contents: &Contents) -> bool {
-    contents.lost.is_empty()
+fn is_whole(contents: &CheckReport) -> bool {
+    contents.faults.is_empty()
 }
 
 /// A line for each thing that is there or is not.
-fn found(contents: &Contents) -> Vec<String> {
-    let Contents { user, schema, tasks, live, files, stored_bytes, unnamed, lost } = contents;
+fn found(contents: &CheckReport) -> Vec<String> {
+    let CheckReport { process: user, schema, tasks, live, files, stored_bytes, unnamed, faults: lost } =
+        contents;
     let mut lines = Vec::new();
     match user {
         Some(Some(pid)) => lines.push(format!("in use by process {pid}: this is a snapshot")),

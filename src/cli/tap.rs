@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    address: operator::Address,
+    address: operator::AdminArgs,
 }
 
 /// Prints events until the proxy ends, or nothing reads them any more. Gives the exit code.
@@ -42,7 +42,7 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
             // An empty line shows that the proxy is there.
             Ok(Some(line)) => print(&line, args.json, printer),
             Ok(None) => {
-                printer.say("the proxy closed the tap");
+                printer.note_line("the proxy closed the tap");
                 return DONE;
             }
             Err(error) => return args.address.report(&error, printer),
@@ -59,12 +59,12 @@ fn print(line: &[u8], is_json: bool, printer: &mut Printer) {
             printer.raw_json(&event);
         }
     } else if let Ok(event) = serde_json::from_slice::<Value>(line) {
-        printer.line(written(&event));
+        printer.line(event_line(&event));
     }
 }
 
 /// An event on one line, for people.
-fn written(event: &Value) -> String {
+fn event_line(event: &Value) -> String {
     let text = |name: &str| event[name].as_str().unwrap_or_default();
     let number = |name: &str| event[name].as_u64();
     if text("event") == "lost" {

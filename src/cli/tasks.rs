@@ -1,12 +1,13 @@
 //! `deferral tasks`: the tasks of a proxy that runs, one of them, or its end.
 
 use super::{
-    DONE, FAILED, operator,
+    DONE, FAILED,
+    choice_parser::ChoiceParser,
+    operator,
     printer::{Printer, inline},
-    tools::cut,
-    words::Words,
+    tools::truncate,
 };
-use crate::client::{Error, Operator};
+use crate::client::{AdminClient, Error};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -14,11 +15,11 @@ use std::fmt::Write as _;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: TasksCommand,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
-enum Command {
+enum TasksCommand {
     /// List tasks: active ones, then finished ones, newest first.
     List {
         /// Only tasks of this route.
@@ -28,7 +29,7 @@ enum Command {
         #[arg(long, value_name = "NAME")]
         tool: Option<String>,
         /// Only tasks with this status.
-        #[arg(long, value_parser = Words::new(STATUSES, status))]
+        #[arg(long, value_parser = ChoiceParser::new(STATUSES, status))]
         status: Option<String>,
         /// Maximum number of tasks, up to 1000.
         #[arg(long, value_name = "N", default_value_t = 50)]
@@ -37,28 +38,28 @@ enum Command {
         #[arg(long, value_name = "PLACE")]
         after: Option<String>,
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
     },
     /// Show a task.
     Show {
         /// Task id, or at least its first 4 digits, as shown by the list, the log or a client.
         task: String,
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
     },
     /// Cancel a task, as its client could. Requires the admin token.
     Cancel {
         /// Task id, or at least its first 4 digits, as shown by the list, the log or a client.
         task: String,
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
     },
 }
 
 #[derive(Clone, Debug, clap::Args)]
-struct Common {
+struct CommonArgs {
     #[command(flatten)]
-    address: operator::Address,
+    address: operator::AdminArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -67,14 +68,14 @@ struct Common {
 const STATUSES: &[&str] = &["working", "input_required", "completed", "failed", "cancelled"];
 
 #[derive(Deserialize)]
-struct Page {
-    tasks: Vec<Task>,
+struct TaskListResponse {
+    tasks: Vec<TaskRow>,
     next: Option<String>,
 }
 
 /// A task, as far as the list shows it.
 #[derive(Deserialize)]
-struct Task {
+struct TaskRow {
     task: String,
     route: String,
     tool: String,
@@ -89,21 +90,21 @@ struct Task {
 
 /// The rest of what is shown of one task.
 #[derive(Deserialize)]
-struct Details {
+struct TaskDetails {
     #[serde(flatten)]
-    task: Task,
+    task: TaskRow,
     view: String,
     created: String,
     kept_until: String,
     #[serde(default)]
-    questions: Vec<Question>,
+    questions: Vec<PendingInputRequest>,
     waits: usize,
     is_held: bool,
     waits_for_store: bool,
 }
 
 #[derive(Deserialize)]
-struct Question {
+struct PendingInputRequest {
     key: String,
     kind: String,
     since_ms: u64,
@@ -112,9 +113,9 @@ struct Question {
 /// Does what the command says, and prints it. Gives the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let common = match &args.command {
-        Command::List { common, .. } | Command::Show { common, .. } | Command::Cancel { common, .. } => {
-            common
-        }
+        TasksCommand::List { common, .. }
+        | TasksCommand::Show { common, .. }
+        | TasksCommand::Cancel { common, .. } => common,
     };
     let operator = match common.address.operator() {
         Ok(operator) => operator,
@@ -123,7 +124,7 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
             return FAILED;
         }
     };
-    let printed = match asked(&args.command, &operator).await {
+    let printed = match fetch(&args.command, &operator).await {
         Ok(body) if common.json => {
             printer.json(&body);
             Ok(())
@@ -137,9 +138,9 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     }
 }
 
-async fn asked(command: &Command, operator: &Operator) -> Result<Value, Error> {
+async fn fetch(command: &TasksCommand, operator: &AdminClient) -> Result<Value, Error> {
     let body = match command {
-        Command::List { route, tool, status, limit, after, .. } => {
+        TasksCommand::List { route, tool, status, limit, after, .. } => {
             let mut path = format!("/tasks?limit={limit}");
             for (key, value) in [("route", route), ("tool", tool), ("status", status), ("after", after)] {
                 if let Some(value) = value {
@@ -148,8 +149,10 @@ async fn asked(command: &Command, operator: &Operator) -> Result<Value, Error> {
             }
             operator.get(&path).await?
         }
-        Command::Show { task, .. } => operator.get(&format!("/tasks/{}", encoded(task))).await?,
-        Command::Cancel { task, .. } => operator.post(&format!("/tasks/{}/cancel", encoded(task))).await?,
+        TasksCommand::Show { task, .. } => operator.get(&format!("/tasks/{}", encoded(task))).await?,
+        TasksCommand::Cancel { task, .. } => {
+            operator.post(&format!("/tasks/{}/cancel", encoded(task))).await?
+        }
     };
     serde_json::from_slice(&body).map_err(|error| invalid(&error))
 }
@@ -159,23 +162,23 @@ fn invalid(error: &serde_json::Error) -> Error {
 }
 
 /// Prints it for people.
-fn show(command: &Command, body: Value, printer: &mut Printer) -> Result<(), Error> {
+fn show(command: &TasksCommand, body: Value, printer: &mut Printer) -> Result<(), Error> {
     fn read<T: DeserializeOwned>(body: Value) -> Result<T, Error> {
         serde_json::from_value(body).map_err(|error| invalid(&error))
     }
     match command {
-        Command::List { .. } => {
+        TasksCommand::List { .. } => {
             for line in table(&read(body)?) {
                 printer.line(line);
             }
         }
-        Command::Show { .. } => {
-            for line in read::<Details>(body)?.lines() {
+        TasksCommand::Show { .. } => {
+            for line in read::<TaskDetails>(body)?.lines() {
                 printer.line(line);
             }
         }
-        Command::Cancel { .. } => {
-            let Task { task, status, .. } = read(body)?;
+        TasksCommand::Cancel { .. } => {
+            let TaskRow { task, status, .. } = read(body)?;
             printer.line(format_args!("{task} is {status}"));
         }
     }
@@ -204,12 +207,12 @@ const ROUTE: usize = 4;
 const WIDTH: usize = 120;
 
 /// The lines of a table. The route has a column where the tasks are of several.
-fn table(page: &Page) -> Vec<String> {
+fn table(page: &TaskListResponse) -> Vec<String> {
     if page.tasks.is_empty() && page.next.is_none() {
         return vec!["no tasks".to_owned()];
     }
     let mut rows = vec![COLUMNS.map(|(heading, _)| heading.to_owned())];
-    rows.extend(page.tasks.iter().map(Task::row));
+    rows.extend(page.tasks.iter().map(TaskRow::row));
     let has_routes = page.tasks.windows(2).any(|pair| pair[0].route != pair[1].route);
     let widths: Vec<_> = COLUMNS
         .iter()
@@ -227,12 +230,12 @@ fn table(page: &Page) -> Vec<String> {
             }
             let width = *width;
             let _ = match COLUMNS[at].0 {
-                "AGE" => write!(line, "{:>width$}  ", cut(cell, width)),
+                "AGE" => write!(line, "{:>width$}  ", truncate(cell, width)),
                 "PROGRESS" => write!(line, "{cell}"),
-                _ => write!(line, "{:width$}  ", cut(cell, width)),
+                _ => write!(line, "{:width$}  ", truncate(cell, width)),
             };
         }
-        cut(line.trim_end(), WIDTH)
+        truncate(line.trim_end(), WIDTH)
     };
     let mut lines: Vec<_> = rows.iter().map(line).collect();
     lines.extend(page.next.as_ref().map(|next| format!("more tasks follow: --after {next}")));
@@ -241,7 +244,7 @@ fn table(page: &Page) -> Vec<String> {
 
 // === impl Task ===
 
-impl Task {
+impl TaskRow {
     fn caller(&self) -> &str {
         self.caller.as_deref().unwrap_or(&self.principal)
     }
@@ -260,7 +263,7 @@ impl Task {
 
 // === impl Details ===
 
-impl Details {
+impl TaskDetails {
     fn lines(&self) -> Vec<String> {
         let Self { task, view, created, kept_until, questions, waits, is_held, waits_for_store } = self;
         let view = match view.as_str() {
@@ -276,7 +279,7 @@ impl Details {
         add("caller", task.caller());
         add("age", &format!("{}, since {created}", age(task.age_ms)));
         add("shown as", view);
-        for Question { key, kind, since_ms } in questions {
+        for PendingInputRequest { key, kind, since_ms } in questions {
             add("asks", &format!("{kind} (`{key}`), for {}", age(*since_ms)));
         }
         if task.is_ended() {
@@ -320,8 +323,8 @@ mod tests {
     use super::*;
     use expect_test::expect;
 
-    fn task(tool: &str, route: &str, status: &str, age_ms: u64) -> Task {
-        Task {
+    fn task(tool: &str, route: &str, status: &str, age_ms: u64) -> TaskRow {
+        TaskRow {
             task: "0123456789ab".into(),
             route: route.into(),
             tool: tool.into(),
@@ -337,27 +340,27 @@ mod tests {
     fn the_table_is_aligned_and_shows_caller_and_progress() {
         let tasks = vec![
             task("report", "/mcp", "working", 7_900),
-            Task { caller: Some("alice".into()), ..task("import", "/mcp", "completed", 60_000) },
+            TaskRow { caller: Some("alice".into()), ..task("import", "/mcp", "completed", 60_000) },
         ];
-        let text = table(&Page { tasks, next: None }).join("\n");
+        let text = table(&TaskListResponse { tasks, next: None }).join("\n");
         expect![[r#"
             TASK          STATUS      AGE  TOOL    CALLER     PROGRESS
             0123456789ab  working     7 s  report  anonymous  files (3/12)
             0123456789ab  completed  60 s  import  alice"#]]
         .assert_eq(&text);
-        assert_eq!(table(&Page { tasks: Vec::new(), next: None }), ["no tasks"]);
+        assert_eq!(table(&TaskListResponse { tasks: Vec::new(), next: None }), ["no tasks"]);
     }
 
     #[test]
     fn a_table_of_several_routes_names_them_and_cuts_what_is_long() {
         let tasks = vec![
             task(&"long".repeat(20), &"/long".repeat(9), "input_required", 7_199_000),
-            Task {
+            TaskRow {
                 message: Some("x".repeat(200)),
                 ..task("evil\u{1b}[2J\nerror: x", "/a", "working", 999_999_999)
             },
         ];
-        let lines = table(&Page { tasks, next: Some("e12".into()) });
+        let lines = table(&TaskListResponse { tasks, next: Some("e12".into()) });
         assert!(lines.iter().all(|line| line.chars().count() <= WIDTH), "{lines:#?}");
         assert!(
             lines[1].contains("  119 min  longlonglonglonglonglon…  /long/long/lon…  anon"),
@@ -370,12 +373,12 @@ mod tests {
 
     #[test]
     fn one_task_is_shown_for_people() {
-        let details = Details {
+        let details = TaskDetails {
             task: task("report", "/mcp", "input_required", 7_900),
             view: "ticket".into(),
             created: "2026-07-28T10:30:00Z".into(),
             kept_until: "2026-07-28T11:30:00Z".into(),
-            questions: vec![Question {
+            questions: vec![PendingInputRequest {
                 key: "who".into(),
                 kind: "elicitation/create".into(),
                 since_ms: 5_000,

@@ -1,15 +1,16 @@
 //! `deferral tools`: the tools of a server, and how commands name a server and speak to it.
 
 use super::{
-    CANCELLED, DONE, FAILED, interrupted,
+    CANCELLED, DONE, FAILED,
+    choice_parser::ChoiceParser,
+    interrupted,
     printer::{Printer, inline},
-    words::Words,
 };
 use crate::{
-    client::{Declared, Error, REVISIONS, Session, Step, ToolList, revisions},
-    config::values::{self, Invalid, show_duration},
+    client::{CallStep, ClientSupport, Error, REVISIONS, ToolList, ToolSession, revisions},
+    config::values::{self, InvalidValue, show_duration},
     protocol::Revision,
-    runtime::or_never,
+    runtime::or_pending,
 };
 use clap::ValueHint;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
@@ -19,7 +20,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    server: Server,
+    server: ServerArgs,
     /// Print the tools as JSON, as they were received.
     #[arg(long)]
     json: bool,
@@ -30,7 +31,7 @@ pub struct Args {
 
 /// A server, and how it is spoken to.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Server {
+pub struct ServerArgs {
     /// MCP endpoint of a proxy, or of any server over Streamable HTTP.
     #[arg(value_parser = values::upstream_url, value_hint = ValueHint::Url)]
     pub url: Uri,
@@ -38,7 +39,7 @@ pub struct Server {
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
     /// Protocol revision; 2025-11-25 has experimental tasks [default: the newest that the server supports].
-    #[arg(long, value_name = "REVISION", value_parser = Words::new(SPOKEN, revision))]
+    #[arg(long, value_name = "REVISION", value_parser = ChoiceParser::new(SPOKEN, revision))]
     protocol: Option<Revision>,
 }
 
@@ -55,20 +56,20 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
 
 /// Prints the tools of a server. Gives the exit code.
 pub(super) async fn list(
-    server: &Server,
+    server: &ServerArgs,
     json: bool,
     timeout: Option<Duration>,
     printer: &mut Printer,
 ) -> u8 {
-    let mut session = server.session(Declared::default());
-    let mut ignore = |_: Step<'_>| {};
+    let mut session = server.session(ClientSupport::default());
+    let mut ignore = |_: CallStep<'_>| {};
     let found = tokio::select! {
         found = session.tools(&mut ignore) => found,
         () = interrupted() => {
             printer.note("cancelled");
             return CANCELLED;
         }
-        limit = or_never(timeout.map(async |limit| { tokio::time::sleep(limit).await; limit })) => {
+        limit = or_pending(timeout.map(async |limit| { tokio::time::sleep(limit).await; limit })) => {
             printer.error(format_args!("no tool list within {}", show_duration(limit)));
             return FAILED;
         }
@@ -85,12 +86,12 @@ pub(super) async fn list(
 
 fn print(ToolList { tools, is_cut }: &ToolList, json: bool, printer: &mut Printer) -> u8 {
     #[derive(Deserialize)]
-    struct Tool {
+    struct ToolHeading {
         name: String,
         #[serde(default)]
         description: Option<String>,
     }
-    let read = || tools.iter().map(|tool| serde_json::from_str::<Tool>(tool.get()));
+    let read = || tools.iter().map(|tool| serde_json::from_str::<ToolHeading>(tool.get()));
     if *is_cut {
         printer.note(format_args!("note: the server has more tools; these are the first {}", tools.len()));
     }
@@ -105,14 +106,14 @@ fn print(ToolList { tools, is_cut }: &ToolList, json: bool, printer: &mut Printe
     let width = widths.max().unwrap_or_default().min(NAME);
     for tool in read() {
         match tool {
-            Ok(Tool { name, description }) => {
+            Ok(ToolHeading { name, description }) => {
                 let about = description.unwrap_or_default();
                 let about = about.trim().lines().next().unwrap_or_default();
                 let line = format!("{:width$}  {}", inline(&name), inline(about));
-                printer.line(cut(line.trim_end(), WIDTH));
+                printer.line(truncate(line.trim_end(), WIDTH));
             }
             Err(error) => {
-                printer.error(Error::NoTools(error.to_string()));
+                printer.error(Error::ListRefused(error.to_string()));
                 return FAILED;
             }
         }
@@ -121,7 +122,7 @@ fn print(ToolList { tools, is_cut }: &ToolList, json: bool, printer: &mut Printe
 }
 
 /// At most `most` characters, of which the last says that there were more.
-pub(super) fn cut(text: &str, most: usize) -> String {
+pub(super) fn truncate(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
     }
@@ -130,28 +131,28 @@ pub(super) fn cut(text: &str, most: usize) -> String {
 
 // === impl Server ===
 
-impl Server {
+impl ServerArgs {
     /// A session with the server for a client that declares this.
-    pub fn session(&self, declared: Declared) -> Session {
+    pub fn session(&self, declared: ClientSupport) -> ToolSession {
         let headers: HeaderMap = self.headers.iter().cloned().collect();
-        Session::new(self.url.clone(), headers, declared, self.protocol)
+        ToolSession::new(self.url.clone(), headers, declared, self.protocol)
     }
 }
 
 /// The date of a revision that this client speaks.
-fn revision(text: &str) -> Result<Revision, Invalid> {
+fn revision(text: &str) -> Result<Revision, InvalidValue> {
     Revision::parse(text).filter(|revision| REVISIONS.contains(revision)).ok_or_else(|| {
-        Invalid(format!("`{text}` is not a revision that this client supports; use {}", revisions()))
+        InvalidValue(format!("`{text}` is not a revision that this client supports; use {}", revisions()))
     })
 }
 
 /// `Name: value`.
-fn header(text: &str) -> Result<(HeaderName, HeaderValue), Invalid> {
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), InvalidValue> {
     let Some((name, value)) = text.split_once(':') else {
-        return Err(Invalid(format!("`{text}` has no `:`; write it as in 'Authorization: Bearer …'")));
+        return Err(InvalidValue(format!("`{text}` has no `:`; write it as in 'Authorization: Bearer …'")));
     };
     let value = HeaderValue::from_str(value.trim())
-        .map_err(|_| Invalid(format!("the value of `{name}` cannot be sent in a header")))?;
+        .map_err(|_| InvalidValue(format!("the value of `{name}` cannot be sent in a header")))?;
     Ok((values::header(name.trim())?, value))
 }
 

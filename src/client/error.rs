@@ -1,6 +1,6 @@
 //! Why there is no answer.
 
-use super::{revisions, wire::MAX_MESSAGE};
+use super::{http_transport::MAX_MESSAGE, revisions};
 use crate::protocol::{FrameError, code};
 use http::{StatusCode, Uri};
 use serde::Deserialize;
@@ -27,7 +27,7 @@ pub enum Error {
     #[error("the server refused to cancel it: {0}")]
     NotCancelled(String),
     #[error("the server refused to list its tools: {0}")]
-    NoTools(String),
+    ListRefused(String),
     #[error("the server refused `initialize`: {0}")]
     Handshake(String),
     #[error(
@@ -49,7 +49,7 @@ pub enum Error {
         "the server made a task of the call, although this client did not declare support; follow it with \
          `--task {task}` instead of a tool"
     )]
-    Unasked { task: String },
+    UndeclaredTask { task: String },
     #[error("task {task}: {source}")]
     Task { task: String, source: Box<Self> },
 }
@@ -58,27 +58,27 @@ pub enum Error {
 
 impl Error {
     /// Whether asking again could help, where asking again is harmless.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::Busy(_) => true,
-            Self::Status { status, .. } => is_passing(*status),
+            Self::Status { status, .. } => is_transient(*status),
             Self::Invalid(_)
             | Self::TooLarge
             | Self::Refused(_)
             | Self::NotCancelled(_)
-            | Self::NoTools(_)
+            | Self::ListRefused(_)
             | Self::Handshake(_)
             | Self::Revision { .. }
             | Self::SessionLost
             | Self::NoRevision { .. }
-            | Self::Unasked { .. }
+            | Self::UndeclaredTask { .. }
             | Self::Task { .. } => false,
         }
     }
 
     /// Whether a server of older revisions may have meant that it misses its handshake. One that wants
     /// credentials, or is busy, says so in every revision.
-    pub(super) fn may_be_of_older(&self) -> bool {
+    pub(super) fn may_be_legacy_server(&self) -> bool {
         match self {
             Self::Status { status, .. } => match status.as_u16() {
                 401 | 403 | 407 | 408 | 429 => false,
@@ -102,37 +102,37 @@ impl From<FrameError> for Error {
     }
 }
 
-pub(super) const fn is_passing(status: StatusCode) -> bool {
+pub(super) const fn is_transient(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
 }
 
 /// Whether an error is this proxy's word for a limit that was reached.
 pub(super) fn is_busy(error: &RawValue) -> bool {
     #[derive(Deserialize)]
-    struct Code {
+    struct ErrorCode {
         code: i64,
     }
-    serde_json::from_str::<Code>(error.get()).is_ok_and(|Code { code }| code == code::BUSY)
+    serde_json::from_str::<ErrorCode>(error.get()).is_ok_and(|ErrorCode { code }| code == code::BUSY)
 }
 
 /// `code: message`, and the data where there are any.
 pub fn error_text(error: &RawValue) -> String {
     #[derive(Deserialize)]
-    struct Outline<'a> {
+    struct ErrorOutline<'a> {
         code: i64,
         message: String,
         #[serde(borrow)]
         data: Option<&'a RawValue>,
     }
-    match serde_json::from_str::<Outline<'_>>(error.get()) {
-        Ok(Outline { code, message, data: None }) => format!("{message} ({code})"),
-        Ok(Outline { code, message, data: Some(data) }) => format!("{message} ({code})\n{data}"),
+    match serde_json::from_str::<ErrorOutline<'_>>(error.get()) {
+        Ok(ErrorOutline { code, message, data: None }) => format!("{message} ({code})"),
+        Ok(ErrorOutline { code, message, data: Some(data) }) => format!("{message} ({code})\n{data}"),
         Err(_) => error.get().to_owned(),
     }
 }
 
 /// The last cause says most: `connection refused`, not `client error (Connect)`.
-pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+pub(super) fn innermost_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// Characters of a page that is no JSON-RPC which an error shows.
-const SHOWN: usize = 500;
+const MAX_SHOWN: usize = 500;
 
 /// A request.
 #[derive(Serialize)]
-pub struct Message<'a, P> {
+pub struct JsonRpcRequest<'a, P> {
     jsonrpc: &'static str,
     id: u64,
     method: &'a str,
@@ -21,14 +21,14 @@ pub struct Message<'a, P> {
 
 /// A response to one request.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum JsonRpcResponse {
     Result(Box<RawValue>),
     Error(Box<RawValue>),
 }
 
 // === impl Message ===
 
-impl<'a, P: Serialize> Message<'a, P> {
+impl<'a, P: Serialize> JsonRpcRequest<'a, P> {
     pub const fn new(id: u64, method: &'a str, params: P) -> Self {
         Self { jsonrpc: "2.0", id, method, params }
     }
@@ -40,19 +40,19 @@ impl<'a, P: Serialize> Message<'a, P> {
 
 // === impl Answer ===
 
-impl Answer {
-    /// What a frame answers to the request of this id; `None` for another message.
+impl JsonRpcResponse {
+    /// What a frame answers to the request of this id; `Missing` for another message.
     pub(super) fn of(frame: &Frame, id: u64) -> Option<Result<Self, Error>> {
         let raw = |bytes: &Bytes| {
             serde_json::from_slice::<Box<RawValue>>(bytes).map_err(|error| Error::Invalid(error.to_string()))
         };
         match frame.kind() {
-            Kind::Success { id: theirs, result } if theirs.came_back() == Some(id) => {
+            Kind::Success { id: theirs, result } if theirs.echoed_number() == Some(id) => {
                 Some(raw(result).map(Self::Result))
             }
             // A server that could not read the id leaves it out.
             Kind::Failure { id: theirs, error }
-                if theirs.as_ref().is_none_or(|theirs| theirs.came_back() == Some(id)) =>
+                if theirs.as_ref().is_none_or(|theirs| theirs.echoed_number() == Some(id)) =>
             {
                 Some(raw(error).map(Self::Error))
             }
@@ -68,26 +68,26 @@ impl Answer {
         match Frame::parse(bytes.clone()) {
             Ok(frame) => match Self::of(&frame, id) {
                 // The status says more than the error can: that asking again may help.
-                Some(Ok(Self::Error(error))) if error::is_passing(status) => {
+                Some(Ok(Self::Error(error))) if error::is_transient(status) => {
                     Err(Error::Status { status, detail: format!(": {}", error_text(&error)) })
                 }
                 Some(answer) => answer,
-                None if !status.is_success() => Err(refused(status, &bytes)),
+                None if !status.is_success() => Err(http_error(status, &bytes)),
                 None => Err(Error::Invalid("this is not the response to the request".to_owned())),
             },
             // An error of HTTP need not carry JSON-RPC.
-            Err(_) if !status.is_success() => Err(refused(status, &bytes)),
+            Err(_) if !status.is_success() => Err(http_error(status, &bytes)),
             Err(error) => Err(error.into()),
         }
     }
 }
 
 /// An error of HTTP with what its page says.
-pub(super) fn refused(status: StatusCode, body: &[u8]) -> Error {
+pub(super) fn http_error(status: StatusCode, body: &[u8]) -> Error {
     let text = String::from_utf8_lossy(body);
     let detail = match text.trim() {
         "" => String::new(),
-        text => format!(": {}", text.chars().take(SHOWN).collect::<String>()),
+        text => format!(": {}", text.chars().take(MAX_SHOWN).collect::<String>()),
     };
     Error::Status { status, detail }
 }

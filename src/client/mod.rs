@@ -3,15 +3,16 @@
 //!
 //! It speaks two dialects: in `modern` every request stands alone (2026-07-28), in `legacy` a handshake
 //! comes first and a server may speak on any of several streams (2025-03-26 to 2025-11-25). Whoever calls
-//! sees no difference in a [`Session`]: a call ends, or waits for answers and goes on with them ([`Turn`]),
-//! and what happens on the way is told as [`Step`]s. `session` finds out which of the two the server speaks.
+//! sees no difference in a [`ToolSession`]: a call ends, or waits for answers and goes on with them ([`CallTurn`]),
+//! and what happens on the way is told as [`CallStep`]s. `session` finds out which of the two the server speaks.
 //!
 //! What a server sends is kept as it came: results are raw JSON, numbers included.
 //!
-//! `ticket` is what a proxy gives a client that wants no tasks, `wire` makes requests and reads bodies, `message` is JSON-RPC, `tools` lists tools, `task` and
+//! `ticket` is what a proxy gives a client that wants no tasks, `http_transport` makes requests and reads bodies, `message` is JSON-RPC, `tools` lists tools, `task` and
 //! `progress` are what a server shows of a call at work, `error` is why there is no answer. `operator` asks a proxy at its operator's address.
 
 mod error;
+mod http_transport;
 mod legacy;
 mod message;
 mod modern;
@@ -21,18 +22,17 @@ mod session;
 mod task;
 mod ticket;
 mod tools;
-mod wire;
 
 pub use error::{Error, error_text};
-pub use message::Message;
-pub use operator::Operator;
+pub use message::JsonRpcRequest;
+pub use operator::AdminClient;
 pub use progress::Progress;
-pub use session::Session;
-pub use task::{Status, Task};
+pub use session::ToolSession;
+pub use task::{Task, TaskStatus};
 pub use ticket::Ticket;
 pub use tools::{ToolList, arguments, no_arguments};
 
-use crate::protocol::{InputKind, InputRequest, Revision, splice::Object};
+use crate::protocol::{InputKind, InputRequest, Revision, splice::JsonObject};
 use serde_json::{Value, json, value::RawValue};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -50,7 +50,7 @@ const NAME: &str = "deferral-call";
 
 /// What a client says it can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Declared {
+pub struct ClientSupport {
     /// The tasks extension, or in older dialects the wish for a task where a tool offers them.
     pub tasks: bool,
     /// Elicitation, by form and at an address.
@@ -61,21 +61,21 @@ pub struct Declared {
 
 /// One call of a tool.
 #[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
+pub struct ToolCall<'a> {
     pub tool: &'a str,
     /// A JSON object.
     pub arguments: &'a RawValue,
 }
 
 /// Answers, raw, by the keys of their questions.
-pub type Answers = BTreeMap<String, Box<RawValue>>;
+pub type InputResponseMap = BTreeMap<String, Box<RawValue>>;
 
 /// Told what happens on the way.
-type Watch<'a> = &'a mut (dyn FnMut(Step<'_>) + Send);
+type StepObserver<'a> = &'a mut (dyn FnMut(CallStep<'_>) + Send);
 
 /// Something heard of a call before its end.
 #[derive(Debug)]
-pub enum Step<'a> {
+pub enum CallStep<'a> {
     /// `notifications/progress`.
     Progress(Progress),
     /// The call became a task.
@@ -92,15 +92,15 @@ pub enum Step<'a> {
 
 /// What a request came to.
 #[derive(Debug)]
-pub enum Turn {
-    Ended(Ending),
+pub enum CallTurn {
+    Ended(CallEnding),
     /// The server waits for answers to these, in its order; never empty.
-    Asked(Vec<Asked>),
+    InputRequired(Vec<RequestedInput>),
 }
 
 /// How a call ended.
 #[derive(Debug)]
-pub enum Ending {
+pub enum CallEnding {
     /// A result, raw. A tool's own error is one too.
     Result(Box<RawValue>),
     /// A JSON-RPC error, raw.
@@ -113,7 +113,7 @@ pub enum Ending {
 
 /// A question of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestedInput {
     pub key: String,
     pub method: String,
     /// The question, if it is one that the protocol knows.
@@ -128,7 +128,7 @@ pub fn revisions() -> String {
 
 // === impl Declared ===
 
-impl Declared {
+impl ClientSupport {
     /// Whether a server that speaks this revision may ask this.
     fn includes(self, kind: InputKind, revision: Revision) -> bool {
         match kind {
@@ -159,17 +159,17 @@ impl Declared {
 
 // === impl Turn ===
 
-impl From<Ending> for Turn {
-    fn from(ending: Ending) -> Self {
+impl From<CallEnding> for CallTurn {
+    fn from(ending: CallEnding) -> Self {
         Self::Ended(ending)
     }
 }
 
 // === impl Asked ===
 
-impl Asked {
+impl RequestedInput {
     /// What it says to a person, where it says something.
     pub fn message(&self) -> Option<String> {
-        Object::read(&self.request.as_ref()?.params()?).ok()?.string("message")
+        JsonObject::read(&self.request.as_ref()?.params()?).ok()?.string("message")
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Error,
-    wire::{Lines, Wire},
+    http_transport::{HttpTransport, LineReader},
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery};
@@ -17,7 +17,7 @@ use std::{fs, net::IpAddr, path::Path};
 
 /// The admin address of a proxy.
 #[derive(Clone, Debug)]
-pub struct Operator {
+pub struct AdminClient {
     base: Uri,
     headers: HeaderMap,
     /// Whether the token is looked for on this machine where one is needed.
@@ -26,19 +26,19 @@ pub struct Operator {
 
 /// Where a proxy has written the token that it made, and a proof that it knows what is in the file.
 #[derive(Deserialize)]
-struct TokenFile {
+struct TokenLocation {
     file: String,
     proof: String,
 }
 
-/// What the proof is of (`admin/made_token.rs`).
+/// What the proof is of (`admin/generated_token.rs`).
 const PROOF: &[u8] = b"deferral admin token\0";
 /// Bytes of a token's file. A longer one holds something else.
 const TOKEN_FILE: u64 = 1 << 10;
 
 // === impl Operator ===
 
-impl Operator {
+impl AdminClient {
     /// `base` is the address without a path; `token` is needed for changes, and for everything where the address is not
     /// on loopback. Without one, that of a proxy on this machine is found in the file that the proxy wrote it to.
     ///
@@ -66,33 +66,33 @@ impl Operator {
     /// # Errors
     /// [`Error`]; where the proxy says why not, [`Error::Status`] with its words.
     pub async fn get(&self, path: &str) -> Result<Bytes, Error> {
-        self.ask(Method::GET, path).await
+        self.request(Method::GET, path).await
     }
 
     /// Changes what is at this path.
     ///
     /// # Errors
-    /// As [`Operator::get`].
+    /// As [`AdminClient::get`].
     pub async fn post(&self, path: &str) -> Result<Bytes, Error> {
-        self.ask(Method::POST, path).await
+        self.request(Method::POST, path).await
     }
 
     /// The lines of what is at this path, as they come.
     ///
     /// # Errors
-    /// As [`Operator::get`].
-    pub async fn lines(&self, path: &str) -> Result<Lines, Error> {
+    /// As [`AdminClient::get`].
+    pub async fn lines(&self, path: &str) -> Result<LineReader, Error> {
         let (wire, body) = self.open(Method::GET, path).await?;
         Ok(wire.lines(body))
     }
 
-    async fn ask(&self, method: Method, path: &str) -> Result<Bytes, Error> {
+    async fn request(&self, method: Method, path: &str) -> Result<Bytes, Error> {
         let (wire, body) = self.open(method, path).await?;
-        wire.whole(body).await
+        wire.read_body(body).await
     }
 
     /// The body of the answer, which is still to be read.
-    async fn open(&self, method: Method, path: &str) -> Result<(Wire, Incoming), Error> {
+    async fn open(&self, method: Method, path: &str) -> Result<(HttpTransport, Incoming), Error> {
         match self.send(method.clone(), path, self.headers.clone()).await {
             // Nothing was done: the proxy lets nobody in who shows no token.
             Err(Error::Status { status: StatusCode::UNAUTHORIZED, detail }) if self.looks_for_token => {
@@ -105,16 +105,21 @@ impl Operator {
         }
     }
 
-    async fn send(&self, method: Method, path: &str, headers: HeaderMap) -> Result<(Wire, Incoming), Error> {
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+    ) -> Result<(HttpTransport, Incoming), Error> {
         let mut parts = self.base.clone().into_parts();
         let path = PathAndQuery::try_from(path);
         parts.path_and_query = Some(path.map_err(|error| Error::Invalid(error.to_string()))?);
         let url = Uri::from_parts(parts).map_err(|error| Error::Invalid(error.to_string()))?;
-        let wire = Wire::new(url, headers);
+        let wire = HttpTransport::new(url, headers);
         let (head, body) = wire.send(method, String::new(), HeaderMap::new()).await?.into_parts();
         match head.status {
             StatusCode::OK => Ok((wire, body)),
-            status => Err(Error::Status { status, detail: said(&wire.whole(body).await?) }),
+            status => Err(Error::Status { status, detail: error_detail(&wire.read_body(body).await?) }),
         }
     }
 
@@ -126,8 +131,8 @@ impl Operator {
         let nonce = hex(&nonce);
         let path = format!("/token?nonce={nonce}");
         let (wire, body) = self.send(Method::GET, &path, HeaderMap::new()).await.ok()?;
-        let answer = wire.whole(body).await.ok()?;
-        let TokenFile { file, proof } = serde_json::from_slice(&answer).ok()?;
+        let answer = wire.read_body(body).await.ok()?;
+        let TokenLocation { file, proof } = serde_json::from_slice(&answer).ok()?;
         let token = read_token(Path::new(&file))?;
         let key = hmac::Key::new(hmac::HMAC_SHA256, token.as_bytes());
         let data = [PROOF, nonce.as_bytes()].concat();
@@ -170,7 +175,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 }
 
 /// What the proxy says of an error, if it does; `/ready` says what it is instead.
-fn said(body: &[u8]) -> String {
+fn error_detail(body: &[u8]) -> String {
     let said = serde_json::from_slice::<Value>(body).ok();
     let said = said.as_ref().and_then(|body| body["error"].as_str().or_else(|| body["status"].as_str()));
     said.map_or_else(String::new, |said| format!(": {said}"))
@@ -196,9 +201,9 @@ mod tests {
             ("http://127.0.0.1@example.com", false),
         ] {
             let base: Uri = base.parse().expect("a URL");
-            let operator = Operator::new(base.clone(), Some("0123456789abcdef"));
+            let operator = AdminClient::new(base.clone(), Some("0123456789abcdef"));
             assert_eq!(operator.is_ok(), is_sent, "{base}");
-            assert!(operator.is_ok() || Operator::new(base, None).is_ok_and(|it| !it.looks_for_token));
+            assert!(operator.is_ok() || AdminClient::new(base, None).is_ok_and(|it| !it.looks_for_token));
         }
     }
 }

@@ -33,7 +33,7 @@ impl Progress {
     pub(super) fn from_frame(frame: &Frame, token: u64) -> Option<Self> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
-        struct Params {
+        struct ProgressParams {
             progress_token: u64,
             progress: f64,
             total: Option<f64>,
@@ -42,7 +42,7 @@ impl Progress {
         let Kind::Notification { method: Method::Progress, params: Some(params) } = frame.kind() else {
             return None;
         };
-        let params: Params = serde_json::from_slice(params).ok()?;
+        let params: ProgressParams = serde_json::from_slice(params).ok()?;
         (params.progress_token == token).then_some(Self {
             done: params.progress,
             total: params.total,

@@ -8,16 +8,16 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub id: String,
-    pub status: Status,
+    pub status: TaskStatus,
     pub message: Option<String>,
     pub poll_interval: Duration,
-    /// From its creation; `None` for ever.
+    /// From its creation; `Missing` for ever.
     pub ttl: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum TaskStatus {
     Working,
     InputRequired,
     Completed,
@@ -29,14 +29,14 @@ pub enum Status {
 
 impl Task {
     /// How long to leave it alone after a poll.
-    pub(super) fn pause(&self) -> Duration {
+    pub(super) fn poll_delay(&self) -> Duration {
         self.poll_interval.max(LEAST_POLL_INTERVAL)
     }
 }
 
 // === impl Status ===
 
-impl Status {
+impl TaskStatus {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Working => "working",

@@ -28,16 +28,16 @@ pub struct Ticket {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Outcome {
+struct TicketResult {
     #[serde(rename = "_meta")]
     meta: BTreeMap<String, Box<RawValue>>,
-    content: Vec<Content>,
+    content: Vec<TicketContent>,
     #[serde(default)]
     is_error: bool,
 }
 
 #[derive(Deserialize)]
-struct Content {
+struct TicketContent {
     r#type: String,
     #[serde(default)]
     text: String,
@@ -61,9 +61,9 @@ impl Ticket {
     /// The ticket in the result of a call of `tool`, where the result is one that a proxy writes for a call that is
     /// still running.
     pub fn of(result: &RawValue, tool: &str) -> Option<Self> {
-        let outcome: Outcome = serde_json::from_str(result.get()).ok()?;
+        let outcome: TicketResult = serde_json::from_str(result.get()).ok()?;
         let ticket: Self = serde_json::from_str(outcome.meta.get(meta::TICKET)?.get()).ok()?;
-        let [Content { r#type, text }] = &outcome.content[..] else { return None };
+        let [TicketContent { r#type, text }] = &outcome.content[..] else { return None };
         // An operator may choose the words, which must have these two in them (`tickets.text`).
         let has_words =
             r#type == "text" && text.contains(&ticket.ticket) && text.contains(&ticket.result_tool);

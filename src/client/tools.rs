@@ -2,7 +2,7 @@
 
 use super::{
     Error, error_text,
-    message::{Answer, read},
+    message::{JsonRpcResponse, read},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{
@@ -19,17 +19,17 @@ const MAX_TOOLS: usize = 10_000;
 /// A tool, as far as it matters before its call.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Tool {
+pub(super) struct ToolEntry {
     name: String,
     pub(super) input_schema: Option<Box<RawValue>>,
     #[serde(default)]
-    pub(super) execution: Execution,
+    pub(super) execution: ToolExecution,
 }
 
 /// How it may be run (2025-11-25, *Tool*).
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Execution {
+pub(super) struct ToolExecution {
     /// `forbidden`, `optional` or `required`; absent is `forbidden`.
     pub(super) task_support: Option<String>,
 }
@@ -44,14 +44,14 @@ pub struct ToolList {
 }
 
 #[derive(Deserialize)]
-struct Page<T> {
+struct ToolPage<T> {
     tools: Vec<T>,
     #[serde(rename = "nextCursor")]
     next_cursor: Option<String>,
 }
 
 /// How reading a list ended.
-enum Read {
+enum ListOutcome {
     /// The last page was read, or enough of them.
     Whole,
     /// There are more pages than [`MAX_PAGES`], or the server repeats a cursor.
@@ -60,14 +60,14 @@ enum Read {
     Refused(Box<RawValue>),
 }
 
-/// Looks a tool up. `page` asks for the page at a cursor. `None` for a tool that the server does not
+/// Looks a tool up. `page` asks for the page at a cursor. `Missing` for a tool that the server does not
 /// list, or where it lists nothing.
 pub(super) async fn find(
     tool: &str,
-    page: impl AsyncFnMut(Option<String>) -> Result<Answer, Error>,
-) -> Result<Option<Tool>, Error> {
+    page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
+) -> Result<Option<ToolEntry>, Error> {
     let mut found = None;
-    let take = |tools: Vec<Tool>| {
+    let take = |tools: Vec<ToolEntry>| {
         found = tools.into_iter().find(|known| known.name == tool);
         found.is_none()
     };
@@ -77,7 +77,7 @@ pub(super) async fn find(
 
 /// All tools that the server lists. `page` asks for the page at a cursor.
 pub(super) async fn all(
-    page: impl AsyncFnMut(Option<String>) -> Result<Answer, Error>,
+    page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
 ) -> Result<ToolList, Error> {
     let mut list = ToolList::default();
     let take = |tools: Vec<Box<RawValue>>| {
@@ -85,38 +85,38 @@ pub(super) async fn all(
         list.tools.len() <= MAX_TOOLS
     };
     let read = pages(page, take).await?;
-    list.is_cut = matches!(read, Read::Cut) || list.tools.len() > MAX_TOOLS;
+    list.is_cut = matches!(read, ListOutcome::Cut) || list.tools.len() > MAX_TOOLS;
     list.tools.truncate(MAX_TOOLS);
     match read {
-        Read::Refused(error) => Err(Error::NoTools(error_text(&error))),
-        Read::Whole | Read::Cut => Ok(list),
+        ListOutcome::Refused(error) => Err(Error::ListRefused(error_text(&error))),
+        ListOutcome::Whole | ListOutcome::Cut => Ok(list),
     }
 }
 
 /// Reads pages for as long as `take` wants more. A server decides how many there are, so they are bounded, and a cursor
 /// that comes twice ends them.
 async fn pages<T: DeserializeOwned>(
-    mut page: impl AsyncFnMut(Option<String>) -> Result<Answer, Error>,
+    mut page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
     mut take: impl FnMut(Vec<T>) -> bool,
-) -> Result<Read, Error> {
+) -> Result<ListOutcome, Error> {
     let mut cursors = BTreeSet::new();
     let mut cursor = None;
     for _ in 0..MAX_PAGES {
         let result = match page(cursor).await? {
-            Answer::Result(result) => result,
-            Answer::Error(error) => return Ok(Read::Refused(error)),
+            JsonRpcResponse::Result(result) => result,
+            JsonRpcResponse::Error(error) => return Ok(ListOutcome::Refused(error)),
         };
-        let Page { tools, next_cursor } = read(&result)?;
+        let ToolPage { tools, next_cursor } = read(&result)?;
         if !take(tools) {
-            return Ok(Read::Whole);
+            return Ok(ListOutcome::Whole);
         }
         match next_cursor.filter(|next| !next.is_empty()) {
             Some(next) if cursors.insert(next.clone()) => cursor = Some(next),
-            Some(_) => return Ok(Read::Cut),
-            None => return Ok(Read::Whole),
+            Some(_) => return Ok(ListOutcome::Cut),
+            None => return Ok(ListOutcome::Whole),
         }
     }
-    Ok(Read::Cut)
+    Ok(ListOutcome::Cut)
 }
 
 /// A JSON object from what somebody typed.
@@ -148,7 +148,7 @@ mod tests {
         let mut asked = 0;
         let list = all(async |_| {
             asked += 1;
-            Ok(Answer::Result(to_raw_value(&page(asked)).expect("JSON")))
+            Ok(JsonRpcResponse::Result(to_raw_value(&page(asked)).expect("JSON")))
         });
         (list.await, asked)
     }

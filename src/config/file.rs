@@ -2,30 +2,31 @@
 //! sets.
 //!
 //! The descriptions are what `deferral check --schema` shows, the defaults those of the parts themselves. What
-//! only shows when keys are looked at together is judged by `together`.
+//! only shows when keys are looked at together is judged by `cross_checks`.
 //!
 //! Here are those of the top level and of what belongs to the front; `route` has a route's, `server` those of the
 //! server behind it, `limits` those of `limits` and `timeouts`.
 
 use super::{
-    At, Config, DEFAULT_DRAIN, Files, Log, Ready, Settings, Store, Warnings,
-    kind::{
-        addresses, drain, key_place, key_source, log, or_off, required, store, string, text, token_source,
-        url,
-    },
+    Config, ConfigFiles, ConfigWarnings, DEFAULT_DRAIN, LogConfig, ReadinessConfig, RedactedSettings,
+    SpannedValue, StoreConfig,
+    cross_checks::{self, private_key},
+    environment::LoadContext,
     limits::{limits, timeouts},
     operators::{self, operators},
     route::route,
     secret,
-    section::{Section, Set, list, mapping},
-    surroundings::Surroundings,
+    section::{SectionReader, Setting, list, mapping},
     telemetry::{telemetry, traces},
-    together::{self, private_key},
+    value_types::{
+        addresses, drain, key_location, key_source, log, or_off, required, store, string, text, token_source,
+        url,
+    },
     values,
 };
 use crate::{
     front,
-    policy::{self, Access},
+    policy::{self, AccessPolicy},
 };
 use serde_json::json;
 
@@ -33,16 +34,19 @@ pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
 pub const DEFAULT_PATH: &str = "/mcp";
 
 /// The whole file, read in these surroundings.
-pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config {
+pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Config {
     let listen = s
         .key(
             "listen",
             "Addresses to listen on: an IP address with a port, or a list of them. Port 0 picks a free port.",
         )
-        .at(addresses(), vec![At::unwritten(DEFAULT_LISTEN.parse().expect("the default is an address"))]);
+        .read_spanned_or(
+            addresses(),
+            vec![SpannedValue::default_value(DEFAULT_LISTEN.parse().expect("the default is an address"))],
+        );
     let admin = s
         .key("admin", "Admin listen address; or a mapping that also sets a token and TLS; or `off`.")
-        .at(operators(around), Some(operators::Written::default()));
+        .read_spanned_or(operators(context), Some(operators::AdminKeys::default()));
     let scrape = s
         .key(
             "metrics",
@@ -50,32 +54,32 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
              nothing else; or `off`. The admin listener always serves `/metrics` as well.",
         )
         .with_default("off")
-        .set(or_off(json!({ "type": "string", "examples": ["0.0.0.0:9464", "off"] }), values::admin));
-    let metrics = together::metrics(scrape, &listen, &admin, s);
-    let admin = together::operators(admin, &listen, around, s);
-    let limits = s.key("limits", "Resource limits.").section("`limits`", limits);
-    let timeouts = s.key("timeouts", "Timeouts.").section("`timeouts`", timeouts);
+        .read(or_off(json!({ "type": "string", "examples": ["0.0.0.0:9464", "off"] }), values::admin));
+    let metrics = cross_checks::metrics(scrape, &listen, &admin, s);
+    let admin = cross_checks::operators(admin, &listen, context, s);
+    let limits = s.key("limits", "Resource limits.").read_section("`limits`", limits);
+    let timeouts = s.key("timeouts", "Timeouts.").read_section("`timeouts`", timeouts);
     let public_url = s
         .key(
             "public_url",
             "Public scheme and host of the proxy, if clients reach it through a load balancer or another proxy.",
         )
-        .set(url(values::public_url));
+        .read(url(values::public_url));
     // Clients come from elsewhere, or something on the same machine stands in front of us: else they are one
     // person's.
-    let is_exposed = matches!(public_url, Set::To(_))
+    let is_exposed = matches!(public_url, Setting::Valid(_))
         || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
     let access = s
         .key("access", "Access control for client requests: hosts, origins, tokens.")
-        .section("`access`", |s| access(s, around));
+        .read_section("`access`", |s| access(s, context));
     // To those who need a token nothing is open.
     let needs_token = access.needs_token;
     let is_exposed = is_exposed && !needs_token;
-    let routes = s.key("routes", "Routes: paths of the proxy and the servers behind them.").required(
-        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, needs_token, around))))
-            .some(),
+    let routes = s.key("routes", "Routes: paths of the proxy and the servers behind them.").read_required(
+        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, needs_token, context))))
+            .non_empty(),
     );
-    let telemetry = s.key("telemetry", "Export of traces.").section("`telemetry`", telemetry);
+    let telemetry = s.key("telemetry", "Export of traces.").read_section("`telemetry`", telemetry);
     let health = s
         .key(
             "health",
@@ -83,16 +87,16 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
              or 503), without a token; or `off`.",
         )
         .with_default("off")
-        .set(or_off(json!({ "type": "string", "examples": ["/healthz", "off"] }), values::health));
+        .read(or_off(json!({ "type": "string", "examples": ["/healthz", "off"] }), values::health));
     let ready =
-        s.key("ready", "Conditions under which `/ready` responds with 200.").section("`ready`", ready);
-    let health = together::health(health, &routes, s);
+        s.key("ready", "Conditions under which `/ready` responds with 200.").read_section("`ready`", ready);
+    let health = cross_checks::health(health, &routes, s);
     Config {
         admin,
         metrics,
         store: s
             .key("store", "Task store: `memory`, lost when the process ends, or a folder that survives restarts, as in `{ disk: ./data }`.")
-            .or(store(around), Store::Memory),
+            .read_or(store(context), StoreConfig::Memory),
         quotas: limits.quotas,
         state_keys: s
             .key(
@@ -101,7 +105,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
                  input responses. Default: a key generated at start, so states are valid for this process \
                  only, until it ends.",
             )
-            .section("`request_state`", |s| state_keys(s, around)),
+            .read_section("`request_state`", |s| state_keys(s, context)),
         connections: limits.connections,
         drain: s
             .key(
@@ -109,46 +113,46 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
                 "Time at shutdown (SIGTERM) for calls in flight to finish, as in `30s`; or a mapping that \
                  also sets how long new calls are still served, as in `{ notice: 5s, limit: 30s }`.",
             )
-            .or(drain(), DEFAULT_DRAIN),
+            .read_or(drain(), DEFAULT_DRAIN),
         log: s
             .key(
                 "log",
                 "Log on standard error: `text` or `json`; or a mapping that also sets the level.",
             )
-            .or(log(), Log::default()),
+            .read_or(log(), LogConfig::default()),
         ready,
-        traces: traces(telemetry, around, s),
-        settings: Settings::default(),
-        warnings: Warnings::default(),
-        files: Files::default(),
-        routes: together::routes(routes, s),
+        traces: traces(telemetry, context, s),
+        settings: RedactedSettings::default(),
+        warnings: ConfigWarnings::default(),
+        files: ConfigFiles::default(),
+        routes: cross_checks::routes(routes, s),
         front: front::Config {
             listen: listen.value.into_iter().map(|address| address.value).collect(),
-            tls: s.key("tls", "TLS of the client listeners, which then serve HTTPS only. Default: plain HTTP.").section("`tls`", |s| tls(s, around)),
+            tls: s.key("tls", "TLS of the client listeners, which then serve HTTPS only. Default: plain HTTP.").read_section("`tls`", |s| tls(s, context)),
             access: access.access,
             tokens: access.tokens,
             limits: limits.front,
             timeouts: timeouts.front,
-            public_url: public_url.given(),
-            health: health.map(|path| front::Health { path, needs_servers: ready.needs_servers }),
+            public_url: public_url.ok(),
+            health: health.map(|path| front::HealthConfig { path, needs_servers: ready.needs_servers }),
         },
     }
 }
 
 /// What HTTPS is served with.
-pub(super) fn tls(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<front::TlsPaths> {
+pub(super) fn tls(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<front::TlsPaths> {
     let cert = s
         .key("cert", "PEM file of the certificate chain, the server's own certificate first.")
-        .required(text());
+        .read_required(text());
     let key = s.key("key", "Private key of the first certificate: its PEM file, or `{ env: NAME }`.");
-    let key = key.required(key_place());
+    let key = key.read_required(key_location());
     for (key, unset) in [("cert", cert.is_unset()), ("key", key.is_unset())] {
         if unset && s.is_written() {
-            s.wrong(s.place, format!("`tls` has no `{key}`; name a PEM file"));
+            s.add_problem(s.place, format!("`tls` has no `{key}`; name a PEM file"));
         }
     }
-    let (Set::To(cert), Some(key)) = (cert, private_key(key, around, s)) else { return None };
-    let Surroundings { folder, look, .. } = around;
+    let (Setting::Valid(cert), Some(key)) = (cert, private_key(key, context, s)) else { return None };
+    let LoadContext { folder, checks_files: look, .. } = context;
     let paths = front::TlsPaths { cert: folder.join(cert.value), key: key.value };
     if look && let Err(error) = paths.check() {
         let place = match &error {
@@ -156,22 +160,22 @@ pub(super) fn tls(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<f
             front::TlsError::Key { .. } => key.place,
             front::TlsError::Pair { .. } => s.place,
         };
-        s.wrong(place, error.to_string());
+        s.add_problem(place, error.to_string());
     }
     Some(paths)
 }
 
-fn ready(s: &mut Section<'_, '_>) -> Ready {
+fn ready(s: &mut SectionReader<'_, '_>) -> ReadinessConfig {
     let upstream = s.key(
         "upstream",
         "`required`: `/ready` responds with 503 while the server of a route is known to be unreachable; a \
          server that has not been called yet, or was unreachable, is probed every 5 s. `ignored`: servers \
          do not affect `/ready`.",
     );
-    Ready { needs_servers: upstream.or(required(), false) }
+    ReadinessConfig { needs_servers: upstream.read_or(required(), false) }
 }
 
-fn state_keys(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Vec<secret::Key> {
+fn state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Vec<secret::SecretKey> {
     let keys = s
         .key(
             "keys",
@@ -179,25 +183,25 @@ fn state_keys(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Vec<secret::
              put the new key first, and remove the old one once `questions.park` has passed. Replicas \
              need the same keys.",
         )
-        .required(list(key_source()).some());
-    together::keys(keys, around, s)
+        .read_required(list(key_source()).non_empty());
+    cross_checks::keys(keys, context, s)
 }
 
 /// What `access` sets.
-struct WhoMayComeIn {
-    access: Access,
-    tokens: policy::Tokens,
+struct AccessKeys {
+    access: AccessPolicy,
+    tokens: policy::TokenSet,
     /// Whether `tokens` is written, be it right or wrong.
     needs_token: bool,
 }
 
 /// `localhost` and IP addresses may always be named as host.
-fn access(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> WhoMayComeIn {
+fn access(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AccessKeys {
     let hosts = s.key("hosts", "Host names that clients may use, or `*` for any. Requests with another `Host` get 403 (protection against DNS rebinding). `localhost` and IP addresses are always allowed.");
-    let hosts = hosts.list(string(values::host));
+    let hosts = hosts.read_list(string(values::host));
     let origins = s.key("origins", "Origins of web pages that may send requests, in addition to those of the hosts, or `*` for any. Other origins get 403.");
-    let origins = origins.list(string(values::origin));
-    let plain = |list: Vec<At<String>>| list.into_iter().map(|at| at.value).collect();
+    let origins = origins.read_list(string(values::origin));
+    let plain = |list: Vec<SpannedValue<String>>| list.into_iter().map(|at| at.value).collect();
     let tokens = s
         .key(
             "tokens",
@@ -205,10 +209,10 @@ fn access(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> WhoMayComeIn {
              of the token is the principal of the request; for rotation, several tokens may have one \
              name. Requests without a valid token get 401. Default: no token is required.",
         )
-        .set(list(token_source()).some());
-    WhoMayComeIn {
-        access: Access { hosts: plain(hosts), origins: plain(origins) },
+        .read(list(token_source()).non_empty());
+    AccessKeys {
+        access: AccessPolicy { hosts: plain(hosts), origins: plain(origins) },
         needs_token: !tokens.is_unset(),
-        tokens: together::tokens(tokens, around, s),
+        tokens: cross_checks::tokens(tokens, context, s),
     }
 }

@@ -5,10 +5,10 @@ use serde_json::Value as Json;
 
 /// What other programs call a thing, the paths of the keys that mean it here, the likeliest first, and what is to be known of
 /// the value.
-type Alias = (&'static [&'static str], &'static [&'static str], &'static str);
+type KeyAlias = (&'static [&'static str], &'static [&'static str], &'static str);
 
 /// Words of other proxies, of MCP hosts and of people who guess. None is a key of its own where it would be looked up.
-const ALIASES: &[Alias] = &[
+const ALIASES: &[KeyAlias] = &[
     (&["args", "arguments"], &["routes[].upstream.command"], ": one list of the program and its arguments"),
     (
         &["cmd", "exec", "program", "executable", "entrypoint"],

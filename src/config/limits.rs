@@ -1,51 +1,50 @@
 //! The keys of `limits` and `timeouts`.
 
 use super::{
-    Connections,
-    kind::{count, size, some_duration},
-    section::Section,
-    together,
+    ConnectionLimits, cross_checks,
+    section::SectionReader,
+    value_types::{count, positive_duration, size},
 };
 use crate::{
     front,
-    policy::{Held, Quotas},
+    policy::{TaskQuotas, WaitPolicy},
     upstream,
 };
 use std::time::Duration;
 
 /// What `limits` sets.
-pub(super) struct Limits {
-    pub(super) front: front::Limits,
-    pub(super) upstream: upstream::Limits,
-    pub(super) quotas: Quotas,
-    pub(super) connections: Connections,
+pub(super) struct LimitKeys {
+    pub(super) front: front::ClientLimits,
+    pub(super) upstream: upstream::UpstreamLimits,
+    pub(super) quotas: TaskQuotas,
+    pub(super) connections: ConnectionLimits,
 }
 
 /// What `timeouts` sets.
-pub(super) struct Timeouts {
-    pub(super) front: front::Timeouts,
-    pub(super) upstream: upstream::Timeouts,
+pub(super) struct TimeoutKeys {
+    pub(super) front: front::ClientTimeouts,
+    pub(super) upstream: upstream::UpstreamTimeouts,
     pub(super) keep_alive: Duration,
 }
 
-pub(super) fn limits(s: &mut Section<'_, '_>) -> Limits {
-    let defaults = front::Limits::default();
+pub(super) fn limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
+    let defaults = front::ClientLimits::default();
     let body_bytes = s
         .key("body_bytes", "Bytes of a request body. A larger one gets 413.")
-        .at(size(1), defaults.body_bytes);
+        .read_spanned_or(size(1), defaults.body_bytes);
     let body_memory = s
         .key(
             "body_memory",
             "Bytes of all request bodies in memory, including those of calls in flight. Beyond it: 503.",
         )
-        .at(size(1), defaults.body_memory);
+        .read_spanned_or(size(1), defaults.body_memory);
     let clients = s
         .key(
             "connections",
             "Concurrent client connections. Further ones wait to be accepted. If this is not set and the \
              process may open too few file descriptors, the limit is a third of them.",
         )
-        .at(count(1), defaults.connections);
+        .read_spanned_or(count(1), defaults.connections);
     let servers = s
         .key(
             "upstream_connections",
@@ -53,16 +52,16 @@ pub(super) fn limits(s: &mut Section<'_, '_>) -> Limits {
              `timeouts.connect`; then `-31006`. If this is not set and the process may open too few file \
              descriptors, the limit is two thirds of them.",
         )
-        .at(count(1), upstream::CONNECTIONS);
-    let front = front::Limits {
-        body_memory: together::body_memory(&body_bytes, &body_memory, s),
+        .read_spanned_or(count(1), upstream::CONNECTIONS);
+    let front = front::ClientLimits {
+        body_memory: cross_checks::body_memory(&body_bytes, &body_memory, s),
         body_bytes: body_bytes.value,
         // The HTTP parser's own buffer is no smaller.
         header_bytes: s
             .key("header_bytes", "Bytes of a request head. A larger one gets 431.")
-            .or(size(8 << 10), defaults.header_bytes),
+            .read_or(size(8 << 10), defaults.header_bytes),
         // What a browser sends of its own accord must fit.
-        headers: s.key("headers", "Headers of a request. More get 431.").or(count(32), defaults.headers),
+        headers: s.key("headers", "Headers of a request. More get 431.").read_or(count(32), defaults.headers),
         connections: clients.value,
         pending_connections: s
             .key(
@@ -70,25 +69,27 @@ pub(super) fn limits(s: &mut Section<'_, '_>) -> Limits {
                 "Connections from one address (IPv6: from one /64) that have not completed a request yet, \
                  at most half of `connections`. Beyond it the one that has waited longest is closed.",
             )
-            .or(count(1), defaults.pending_connections),
-        calls: s.key("calls", "Calls in flight, without tasks. Beyond it: 503.").or(count(1), defaults.calls),
+            .read_or(count(1), defaults.pending_connections),
+        calls: s
+            .key("calls", "Calls in flight, without tasks. Beyond it: 503.")
+            .read_or(count(1), defaults.calls),
         streams: s
             .key("streams", "Calls in flight on one HTTP/2 connection. The client queues further ones.")
-            .or(count(1), defaults.streams),
+            .read_or(count(1), defaults.streams),
         // The protocol's own members need about eight.
         depth: s
             .key("depth", "Nesting depth of the JSON of a message. A deeper one gets 400.")
-            .or(count(16), defaults.depth),
+            .read_or(count(16), defaults.depth),
     };
     let connections =
-        Connections { clients: clients.written().copied(), servers: servers.written().copied() };
-    Limits { front, upstream: upstream_limits(s), quotas: quotas(s), connections }
+        ConnectionLimits { clients: clients.explicit().copied(), servers: servers.explicit().copied() };
+    LimitKeys { front, upstream: upstream_limits(s), quotas: quotas(s), connections }
 }
 
-fn upstream_limits(s: &mut Section<'_, '_>) -> upstream::Limits {
-    let defaults = upstream::Limits::default();
-    let mut number = |name, about, least, default| s.key(name, about).or(count(least), default);
-    upstream::Limits {
+fn upstream_limits(s: &mut SectionReader<'_, '_>) -> upstream::UpstreamLimits {
+    let defaults = upstream::UpstreamLimits::default();
+    let mut number = |name, about, least, default| s.key(name, about).read_or(count(least), default);
+    upstream::UpstreamLimits {
         sessions: number(
             "sessions",
             "Sessions of one session pool: with one server, for one principal and one set of client capabilities. Calls that need one more wait (`queue`).",
@@ -141,68 +142,68 @@ fn upstream_limits(s: &mut Section<'_, '_>) -> upstream::Limits {
                 "identity_bytes",
                 "Bytes of the client capabilities and headers by which session pools are selected. Effect as for `identities`.",
             )
-            .or(size(1), defaults.identity_bytes),
+            .read_or(size(1), defaults.identity_bytes),
         result_bytes: s
             .key("result_bytes", "Bytes of one message from a server. A larger one fails its call (`-31005`).")
-            .or(size(1), defaults.result_bytes),
+            .read_or(size(1), defaults.result_bytes),
     }
 }
 
-fn quotas(s: &mut Section<'_, '_>) -> Quotas {
-    let defaults = Quotas::default();
+fn quotas(s: &mut SectionReader<'_, '_>) -> TaskQuotas {
+    let defaults = TaskQuotas::default();
     let least = s
         .key(
             "poll_interval_min",
             "Shortest `pollIntervalMs` of a task: how often its client is asked to poll.",
         )
-        .at(some_duration(), defaults.poll_interval.0);
+        .read_spanned_or(positive_duration(), defaults.poll_interval.0);
     let greatest = s
         .key("poll_interval_max", "Longest `pollIntervalMs` of a task.")
-        .at(some_duration(), defaults.poll_interval.1);
-    together::poll_interval(&least, &greatest, s);
-    Quotas {
-        tasks: s.key("tasks", "Tasks in total. Beyond it calls stay synchronous.").or(count(0), defaults.tasks),
+        .read_spanned_or(positive_duration(), defaults.poll_interval.1);
+    cross_checks::check_poll_interval(&least, &greatest, s);
+    TaskQuotas {
+        tasks: s.key("tasks", "Tasks in total. Beyond it calls stay synchronous.").read_or(count(0), defaults.tasks),
         tasks_per_principal: s
             .key(
                 "tasks_per_principal",
                 "Tasks of one principal, including finished ones within their retention. Beyond it its calls stay synchronous.",
             )
-            .or(count(0), defaults.tasks_per_principal),
+            .read_or(count(0), defaults.tasks_per_principal),
         stored_bytes: s
             .key(
                 "stored_bytes",
                 "Bytes of stored task results in total. Beyond it calls stay synchronous, and a result \
                  that does not fit fails its task (`-31005`).",
             )
-            .or(size(0), defaults.stored_bytes),
+            .read_or(size(0), defaults.stored_bytes),
         stored_bytes_per_principal: s
             .key(
                 "stored_bytes_per_principal",
                 "Bytes of stored task results of one principal. Beyond it the same happens to this principal only.",
             )
-            .or(size(0), defaults.stored_bytes_per_principal),
+            .read_or(size(0), defaults.stored_bytes_per_principal),
         stored_result_bytes: s
             .key("stored_result_bytes", "Bytes of one task result. A larger one fails its task (`-31005`).")
-            .or(size(0), defaults.stored_result_bytes),
+            .read_or(size(0), defaults.stored_result_bytes),
         polls_per_second: s
             .key("polls_per_second", "`tasks/*` requests of one principal per second. Beyond it: `-31006`.")
-            .or(count(1), defaults.polls_per_second),
+            .read_or(count(1), defaults.polls_per_second),
         misses_per_minute: s
             .key("misses_per_minute", "Requests of one principal for unknown tasks per minute. Beyond it: `-31006`.")
-            .or(count(1), defaults.misses_per_minute),
+            .read_or(count(1), defaults.misses_per_minute),
         listens_per_principal: s
             .key("listens_per_principal", "Open `subscriptions/listen` streams of one principal. Beyond it: `-31006`.")
-            .or(count(0), defaults.listens_per_principal),
+            .read_or(count(0), defaults.listens_per_principal),
         poll_interval: (least.value, greatest.value),
     }
 }
 
-pub(super) fn timeouts(s: &mut Section<'_, '_>) -> Timeouts {
-    let front = front::Timeouts::default();
-    let upstream = upstream::Timeouts::default();
-    let mut time = |name, about, default| s.key(name, about).or(some_duration(), default);
-    Timeouts {
-        upstream: upstream::Timeouts {
+pub(super) fn timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
+    let front = front::ClientTimeouts::default();
+    let upstream = upstream::UpstreamTimeouts::default();
+    let mut time = |name, about, default| s.key(name, about).read_or(positive_duration(), default);
+    TimeoutKeys {
+        upstream: upstream::UpstreamTimeouts {
             connect: time(
                 "connect",
                 "Time to connect to a server, including TLS. Then `-31003`.",
@@ -236,7 +237,7 @@ pub(super) fn timeouts(s: &mut Section<'_, '_>) -> Timeouts {
                 upstream.idle_session,
             ),
         },
-        front: front::Timeouts {
+        front: front::ClientTimeouts {
             read_headers: time(
                 "read_headers",
                 "Time for a client to send the head of a request. Then its connection is closed.",
@@ -262,7 +263,7 @@ pub(super) fn timeouts(s: &mut Section<'_, '_>) -> Timeouts {
         keep_alive: time(
             "keep_alive",
             "Silence on a response after which an SSE comment keeps its connection open.",
-            Held::default().comments,
+            WaitPolicy::default().comments,
         ),
     }
 }

@@ -6,18 +6,18 @@
 
 use super::{
     problem::Problem,
-    yaml::{self, Entry, Node, Value},
+    yaml::{self, MapEntry, Node, NodeValue},
 };
 use std::fmt::Write;
 
 /// Keys under which hosts name their servers.
 const KEYS: [&str; 4] = ["mcpServers", "servers", "mcp_servers", "context_servers"];
 
-/// What is said of a file of a host; `None` where it is none.
+/// What is said of a file of a host; `Missing` where it is none.
 pub(super) fn problem(file: &Node) -> Option<Problem> {
     let entries = entries(file)?;
     let is_ours = entries.iter().any(|entry| entry.key == "routes");
-    let named = |entries: &[Entry]| entries.iter().position(|entry| KEYS.contains(&&*entry.key));
+    let named = |entries: &[MapEntry]| entries.iter().position(|entry| KEYS.contains(&&*entry.key));
     // In the settings of VS Code they are one level deeper.
     let within = entries.iter().find(|entry| entry.key == "mcp").and_then(|mcp| self::entries(&mcp.node));
     let (entries, at) = match (named(entries), within.and_then(|within| Some((within, named(within)?)))) {
@@ -25,7 +25,7 @@ pub(super) fn problem(file: &Node) -> Option<Problem> {
         (None, Some(within)) => within,
         (None, None) => return None,
     };
-    let Entry { key, key_place, node } = &entries[at];
+    let MapEntry { key, key_place, node } = &entries[at];
     let servers: Vec<_> = self::entries(node)?.iter().filter(|server| is_server(&server.node)).collect();
     if servers.is_empty() || is_ours {
         return None;
@@ -33,7 +33,7 @@ pub(super) fn problem(file: &Node) -> Option<Problem> {
     let message = format!(
         "`{key}` is the format of MCP hosts; deferral uses `routes`. The same servers as routes, with the \
          values of variables and headers read from the environment:\n\n{}",
-        written(&servers)
+        routes_yaml(&servers)
     );
     Some(Problem::new(*key_place, message))
 }
@@ -50,8 +50,8 @@ pub(super) fn problem_in_text(text: &str) -> Option<Problem> {
     problem(&yaml::parse(&plain, &mut Vec::new())?)
 }
 
-fn entries(node: &Node) -> Option<&[Entry]> {
-    let Value::Map(entries) = &node.value else { return None };
+fn entries(node: &Node) -> Option<&[MapEntry]> {
+    let NodeValue::Map(entries) = &node.value else { return None };
     Some(entries)
 }
 
@@ -72,7 +72,7 @@ fn is_server(node: &Node) -> bool {
 }
 
 /// The routes for these servers, as a file.
-fn written(servers: &[&Entry]) -> String {
+fn routes_yaml(servers: &[&MapEntry]) -> String {
     let mut yaml = String::from("routes:\n");
     for server in servers {
         let is_alone = servers.len() == 1;
@@ -82,7 +82,7 @@ fn written(servers: &[&Entry]) -> String {
     yaml
 }
 
-fn write_route(yaml: &mut String, path: &str, Entry { key, node, .. }: &Entry) -> std::fmt::Result {
+fn write_route(yaml: &mut String, path: &str, MapEntry { key, node, .. }: &MapEntry) -> std::fmt::Result {
     if text(node, &["disabled"]) == Some("true") {
         writeln!(yaml, "  # {} is disabled in the host's file", slug(key))?;
     }
@@ -96,7 +96,7 @@ fn write_route(yaml: &mut String, path: &str, Entry { key, node, .. }: &Entry) -
         if !headers.is_empty() {
             writeln!(yaml, "      headers:")?;
         }
-        for Entry { key: name, .. } in headers {
+        for MapEntry { key: name, .. } in headers {
             let variable = variable(&format!("{}_{name}", slug(key)));
             writeln!(yaml, "        {}: {{ env: {variable} }}", quoted(name))?;
         }
@@ -106,9 +106,9 @@ fn write_route(yaml: &mut String, path: &str, Entry { key, node, .. }: &Entry) -
     // Zed has a mapping of its own there.
     let command = command.and_then(|command| get(command, &["path"])).or(command);
     let words = |node: &Node| match &node.value {
-        Value::List(items) => items.iter().filter_map(Node::characters).map(quoted).collect(),
-        Value::Scalar { text, .. } => vec![quoted(text)],
-        Value::Map(_) => Vec::new(),
+        NodeValue::List(items) => items.iter().filter_map(Node::characters).map(quoted).collect(),
+        NodeValue::Scalar { text, .. } => vec![quoted(text)],
+        NodeValue::Map(_) => Vec::new(),
     };
     let mut all: Vec<String> = command.map(words).unwrap_or_default();
     all.extend(get(node, &["args"]).map(words).unwrap_or_default());
@@ -120,7 +120,7 @@ fn write_route(yaml: &mut String, path: &str, Entry { key, node, .. }: &Entry) -
     if !variables.is_empty() {
         writeln!(yaml, "      env:")?;
     }
-    for Entry { key: name, .. } in variables {
+    for MapEntry { key: name, .. } in variables {
         writeln!(yaml, "        {}: {{ env: {} }}", quoted(name), variable(name))?;
     }
     Ok(())

@@ -1,14 +1,14 @@
 //! The keys of `admin`: where operators come in.
 
 use super::{
-    At,
+    SpannedValue,
+    environment::LoadContext,
     file::tls,
-    kind::{operator_token, or_off, word},
-    secret::Source,
-    section::{Kind, Report, Section, Set, mapping},
-    surroundings::Surroundings,
+    secret::SecretSource,
+    section::{DiagnosticSink, SectionReader, Setting, ValueType, mapping},
+    value_types::{operator_token, or_off, text_value},
     values,
-    yaml::{Node, Value},
+    yaml::{Node, NodeValue},
 };
 use crate::front;
 use serde_json::json;
@@ -17,26 +17,29 @@ use std::net::SocketAddr;
 const DEFAULT: &str = "127.0.0.1:8809";
 
 /// What is written under `admin`, where it is not `off`.
-pub(super) struct Written {
-    pub(super) listen: At<SocketAddr>,
-    pub(super) token: Set<Source>,
+pub(super) struct AdminKeys {
+    pub(super) listen: SpannedValue<SocketAddr>,
+    pub(super) token: Setting<SecretSource>,
     pub(super) tls: Option<front::TlsPaths>,
     /// Whether `tls` is written, be it right or wrong.
     pub(super) has_tls: bool,
 }
 
 /// An address, a mapping, or `off`.
-pub(super) fn operators(around: Surroundings<'_>) -> Kind<'_, Option<Written>> {
+pub(super) fn operators(context: LoadContext<'_>) -> ValueType<'_, Option<AdminKeys>> {
     let one = or_off(json!({ "type": "string", "examples": [DEFAULT, "off"] }), values::admin);
-    let all = mapping("`admin`", move |s| Some(keys(s, around)));
+    let all = mapping("`admin`", move |s| Some(keys(s, context)));
     let (one_schema, one, all_schema, all) = (one.schema, one.read, all.schema, all.read);
-    let read = move |node: &Node, report: &mut Report| match node.value {
-        Value::Map(_) => all(node, report).map(Some),
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::Map(_) => all(node, report).map(Some),
         _ => one(node, report).map(|address| {
-            address.map(|listen| Written { listen: At::new(node.place, listen), ..Written::default() })
+            address.map(|listen| AdminKeys {
+                listen: SpannedValue::new(node.place, listen),
+                ..AdminKeys::default()
+            })
         }),
     };
-    Kind {
+    ValueType {
         schema: Box::new(move || json!({ "anyOf": [one_schema(), all_schema()] })),
         show: |admin| {
             admin.as_ref().map_or_else(|| "off".into(), |admin| admin.listen.value.to_string().into())
@@ -45,20 +48,20 @@ pub(super) fn operators(around: Surroundings<'_>) -> Kind<'_, Option<Written>> {
     }
 }
 
-fn keys(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Written {
-    let address = word(json!({ "type": "string", "examples": [DEFAULT] }), values::address)
-        .shown(|address| address.to_string().into());
-    let listen = s.key("listen", "Admin listen address.").at(address, default());
+fn keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AdminKeys {
+    let address = text_value(json!({ "type": "string", "examples": [DEFAULT] }), values::address)
+        .show_with(|address| address.to_string().into());
+    let listen = s.key("listen", "Admin listen address.").read_spanned_or(address, default());
     let token = s.key(
         "token",
         "Admin token (`Authorization: Bearer`), in a file or a variable. Changes require it; so does \
          reading if `listen` is not on loopback. Default: generated at start and written to a file whose \
          path is printed (`admin.token` beside the store, else below `$XDG_RUNTIME_DIR/deferral/`).",
     );
-    let token = token.set(operator_token());
+    let token = token.read(operator_token());
     let paths = s.key("tls", "TLS of the admin listener, which then serves HTTPS only. Default: plain HTTP.");
-    let paths = paths.set(mapping("`tls`", |s| Some(tls(s, around))));
-    Written { listen, token, has_tls: !paths.is_unset(), tls: paths.given().flatten() }
+    let paths = paths.read(mapping("`tls`", |s| Some(tls(s, context))));
+    AdminKeys { listen, token, has_tls: !paths.is_unset(), tls: paths.ok().flatten() }
 }
 
 fn default() -> SocketAddr {
@@ -67,8 +70,13 @@ fn default() -> SocketAddr {
 
 // === impl Written ===
 
-impl Default for Written {
+impl Default for AdminKeys {
     fn default() -> Self {
-        Self { listen: At::unwritten(default()), token: Set::Unset, tls: None, has_tls: false }
+        Self {
+            listen: SpannedValue::default_value(default()),
+            token: Setting::Unset,
+            tls: None,
+            has_tls: false,
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf};
 
 /// Where a setting was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum SourceSpan {
     /// In the file. Both count from 1; columns count characters.
     File { line: usize, column: usize },
     /// On the command line, by the name of the flag (`--listen`).
@@ -15,15 +15,15 @@ pub enum Place {
 
 /// A value and where it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct At<T> {
-    pub place: Place,
+pub struct SpannedValue<T> {
+    pub place: SourceSpan,
     pub value: T,
 }
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    pub place: Place,
+    pub place: SourceSpan,
     /// Names the thing and says what would be right.
     pub message: String,
 }
@@ -37,28 +37,28 @@ pub struct Problems {
 
 // === impl Place ===
 
-impl Place {
+impl SourceSpan {
     pub(super) const START: Self = Self::File { line: 1, column: 1 };
 }
 
 // === impl At ===
 
-impl<T> At<T> {
-    pub const fn new(place: Place, value: T) -> Self {
+impl<T> SpannedValue<T> {
+    pub const fn new(place: SourceSpan, value: T) -> Self {
         Self { place, value }
     }
 
     /// A default.
-    pub const fn unwritten(value: T) -> Self {
-        Self::new(Place::Whole, value)
+    pub const fn default_value(value: T) -> Self {
+        Self::new(SourceSpan::Whole, value)
     }
 
     pub fn is_written(&self) -> bool {
-        self.place != Place::Whole
+        self.place != SourceSpan::Whole
     }
 
     /// The value, where it is not a default.
-    pub fn written(&self) -> Option<&T> {
+    pub fn explicit(&self) -> Option<&T> {
         self.is_written().then_some(&self.value)
     }
 }
@@ -66,7 +66,7 @@ impl<T> At<T> {
 // === impl Problem ===
 
 impl Problem {
-    pub fn new(place: Place, message: impl Into<String>) -> Self {
+    pub fn new(place: SourceSpan, message: impl Into<String>) -> Self {
         Self { place, message: message.into() }
     }
 }
@@ -97,13 +97,13 @@ impl Problems {
     /// A line for each: `file:line:column: message`, as editors and CI understand it.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.list.iter().map(|Problem { place, message }| match (place, &self.file) {
-            (Place::File { line, column }, Some(file)) => {
+            (SourceSpan::File { line, column }, Some(file)) => {
                 format!("{}:{line}:{column}: {message}", file.display())
             }
-            (Place::File { line, column }, None) => format!("{line}:{column}: {message}"),
-            (Place::Flag(flag), _) => format!("{flag}: {message}"),
-            (Place::Whole, Some(file)) => format!("{}: {message}", file.display()),
-            (Place::Whole, None) => message.clone(),
+            (SourceSpan::File { line, column }, None) => format!("{line}:{column}: {message}"),
+            (SourceSpan::Flag(flag), _) => format!("{flag}: {message}"),
+            (SourceSpan::Whole, Some(file)) => format!("{}: {message}", file.display()),
+            (SourceSpan::Whole, None) => message.clone(),
         })
     }
 }
@@ -117,7 +117,7 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// The one of `known` that `word` was probably meant to be.
+/// The one of `known` that `text_value` was probably meant to be.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase().replace('-', "_");
     known

@@ -5,9 +5,9 @@
 //! message about one holds any of it.
 
 use super::{
-    surroundings::Surroundings,
-    values::Invalid,
-    yaml::{Node, Value},
+    environment::LoadContext,
+    values::InvalidValue,
+    yaml::{Node, NodeValue},
 };
 use crate::front::PrivateKey;
 use base64::{
@@ -22,14 +22,14 @@ use std::{fmt, fs::File, io::Read, path::PathBuf};
 pub struct Secret<T>(T);
 
 /// 32 secret bytes.
-pub type Key = Secret<[u8; 32]>;
+pub type SecretKey = Secret<[u8; 32]>;
 
 /// What a client shows to be known.
-pub type Token = Secret<String>;
+pub type SecretToken = Secret<String>;
 
 /// Where a secret is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum SecretSource {
     File(PathBuf),
     /// The name of an environment variable.
     Env(String),
@@ -39,7 +39,7 @@ pub enum Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenSource {
     pub(super) name: String,
-    pub(super) source: Source,
+    pub(super) source: SecretSource,
 }
 
 /// Bytes of a file with a secret. A longer one holds something else.
@@ -71,16 +71,16 @@ impl<T> fmt::Debug for Secret<T> {
 
 // === impl Source ===
 
-impl Source {
+impl SecretSource {
     /// Reads a key.
     ///
     /// # Errors
     /// Says what is missing, or in which way it is no key.
-    pub(super) fn key(&self, around: Surroundings<'_>) -> Result<Key, Invalid> {
-        decode(&self.text(around)?).map_err(|why| {
-            Invalid(format!(
+    pub(super) fn key(&self, context: LoadContext<'_>) -> Result<SecretKey, InvalidValue> {
+        decode(&self.text(context)?).map_err(|why| {
+            InvalidValue(format!(
                 "{} {why}; a key is 32 bytes as 64 hex digits or base64, generated for example by `openssl rand -hex 32`",
-                self.within(around)
+                self.resolved(context)
             ))
         })
     }
@@ -89,12 +89,12 @@ impl Source {
     ///
     /// # Errors
     /// Says what is missing, or in which way it is no token.
-    pub(super) fn token(&self, around: Surroundings<'_>) -> Result<Token, Invalid> {
-        let text = self.text(around)?;
+    pub(super) fn token(&self, context: LoadContext<'_>) -> Result<SecretToken, InvalidValue> {
+        let text = self.text(context)?;
         token(&text).map_err(|why| {
-            Invalid(format!(
+            InvalidValue(format!(
                 "{} {why}; a token has at least {SHORTEST_TOKEN} letters, digits and `-._~+/`, generated for example by `openssl rand -hex 32`",
-                self.within(around)
+                self.resolved(context)
             ))
         })
     }
@@ -103,11 +103,13 @@ impl Source {
     ///
     /// # Errors
     /// Says what is missing, or that it is none.
-    pub(super) fn header(&self, around: Surroundings<'_>) -> Result<HeaderValue, Invalid> {
-        let mut value = HeaderValue::from_str(self.text(around)?.trim())
+    pub(super) fn header(&self, context: LoadContext<'_>) -> Result<HeaderValue, InvalidValue> {
+        let mut value = HeaderValue::from_str(self.text(context)?.trim())
             .ok()
             .filter(|value| !value.is_empty())
-            .ok_or_else(|| Invalid(format!("{} does not hold a valid header value", self.within(around))))?;
+            .ok_or_else(|| {
+                InvalidValue(format!("{} does not hold a valid header value", self.resolved(context)))
+            })?;
         value.set_sensitive(true);
         Ok(value)
     }
@@ -116,13 +118,13 @@ impl Source {
     ///
     /// # Errors
     /// Says what is missing, or that no variable can have it.
-    pub(super) fn variable(&self, around: Surroundings<'_>) -> Result<String, Invalid> {
-        let mut text = self.text(around)?;
+    pub(super) fn variable(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
+        let mut text = self.text(context)?;
         if let (Self::File(_), Some(line)) = (self, text.strip_suffix('\n')) {
             text.truncate(line.strip_suffix('\r').unwrap_or(line).len());
         }
         match text.contains('\0') {
-            true => Err(Invalid(format!("{} contains a NUL character", self.within(around)))),
+            true => Err(InvalidValue(format!("{} contains a NUL character", self.resolved(context)))),
             false => Ok(text),
         }
     }
@@ -131,35 +133,35 @@ impl Source {
     ///
     /// # Errors
     /// Says which variable is not set.
-    pub(super) fn private_key(&self, around: Surroundings<'_>) -> Result<PrivateKey, Invalid> {
-        Ok(match self.within(around) {
+    pub(super) fn private_key(&self, context: LoadContext<'_>) -> Result<PrivateKey, InvalidValue> {
+        Ok(match self.resolved(context) {
             Self::File(path) => PrivateKey::File(path),
-            env @ Self::Env(_) => PrivateKey::given(env.text(around)?, env.to_string()),
+            env @ Self::Env(_) => PrivateKey::inline(env.text(context)?, env.to_string()),
         })
     }
 
-    fn text(&self, around: Surroundings<'_>) -> Result<String, Invalid> {
-        match self.within(around) {
+    fn text(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
+        match self.resolved(context) {
             Self::File(path) => {
-                read(&path).map_err(|why| Invalid(format!("{} {why}", Self::File(path.clone()))))
+                read(&path).map_err(|why| InvalidValue(format!("{} {why}", Self::File(path.clone()))))
             }
-            Self::Env(name) => match around.environment.get(&name)? {
+            Self::Env(name) => match context.environment.get(&name)? {
                 Some(value) => Ok(value.to_owned()),
-                None => Err(Invalid(format!("{self} is not set"))),
+                None => Err(InvalidValue(format!("{self} is not set"))),
             },
         }
     }
 
     /// The same, where a path is what it is for us.
-    fn within(&self, around: Surroundings<'_>) -> Self {
+    fn resolved(&self, context: LoadContext<'_>) -> Self {
         match self {
-            Self::File(path) => Self::File(around.folder.join(path)),
+            Self::File(path) => Self::File(context.folder.join(path)),
             Self::Env(name) => Self::Env(name.clone()),
         }
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for SecretSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "the file `{}`", path.display()),
@@ -169,10 +171,10 @@ impl fmt::Display for Source {
 }
 
 /// The variables that hold secrets of the proxy itself: keys, tokens, and private keys of certificates outside of `routes`.
-pub(super) fn variables(file: &Node) -> Vec<String> {
+pub(super) fn secret_variables(file: &Node) -> Vec<String> {
     fn collect(node: &Node, names: &mut Vec<String>) {
         match &node.value {
-            Value::Map(entries) => {
+            NodeValue::Map(entries) => {
                 for entry in entries {
                     match entry.node.characters() {
                         Some(name) if entry.key == "env" => names.push(name.to_owned()),
@@ -180,12 +182,12 @@ pub(super) fn variables(file: &Node) -> Vec<String> {
                     }
                 }
             }
-            Value::List(items) => items.iter().for_each(|item| collect(item, names)),
-            Value::Scalar { .. } => {}
+            NodeValue::List(items) => items.iter().for_each(|item| collect(item, names)),
+            NodeValue::Scalar { .. } => {}
         }
     }
     let mut names = Vec::new();
-    if let Value::Map(entries) = &file.value {
+    if let NodeValue::Map(entries) = &file.value {
         entries
             .iter()
             .filter(|entry| entry.key != "routes")
@@ -207,7 +209,7 @@ fn read(path: &PathBuf) -> Result<String, String> {
 
 /// A key as text, with blanks around it: files end in a line break. What is wrong with it is told
 /// by counts alone.
-fn decode(text: &str) -> Result<Key, String> {
+fn decode(text: &str) -> Result<SecretKey, String> {
     let text = text.trim();
     if text.is_empty() {
         return Err("is empty".to_owned());
@@ -225,7 +227,7 @@ fn decode(text: &str) -> Result<Key, String> {
 }
 
 /// A token as text, with blanks around it, of what may follow `Bearer` in a header (RFC 6750, 2.1).
-fn token(text: &str) -> Result<Token, String> {
+fn token(text: &str) -> Result<SecretToken, String> {
     let text = text.trim();
     let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
     match text.trim_end_matches('=').bytes().all(is_fit) {

@@ -1,33 +1,33 @@
 //! The keys of `upstream`: the server's address, or the command that starts it, and what may be said of that.
 
 use super::{
-    At,
-    kind::{
-        count, duration_or_off, server_url, some_duration, source, string, text, truth, variable_name, word,
-    },
+    SpannedValue, cross_checks,
+    environment::LoadContext,
     problem::Problem,
-    reach,
-    section::{Kind, Report, Section, Set, leaf, list, mapping},
-    surroundings::Surroundings,
-    together,
-    values::{self, Invalid},
-    yaml::{Entry, Node, Value},
+    section::{DiagnosticSink, SectionReader, Setting, ValueType, leaf, list, mapping},
+    upstream_http,
+    value_types::{
+        boolean, count, duration_or_off, positive_duration, server_url, source, string, text, text_value,
+        variable_name,
+    },
+    values::{self, InvalidValue},
+    yaml::{MapEntry, Node, NodeValue},
 };
 use crate::upstream::{
     self,
-    stdio::{INSTANCES, Inherit, Instances, OWN, Variables, When},
+    stdio::{EnvInheritance, EnvVariables, INSTANCES, OWN, ProcessSharing, StartMode},
 };
 use serde_json::{Value as Json, json};
 
 /// The server's URL, or the command that starts it and what goes with that.
-pub(super) fn server(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> together::Server {
-    s.either(&[&["url"], &["command"]]);
-    let url = s.key("url", "MCP endpoint of the server, over Streamable HTTP.").set(server_url());
+pub(super) fn server(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> cross_checks::UpstreamKeys {
+    s.require_one_of(&[&["url"], &["command"]]);
+    let url = s.key("url", "MCP endpoint of the server, over Streamable HTTP.").read(server_url());
     let words = s
         .key("command", "Command that starts a stdio server, with its arguments.")
-        .set(list(argument()).some());
+        .read(list(argument()).non_empty());
     let mut with_command = Vec::new();
-    let started = started(s, around, &mut with_command);
+    let started = command_keys(s, context, &mut with_command);
     let shared = s
         .key(
             "shared",
@@ -36,31 +36,31 @@ pub(super) fn server(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> toget
              can do with its files and credentials.",
         )
         .with_default("false")
-        .set(truth());
-    let reached = reach::written(s, around);
+        .read(boolean());
+    let reached = upstream_http::http_upstream_keys(s, context);
     let command = match words {
-        Set::Unset => Set::Unset,
-        Set::Wrong => Set::Wrong,
-        Set::To(At { place, value: words }) => {
+        Setting::Unset => Setting::Unset,
+        Setting::Invalid => Setting::Invalid,
+        Setting::Valid(SpannedValue { place, value: words }) => {
             let words = words.into_iter().map(|word| word.value).collect();
-            Set::To(At::new(place, upstream::Command { words, ..started }))
+            Setting::Valid(SpannedValue::new(place, upstream::ServerCommand { words, ..started }))
         }
     };
-    together::Server { url, command, with_command, shared, reached }
+    cross_checks::UpstreamKeys { url, command, with_command, shared, http: reached }
 }
 
-/// How a command is started, whose words are elsewhere. The keys that are written go to `written`.
-fn started(
-    s: &mut Section<'_, '_>,
-    around: Surroundings<'_>,
-    written: &mut Vec<At<&'static str>>,
-) -> upstream::Command {
-    let defaults = upstream::Command::new(Vec::new());
+/// How a command is started, whose words are elsewhere. The keys that are written go to `http_upstream_keys`.
+fn command_keys(
+    s: &mut SectionReader<'_, '_>,
+    context: LoadContext<'_>,
+    written: &mut Vec<SpannedValue<&'static str>>,
+) -> upstream::ServerCommand {
+    let defaults = upstream::ServerCommand::new(Vec::new());
     let env = s.key(
         "env",
         "Environment variables of the command, in addition to those it inherits: each a string, or a secret (`{ file: PATH }`, `{ env: NAME }`).",
     );
-    let env = env.set(variables(around));
+    let env = env.read(variables(context));
     let inherit = s
         .key(
             "inherit_env",
@@ -69,23 +69,23 @@ fn started(
              safe ones.",
         )
         .with_default("safe")
-        .set(inherit());
-    let cwd = s.key("cwd", "Working directory of the command, relative to the folder of this file. Default: that of the proxy.").set(text());
+        .read(inherit());
+    let cwd = s.key("cwd", "Working directory of the command, relative to the folder of this file. Default: that of the proxy.").read(text());
     let start = s
         .key("start", "When the command is started: `lazy`, with the first call, or `eager`, with the proxy.")
         .with_default("lazy")
-        .set(start());
+        .read(start());
     let start_timeout = s
         .key("start_timeout", "Time for the command to respond to `initialize`.")
         .with_default(&values::show_duration(defaults.start_timeout))
-        .set(some_duration());
+        .read(positive_duration());
     let instances = s
         .key(
             "instances",
             "Maximum number of processes. Clients that declare the same capabilities share one; `{ per: caller }` \
              gives each principal its own, for a server that keeps state of one user. Default: 4.",
         )
-        .set(instances());
+        .read(instances());
     let idle = s
         .key(
             "idle",
@@ -93,49 +93,58 @@ fn started(
              proxy ends. An additional process for the same capabilities is kept for 5 minutes at most.",
         )
         .with_default(&defaults.idle.map_or_else(|| "off".to_owned(), values::show_duration))
-        .set(duration_or_off());
-    upstream::Command {
-        env: given("env", env, written).unwrap_or_default(),
-        inherit: given("inherit_env", inherit, written).unwrap_or_default(),
-        folder: given("cwd", cwd, written).map(|path| around.folder.join(path)),
-        start: given("start", start, written).unwrap_or_default(),
-        start_timeout: given("start_timeout", start_timeout, written).unwrap_or(defaults.start_timeout),
-        instances: given("instances", instances, written).unwrap_or(defaults.instances),
-        idle: given("idle", idle, written).unwrap_or(defaults.idle),
+        .read(duration_or_off());
+    upstream::ServerCommand {
+        env: record_key("env", env, written).unwrap_or_default(),
+        inherit: record_key("inherit_env", inherit, written).unwrap_or_default(),
+        folder: record_key("cwd", cwd, written).map(|path| context.folder.join(path)),
+        start: record_key("start", start, written).unwrap_or_default(),
+        start_timeout: record_key("start_timeout", start_timeout, written).unwrap_or(defaults.start_timeout),
+        instances: record_key("instances", instances, written).unwrap_or(defaults.instances),
+        idle: record_key("idle", idle, written).unwrap_or(defaults.idle),
         ..defaults
     }
 }
 
-/// What is written under a key. Where something is, the key goes to `written`.
-fn given<T>(key: &'static str, set: Set<T>, written: &mut Vec<At<&'static str>>) -> Option<T> {
-    if let Set::To(At { place, .. }) = &set {
-        written.push(At::new(*place, key));
+/// What is written under a key. Where something is, the key goes to `http_upstream_keys`.
+fn record_key<T>(
+    key: &'static str,
+    set: Setting<T>,
+    written: &mut Vec<SpannedValue<&'static str>>,
+) -> Option<T> {
+    if let Setting::Valid(SpannedValue { place, .. }) = &set {
+        written.push(SpannedValue::new(*place, key));
     }
-    set.given()
+    set.ok()
 }
 
 /// Environment variables: a mapping of names to texts, or to where those are.
-fn variables(around: Surroundings<'_>) -> Kind<'_, Variables> {
-    let Kind { schema: elsewhere, read: where_it_is, .. } = mapping("a variable", |s| source(s, "the value"));
-    let value = move |node: &Node, report: &mut Report| match node.value {
-        Value::Map(_) => {
-            let value = where_it_is(node, report)?.variable(around);
-            value.map_err(|Invalid(message)| report.problems.push(Problem::new(node.place, message))).ok()
+fn variables(context: LoadContext<'_>) -> ValueType<'_, EnvVariables> {
+    let ValueType { schema: elsewhere, read: where_it_is, .. } =
+        mapping("a variable", |s| source(s, "the value"));
+    let value = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::Map(_) => {
+            let value = where_it_is(node, report)?.variable(context);
+            value
+                .map_err(|InvalidValue(message)| report.problems.push(Problem::new(node.place, message)))
+                .ok()
         }
-        Value::List(_) | Value::Scalar { .. } => leaf(node, report, |text| match text.contains('\0') {
-            true => Err(Invalid("must not contain a NUL character".to_owned())),
-            false => Ok(text.to_owned()),
-        }),
+        NodeValue::List(_) | NodeValue::Scalar { .. } => {
+            leaf(node, report, |text| match text.contains('\0') {
+                true => Err(InvalidValue("must not contain a NUL character".to_owned())),
+                false => Ok(text.to_owned()),
+            })
+        }
     };
-    let read = move |node: &Node, report: &mut Report| {
-        let Value::Map(entries) = &node.value else {
-            let message = format!("must be a mapping (`NAME: value`), not {}", node.what());
+    let read = move |node: &Node, report: &mut DiagnosticSink| {
+        let NodeValue::Map(entries) = &node.value else {
+            let message = format!("must be a mapping (`NAME: value`), not {}", node.type_name());
             report.problems.push(Problem::new(node.place, message));
             return None;
         };
-        let read = |entry: &Entry| {
+        let read = |entry: &MapEntry| {
             let name = variable_name(&entry.key);
-            if let Err(Invalid(message)) = &name {
+            if let Err(InvalidValue(message)) = &name {
                 report.problems.push(Problem::new(entry.key_place, message.clone()));
             }
             let value = value(&entry.node, report);
@@ -148,42 +157,42 @@ fn variables(around: Surroundings<'_>) -> Kind<'_, Variables> {
         let value = json!({ "anyOf": [{ "type": ["string", "number", "boolean"] }, elsewhere()] });
         json!({ "type": "object", "additionalProperties": value })
     };
-    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
 /// What of the environment is inherited.
-fn inherit() -> Kind<'static, Inherit> {
-    let Kind { schema, read, .. } = list(string(inherited_name)).some();
+fn inherit() -> ValueType<'static, EnvInheritance> {
+    let ValueType { schema, read, .. } = list(string(inherited_name)).non_empty();
     let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["all", "safe"] }, schema()] }));
-    let read = move |node: &Node, report: &mut Report| match node.value {
-        Value::List(_) => {
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::List(_) => {
             let names = read(node, report)?;
-            Some(Inherit::Also(names.into_iter().map(|name| name.value).collect()))
+            Some(EnvInheritance::Also(names.into_iter().map(|name| name.value).collect()))
         }
-        Value::Map(_) | Value::Scalar { .. } => leaf(node, report, |text| match text {
-            "all" => Ok(Inherit::All),
-            "safe" => Ok(Inherit::Safe),
-            _ => Err(Invalid(format!(
+        NodeValue::Map(_) | NodeValue::Scalar { .. } => leaf(node, report, |text| match text {
+            "all" => Ok(EnvInheritance::All),
+            "safe" => Ok(EnvInheritance::Safe),
+            _ => Err(InvalidValue(format!(
                 "unknown value `{text}` of `inherit_env`; use all, safe or a list of names"
             ))),
         }),
     };
-    Kind { schema, show: |_| Json::Null, read: Box::new(read) }
+    ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
 }
 
 /// A word of a command. An empty one is an argument like any other; that the program has a name is judged by
-/// [`together`].
-fn argument() -> Kind<'static, String> {
-    word(json!({ "type": "string" }), |text| match text.contains('\0') {
-        true => Err(Invalid("must not contain a NUL character".to_owned())),
+/// [`cross_checks`].
+fn argument() -> ValueType<'static, String> {
+    text_value(json!({ "type": "string" }), |text| match text.contains('\0') {
+        true => Err(InvalidValue("must not contain a NUL character".to_owned())),
         false => Ok(text.to_owned()),
     })
 }
 
 /// A variable that a process inherits.
-fn inherited_name(name: &str) -> Result<String, Invalid> {
+fn inherited_name(name: &str) -> Result<String, InvalidValue> {
     match name.starts_with(OWN) {
-        true => Err(Invalid(format!(
+        true => Err(InvalidValue(format!(
             "`{name}` is never inherited, because variables that begin with {OWN} configure the proxy; set it under `routes[].upstream.env`"
         ))),
         false => variable_name(name),
@@ -191,39 +200,39 @@ fn inherited_name(name: &str) -> Result<String, Invalid> {
 }
 
 /// When a command is started.
-fn start() -> Kind<'static, When> {
-    word(json!({ "enum": ["lazy", "eager"] }), |text| match text {
-        "lazy" => Ok(When::Lazy),
-        "eager" => Ok(When::Eager),
-        _ => Err(Invalid(format!("unknown value `{text}` of `start`; use lazy or eager"))),
+fn start() -> ValueType<'static, StartMode> {
+    text_value(json!({ "enum": ["lazy", "eager"] }), |text| match text {
+        "lazy" => Ok(StartMode::Lazy),
+        "eager" => Ok(StartMode::Eager),
+        _ => Err(InvalidValue(format!("unknown value `{text}` of `start`; use lazy or eager"))),
     })
 }
 
 /// Who shares a process: so many of all, or each caller has its own.
-fn instances() -> Kind<'static, Instances> {
+fn instances() -> ValueType<'static, ProcessSharing> {
     let per = mapping("`instances`", |s| {
         let caller = |text: &str| match text {
             "caller" => Ok(()),
-            _ => Err(Invalid(format!("must be `caller`, not `{text}`"))),
+            _ => Err(InvalidValue(format!("must be `caller`, not `{text}`"))),
         };
         let per = s
             .key("per", "`caller`: one process for each principal.")
-            .required(word(json!({ "const": "caller" }), caller));
+            .read_required(text_value(json!({ "const": "caller" }), caller));
         if per.is_unset() {
-            s.wrong(s.place, "`instances` is empty; write a number, or `{ per: caller }`");
+            s.add_problem(s.place, "`instances` is empty; write a number, or `{ per: caller }`");
         }
-        per.given().map(|()| Instances::PerCaller)
+        per.ok().map(|()| ProcessSharing::PerCaller)
     });
     let number = || count::<usize>(1);
-    let (several, Kind { schema, read, .. }) = (number().read, per);
+    let (several, ValueType { schema, read, .. }) = (number().read, per);
     let schema = Box::new(move || {
         let mut number = (number().schema)();
         number["default"] = INSTANCES.into();
         json!({ "anyOf": [number, schema()] })
     });
-    let read = move |node: &Node, report: &mut Report| match node.value {
-        Value::Map(_) => read(node, report),
-        Value::List(_) | Value::Scalar { .. } => several(node, report).map(Instances::Shared),
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::Map(_) => read(node, report),
+        NodeValue::List(_) | NodeValue::Scalar { .. } => several(node, report).map(ProcessSharing::Shared),
     };
-    Kind { schema, show: |_| Json::Null, read: Box::new(read) }
+    ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
 }

@@ -7,21 +7,21 @@
 
 use super::{
     url_text::UrlText,
-    yaml::{Entry, Node, Origin, Scalar, Value},
+    yaml::{MapEntry, Node, NodeValue, ScalarType, TextOrigin},
 };
 use serde_json::{Value as Json, json};
 use std::fmt;
 
 /// What is shown. `Debug` says nothing of it: two configurations that mean the same may be written in two ways.
 #[derive(Clone, Default)]
-pub struct Settings(Json);
+pub struct RedactedSettings(Json);
 
 /// What stands in the place of what is not shown.
 const HIDDEN: &str = "…";
 
 // === impl Settings ===
 
-impl Settings {
+impl RedactedSettings {
     /// `file` is what the file is called, where there is one.
     pub(super) fn of(file: Option<&str>, node: &Node) -> Self {
         Self(json!({ "file": file, "settings": shown(node) }))
@@ -33,7 +33,7 @@ impl Settings {
     }
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for RedactedSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Settings(..)")
     }
@@ -41,32 +41,36 @@ impl fmt::Debug for Settings {
 
 fn shown(node: &Node) -> Json {
     match &node.value {
-        Value::List(items) => items.iter().map(shown).collect(),
-        Value::Map(entries) => entries.iter().map(|entry| (entry.key.clone(), shown_under(entry))).collect(),
+        NodeValue::List(items) => items.iter().map(shown).collect(),
+        NodeValue::Map(entries) => {
+            entries.iter().map(|entry| (entry.key.clone(), shown_entry(entry))).collect()
+        }
         // What a variable gives may be a secret.
-        Value::Scalar { origin: Origin::Variables(given), .. } => without_secrets(&given.written).into(),
-        Value::Scalar { text, .. } => match node.scalar() {
-            Some(Scalar::Null) => Json::Null,
-            Some(Scalar::Bool(is_true)) => is_true.into(),
-            Some(Scalar::Number) => serde_json::from_str(text).unwrap_or_else(|_| text.as_str().into()),
-            Some(Scalar::Text) | None => without_secrets(text).into(),
+        NodeValue::Scalar { origin: TextOrigin::Variables(given), .. } => {
+            without_secrets(&given.written).into()
+        }
+        NodeValue::Scalar { text, .. } => match node.scalar() {
+            Some(ScalarType::Null) => Json::Null,
+            Some(ScalarType::Bool(is_true)) => is_true.into(),
+            Some(ScalarType::Number) => serde_json::from_str(text).unwrap_or_else(|_| text.as_str().into()),
+            Some(ScalarType::Text) | None => without_secrets(text).into(),
         },
     }
 }
 
-fn shown_under(Entry { key, node, .. }: &Entry) -> Json {
+fn shown_entry(MapEntry { key, node, .. }: &MapEntry) -> Json {
     match (key.as_str(), &node.value) {
         // Variables of a command; a name where something else is found is a text.
-        ("env" | "headers", Value::Map(entries)) => entries
+        ("env" | "headers", NodeValue::Map(entries)) => entries
             .iter()
             .map(|entry| match entry.node.value {
                 // Where the value is.
-                Value::Map(_) => (entry.key.clone(), shown(&entry.node)),
-                Value::List(_) | Value::Scalar { .. } => (entry.key.clone(), HIDDEN.into()),
+                NodeValue::Map(_) => (entry.key.clone(), shown(&entry.node)),
+                NodeValue::List(_) | NodeValue::Scalar { .. } => (entry.key.clone(), HIDDEN.into()),
             })
             .collect(),
-        ("env", Value::List(items)) => items.iter().map(|_| Json::from(HIDDEN)).collect(),
-        ("command", Value::List(items)) => {
+        ("env", NodeValue::List(items)) => items.iter().map(|_| Json::from(HIDDEN)).collect(),
+        ("command", NodeValue::List(items)) => {
             let program = items.iter().take(1).map(shown);
             program.chain(items.iter().skip(1).map(|_| HIDDEN.into())).collect()
         }
@@ -74,7 +78,7 @@ fn shown_under(Entry { key, node, .. }: &Entry) -> Json {
         // A variable may give the scheme, so that the text is not known by it.
         (
             "url" | "endpoint" | "otlp" | "proxy" | "public_url",
-            Value::Scalar { origin: Origin::Variables(given), .. },
+            NodeValue::Scalar { origin: TextOrigin::Variables(given), .. },
         ) => UrlText::new(&given.written).shown(true).into(),
         _ => shown(node),
     }
@@ -104,7 +108,7 @@ routes:
   - upstream: { url: 'http://host:2', headers: { X-Key: secret, X-Token: { env: TOKEN } } }
 ";
         let node = super::super::yaml::parse(text, &mut Vec::new()).expect("it is right");
-        let settings = Settings::of(Some("deferral.yaml"), &node);
+        let settings = RedactedSettings::of(Some("deferral.yaml"), &node);
         assert_eq!(
             *settings.json(),
             json!({ "file": "deferral.yaml", "settings": {

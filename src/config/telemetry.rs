@@ -1,18 +1,18 @@
 //! The keys of `telemetry`: where traces go. What the file does not say, the variables of OpenTelemetry do.
 
 use super::{
-    At, Place,
-    kind::{elsewhere, server_url, some_duration, source, word},
+    SourceSpan, SpannedValue,
+    environment::{Environment, LoadContext},
     problem::Problem,
-    secret::Source,
-    section::{Kind, Report, Section, Set, mapping},
-    surroundings::{Environment, Surroundings},
-    values::{self, Invalid},
-    yaml::{Entry, Node, Scalar, Value},
+    secret::SecretSource,
+    section::{DiagnosticSink, SectionReader, Setting, ValueType, mapping},
+    value_types::{positive_duration, secret_location, server_url, source, text_value},
+    values::{self, InvalidValue},
+    yaml::{MapEntry, Node, NodeValue, ScalarType},
 };
 use crate::telemetry::trace::{
-    Settings,
-    settings::{Protocol, Sampler, TIMEOUT},
+    ExportSettings,
+    settings::{OtlpProtocol, TIMEOUT, TraceSampler},
 };
 use crate::upstream::ServerUrl;
 use http::{HeaderName, HeaderValue, Uri};
@@ -20,153 +20,159 @@ use serde_json::{Value as Json, json};
 use std::time::Duration;
 
 /// What the file says of traces.
-pub(super) enum Otlp {
+pub(super) enum OtlpSetting {
     Off,
-    To(Box<Written>),
+    On(Box<OtlpKeys>),
 }
 
 #[derive(Default)]
-pub(super) struct Written {
+pub(super) struct OtlpKeys {
     endpoint: Option<ServerUrl>,
-    protocol: Option<Protocol>,
-    headers: Vec<(HeaderName, At<Source>)>,
+    protocol: Option<OtlpProtocol>,
+    headers: Vec<(HeaderName, SpannedValue<SecretSource>)>,
     share: Option<f64>,
     timeout: Option<Duration>,
 }
 
 /// The variables of the environment, by their names. One that is empty says nothing (OpenTelemetry, *Environment
 /// Variable Specification*).
-struct Variables<'a>(&'a Environment);
+struct OtelVariables<'a>(&'a Environment);
 
 /// The keys of `telemetry`.
-pub(super) fn telemetry(s: &mut Section<'_, '_>) -> Set<Otlp> {
+pub(super) fn telemetry(s: &mut SectionReader<'_, '_>) -> Setting<OtlpSetting> {
     let about = "Trace export: the URL of an OTLP collector, a mapping with more options, or `off`. \
                  Default: the OpenTelemetry environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`).";
-    s.key("otlp", about).set(otlp())
+    s.key("otlp", about).read(otlp_type())
 }
 
 /// Where traces go, if anywhere.
 pub(super) fn traces(
-    written: Set<Otlp>,
-    around: Surroundings<'_>,
-    s: &mut Section<'_, '_>,
-) -> Option<Settings> {
+    written: Setting<OtlpSetting>,
+    context: LoadContext<'_>,
+    s: &mut SectionReader<'_, '_>,
+) -> Option<ExportSettings> {
     let written = match written {
-        Set::To(At { value: Otlp::Off, .. }) | Set::Wrong => return None,
-        Set::To(At { place, value: Otlp::To(written) }) => Some((place, *written)),
-        Set::Unset => None,
+        Setting::Valid(SpannedValue { value: OtlpSetting::Off, .. }) | Setting::Invalid => return None,
+        Setting::Valid(SpannedValue { place, value: OtlpSetting::On(written) }) => Some((place, *written)),
+        Setting::Unset => None,
     };
-    let place = written.as_ref().map_or(Place::Whole, |(place, _)| *place);
+    let place = written.as_ref().map_or(SourceSpan::Whole, |(place, _)| *place);
     if !cfg!(feature = "otlp") {
         if written.is_some() {
-            s.wrong(place, "`otlp` needs a program that was built with the feature `otlp`; remove it");
+            s.add_problem(place, "`otlp` needs a program that was built with the feature `otlp`; remove it");
         }
         return None;
     }
-    match settings(written.map(|(_, written)| written), around) {
+    match settings(written.map(|(_, written)| written), context) {
         Ok(settings) => settings,
         Err(problems) => {
             for (at, message) in problems {
-                s.wrong(at.unwrap_or(place), message);
+                s.add_problem(at.unwrap_or(place), message);
             }
             None
         }
     }
 }
 
-fn otlp() -> Kind<'static, Otlp> {
-    let Kind { schema, read, .. } = mapping("`otlp`", |s| Some(Otlp::To(Box::new(more(s)))));
+fn otlp_type() -> ValueType<'static, OtlpSetting> {
+    let ValueType { schema, read, .. } = mapping("`otlp`", |s| Some(OtlpSetting::On(Box::new(otlp_keys(s)))));
     let url = server_url;
     let schema = move || json!({ "anyOf": [(url().schema)(), { "enum": ["off", false] }, schema()] });
     let single = url().read;
-    let read = move |node: &Node, report: &mut Report| match &node.value {
-        Value::Map(_) => read(node, report),
-        _ if node.scalar() == Some(Scalar::Bool(false)) || node.characters() == Some("off") => {
-            Some(Otlp::Off)
+    let read = move |node: &Node, report: &mut DiagnosticSink| match &node.value {
+        NodeValue::Map(_) => read(node, report),
+        _ if node.scalar() == Some(ScalarType::Bool(false)) || node.characters() == Some("off") => {
+            Some(OtlpSetting::Off)
         }
         _ => single(node, report)
-            .map(|url| Otlp::To(Box::new(Written { endpoint: Some(url), ..Written::default() }))),
+            .map(|url| OtlpSetting::On(Box::new(OtlpKeys { endpoint: Some(url), ..OtlpKeys::default() }))),
     };
-    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-fn more(s: &mut Section<'_, '_>) -> Written {
+fn otlp_keys(s: &mut SectionReader<'_, '_>) -> OtlpKeys {
     let endpoint = s.key("endpoint", "URL of the collector, as in `http://127.0.0.1:4318`.");
-    let endpoint = endpoint.set(server_url());
+    let endpoint = endpoint.read(server_url());
     let protocol = s.key("protocol", "Protocol of the export: `http` (protobuf in a POST) or `grpc`.");
-    let protocol = protocol.with_default("http").set(word(json!({ "enum": ["http", "grpc"] }), protocol_of));
+    let protocol =
+        protocol.with_default("http").read(text_value(json!({ "enum": ["http", "grpc"] }), protocol_of));
     let headers = s.key("headers", "Headers of each export request, such as an API key: each a secret.");
-    let headers = headers.set(headers_kind());
+    let headers = headers.read(headers_type());
     let share = s.key(
         "sample",
         "Share of the traces that begin at the proxy which is recorded, as in `10%`. If the client sends a trace context, its sampling decision applies.",
     );
-    let share =
-        share.with_default("100%").set(word(json!({ "type": "string", "pattern": "^[0-9.]+%$" }), percent));
+    let share = share
+        .with_default("100%")
+        .read(text_value(json!({ "type": "string", "pattern": "^[0-9.]+%$" }), percent));
     let timeout = s.key("timeout", "Time for one export request.");
-    let timeout = timeout.with_default(&values::show_duration(TIMEOUT)).set(some_duration());
-    Written {
-        endpoint: endpoint.given(),
-        protocol: protocol.given(),
-        headers: headers.given().unwrap_or_default(),
-        share: share.given(),
-        timeout: timeout.given(),
+    let timeout = timeout.with_default(&values::show_duration(TIMEOUT)).read(positive_duration());
+    OtlpKeys {
+        endpoint: endpoint.ok(),
+        protocol: protocol.ok(),
+        headers: headers.ok().unwrap_or_default(),
+        share: share.ok(),
+        timeout: timeout.ok(),
     }
 }
 
-fn protocol_of(text: &str) -> Result<Protocol, Invalid> {
+fn protocol_of(text: &str) -> Result<OtlpProtocol, InvalidValue> {
     match text {
-        "http" | "http/protobuf" => Ok(Protocol::Http),
-        "grpc" => Ok(Protocol::Grpc),
-        _ => Err(Invalid(format!("unknown protocol `{text}`; use http or grpc"))),
+        "http" | "http/protobuf" => Ok(OtlpProtocol::Http),
+        "grpc" => Ok(OtlpProtocol::Grpc),
+        _ => Err(InvalidValue(format!("unknown protocol `{text}`; use http or grpc"))),
     }
 }
 
-fn percent(text: &str) -> Result<f64, Invalid> {
+fn percent(text: &str) -> Result<f64, InvalidValue> {
     let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
-    number
-        .filter(|number| (0.0..=100.0).contains(number))
-        .map(|number| number / 100.0)
-        .ok_or_else(|| Invalid(format!("`{text}` is not a share; write it from `0%` to `100%`, as in `10%`")))
+    number.filter(|number| (0.0..=100.0).contains(number)).map(|number| number / 100.0).ok_or_else(|| {
+        InvalidValue(format!("`{text}` is not a share; write it from `0%` to `100%`, as in `10%`"))
+    })
 }
 
 /// Headers: a mapping of names to where their values are.
-fn headers_kind() -> Kind<'static, Vec<(HeaderName, At<Source>)>> {
-    let value = || elsewhere("the header's value", mapping("a header", |s| source(s, "the header's value")));
+fn headers_type() -> ValueType<'static, Vec<(HeaderName, SpannedValue<SecretSource>)>> {
+    let value =
+        || secret_location("the header's value", mapping("a header", |s| source(s, "the header's value")));
     let reader = value().read;
-    let read = move |node: &Node, report: &mut Report| {
-        let Value::Map(entries) = &node.value else {
-            let message = format!("must be a mapping (`NAME: {{ env: VARIABLE }}`), not {}", node.what());
+    let read = move |node: &Node, report: &mut DiagnosticSink| {
+        let NodeValue::Map(entries) = &node.value else {
+            let message =
+                format!("must be a mapping (`NAME: {{ env: VARIABLE }}`), not {}", node.type_name());
             report.problems.push(Problem::new(node.place, message));
             return None;
         };
-        let read = |entry: &Entry| {
+        let read = |entry: &MapEntry| {
             let name = values::forwarded_name(&entry.key);
-            if let Err(Invalid(message)) = &name {
+            if let Err(InvalidValue(message)) = &name {
                 report.problems.push(Problem::new(entry.key_place, message.clone()));
             }
             let value = reader(&entry.node, report);
-            Some((name.ok()?, At::new(entry.node.place, value?)))
+            Some((name.ok()?, SpannedValue::new(entry.node.place, value?)))
         };
         let read: Vec<_> = entries.iter().map(read).collect();
         read.into_iter().collect()
     };
     let schema = move || json!({ "type": "object", "additionalProperties": (value().schema)() });
-    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
 /// What is wrong, with its place where it stands in the file.
-type Wrong = Vec<(Option<Place>, String)>;
+type OtlpProblems = Vec<(Option<SourceSpan>, String)>;
 
-/// What file and environment say together; `None` where neither names a collector.
-fn settings(written: Option<Written>, around: Surroundings<'_>) -> Result<Option<Settings>, Wrong> {
-    let of = Variables(around.environment);
+/// What file and environment say together; `Missing` where neither names a collector.
+fn settings(
+    written: Option<OtlpKeys>,
+    context: LoadContext<'_>,
+) -> Result<Option<ExportSettings>, OtlpProblems> {
+    let of = OtelVariables(context.environment);
     let is_written = written.is_some();
-    let Written { endpoint, protocol, headers, share, timeout } = written.unwrap_or_default();
-    if !is_written && of.turned_off() {
+    let OtlpKeys { endpoint, protocol, headers, share, timeout } = written.unwrap_or_default();
+    if !is_written && of.is_disabled() {
         return Ok(None);
     }
-    let mut wrong = Wrong::new();
+    let mut wrong = OtlpProblems::new();
     let protocol = protocol.unwrap_or_else(|| of.protocol(&mut wrong));
     let endpoint = match endpoint {
         Some(url) if url.has_variables() => Some((protocol.endpoint(url.uri()), url.shown().to_owned())),
@@ -181,21 +187,23 @@ fn settings(written: Option<Written>, around: Surroundings<'_>) -> Result<Option
         }
         return if wrong.is_empty() { Ok(None) } else { Err(wrong) };
     };
-    let mut settings = Settings {
+    let mut settings = ExportSettings {
         endpoint,
         shown,
-        sampler: share
-            .map_or_else(|| of.sampler(&mut wrong), |share| Sampler { share, ..Sampler::default() }),
+        sampler: share.map_or_else(
+            || of.sampler(&mut wrong),
+            |share| TraceSampler { share, ..TraceSampler::default() },
+        ),
         timeout: timeout.unwrap_or_else(|| of.timeout(&mut wrong)),
         resource: of.resource(&mut wrong),
-        ..Settings::to(&Uri::from_static("http://collector"), protocol)
+        ..ExportSettings::for_collector(&Uri::from_static("http://collector"), protocol)
     };
     of.headers(&mut settings, &mut wrong);
-    of.refuse_what_is_not_done(&mut wrong);
-    for (name, At { place, value }) in headers {
-        match value.header(around) {
+    of.reject_unsupported(&mut wrong);
+    for (name, SpannedValue { place, value }) in headers {
+        match value.header(context) {
             Ok(value) => drop(settings.headers.insert(name, value)),
-            Err(Invalid(message)) => wrong.push((Some(place), message)),
+            Err(InvalidValue(message)) => wrong.push((Some(place), message)),
         }
     }
     if wrong.is_empty() { Ok(Some(settings)) } else { Err(wrong) }
@@ -209,7 +217,7 @@ fn shown(endpoint: Uri) -> (Uri, String) {
 
 // === impl Variables ===
 
-impl Variables<'_> {
+impl OtelVariables<'_> {
     fn get(&self, name: &str) -> Option<String> {
         self.0.text(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
@@ -221,61 +229,61 @@ impl Variables<'_> {
     }
 
     /// What would change how spans are sent, and cannot: whoever has set it counts on it.
-    fn refuse_what_is_not_done(&self, wrong: &mut Wrong) {
+    fn reject_unsupported(&self, wrong: &mut OtlpProblems) {
         if let Some((name, text)) = self.otlp("COMPRESSION").filter(|(_, text)| text != "none") {
             let message = format!("compression `{text}` of exports is not supported; use none, or unset it");
-            wrong.push(in_variable(&name, &message));
+            wrong.push(variable_problem(&name, &message));
         }
         if let Some((name, _)) = self.otlp("CERTIFICATE") {
             let message = "a certificate file for the collector is not supported: certificates are verified against the system's roots; use `SSL_CERT_FILE`, and unset this";
-            wrong.push(in_variable(&name, message));
+            wrong.push(variable_problem(&name, message));
         }
         for (name, _) in ["CLIENT_CERTIFICATE", "CLIENT_KEY"].iter().filter_map(|what| self.otlp(what)) {
             let message = "client certificates for the collector are not supported; send a key with `OTEL_EXPORTER_OTLP_HEADERS`, and unset this";
-            wrong.push(in_variable(&name, message));
+            wrong.push(variable_problem(&name, message));
         }
     }
 
-    fn turned_off(&self) -> bool {
+    fn is_disabled(&self) -> bool {
         self.get("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"))
             || self.get("OTEL_TRACES_EXPORTER").is_some_and(|text| text == "none")
     }
 
-    fn endpoint(&self, protocol: Protocol, wrong: &mut Wrong) -> Option<Uri> {
+    fn endpoint(&self, protocol: OtlpProtocol, wrong: &mut OtlpProblems) -> Option<Uri> {
         let (name, text) = self.otlp("ENDPOINT")?;
         match values::upstream_url(&text) {
             // That for traces alone is taken at its word.
-            Ok(url) if name.contains("TRACES") && protocol == Protocol::Http => Some(url),
+            Ok(url) if name.contains("TRACES") && protocol == OtlpProtocol::Http => Some(url),
             Ok(url) => Some(protocol.endpoint(&url)),
-            Err(Invalid(message)) => {
-                wrong.push(in_variable(&name, &message));
+            Err(InvalidValue(message)) => {
+                wrong.push(variable_problem(&name, &message));
                 None
             }
         }
     }
 
-    fn protocol(&self, wrong: &mut Wrong) -> Protocol {
-        let Some((name, text)) = self.otlp("PROTOCOL") else { return Protocol::default() };
+    fn protocol(&self, wrong: &mut OtlpProblems) -> OtlpProtocol {
+        let Some((name, text)) = self.otlp("PROTOCOL") else { return OtlpProtocol::default() };
         protocol_of(&text).unwrap_or_else(|_| {
             let message = format!("unknown protocol `{text}`; use http/protobuf or grpc");
-            wrong.push(in_variable(&name, &message));
-            Protocol::default()
+            wrong.push(variable_problem(&name, &message));
+            OtlpProtocol::default()
         })
     }
 
-    fn timeout(&self, wrong: &mut Wrong) -> Duration {
+    fn timeout(&self, wrong: &mut OtlpProblems) -> Duration {
         let Some((name, text)) = self.otlp("TIMEOUT") else { return TIMEOUT };
         match text.parse() {
             Ok(millis) if millis > 0 => Duration::from_millis(millis),
             _ => {
-                wrong.push(in_variable(&name, &format!("`{text}` is not a number of milliseconds")));
+                wrong.push(variable_problem(&name, &format!("`{text}` is not a number of milliseconds")));
                 TIMEOUT
             }
         }
     }
 
     /// `key=value` pairs, whose values may hold secrets and are not shown.
-    fn headers(&self, settings: &mut Settings, wrong: &mut Wrong) {
+    fn headers(&self, settings: &mut ExportSettings, wrong: &mut OtlpProblems) {
         let Some((name, text)) = self.otlp("HEADERS") else { return };
         for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
             let read = pair.split_once('=').and_then(|(key, value)| {
@@ -285,7 +293,7 @@ impl Variables<'_> {
             match read {
                 Some((key, value)) => drop(settings.headers.insert(key, value)),
                 None => {
-                    return wrong.push(in_variable(
+                    return wrong.push(variable_problem(
                         &name,
                         "it is not a list of `name=value` pairs, separated by commas",
                     ));
@@ -294,8 +302,8 @@ impl Variables<'_> {
         }
     }
 
-    fn sampler(&self, wrong: &mut Wrong) -> Sampler {
-        let Some(text) = self.get("OTEL_TRACES_SAMPLER") else { return Sampler::default() };
+    fn sampler(&self, wrong: &mut OtlpProblems) -> TraceSampler {
+        let Some(text) = self.get("OTEL_TRACES_SAMPLER") else { return TraceSampler::default() };
         let (follows_parent, root) = match text.strip_prefix("parentbased_") {
             Some(root) => (true, root),
             None => (false, text.as_str()),
@@ -308,7 +316,7 @@ impl Variables<'_> {
                 Some((Ok(share), _)) if (0.0..=1.0).contains(&share) => share,
                 Some((_, share)) => {
                     let message = format!("`{share}` is not a share from 0 to 1");
-                    wrong.push(in_variable("OTEL_TRACES_SAMPLER_ARG", &message));
+                    wrong.push(variable_problem("OTEL_TRACES_SAMPLER_ARG", &message));
                     1.0
                 }
             },
@@ -316,21 +324,21 @@ impl Variables<'_> {
                 let message = format!(
                     "unknown sampler `{text}`; use always_on, always_off or traceidratio, or parentbased_ before one of them"
                 );
-                wrong.push(in_variable("OTEL_TRACES_SAMPLER", &message));
+                wrong.push(variable_problem("OTEL_TRACES_SAMPLER", &message));
                 1.0
             }
         };
-        Sampler { follows_parent, share }
+        TraceSampler { follows_parent, share }
     }
 
-    fn resource(&self, wrong: &mut Wrong) -> Vec<(String, String)> {
+    fn resource(&self, wrong: &mut OtlpProblems) -> Vec<(String, String)> {
         let name = "OTEL_RESOURCE_ATTRIBUTES";
         let mut resource = Vec::new();
         for pair in self.get(name).iter().flat_map(|text| text.split(',')).filter(|it| !it.trim().is_empty())
         {
             match pair.split_once('=').and_then(|(key, value)| Some((key, decoded(value.trim())?))) {
                 Some((key, value)) if !key.trim().is_empty() => resource.push((key.trim().to_owned(), value)),
-                _ => wrong.push(in_variable(name, &format!("`{pair}` is not `key=value`"))),
+                _ => wrong.push(variable_problem(name, &format!("`{pair}` is not `key=value`"))),
             }
         }
         if let Some(service) = self.get("OTEL_SERVICE_NAME") {
@@ -341,8 +349,8 @@ impl Variables<'_> {
     }
 }
 
-fn in_variable(name: &str, message: &str) -> (Option<Place>, String) {
-    (Some(Place::Whole), format!("the environment variable `{name}` cannot be used: {message}"))
+fn variable_problem(name: &str, message: &str) -> (Option<SourceSpan>, String) {
+    (Some(SourceSpan::Whole), format!("the environment variable `{name}` cannot be used: {message}"))
 }
 
 /// A value as baggage has it: what is no plain character is written as `%XX`.
@@ -368,14 +376,17 @@ mod tests {
     use std::path::Path;
 
     /// What variables say, with `written` before them.
-    fn said(written: Option<Written>, variables: &[(&str, &str)]) -> Result<Option<Settings>, Vec<String>> {
+    fn said(
+        written: Option<OtlpKeys>,
+        variables: &[(&str, &str)],
+    ) -> Result<Option<ExportSettings>, Vec<String>> {
         let environment = variables.iter().copied().collect();
-        let around = Surroundings { folder: Path::new(""), look: false, environment: &environment };
-        settings(written, around).map_err(|wrong| wrong.into_iter().map(|(_, message)| message).collect())
+        let context = LoadContext { folder: Path::new(""), checks_files: false, environment: &environment };
+        settings(written, context).map_err(|wrong| wrong.into_iter().map(|(_, message)| message).collect())
     }
 
-    fn collector(url: &'static str) -> Option<Written> {
-        Some(Written { endpoint: Some(Uri::from_static(url).into()), ..Written::default() })
+    fn collector(url: &'static str) -> Option<OtlpKeys> {
+        Some(OtlpKeys { endpoint: Some(Uri::from_static(url).into()), ..OtlpKeys::default() })
     }
 
     #[test]
@@ -405,7 +416,7 @@ mod tests {
             assert_eq!(said(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"), off]), Ok(None));
             assert!(said(collector("http://c"), &[off]).unwrap().is_some(), "the file holds");
         }
-        assert!(said(Some(Written::default()), &[]).unwrap_err()[0].contains("names no collector"));
+        assert!(said(Some(OtlpKeys::default()), &[]).unwrap_err()[0].contains("names no collector"));
     }
 
     #[test]
@@ -448,7 +459,7 @@ mod tests {
         let settings = settings.unwrap().unwrap();
         assert_eq!(
             (settings.endpoint.to_string().as_str(), settings.protocol),
-            ("http://traces/as/it/is", Protocol::Http)
+            ("http://traces/as/it/is", OtlpProtocol::Http)
         );
     }
 

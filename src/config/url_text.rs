@@ -9,7 +9,7 @@ use std::fmt::Write;
 /// A URL taken apart as a text. Nothing in it is checked: it may not be a URL at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UrlText<'t> {
-    /// `None` where a variable gives it.
+    /// `Missing` where a variable gives it.
     scheme: Option<&'t str>,
     user: Option<&'t str>,
     host: &'t str,

@@ -1,7 +1,7 @@
 //! The small things settings are made of: durations, sizes, addresses, names. The same readers
 //! serve the file and the command line, so that the two cannot differ.
 
-use super::{LogFormat, Store};
+use super::{LogFormat, StoreConfig};
 use crate::policy::Mode;
 use http::{HeaderName, HeaderValue, Uri};
 use std::{net::SocketAddr, time::Duration};
@@ -9,9 +9,9 @@ use std::{net::SocketAddr, time::Duration};
 /// Why a value is not what its setting needs; the text says what would be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Invalid(pub String);
+pub struct InvalidValue(pub String);
 
-type Result<T> = std::result::Result<T, Invalid>;
+type Result<T> = std::result::Result<T, InvalidValue>;
 
 /// Longer waits are slips of the keyboard, and could overflow a timestamp.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -33,7 +33,7 @@ const SIZES: [(&str, u64); 8] = [
 ];
 
 fn invalid<T>(text: impl Into<String>) -> Result<T> {
-    Err(Invalid(text.into()))
+    Err(InvalidValue(text.into()))
 }
 
 /// `250ms`, `5s`, `1.5s`, `10m`, `1h30m`, `7d`, and `0`. At most a year, never finer than a
@@ -188,7 +188,7 @@ pub fn address(text: &str) -> Result<SocketAddr> {
     }
 }
 
-/// The address of the admin listener; `None` for `off`.
+/// The address of the admin listener; `Missing` for `off`.
 ///
 /// # Errors
 /// As [`address`].
@@ -196,13 +196,13 @@ pub fn admin(text: &str) -> Result<Option<SocketAddr>> {
     if text == "off" {
         return Ok(None);
     }
-    address(text).map(Some).map_err(|Invalid(text)| {
+    address(text).map(Some).map_err(|InvalidValue(text)| {
         // A question with the likely address in it needs no other choice.
-        Invalid(if text.ends_with('?') { text } else { format!("{text}; or `off`") })
+        InvalidValue(if text.ends_with('?') { text } else { format!("{text}; or `off`") })
     })
 }
 
-/// The path of health checks on the clients' listeners; `None` for `off`.
+/// The path of health checks on the clients' listeners; `Missing` for `off`.
 ///
 /// # Errors
 /// As [`path`].
@@ -259,8 +259,9 @@ fn has_port(authority: &str) -> bool {
 /// # Errors
 /// As [`upstream_url`]; a path or a query are too much.
 pub fn public_url(text: &str) -> Result<Uri> {
-    let uri = upstream_url(text)
-        .map_err(|Invalid(text)| Invalid(text.replace("a URL this proxy can call", "a public URL")))?;
+    let uri = upstream_url(text).map_err(|InvalidValue(text)| {
+        InvalidValue(text.replace("a URL this proxy can call", "a public URL"))
+    })?;
     match uri.path_and_query().map(http::uri::PathAndQuery::as_str) {
         None | Some("/") => Ok(uri),
         Some(_) => invalid(format!(
@@ -391,7 +392,7 @@ pub fn sent_header(text: &str) -> Result<HeaderName> {
 ///
 /// # Errors
 /// Says why it may not: its value would be a secret in the file.
-pub fn sign_header(text: &str) -> Result<HeaderName> {
+pub fn client_match_header(text: &str) -> Result<HeaderName> {
     let name = header(text)?;
     match name.as_str() {
         "authorization" | "cookie" | "proxy-authorization" => invalid(format!(
@@ -482,11 +483,11 @@ pub fn origin(text: &str) -> Result<String> {
 ///
 /// # Errors
 /// An empty one matches nothing.
-pub fn pattern(text: &str) -> Result<crate::policy::Pattern> {
+pub fn pattern(text: &str) -> Result<crate::policy::NamePattern> {
     if text.is_empty() {
         return invalid("an empty pattern matches no tool; use `*` to match every tool");
     }
-    Ok(crate::policy::Pattern::new(text))
+    Ok(crate::policy::NamePattern::new(text))
 }
 
 /// The mode of a route by name.
@@ -508,19 +509,19 @@ pub fn mode(text: &str) -> Result<Mode> {
 /// # Errors
 /// Names the modes there are.
 pub fn tool_mode(text: &str) -> Result<Mode> {
-    text.parse().map_err(|error: crate::policy::threshold::UnknownMode| Invalid(error.to_string()))
+    text.parse().map_err(|error: crate::policy::threshold::UnknownMode| InvalidValue(error.to_string()))
 }
 
 /// Where tasks are kept.
 ///
 /// # Errors
 /// Names the stores there are.
-pub fn store(text: &str) -> Result<Store> {
+pub fn store(text: &str) -> Result<StoreConfig> {
     match text {
-        "memory" => Ok(Store::Memory),
+        "memory" => Ok(StoreConfig::Memory),
         _ => match text.strip_prefix("disk:") {
             Some("") => invalid(format!("`{text}` names no folder; write it as in `disk:./data`")),
-            Some(path) => Ok(Store::Disk { path: path.into(), key: None, max_bytes: None }),
+            Some(path) => Ok(StoreConfig::Disk { path: path.into(), key: None, max_bytes: None }),
             None => invalid(format!(
                 "there is no store `{text}` in this version; use memory (tasks end with the process) or disk:PATH"
             )),
@@ -635,7 +636,7 @@ mod tests {
             ("example.com:80", "write an IP address"),
             ("", "write an IP address"),
         ] {
-            let Invalid(message) = address(text).unwrap_err();
+            let InvalidValue(message) = address(text).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");
         }
         assert_eq!(admin("off"), Ok(None));
@@ -657,7 +658,7 @@ mod tests {
             ("http://", "as in"),
             ("http:///mcp", "as in"),
         ] {
-            let Invalid(message) = upstream_url(text).unwrap_err();
+            let InvalidValue(message) = upstream_url(text).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");
         }
         assert!(public_url("https://mcp.example.com").is_ok());
@@ -672,7 +673,7 @@ mod tests {
         assert!(forwarded_header("X-Tenant").is_ok());
         assert!(forwarded_header("Authorization").unwrap_err().0.contains("selects the session in any case"));
         assert!(forwarded_header("Mcp-Name").is_err() && forwarded_header("a b").is_err());
-        assert!(sign_header("X-Takes-Tasks").is_ok() && sign_header("Cookie").is_err());
+        assert!(client_match_header("X-Takes-Tasks").is_ok() && client_match_header("Cookie").is_err());
         assert!(header_value("1").is_ok() && header_value("a b").is_ok());
         assert!(header_value("").is_err() && header_value(" 1").is_err() && header_value("é").is_err());
         assert_eq!(principal("0F3c000000000000").as_deref(), Ok("0f3c000000000000"));

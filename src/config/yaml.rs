@@ -5,8 +5,8 @@
 //! is a problem, not a choice.
 
 use super::{
-    problem::{Place, Problem},
-    variables::Given,
+    problem::{Problem, SourceSpan},
+    variables::InterpolatedText,
 };
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use std::collections::HashMap;
@@ -19,57 +19,57 @@ const MAX_NODES: usize = 100_000;
 /// A value and where it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    pub(super) place: Place,
-    pub(super) value: Value,
+    pub(super) place: SourceSpan,
+    pub(super) value: NodeValue,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value {
+pub(super) enum NodeValue {
     /// `plain` is a text without quotes, which YAML may take for a number, a truth value or nothing.
     Scalar {
         text: String,
         plain: bool,
-        origin: Origin,
+        origin: TextOrigin,
     },
     List(Vec<Node>),
-    Map(Vec<Entry>),
+    Map(Vec<MapEntry>),
 }
 
 /// Where a text comes from.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Origin {
+pub(super) enum TextOrigin {
     /// It is written like that.
-    Written,
+    Literal,
     /// It has been made of what variables give.
-    Variables(Box<Given>),
+    Variables(Box<InterpolatedText>),
     /// It should have been, and that it cannot be is a problem already.
-    Wrong,
+    Invalid,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Entry {
+pub(super) struct MapEntry {
     pub(super) key: String,
-    pub(super) key_place: Place,
+    pub(super) key_place: SourceSpan,
     pub(super) node: Node,
 }
 
 /// What a scalar is by YAML's core schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scalar {
+pub(super) enum ScalarType {
     Null,
     Bool(bool),
     Number,
     Text,
 }
 
-/// Reads one document. What can be read despite problems is returned with them; `None` where the
+/// Reads one document. What can be read despite problems is returned with them; `Missing` where the
 /// text is not YAML or holds nothing.
 pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
     let mut reader =
-        Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, problems };
+        YamlReader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, problems };
     match reader.document() {
         Ok(node) => node,
-        Err(Stop(mut problem)) => {
+        Err(FatalProblem(mut problem)) => {
             if stops_at_variable(text, problem.place) {
                 problem.message += "; inside `{ }` and `[ ]` quote a variable, as in `\"${NAME}\"`";
             }
@@ -80,16 +80,16 @@ pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
 }
 
 /// Whether this is the brace of a `${`: within `{ }` and `[ ]` it would begin a mapping.
-fn stops_at_variable(text: &str, place: Place) -> bool {
-    let Place::File { line, column } = place else { return false };
+fn stops_at_variable(text: &str, place: SourceSpan) -> bool {
+    let SourceSpan::File { line, column } = place else { return false };
     let line = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
     line.chars().skip(column.saturating_sub(2)).take(2).eq("${".chars())
 }
 
 /// A problem after which there is no reading on.
-struct Stop(Problem);
+struct FatalProblem(Problem);
 
-struct Reader<'i, 'p> {
+struct YamlReader<'i, 'p> {
     parser: Parser<'i, saphyr_parser::StrInput<'i>>,
     anchors: HashMap<usize, Node>,
     nodes: usize,
@@ -100,37 +100,40 @@ struct Reader<'i, 'p> {
 
 impl Node {
     /// A text that stands in no file.
-    pub fn text(place: Place, text: &str) -> Self {
-        Self { place, value: Value::Scalar { text: text.to_owned(), plain: false, origin: Origin::Written } }
+    pub fn text(place: SourceSpan, text: &str) -> Self {
+        Self {
+            place,
+            value: NodeValue::Scalar { text: text.to_owned(), plain: false, origin: TextOrigin::Literal },
+        }
     }
 
-    pub fn list(place: Place, items: impl IntoIterator<Item = Self>) -> Self {
-        Self { place, value: Value::List(items.into_iter().collect()) }
+    pub fn list(place: SourceSpan, items: impl IntoIterator<Item = Self>) -> Self {
+        Self { place, value: NodeValue::List(items.into_iter().collect()) }
     }
 
     /// A mapping without keys.
-    pub fn map(place: Place) -> Self {
-        Self { place, value: Value::Map(Vec::new()) }
+    pub fn map(place: SourceSpan) -> Self {
+        Self { place, value: NodeValue::Map(Vec::new()) }
     }
 
     pub const fn is_map(&self) -> bool {
-        matches!(self.value, Value::Map(_))
+        matches!(self.value, NodeValue::Map(_))
     }
 
     /// Where it is written, and the items of a list.
-    pub fn items(&self) -> Option<(Place, &[Self])> {
-        let Value::List(items) = &self.value else { return None };
+    pub fn items(&self) -> Option<(SourceSpan, &[Self])> {
+        let NodeValue::List(items) = &self.value else { return None };
         Some((self.place, items))
     }
 
     pub fn items_mut(&mut self) -> Option<&mut Vec<Self>> {
-        let Value::List(items) = &mut self.value else { return None };
+        let NodeValue::List(items) = &mut self.value else { return None };
         Some(items)
     }
 
-    /// What a mapping has under this key; `None` of what is no mapping.
+    /// What a mapping has under this key; `Missing` of what is no mapping.
     pub fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
-        let Value::Map(entries) = &mut self.value else { return None };
+        let NodeValue::Map(entries) = &mut self.value else { return None };
         entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.node)
     }
 
@@ -138,12 +141,12 @@ impl Node {
     pub fn set(&mut self, key: &str, node: Self) {
         if let Some(there) = self.get_mut(key) {
             *there = node;
-        } else if let Value::Map(entries) = &mut self.value {
-            entries.push(Entry { key: key.to_owned(), key_place: node.place, node });
+        } else if let NodeValue::Map(entries) = &mut self.value {
+            entries.push(MapEntry { key: key.to_owned(), key_place: node.place, node });
         }
     }
 
-    /// What is under the key, or else this. `None` of what is no mapping.
+    /// What is under the key, or else this. `Missing` of what is no mapping.
     pub fn get_or_insert(&mut self, key: &str, node: Self) -> Option<&mut Self> {
         if self.get_mut(key).is_none() {
             self.set(key, node);
@@ -152,67 +155,67 @@ impl Node {
     }
 
     /// What this is, in words for an error message.
-    pub(super) fn what(&self) -> &'static str {
+    pub(super) fn type_name(&self) -> &'static str {
         match &self.value {
-            Value::List(_) => "a list",
-            Value::Map(_) => "a mapping",
-            Value::Scalar { .. } => match self.scalar() {
-                Some(Scalar::Null) => "nothing",
-                Some(Scalar::Bool(_)) => "true or false",
-                Some(Scalar::Number) => "a number",
-                Some(Scalar::Text) | None => "a string",
+            NodeValue::List(_) => "a list",
+            NodeValue::Map(_) => "a mapping",
+            NodeValue::Scalar { .. } => match self.scalar() {
+                Some(ScalarType::Null) => "nothing",
+                Some(ScalarType::Bool(_)) => "true or false",
+                Some(ScalarType::Number) => "a number",
+                Some(ScalarType::Text) | None => "a string",
             },
         }
     }
 
-    /// What YAML takes a scalar for; `None` for lists and mappings.
-    pub(super) fn scalar(&self) -> Option<Scalar> {
-        let Value::Scalar { text, plain, .. } = &self.value else { return None };
+    /// What YAML takes a scalar for; `Missing` for lists and mappings.
+    pub(super) fn scalar(&self) -> Option<ScalarType> {
+        let NodeValue::Scalar { text, plain, .. } = &self.value else { return None };
         if !plain {
-            return Some(Scalar::Text);
+            return Some(ScalarType::Text);
         }
         Some(match text.as_str() {
-            "" | "~" | "null" | "Null" | "NULL" => Scalar::Null,
-            "true" | "True" | "TRUE" => Scalar::Bool(true),
-            "false" | "False" | "FALSE" => Scalar::Bool(false),
-            text if is_number(text) => Scalar::Number,
-            _ => Scalar::Text,
+            "" | "~" | "null" | "Null" | "NULL" => ScalarType::Null,
+            "true" | "True" | "TRUE" => ScalarType::Bool(true),
+            "false" | "False" | "FALSE" => ScalarType::Bool(false),
+            text if is_number(text) => ScalarType::Number,
+            _ => ScalarType::Text,
         })
     }
 
     /// The characters of a scalar, whatever YAML takes them for.
     pub(super) fn characters(&self) -> Option<&str> {
         match &self.value {
-            Value::Scalar { text, .. } => Some(text),
-            Value::List(_) | Value::Map(_) => None,
+            NodeValue::Scalar { text, .. } => Some(text),
+            NodeValue::List(_) | NodeValue::Map(_) => None,
         }
     }
 
-    /// A text as it was written, where variables have a part in it; else `None`.
-    pub(super) fn given(&self) -> Option<&Given> {
+    /// A text as it was written, where variables have a part in it; else `Missing`.
+    pub(super) fn interpolation(&self) -> Option<&InterpolatedText> {
         match &self.value {
-            Value::Scalar { origin: Origin::Variables(given), .. } => Some(given),
-            Value::Scalar { origin: Origin::Written | Origin::Wrong, .. }
-            | Value::List(_)
-            | Value::Map(_) => None,
+            NodeValue::Scalar { origin: TextOrigin::Variables(given), .. } => Some(given),
+            NodeValue::Scalar { origin: TextOrigin::Literal | TextOrigin::Invalid, .. }
+            | NodeValue::List(_)
+            | NodeValue::Map(_) => None,
         }
     }
 
     /// The characters of a scalar as they were written, with the names of variables in the place of their values.
     pub(super) fn as_written(&self) -> Option<&str> {
-        self.given().map_or_else(|| self.characters(), |given| Some(&given.written))
+        self.interpolation().map_or_else(|| self.characters(), |given| Some(&given.written))
     }
 
     /// Whether it should have been made of what variables give, and that it cannot be is a problem already.
-    pub(super) const fn is_wrong(&self) -> bool {
-        matches!(self.value, Value::Scalar { origin: Origin::Wrong, .. })
+    pub(super) const fn is_invalid(&self) -> bool {
+        matches!(self.value, NodeValue::Scalar { origin: TextOrigin::Invalid, .. })
     }
 
     fn size(&self) -> usize {
         1 + match &self.value {
-            Value::Scalar { .. } => 0,
-            Value::List(items) => items.iter().map(Self::size).sum(),
-            Value::Map(entries) => entries.iter().map(|entry| entry.node.size()).sum(),
+            NodeValue::Scalar { .. } => 0,
+            NodeValue::List(items) => items.iter().map(Self::size).sum(),
+            NodeValue::Map(entries) => entries.iter().map(|entry| entry.node.size()).sum(),
         }
     }
 }
@@ -227,26 +230,29 @@ fn is_number(text: &str) -> bool {
 
 // === impl Reader ===
 
-impl<'i> Reader<'i, '_> {
-    fn next(&mut self) -> Result<(Event<'i>, Place), Stop> {
+impl<'i> YamlReader<'i, '_> {
+    fn next(&mut self) -> Result<(Event<'i>, SourceSpan), FatalProblem> {
         match self.parser.next_event() {
             Some(Ok((event, span))) => Ok((event, place(span))),
             Some(Err(error)) => {
-                let at = Place::File { line: error.marker().line(), column: error.marker().col() + 1 };
-                Err(Stop(Problem::new(at, format!("not valid YAML: {}", error.info()))))
+                let at = SourceSpan::File { line: error.marker().line(), column: error.marker().col() + 1 };
+                Err(FatalProblem(Problem::new(at, format!("not valid YAML: {}", error.info()))))
             }
-            None => Err(Stop(Problem::new(Place::Whole, "not valid YAML: unexpected end of the file"))),
+            None => Err(FatalProblem(Problem::new(
+                SourceSpan::Whole,
+                "not valid YAML: unexpected end of the file",
+            ))),
         }
     }
 
-    fn document(&mut self) -> Result<Option<Node>, Stop> {
+    fn document(&mut self) -> Result<Option<Node>, FatalProblem> {
         let mut root = None;
         loop {
             match self.next()? {
                 (Event::StreamEnd, _) => return Ok(root),
                 (Event::StreamStart | Event::DocumentEnd | Event::Nothing, _) => {}
                 (Event::DocumentStart(_), place) if root.is_some() => {
-                    return Err(Stop(Problem::new(
+                    return Err(FatalProblem(Problem::new(
                         place,
                         "a second YAML document; a file holds one configuration",
                     )));
@@ -256,26 +262,30 @@ impl<'i> Reader<'i, '_> {
                     root = Some(self.node(event, 0)?);
                 }
                 (event, place) => {
-                    return Err(Stop(Problem::new(place, format!("unexpected {event:?}"))));
+                    return Err(FatalProblem(Problem::new(place, format!("unexpected {event:?}"))));
                 }
             }
         }
     }
 
-    fn node(&mut self, (event, place): (Event<'i>, Place), depth: usize) -> Result<Node, Stop> {
+    fn node(&mut self, (event, place): (Event<'i>, SourceSpan), depth: usize) -> Result<Node, FatalProblem> {
         self.count(1, place)?;
         if depth > MAX_DEPTH {
-            return Err(Stop(Problem::new(place, format!("nested deeper than {MAX_DEPTH} levels"))));
+            return Err(FatalProblem(Problem::new(place, format!("nested deeper than {MAX_DEPTH} levels"))));
         }
         let (anchor, tag, value) = match event {
             Event::Alias(anchor) => return self.alias(anchor, place),
             Event::Scalar(text, style, anchor, tag) => {
                 let plain = matches!(style, ScalarStyle::Plain);
-                (anchor, tag, Value::Scalar { text: text.into_owned(), plain, origin: Origin::Written })
+                (
+                    anchor,
+                    tag,
+                    NodeValue::Scalar { text: text.into_owned(), plain, origin: TextOrigin::Literal },
+                )
             }
-            Event::SequenceStart(anchor, tag) => (anchor, tag, Value::List(self.list(depth)?)),
-            Event::MappingStart(anchor, tag) => (anchor, tag, Value::Map(self.map(depth)?)),
-            event => return Err(Stop(Problem::new(place, format!("unexpected {event:?}")))),
+            Event::SequenceStart(anchor, tag) => (anchor, tag, NodeValue::List(self.list(depth)?)),
+            Event::MappingStart(anchor, tag) => (anchor, tag, NodeValue::Map(self.map(depth)?)),
+            event => return Err(FatalProblem(Problem::new(place, format!("unexpected {event:?}")))),
         };
         if let Some(tag) = tag {
             self.problems.push(Problem::new(
@@ -291,15 +301,15 @@ impl<'i> Reader<'i, '_> {
     }
 
     /// A copy of what the anchor names. Its problems are shown where it was written.
-    fn alias(&mut self, anchor: usize, place: Place) -> Result<Node, Stop> {
+    fn alias(&mut self, anchor: usize, place: SourceSpan) -> Result<Node, FatalProblem> {
         let Some(node) = self.anchors.get(&anchor).cloned() else {
-            return Err(Stop(Problem::new(place, "an alias within the value that it refers to")));
+            return Err(FatalProblem(Problem::new(place, "an alias within the value that it refers to")));
         };
         self.count(node.size(), place)?;
         Ok(node)
     }
 
-    fn list(&mut self, depth: usize) -> Result<Vec<Node>, Stop> {
+    fn list(&mut self, depth: usize) -> Result<Vec<Node>, FatalProblem> {
         let mut items = Vec::new();
         loop {
             match self.next()? {
@@ -309,8 +319,8 @@ impl<'i> Reader<'i, '_> {
         }
     }
 
-    fn map(&mut self, depth: usize) -> Result<Vec<Entry>, Stop> {
-        let mut entries: Vec<Entry> = Vec::new();
+    fn map(&mut self, depth: usize) -> Result<Vec<MapEntry>, FatalProblem> {
+        let mut entries: Vec<MapEntry> = Vec::new();
         loop {
             let event = self.next()?;
             if matches!(event, (Event::MappingEnd, _)) {
@@ -319,9 +329,11 @@ impl<'i> Reader<'i, '_> {
             let key = self.node(event, depth + 1)?;
             let event = self.next()?;
             let node = self.node(event, depth + 1)?;
-            let Value::Scalar { text, plain, .. } = key.value else {
-                self.problems
-                    .push(Problem::new(key.place, format!("a key must be a string, not {}", key.what())));
+            let NodeValue::Scalar { text, plain, .. } = key.value else {
+                self.problems.push(Problem::new(
+                    key.place,
+                    format!("a key must be a string, not {}", key.type_name()),
+                ));
                 continue;
             };
             if plain && text == "<<" {
@@ -332,21 +344,23 @@ impl<'i> Reader<'i, '_> {
                 continue;
             }
             if let Some(first) = entries.iter().find(|entry| entry.key == text) {
-                let Place::File { line, .. } = first.key_place else { unreachable!("keys are in the file") };
+                let SourceSpan::File { line, .. } = first.key_place else {
+                    unreachable!("keys are in the file")
+                };
                 self.problems.push(Problem::new(
                     key.place,
                     format!("`{text}` is already set on line {line}; remove one of the two"),
                 ));
                 continue;
             }
-            entries.push(Entry { key: text, key_place: key.place, node });
+            entries.push(MapEntry { key: text, key_place: key.place, node });
         }
     }
 
-    fn count(&mut self, nodes: usize, place: Place) -> Result<(), Stop> {
+    fn count(&mut self, nodes: usize, place: SourceSpan) -> Result<(), FatalProblem> {
         self.nodes += nodes;
         if self.nodes > MAX_NODES {
-            return Err(Stop(Problem::new(
+            return Err(FatalProblem(Problem::new(
                 place,
                 format!("more than {MAX_NODES} values (aliases counted each time)"),
             )));
@@ -355,8 +369,8 @@ impl<'i> Reader<'i, '_> {
     }
 }
 
-fn place(span: Span) -> Place {
-    Place::File { line: span.start.line(), column: span.start.col() + 1 }
+fn place(span: Span) -> SourceSpan {
+    SourceSpan::File { line: span.start.line(), column: span.start.col() + 1 }
 }
 
 #[cfg(test)]
@@ -369,8 +383,8 @@ mod tests {
         problems
             .into_iter()
             .map(|Problem { place, message }| match place {
-                Place::File { line, column } => format!("{line}:{column} {message}"),
-                Place::Flag(_) | Place::Whole => message,
+                SourceSpan::File { line, column } => format!("{line}:{column} {message}"),
+                SourceSpan::Flag(_) | SourceSpan::Whole => message,
             })
             .collect()
     }
@@ -380,7 +394,7 @@ mod tests {
         let mut found = Vec::new();
         let root = parse("a: &x { b: 1 }\nc: *x\n", &mut found).expect("a tree");
         assert_eq!(found, []);
-        let Value::Map(entries) = root.value else { panic!("a mapping") };
+        let NodeValue::Map(entries) = root.value else { panic!("a mapping") };
         assert_eq!(entries[0].node, entries[1].node);
     }
 
@@ -418,14 +432,14 @@ mod tests {
     #[test]
     fn plain_words_are_what_yaml_takes_them_for_and_quoted_ones_are_texts() {
         let scalar = |text: &str| parse(text, &mut vec![]).expect("a tree").scalar();
-        assert_eq!(scalar("1"), Some(Scalar::Number));
-        assert_eq!(scalar("-1.5e3"), Some(Scalar::Number));
-        assert_eq!(scalar("0x1F"), Some(Scalar::Number));
-        assert_eq!(scalar("5s"), Some(Scalar::Text));
-        assert_eq!(scalar("'1'"), Some(Scalar::Text));
-        assert_eq!(scalar("true"), Some(Scalar::Bool(true)));
-        assert_eq!(scalar("off"), Some(Scalar::Text));
-        assert_eq!(scalar("~"), Some(Scalar::Null));
-        assert_eq!(scalar("infinity"), Some(Scalar::Text));
+        assert_eq!(scalar("1"), Some(ScalarType::Number));
+        assert_eq!(scalar("-1.5e3"), Some(ScalarType::Number));
+        assert_eq!(scalar("0x1F"), Some(ScalarType::Number));
+        assert_eq!(scalar("5s"), Some(ScalarType::Text));
+        assert_eq!(scalar("'1'"), Some(ScalarType::Text));
+        assert_eq!(scalar("true"), Some(ScalarType::Bool(true)));
+        assert_eq!(scalar("off"), Some(ScalarType::Text));
+        assert_eq!(scalar("~"), Some(ScalarType::Null));
+        assert_eq!(scalar("infinity"), Some(ScalarType::Text));
     }
 }

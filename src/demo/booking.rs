@@ -5,7 +5,7 @@
 //! Given `seconds`, it looks for free tables that long before it asks. Behind the proxy the call may
 //! be a task by then.
 
-use super::server::{Answer, Running};
+use super::server::{InputOutcome, RunningCall};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -17,37 +17,37 @@ pub const NAME: &str = "book_table";
 const MAX_PARTY: u64 = 12;
 
 /// One call of `book_table`.
-pub(super) struct Booking {
-    running: Running,
-    stage: Stage,
+pub(super) struct BookingCall {
+    running: RunningCall,
+    stage: BookingStage,
 }
 
-enum Stage {
-    Looking(Duration),
-    Asked(oneshot::Receiver<Answer>),
+enum BookingStage {
+    Searching(Duration),
+    AwaitingInput(oneshot::Receiver<InputOutcome>),
 }
 
 // === impl Booking ===
 
-impl Booking {
-    pub(super) const fn begin(running: Running, looks: Duration) -> Self {
-        Self { running, stage: Stage::Looking(looks) }
+impl BookingCall {
+    pub(super) const fn begin(running: RunningCall, looks: Duration) -> Self {
+        Self { running, stage: BookingStage::Searching(looks) }
     }
 
     /// The next event: the question, or the response, after which there is none. A cancelled call
     /// has no response.
     pub(super) async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
         let answer = tokio::select! {
-            () = self.running.given_up() => return None,
-            answer = self.stage.over() => answer,
+            () = self.running.stopped() => return None,
+            answer = self.stage.wait() => answer,
         };
         let Some(answer) = answer else {
-            let Some((question, answer)) = self.running.ask(&question()) else {
+            let Some((question, answer)) = self.running.elicit(&question()) else {
                 let words =
                     "I need a date and a number of people, and your client does not support elicitation.";
                 return Some((self.running.response(words, true), None));
             };
-            self.stage = Stage::Asked(answer);
+            self.stage = BookingStage::AwaitingInput(answer);
             return Some((question, Some(self)));
         };
         let (words, is_error) = booked(answer);
@@ -57,15 +57,17 @@ impl Booking {
 
 // === impl Stage ===
 
-impl Stage {
+impl BookingStage {
     /// Waits for what the stage waits for, and gives the answer, if that was it.
-    async fn over(&mut self) -> Option<Answer> {
+    async fn wait(&mut self) -> Option<InputOutcome> {
         match self {
-            Self::Looking(time) => {
+            Self::Searching(time) => {
                 tokio::time::sleep(*time).await;
                 None
             }
-            Self::Asked(answer) => Some(answer.await.unwrap_or_else(|_| Err("the session ended".to_owned()))),
+            Self::AwaitingInput(answer) => {
+                Some(answer.await.unwrap_or_else(|_| Err("the session ended".to_owned())))
+            }
         }
     }
 }
@@ -92,7 +94,7 @@ fn question() -> Value {
 }
 
 /// What is said to an answer, and whether that is an error.
-fn booked(answer: Answer) -> (String, bool) {
+fn booked(answer: InputOutcome) -> (String, bool) {
     let answer = match answer {
         Ok(answer) => answer,
         Err(words) => return (format!("The input request failed: {words}"), true),

@@ -5,10 +5,10 @@
 //! its time, tells its progress to those who gave a token, and stops when it is cancelled, and
 //! `book_table` asks its client something before it goes on (see `booking`).
 
-use super::booking::{self, Booking};
+use super::booking::{self, BookingCall};
 use crate::{
-    protocol::{Era, Frame, Id, Kind, Method, Revision, accept, code, headers, sse},
-    runtime::{Mutex, Stopping, random},
+    protocol::{Era, Frame, Kind, Method, RequestId, Revision, accept, code, headers, sse},
+    runtime::{DrainWatch, Mutex, random},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -38,42 +38,42 @@ const TICK: Duration = Duration::from_millis(500);
 const DEFAULT_SECONDS: f64 = 8.0;
 const MAX_SECONDS: f64 = 3_600.0;
 
-type Body = BoxBody<Bytes, Infallible>;
+type DemoBody = BoxBody<Bytes, Infallible>;
 
 /// The sessions there are.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct DemoServer {
     /// Guards the map and the calls in it; held for a look-up or a change.
-    sessions: Mutex<HashMap<String, Session>>,
-    stopping: Stopping,
+    sessions: Mutex<HashMap<String, DemoSession>>,
+    stopping: DrainWatch,
 }
 
 /// The calls that run in one session, by the raw token of their ids, and what they ask.
 #[derive(Debug, Default)]
-struct Session {
-    calls: HashMap<Id, CancellationToken>,
+struct DemoSession {
+    calls: HashMap<RequestId, CancellationToken>,
     /// Whether its client can be asked by a form.
-    asks: bool,
-    questions: HashMap<Id, oneshot::Sender<Answer>>,
-    asked: u64,
+    supports_elicitation: bool,
+    pending_requests: HashMap<RequestId, oneshot::Sender<InputOutcome>>,
+    elicitations: u64,
 }
 
 /// What a client answered: a result, or the words of an error.
-pub(super) type Answer = Result<Value, String>;
+pub(super) type InputOutcome = Result<Value, String>;
 
 /// A call at work, known to its session until it is dropped.
-pub(super) struct Running {
-    server: Arc<Server>,
+pub(super) struct RunningCall {
+    server: Arc<DemoServer>,
     session: String,
-    id: Id,
+    id: RequestId,
     cancelled: CancellationToken,
     /// What it has asked and not heard.
-    question: Option<Id>,
+    request: Option<RequestId>,
 }
 
 /// One call of `report`.
-struct Report {
-    running: Running,
+struct ReportCall {
+    running: RunningCall,
     /// The raw progress token, if the client wants to hear.
     token: Option<Box<RawValue>>,
     elapsed: Duration,
@@ -81,23 +81,23 @@ struct Report {
 }
 
 #[derive(Deserialize)]
-struct CallParams {
+struct ToolCallParams {
     name: String,
     #[serde(default)]
     arguments: Value,
     #[serde(rename = "_meta")]
-    meta: Option<Meta>,
+    meta: Option<CallMeta>,
 }
 
 #[derive(Deserialize)]
-struct Meta {
+struct CallMeta {
     #[serde(rename = "progressToken")]
     progress_token: Option<Box<RawValue>>,
 }
 
 /// Serves until it is time to stop.
-pub async fn serve(listener: TcpListener, stopping: Stopping) {
-    let server = Server::new(stopping.clone());
+pub async fn serve(listener: TcpListener, stopping: DrainWatch) {
+    let server = DemoServer::new(stopping.clone());
     loop {
         let stream = tokio::select! {
             () = stopping.stopped() => return,
@@ -133,12 +133,12 @@ pub async fn serve(listener: TcpListener, stopping: Stopping) {
 
 // === impl Server ===
 
-impl Server {
-    fn new(stopping: Stopping) -> Arc<Self> {
+impl DemoServer {
+    fn new(stopping: DrainWatch) -> Arc<Self> {
         Arc::new(Self { sessions: Mutex::default(), stopping })
     }
 
-    async fn serve<B>(self: &Arc<Self>, request: Request<B>) -> Response<Body>
+    async fn serve<B>(self: &Arc<Self>, request: Request<B>) -> Response<DemoBody>
     where
         B: HttpBody<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
     {
@@ -165,7 +165,7 @@ impl Server {
         }
     }
 
-    fn message(self: &Arc<Self>, headers: &HeaderMap, frame: &Frame) -> Response<Body> {
+    fn message(self: &Arc<Self>, headers: &HeaderMap, frame: &Frame) -> Response<DemoBody> {
         if let Kind::Request { id, method: Method::Initialize, params } = frame.kind() {
             return self.initialize(id, params.as_deref());
         }
@@ -201,15 +201,15 @@ impl Server {
         }
     }
 
-    fn initialize(&self, id: &Id, params: Option<&Bytes>) -> Response<Body> {
+    fn initialize(&self, id: &RequestId, params: Option<&Bytes>) -> Response<DemoBody> {
         #[derive(Deserialize)]
-        struct Params {
+        struct InitializeParams {
             #[serde(rename = "protocolVersion")]
             version: String,
             #[serde(default)]
             capabilities: Value,
         }
-        let wanted = params.and_then(|params| serde_json::from_slice::<Params>(params).ok());
+        let wanted = params.and_then(|params| serde_json::from_slice::<InitializeParams>(params).ok());
         let asks = wanted.as_ref().is_some_and(|params| {
             let modes = params.capabilities["elicitation"].as_object();
             modes.is_some_and(|modes| modes.is_empty() || modes.contains_key("form"))
@@ -223,7 +223,8 @@ impl Server {
         if sessions.len() >= MAX_SESSIONS {
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many sessions");
         }
-        sessions.insert(session.clone(), Session { asks, ..Session::default() });
+        sessions
+            .insert(session.clone(), DemoSession { supports_elicitation: asks, ..DemoSession::default() });
         let mut response = result(
             id,
             &json!({
@@ -238,10 +239,10 @@ impl Server {
         response
     }
 
-    fn end_session(&self, headers: &HeaderMap) -> Response<Body> {
+    fn end_session(&self, headers: &HeaderMap) -> Response<DemoBody> {
         let session = headers.get(&headers::SESSION_ID).and_then(|value| value.to_str().ok());
         match session.and_then(|session| self.sessions.lock().remove(session)) {
-            Some(Session { calls, .. }) => {
+            Some(DemoSession { calls, .. }) => {
                 calls.values().for_each(CancellationToken::cancel);
                 empty(StatusCode::OK)
             }
@@ -251,27 +252,29 @@ impl Server {
 
     fn cancelled(&self, session: &str, params: Option<&Bytes>) {
         #[derive(Deserialize)]
-        struct Params {
+        struct CancelledParams {
             #[serde(rename = "requestId")]
             request: Box<RawValue>,
         }
-        let Some(params) = params.and_then(|params| serde_json::from_slice::<Params>(params).ok()) else {
+        let Some(params) = params.and_then(|params| serde_json::from_slice::<CancelledParams>(params).ok())
+        else {
             return;
         };
-        let Some(id) = Id::from_token(Bytes::from(params.request.get().to_owned())) else { return };
+        let Some(id) = RequestId::from_token(Bytes::from(params.request.get().to_owned())) else { return };
         if let Some(call) = self.sessions.lock().get(session).and_then(|session| session.calls.get(&id)) {
             call.cancel();
         }
     }
 
-    fn answered(&self, session: &str, id: &Id, answer: Answer) {
-        let question = self.sessions.lock().get_mut(session).and_then(|session| session.questions.remove(id));
+    fn answered(&self, session: &str, id: &RequestId, answer: InputOutcome) {
+        let question =
+            self.sessions.lock().get_mut(session).and_then(|session| session.pending_requests.remove(id));
         // Whoever asked may have gone.
         question.map(|question| question.send(answer));
     }
 
-    fn call(self: &Arc<Self>, session: &str, id: &Id, params: Option<&Bytes>) -> Response<Body> {
-        let params = match params.map(|params| serde_json::from_slice::<CallParams>(params)) {
+    fn call(self: &Arc<Self>, session: &str, id: &RequestId, params: Option<&Bytes>) -> Response<DemoBody> {
+        let params = match params.map(|params| serde_json::from_slice::<ToolCallParams>(params)) {
             Some(Ok(params)) => params,
             Some(Err(wrong)) => return error(id, code::INVALID_PARAMS, &wrong.to_string()),
             None => return error(id, code::INVALID_PARAMS, "no params"),
@@ -291,64 +294,64 @@ impl Server {
                 };
                 let token = params.meta.and_then(|meta| meta.progress_token);
                 let (running, total) = (self.begin(session, id), Duration::from_secs_f64(seconds));
-                events(Report { running, token, elapsed: Duration::ZERO, total }, Report::next)
+                events(ReportCall { running, token, elapsed: Duration::ZERO, total }, ReportCall::next)
             }
             booking::NAME => {
                 let seconds = params.arguments["seconds"].as_f64().unwrap_or_default();
                 if !(0.0..=MAX_SECONDS).contains(&seconds) {
                     return result(id, &text("seconds must be a number from 0 to 3600", true));
                 }
-                let booking = Booking::begin(self.begin(session, id), Duration::from_secs_f64(seconds));
-                events(booking, Booking::next)
+                let booking = BookingCall::begin(self.begin(session, id), Duration::from_secs_f64(seconds));
+                events(booking, BookingCall::next)
             }
             other => error(id, code::INVALID_PARAMS, &format!("unknown tool {other}")),
         }
     }
 
-    fn begin(self: &Arc<Self>, session: &str, id: &Id) -> Running {
+    fn begin(self: &Arc<Self>, session: &str, id: &RequestId) -> RunningCall {
         let cancelled = CancellationToken::new();
         if let Some(session) = self.sessions.lock().get_mut(session) {
             session.calls.insert(id.clone(), cancelled.clone());
         }
-        Running {
+        RunningCall {
             server: Arc::clone(self),
             session: session.to_owned(),
             id: id.clone(),
             cancelled,
-            question: None,
+            request: None,
         }
     }
 }
 
 // === impl Running ===
 
-impl Running {
+impl RunningCall {
     /// Resolves once nobody wants the result any more.
-    pub(super) async fn given_up(&self) {
+    pub(super) async fn stopped(&self) {
         tokio::select! {
             () = self.cancelled.cancelled() => {}
             () = self.server.stopping.stopped() => {}
         }
     }
 
-    /// Asks the client something. Gives the event that does, and where the answer will come; `None`
+    /// Asks the client something. Gives the event that does, and where the answer will come; `Missing`
     /// for a client that cannot be asked.
-    pub(super) fn ask(&mut self, params: &Value) -> Option<(Bytes, oneshot::Receiver<Answer>)> {
+    pub(super) fn elicit(&mut self, params: &Value) -> Option<(Bytes, oneshot::Receiver<InputOutcome>)> {
         let (sender, answer) = oneshot::channel();
         let id = {
             let mut sessions = self.server.sessions.lock();
-            let session = sessions.get_mut(&self.session).filter(|session| session.asks)?;
-            session.asked += 1;
-            let token = format!("\"question-{}\"", session.asked);
-            let id = Id::from_token(token.into()).expect("a text is an id");
-            session.questions.insert(id.clone(), sender);
+            let session = sessions.get_mut(&self.session).filter(|session| session.supports_elicitation)?;
+            session.elicitations += 1;
+            let token = format!("\"question-{}\"", session.elicitations);
+            let id = RequestId::from_token(token.into()).expect("a text is an id");
+            session.pending_requests.insert(id.clone(), sender);
             id
         };
         let question = format!(
             r#"{{"jsonrpc":"2.0","id":{id},"method":"{}","params":{params}}}"#,
             Method::Elicit.as_str()
         );
-        self.question = Some(id);
+        self.request = Some(id);
         Some((sse::message(question.as_bytes()), answer))
     }
 
@@ -360,25 +363,25 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCall {
     fn drop(&mut self) {
         if let Some(session) = self.server.sessions.lock().get_mut(&self.session) {
             session.calls.remove(&self.id);
-            self.question.as_ref().and_then(|question| session.questions.remove(question));
+            self.request.as_ref().and_then(|question| session.pending_requests.remove(question));
         }
     }
 }
 
 // === impl Report ===
 
-impl Report {
+impl ReportCall {
     /// The next event: progress, or the response, after which there is none. A cancelled call has
     /// no response (2025-11-25, *Cancellation*).
     async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
         while self.elapsed < self.total {
             let step = TICK.min(self.total - self.elapsed);
             tokio::select! {
-                () = self.running.given_up() => return None,
+                () = self.running.stopped() => return None,
                 () = tokio::time::sleep(step) => self.elapsed += step,
             }
             if let Some(token) = self.token.as_ref().filter(|_| self.elapsed < self.total) {
@@ -446,36 +449,36 @@ fn text(words: &str, is_error: bool) -> Value {
     result
 }
 
-fn result(id: &Id, result: &Value) -> Response<Body> {
+fn result(id: &RequestId, result: &Value) -> Response<DemoBody> {
     message(StatusCode::OK, format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#))
 }
 
-fn error(id: &Id, code: i64, words: &str) -> Response<Body> {
+fn error(id: &RequestId, code: i64, words: &str) -> Response<DemoBody> {
     let error = json!({ "code": code, "message": words });
     message(StatusCode::OK, format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#))
 }
 
 /// A refusal before the message could be looked at.
-fn refuse(status: StatusCode, words: impl Into<String>) -> Response<Body> {
+fn refuse(status: StatusCode, words: impl Into<String>) -> Response<DemoBody> {
     let error = json!({ "code": code::INVALID_REQUEST, "message": words.into() });
     message(status, format!(r#"{{"jsonrpc":"2.0","id":null,"error":{error}}}"#))
 }
 
-fn message(status: StatusCode, json: String) -> Response<Body> {
+fn message(status: StatusCode, json: String) -> Response<DemoBody> {
     let mut response = Response::new(Full::new(Bytes::from(json)).boxed());
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(accept::JSON));
     response
 }
 
-fn empty(status: StatusCode) -> Response<Body> {
+fn empty(status: StatusCode) -> Response<DemoBody> {
     let mut response = Response::new(Full::default().boxed());
     *response.status_mut() = status;
     response
 }
 
 /// The events of a call, one after another: `next` gives one, and the call where more follow.
-fn events<C, N>(call: C, next: fn(C) -> N) -> Response<Body>
+fn events<C, N>(call: C, next: fn(C) -> N) -> Response<DemoBody>
 where
     C: Send + Sync + 'static,
     N: Future<Output = Option<(Bytes, Option<C>)>> + Send + Sync + 'static,
@@ -495,7 +498,7 @@ mod tests {
     use crate::runtime::Drain;
 
     struct World {
-        server: Arc<Server>,
+        server: Arc<DemoServer>,
         drain: Drain,
         session: String,
     }
@@ -503,7 +506,7 @@ mod tests {
     impl World {
         async fn new() -> Self {
             let (drain, stopping) = Drain::new();
-            let server = Server::new(stopping);
+            let server = DemoServer::new(stopping);
             let response = post(
                 &server,
                 None,
@@ -515,12 +518,12 @@ mod tests {
             Self { server, drain, session }
         }
 
-        async fn post(&self, body: &str) -> Response<Body> {
+        async fn post(&self, body: &str) -> Response<DemoBody> {
             post(&self.server, Some(&self.session), body).await
         }
     }
 
-    async fn post(server: &Arc<Server>, session: Option<&str>, body: &str) -> Response<Body> {
+    async fn post(server: &Arc<DemoServer>, session: Option<&str>, body: &str) -> Response<DemoBody> {
         let mut request = Request::post(PATH);
         if let Some(session) = session {
             request = request.header("mcp-session-id", session);
@@ -528,7 +531,7 @@ mod tests {
         server.serve(request.body(Full::new(Bytes::from(body.to_owned()))).unwrap()).await
     }
 
-    async fn read(response: Response<Body>) -> String {
+    async fn read(response: Response<DemoBody>) -> String {
         String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
     }
 
@@ -558,7 +561,7 @@ mod tests {
     const BOOK: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"book_table","arguments":{"seconds":2}}}"#;
 
     /// The next message on an event stream.
-    async fn next(body: &mut Body) -> Option<Value> {
+    async fn next(body: &mut DemoBody) -> Option<Value> {
         let event = body.frame().await?.unwrap().into_data().unwrap();
         let text = String::from_utf8(event.to_vec()).unwrap();
         Some(serde_json::from_str(text.trim().strip_prefix("data: ").unwrap()).unwrap())
@@ -581,7 +584,7 @@ mod tests {
         drop(stream);
         let sessions = world.server.sessions.lock();
         let session = &sessions[&world.session];
-        assert!(session.calls.is_empty() && session.questions.is_empty());
+        assert!(session.calls.is_empty() && session.pending_requests.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -605,7 +608,7 @@ mod tests {
         world.post(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#).await;
         assert!(next(&mut stream).await.is_none());
         drop(stream);
-        assert!(world.server.sessions.lock()[&world.session].questions.is_empty());
+        assert!(world.server.sessions.lock()[&world.session].pending_requests.is_empty());
         let late = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "cancel" } });
         assert_eq!(world.post(&late.to_string()).await.status(), StatusCode::ACCEPTED);
     }

@@ -1,6 +1,6 @@
 //! Who a client says it is: `clientInfo`.
 
-use crate::protocol::splice::Object;
+use crate::protocol::splice::JsonObject;
 use bytes::Bytes;
 
 /// What a client says of itself (`Implementation`), raw JSON in an allocation of its own. Empty where it says nothing,
@@ -11,7 +11,7 @@ pub struct ClientInfo(Bytes);
 /// The object is larger than what is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{length} bytes are more than the {LARGEST} that are taken; say less")]
-pub struct TooLarge {
+pub struct ClientInfoTooLarge {
     length: usize,
 }
 
@@ -26,13 +26,14 @@ impl ClientInfo {
     /// *Implementation*), is as good as none: a server would refuse the handshake.
     ///
     /// # Errors
-    /// [`TooLarge`]
-    pub fn read(raw: &Bytes) -> Result<Self, TooLarge> {
+    /// [`ClientInfoTooLarge`]
+    pub fn read(raw: &Bytes) -> Result<Self, ClientInfoTooLarge> {
         if raw.len() > LARGEST {
-            return Err(TooLarge { length: raw.len() });
+            return Err(ClientInfoTooLarge { length: raw.len() });
         }
-        let says_who = |info: &Object| ["name", "version"].iter().all(|member| info.string(member).is_some());
-        let is_one = Object::read(raw).is_ok_and(|info| says_who(&info));
+        let says_who =
+            |info: &JsonObject| ["name", "version"].iter().all(|member| info.string(member).is_some());
+        let is_one = JsonObject::read(raw).is_ok_and(|info| says_who(&info));
         // It outlives the request, which a slice of it would keep.
         Ok(if is_one { Self(Bytes::copy_from_slice(raw)) } else { Self::default() })
     }
@@ -43,7 +44,7 @@ impl ClientInfo {
     }
 
     /// Bytes that keeping it takes.
-    pub fn kept(&self) -> usize {
+    pub fn retained_bytes(&self) -> usize {
         self.0.len()
     }
 }

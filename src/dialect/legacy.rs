@@ -6,14 +6,14 @@
 //! whether each of them has been answered.
 
 use super::{
-    ambiguous::{self, Ambiguity},
+    ambiguity::{self, MessageAmbiguity},
     modern::error_response,
 };
 use crate::protocol::{
-    ErrorObject, Frame, FrameError, Id, Kind, Messages, Method, Payload, Revision,
-    glance::Gist,
+    ErrorObject, Frame, FrameError, Kind, MessageReader, Method, Payload, RequestId, Revision,
     headers::PROTOCOL_VERSION,
-    sse::{self, Decoder, Watch},
+    message_kind::MessageKind,
+    sse::{self, EventDecoder, StreamObserver},
 };
 use bytes::Bytes;
 use http::HeaderValue;
@@ -22,67 +22,67 @@ use std::{collections::HashSet, fmt, time::Duration};
 
 /// The messages of one POST.
 #[derive(Debug, Default)]
-pub struct Post {
+pub struct LegacyPost {
     /// One, or those of a batch (2025-03-26), in order.
-    pub messages: SmallVec<[Message; 1]>,
+    pub messages: SmallVec<[ClientMessage; 1]>,
     pub is_batch: bool,
     /// Why it cannot be told which tools a server would call for it, where it cannot.
-    pub ambiguity: Option<Box<Ambiguity>>,
+    pub ambiguity: Option<Box<MessageAmbiguity>>,
     /// The methods that a body names which holds no messages; for people.
-    pub unread: Option<Box<str>>,
+    pub unread_methods: Option<Box<str>>,
     /// A message does not say that it is JSON-RPC 2.0 ([`Frame::is_json_rpc`]).
     pub is_unversioned: bool,
 }
 
 /// One message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Message {
+pub enum ClientMessage {
     Request {
-        id: Id,
+        id: RequestId,
         method: Method,
         /// The tool, prompt, resource or task it is about.
         target: Option<String>,
     },
     Notification(Method),
     /// The client takes the request of this id back; none where it names none.
-    Cancelled(Option<Id>),
+    Cancelled(Option<RequestId>),
     /// The client's answer to the question of this id; none where the error names none.
-    Response(Option<Id>),
+    Response(Option<RequestId>),
 }
 
 /// Which requests of a POST its answer has answered so far.
 #[derive(Debug)]
-pub struct Answers {
+pub struct ResponseTracker {
     /// What was waited for, in order. Of a batch some of it may have been answered.
-    asked: SmallVec<[Id; 1]>,
-    watch: Watch,
+    requests: SmallVec<[RequestId; 1]>,
+    observer: StreamObserver,
     /// Of several requests it must be known which. Of one there is nothing to tell apart, and
     /// nothing to decode.
-    batch: Option<Box<Batch>>,
-    said: Option<Gist>,
+    batch: Option<Box<BatchTracker>>,
+    last_response: Option<MessageKind>,
     /// How often in a row the stream was taken up and brought no message.
-    fruitless: u32,
+    fruitless_resumes: u32,
 }
 
 /// Where an event stream can be taken up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Anchor {
+pub struct ResumePosition {
     /// The id of the last event that had one.
     pub last_id: HeaderValue,
     /// How long the server wants to be left alone before it is asked for more.
     pub retry: Option<Duration>,
     /// How often in a row it was taken up and brought no message.
-    pub fruitless: u32,
+    pub fruitless_resumes: u32,
 }
 
 /// Which requests of a batch are answered. As many as fit into a body: so none is looked for among
 /// the others one by one.
 #[derive(Debug)]
-struct Batch {
-    decoder: Decoder,
+struct BatchTracker {
+    decoder: EventDecoder,
     /// For one message, in bytes.
     limit: usize,
-    open: HashSet<Id>,
+    open: HashSet<RequestId>,
 }
 
 /// A session id as it may stand in a log: the beginning of its hash.
@@ -91,12 +91,12 @@ pub struct SessionTag([u8; 8]);
 
 // === impl Post ===
 
-impl Post {
+impl LegacyPost {
     /// Reads the messages of a body. Nothing is judged that the server judges itself.
     ///
     /// # Errors
     /// [`FrameError`] where something in it is no message.
-    pub fn read(messages: &mut Messages) -> Result<Self, FrameError> {
+    pub fn read(messages: &mut MessageReader) -> Result<Self, FrameError> {
         let mut post = Self { is_batch: messages.is_batch(), ..Self::default() };
         messages.try_for_each(|frame| {
             post.take(&frame?);
@@ -114,63 +114,65 @@ impl Post {
 
     /// A body that could not be read.
     pub fn unreadable(body: &[u8], error: FrameError) -> Self {
-        let methods = ambiguous::methods(body);
+        let methods = ambiguity::named_methods(body);
         Self {
-            ambiguity: Some(Ambiguity::Unreadable(error).into()),
-            unread: (!methods.is_empty()).then(|| methods.into()),
+            ambiguity: Some(MessageAmbiguity::Unreadable(error).into()),
+            unread_methods: (!methods.is_empty()).then(|| methods.into()),
             ..Self::default()
         }
     }
 
     fn take(&mut self, frame: &Frame) {
-        let message = Message::of(frame);
+        let message = ClientMessage::of(frame);
         let target = match &message {
-            Message::Request { target, .. } => target.as_deref(),
-            Message::Notification(_) | Message::Cancelled(_) | Message::Response(_) => None,
+            ClientMessage::Request { target, .. } => target.as_deref(),
+            ClientMessage::Notification(_) | ClientMessage::Cancelled(_) | ClientMessage::Response(_) => None,
         };
         self.is_unversioned |= !frame.is_json_rpc();
-        self.ambiguity = self.ambiguity.take().or_else(|| ambiguous::ambiguity(frame, target).map(Box::new));
+        self.ambiguity = self.ambiguity.take().or_else(|| ambiguity::find(frame, target).map(Box::new));
         self.messages.push(message);
     }
 
     /// The requests that it takes back (2025-11-25, *Cancellation*).
-    pub fn cancels(&self) -> impl Iterator<Item = &Id> {
+    pub fn cancelled_ids(&self) -> impl Iterator<Item = &RequestId> {
         self.messages.iter().filter_map(|message| match message {
-            Message::Cancelled(id) => id.as_ref(),
-            Message::Request { .. } | Message::Notification(_) | Message::Response(_) => None,
+            ClientMessage::Cancelled(id) => id.as_ref(),
+            ClientMessage::Request { .. } | ClientMessage::Notification(_) | ClientMessage::Response(_) => {
+                None
+            }
         })
     }
 
     /// The tools that it calls, in order; an empty name where one cannot be read.
-    pub fn calls(&self) -> impl Iterator<Item = &str> {
+    pub fn called_tools(&self) -> impl Iterator<Item = &str> {
         self.messages.iter().filter_map(|message| match message {
-            Message::Request { method: Method::ToolsCall, target, .. } => {
+            ClientMessage::Request { method: Method::ToolsCall, target, .. } => {
                 Some(target.as_deref().unwrap_or_default())
             }
-            Message::Request { .. }
-            | Message::Notification(_)
-            | Message::Cancelled(_)
-            | Message::Response(_) => None,
+            ClientMessage::Request { .. }
+            | ClientMessage::Notification(_)
+            | ClientMessage::Cancelled(_)
+            | ClientMessage::Response(_) => None,
         })
     }
 
     /// Whether it says that the handshake is over.
-    pub fn begins(&self) -> bool {
-        self.messages.contains(&Message::Notification(Method::Initialized))
+    pub fn completes_handshake(&self) -> bool {
+        self.messages.contains(&ClientMessage::Notification(Method::Initialized))
     }
 
     /// Whether the server may ask the client something while it serves this.
-    pub fn may_ask(&self) -> bool {
-        self.messages
-            .iter()
-            .any(|message| matches!(message, Message::Request { method, .. } if method.may_ask()))
+    pub fn can_request_input(&self) -> bool {
+        self.messages.iter().any(
+            |message| matches!(message, ClientMessage::Request { method, .. } if method.can_request_input()),
+        )
     }
 
     /// The ids of what waits for an answer. An id that occurs twice is there once.
-    pub fn waiting(&self) -> SmallVec<[Id; 1]> {
+    pub fn request_ids(&self) -> SmallVec<[RequestId; 1]> {
         let ids = self.messages.iter().filter_map(|message| match message {
-            Message::Request { id, .. } => Some(id),
-            Message::Notification(_) | Message::Cancelled(_) | Message::Response(_) => None,
+            ClientMessage::Request { id, .. } => Some(id),
+            ClientMessage::Notification(_) | ClientMessage::Cancelled(_) | ClientMessage::Response(_) => None,
         });
         if self.messages.len() <= 1 {
             return ids.cloned().collect();
@@ -182,7 +184,7 @@ impl Post {
 
 // === impl Message ===
 
-impl Message {
+impl ClientMessage {
     /// In memory of its own: what is kept of a message must not keep all of it.
     fn of(frame: &Frame) -> Self {
         match frame.kind() {
@@ -192,12 +194,12 @@ impl Message {
                 target: target(method, params.as_ref()),
             },
             Kind::Notification { method: Method::Cancelled, params } => {
-                let id = params.as_ref().and_then(|params| Id::from_token(params.get("requestId")?));
+                let id = params.as_ref().and_then(|params| RequestId::from_token(params.get("requestId")?));
                 Self::Cancelled(id.map(|id| id.detached()))
             }
             Kind::Notification { method, .. } => Self::Notification(method.clone()),
             Kind::Success { id, .. } => Self::Response(Some(id.detached())),
-            Kind::Failure { id, .. } => Self::Response(id.as_ref().map(Id::detached)),
+            Kind::Failure { id, .. } => Self::Response(id.as_ref().map(RequestId::detached)),
         }
     }
 
@@ -218,51 +220,57 @@ fn target(method: &Method, params: Option<&Payload>) -> Option<String> {
         Method::TasksResult => "taskId",
         method => method.name_member()?,
     };
-    params?.object()?.only(key).and_then(|text| serde_json::from_slice(&text).ok())
+    params?.object()?.get_unique(key).and_then(|text| serde_json::from_slice(&text).ok())
 }
 
 // === impl Answers ===
 
-impl Answers {
+impl ResponseTracker {
     /// Nothing has been answered yet. `limit` is for one message of a batch's answer, in bytes;
     /// beyond it, it is no longer told which of several requests are answered.
-    pub fn to(waiting: SmallVec<[Id; 1]>, limit: usize) -> Self {
+    pub fn new(waiting: SmallVec<[RequestId; 1]>, limit: usize) -> Self {
         let batch = (waiting.len() > 1).then(|| {
             let open = waiting.iter().cloned().collect();
-            Box::new(Batch { decoder: Decoder::new(limit), limit, open })
+            Box::new(BatchTracker { decoder: EventDecoder::new(limit), limit, open })
         });
-        Self { asked: waiting, watch: Watch::default(), batch, said: None, fruitless: 0 }
+        Self {
+            requests: waiting,
+            observer: StreamObserver::default(),
+            batch,
+            last_response: None,
+            fruitless_resumes: 0,
+        }
     }
 
-    /// As [`Answers::to`], and what the server says meanwhile is kept until it is taken.
-    pub fn listening(mut self) -> Self {
-        self.watch = Watch::listening();
+    /// As [`ResponseTracker::new`], and what the server says meanwhile is kept until it is taken.
+    pub fn collecting_messages(mut self) -> Self {
+        self.observer = StreamObserver::collecting_messages();
         self
     }
 
-    /// The notifications and requests of the server since this was last asked ([`Watch::take_heard`]).
-    pub fn take_heard(&mut self) -> Vec<Vec<u8>> {
-        self.watch.take_heard()
+    /// The notifications and requests of the server since this was last asked ([`StreamObserver::take_messages`]).
+    pub fn take_messages(&mut self) -> Vec<Vec<u8>> {
+        self.observer.take_messages()
     }
 
     /// Only these are still waited for.
-    pub fn only(&mut self, owed: SmallVec<[Id; 1]>) {
+    pub fn retain(&mut self, owed: SmallVec<[RequestId; 1]>) {
         if let Some(batch) = &mut self.batch {
             batch.open = owed.iter().cloned().collect();
         }
-        self.asked = owed;
+        self.requests = owed;
     }
 
     /// Takes the next chunk of the event stream that answers.
-    pub fn see(&mut self, chunk: &Bytes) {
-        self.watch.see(chunk);
-        if self.watch.take_told() {
-            self.fruitless = 0;
+    pub fn observe(&mut self, chunk: &Bytes) {
+        self.observer.observe(chunk);
+        if self.observer.take_has_message() {
+            self.fruitless_resumes = 0;
         }
         let Some(batch) = &mut self.batch else {
-            if let Some(gist) = self.watch.response() {
-                self.said = Some(gist);
-                self.asked.clear();
+            if let Some(gist) = self.observer.response() {
+                self.last_response = Some(gist);
+                self.requests.clear();
             }
             return;
         };
@@ -272,12 +280,12 @@ impl Answers {
                 Ok(Some(event)) => {
                     for (id, gist) in responses(&event.data) {
                         batch.open.remove(&id);
-                        self.said = Some(gist);
+                        self.last_response = Some(gist);
                     }
                 }
                 Ok(None) => return,
                 Err(_too_large) => {
-                    self.asked.clear();
+                    self.requests.clear();
                     self.batch = None;
                     return;
                 }
@@ -286,71 +294,75 @@ impl Answers {
     }
 
     /// Whether a request is still to be answered.
-    pub fn are_due(&self) -> bool {
+    pub fn has_unanswered(&self) -> bool {
         match &self.batch {
             Some(batch) => !batch.open.is_empty(),
-            None => !self.asked.is_empty(),
+            None => !self.requests.is_empty(),
         }
     }
 
     /// The requests that are still to be answered, in the order of their asking.
-    pub fn waiting(&self) -> SmallVec<[Id; 1]> {
+    pub fn unanswered(&self) -> SmallVec<[RequestId; 1]> {
         match &self.batch {
-            Some(batch) => self.asked.iter().filter(|id| batch.open.contains(*id)).cloned().collect(),
-            None => self.asked.clone(),
+            Some(batch) => self.requests.iter().filter(|id| batch.open.contains(*id)).cloned().collect(),
+            None => self.requests.clone(),
         }
     }
 
     /// What the last response that was seen is.
-    pub fn said(&self) -> Option<Gist> {
-        self.said
+    pub fn last_response(&self) -> Option<MessageKind> {
+        self.last_response
     }
 
     /// Whether the client can take the stream up again from here.
     pub fn is_resumable(&self) -> bool {
-        self.watch.is_resumable()
+        self.observer.is_resumable()
     }
 
-    /// Where it can be taken up by somebody else ([`Watch::last_id`]).
-    pub fn anchor(&self) -> Option<Anchor> {
-        let last_id = HeaderValue::from_bytes(self.watch.last_id()?).ok()?;
-        Some(Anchor { last_id, retry: self.watch.retry(), fruitless: self.fruitless })
+    /// Where it can be taken up by somebody else ([`StreamObserver::last_id`]).
+    pub fn resume_position(&self) -> Option<ResumePosition> {
+        let last_id = HeaderValue::from_bytes(self.observer.last_id()?).ok()?;
+        Some(ResumePosition {
+            last_id,
+            retry: self.observer.retry(),
+            fruitless_resumes: self.fruitless_resumes,
+        })
     }
 
-    /// The ids of the last events before that ([`Watch::earlier_ids`]).
+    /// The ids of the last events before that ([`StreamObserver::earlier_ids`]).
     pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
-        self.watch.earlier_ids()
+        self.observer.earlier_ids()
     }
 
     /// It is taken up once more.
-    pub fn taken_up(&mut self) {
-        self.fruitless = self.fruitless.saturating_add(1);
+    pub fn count_resume(&mut self) {
+        self.fruitless_resumes = self.fruitless_resumes.saturating_add(1);
     }
 
     /// The stream goes on after the event of this id.
-    pub fn go_on_after(&mut self, id: &[u8]) {
-        self.watch.go_on_after(id);
+    pub fn resume_after(&mut self, id: &[u8]) {
+        self.observer.resume_after(id);
     }
 
     /// Gives up an event that was cut off, and gives what has to come before anything else
-    /// ([`Watch::void`]): its rest will not come.
-    pub fn void(&mut self) -> Bytes {
-        if let Some(batch) = self.batch.as_mut().filter(|_| !self.watch.is_between_events()) {
-            batch.decoder = Decoder::new(batch.limit);
+    /// ([`StreamObserver::abandon_event`]): its rest will not come.
+    pub fn abandon_event(&mut self) -> Bytes {
+        if let Some(batch) = self.batch.as_mut().filter(|_| !self.observer.is_between_events()) {
+            batch.decoder = EventDecoder::new(batch.limit);
         }
-        self.watch.void().into()
+        self.observer.abandon_event().into()
     }
 
     /// Whether an event of our own can be put in here.
     pub fn is_between_events(&self) -> bool {
-        self.watch.is_between_events()
+        self.observer.is_between_events()
     }
 
     /// What ends a stream that broke off: an error for each request that was not answered. A
     /// client that is left without waits for ever (`WIRE`, B 1, rule 20).
-    pub fn last_words(&mut self, error: &ErrorObject) -> Bytes {
-        let mut words = self.watch.void();
-        for id in &self.waiting() {
+    pub fn closing_errors(&mut self, error: &ErrorObject) -> Bytes {
+        let mut words = self.observer.abandon_event();
+        for id in &self.unanswered() {
             words.extend_from_slice(&event(&error_response(Some(id), error)));
         }
         words.into()
@@ -358,11 +370,11 @@ impl Answers {
 }
 
 /// The ids that an event's data answers, a batch included.
-fn responses(data: &Bytes) -> impl Iterator<Item = (Id, Gist)> {
-    let text = sse::replaced(data).unwrap_or_else(|| data.clone());
-    Messages::of(text).filter_map(|frame| match frame.ok()?.kind() {
-        Kind::Success { id, .. } => Some((id.clone(), Gist::Result)),
-        Kind::Failure { id: Some(id), .. } => Some((id.clone(), Gist::Error)),
+fn responses(data: &Bytes) -> impl Iterator<Item = (RequestId, MessageKind)> {
+    let text = sse::decode_lossy(data).unwrap_or_else(|| data.clone());
+    MessageReader::of(text).filter_map(|frame| match frame.ok()?.kind() {
+        Kind::Success { id, .. } => Some((id.clone(), MessageKind::Result)),
+        Kind::Failure { id: Some(id), .. } => Some((id.clone(), MessageKind::Error)),
         Kind::Failure { id: None, .. } | Kind::Request { .. } | Kind::Notification { .. } => None,
     })
 }
@@ -378,19 +390,19 @@ pub fn revision(headers: &http::HeaderMap) -> Option<Revision> {
 }
 
 /// The revision that an `initialize` asks for, where it is one we know. One that we do not know is newer.
-pub fn asked_revision(params: &Payload) -> Option<Revision> {
+pub fn requested_revision(params: &Payload) -> Option<Revision> {
     let version = params.string("protocolVersion")?;
     Some(Revision::parse(&version).unwrap_or(Revision::NEWEST_LEGACY))
 }
 
 /// The revision that the answer to an `initialize` names, as the server spells it.
-pub fn answered_revision(answer: &Frame) -> Option<String> {
+pub fn negotiated_revision(answer: &Frame) -> Option<String> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     result.string("protocolVersion")
 }
 
 /// A response with this result, which stands on one line.
-pub fn success(id: &Id, result: &[u8]) -> Bytes {
+pub fn success(id: &RequestId, result: &[u8]) -> Bytes {
     super::modern::success_response(id, result)
 }
 
@@ -402,7 +414,7 @@ pub fn notification(method: &Method, params: &[u8]) -> Bytes {
 }
 
 /// Takes a request back (2025-11-25, *Cancellation*).
-pub fn cancelled(request: &Id, reason: &str) -> Bytes {
+pub fn cancelled_notification(request: &RequestId, reason: &str) -> Bytes {
     let reason = serde_json::to_string(reason).expect("a string is written to memory");
     let params =
         [br#"{"requestId":"#, &**request.as_bytes(), br#","reason":"#, reason.as_bytes(), b"}"].concat();
@@ -410,7 +422,7 @@ pub fn cancelled(request: &Id, reason: &str) -> Bytes {
 }
 
 /// The JSON document that refuses all of a POST's requests: one error response, or a batch of them.
-pub fn refusal(waiting: &[Id], error: &ErrorObject) -> Bytes {
+pub fn error_responses(waiting: &[RequestId], error: &ErrorObject) -> Bytes {
     match waiting {
         [] => error_response(None, error),
         [id] => error_response(Some(id), error),
@@ -448,22 +460,22 @@ impl fmt::Debug for SessionTag {
 mod tests {
     use super::*;
 
-    fn read(text: &'static str) -> Post {
-        Post::read(&mut Messages::of(Bytes::from_static(text.as_bytes()))).expect("messages")
+    fn read(text: &'static str) -> LegacyPost {
+        LegacyPost::read(&mut MessageReader::of(Bytes::from_static(text.as_bytes()))).expect("messages")
     }
 
-    fn ids(tokens: &[&'static str]) -> SmallVec<[Id; 1]> {
+    fn ids(tokens: &[&'static str]) -> SmallVec<[RequestId; 1]> {
         tokens
             .iter()
-            .map(|token| Id::from_token(Bytes::from_static(token.as_bytes())).expect("an id"))
+            .map(|token| RequestId::from_token(Bytes::from_static(token.as_bytes())).expect("an id"))
             .collect()
     }
 
-    fn seen(waiting: &[&'static str], stream: &'static str) -> Answers {
-        let mut answers = Answers::to(ids(waiting), 1000);
+    fn seen(waiting: &[&'static str], stream: &'static str) -> ResponseTracker {
+        let mut answers = ResponseTracker::new(ids(waiting), 1000);
         // As unkind as a network can be.
         for byte in stream.as_bytes().chunks(1) {
-            answers.see(&Bytes::from_static(byte));
+            answers.observe(&Bytes::from_static(byte));
         }
         answers
     }
@@ -475,51 +487,51 @@ mod tests {
                 {"method":"notifications/cancelled"},{"id":"q","result":{}},{"id":2,"method":"ping"},
                 {"id":"u","method":"resources/read","params":{"uri":"file:///a"}},{"id":2,"method":"x"}]"#,
         );
-        let names: Vec<_> = post.messages.iter().map(Message::name).collect();
+        let names: Vec<_> = post.messages.iter().map(ClientMessage::name).collect();
         assert_eq!(
             names,
             ["tools/call", "notifications/cancelled", "response", "ping", "resources/read", "x"]
         );
-        assert_eq!(post.waiting(), ids(&["1", "2", r#""u""#]));
+        assert_eq!(post.request_ids(), ids(&["1", "2", r#""u""#]));
         let target = |at: usize| match &post.messages[at] {
-            Message::Request { target, .. } => target.as_deref(),
+            ClientMessage::Request { target, .. } => target.as_deref(),
             other => panic!("{other:?}"),
         };
         assert_eq!((target(0), target(3), target(4)), (Some("t"), None, Some("file:///a")));
         assert!(read("[]").messages.is_empty());
-        assert!(Post::read(&mut Messages::of(Bytes::from_static(b"[{\"id\":{}}]"))).is_err());
+        assert!(LegacyPost::read(&mut MessageReader::of(Bytes::from_static(b"[{\"id\":{}}]"))).is_err());
     }
 
     #[test]
     fn the_response_on_a_stream_answers_the_one_request() {
         let stream = "data: {\"method\":\"n\"}\n\ndata: {\"result\":{},\"id\":\"1\"}\n\n";
         let answers = seen(&["1"], stream);
-        assert!(answers.waiting().is_empty(), "whatever id it carries");
-        assert_eq!(answers.said(), Some(Gist::Result));
-        assert_eq!(seen(&["1"], "data: {\"method\":\"n\"}\n\n").waiting(), ids(&["1"]));
+        assert!(answers.unanswered().is_empty(), "whatever id it carries");
+        assert_eq!(answers.last_response(), Some(MessageKind::Result));
+        assert_eq!(seen(&["1"], "data: {\"method\":\"n\"}\n\n").unanswered(), ids(&["1"]));
     }
 
     #[test]
     fn of_several_requests_it_is_known_which_are_answered() {
         let stream = "data: {\"id\":2,\"result\":{}}\n\ndata: {\"id\":9,\"result\":{}}\n\n";
-        assert_eq!(seen(&["1", "2", "3"], stream).waiting(), ids(&["1", "3"]));
+        assert_eq!(seen(&["1", "2", "3"], stream).unanswered(), ids(&["1", "3"]));
         let batch = "data: [{\"id\":3,\"error\":{}},{\"id\":1,\"result\":{}}]\n\n";
-        assert_eq!(seen(&["1", "2", "3"], batch).waiting(), ids(&["2"]));
+        assert_eq!(seen(&["1", "2", "3"], batch).unanswered(), ids(&["2"]));
     }
 
     #[test]
     fn what_is_not_answered_is_answered_with_an_error_each() {
         let error = ErrorObject::new(-1, "gone");
         let one = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"gone"}}"#;
-        assert_eq!(seen(&["1"], "").last_words(&error), format!("event: message\ndata: {one}\n\n"));
-        let cut = seen(&["1", "2"], "data: {\"id\":2,\"result\":{}}\n\ndata: {").last_words(&error);
+        assert_eq!(seen(&["1"], "").closing_errors(&error), format!("event: message\ndata: {one}\n\n"));
+        let cut = seen(&["1", "2"], "data: {\"id\":2,\"result\":{}}\n\ndata: {").closing_errors(&error);
         assert_eq!(cut, format!("\nevent: incomplete\n\nevent: message\ndata: {one}\n\n"));
-        assert_eq!(refusal(&ids(&["1"]), &error), one);
+        assert_eq!(error_responses(&ids(&["1"]), &error), one);
         assert_eq!(
-            refusal(&ids(&["1", "2"]), &error),
+            error_responses(&ids(&["1", "2"]), &error),
             format!("[{one},{}]", one.replace("\"id\":1", "\"id\":2"))
         );
-        assert_eq!(refusal(&[], &error), r#"{"jsonrpc":"2.0","error":{"code":-1,"message":"gone"}}"#);
+        assert_eq!(error_responses(&[], &error), r#"{"jsonrpc":"2.0","error":{"code":-1,"message":"gone"}}"#);
     }
 
     #[test]
@@ -527,9 +539,9 @@ mod tests {
         let cancel = |id: &str| {
             format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id},"reason":"x"}}}}"#)
         };
-        let told = |body: String| -> Vec<Id> {
-            let post = Post::read(&mut Messages::of(body.into())).expect("messages");
-            post.cancels().cloned().collect()
+        let told = |body: String| -> Vec<RequestId> {
+            let post = LegacyPost::read(&mut MessageReader::of(body.into())).expect("messages");
+            post.cancelled_ids().cloned().collect()
         };
         assert_eq!(told(cancel("23")), ids(&["23"])[..]);
         let batch = format!(r#"[{},{{"id":9,"method":"ping"}},{}]"#, cancel("1"), cancel("\"a\""));

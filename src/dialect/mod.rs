@@ -2,28 +2,28 @@
 //!
 //! [`modern`] turns a message of 2026-07-28 into one [`Call`] with a [`Caller`] beside it; calls are
 //! what the rest of that road speaks of. [`legacy`] reads only as much of an older message as it
-//! takes to judge it, for its bytes go on as they are. [`raise`] changes the bytes of a legacy server's world
+//! takes to judge it, for its bytes go on as they are. [`translate`] changes the bytes of a legacy server's world
 //! into those of a 2026-07-28 client's, and back.
 
-pub mod ambiguous;
+pub mod ambiguity;
 mod client_headers;
 mod client_info;
-mod further;
+mod client_profile;
+mod extra_headers;
 pub mod legacy;
 pub mod modern;
-pub mod raise;
-mod remembered;
 mod response;
 mod session_seal;
+pub mod translate;
 
 pub use client_headers::{HeaderScope, remove_named_by_connection};
 pub use client_info::ClientInfo;
-pub use further::Further;
-pub use remembered::Remembered;
-pub use response::Response;
+pub use client_profile::ClientProfile;
+pub use extra_headers::ExtraHeaders;
+pub use response::CallResponse;
 pub use session_seal::SessionSeal;
 
-use crate::protocol::{Capabilities, Id, Method, Payload, TraceContext};
+use crate::protocol::{Capabilities, Method, Payload, RequestId, TraceContext};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
@@ -38,7 +38,7 @@ pub struct Call {
     /// The whole message as it was sent. `params` and the other raw parts are slices of it.
     pub bytes: Bytes,
     /// The client's id for it.
-    pub id: Id,
+    pub id: RequestId,
     pub method: Method,
     /// The object of parameters; absent where none was sent.
     pub params: Option<Payload>,
@@ -49,7 +49,7 @@ pub struct Call {
     /// The least severe log message the client wants to see; none at all where absent.
     pub log_level: Option<LogLevel>,
     /// Those of [`HeaderScope::Request`]: `Mcp-Param-*`, `traceparent`, `User-Agent`, …
-    pub headers: Further,
+    pub headers: ExtraHeaders,
     /// Who its client says it is.
     pub client_info: ClientInfo,
     /// The span that it is a part of, where it is traced: the client's request as we see it. When it is sent, that
@@ -66,9 +66,9 @@ pub struct Caller {
     pub capabilities: Arc<Capabilities>,
     pub client_info: ClientInfo,
     /// All headers of the request, where the operator tells by them who gets tickets. Never passed on.
-    pub signs: Option<Arc<HeaderMap>>,
+    pub match_headers: Option<Arc<HeaderMap>>,
     /// For which rollouts of the route it is in, in their order; none where the route has no rollout.
-    pub standing: Option<Arc<[bool]>>,
+    pub rollout_membership: Option<Arc<[bool]>>,
 }
 
 /// What a caller is, as far as sharing goes: the hash of what the route was told to look at, or
@@ -83,10 +83,10 @@ pub struct PrincipalKey(Option<ring::hmac::Key>);
 /// The headers by which a server may know the caller: those of [`HeaderScope::Session`]. Sessions are not shared by
 /// callers that differ in them. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Credentials(Option<Arc<Shown>>);
+pub struct Credentials(Option<Arc<CredentialHeaders>>);
 
 /// At least one header.
-struct Shown {
+struct CredentialHeaders {
     headers: HeaderMap,
     digest: [u8; 16],
 }
@@ -118,7 +118,7 @@ impl Call {
             // A slice of the bytes, which would keep all of them.
             progress_token: self.progress_token.as_deref().map(Bytes::copy_from_slice),
             log_level: self.log_level,
-            headers: Further::default(),
+            headers: ExtraHeaders::default(),
             client_info: self.client_info.clone(),
             trace: self.trace.clone(),
         }
@@ -224,21 +224,21 @@ impl Credentials {
                 pairs.into_iter().flat_map(|(name, value)| [name, value]).collect();
             digest(&parts)
         };
-        Self(Some(Arc::new(Shown { headers, digest })))
+        Self(Some(Arc::new(CredentialHeaders { headers, digest })))
     }
 
     /// Those among a request's headers, and further ones that are named in `forward`.
-    pub fn of(headers: &HeaderMap, forward: &[HeaderName]) -> Self {
+    pub fn from_request(headers: &HeaderMap, forward: &[HeaderName]) -> Self {
         let mut shown = HeaderMap::new();
-        for (name, value) in pass_in_session(headers, forward) {
+        for (name, value) in session_headers(headers, forward) {
             shown.append(name, detached(value));
         }
         Self::new(shown)
     }
 
-    /// Whether they are what [`Credentials::of`] would give, in the same order.
-    pub fn are_of(&self, headers: &HeaderMap, forward: &[HeaderName]) -> bool {
-        pass_in_session(headers, forward).eq(self.headers())
+    /// Whether they are what [`Credentials::from_request`] would give, in the same order.
+    pub fn matches_request(&self, headers: &HeaderMap, forward: &[HeaderName]) -> bool {
+        session_headers(headers, forward).eq(self.headers())
     }
 
     pub fn headers(&self) -> &HeaderMap {
@@ -257,17 +257,17 @@ impl Credentials {
     }
 
     /// Whether a server may know the caller by any of them: all but those that are known to say nothing of it.
-    pub fn may_tell_who_calls(&self) -> bool {
-        self.headers().keys().any(|name| !says_nothing_of_the_caller(name))
+    pub fn can_identify_caller(&self) -> bool {
+        self.headers().keys().any(|name| !is_impersonal(name))
     }
 
     /// Bytes that their names and values take.
-    pub fn kept(&self) -> usize {
+    pub fn retained_bytes(&self) -> usize {
         self.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
     }
 }
 
-fn pass_in_session<'a>(
+fn session_headers<'a>(
     headers: &'a HeaderMap,
     forward: &[HeaderName],
 ) -> impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)> {
@@ -279,7 +279,7 @@ fn pass_in_session<'a>(
 }
 
 /// Headers of clients' HTTP libraries, and of proxies on the way, that are nobody's secret.
-fn says_nothing_of_the_caller(name: &HeaderName) -> bool {
+fn is_impersonal(name: &HeaderName) -> bool {
     let name = name.as_str();
     let known = matches!(
         name,

@@ -1,11 +1,11 @@
 //! Self-contained requests (2026-07-28 on): every request says which version it speaks and what
 //! its client can do, in `_meta`, and mirrors what routers look at in headers.
 
-use super::{Call, ClientInfo, Further, HeaderScope, LogLevel, Remembered, detached};
+use super::{Call, ClientInfo, ClientProfile, ExtraHeaders, HeaderScope, LogLevel, detached};
 use crate::protocol::{
-    Capabilities, Era, ErrorObject, Frame, FrameError, Id, Kind, Method, Payload, Revision, code, frame,
-    headers, meta,
-    splice::{Edit, Object, Patch},
+    Capabilities, Era, ErrorObject, Frame, FrameError, Kind, Method, Payload, RequestId, Revision, code,
+    frame, headers, meta,
+    splice::{BytesPatch, JsonObject, ObjectEdit},
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, StatusCode};
@@ -14,16 +14,16 @@ use std::{borrow::Cow, sync::Arc};
 
 /// A request that is refused before anything is done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct RequestRefusal {
     pub status: StatusCode,
     /// Absent only where it could not be read.
-    pub id: Option<Id>,
+    pub id: Option<RequestId>,
     pub error: ErrorObject,
 }
 
 /// What one HTTP body turned out to be.
 #[derive(Debug)]
-pub enum Read {
+pub enum ModernMessage {
     Request(Arc<Call>, Arc<Capabilities>),
     /// A notification: accepted with 202, and of no consequence in this revision over HTTP.
     Notification,
@@ -46,12 +46,12 @@ pub const SERVED: [Revision; 4] =
 /// read again then.
 ///
 /// # Errors
-/// [`Refused`] carries the status and error to answer with.
+/// [`RequestRefusal`] carries the status and error to answer with.
 pub fn read(
     frame: Result<Frame, FrameError>,
     headers: &HeaderMap,
-    before: Option<&Remembered>,
-) -> Result<Read, Refused> {
+    before: Option<&ClientProfile>,
+) -> Result<ModernMessage, RequestRefusal> {
     let frame = frame.map_err(|error| unreadable(&error))?;
     if !frame.is_json_rpc() {
         return Err(not_json_rpc(match frame.kind() {
@@ -62,29 +62,29 @@ pub fn read(
     let (bytes, kind) = frame.into_parts();
     let (id, method, params) = match kind {
         Kind::Request { id, method, params } => (id, method, params),
-        Kind::Notification { .. } => return Ok(Read::Notification),
+        Kind::Notification { .. } => return Ok(ModernMessage::Notification),
         Kind::Success { .. } | Kind::Failure { .. } => {
             let error = "a client of 2026-07-28 sends no responses; answer questions by retrying the request with inputResponses";
-            return Err(Refused::new(None, ErrorObject::new(code::INVALID_REQUEST, error)));
+            return Err(RequestRefusal::new(None, ErrorObject::new(code::INVALID_REQUEST, error)));
         }
     };
-    let refuse = |error: ErrorObject| Refused::new(Some(id.clone()), error);
+    let refuse = |error: ErrorObject| RequestRefusal::new(Some(id.clone()), error);
 
-    let named = plain(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
-    let named = named.ok_or_else(|| refuse(missing(&headers::PROTOCOL_VERSION)))?;
+    let named = single_value(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
+    let named = named.ok_or_else(|| refuse(missing_header(&headers::PROTOCOL_VERSION)))?;
     let (object, about) = read_meta(params.as_ref(), before).map_err(refuse)?;
     if named != about.version {
-        return Err(refuse(differs(&headers::PROTOCOL_VERSION, &named, &about.version)));
+        return Err(refuse(header_differs(&headers::PROTOCOL_VERSION, &named, &about.version)));
     }
     if !SUPPORTED.iter().any(|revision| revision.as_str() == about.version) {
         return Err(refuse(unsupported_version(&about.version)));
     }
-    let mirrored = plain(headers, &headers::METHOD).map_err(refuse)?;
-    let mirrored = mirrored.ok_or_else(|| refuse(missing(&headers::METHOD)))?;
+    let mirrored = single_value(headers, &headers::METHOD).map_err(refuse)?;
+    let mirrored = mirrored.ok_or_else(|| refuse(missing_header(&headers::METHOD)))?;
     if mirrored != method.as_str() {
-        return Err(refuse(differs(&headers::METHOD, &mirrored, method.as_str())));
+        return Err(refuse(header_differs(&headers::METHOD, &mirrored, method.as_str())));
     }
-    if method.modern().is_none() {
+    if method.modern_requirement().is_none() {
         return Err(not_served(id, &method));
     }
     let target = read_target(&method, object, headers).map_err(refuse)?;
@@ -96,23 +96,26 @@ pub fn read(
         target,
         progress_token: about.progress_token,
         log_level: about.log_level,
-        headers: pass_with_request(headers, before),
+        headers: request_headers(headers, before),
         client_info: about.client_info,
         trace: None,
     };
-    Ok(Read::Request(Arc::new(call), about.capabilities))
+    Ok(ModernMessage::Request(Arc::new(call), about.capabilities))
 }
 
 /// The refusal of a method that is not served: 404, so that nobody mistakes it for an endpoint
 /// that is not there (2026-07-28, *Protocol Version Header*).
-pub fn not_served(id: Id, method: &Method) -> Refused {
+pub fn not_served(id: RequestId, method: &Method) -> RequestRefusal {
     let error = ErrorObject::new(code::METHOD_NOT_FOUND, format!("Method not found: {method}"));
-    Refused { status: StatusCode::NOT_FOUND, id: Some(id), error }
+    RequestRefusal { status: StatusCode::NOT_FOUND, id: Some(id), error }
 }
 
 /// The refusal of a message that does not say that it is JSON-RPC 2.0 (JSON-RPC 2.0, section 4; MCP, *Messages*).
-pub fn not_json_rpc(id: Option<Id>) -> Refused {
-    Refused::new(id, ErrorObject::new(code::INVALID_REQUEST, "each message must have `\"jsonrpc\":\"2.0\"`"))
+pub fn not_json_rpc(id: Option<RequestId>) -> RequestRefusal {
+    RequestRefusal::new(
+        id,
+        ErrorObject::new(code::INVALID_REQUEST, "each message must have `\"jsonrpc\":\"2.0\"`"),
+    )
 }
 
 /// `-32022` with what is served and what was asked for.
@@ -132,8 +135,8 @@ pub fn unsupported_version(requested: &str) -> ErrorObject {
 }
 
 /// A whole JSON-RPC error response on one line; without `id` where it could not be read.
-pub fn error_response(id: Option<&Id>, error: &ErrorObject) -> Bytes {
-    let error = frame::on_one_line(error.as_bytes().clone());
+pub fn error_response(id: Option<&RequestId>, error: &ErrorObject) -> Bytes {
+    let error = frame::to_single_line(error.as_bytes().clone());
     let mut out = BytesMut::with_capacity(48 + error.len() + id.map_or(0, |id| id.as_bytes().len()));
     out.put_slice(br#"{"jsonrpc":"2.0","#);
     if let Some(id) = id {
@@ -148,7 +151,7 @@ pub fn error_response(id: Option<&Id>, error: &ErrorObject) -> Bytes {
 }
 
 /// A whole JSON-RPC response on one line around a result of ours.
-pub fn success_response(id: &Id, result: &[u8]) -> Bytes {
+pub fn success_response(id: &RequestId, result: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(40 + result.len() + id.as_bytes().len());
     out.put_slice(br#"{"jsonrpc":"2.0","id":"#);
     out.put_slice(id.as_bytes());
@@ -187,24 +190,24 @@ pub fn complete(mut result: Value, server_info: &[u8]) -> Vec<u8> {
     result.to_string().into_bytes()
 }
 
-/// A notification of the server on a call's way, for the client; `None` where the client is not to
+/// A notification of the server on a call's way, for the client; `Missing` where the client is not to
 /// see it: it did not ask for it, or hears of it elsewhere.
-pub fn notice(call: &Call, frame: &Frame) -> Option<Bytes> {
+pub fn notification_for(call: &Call, frame: &Frame) -> Option<Bytes> {
     let Kind::Notification { method, params } = frame.kind() else { return None };
     match method {
         Method::Progress => {
             let token = call.progress_token.clone()?;
-            let mut patch = Patch::new(frame.as_bytes().clone());
-            let mut edit = Edit::new(params.as_ref()?.object()?);
+            let mut patch = BytesPatch::new(frame.as_bytes().clone());
+            let mut edit = ObjectEdit::new(params.as_ref()?.object()?);
             edit.set(meta::PROGRESS_TOKEN, token);
-            edit.put(&mut patch);
-            Some(frame::on_one_line(patch.apply()))
+            edit.add_to(&mut patch);
+            Some(frame::to_single_line(patch.apply()))
         }
         // 2026-07-28, *Logging*: none at all for a request that did not name a level.
         Method::Message => {
             let wanted = call.log_level?;
             let level = LogLevel::parse(&params.as_ref()?.string("level")?)?;
-            (level >= wanted).then(|| frame::on_one_line(frame.as_bytes().clone()))
+            (level >= wanted).then(|| frame::to_single_line(frame.as_bytes().clone()))
         }
         // These are told to listeners (`subscriptions/listen`), or are about a request.
         Method::ToolsListChanged
@@ -212,14 +215,14 @@ pub fn notice(call: &Call, frame: &Frame) -> Option<Bytes> {
         | Method::ResourcesListChanged
         | Method::ResourceUpdated
         | Method::Cancelled => None,
-        _ => Some(frame::on_one_line(frame.as_bytes().clone())),
+        _ => Some(frame::to_single_line(frame.as_bytes().clone())),
     }
 }
 
 /// Whether the result of a `resources/read` is an empty list, by which some servers say that there
 /// is no such resource.
 pub fn has_no_contents(result: &Bytes) -> bool {
-    Object::read(result)
+    JsonObject::read(result)
         .ok()
         .and_then(|object| {
             serde_json::from_slice::<Vec<&RawValue>>(&object.get("contents")?).ok().map(|c| c.is_empty())
@@ -247,7 +250,7 @@ pub fn request(method: &Method, params: &str) -> Call {
         target: None,
         progress_token: None,
         log_level: None,
-        headers: Further::default(),
+        headers: ExtraHeaders::default(),
         client_info: ClientInfo::default(),
         trace: None,
     }
@@ -255,8 +258,8 @@ pub fn request(method: &Method, params: &str) -> Call {
 
 // === impl Refused ===
 
-impl Refused {
-    fn new(id: Option<Id>, error: ErrorObject) -> Self {
+impl RequestRefusal {
+    fn new(id: Option<RequestId>, error: ErrorObject) -> Self {
         Self { status: StatusCode::BAD_REQUEST, id, error }
     }
 
@@ -267,7 +270,7 @@ impl Refused {
 }
 
 /// What `_meta` says of a request.
-struct About {
+struct RequestMeta {
     version: String,
     capabilities: Arc<Capabilities>,
     client_info: ClientInfo,
@@ -278,28 +281,28 @@ struct About {
 /// Refuses a body whose nesting, `depth` levels, is deeper than `limit`.
 ///
 /// # Errors
-/// [`Refused`], without an id.
-pub fn check_depth(depth: usize, limit: usize) -> Result<(), Refused> {
+/// [`RequestRefusal`], without an id.
+pub fn check_depth(depth: usize, limit: usize) -> Result<(), RequestRefusal> {
     if depth > limit {
         return Err(unreadable(&FrameError::Depth { limit }));
     }
     Ok(())
 }
 
-fn unreadable(error: &FrameError) -> Refused {
+fn unreadable(error: &FrameError) -> RequestRefusal {
     let (id, code) = match error {
         FrameError::Syntax(_) => (None, code::PARSE_ERROR),
         FrameError::Shape { id } | FrameError::Member { id, .. } => (id.clone(), code::INVALID_REQUEST),
         FrameError::Id | FrameError::Depth { .. } => (None, code::INVALID_REQUEST),
     };
-    Refused::new(id, ErrorObject::new(code, error.to_string()))
+    RequestRefusal::new(id, ErrorObject::new(code, error.to_string()))
 }
 
 /// The params and what their `_meta` says (2026-07-28, *Per-request protocol fields*).
 fn read_meta<'a>(
     params: Option<&'a Payload>,
-    before: Option<&Remembered>,
-) -> Result<(&'a Object, About), ErrorObject> {
+    before: Option<&ClientProfile>,
+) -> Result<(&'a JsonObject, RequestMeta), ErrorObject> {
     let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
     let absent = |key: &str| wrong(format!("params._meta[\"{key}\"] is required"));
     let payload = params.ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
@@ -310,7 +313,7 @@ fn read_meta<'a>(
         None => return Err(absent(meta::PROTOCOL_VERSION)),
     };
     // Two readers of a repeated member may disagree, and what is checked here would not be what runs.
-    if let Some(key) = params.repeated().or_else(|| about.repeated()) {
+    if let Some(key) = params.repeated_key().or_else(|| about.repeated_key()) {
         return Err(wrong(format!("`{key}` occurs twice")));
     }
     let version = about.string(meta::PROTOCOL_VERSION).ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
@@ -331,7 +334,7 @@ fn read_meta<'a>(
         },
     };
     let progress_token = about.get(meta::PROGRESS_TOKEN);
-    if progress_token.as_ref().is_some_and(|token| Id::from_token(token.clone()).is_none()) {
+    if progress_token.as_ref().is_some_and(|token| RequestId::from_token(token.clone()).is_none()) {
         return Err(wrong("params._meta.progressToken must be a string or an integer".into()));
     }
     let log_level = match about.get(meta::LOG_LEVEL) {
@@ -343,21 +346,25 @@ fn read_meta<'a>(
                 .ok_or_else(|| wrong(format!("params._meta[\"{}\"] is not a log level", meta::LOG_LEVEL)))?,
         ),
     };
-    Ok((params, About { version, capabilities, client_info, progress_token, log_level }))
+    Ok((params, RequestMeta { version, capabilities, client_info, progress_token, log_level }))
 }
 
 /// What the call is about, once `Mcp-Name` agrees. For `tasks/*` the header may be absent: clients
 /// in the field leave it out, and nothing of ours is routed by it.
-fn read_target(method: &Method, params: &Object, headers: &HeaderMap) -> Result<Option<String>, ErrorObject> {
+fn read_target(
+    method: &Method,
+    params: &JsonObject,
+    headers: &HeaderMap,
+) -> Result<Option<String>, ErrorObject> {
     let Some(member) = method.name_member() else { return Ok(None) };
     let target = params.string(member);
     let named = headers::read(headers, &headers::NAME)
         .map_err(|error| ErrorObject::new(code::HEADER_MISMATCH, error.to_string()))?;
     match (&named, &target) {
         (Some(named), Some(target)) if *named != **target => {
-            return Err(differs(&headers::NAME, named, target));
+            return Err(header_differs(&headers::NAME, named, target));
         }
-        (None, Some(_)) if method.may_ask() => return Err(missing(&headers::NAME)),
+        (None, Some(_)) if method.can_request_input() => return Err(missing_header(&headers::NAME)),
         (Some(_) | None, Some(_)) => {}
         (_, None) => {
             return Err(ErrorObject::new(code::INVALID_PARAMS, format!("params.{member} must be a string")));
@@ -368,18 +375,18 @@ fn read_target(method: &Method, params: &Object, headers: &HeaderMap) -> Result<
 
 /// The value of a header that may stand once, as it is spelled: the sentinel is for names and
 /// parameters only (2026-07-28, *Value Encoding*).
-fn plain<'a>(lines: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, ErrorObject> {
+fn single_value<'a>(lines: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, ErrorObject> {
     let mut values = lines.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
-        return Err(mismatch(format!("{} occurs twice", shown(name))));
+        return Err(mismatch(format!("{} occurs twice", spec_name(name))));
     }
     // Bytes beyond ASCII agree with nothing, and the message says what came.
     Ok(Some(headers::text(value)))
 }
 
 /// The headers that go to the server with this request alone.
-fn pass_with_request(headers: &HeaderMap, before: Option<&Remembered>) -> Further {
+fn request_headers(headers: &HeaderMap, before: Option<&ClientProfile>) -> ExtraHeaders {
     let passed = || headers.iter().filter(|(name, _)| HeaderScope::of(name) == HeaderScope::Request);
     if let Some(before) = before
         && passed().eq(before.headers.iter())
@@ -393,12 +400,12 @@ fn pass_with_request(headers: &HeaderMap, before: Option<&Remembered>) -> Furthe
     out.into()
 }
 
-fn missing(name: &HeaderName) -> ErrorObject {
-    mismatch(format!("the {} header is required", shown(name)))
+fn missing_header(name: &HeaderName) -> ErrorObject {
+    mismatch(format!("the {} header is required", spec_name(name)))
 }
 
-fn differs(name: &HeaderName, header: &str, body: &str) -> ErrorObject {
-    mismatch(format!("{} header value '{header}' does not match body value '{body}'", shown(name)))
+fn header_differs(name: &HeaderName, header: &str, body: &str) -> ErrorObject {
+    mismatch(format!("{} header value '{header}' does not match body value '{body}'", spec_name(name)))
 }
 
 fn mismatch(message: String) -> ErrorObject {
@@ -406,7 +413,7 @@ fn mismatch(message: String) -> ErrorObject {
 }
 
 /// A header's name as the specification spells it.
-fn shown(name: &HeaderName) -> &str {
+fn spec_name(name: &HeaderName) -> &str {
     match name.as_str() {
         "mcp-protocol-version" => "MCP-Protocol-Version",
         "mcp-method" => "Mcp-Method",
@@ -418,7 +425,7 @@ fn shown(name: &HeaderName) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::Messages;
+    use crate::protocol::MessageReader;
     use http::HeaderValue;
 
     const META: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#;
@@ -447,8 +454,8 @@ mod tests {
         headers
     }
 
-    fn read_text(text: &str, headers: &HeaderMap) -> Result<Read, Refused> {
-        let mut messages = Messages::of(text.replace("META", META).into());
+    fn read_text(text: &str, headers: &HeaderMap) -> Result<ModernMessage, RequestRefusal> {
+        let mut messages = MessageReader::of(text.replace("META", META).into());
         let frame = messages.next().expect("there is one");
         check_depth(messages.depth(), 16)?;
         read(frame, headers, None)
@@ -461,8 +468,9 @@ mod tests {
         let declaring = |capabilities: &str, declared: Option<&Arc<Capabilities>>| {
             let text = CALL.replace("META", &META.replace("{}", capabilities));
             let nothing = Default::default();
-            let before = declared.map(|declared| Remembered::of(declared, &nothing, &Further::default()));
-            let Ok(Read::Request(_, capabilities)) =
+            let before =
+                declared.map(|declared| ClientProfile::of(declared, &nothing, &ExtraHeaders::default()));
+            let Ok(ModernMessage::Request(_, capabilities)) =
                 read(Frame::parse(text.into()), &good(), before.as_ref())
             else {
                 panic!("refused")
@@ -490,7 +498,7 @@ mod tests {
 
     #[test]
     fn a_good_request_is_read() {
-        let Ok(Read::Request(call, _)) = read_text(CALL, &good()) else { panic!("refused") };
+        let Ok(ModernMessage::Request(call, _)) = read_text(CALL, &good()) else { panic!("refused") };
         assert_eq!((&call.method, call.target.as_deref()), (&Method::ToolsCall, Some("add")));
     }
 

@@ -48,7 +48,7 @@ impl SessionSeal {
         HeaderValue::from_bytes(&text).expect("a header value with visible ASCII behind it is one")
     }
 
-    /// The server's own id; `None` where the tag is missing, was altered, or is of another principal.
+    /// The server's own id; `Missing` where the tag is missing, was altered, or is of another principal.
     pub fn open(&self, principal: Principal, sealed: &HeaderValue) -> Option<HeaderValue> {
         let bytes = sealed.as_bytes();
         let (id, rest) = bytes.split_at_checked(bytes.len().checked_sub(TAG_TEXT + 1)?)?;

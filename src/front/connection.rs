@@ -1,13 +1,15 @@
 //! One connection's socket, as hyper sees it: which version of HTTP begins on it, how long it may
 //! rest, and when a task handle has left through it.
 
-use super::half_closed::{Ending, HalfClosed, Peer};
+use super::half_closed::{EofTracker, HalfClosedState, PeerSocket};
 use crate::telemetry::Limit;
 use crate::{
-    dialect::{Call, Credentials, Remembered},
+    dialect::{Call, ClientProfile, Credentials},
     protocol::Capabilities,
-    proxy::Commit,
-    runtime::{Activity, Clock, Mutex, Receiving, Stopping, give_way, is_busy},
+    proxy::DeliveryCommit,
+    runtime::{
+        Clock, ConnectionActivity, DrainWatch, IncompleteBody, Mutex, register_write, wake_after_others,
+    },
 };
 use arc_swap::{ArcSwapOption, Guard};
 use http::{HeaderMap, HeaderName, HeaderValue, header::CONNECTION};
@@ -36,31 +38,31 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// The most that is remembered of what a client says with every request, in bytes, and of its credentials: there may
 /// be many connections.
-const REMEMBERED: usize = 1024;
+const MAX_REMEMBERED: usize = 1024;
 
 /// What is known of one connection and shared by its requests.
-pub(super) struct Connection {
+pub(super) struct ClientConnection {
     /// Whether the client used TLS to reach us.
     pub(super) secure: bool,
-    /// The client's address, or that of the proxy in front of us; `None` where the connection has none.
+    /// The client's address, or that of the proxy in front of us; `Missing` where the connection has none.
     pub(super) peer: Option<IpAddr>,
-    version: Version,
-    activity: Arc<Activity>,
+    version: HttpVersion,
+    activity: Arc<ConnectionActivity>,
     /// Here and not with each request: connections on different threads would meet at its count of references.
     clock: Arc<dyn Clock>,
     /// Whether it is to end with what it is answered.
-    leaving: Stopping,
+    drain_notice: DrainWatch,
     /// Handles whose bytes the socket has been given, but has not yet flushed. The lock guards
     /// this list alone and is held for a push or a take.
-    commits: Mutex<Commits>,
+    commits: Mutex<PendingCommits>,
     /// Whether there are any: spares each flush the lock.
-    waiting: atomic::AtomicBool,
-    /// A [`Phase`], of HTTP/1 alone.
+    has_commits: atomic::AtomicBool,
+    /// A [`ConnectionPhase`], of HTTP/1 alone.
     phase: atomic::AtomicU8,
-    /// An [`Answer`], of HTTP/1 alone.
-    answer: atomic::AtomicU8,
+    /// An [`ResponseFraming`], of HTTP/1 alone.
+    framing: atomic::AtomicU8,
     /// What its client said of itself last, if that is little.
-    remembered: ArcSwapOption<Remembered>,
+    remembered: ArcSwapOption<ClientProfile>,
     /// What it showed last, likewise.
     credentials: ArcSwapOption<Credentials>,
 }
@@ -69,7 +71,7 @@ pub(super) struct Connection {
 /// for the head itself; we have two, for a client that polls its task every half minute is welcome
 /// to keep its connection, and one that sends a head byte by byte is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     /// Waiting for a head to begin.
     Idle,
     /// Some of a head is here.
@@ -82,7 +84,7 @@ enum Phase {
 
 /// How the answer of the request that is being served is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
+enum ResponseFraming {
     NotBegun,
     /// In chunks (RFC 9112, section 7.1).
     Chunked,
@@ -91,25 +93,25 @@ enum Answer {
 }
 
 #[derive(Debug)]
-enum Commits {
-    Open(Vec<Commit>),
+enum PendingCommits {
+    Open(Vec<DeliveryCommit>),
     /// The connection has ended: what was not flushed will not be.
     Closed,
 }
 
-/// A socket as hyper sees it: completed flushes are reported to its [`Connection`].
+/// A socket as hyper sees it: completed flushes are reported to its [`ClientConnection`].
 #[pin_project(PinnedDrop)]
-pub(super) struct Io<S> {
+pub(super) struct ConnectionIo<S> {
     #[pin]
-    stream: TokioIo<Ending<S>>,
+    stream: TokioIo<EofTracker<S>>,
     /// What was read to tell the version of HTTP, until it is read again.
-    head: Head,
+    head: PrefaceBuffer,
     /// When the rest of a head is overdue. Most heads arrive in one piece and need no timer.
     overdue: Option<Pin<Box<Sleep>>>,
     read_headers: Duration,
     /// How long the client may still go on sending once we have ended our side.
     lingering: Option<Pin<Box<Sleep>>>,
-    connection: Arc<Connection>,
+    connection: Arc<ClientConnection>,
     /// The others of the thread have gone first, if there were any.
     gave_way: bool,
     /// Something is to be written, or has been since the last completed flush.
@@ -117,68 +119,68 @@ pub(super) struct Io<S> {
     /// The first byte of the answer has been sent ([`half_closed`](super::half_closed)).
     is_begun: bool,
     /// There once the client has ended its side.
-    half_closed: Option<Box<HalfClosed>>,
+    half_closed: Option<Box<HalfClosedState>>,
 }
 
 /// The first bytes of a connection.
 #[derive(Default)]
-pub(super) struct Head {
+pub(super) struct PrefaceBuffer {
     bytes: [u8; PREFACE.len()],
     filled: u8,
     taken: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum HttpVersion {
     Http1,
     Http2,
 }
 
 // === impl Connection ===
 
-impl Connection {
+impl ClientConnection {
     pub(super) fn new(
         secure: bool,
         peer: Option<IpAddr>,
-        version: Version,
-        activity: Arc<Activity>,
+        version: HttpVersion,
+        activity: Arc<ConnectionActivity>,
         clock: Arc<dyn Clock>,
-        leaving: Stopping,
+        leaving: DrainWatch,
     ) -> Self {
         let phase = match version {
-            Version::Http1 => Phase::Idle,
+            HttpVersion::Http1 => ConnectionPhase::Idle,
             // Has many requests at once, and keeps its own time.
-            Version::Http2 => Phase::Busy,
+            HttpVersion::Http2 => ConnectionPhase::Busy,
         };
         Self {
             secure,
             peer,
-            commits: Mutex::new(Commits::Open(Vec::new())),
-            waiting: atomic::AtomicBool::new(false),
+            commits: Mutex::new(PendingCommits::Open(Vec::new())),
+            has_commits: atomic::AtomicBool::new(false),
             version,
             activity,
             clock,
-            leaving,
+            drain_notice: leaving,
             phase: atomic::AtomicU8::new(phase as u8),
-            answer: atomic::AtomicU8::new(Answer::NotBegun as u8),
+            framing: atomic::AtomicU8::new(ResponseFraming::NotBegun as u8),
             remembered: ArcSwapOption::empty(),
             credentials: ArcSwapOption::empty(),
         }
     }
 
     /// What its client said with its request before, if that is remembered.
-    pub(super) fn remembered(&self) -> Guard<Option<Arc<Remembered>>> {
+    pub(super) fn remembered(&self) -> Guard<Option<Arc<ClientProfile>>> {
         self.remembered.load()
     }
 
     /// Its client says this now.
     pub(super) fn remember(&self, call: &Call, capabilities: &Arc<Capabilities>) {
         let (info, headers) = (&call.client_info, &call.headers);
-        if self.remembered.load().as_ref().is_some_and(|known| known.is_of(capabilities, info, headers)) {
+        if self.remembered.load().as_ref().is_some_and(|known| known.matches(capabilities, info, headers)) {
             return;
         }
-        let now = Remembered::of(capabilities, info, headers);
-        if now.kept() <= REMEMBERED {
+        let now = ClientProfile::of(capabilities, info, headers);
+        if now.retained_bytes() <= MAX_REMEMBERED {
             self.remembered.store(Some(Arc::new(now)));
         }
     }
@@ -187,12 +189,12 @@ impl Connection {
     pub(super) fn credentials(&self, headers: &HeaderMap, forward: &[HeaderName]) -> Credentials {
         let known = self.credentials.load();
         if let Some(known) = &*known
-            && known.are_of(headers, forward)
+            && known.matches_request(headers, forward)
         {
             return Credentials::clone(known);
         }
-        let now = Credentials::of(headers, forward);
-        if !now.is_empty() && now.kept() <= REMEMBERED {
+        let now = Credentials::from_request(headers, forward);
+        if !now.is_empty() && now.retained_bytes() <= MAX_REMEMBERED {
             self.credentials.store(Some(Arc::new(now.clone())));
         }
         now
@@ -201,8 +203,8 @@ impl Connection {
     /// The version of HTTP that is spoken.
     pub(super) const fn http_version(&self) -> &'static str {
         match self.version {
-            Version::Http1 => "1.1",
-            Version::Http2 => "2",
+            HttpVersion::Http1 => "1.1",
+            HttpVersion::Http2 => "2",
         }
     }
 
@@ -211,52 +213,52 @@ impl Connection {
     }
 
     /// Whether its client is to go elsewhere with its next request.
-    pub(super) fn is_to_end(&self) -> bool {
-        self.leaving.is_stopped()
+    pub(super) fn is_draining(&self) -> bool {
+        self.drain_notice.is_stopped()
     }
 
     /// A request's head is complete.
     pub(super) fn begin(&self) {
         self.activity.begin();
-        if self.version == Version::Http1 {
-            self.answers_in(Answer::NotBegun);
-            self.enter(Phase::Receiving);
+        if self.version == HttpVersion::Http1 {
+            self.set_framing(ResponseFraming::NotBegun);
+            self.enter(ConnectionPhase::Receiving);
         }
     }
 
     /// The body of a request is being waited for.
-    pub(super) fn receives(&self) -> Receiving<'_> {
-        self.activity.receives()
+    pub(super) fn begin_body(&self) -> IncompleteBody<'_> {
+        self.activity.begin_body()
     }
 
     /// A request is complete.
-    pub(super) fn received(&self) {
+    pub(super) fn complete_request(&self) {
         self.activity.complete();
-        if self.version == Version::Http1 {
-            self.enter(Phase::Busy);
+        if self.version == HttpVersion::Http1 {
+            self.enter(ConnectionPhase::Busy);
         }
     }
 
     /// The answer begins; in chunks or otherwise.
-    pub(super) fn answers(&self, in_chunks: bool) {
-        self.answers_in(if in_chunks { Answer::Chunked } else { Answer::Other });
+    pub(super) fn begin_response(&self, in_chunks: bool) {
+        self.set_framing(if in_chunks { ResponseFraming::Chunked } else { ResponseFraming::Other });
     }
 
-    fn answers_in(&self, answer: Answer) {
-        self.answer.store(answer as u8, atomic::Ordering::Relaxed);
+    fn set_framing(&self, answer: ResponseFraming) {
+        self.framing.store(answer as u8, atomic::Ordering::Relaxed);
     }
 
     /// Whether some of a head is here.
-    pub(super) fn is_in_a_head(&self) -> bool {
-        self.is(Phase::Head)
+    pub(super) fn is_reading_head(&self) -> bool {
+        self.is_in_phase(ConnectionPhase::Head)
     }
 
     /// The byte that can be sent now to a client that has ended its side, where there is one.
     fn probe(&self) -> Option<u8> {
-        let answer = self.answer.load(atomic::Ordering::Relaxed);
+        let answer = self.framing.load(atomic::Ordering::Relaxed);
         match () {
-            () if answer == Answer::NotBegun as u8 => Some(b'H'),
-            () if answer == Answer::Chunked as u8 => Some(b'0'),
+            () if answer == ResponseFraming::NotBegun as u8 => Some(b'H'),
+            () if answer == ResponseFraming::Chunked as u8 => Some(b'0'),
             () => None,
         }
     }
@@ -266,77 +268,77 @@ impl Connection {
         // Where it was refused before it was complete, its answer is not to be cut off either.
         self.activity.complete();
         self.activity.end(now);
-        if self.version == Version::Http1 {
-            self.enter(Phase::Idle);
+        if self.version == HttpVersion::Http1 {
+            self.enter(ConnectionPhase::Idle);
         }
     }
 
     /// The answer with these headers is its last: HTTP/1 says so in the answer (RFC 9112, 9.6), and HTTP/2 by a GOAWAY
     /// beside it, behind which what has begun goes on (RFC 9113, 6.8).
-    pub(super) fn ends_with(&self, headers: &mut HeaderMap) {
+    pub(super) fn announce_close(&self, headers: &mut HeaderMap) {
         match self.version {
-            Version::Http1 => drop(headers.insert(CONNECTION, HeaderValue::from_static("close"))),
-            Version::Http2 => self.activity.ask_to_close(),
+            HttpVersion::Http1 => drop(headers.insert(CONNECTION, HeaderValue::from_static("close"))),
+            HttpVersion::Http2 => self.activity.request_close(),
         }
     }
 
     /// Something was read.
-    fn heard(&self) {
-        if self.is(Phase::Idle) {
-            self.enter(Phase::Head);
+    fn on_read(&self) {
+        if self.is_in_phase(ConnectionPhase::Idle) {
+            self.enter(ConnectionPhase::Head);
         }
     }
 
-    fn is(&self, phase: Phase) -> bool {
+    fn is_in_phase(&self, phase: ConnectionPhase) -> bool {
         self.phase.load(atomic::Ordering::Relaxed) == phase as u8
     }
 
-    fn enter(&self, phase: Phase) {
+    fn enter(&self, phase: ConnectionPhase) {
         self.phase.store(phase as u8, atomic::Ordering::Relaxed);
     }
 
     /// The last byte of a task handle has been consumed by HTTP and is on its way to the socket.
-    pub(super) fn written(&self, commit: Commit) {
+    pub(super) fn push_commit(&self, commit: DeliveryCommit) {
         match &mut *self.commits.lock() {
-            Commits::Open(commits) => {
+            PendingCommits::Open(commits) => {
                 commits.push(commit);
-                self.waiting.store(true, atomic::Ordering::Release);
+                self.has_commits.store(true, atomic::Ordering::Release);
             }
-            Commits::Closed => drop(commit),
+            PendingCommits::Closed => drop(commit),
         }
     }
 
     /// Everything consumed so far has been taken by the socket.
-    pub(super) fn flushed(&self) {
+    pub(super) fn confirm_commits(&self) {
         // Looked at first: to change it costs as much as a lock, and there hardly ever is one.
-        if !self.waiting.load(atomic::Ordering::Acquire)
-            || !self.waiting.swap(false, atomic::Ordering::AcqRel)
+        if !self.has_commits.load(atomic::Ordering::Acquire)
+            || !self.has_commits.swap(false, atomic::Ordering::AcqRel)
         {
             return;
         }
         let commits = match &mut *self.commits.lock() {
-            Commits::Open(commits) => std::mem::take(commits),
-            Commits::Closed => return,
+            PendingCommits::Open(commits) => std::mem::take(commits),
+            PendingCommits::Closed => return,
         };
-        commits.into_iter().for_each(Commit::confirm);
+        commits.into_iter().for_each(DeliveryCommit::confirm);
     }
 
     /// The socket is gone.
     fn close(&self) {
-        let lost = std::mem::replace(&mut *self.commits.lock(), Commits::Closed);
+        let lost = std::mem::replace(&mut *self.commits.lock(), PendingCommits::Closed);
         drop(lost);
     }
 }
 
 // === impl Io ===
 
-impl<S> Io<S> {
+impl<S> ConnectionIo<S> {
     /// Lets the others of a busy thread go first, once before each write.
     fn poll_turn(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        if !*this.gave_way && is_busy() {
+        if !*this.gave_way && register_write() {
             *this.gave_way = true;
-            give_way(cx);
+            wake_after_others(cx);
             return Poll::Pending;
         }
         *this.gave_way = false;
@@ -344,9 +346,14 @@ impl<S> Io<S> {
     }
 
     /// A stream that begins with `head`, and what its requests share.
-    pub(super) fn new(stream: S, head: Head, read_headers: Duration, connection: Arc<Connection>) -> Self {
+    pub(super) fn new(
+        stream: S,
+        head: PrefaceBuffer,
+        read_headers: Duration,
+        connection: Arc<ClientConnection>,
+    ) -> Self {
         Self {
-            stream: TokioIo::new(Ending::new(stream)),
+            stream: TokioIo::new(EofTracker::new(stream)),
             head,
             overdue: None,
             read_headers,
@@ -360,23 +367,23 @@ impl<S> Io<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Peer> Io<S> {
+impl<S: AsyncRead + AsyncWrite + PeerSocket> ConnectionIo<S> {
     /// What is read of a client that has ended its side: nothing more. That is an end only where nothing is being
     /// answered, or the client turns out to have closed the connection.
     fn poll_half_closed(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
-        let is_receiving = this.connection.is(Phase::Receiving);
-        let is_idle = !is_receiving && !this.connection.is(Phase::Busy);
+        let is_receiving = this.connection.is_in_phase(ConnectionPhase::Receiving);
+        let is_idle = !is_receiving && !this.connection.is_in_phase(ConnectionPhase::Busy);
         if is_idle && !*this.is_unflushed {
             return Poll::Ready(Ok(()));
         }
-        let half_closed = this.half_closed.get_or_insert_with(HalfClosed::new);
+        let half_closed = this.half_closed.get_or_insert_with(HalfClosedState::new);
         if is_idle {
             // What is still to be sent is sent first.
             return Poll::Pending;
         }
         if is_receiving {
-            return if half_closed.ends_a_body(cx) { Poll::Ready(Ok(())) } else { Poll::Pending };
+            return if half_closed.release_eof(cx) { Poll::Ready(Ok(())) } else { Poll::Pending };
         }
         if !half_closed.is_probed
             && !*this.is_unflushed
@@ -396,12 +403,12 @@ impl<S: AsyncRead + AsyncWrite + Peer> Io<S> {
             if this.stream.inner().is_reset() {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
-            ready!(half_closed.poll_look(cx));
+            ready!(half_closed.poll_recheck(cx));
         }
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Peer> Read for Io<S> {
+impl<S: AsyncRead + AsyncWrite + PeerSocket> Read for ConnectionIo<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -412,12 +419,12 @@ impl<S: AsyncRead + AsyncWrite + Peer> Read for Io<S> {
         }
         let mut io = self;
         let this = io.as_mut().project();
-        let left = this.head.left();
+        let left = this.head.remaining();
         if !left.is_empty() {
             let count = left.len().min(buf.remaining());
             buf.put_slice(&left[..count]);
             this.head.taken += u8::try_from(count).expect("a preface is short");
-            this.connection.heard();
+            this.connection.on_read();
             // Together with what follows, if it is there: two short reads make hyper take a buffer
             // of twice the size. An error will come again.
             let _ = this.stream.poll_read(cx, buf);
@@ -425,24 +432,24 @@ impl<S: AsyncRead + AsyncWrite + Peer> Read for Io<S> {
         }
         let mut stream = this.stream;
         if let Poll::Ready(read) = stream.as_mut().poll_read(cx, buf) {
-            if stream.inner().has_ended && this.connection.version == Version::Http1 && read.is_ok() {
+            if stream.inner().has_ended && this.connection.version == HttpVersion::Http1 && read.is_ok() {
                 return io.poll_half_closed(cx);
             }
-            this.connection.heard();
+            this.connection.on_read();
             return Poll::Ready(read);
         }
-        if !this.connection.is(Phase::Head) {
+        if !this.connection.is_in_phase(ConnectionPhase::Head) {
             *this.overdue = None;
             return Poll::Pending;
         }
         let overdue = this.overdue.get_or_insert_with(|| Box::pin(sleep(*this.read_headers)));
         ready!(overdue.as_mut().poll(cx));
-        Limit::ReadHeaders.hit();
+        Limit::ReadHeaders.record_hit();
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Peer> Write for Io<S> {
+impl<S: AsyncRead + AsyncWrite + PeerSocket> Write for ConnectionIo<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         *self.as_mut().project().is_unflushed = true;
         ready!(self.as_mut().poll_turn(cx));
@@ -484,7 +491,7 @@ impl<S: AsyncRead + AsyncWrite + Peer> Write for Io<S> {
             // Its end may have been withheld until now.
             cx.waker().wake_by_ref();
         }
-        this.connection.flushed();
+        this.connection.confirm_commits();
         Poll::Ready(Ok(()))
     }
 
@@ -512,7 +519,7 @@ impl<S: AsyncRead + AsyncWrite + Peer> Write for Io<S> {
 }
 
 #[pin_project::pinned_drop]
-impl<S> PinnedDrop for Io<S> {
+impl<S> PinnedDrop for ConnectionIo<S> {
     fn drop(self: Pin<&mut Self>) {
         self.connection.close();
     }
@@ -520,15 +527,17 @@ impl<S> PinnedDrop for Io<S> {
 
 // === impl Head ===
 
-impl Head {
-    fn left(&self) -> &[u8] {
+impl PrefaceBuffer {
+    fn remaining(&self) -> &[u8] {
         &self.bytes[usize::from(self.taken)..usize::from(self.filled)]
     }
 }
 
 /// Reads just enough to know: what begins like HTTP/2 is, up to the end of its preface.
-pub(super) async fn tell_version(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Version, Head)> {
-    let mut head = Head::default();
+pub(super) async fn detect_version(
+    stream: &mut (impl AsyncRead + Unpin),
+) -> io::Result<(HttpVersion, PrefaceBuffer)> {
+    let mut head = PrefaceBuffer::default();
     loop {
         let filled = usize::from(head.filled);
         let count = stream.read(&mut head.bytes[filled..]).await?;
@@ -538,10 +547,10 @@ pub(super) async fn tell_version(stream: &mut (impl AsyncRead + Unpin)) -> io::R
         let filled = filled + count;
         head.filled = u8::try_from(filled).expect("a preface is short");
         if head.bytes[..filled] != PREFACE[..filled] {
-            return Ok((Version::Http1, head));
+            return Ok((HttpVersion::Http1, head));
         }
         if filled == PREFACE.len() {
-            return Ok((Version::Http2, head));
+            return Ok((HttpVersion::Http2, head));
         }
     }
 }
@@ -552,41 +561,50 @@ mod tests {
     use crate::{
         dialect::modern::request,
         protocol::Method,
-        runtime::{Drain, SystemClock, has_rest},
+        runtime::{Drain, SystemClock, on_thread_park},
     };
     use http::header::USER_AGENT;
     use std::{future::poll_fn, task::Waker};
     use tokio::sync::oneshot::{Receiver, error::TryRecvError};
 
-    impl Peer for tokio::io::DuplexStream {}
-    impl Peer for tokio::io::Empty {}
-    impl Peer for tokio::io::Join<&[u8], tokio::io::Sink> {}
-    impl<S> Peer for tokio::io::BufWriter<S> {}
+    impl PeerSocket for tokio::io::DuplexStream {}
+    impl PeerSocket for tokio::io::Empty {}
+    impl PeerSocket for tokio::io::Join<&[u8], tokio::io::Sink> {}
+    impl<S> PeerSocket for tokio::io::BufWriter<S> {}
 
     /// A handle whose last byte HTTP has consumed.
-    fn written(connection: &Connection) -> Receiver<()> {
-        let (commit, fate) = Commit::channel();
-        connection.written(commit);
+    fn written(connection: &ClientConnection) -> Receiver<()> {
+        let (commit, fate) = DeliveryCommit::channel();
+        connection.push_commit(commit);
         fate
     }
 
-    impl Connection {
+    impl ClientConnection {
         /// One by itself.
-        pub(in crate::front) fn of(version: Version) -> Arc<Self> {
+        pub(in crate::front) fn of(version: HttpVersion) -> Arc<Self> {
             let clock = Arc::new(SystemClock::new());
-            let (activity, (_drain, leaving)) = (Arc::new(Activity::new(clock.now())), Drain::new());
+            let (activity, (_drain, leaving)) =
+                (Arc::new(ConnectionActivity::new(clock.now())), Drain::new());
             Arc::new(Self::new(false, None, version, activity, clock, leaving))
         }
     }
 
-    fn io<S>(stream: S) -> (Io<S>, Arc<Connection>) {
-        let connection = Connection::of(Version::Http1);
-        (Io::new(stream, Head::default(), Duration::from_secs(10), Arc::clone(&connection)), connection)
+    fn io<S>(stream: S) -> (ConnectionIo<S>, Arc<ClientConnection>) {
+        let connection = ClientConnection::of(HttpVersion::Http1);
+        (
+            ConnectionIo::new(
+                stream,
+                PrefaceBuffer::default(),
+                Duration::from_secs(10),
+                Arc::clone(&connection),
+            ),
+            connection,
+        )
     }
 
     #[test]
     fn what_a_client_says_with_every_request_is_remembered_as_long_as_it_is_little() {
-        let connection = Connection::of(Version::Http2);
+        let connection = ClientConnection::of(HttpVersion::Http2);
         assert!(connection.remembered().is_none());
         let says = |length: usize, headers: &[(HeaderName, &'static str)]| {
             let text = format!(r#"{{"experimental":{{"{}":{{}}}}}}"#, "x".repeat(length));
@@ -604,13 +622,13 @@ mod tests {
             drop(known);
             assert_eq!(Arc::strong_count(&last), 2);
         }
-        let (large, _) = says(REMEMBERED, &[]);
+        let (large, _) = says(MAX_REMEMBERED, &[]);
         assert_eq!(Arc::strong_count(&large), 1);
 
         let agent = (USER_AGENT, "a/1");
         let (_, call) = says(1, std::slice::from_ref(&agent));
         let known = |call: &Call| {
-            connection.remembered().as_ref().is_some_and(|known| known.headers.is_same(&call.headers))
+            connection.remembered().as_ref().is_some_and(|known| known.headers.is_same_map(&call.headers))
         };
         assert!(known(&call));
         // What is another with each request takes no memory, and what was known stays.
@@ -623,7 +641,7 @@ mod tests {
 
     #[test]
     fn the_same_credentials_on_one_connection_are_the_same_in_memory() {
-        let connection = Connection::of(Version::Http1);
+        let connection = ClientConnection::of(HttpVersion::Http1);
         let shown = |key: &'static str, forward: &[HeaderName]| {
             let mut headers = HeaderMap::new();
             for (name, value) in [("host", "h"), ("x-api-key", key), ("user-agent", "u/1"), ("cookie", "a=1")]
@@ -691,7 +709,7 @@ mod tests {
         // Nobody says when this thread sleeps.
         assert_eq!((polls_for_a_write().await, polls_for_a_write().await), (1, 1));
         for _ in 0..3 {
-            has_rest();
+            on_thread_park();
             assert_eq!(polls_for_a_write().await, 1, "the first has nobody to wait for");
             assert_eq!((polls_for_a_write().await, polls_for_a_write().await), (2, 2));
         }
@@ -700,16 +718,16 @@ mod tests {
     #[tokio::test]
     async fn the_version_is_told_by_as_few_bytes_as_it_takes() {
         for (bytes, version, read) in [
-            (&b"GET / HTTP/1.1\r\n"[..], Version::Http1, 16),
-            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n...", Version::Http2, 24),
-            (b"POST /mcp HTTP/1.1\r\nhost: localhost\r\n", Version::Http1, 24),
+            (&b"GET / HTTP/1.1\r\n"[..], HttpVersion::Http1, 16),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n...", HttpVersion::Http2, 24),
+            (b"POST /mcp HTTP/1.1\r\nhost: localhost\r\n", HttpVersion::Http1, 24),
         ] {
             let mut rest = bytes;
-            let (told, head) = tell_version(&mut rest).await.expect("enough");
+            let (told, head) = detect_version(&mut rest).await.expect("enough");
             assert_eq!((told, bytes.len() - rest.len()), (version, read));
-            assert_eq!(head.left(), &bytes[..read]);
+            assert_eq!(head.remaining(), &bytes[..read]);
             let stream = tokio::io::join(rest, tokio::io::sink());
-            let mut io = Io::new(stream, head, Duration::from_secs(10), Connection::of(told));
+            let mut io = ConnectionIo::new(stream, head, Duration::from_secs(10), ClientConnection::of(told));
             let mut again = Vec::new();
             while again.len() < bytes.len() {
                 let mut piece = [0; 10];
@@ -719,6 +737,6 @@ mod tests {
             }
             assert_eq!(again, bytes);
         }
-        assert!(tell_version(&mut &b"PRI"[..]).await.is_err(), "it may become either");
+        assert!(detect_version(&mut &b"PRI"[..]).await.is_err(), "it may become either");
     }
 }

@@ -1,15 +1,15 @@
-//! `Forwarded` (RFC 7239): what a server is told of the connection by which a client's request came.
+//! `HttpResponse` (RFC 7239): what a server is told of the connection by which a client's request came.
 
 use http::{HeaderMap, HeaderValue, Uri, header, header::FORWARDED, request::Parts};
 use std::{fmt::Write as _, net::IpAddr};
 
-use super::connection::Connection;
+use super::connection::ClientConnection;
 use crate::policy::Route;
 
 /// What is known of the hop by which a request came.
 #[derive(Clone, Copy, Debug)]
-struct Hop<'a> {
-    /// `None` where the connection has no address.
+struct ClientHop<'a> {
+    /// `Missing` where the connection has no address.
     address: Option<IpAddr>,
     secure: bool,
     /// The URL that was asked for; over HTTP/2 it has the host.
@@ -17,15 +17,15 @@ struct Hop<'a> {
 }
 
 /// Adds the header to a request where the route says so (`upstream.forwarded`).
-pub(super) fn add(route: &Route, head: &mut Parts, connection: &Connection) {
+pub(super) fn add(route: &Route, head: &mut Parts, connection: &ClientConnection) {
     if route.forwarded {
-        let hop = Hop { address: connection.peer, secure: connection.secure, url: &head.uri };
+        let hop = ClientHop { address: connection.peer, secure: connection.secure, url: &head.uri };
         append(&mut head.headers, hop);
     }
 }
 
 /// Adds what is known of the client's hop behind what the header says of those before it.
-fn append(headers: &mut HeaderMap, hop: Hop<'_>) {
+fn append(headers: &mut HeaderMap, hop: ClientHop<'_>) {
     let mut value = Vec::new();
     for before in headers.get_all(FORWARDED) {
         // Behind a quote that is not closed, ours would be read as a part of it.
@@ -92,7 +92,7 @@ mod tests {
             headers.insert(header::HOST, HeaderValue::from_static(host));
         }
         let address = address.map(|address| address.parse().expect("an address"));
-        append(&mut headers, Hop { address, secure, url: &url.parse().expect("a URL") });
+        append(&mut headers, ClientHop { address, secure, url: &url.parse().expect("a URL") });
         assert_eq!(headers.get_all(FORWARDED).iter().count(), 1);
         headers[FORWARDED].to_str().expect("text").to_owned()
     }

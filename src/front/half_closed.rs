@@ -11,7 +11,7 @@
 //! Whoever reads on gets the same answer, and whoever has closed is noticed after the time that a packet takes there and
 //! back. Within an answer of known length nothing can be put; it is written until the system says that nobody takes it.
 
-use crate::runtime::Stream;
+use crate::runtime::NetworkStream;
 use pin_project::pin_project;
 use std::{
     io,
@@ -25,7 +25,7 @@ use tokio::{
 };
 
 /// A socket of which it can be known whether its peer has closed it.
-pub(super) trait Peer {
+pub(super) trait PeerSocket {
     /// Whether the peer has answered what it was sent with a reset. `false` where that cannot be known: then the next
     /// write fails.
     fn is_reset(&self) -> bool {
@@ -35,46 +35,46 @@ pub(super) trait Peer {
 
 /// A stream that remembers that its peer has ended its side.
 #[pin_project]
-pub(super) struct Ending<S> {
+pub(super) struct EofTracker<S> {
     #[pin]
     stream: S,
     pub(super) has_ended: bool,
 }
 
 /// What is done about a client that has ended its side.
-pub(super) struct HalfClosed {
+pub(super) struct HalfClosedState {
     /// How often the end was withheld from the reader of a body.
     withheld: u8,
     /// Whether a byte has been sent that a client that has closed answers with a reset.
     pub(super) is_probed: bool,
     /// When it is looked again whether it has.
-    look: Pin<Box<Sleep>>,
+    recheck: Pin<Box<Sleep>>,
     pause: Duration,
 }
 
 /// After a probe it is looked for a reset soon, then less and less often.
-const FIRST_LOOK: Duration = Duration::from_millis(5);
-const LAST_LOOK: Duration = Duration::from_millis(500);
+const FIRST_CHECK: Duration = Duration::from_millis(5);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How often a connection is polled until the end of its client's side is the end of a body, too: what the service has
 /// not read yet may be complete.
-const WITHHELD: u8 = 4;
+const MAX_WITHHELD: u8 = 4;
 
 // === impl Ending ===
 
-impl<S> Ending<S> {
+impl<S> EofTracker<S> {
     pub(super) const fn new(stream: S) -> Self {
         Self { stream, has_ended: false }
     }
 }
 
-impl<S: Peer> Peer for Ending<S> {
+impl<S: PeerSocket> PeerSocket for EofTracker<S> {
     fn is_reset(&self) -> bool {
         self.stream.is_reset()
     }
 }
 
-impl<S: AsyncRead> AsyncRead for Ending<S> {
+impl<S: AsyncRead> AsyncRead for EofTracker<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.project();
         let before = buf.filled().len();
@@ -86,7 +86,7 @@ impl<S: AsyncRead> AsyncRead for Ending<S> {
     }
 }
 
-impl<S: AsyncWrite> AsyncWrite for Ending<S> {
+impl<S: AsyncWrite> AsyncWrite for EofTracker<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.project().stream.poll_write(cx, buf)
     }
@@ -114,7 +114,7 @@ impl<S: AsyncWrite> AsyncWrite for Ending<S> {
 
 // === impl Peer ===
 
-impl Peer for Stream {
+impl PeerSocket for NetworkStream {
     fn is_reset(&self) -> bool {
         match self {
             Self::Left(tcp) => !matches!(tcp.take_error(), Ok(None)),
@@ -123,7 +123,7 @@ impl Peer for Stream {
     }
 }
 
-impl<S: Peer> Peer for tokio_rustls::server::TlsStream<S> {
+impl<S: PeerSocket> PeerSocket for tokio_rustls::server::TlsStream<S> {
     fn is_reset(&self) -> bool {
         self.get_ref().0.is_reset()
     }
@@ -131,14 +131,19 @@ impl<S: Peer> Peer for tokio_rustls::server::TlsStream<S> {
 
 // === impl HalfClosed ===
 
-impl HalfClosed {
+impl HalfClosedState {
     pub(super) fn new() -> Box<Self> {
-        Box::new(Self { withheld: 0, is_probed: false, look: Box::pin(sleep(FIRST_LOOK)), pause: FIRST_LOOK })
+        Box::new(Self {
+            withheld: 0,
+            is_probed: false,
+            recheck: Box::pin(sleep(FIRST_CHECK)),
+            pause: FIRST_CHECK,
+        })
     }
 
     /// Whether the end is to be shown to the reader of a body, which has not got all of it.
-    pub(super) fn ends_a_body(&mut self, cx: &Context<'_>) -> bool {
-        if self.withheld >= WITHHELD {
+    pub(super) fn release_eof(&mut self, cx: &Context<'_>) -> bool {
+        if self.withheld >= MAX_WITHHELD {
             return true;
         }
         self.withheld += 1;
@@ -147,10 +152,10 @@ impl HalfClosed {
     }
 
     /// Resolves when it is to be looked again for a reset.
-    pub(super) fn poll_look(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        std::task::ready!(self.look.as_mut().poll(cx));
-        self.pause = (self.pause * 2).min(LAST_LOOK);
-        self.look = Box::pin(sleep(self.pause));
+    pub(super) fn poll_recheck(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        std::task::ready!(self.recheck.as_mut().poll(cx));
+        self.pause = (self.pause * 2).min(MAX_CHECK_INTERVAL);
+        self.recheck = Box::pin(sleep(self.pause));
         Poll::Ready(())
     }
 }

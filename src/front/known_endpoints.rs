@@ -18,11 +18,11 @@ pub(super) struct OriginEndpoints {
     /// When each path was named last.
     named: Mutex<HashMap<String, Instant>>,
     /// When they were looked for last. Held meanwhile, so that requests at the same time look once.
-    pub(super) looked: tokio::sync::Mutex<Option<Instant>>,
+    pub(super) last_lookup: tokio::sync::Mutex<Option<Instant>>,
 }
 
 /// For how long an endpoint passes after a document has named it.
-const KNOWN: Duration = Duration::from_secs(60 * 60);
+const ENDPOINT_TTL: Duration = Duration::from_secs(60 * 60);
 
 // === impl KnownEndpoints ===
 
@@ -36,13 +36,13 @@ impl KnownEndpoints {
 
 impl OriginEndpoints {
     pub(super) fn has(&self, path: &str, now: Instant) -> bool {
-        self.named.lock().get(path).is_some_and(|named| now.saturating_duration_since(*named) < KNOWN)
+        self.named.lock().get(path).is_some_and(|named| now.saturating_duration_since(*named) < ENDPOINT_TTL)
     }
 
     /// Remembers paths that a document names, and forgets those that none has named for too long.
     pub(super) fn insert<'a>(&self, paths: impl Iterator<Item = &'a str>, now: Instant) {
         let mut named = self.named.lock();
-        named.retain(|_, at| now.saturating_duration_since(*at) < KNOWN);
+        named.retain(|_, at| now.saturating_duration_since(*at) < ENDPOINT_TTL);
         named.extend(paths.map(|path| (path.to_owned(), now)));
     }
 }

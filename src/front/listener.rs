@@ -11,21 +11,21 @@
 //! what is rare and large is boxed.
 
 use super::{
-    Error, Front, Lasting,
-    alarms::Alarms,
-    arrival::Arrival,
-    connection::{Connection, Head, Io, Version, tell_version},
-    half_closed::Peer,
-    layers::trace::Line,
-    refused_streams::Counted,
-    reply::Body,
-    write_timeout::{Paced, Paces, Portions},
+    Error, Front, SharedState,
+    connection::{ClientConnection, ConnectionIo, HttpVersion, PrefaceBuffer, detect_version},
+    half_closed::PeerSocket,
+    http_timer::HttpTimer,
+    incoming::IncomingRequest,
+    layers::access_entry::AccessEntry,
+    refused_streams::RefusedStreamCounter,
+    reply::FrontBody,
+    write_timeout::{PortionedBody, StreamTimeout, WriteTimeoutStream},
 };
 use crate::runtime::{
-    IdleGuard, Listener, Live, MIN_IDLE, MIN_PENDING, Net, Seldom, Stopping, Stream, Throttled,
-    is_out_of_descriptors, look_again, peer_address,
+    DrainWatch, EventThrottle, IdleGuard, MIN_IDLE, MIN_PENDING, Network, NetworkListener, NetworkStream,
+    PollOnWake, SwapCell, is_out_of_descriptors, peer_address, wait_before_recheck,
 };
-use crate::telemetry::{HeadRefused, Limit};
+use crate::telemetry::{Limit, RequestHeadRefused};
 use bytes::Bytes;
 use futures_util::{FutureExt, future::Map};
 use http::{
@@ -62,7 +62,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a client of HTTP/2 may take to acknowledge that its connection ends.
-const FAREWELL: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often an HTTP/2 connection is asked whether it is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -72,16 +72,16 @@ const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
 
 /// Sockets that listen.
-pub(super) struct Listeners {
+pub(super) struct ListenerSet {
     /// With the addresses that were asked for, and are really listened on.
-    sockets: Vec<(Listening, Listener)>,
+    sockets: Vec<(ListenAddress, NetworkListener)>,
     /// The socket to ask first next time, so that a busy one does not keep others waiting.
     next: usize,
 }
 
 /// Where a socket listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Listening {
+pub(super) struct ListenAddress {
     /// As it is configured.
     pub(super) wanted: SocketAddr,
     /// Port 0 has become a number.
@@ -89,85 +89,89 @@ pub(super) struct Listening {
 }
 
 /// To other addresses.
-pub(super) struct Move {
-    pub(super) kept: Vec<Listening>,
-    pub(super) further: Listeners,
+pub(super) struct ListenerUpdate {
+    pub(super) kept: Vec<ListenAddress>,
+    pub(super) added: ListenerSet,
 }
 
 /// By what is served, until the configuration is read again.
-pub(super) struct Generation<S> {
+pub(super) struct StackGeneration<S> {
     pub(super) front: Arc<Front>,
     pub(super) stack: S,
     pub(super) tls: Option<TlsAcceptor>,
 }
 
 /// One connection on its way.
-struct Visit<S> {
+struct ConnectionTask<S> {
     front: Arc<Front>,
     peer: Option<IpAddr>,
-    generations: Live<Generation<S>>,
-    leaving: Leaving,
+    generations: SwapCell<StackGeneration<S>>,
+    close_trigger: CloseTrigger,
 }
 
 /// What ends a connection.
-struct Leaving {
-    stopping: Stopping,
+struct CloseTrigger {
+    stopping: DrainWatch,
     idle: IdleGuard,
 }
 
 /// Why a connection is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
+enum CloseReason {
     /// The proxy stops.
-    Stopping,
+    Shutdown,
     /// Another connection needs its place, or its client is to go elsewhere.
-    Asked,
+    Requested,
 }
 
 /// One connection's way into the stack.
 #[derive(Clone)]
-struct Door<S> {
-    generations: Live<Generation<S>>,
-    connection: Arc<Connection>,
+struct ConnectionService<S> {
+    generations: SwapCell<StackGeneration<S>>,
+    connection: Arc<ClientConnection>,
 }
 
 /// The answer to one request, on the way to its connection.
 #[pin_project]
-struct Answering<F> {
+struct RequestFuture<F> {
     #[pin]
     answer: F,
-    connection: Arc<Connection>,
+    connection: Arc<ClientConnection>,
     /// Whether an answer of unknown length is sent in chunks: over HTTP/1.1 alone (RFC 9112, section 6.1).
     may_chunk: bool,
 }
 
 /// Runs the streams of HTTP/2 connections where the drain sees them.
 #[derive(Clone)]
-struct Tracked {
-    stopping: Stopping,
+struct DrainExecutor {
+    stopping: DrainWatch,
     /// For one of them to be rid of some of what it has to send.
     write: Duration,
 }
 
 /// The same way for HTTP/2, where answers go out in portions.
-struct Streams<S>(Door<S>);
+struct Http2Service<S>(ConnectionService<S>);
 
 /// What a stack answers with.
-type Served = Result<http::Response<Body>, Infallible>;
+type ServiceResult = Result<http::Response<FrontBody>, Infallible>;
 
 /// A stack that serves what arrives, as `stack.rs` builds it.
-pub(super) trait Serves:
-    Service<Arrival<Incoming>, Response = http::Response<Body>, Error = Infallible, Future: Send + 'static>
-    + Send
+pub(super) trait FrontStack:
+    Service<
+        IncomingRequest<Incoming>,
+        Response = http::Response<FrontBody>,
+        Error = Infallible,
+        Future: Send + 'static,
+    > + Send
     + Sync
     + 'static
 {
 }
 
-impl<S> Serves for S where
+impl<S> FrontStack for S where
     S: Service<
-            Arrival<Incoming>,
-            Response = http::Response<Body>,
+            IncomingRequest<Incoming>,
+            Response = http::Response<FrontBody>,
             Error = Infallible,
             Future: Send + 'static,
         > + Send
@@ -178,22 +182,22 @@ impl<S> Serves for S where
 
 /// Accepts connections until it is time to stop. Beyond the limit of connections it waits for one
 /// to close, and asks one that rests to; new ones queue in the system meanwhile.
-pub(super) async fn accept<S: Serves>(
-    mut listeners: Listeners,
-    mut moves: mpsc::UnboundedReceiver<Move>,
-    generations: Live<Generation<S>>,
-    lasting: Arc<Lasting>,
-    stopping: Stopping,
+pub(super) async fn accept<S: FrontStack>(
+    mut listeners: ListenerSet,
+    mut moves: mpsc::UnboundedReceiver<ListenerUpdate>,
+    generations: SwapCell<StackGeneration<S>>,
+    lasting: Arc<SharedState>,
+    stopping: DrainWatch,
 ) {
     let mut stopped = pin!(stopping.stopped());
-    let (mut full, mut pending) = (Throttled::default(), Throttled::default());
+    let (mut full, mut pending) = (EventThrottle::default(), EventThrottle::default());
     loop {
         let accepted = tokio::select! {
             // Stopping wins: what is accepted now could only be turned away.
             biased;
             () = &mut stopped => return,
             Some(to) = moves.recv() => {
-                listeners.go(to);
+                listeners.apply(to);
                 continue;
             }
             accepted = listeners.accept() => accepted,
@@ -203,28 +207,29 @@ pub(super) async fn accept<S: Serves>(
                 let place = tokio::select! {
                     biased;
                     () = &mut stopped => return,
-                    place = place(&lasting, &mut full, || generations.now().front.limits.connections) => place,
+                    place = connection_permit(&lasting, &mut full, || generations.load().front.limits.connections) => place,
                 };
                 let (front, tls) = {
-                    let generation = generations.now();
+                    let generation = generations.load();
                     (Arc::clone(&generation.front), generation.tls.clone())
                 };
                 let peer = peer_address(&stream);
                 let idle = lasting.idle.admit(peer, lasting.clock.now());
-                bound_pending(&lasting, &idle, front.limits.pending_connections(), &mut pending);
-                let leaving = Leaving { stopping: stopping.clone(), idle };
-                let visit = Visit { front, peer, generations: generations.clone(), leaving };
+                close_excess_pending(&lasting, &idle, front.limits.pending_connections(), &mut pending);
+                let leaving = CloseTrigger { stopping: stopping.clone(), idle };
+                let visit =
+                    ConnectionTask { front, peer, generations: generations.clone(), close_trigger: leaving };
                 stopping.spawn(async move {
                     let _place = (place, Limit::Connections.take(1));
-                    visit.connection(stream, tls).await;
+                    visit.run(stream, tls).await;
                 });
             }
             Err(error) => {
                 tracing::warn!(target: "deferral", event = "accept_failed", %error);
                 // Mostly there are no descriptors left, and what rests has one.
-                lasting.idle.make_room(lasting.clock.now(), MIN_IDLE);
-                let room = lasting.room.as_ref().filter(|_| is_out_of_descriptors(&error));
-                let _asked = room.and_then(|room| room.relieve());
+                lasting.idle.close_longest_idle(lasting.clock.now(), MIN_IDLE);
+                let room = lasting.limiter.as_ref().filter(|_| is_out_of_descriptors(&error));
+                let _asked = room.and_then(|room| room.reclaim());
                 sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -232,7 +237,11 @@ pub(super) async fn accept<S: Serves>(
 }
 
 /// A place for one more connection.
-async fn place(lasting: &Lasting, full: &mut Throttled, limit: impl Fn() -> usize) -> OwnedSemaphorePermit {
+async fn connection_permit(
+    lasting: &SharedState,
+    full: &mut EventThrottle,
+    limit: impl Fn() -> usize,
+) -> OwnedSemaphorePermit {
     let places = &lasting.connections;
     if let Ok(place) = Arc::clone(places).try_acquire_owned() {
         return place;
@@ -246,26 +255,31 @@ async fn place(lasting: &Lasting, full: &mut Throttled, limit: impl Fn() -> usiz
             waited,
         );
     }
-    Limit::Connections.hit();
+    Limit::Connections.record_hit();
     let mut waiting = pin!(Arc::clone(places).acquire_owned());
     loop {
-        lasting.idle.make_room(lasting.clock.now(), MIN_IDLE);
+        lasting.idle.close_longest_idle(lasting.clock.now(), MIN_IDLE);
         tokio::select! {
             biased;
             place = &mut waiting => return place.expect("the semaphore is never closed"),
-            () = look_again() => {}
+            () = wait_before_recheck() => {}
         }
     }
 }
 
 /// Closes connections of the network that this one comes from, where too many of it have completed no request.
-fn bound_pending(lasting: &Lasting, newest: &IdleGuard, limit: usize, throttled: &mut Throttled) {
+fn close_excess_pending(
+    lasting: &SharedState,
+    newest: &IdleGuard,
+    limit: usize,
+    throttled: &mut EventThrottle,
+) {
     let now = lasting.clock.now();
-    let closed = lasting.idle.bound_pending(newest, limit, now, MIN_PENDING);
+    let closed = lasting.idle.close_excess_pending(newest, limit, now, MIN_PENDING);
     if closed == 0 {
         return;
     }
-    (0..closed).for_each(|_| Limit::PendingConnections.hit());
+    (0..closed).for_each(|_| Limit::PendingConnections.record_hit());
     if let Some(closed) = throttled.count_all(closed, now) {
         tracing::warn!(
             target: "deferral",
@@ -285,10 +299,10 @@ fn header_lines(head: &[u8]) -> usize {
 }
 
 /// What ALPN agreed on, if the client took part.
-fn agreed_version(stream: &TlsStream<Paced<Stream>>) -> Option<Version> {
+fn agreed_version(stream: &TlsStream<WriteTimeoutStream<NetworkStream>>) -> Option<HttpVersion> {
     match stream.get_ref().1.alpn_protocol()? {
-        b"h2" => Some(Version::Http2),
-        _ => Some(Version::Http1),
+        b"h2" => Some(HttpVersion::Http2),
+        _ => Some(HttpVersion::Http1),
     }
 }
 
@@ -296,7 +310,7 @@ fn http1(front: &Front) -> http1::Builder {
     let limits = &front.limits;
     let mut builder = http1::Builder::new();
     builder
-        .timer(Alarms(Arc::clone(&front.clock)))
+        .timer(HttpTimer(Arc::clone(&front.clock)))
         .header_read_timeout(front.timeouts.idle)
         .max_header_size(limits.header_bytes)
         // hyper accepts no less, and by default keeps up to 400 KiB.
@@ -307,11 +321,11 @@ fn http1(front: &Front) -> http1::Builder {
     builder
 }
 
-fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
+fn http2(front: &Front, stopping: DrainWatch) -> http2::Builder<DrainExecutor> {
     let limits = &front.limits;
-    let mut builder = http2::Builder::new(Tracked { stopping, write: front.timeouts.write });
+    let mut builder = http2::Builder::new(DrainExecutor { stopping, write: front.timeouts.write });
     builder
-        .timer(Alarms(Arc::clone(&front.clock)))
+        .timer(HttpTimer(Arc::clone(&front.clock)))
         .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
         .max_concurrent_streams(limits.streams)
         // What a client may send before anybody reads it, so what a connection may cost unasked.
@@ -324,10 +338,10 @@ fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
 
 // === impl Visit ===
 
-impl<S: Serves> Visit<S> {
+impl<S: FrontStack> ConnectionTask<S> {
     /// From handshake to end.
-    async fn connection(&self, stream: Stream, tls: Option<TlsAcceptor>) {
-        let stream = Paced::new(stream, self.front.timeouts.write);
+    async fn run(&self, stream: NetworkStream, tls: Option<TlsAcceptor>) {
+        let stream = WriteTimeoutStream::new(stream, self.front.timeouts.write);
         match tls {
             None => self.http(stream, None, false).await,
             // Boxed: its state is large, and connections without TLS need not pay for it.
@@ -336,10 +350,10 @@ impl<S: Serves> Visit<S> {
     }
 
     /// Begins with a TLS handshake.
-    async fn https(&self, stream: Paced<Stream>, tls: TlsAcceptor) {
+    async fn https(&self, stream: WriteTimeoutStream<NetworkStream>, tls: TlsAcceptor) {
         let handshake = Box::pin(timeout(self.front.timeouts.read_headers, tls.accept(stream)));
         let shaken = tokio::select! {
-            _ = self.leaving.is_due() => return,
+            _ = self.close_trigger.triggered() => return,
             shaken = handshake => shaken,
         };
         match shaken {
@@ -349,173 +363,178 @@ impl<S: Serves> Visit<S> {
             }
             Ok(Err(error)) => tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error),
             Err(_elapsed) => {
-                Limit::ReadHeaders.hit();
+                Limit::ReadHeaders.record_hit();
                 tracing::debug!(target: "deferral", event = "tls_handshake_overdue");
             }
         }
     }
 
     /// Drives HTTP on a stream, of the version agreed on or the one its first bytes tell.
-    async fn http<T>(&self, mut stream: T, agreed: Option<Version>, secure: bool)
+    async fn http<T>(&self, mut stream: T, agreed: Option<HttpVersion>, secure: bool)
     where
-        T: AsyncRead + AsyncWrite + Peer + Send + Unpin + 'static,
+        T: AsyncRead + AsyncWrite + PeerSocket + Send + Unpin + 'static,
     {
         let (version, head) = match agreed {
-            Some(version) => (version, Head::default()),
+            Some(version) => (version, PrefaceBuffer::default()),
             // Boxed: it is over soon, and the connection may last.
-            None => match Box::pin(self.told_version(&mut stream)).await {
+            None => match Box::pin(self.read_version(&mut stream)).await {
                 Some(told) => told,
                 None => return,
             },
         };
-        let activity = &self.leaving.idle.activity;
-        let (clock, leaving) = (Arc::clone(&self.front.clock), self.front.leaving.clone());
+        let activity = &self.close_trigger.idle.activity;
+        let (clock, leaving) = (Arc::clone(&self.front.clock), self.front.drain_notice.clone());
         let connection =
-            Arc::new(Connection::new(secure, self.peer, version, Arc::clone(activity), clock, leaving));
-        let io = Io::new(stream, head, self.front.timeouts.read_headers, Arc::clone(&connection));
-        let door = Door { generations: self.generations.clone(), connection: Arc::clone(&connection) };
+            Arc::new(ClientConnection::new(secure, self.peer, version, Arc::clone(activity), clock, leaving));
+        let io = ConnectionIo::new(stream, head, self.front.timeouts.read_headers, Arc::clone(&connection));
+        let door =
+            ConnectionService { generations: self.generations.clone(), connection: Arc::clone(&connection) };
         // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
         // which hyper has answered. What it held has been dropped, and that is how we notice.
         match version {
-            Version::Http1 => {
+            HttpVersion::Http1 => {
                 let mut serving = http1(&self.front).serve_connection(io, door);
                 // Beside each of its requests.
-                let due = pin!(self.leaving.is_due());
-                let leaves = Seldom::new(due);
+                let due = pin!(self.close_trigger.triggered());
+                let leaves = PollOnWake::new(due);
                 let ended = tokio::select! {
                     ended = &mut serving => ended,
                     due = leaves => {
                         // hyper would wait for the rest of a request, and has answered nothing.
-                        if due == Due::Asked && !activity.has_completed() && activity.waiting_since().is_some() {
+                        if due == CloseReason::Requested && !activity.has_completed() && activity.waiting_since().is_some() {
                             return;
                         }
                         Pin::new(&mut serving).graceful_shutdown();
                         loop {
-                            match timeout(FAREWELL, &mut serving).await {
+                            match timeout(CLOSE_TIMEOUT, &mut serving).await {
                                 Ok(ended) => break ended,
                                 // The next request is incomplete, and another connection waits for its place.
-                                Err(_elapsed) if due == Due::Asked && connection.is_in_a_head() => return,
+                                Err(_elapsed) if due == CloseReason::Requested && connection.is_reading_head() => return,
                                 Err(_elapsed) => {}
                             }
                         }
                     }
                 };
                 if let Err(error) = ended {
-                    self.count(&error, || serving.into_parts().read_buf);
+                    self.count_limit(&error, || serving.into_parts().read_buf);
                 }
             }
             // Boxed: connections of HTTP/1 need not pay for it.
-            Version::Http2 => Box::pin(self.http2(io, door)).await,
+            HttpVersion::Http2 => Box::pin(self.http2(io, door)).await,
         }
     }
 
     /// Counts the limit that a connection of HTTP/1 has ended with. That a head is overdue is counted where it is read.
     /// `head` is what has been read of the request that was refused: hyper has one error for two limits.
-    fn count(&self, error: &hyper::Error, head: impl FnOnce() -> Bytes) {
+    fn count_limit(&self, error: &hyper::Error, head: impl FnOnce() -> Bytes) {
         if error.is_parse_too_large() {
             let has_too_many = header_lines(&head()) > self.front.limits.headers;
             let limit = if has_too_many { Limit::Headers } else { Limit::HeaderBytes };
-            HeadRefused { limit, client: self.peer }.emit();
+            RequestHeadRefused { limit, client: self.peer }.emit();
         } else if error.is_timeout() {
-            Limit::IdleConnection.hit();
+            Limit::IdleConnection.record_hit();
         }
     }
 
     /// The version of HTTP that the first bytes of a connection tell, if there is any.
-    async fn told_version<T: AsyncRead + Unpin>(&self, stream: &mut T) -> Option<(Version, Head)> {
+    async fn read_version<T: AsyncRead + Unpin>(
+        &self,
+        stream: &mut T,
+    ) -> Option<(HttpVersion, PrefaceBuffer)> {
         let read = tokio::select! {
             // A client that has said nothing yet has nothing to lose.
-            _ = self.leaving.is_due() => return None,
-            read = timeout(self.front.timeouts.read_headers, tell_version(stream)) => read,
+            _ = self.close_trigger.triggered() => return None,
+            read = timeout(self.front.timeouts.read_headers, detect_version(stream)) => read,
         };
         match read {
             Ok(told) => told.ok(),
             Err(_elapsed) => {
-                Limit::ReadHeaders.hit();
+                Limit::ReadHeaders.record_hit();
                 None
             }
         }
     }
 
-    async fn http2<T>(&self, io: Io<T>, door: Door<S>)
+    async fn http2<T>(&self, io: ConnectionIo<T>, door: ConnectionService<S>)
     where
-        T: AsyncRead + AsyncWrite + Peer + Send + Unpin + 'static,
+        T: AsyncRead + AsyncWrite + PeerSocket + Send + Unpin + 'static,
     {
-        let activity = &self.leaving.idle.activity;
-        let builder = http2(&self.front, self.leaving.stopping.clone());
-        let mut serving = pin!(builder.serve_connection(Counted::new(io, self.peer), Streams(door)));
+        let activity = &self.close_trigger.idle.activity;
+        let builder = http2(&self.front, self.close_trigger.stopping.clone());
+        let mut serving =
+            pin!(builder.serve_connection(RefusedStreamCounter::new(io, self.peer), Http2Service(door)));
         let due = tokio::select! {
             _ = serving.as_mut() => return,
-            due = self.leaving.is_due() => due,
+            due = self.close_trigger.triggered() => due,
             // hyper has a time for this over HTTP/1 alone, and over HTTP/2 any frame is a sign of life.
-            () = activity.over(self.front.timeouts.idle, &*self.front.clock) => {
-                Limit::IdleConnection.hit();
-                Due::Asked
+            () = activity.wait_idle(self.front.timeouts.idle, &*self.front.clock) => {
+                Limit::IdleConnection.record_hit();
+                CloseReason::Requested
             }
         };
-        if due == Due::Asked && !activity.has_completed() && activity.waiting_since().is_some() {
+        if due == CloseReason::Requested && !activity.has_completed() && activity.waiting_since().is_some() {
             return;
         }
         serving.as_mut().graceful_shutdown();
         let is_waiting = || match due {
-            Due::Stopping => activity.idle_since().is_some(),
+            CloseReason::Shutdown => activity.idle_since().is_some(),
             // Another connection waits for its place: one that sends the rest of a request slowly has had its time.
-            Due::Asked => activity.waiting_since().is_some(),
+            CloseReason::Requested => activity.waiting_since().is_some(),
         };
         // A client that does not take its leave is not waited for; its requests are.
-        while timeout(FAREWELL, serving.as_mut()).await.is_err() && !is_waiting() {}
+        while timeout(CLOSE_TIMEOUT, serving.as_mut()).await.is_err() && !is_waiting() {}
     }
 }
 
 // === impl Leaving ===
 
-impl Leaving {
+impl CloseTrigger {
     /// Resolves when the connection is to end as soon as it can: the proxy stops, or its place is wanted.
-    async fn is_due(&self) -> Due {
+    async fn triggered(&self) -> CloseReason {
         tokio::select! {
-            () = self.stopping.stopped() => Due::Stopping,
-            () = self.idle.activity.asked_to_close() => Due::Asked,
+            () = self.stopping.stopped() => CloseReason::Shutdown,
+            () = self.idle.activity.close_requested() => CloseReason::Requested,
         }
     }
 }
 
 // === impl Listeners ===
 
-impl Listeners {
+impl ListenerSet {
     /// Listens on all of `addresses`.
-    pub(super) fn bind(addresses: &[SocketAddr], net: &Net) -> Result<Self, Error> {
+    pub(super) fn bind(addresses: &[SocketAddr], net: &Network) -> Result<Self, Error> {
         if addresses.is_empty() {
             return Err(Error::NoAddress);
         }
         let listen = |&wanted: &SocketAddr| {
             let socket = net.listen(wanted).map_err(|source| Error::Bind { address: wanted, source })?;
-            Ok((Listening { wanted, address: socket.address().unwrap_or(wanted) }, socket))
+            Ok((ListenAddress { wanted, address: socket.address().unwrap_or(wanted) }, socket))
         };
         Ok(Self { sockets: addresses.iter().map(listen).collect::<Result<_, Error>>()?, next: 0 })
     }
 
     /// None yet.
-    pub(super) const fn none() -> Self {
+    pub(super) const fn empty() -> Self {
         Self { sockets: Vec::new(), next: 0 }
     }
 
     /// What is really listened on.
-    pub(super) fn addresses(&self) -> impl Iterator<Item = Listening> {
+    pub(super) fn addresses(&self) -> impl Iterator<Item = ListenAddress> {
         self.sockets.iter().map(|(listening, _)| *listening)
     }
 
     /// Opens no more than is kept and added. Connections that were accepted go on.
-    fn go(&mut self, Move { kept, further }: Move) {
+    fn apply(&mut self, ListenerUpdate { kept, added: further }: ListenerUpdate) {
         self.sockets.retain(|(listening, _)| kept.contains(listening));
         self.sockets.extend(further.sockets);
         self.next = 0;
     }
 
-    async fn accept(&mut self) -> io::Result<Stream> {
+    async fn accept(&mut self) -> io::Result<NetworkStream> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
+    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<NetworkStream>> {
         for _ in 0..self.sockets.len() {
             let (_, socket) = &mut self.sockets[self.next];
             let accepted = socket.poll_accept(cx);
@@ -530,39 +549,39 @@ impl Listeners {
 
 // === impl Door ===
 
-impl<S: Serves> Service<http::Request<Incoming>> for Door<S> {
-    type Response = http::Response<Body>;
+impl<S: FrontStack> Service<http::Request<Incoming>> for ConnectionService<S> {
+    type Response = http::Response<FrontBody>;
     type Error = Infallible;
-    type Future = Answering<S::Future>;
+    type Future = RequestFuture<S::Future>;
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
         self.connection.begin();
-        let line = Line::begin(Arc::clone(&self.connection), request.method().clone());
+        let line = AccessEntry::begin(Arc::clone(&self.connection), request.method().clone());
         let may_chunk = request.version() == http::Version::HTTP_11;
-        let arrival = Arrival { request, line };
-        let answer = self.generations.now().stack.call(arrival);
-        Answering { answer, connection: Arc::clone(&self.connection), may_chunk }
+        let arrival = IncomingRequest { request, line };
+        let answer = self.generations.load().stack.call(arrival);
+        RequestFuture { answer, connection: Arc::clone(&self.connection), may_chunk }
     }
 }
 
 // === impl Answering ===
 
-impl<F: Future<Output = Served>> Future for Answering<F> {
-    type Output = Served;
+impl<F: Future<Output = ServiceResult>> Future for RequestFuture<F> {
+    type Output = ServiceResult;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Served> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ServiceResult> {
         let this = self.project();
         let Ok(mut response) = ready!(this.answer.poll(cx));
-        if this.connection.is_to_end() {
-            this.connection.ends_with(response.headers_mut());
+        if this.connection.is_draining() {
+            this.connection.announce_close(response.headers_mut());
         }
-        this.connection.answers(*this.may_chunk && is_chunked(&response));
+        this.connection.begin_response(*this.may_chunk && is_chunked(&response));
         Poll::Ready(Ok(response))
     }
 }
 
 /// Whether hyper sends an answer of HTTP/1.1 in chunks.
-fn is_chunked(response: &http::Response<Body>) -> bool {
+fn is_chunked(response: &http::Response<FrontBody>) -> bool {
     let (headers, body) = (response.headers(), response.body());
     response.status() == StatusCode::OK
         && !body.is_end_stream()
@@ -573,14 +592,14 @@ fn is_chunked(response: &http::Response<Body>) -> bool {
 
 // === impl Streams ===
 
-impl<S: Serves> Service<http::Request<Incoming>> for Streams<S> {
-    type Response = http::Response<Portions>;
+impl<S: FrontStack> Service<http::Request<Incoming>> for Http2Service<S> {
+    type Response = http::Response<PortionedBody>;
     type Error = Infallible;
-    type Future = Map<Answering<S::Future>, fn(Served) -> Result<Self::Response, Infallible>>;
+    type Future = Map<RequestFuture<S::Future>, fn(ServiceResult) -> Result<Self::Response, Infallible>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
         join_cookies(request.headers_mut());
-        self.0.call(request).map(|served| served.map(|response| response.map(Portions::of)))
+        self.0.call(request).map(|served| served.map(|response| response.map(PortionedBody::of)))
     }
 }
 
@@ -600,8 +619,8 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 // === impl Tracked ===
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tracked {
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for DrainExecutor {
     fn execute(&self, stream: F) {
-        self.stopping.spawn(Paces::new(stream, self.write));
+        self.stopping.spawn(StreamTimeout::new(stream, self.write));
     }
 }

@@ -7,20 +7,20 @@
 
 use super::{
     Front,
-    answer::{self, Refusal, refuse},
-    arrival::{Answered, Arrival},
-    connection::Connection,
+    connection::ClientConnection,
+    incoming::{IncomingRequest, ResponseResult},
     layers::{
-        principal::{credentials, principal, remove_hop},
-        trace::Line,
+        access_entry::AccessEntry,
+        principal::{credentials, principal, remove_hop_headers},
     },
-    reply::Body,
+    reply::FrontBody,
+    responses::{self, RefusalReason, refuse},
 };
 use crate::{
     policy::Route,
-    protocol::splice::{Edit, Object},
-    proxy::{AccessSummary, Service},
-    upstream::Document,
+    protocol::splice::{JsonObject, ObjectEdit},
+    proxy::{AccessSummary, RouteService},
+    upstream::OriginResponse,
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -41,13 +41,13 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 const PARAMETER: &str = "resource_metadata";
 
 /// The address a client called us by, without a path.
-pub(super) struct Address {
-    scheme: Scheme,
-    /// Host and port; with `Scheme::Public`, all of the address.
+pub(super) struct PublicAddress {
+    scheme: AddressScheme,
+    /// Host and port; with `AddressScheme::Public`, all of the address.
     authority: Box<str>,
 }
 
-enum Scheme {
+enum AddressScheme {
     Http,
     Https,
     Public,
@@ -55,13 +55,13 @@ enum Scheme {
 
 /// Whether a path asks for metadata. One that could lead somewhere else, for whoever resolves dots
 /// behind us, does not: it would reach whatever the server's host has, with the caller's credentials.
-pub(super) fn is_asked(path: &str) -> bool {
+pub(super) fn is_metadata_path(path: &str) -> bool {
     path.strip_prefix(WELL_KNOWN)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/') && !leads_elsewhere(rest))
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/') && !has_dot_segments(rest))
 }
 
 /// Whether a path has segments of dots, however they and the slashes around them are spelt.
-pub(super) fn leads_elsewhere(path: &str) -> bool {
+pub(super) fn has_dot_segments(path: &str) -> bool {
     // Again and again: it may be decoded more than once on its way.
     let mut decoded = String::with_capacity(path.len());
     for char in path.chars() {
@@ -78,33 +78,33 @@ pub(super) fn leads_elsewhere(path: &str) -> bool {
 /// Answers with the metadata of the server behind the route that the path names.
 ///
 /// Boxed: it is rare, and should not make the future of every call larger.
-pub(super) fn serve<B>(front: Arc<Front>, arrival: Arrival<B>) -> BoxFuture<'static, Answered> {
-    let Arrival { request, line } = arrival;
+pub(super) fn serve<B>(front: Arc<Front>, arrival: IncomingRequest<B>) -> BoxFuture<'static, ResponseResult> {
+    let IncomingRequest { request, line } = arrival;
     let (mut head, _body) = request.into_parts();
     async move { Ok(fetch(&front, &mut head, line).await) }.boxed()
 }
 
-async fn fetch(front: &Front, head: &mut Parts, mut line: Line) -> Response<Body> {
+async fn fetch(front: &Front, head: &mut Parts, mut line: AccessEntry) -> Response<FrontBody> {
     let path = head.uri.path();
     let Some(service) = service(front, path) else {
         let served = front.services.iter().map(|service| format!("{WELL_KNOWN}{}", service.route().path));
         let served = served.collect::<Vec<_>>().join(", ");
-        return refuse(Refusal::Path { path: path.to_owned(), served }, line);
+        return refuse(RefusalReason::Path { path: path.to_owned(), served }, line);
     };
     let route = service.route();
-    line.on_route(&route.path);
-    if service.leads_back(&head.headers) {
-        return refuse(Refusal::Loop { path: route.path.to_string() }, line);
+    line.set_route(&route.path);
+    if service.is_loop(&head.headers) {
+        return refuse(RefusalReason::Loop { path: route.path.to_string() }, line);
     }
-    remove_hop(route, &mut head.headers);
-    line.by(principal(&front.principals, route, None, &head.headers));
+    remove_hop_headers(route, &mut head.headers);
+    line.set_principal(principal(&front.principals, route, None, &head.headers));
     let credentials = credentials(route, &head.headers);
-    let address = Address::of(front, head, line.connection());
+    let address = PublicAddress::of(front, head, line.connection());
     match service.metadata(path, &credentials).await {
-        Ok(document) => pass_on(document, &address, route, line),
+        Ok(document) => respond(document, &address, route, line),
         Err(lost) => {
-            let mut response = refuse(Refusal::Metadata(lost), line);
-            address.put_in_challenge(&front.services, route, response.headers_mut());
+            let mut response = refuse(RefusalReason::Metadata(lost), line);
+            address.rewrite_challenges(&front.services, route, response.headers_mut());
             response
         }
     }
@@ -112,7 +112,7 @@ async fn fetch(front: &Front, head: &mut Parts, mut line: Line) -> Response<Body
 
 /// The route whose metadata a path asks for: the one named after the prefix; or the only one,
 /// whatever is named, for the path may be the server's own.
-fn service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn Service>> {
+fn service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn RouteService>> {
     let named = front.service(path.strip_prefix(WELL_KNOWN)?);
     match (named, &*front.services) {
         (Some(service), _) | (None, [service]) => Some(service),
@@ -120,10 +120,15 @@ fn service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn Service>> {
     }
 }
 
-fn pass_on(document: Document, address: &Address, route: &Route, line: Line) -> Response<Body> {
-    let Document { status, headers, body } = document;
-    let body = if status.is_success() { address.put_in_metadata(route, body) } else { body };
-    let mut response = answer::json(status, body, AccessSummary::default(), line);
+fn respond(
+    document: OriginResponse,
+    address: &PublicAddress,
+    route: &Route,
+    line: AccessEntry,
+) -> Response<FrontBody> {
+    let OriginResponse { status, headers, body } = document;
+    let body = if status.is_success() { address.rewrite_metadata(route, body) } else { body };
+    let mut response = responses::json(status, body, AccessSummary::default(), line);
     for name in [CONTENT_TYPE, CACHE_CONTROL, WWW_AUTHENTICATE] {
         if let Some(value) = headers.get(&name) {
             response.headers_mut().insert(name, value.clone());
@@ -134,21 +139,21 @@ fn pass_on(document: Document, address: &Address, route: &Route, line: Line) -> 
 
 // === impl Address ===
 
-impl Address {
+impl PublicAddress {
     /// The configured address, or what the request says: its host, and the scheme it came by, or
     /// came by to a proxy in front of us. A client that lies here misleads itself alone.
-    pub(super) fn of(front: &Front, head: &Parts, connection: &Connection) -> Self {
+    pub(super) fn of(front: &Front, head: &Parts, connection: &ClientConnection) -> Self {
         if let Some(public) = &front.public_url {
-            return Self { scheme: Scheme::Public, authority: base(public).into() };
+            return Self { scheme: AddressScheme::Public, authority: base(public).into() };
         }
         // Where several proxies added theirs, the client's own is the first.
         let forwarded = head.headers.get(&FORWARDED_PROTO).map(HeaderValue::as_bytes);
         let forwarded = forwarded.and_then(|list| list.split(|&byte| byte == b',').next());
         let scheme = match forwarded.map(<[u8]>::trim_ascii) {
-            Some(b"https") => Scheme::Https,
-            Some(b"http") => Scheme::Http,
-            Some(_) | None if connection.secure => Scheme::Https,
-            Some(_) | None => Scheme::Http,
+            Some(b"https") => AddressScheme::Https,
+            Some(b"http") => AddressScheme::Http,
+            Some(_) | None if connection.secure => AddressScheme::Https,
+            Some(_) | None => AddressScheme::Http,
         };
         let host = || head.headers.get(HOST).and_then(|host| host.to_str().ok());
         let authority = head.uri.authority().map(|authority| authority.as_str()).or_else(host);
@@ -156,23 +161,23 @@ impl Address {
     }
 
     /// Our address with a path after it.
-    pub(super) fn with(&self, path: &str) -> String {
+    pub(super) fn url_for(&self, path: &str) -> String {
         let scheme = match self.scheme {
-            Scheme::Http => "http://",
-            Scheme::Https => "https://",
-            Scheme::Public => "",
+            AddressScheme::Http => "http://",
+            AddressScheme::Https => "https://",
+            AddressScheme::Public => "",
         };
         format!("{scheme}{}{path}", self.authority)
     }
 
     /// Gives metadata our address of the route as its `resource`.
-    fn put_in_metadata(&self, route: &Route, body: Bytes) -> Bytes {
-        let Ok(object) = Object::read(&body) else { return body };
+    fn rewrite_metadata(&self, route: &Route, body: Bytes) -> Bytes {
+        let Ok(object) = JsonObject::read(&body) else { return body };
         if !object.contains("resource") {
             return body;
         }
-        let resource = serde_json::to_vec(&self.with(&route.path)).expect("a string is written to memory");
-        let mut edit = Edit::new(&object);
+        let resource = serde_json::to_vec(&self.url_for(&route.path)).expect("a string is written to memory");
+        let mut edit = ObjectEdit::new(&object);
         edit.set("resource", resource);
         edit.apply()
     }
@@ -180,9 +185,9 @@ impl Address {
     /// Leads a client that is challenged to the metadata we serve. Where there is one route, the
     /// path the server gave is kept if it is of the well-known kind, for that is what will be asked
     /// of it; otherwise it becomes the route's.
-    pub(super) fn put_in_challenge(
+    pub(super) fn rewrite_challenges(
         &self,
-        services: &[Arc<dyn Service>],
+        services: &[Arc<dyn RouteService>],
         route: &Route,
         headers: &mut HeaderMap,
     ) {
@@ -193,23 +198,23 @@ impl Address {
         }
         if let http::header::Entry::Occupied(mut challenges) = headers.entry(WWW_AUTHENTICATE) {
             for challenge in challenges.iter_mut() {
-                if let Some(ours) = self.challenge(challenge, route, keep) {
+                if let Some(ours) = self.rewrite_challenge(challenge, route, keep) {
                     *challenge = ours;
                 }
             }
         }
     }
 
-    fn challenge(&self, challenge: &HeaderValue, route: &Route, keep: bool) -> Option<HeaderValue> {
+    fn rewrite_challenge(&self, challenge: &HeaderValue, route: &Route, keep: bool) -> Option<HeaderValue> {
         let text = challenge.to_str().ok()?;
         let at = parameter(text)?;
         let path = text[at.clone()]
             .parse::<Uri>()
             .ok()
             .map(|told| told.path().to_owned())
-            .filter(|path| keep && is_asked(path))
+            .filter(|path| keep && is_metadata_path(path))
             .unwrap_or_else(|| format!("{WELL_KNOWN}{}", route.path));
-        let url = self.with(&path);
+        let url = self.url_for(&path);
         HeaderValue::try_from(format!("{}{url}{}", &text[..at.start], &text[at.end..])).ok()
     }
 }
@@ -288,7 +293,7 @@ mod tests {
             "/.well-known/oauth-protected-resource/mcp",
             "/.well-known/oauth-protected-resource/v1.0/..mcp/a%20b",
         ] {
-            assert!(is_asked(path), "{path}");
+            assert!(is_metadata_path(path), "{path}");
         }
         for path in [
             "/.well-known/oauth-protected-resources",
@@ -302,7 +307,7 @@ mod tests {
             "/.well-known/oauth-protected-resource/..;x/b",
             "/.well-known/oauth-protected-resource/..\\b",
         ] {
-            assert!(!is_asked(path), "{path}");
+            assert!(!is_metadata_path(path), "{path}");
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Where clients come in.
 //!
 //! The front accepts connections, refuses what may not come in, reads one message from each POST
-//! and hands it to the route's [`proxy::Service`](Service). What comes back it writes as one JSON
+//! and hands it to the route's [`proxy::RouteService`](RouteService). What comes back it writes as one JSON
 //! response or, where something must be said before the end, as an event stream. It promises that
 //!
-//! * nothing is read or held without a bound that has a name ([`Limits`], [`Timeouts`]);
+//! * nothing is read or held without a bound that has a name ([`ClientLimits`], [`ClientTimeouts`]);
 //! * a client that leaves is noticed: its call's stream of items is dropped;
 //! * a task handle counts as given when the client's socket has taken its last byte, not before
 //!   (`reply`, `connection`);
 //! * each request leaves one access line, however it ends (`layers::trace`).
 //!
-//! Begin with `stack`, which lists what a request passes through, then `face`, `modern` and `legacy`.
+//! Begin with `stack`, which lists what a request passes through, then `dispatch`, `modern` and `legacy`.
 //!
 //! | file | |
 //! |---|---|
@@ -21,14 +21,14 @@
 //! | `refused_streams.rs` | calls on one HTTP/2 connection beyond what it may carry |
 //! | `write_timeout.rs` | clients that take nothing of what is written to them |
 //! | `tls.rs` | certificates |
-//! | `renewal.rs` | another configuration, while it serves |
+//! | `reload.rs` | another configuration, while it serves |
 //! | `stack.rs` | begins; the layers, the outermost first |
-//! | `arrival.rs` | a request on its way through them |
+//! | `incoming.rs` | a request on its way through them |
 //! | `layers/` | one file each |
-//! | `face.rs` | reads a request, and decides which face it is for |
+//! | `dispatch.rs` | reads a request, and decides which face it is for |
 //! | `modern.rs` | 2026-07-28 over POST |
 //! | `legacy.rs` | older revisions, passed on to their server |
-//! | `places.rs` | the places of calls in flight |
+//! | `call_permits.rs` | the places of calls in flight |
 //! | `receive.rs` | a request's body, bounded in bytes and time, and all of them in memory |
 //! | `reply.rs` | a reply as JSON or as an event stream |
 //! | `metadata.rs` | protected-resource metadata, made to name us |
@@ -36,28 +36,28 @@
 //! | `preflight.rs` | the answer to a browser that asks before it calls |
 //! | `known_endpoints.rs` | the endpoints of authorization servers that documents have named |
 //! | `sign_in.rs` | authorization-server metadata and endpoints at the server's own host (2025-03-26) |
-//! | `answer.rs` | the front's own refusals, as status and body |
+//! | `responses.rs` | the front's own refusals, as status and body |
 
-mod alarms;
-mod answer;
-mod arrival;
+mod call_permits;
 mod connection;
-mod face;
+mod dispatch;
 mod forwarded;
 mod half_closed;
+mod http_timer;
+mod incoming;
 mod known_endpoints;
 mod layers;
 mod legacy;
 mod listener;
 mod metadata;
 mod modern;
-mod places;
 mod preflight;
 mod receive;
 mod refused_streams;
+mod reload;
 mod removed_token;
-mod renewal;
 mod reply;
+mod responses;
 mod sign_in;
 mod stack;
 mod tls;
@@ -65,13 +65,13 @@ mod write_timeout;
 
 use crate::{
     dialect::{PrincipalKey, SessionSeal},
-    policy::{Access, Tokens, is_same_path},
-    proxy::Service,
-    runtime::{Clock, IdleConnections, Live, Room, Stopping, random, resize},
+    policy::{AccessPolicy, TokenSet, is_same_path},
+    proxy::RouteService,
+    runtime::{Clock, ConnectionLimiter, DrainWatch, IdleConnections, SwapCell, random, resize_semaphore},
     telemetry::trace::Tracer,
 };
+use call_permits::CallPermits;
 use http::{Uri, uri::Scheme};
-use places::Places;
 use receive::BodyMemory;
 use std::{
     fmt, io,
@@ -86,12 +86,12 @@ use tokio::{
 };
 
 pub use crate::runtime::PrivateKey;
-pub use layers::principal::Callers;
+pub use layers::principal::PrincipalNames;
 pub use receive::SMALL_BODY;
-pub use renewal::Renew;
+pub use reload::FrontReload;
 pub use stack::serve;
 pub use tls::{TlsError, TlsPaths, acceptor};
-pub use write_timeout::Paced;
+pub use write_timeout::WriteTimeoutStream;
 
 /// How clients are met.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,21 +101,21 @@ pub struct Config {
     /// Serve TLS, and nothing else, on all of them. Default off.
     pub tls: Option<TlsPaths>,
     /// Hosts and origins that may come in. Default: this machine and addresses, no names.
-    pub access: Access,
+    pub access: AccessPolicy,
     /// The tokens by which clients are known; without any, nobody is asked for one. Default none.
-    pub tokens: Tokens,
-    pub limits: Limits,
-    pub timeouts: Timeouts,
+    pub tokens: TokenSet,
+    pub limits: ClientLimits,
+    pub timeouts: ClientTimeouts,
     /// The address clients know us by, where it is not what their requests say (a proxy in front
     /// rewrites `Host`). Used for protected-resource metadata only. Default: from each request.
     pub public_url: Option<Uri>,
     /// Where load balancers ask whether clients should be sent here. Default nowhere.
-    pub health: Option<Health>,
+    pub health: Option<HealthConfig>,
 }
 
 /// How health checks are answered on the clients' listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct HealthConfig {
     pub path: Arc<str>,
     /// Whether each route's server must be known to be reachable.
     pub needs_servers: bool,
@@ -123,7 +123,7 @@ pub struct Health {
 
 /// How much of what there may be at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ClientLimits {
     /// Bytes of one request's body; more is refused with 413. Default 4 MiB.
     pub body_bytes: usize,
     /// Bytes of all requests' bodies that are in memory, unfinished ones and those of calls in flight
@@ -142,7 +142,7 @@ pub struct Limits {
     /// or less where the system allows the process fewer descriptors.
     pub connections: usize,
     /// Connections from one address, or one /64 of IPv6, that have not completed a request yet; no more than half of
-    /// `connections` ([`Limits::pending_connections`]). For a further one the one that has waited the longest is
+    /// `connections` ([`ClientLimits::pending_connections`]). For a further one the one that has waited the longest is
     /// closed. Default 1000.
     pub pending_connections: usize,
     /// Calls in flight, from their head to the last byte of their answer; further ones are refused
@@ -157,7 +157,7 @@ pub struct Limits {
 
 /// How long to wait for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeouts {
+pub struct ClientTimeouts {
     /// For the TLS handshake, and for a whole head once its first byte is there. Default 10 s.
     pub read_headers: Duration,
     /// For a body once its head is there; then 408. Default 30 s.
@@ -173,20 +173,20 @@ pub struct Timeouts {
 
 /// The secrets by which principals and sessions are recognised.
 #[derive(Clone)]
-pub struct Keys {
+pub struct IdentityKeys {
     pub principals: PrincipalKey,
     /// Binds the session ids of legacy clients to their principal. Can be replaced while the front serves.
-    pub sessions: Live<SessionSeal>,
+    pub sessions: SwapCell<SessionSeal>,
 }
 
 /// A front at work.
-pub struct Bound {
+pub struct FrontHandle {
     /// What is really listened on, in the order of [`Config::listen`]: port 0 has become a number.
     pub addresses: Vec<SocketAddr>,
     /// Accepts connections until it is time to stop. Those it accepted are waited for by the drain.
     pub task: JoinHandle<()>,
     /// Goes on by another configuration.
-    pub renew: Arc<dyn Renew>,
+    pub reload: Arc<dyn FrontReload>,
 }
 
 /// Why the front cannot begin.
@@ -202,43 +202,43 @@ pub enum Error {
 
 /// What a request is served with: what the configuration said when its head had been read, and what outlasts that.
 struct Front {
-    services: Vec<Arc<dyn Service>>,
+    services: Vec<Arc<dyn RouteService>>,
     /// Where they are, for the access lines.
     paths: Vec<Arc<str>>,
-    limits: Limits,
-    timeouts: Timeouts,
+    limits: ClientLimits,
+    timeouts: ClientTimeouts,
     public_url: Option<Uri>,
-    lasting: Arc<Lasting>,
+    shared: Arc<SharedState>,
 }
 
 /// What all connections share, whatever the configuration says.
-struct Lasting {
+struct SharedState {
     principals: PrincipalKey,
-    sessions: Live<SessionSeal>,
+    sessions: SwapCell<SessionSeal>,
     /// The endpoints at which clients sign in at servers.
     endpoints: known_endpoints::KnownEndpoints,
     /// The tokens of the newest configuration.
-    tokens: watch::Sender<Tokens>,
+    tokens: watch::Sender<TokenSet>,
     /// A permit for each connection that may be open.
     connections: Arc<Semaphore>,
     clock: Arc<dyn Clock>,
     tracer: Tracer,
     idle: Arc<IdleConnections>,
     /// Whether a connection ends with what it is answered: its client is to go elsewhere.
-    leaving: Stopping,
+    drain_notice: DrainWatch,
     /// Where connections to servers are bounded.
-    room: Option<Room>,
+    limiter: Option<ConnectionLimiter>,
     /// What the bodies of requests take.
     bodies: Arc<BodyMemory>,
-    calls: Places,
+    call_permits: CallPermits,
 }
 
 // === impl Keys ===
 
-impl From<PrincipalKey> for Keys {
+impl From<PrincipalKey> for IdentityKeys {
     /// Session ids are bound by a key that is made here, and so for as long as the process lives.
     fn from(principals: PrincipalKey) -> Self {
-        Self { principals, sessions: Live::new(SessionSeal::new(random(), [])) }
+        Self { principals, sessions: SwapCell::new(SessionSeal::new(random(), [])) }
     }
 }
 
@@ -246,7 +246,7 @@ impl From<PrincipalKey> for Keys {
 
 impl Config {
     /// The address on which clients from elsewhere show their tokens to whoever listens in, if there is one.
-    fn shows_tokens_on(&self) -> Option<SocketAddr> {
+    fn plaintext_token_address(&self) -> Option<SocketAddr> {
         let is_https = |url: &Uri| url.scheme() == Some(&Scheme::HTTPS);
         if self.tokens.is_empty() || self.tls.is_some() || self.public_url.as_ref().is_some_and(is_https) {
             return None;
@@ -260,10 +260,10 @@ impl Default for Config {
         Self {
             listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8808))],
             tls: None,
-            access: Access::default(),
-            tokens: Tokens::default(),
-            limits: Limits::default(),
-            timeouts: Timeouts::default(),
+            access: AccessPolicy::default(),
+            tokens: TokenSet::default(),
+            limits: ClientLimits::default(),
+            timeouts: ClientTimeouts::default(),
             public_url: None,
             health: None,
         }
@@ -272,14 +272,14 @@ impl Default for Config {
 
 // === impl Limits ===
 
-impl Limits {
+impl ClientLimits {
     /// The limit on connections of one network that have not completed a request, so that it cannot take all.
     pub fn pending_connections(&self) -> usize {
         self.pending_connections.min(self.connections / 2).max(1)
     }
 }
 
-impl Default for Limits {
+impl Default for ClientLimits {
     fn default() -> Self {
         Self {
             body_bytes: 4 << 20,
@@ -297,7 +297,7 @@ impl Default for Limits {
 
 // === impl Timeouts ===
 
-impl Default for Timeouts {
+impl Default for ClientTimeouts {
     fn default() -> Self {
         Self {
             read_headers: Duration::from_secs(10),
@@ -310,7 +310,7 @@ impl Default for Timeouts {
 
 // === impl Bound ===
 
-impl fmt::Debug for Bound {
+impl fmt::Debug for FrontHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bound").field("addresses", &self.addresses).finish_non_exhaustive()
     }
@@ -318,28 +318,28 @@ impl fmt::Debug for Bound {
 
 // === impl Lasting ===
 
-impl Lasting {
+impl SharedState {
     /// From now on these limits hold; what has been taken stays.
-    fn bound_by(&self, before: Limits, limits: Limits) {
-        self.bodies.bound_by(limits.body_memory);
-        self.calls.bound_by(limits.calls);
-        resize(&self.connections, before.connections, limits.connections);
+    fn set_limits(&self, before: ClientLimits, limits: ClientLimits) {
+        self.bodies.set_limit(limits.body_memory);
+        self.call_permits.set_limit(limits.calls);
+        resize_semaphore(&self.connections, before.connections, limits.connections);
     }
 }
 
 // === impl Front ===
 
 impl Deref for Front {
-    type Target = Lasting;
+    type Target = SharedState;
 
-    fn deref(&self) -> &Lasting {
-        &self.lasting
+    fn deref(&self) -> &SharedState {
+        &self.shared
     }
 }
 
 impl Front {
-    fn of(config: &Config, services: Vec<Arc<dyn Service>>, lasting: Arc<Lasting>) -> Arc<Self> {
-        if let Some(listen) = config.shows_tokens_on() {
+    fn of(config: &Config, services: Vec<Arc<dyn RouteService>>, lasting: Arc<SharedState>) -> Arc<Self> {
+        if let Some(listen) = config.plaintext_token_address() {
             tracing::warn!(
                 target: "deferral",
                 event = "tokens_unencrypted",
@@ -349,7 +349,7 @@ impl Front {
         }
         let Config { limits, timeouts, public_url, .. } = config;
         let (limits, timeouts, public_url) = (*limits, *timeouts, public_url.clone());
-        Arc::new(Self { paths: paths(&services), services, limits, timeouts, public_url, lasting })
+        Arc::new(Self { paths: paths(&services), services, limits, timeouts, public_url, shared: lasting })
     }
 
     /// The same once more. Requests on different threads have different ones, and with each its paths: else they
@@ -362,12 +362,12 @@ impl Front {
             limits: self.limits,
             timeouts: self.timeouts,
             public_url,
-            lasting: Arc::clone(&self.lasting),
+            shared: Arc::clone(&self.shared),
         }
     }
 
     /// The route at a path ([`Front::position`]).
-    fn service(&self, path: &str) -> Option<&Arc<dyn Service>> {
+    fn service(&self, path: &str) -> Option<&Arc<dyn RouteService>> {
         Some(&self.services[self.position(path)?])
     }
 
@@ -384,6 +384,6 @@ impl Front {
 }
 
 /// The path of each, none of which is shared with the others that this gives.
-fn paths(services: &[Arc<dyn Service>]) -> Vec<Arc<str>> {
+fn paths(services: &[Arc<dyn RouteService>]) -> Vec<Arc<str>> {
     services.iter().map(|service| Arc::from(&*service.route().path)).collect()
 }

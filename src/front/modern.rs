@@ -2,38 +2,38 @@
 
 use super::{
     Front,
-    layers::{span, trace::Line},
-    metadata::Address,
+    layers::{access_entry::AccessEntry, span},
+    metadata::PublicAddress,
     removed_token,
 };
 use crate::{
     dialect::{Call, Caller},
     policy::Route,
-    protocol::{Capabilities, Heartbeat, Id, Method},
-    proxy::{Items, KeepAlive, Service},
+    protocol::{Capabilities, Method, ProgressHeartbeat, RequestId},
+    proxy::{KeepAlive, ReplyStream, RouteService},
 };
 use bytes::Bytes;
 use http::request::Parts;
 use std::{sync::Arc, time::Instant};
 
 /// A call on its way.
-pub(super) struct Asked {
-    pub(super) id: Id,
-    pub(super) items: Items,
-    pub(super) ladder: KeepAlive,
-    pub(super) address: Address,
+pub(super) struct DispatchedCall {
+    pub(super) id: RequestId,
+    pub(super) items: ReplyStream,
+    pub(super) keep_alive: KeepAlive,
+    pub(super) address: PublicAddress,
 }
 
 /// Hands a call to the service.
-pub(super) fn ask(
+pub(super) fn dispatch(
     front: &Front,
-    service: &dyn Service,
+    service: &dyn RouteService,
     head: &Parts,
     (mut call, capabilities): (Arc<Call>, Arc<Capabilities>),
-    line: &mut Line,
-) -> Asked {
-    let began = line.asks(&call);
-    let trace = line.spans(span::of_call(&front.tracer, &call, &head.headers));
+    line: &mut AccessEntry,
+) -> DispatchedCall {
+    let began = line.begin_call(&call);
+    let trace = line.set_span(span::call_span(&front.tracer, &call, &head.headers));
     if trace.is_some() {
         Arc::make_mut(&mut call).trace = trace;
     }
@@ -42,13 +42,13 @@ pub(super) fn ask(
         credentials: line.connection().credentials(&head.headers, &service.route().forward),
         capabilities,
         client_info: call.client_info.clone(),
-        standing: service.route().standing(&head.headers, line.token(), line.principal()),
-        signs: service.route().tickets.ask_for_headers().then(|| Arc::new(head.headers.clone())),
+        rollout_membership: service.route().rollout_membership(&head.headers, line.token(), line.principal()),
+        match_headers: service.route().tickets.needs_headers().then(|| Arc::new(head.headers.clone())),
     };
-    Asked {
+    DispatchedCall {
         id: call.id.clone(),
-        ladder: ladder(service.route(), &call, &caller, began),
-        address: Address::of(front, head, line.connection()),
+        keep_alive: keep_alive(service.route(), &call, &caller, began),
+        address: PublicAddress::of(front, head, line.connection()),
         items: match call.method {
             Method::Listen => {
                 let (removal, id) = (removed_token::removal(front, line), call.id.clone());
@@ -60,11 +60,11 @@ pub(super) fn ask(
 }
 
 /// What the client is told while it waits. One that can be given a task is told of progress there.
-fn ladder(route: &Route, call: &Call, caller: &Caller, began: Instant) -> KeepAlive {
-    if !call.method.may_ask() {
-        return KeepAlive::of_comments(route.held.comments, began);
+fn keep_alive(route: &Route, call: &Call, caller: &Caller, began: Instant) -> KeepAlive {
+    if !call.method.can_request_input() {
+        return KeepAlive::comments_only(route.held.comments, began);
     }
     let token = call.progress_token.as_deref().filter(|_| !caller.capabilities.declares_tasks());
-    let heartbeat = token.map(|token| Heartbeat::new(Bytes::copy_from_slice(token), true));
+    let heartbeat = token.map(|token| ProgressHeartbeat::new(Bytes::copy_from_slice(token), true));
     KeepAlive::new(route.held, heartbeat, began)
 }

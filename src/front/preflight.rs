@@ -1,6 +1,6 @@
 //! The answer to a browser that asks before it calls (Fetch standard, *CORS-preflight request*).
 
-use super::{answer, layers::trace::Line, reply::Body};
+use super::{layers::access_entry::AccessEntry, reply::FrontBody, responses};
 use crate::dialect::detached;
 use http::{
     HeaderMap, HeaderValue, Request, Response, StatusCode,
@@ -15,11 +15,15 @@ const PREFLIGHT_AGE: HeaderValue = HeaderValue::from_static("7200");
 
 /// Answers a browser that asks before it calls. Only origins that may call get this far, and the
 /// access layer adds theirs to the answer.
-pub(super) fn preflight<B>(request: &Request<B>, method: &'static str, line: Line) -> Response<Body> {
+pub(super) fn preflight<B>(
+    request: &Request<B>,
+    method: &'static str,
+    line: AccessEntry,
+) -> Response<FrontBody> {
     let mut headers = HeaderMap::new();
     if !request.headers().contains_key(ORIGIN) {
         headers.insert(ALLOW, HeaderValue::from_static(method));
-        return answer::empty(StatusCode::NO_CONTENT, headers, line);
+        return responses::empty(StatusCode::NO_CONTENT, headers, line);
     }
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(method));
     headers.insert(ACCESS_CONTROL_MAX_AGE, PREFLIGHT_AGE);
@@ -28,5 +32,5 @@ pub(super) fn preflight<B>(request: &Request<B>, method: &'static str, line: Lin
     for wanted in request.headers().get_all(ACCESS_CONTROL_REQUEST_HEADERS) {
         headers.append(ACCESS_CONTROL_ALLOW_HEADERS, detached(wanted));
     }
-    answer::empty(StatusCode::NO_CONTENT, headers, line)
+    responses::empty(StatusCode::NO_CONTENT, headers, line)
 }

@@ -1,6 +1,6 @@
 //! A request's body, bounded in bytes and time, and with all others in memory.
 
-use super::answer::Refusal;
+use super::responses::RefusalReason;
 use crate::telemetry::Limit;
 use bytes::Bytes;
 use futures_util::poll;
@@ -18,7 +18,7 @@ use std::{
 use tokio::time::timeout;
 
 /// How much is set aside on a client's word alone.
-const TRUSTED: u64 = 64 << 10;
+const TRUSTED_LENGTH: u64 = 64 << 10;
 
 /// A body of at most this many bytes may also take the last eighth of the memory for bodies, so that
 /// clients who send a few large ones keep nobody else out.
@@ -33,19 +33,19 @@ pub(super) struct BodyMemory {
 
 /// A part of the memory for bodies. Given back when it is dropped.
 #[derive(Debug)]
-struct Reserved {
+struct MemoryReservation {
     memory: Arc<BodyMemory>,
     bytes: usize,
 }
 
 /// A body, and the memory it counts for.
-struct Counted {
+struct ReservedBody {
     bytes: Vec<u8>,
-    _reserved: Reserved,
+    _reserved: MemoryReservation,
 }
 
 /// Takes the whole body, of at most `limit` bytes, within this time into memory of its own. It counts towards
-/// [`Limits::body_memory`](super::Limits::body_memory) from its first byte until the last slice of it
+/// [`ClientLimits::body_memory`](super::ClientLimits::body_memory) from its first byte until the last slice of it
 /// is dropped: a call may be held for hours. What `waits` gives is held while it is waited for.
 ///
 /// The copy is deliberate. What hyper hands out is a slice of the connection's read buffer, and a
@@ -53,17 +53,17 @@ struct Counted {
 /// second buffer of 8 KiB or more, to save copying the few hundred bytes most calls have.
 ///
 /// # Errors
-/// [`Refusal::TooLarge`], as soon as that is known; [`Refusal::TooSlow`]; [`Refusal::Broken`];
-/// [`Refusal::NoMemory`].
+/// [`RefusalReason::TooLarge`], as soon as that is known; [`RefusalReason::TooSlow`]; [`RefusalReason::Broken`];
+/// [`RefusalReason::NoMemory`].
 pub(super) async fn receive<B: Body<Data = Bytes>, G>(
     memory: &Arc<BodyMemory>,
     body: B,
     limit: usize,
     within: Duration,
     waits: impl FnOnce() -> G,
-) -> Result<Bytes, Refusal> {
+) -> Result<Bytes, RefusalReason> {
     if body.size_hint().lower() > limit as u64 {
-        return Err(Refusal::TooLarge { limit });
+        return Err(RefusalReason::TooLarge { limit });
     }
     let mut whole = pin!(collect(memory, body, limit));
     // Mostly it came with the head, and no time is needed.
@@ -71,27 +71,27 @@ pub(super) async fn receive<B: Body<Data = Bytes>, G>(
         return received;
     }
     let _waiting = waits();
-    timeout(within, whole).await.unwrap_or(Err(Refusal::TooSlow { limit: within }))
+    timeout(within, whole).await.unwrap_or(Err(RefusalReason::TooSlow { limit: within }))
 }
 
 async fn collect<B: Body<Data = Bytes>>(
     memory: &Arc<BodyMemory>,
     body: B,
     limit: usize,
-) -> Result<Bytes, Refusal> {
+) -> Result<Bytes, RefusalReason> {
     let expected = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    let mut reserved = Reserved { memory: Arc::clone(memory), bytes: 0 };
+    let mut reserved = MemoryReservation { memory: Arc::clone(memory), bytes: 0 };
     let mut whole = Vec::new();
     let mut body = pin!(body);
     while let Some(frame) = body.frame().await {
         // Trailers mean nothing to us.
-        let Ok(data) = frame.map_err(|_| Refusal::Broken)?.into_data() else { continue };
+        let Ok(data) = frame.map_err(|_| RefusalReason::Broken)?.into_data() else { continue };
         let length = whole.len() + data.len();
         if length > limit {
-            return Err(Refusal::TooLarge { limit });
+            return Err(RefusalReason::TooLarge { limit });
         }
         if length > whole.capacity() {
-            let room = room(whole.capacity(), length, expected);
+            let room = next_capacity(whole.capacity(), length, expected);
             // Before it is taken. Nothing is on a client's word alone, but what is trusted.
             reserved.grow(room)?;
             whole.reserve_exact(room - whole.len());
@@ -105,13 +105,13 @@ async fn collect<B: Body<Data = Bytes>>(
         whole.shrink_to_fit();
         reserved.shrink(whole.capacity());
     }
-    Ok(Bytes::from_owner(Counted { bytes: whole, _reserved: reserved }))
+    Ok(Bytes::from_owner(ReservedBody { bytes: whole, _reserved: reserved }))
 }
 
 /// Room for `length` bytes, so that few steps lead to the end: the whole body where that is trusted,
 /// else twice as much each time, and nothing beyond what the client has said.
-fn room(before: usize, length: usize, expected: usize) -> usize {
-    let trusted = expected.min(TRUSTED as usize);
+fn next_capacity(before: usize, length: usize, expected: usize) -> usize {
+    let trusted = expected.min(TRUSTED_LENGTH as usize);
     let next = trusted.max(before.saturating_mul(2));
     // A client that has said nothing may send anything.
     let most = if expected > 0 { expected } else { usize::MAX };
@@ -127,37 +127,37 @@ impl BodyMemory {
     }
 
     /// From now on there may be so many bytes; what has been taken stays.
-    pub(super) fn bound_by(&self, limit: usize) {
+    pub(super) fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 }
 
 // === impl Reserved ===
 
-impl Reserved {
+impl MemoryReservation {
     /// Takes as much as it needs for `to` bytes.
-    fn grow(&mut self, to: usize) -> Result<(), Refusal> {
+    fn grow(&mut self, to: usize) -> Result<(), RefusalReason> {
         let limit = self.memory.limit.load(Ordering::Relaxed);
         let most = if to > SMALL_BODY { limit - limit / 8 } else { limit };
         let more = to - self.bytes;
         let taken = self.memory.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
             taken.checked_add(more).filter(|&taken| taken <= most)
         });
-        taken.map_err(|_| Refusal::NoMemory { limit })?;
+        taken.map_err(|_| RefusalReason::NoMemory { limit })?;
         self.bytes = to;
-        Limit::BodyMemory.used(signed(more));
+        Limit::BodyMemory.add_used(signed(more));
         Ok(())
     }
 
     /// Gives back what it has beyond `to` bytes.
     fn shrink(&mut self, to: usize) {
         self.memory.taken.fetch_sub(self.bytes - to, Ordering::Relaxed);
-        Limit::BodyMemory.used(-signed(self.bytes - to));
+        Limit::BodyMemory.add_used(-signed(self.bytes - to));
         self.bytes = to;
     }
 }
 
-impl Drop for Reserved {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.shrink(0);
     }
@@ -169,7 +169,7 @@ fn signed(bytes: usize) -> i64 {
 
 // === impl Counted ===
 
-impl AsRef<[u8]> for Counted {
+impl AsRef<[u8]> for ReservedBody {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -195,7 +195,7 @@ mod tests {
         memory.taken.load(Ordering::Relaxed)
     }
 
-    fn collected<B: Body<Data = Bytes>>(memory: &Arc<BodyMemory>, body: B) -> Result<Bytes, Refusal> {
+    fn collected<B: Body<Data = Bytes>>(memory: &Arc<BodyMemory>, body: B) -> Result<Bytes, RefusalReason> {
         collect(memory, body, 8 * MIB).now_or_never().expect("it is all there")
     }
 
@@ -223,7 +223,7 @@ mod tests {
         let first = collected(&memory, Full::from(vec![b'x'; 3 * MIB])).expect("there is room");
         for body in [pieces(1, MIB).boxed(), pieces(1000, 4096).boxed()] {
             let refused = collected(&memory, body).expect_err("it does not fit");
-            assert!(matches!(refused, Refusal::NoMemory { limit } if limit == 4 * MIB), "{refused:?}");
+            assert!(matches!(refused, RefusalReason::NoMemory { limit } if limit == 4 * MIB), "{refused:?}");
             assert_eq!(taken(&memory), 3 * MIB);
         }
         // The last eighth is for small ones.
@@ -245,7 +245,7 @@ mod tests {
             (10, 20, 0, 20),
             (100, 101, 0, 200),
         ] {
-            assert_eq!(room(before, length, expected), wanted, "{before} {length} {expected}");
+            assert_eq!(next_capacity(before, length, expected), wanted, "{before} {length} {expected}");
         }
     }
 }

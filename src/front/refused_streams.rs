@@ -8,7 +8,7 @@
 //! *A head beyond `limits.header_bytes`.* It is answered with 431 and nothing else: headers that end their stream and have one
 //! field. Responses of ours have a date besides.
 
-use crate::telemetry::{HeadRefused, Limit};
+use crate::telemetry::{Limit, RequestHeadRefused};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use pin_project::pin_project;
 use std::{
@@ -20,16 +20,16 @@ use std::{
 
 /// A connection of HTTP/2 whose refused streams are counted.
 #[pin_project]
-pub(super) struct Counted<S> {
+pub(super) struct RefusedStreamCounter<S> {
     #[pin]
     io: S,
-    frames: Frames,
+    frames: FrameScanner,
     client: Option<IpAddr>,
 }
 
 /// The frames that go out, of which only the beginning is looked at (RFC 9113, 4.1).
 #[derive(Default)]
-struct Frames {
+struct FrameScanner {
     /// What has gone out of a frame's head, with the error code behind it where it has one, or the beginning of its
     /// fields.
     head: [u8; CODE.1],
@@ -54,24 +54,24 @@ const REFUSED_STREAM: [u8; 4] = [0, 0, 0, 7];
 
 // === impl Counted ===
 
-impl<S> Counted<S> {
+impl<S> RefusedStreamCounter<S> {
     pub(super) fn new(io: S, client: Option<IpAddr>) -> Self {
-        Self { io, frames: Frames::default(), client }
+        Self { io, frames: FrameScanner::default(), client }
     }
 }
 
-impl<S: Read> Read for Counted<S> {
+impl<S: Read> Read for RefusedStreamCounter<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
         self.project().io.poll_read(cx, buf)
     }
 }
 
-impl<S: Write> Write for Counted<S> {
+impl<S: Write> Write for RefusedStreamCounter<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.project();
         let written = this.io.poll_write(cx, buf);
         if let Poll::Ready(Ok(count)) = written {
-            this.frames.go_out(&buf[..count], *this.client);
+            this.frames.scan(&buf[..count], *this.client);
         }
         written
     }
@@ -86,7 +86,7 @@ impl<S: Write> Write for Counted<S> {
         if let Poll::Ready(Ok(mut count)) = written {
             for buf in bufs {
                 let part = buf.len().min(count);
-                this.frames.go_out(&buf[..part], *this.client);
+                this.frames.scan(&buf[..part], *this.client);
                 count -= part;
             }
         }
@@ -108,25 +108,25 @@ impl<S: Write> Write for Counted<S> {
 
 // === impl Frames ===
 
-impl Frames {
+impl FrameScanner {
     /// These bytes have gone out.
-    fn go_out(&mut self, mut bytes: &[u8], client: Option<IpAddr>) {
+    fn scan(&mut self, mut bytes: &[u8], client: Option<IpAddr>) {
         while !bytes.is_empty() {
             let skipped = self.left.min(bytes.len());
             self.left -= skipped;
             bytes = &bytes[skipped..];
-            let taken = (self.wanted() - self.filled).min(bytes.len());
+            let taken = (self.needed() - self.filled).min(bytes.len());
             self.head[self.filled..][..taken].copy_from_slice(&bytes[..taken]);
             self.filled += taken;
             bytes = &bytes[taken..];
-            if self.filled == self.wanted() {
-                self.begin(client);
+            if self.filled == self.needed() {
+                self.on_frame(client);
             }
         }
     }
 
     /// Bytes that must be known of a frame; more once it is known what it is.
-    fn wanted(&self) -> usize {
+    fn needed(&self) -> usize {
         match self.head[3] {
             _ if self.filled < HEAD => HEAD,
             RST_STREAM => CODE.1,
@@ -141,11 +141,11 @@ impl Frames {
     }
 
     /// Enough of a frame has gone out to know what it is.
-    fn begin(&mut self, client: Option<IpAddr>) {
+    fn on_frame(&mut self, client: Option<IpAddr>) {
         match self.head[3] {
-            RST_STREAM if self.head[CODE.0..] == REFUSED_STREAM => Limit::Streams.hit(),
+            RST_STREAM if self.head[CODE.0..] == REFUSED_STREAM => Limit::Streams.record_hit(),
             HEADERS if self.head[4] & END_STREAM != 0 && self.has_one_field() => {
-                HeadRefused { limit: Limit::HeaderBytes, client }.emit();
+                RequestHeadRefused { limit: Limit::HeaderBytes, client }.emit();
             }
             _ => {}
         }
@@ -194,8 +194,8 @@ mod tests {
         ]
         .concat();
         for portion in 1..=bytes.len() {
-            let (mut frames, before) = (Frames::default(), hits("limits.streams"));
-            bytes.chunks(portion).for_each(|bytes| frames.go_out(bytes, None));
+            let (mut frames, before) = (FrameScanner::default(), hits("limits.streams"));
+            bytes.chunks(portion).for_each(|bytes| frames.scan(bytes, None));
             assert_eq!(hits("limits.streams") - before, 2, "{portion} at a time");
         }
     }
@@ -210,9 +210,9 @@ mod tests {
         };
         let refused: [&[u8]; 3] = [b"\x48\x03431", b"\x08\x03431", b"\xbe"];
         for portion in [1, 2, 100] {
-            let (mut frames, before) = (Frames::default(), hits(KEY));
+            let (mut frames, before) = (FrameScanner::default(), hits(KEY));
             let mut go_out =
-                |frame: Vec<u8>| frame.chunks(portion).for_each(|bytes| frames.go_out(bytes, None));
+                |frame: Vec<u8>| frame.chunks(portion).for_each(|bytes| frames.scan(bytes, None));
             refused.into_iter().for_each(|fields| go_out(headers(4 | END_STREAM, fields)));
             assert_eq!(hits(KEY) - before, 3, "{portion} at a time");
             // Not the end; a date besides, new or known; none; something else that has flags.

@@ -3,13 +3,13 @@
 //! A stream that is only listened to (`GET`, `subscriptions/listen`) would else go on for as long as its client
 //! likes. Calls in flight end as they began.
 
-use super::{Lasting, layers::trace::Line};
+use super::{SharedState, layers::access_entry::AccessEntry};
 use crate::{
     dialect::modern,
-    policy::NotKnown,
-    protocol::{ErrorObject, Id, code},
-    proxy::{AccessSummary, Item, Items, Passed, Passing, Piece, Reply},
-    telemetry::Outcome,
+    policy::TokenError,
+    protocol::{ErrorObject, RequestId, code},
+    proxy::{AccessSummary, BodyPiece, CallReply, LegacyResponse, ReplyItem, ReplyStream, ResponseBody},
+    telemetry::RequestOutcome,
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -17,13 +17,13 @@ use std::future::pending;
 
 /// Resolves when the token that a request was admitted with is no longer in the configuration; for a request
 /// that was admitted without one, when there are tokens.
-pub(super) type Removal = BoxFuture<'static, ()>;
+pub(super) type TokenRemoval = BoxFuture<'static, ()>;
 
 /// Watches the token that the request of this line was admitted with.
-pub(super) fn removal(lasting: &Lasting, line: &Line) -> Removal {
+pub(super) fn removal(lasting: &SharedState, line: &AccessEntry) -> TokenRemoval {
     let (mut tokens, shown) = (lasting.tokens.subscribe(), line.shown_token().cloned());
     async move {
-        if tokens.wait_for(|tokens| !tokens.still_admit(shown.as_deref())).await.is_err() {
+        if tokens.wait_for(|tokens| !tokens.admits(shown.as_deref())).await.is_err() {
             // The front has ended, and its streams end by themselves.
             pending().await
         }
@@ -32,7 +32,7 @@ pub(super) fn removal(lasting: &Lasting, line: &Line) -> Removal {
 }
 
 /// The messages of a `subscriptions/listen` stream, and an error as the last where its token is removed.
-pub(super) fn end_listening(mut removal: Removal, mut items: Items, id: Id) -> Items {
+pub(super) fn end_listening(mut removal: TokenRemoval, mut items: ReplyStream, id: RequestId) -> ReplyStream {
     async_stream::stream! {
         loop {
             let next = tokio::select! {
@@ -46,7 +46,7 @@ pub(super) fn end_listening(mut removal: Removal, mut items: Items, id: Id) -> I
                 Err(()) => {
                     // The subscriptions end before the client is answered.
                     drop(items);
-                    yield Item::Reply(refused(&id));
+                    yield ReplyItem::Reply(refused(&id));
                     return;
                 }
             }
@@ -56,14 +56,17 @@ pub(super) fn end_listening(mut removal: Removal, mut items: Items, id: Id) -> I
 }
 
 /// The answer to a GET. Its stream ends where the token is removed, and the client meets 401 when it comes back.
-pub(super) async fn end_stream(mut removal: Removal, passing: BoxFuture<'static, Passed>) -> Passed {
+pub(super) async fn end_stream(
+    mut removal: TokenRemoval,
+    passing: BoxFuture<'static, LegacyResponse>,
+) -> LegacyResponse {
     // Some servers hold back the head of a stream until there is something to say.
     let passed = tokio::select! {
         biased;
         () = &mut removal => return unauthorized(),
         passed = passing => passed,
     };
-    let Passing::Pieces(mut pieces) = passed.body else { return passed };
+    let ResponseBody::Pieces(mut pieces) = passed.body else { return passed };
     let body = async_stream::stream! {
         loop {
             let next = tokio::select! {
@@ -76,45 +79,45 @@ pub(super) async fn end_stream(mut removal: Removal, passing: BoxFuture<'static,
                 Some(None) => return,
                 None => {
                     drop(pieces);
-                    let account = Some(AccessSummary::failed(Outcome::Refused, &error()));
-                    yield Piece { account, ..Piece::end() };
+                    let account = Some(AccessSummary::failed(RequestOutcome::Refused, &error()));
+                    yield BodyPiece { account, ..BodyPiece::end() };
                     return;
                 }
             }
         }
     };
-    Passed { body: Passing::Pieces(body.boxed()), ..passed }
+    LegacyResponse { body: ResponseBody::Pieces(body.boxed()), ..passed }
 }
 
 fn error() -> ErrorObject {
-    ErrorObject::new(code::UNAUTHORIZED, NotKnown::WrongToken.to_string())
+    ErrorObject::new(code::UNAUTHORIZED, TokenError::WrongToken.to_string())
 }
 
 fn challenge() -> (header::HeaderName, HeaderValue) {
-    (header::WWW_AUTHENTICATE, NotKnown::WrongToken.challenge())
+    (header::WWW_AUTHENTICATE, TokenError::WrongToken.challenge())
 }
 
-fn refused(id: &Id) -> Reply {
+fn refused(id: &RequestId) -> CallReply {
     let error = error();
-    Reply {
+    CallReply {
         status: StatusCode::UNAUTHORIZED,
         headers: HeaderMap::from_iter([challenge()]),
         body: modern::error_response(Some(id), &error),
         commit: None,
-        account: AccessSummary::failed(Outcome::Refused, &error),
+        account: AccessSummary::failed(RequestOutcome::Refused, &error),
     }
 }
 
 /// The answer to a GET whose stream has not begun.
-fn unauthorized() -> Passed {
+fn unauthorized() -> LegacyResponse {
     let error = error();
     let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Passed {
+    LegacyResponse {
         status: StatusCode::UNAUTHORIZED,
         headers: HeaderMap::from_iter([challenge(), json]),
-        body: Passing::Whole(
+        body: ResponseBody::Whole(
             modern::error_response(None, &error),
-            AccessSummary::failed(Outcome::Refused, &error),
+            AccessSummary::failed(RequestOutcome::Refused, &error),
         ),
     }
 }

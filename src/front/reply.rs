@@ -14,20 +14,23 @@
 //!
 //! # When a task handle has been given, or the end of a task fetched
 //!
-//! A [`Commit`] is confirmed when the client's socket has taken the reply's last byte. A body
-//! frame is a [`Chunk`], which hyper consumes as it writes. Its end hands the commit to the
-//! [`Connection`]; the next completed flush of the socket confirms it. A chunk dropped before its
+//! A [`DeliveryCommit`] is confirmed when the client's socket has taken the reply's last byte. A body
+//! frame is a [`BodyChunk`], which hyper consumes as it writes. Its end hands the commit to the
+//! [`ClientConnection`]; the next completed flush of the socket confirms it. A chunk dropped before its
 //! end drops the commit, and so does a connection that ends before the flush. This holds for
 //! HTTP/1, whether hyper copies or queues the chunk, and for HTTP/2, where flow control may keep
 //! it back for long after it was polled.
 
-use super::{answer, connection::Connection, layers::trace::Line};
+use super::{connection::ClientConnection, layers::access_entry::AccessEntry, responses};
 use crate::{
     dialect::modern,
-    protocol::{ErrorObject, Id, accept::event_stream, sse},
-    proxy::{AccessSummary, Commit, Item, Items, KeepAlive, KeepAliveStep, Piece, Pieces, Reply, Then},
+    protocol::{ErrorObject, RequestId, accept::event_stream, sse},
+    proxy::{
+        AccessSummary, BodyContinuation, BodyPiece, BodyStream, CallReply, DeliveryCommit, KeepAlive,
+        KeepAliveStep, ReplyItem, ReplyStream,
+    },
     runtime::Clock,
-    telemetry::{Limit, Outcome},
+    telemetry::{Limit, RequestOutcome},
 };
 use bytes::{Buf, Bytes};
 use futures_util::StreamExt;
@@ -43,159 +46,173 @@ use std::{
 };
 
 /// What one call is answered with needs.
-pub(super) struct Answering {
-    pub(super) id: Id,
-    pub(super) line: Line,
-    pub(super) ladder: KeepAlive,
+pub(super) struct ResponseContext {
+    pub(super) id: RequestId,
+    pub(super) line: AccessEntry,
+    pub(super) keep_alive: KeepAlive,
 }
 
 /// The body of every response of the front.
 #[pin_project]
-pub(super) struct Body {
+pub(super) struct FrontBody {
     #[pin]
-    kind: Kind,
-    line: Line,
+    kind: BodyKind,
+    line: AccessEntry,
 }
 
 #[pin_project(project = KindPinned)]
-enum Kind {
+enum BodyKind {
     Empty,
-    /// `None` once it has been given to hyper.
-    Whole(Option<(Chunk, AccessSummary)>),
-    Events(Events),
-    /// What a server says to a legacy client; `None` once the last has been seen.
-    Passed(Option<Pieces>),
+    /// `Missing` once it has been given to hyper.
+    Whole(Option<(BodyChunk, AccessSummary)>),
+    Events(EventStream),
+    /// What a server says to a legacy client; `Missing` once the last has been seen.
+    Passed(Option<BodyStream>),
 }
 
 /// The server's answer broke off, and so does ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server's answer broke off")]
-pub(super) struct BrokenOff;
+pub(super) struct ResponseTruncated;
 
 /// A stream of events in progress.
-struct Events {
-    /// `None` once the last has been seen.
-    items: Option<Items>,
+struct EventStream {
+    /// `Missing` once the last has been seen.
+    items: Option<ReplyStream>,
     /// What begins the stream.
-    first: Option<Chunk>,
-    ladder: KeepAlive,
-    id: Id,
+    first: Option<BodyChunk>,
+    keep_alive: KeepAlive,
+    id: RequestId,
 }
 
 /// One frame of a body.
-pub(super) struct Chunk {
+pub(super) struct BodyChunk {
     before: &'static [u8],
     message: Bytes,
     after: &'static [u8],
     /// Given to the connection when the last byte is consumed.
-    commit: Option<(Commit, Arc<Connection>)>,
+    commit: Option<(DeliveryCommit, Arc<ClientConnection>)>,
 }
 
 /// Waits for the first item and answers as it asks for.
-pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<Body> {
-    let Answering { id, mut line, mut ladder } = answering;
+pub(super) async fn respond(mut items: ReplyStream, answering: ResponseContext) -> Response<FrontBody> {
+    let ResponseContext { id, mut line, keep_alive: mut ladder } = answering;
     let connection = Arc::clone(line.connection());
     let first = match poll_fn(|cx| poll_next(&mut items, &mut ladder, connection.clock(), cx)).await {
-        Next::Item(Item::Reply(Reply { status, headers, body, commit, account })) => {
-            line.status(status);
+        NextEvent::Item(ReplyItem::Reply(CallReply { status, headers, body, commit, account })) => {
+            line.set_status(status);
             let commit = commit.map(|commit| (commit, connection));
-            let mut response = Response::new(Body::whole(body, commit, account, line));
+            let mut response = Response::new(FrontBody::whole(body, commit, account, line));
             *response.status_mut() = status;
             *response.headers_mut() = headers;
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             return response;
         }
-        Next::Nothing => {
-            let error = answer::unanswered();
-            return failed(&id, StatusCode::INTERNAL_SERVER_ERROR, &error, Outcome::ProxyFailed, line);
+        NextEvent::End => {
+            let error = responses::no_response_error();
+            return failed(&id, StatusCode::INTERNAL_SERVER_ERROR, &error, RequestOutcome::ProxyFailed, line);
         }
-        Next::Item(Item::Notification(message)) => Chunk::event(message, None),
-        Next::Item(Item::TaskEnd(message, commit)) => Chunk::event(message, Some((commit, connection))),
-        Next::KeepAliveStep(KeepAliveStep::Progress(message)) => Chunk::event(message, None),
-        Next::KeepAliveStep(KeepAliveStep::Comment) => Chunk::plain(sse::KEEP_ALIVE),
-        Next::KeepAliveStep(KeepAliveStep::Deadline) => {
+        NextEvent::Item(ReplyItem::Notification(message)) => BodyChunk::event(message, None),
+        NextEvent::Item(ReplyItem::TaskEnd(message, commit)) => {
+            BodyChunk::event(message, Some((commit, connection)))
+        }
+        NextEvent::KeepAliveStep(KeepAliveStep::Progress(message)) => BodyChunk::event(message, None),
+        NextEvent::KeepAliveStep(KeepAliveStep::Comment) => BodyChunk::plain(sse::KEEP_ALIVE),
+        NextEvent::KeepAliveStep(KeepAliveStep::Deadline) => {
             drop(items);
-            Limit::HeldDeadline.hit();
-            return failed(&id, StatusCode::OK, &ladder.overdue(), Outcome::UpstreamFailed, line);
+            Limit::HeldDeadline.record_hit();
+            return failed(
+                &id,
+                StatusCode::OK,
+                &ladder.deadline_error(),
+                RequestOutcome::UpstreamFailed,
+                line,
+            );
         }
     };
-    line.status(StatusCode::OK);
-    let events = Events { items: Some(items), first: Some(first), ladder, id };
-    let mut response = Response::new(Body { kind: Kind::Events(events), line });
+    line.set_status(StatusCode::OK);
+    let events = EventStream { items: Some(items), first: Some(first), keep_alive: ladder, id };
+    let mut response = Response::new(FrontBody { kind: BodyKind::Events(events), line });
     *response.headers_mut() = event_stream();
     response
 }
 
 /// A call that comes to nothing before anything has been said.
-fn failed(id: &Id, status: StatusCode, error: &ErrorObject, outcome: Outcome, line: Line) -> Response<Body> {
+fn failed(
+    id: &RequestId,
+    status: StatusCode,
+    error: &ErrorObject,
+    outcome: RequestOutcome,
+    line: AccessEntry,
+) -> Response<FrontBody> {
     let account = AccessSummary::failed(outcome, error);
-    answer::json(status, modern::error_response(Some(id), error), account, line)
+    responses::json(status, modern::error_response(Some(id), error), account, line)
 }
 
 /// What the client is told next.
-enum Next {
-    Item(Item),
+enum NextEvent {
+    Item(ReplyItem),
     /// The call has ended without a reply.
-    Nothing,
+    End,
     KeepAliveStep(KeepAliveStep),
 }
 
 fn poll_next(
-    items: &mut Items,
+    items: &mut ReplyStream,
     ladder: &mut KeepAlive,
     clock: &dyn Clock,
     cx: &mut Context<'_>,
-) -> Poll<Next> {
+) -> Poll<NextEvent> {
     Poll::Ready(match items.poll_next_unpin(cx) {
         Poll::Ready(Some(item)) => {
-            if let Item::Notification(message) | Item::TaskEnd(message, _) = &item {
-                ladder.message(message);
+            if let ReplyItem::Notification(message) | ReplyItem::TaskEnd(message, _) = &item {
+                ladder.record_message(message);
             }
-            Next::Item(item)
+            NextEvent::Item(item)
         }
-        Poll::Ready(None) => Next::Nothing,
-        Poll::Pending => Next::KeepAliveStep(ready!(ladder.poll(cx, clock, true))),
+        Poll::Ready(None) => NextEvent::End,
+        Poll::Pending => NextEvent::KeepAliveStep(ready!(ladder.poll(cx, clock, true))),
     })
 }
 
 // === impl Body ===
 
-impl Body {
-    pub(super) fn empty(line: Line) -> Self {
-        Self { kind: Kind::Empty, line }
+impl FrontBody {
+    pub(super) fn empty(line: AccessEntry) -> Self {
+        Self { kind: BodyKind::Empty, line }
     }
 
     /// One message. `account` is told once the connection has taken it.
     pub(super) fn whole(
         message: Bytes,
-        commit: Option<(Commit, Arc<Connection>)>,
+        commit: Option<(DeliveryCommit, Arc<ClientConnection>)>,
         account: AccessSummary,
-        mut line: Line,
+        mut line: AccessEntry,
     ) -> Self {
-        line.shows_result(&message);
-        let chunk = Chunk { before: b"", message, after: b"", commit };
-        Self { kind: Kind::Whole(Some((chunk, account))), line }
+        line.record_result(&message);
+        let chunk = BodyChunk { before: b"", message, after: b"", commit };
+        Self { kind: BodyKind::Whole(Some((chunk, account))), line }
     }
 
     /// What a server says, as it comes.
-    pub(super) fn passed(pieces: Pieces, line: Line) -> Self {
-        Self { kind: Kind::Passed(Some(pieces)), line }
+    pub(super) fn relayed(pieces: BodyStream, line: AccessEntry) -> Self {
+        Self { kind: BodyKind::Passed(Some(pieces)), line }
     }
 }
 
-impl HttpBody for Body {
-    type Data = Chunk;
-    type Error = BrokenOff;
+impl HttpBody for FrontBody {
+    type Data = BodyChunk;
+    type Error = ResponseTruncated;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Chunk>, BrokenOff>>> {
+    ) -> Poll<Option<Result<Frame<BodyChunk>, ResponseTruncated>>> {
         let this = self.project();
         let chunk = match this.kind.project() {
             KindPinned::Empty => None,
             KindPinned::Whole(whole) => whole.take().map(|(chunk, account)| {
-                this.line.answered(account);
+                this.line.complete(account);
                 chunk
             }),
             KindPinned::Events(events) => ready!(events.poll_chunk(this.line, cx)),
@@ -206,93 +223,93 @@ impl HttpBody for Body {
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Empty => true,
-            Kind::Whole(whole) => whole.is_none(),
-            Kind::Events(events) => events.items.is_none(),
-            Kind::Passed(pieces) => pieces.is_none(),
+            BodyKind::Empty => true,
+            BodyKind::Whole(whole) => whole.is_none(),
+            BodyKind::Events(events) => events.items.is_none(),
+            BodyKind::Passed(pieces) => pieces.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Empty => SizeHint::with_exact(0),
-            Kind::Whole(whole) => {
+            BodyKind::Empty => SizeHint::with_exact(0),
+            BodyKind::Whole(whole) => {
                 SizeHint::with_exact(whole.as_ref().map_or(0, |(chunk, _)| chunk.remaining() as u64))
             }
             // A length is in the headers, where the server gave one.
-            Kind::Events(_) | Kind::Passed(_) => SizeHint::default(),
+            BodyKind::Events(_) | BodyKind::Passed(_) => SizeHint::default(),
         }
     }
 }
 
 /// The next piece of what a server says.
 fn poll_piece(
-    pieces: &mut Option<Pieces>,
-    line: &mut Line,
+    pieces: &mut Option<BodyStream>,
+    line: &mut AccessEntry,
     cx: &mut Context<'_>,
-) -> Poll<Result<Option<Chunk>, BrokenOff>> {
+) -> Poll<Result<Option<BodyChunk>, ResponseTruncated>> {
     let Some(stream) = pieces else { return Poll::Ready(Ok(None)) };
-    let Some(Piece { bytes, account, then, commit }) = ready!(stream.poll_next_unpin(cx)) else {
+    let Some(BodyPiece { bytes, account, then, commit }) = ready!(stream.poll_next_unpin(cx)) else {
         *pieces = None;
         return Poll::Ready(Ok(None));
     };
     if let Some(account) = account {
-        line.answered(account);
+        line.complete(account);
     }
     match then {
-        Then::More => {}
-        Then::End => *pieces = None,
-        Then::Break => {
+        BodyContinuation::More => {}
+        BodyContinuation::End => *pieces = None,
+        BodyContinuation::Break => {
             *pieces = None;
-            return Poll::Ready(Err(BrokenOff));
+            return Poll::Ready(Err(ResponseTruncated));
         }
     }
     let commit = commit.map(|commit| (commit, Arc::clone(line.connection())));
-    Poll::Ready(Ok((!bytes.is_empty()).then(|| Chunk { commit, ..Chunk::plain(bytes) })))
+    Poll::Ready(Ok((!bytes.is_empty()).then(|| BodyChunk { commit, ..BodyChunk::plain(bytes) })))
 }
 
 // === impl Events ===
 
-impl Events {
-    fn poll_chunk(&mut self, line: &mut Line, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+impl EventStream {
+    fn poll_chunk(&mut self, line: &mut AccessEntry, cx: &mut Context<'_>) -> Poll<Option<BodyChunk>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(first));
         }
         let Some(items) = &mut self.items else { return Poll::Ready(None) };
-        let chunk = match ready!(poll_next(items, &mut self.ladder, line.connection().clock(), cx)) {
-            Next::Item(Item::Notification(message))
-            | Next::KeepAliveStep(KeepAliveStep::Progress(message)) => Chunk::event(message, None),
-            Next::Item(Item::TaskEnd(message, commit)) => {
-                Chunk::event(message, Some((commit, Arc::clone(line.connection()))))
+        let chunk = match ready!(poll_next(items, &mut self.keep_alive, line.connection().clock(), cx)) {
+            NextEvent::Item(ReplyItem::Notification(message))
+            | NextEvent::KeepAliveStep(KeepAliveStep::Progress(message)) => BodyChunk::event(message, None),
+            NextEvent::Item(ReplyItem::TaskEnd(message, commit)) => {
+                BodyChunk::event(message, Some((commit, Arc::clone(line.connection()))))
             }
-            Next::Item(Item::Reply(Reply { body, commit, account, .. })) => {
+            NextEvent::Item(ReplyItem::Reply(CallReply { body, commit, account, .. })) => {
                 self.items = None;
-                line.answered(account);
-                Chunk::event(body, commit.map(|commit| (commit, Arc::clone(line.connection()))))
+                line.complete(account);
+                BodyChunk::event(body, commit.map(|commit| (commit, Arc::clone(line.connection()))))
             }
             // A stream that ended without a response would leave some clients waiting for ever.
-            Next::Nothing => self.fail(&answer::unanswered(), Outcome::ProxyFailed, line),
-            Next::KeepAliveStep(KeepAliveStep::Comment) => Chunk::plain(sse::KEEP_ALIVE),
-            Next::KeepAliveStep(KeepAliveStep::Deadline) => {
-                Limit::HeldDeadline.hit();
-                self.fail(&self.ladder.overdue(), Outcome::UpstreamFailed, line)
+            NextEvent::End => self.fail(&responses::no_response_error(), RequestOutcome::ProxyFailed, line),
+            NextEvent::KeepAliveStep(KeepAliveStep::Comment) => BodyChunk::plain(sse::KEEP_ALIVE),
+            NextEvent::KeepAliveStep(KeepAliveStep::Deadline) => {
+                Limit::HeldDeadline.record_hit();
+                self.fail(&self.keep_alive.deadline_error(), RequestOutcome::UpstreamFailed, line)
             }
         };
         Poll::Ready(Some(chunk))
     }
 
-    fn fail(&mut self, error: &ErrorObject, outcome: Outcome, line: &mut Line) -> Chunk {
+    fn fail(&mut self, error: &ErrorObject, outcome: RequestOutcome, line: &mut AccessEntry) -> BodyChunk {
         self.items = None;
-        line.answered(AccessSummary::failed(outcome, error));
-        Chunk::event(modern::error_response(Some(&self.id), error), None)
+        line.complete(AccessSummary::failed(outcome, error));
+        BodyChunk::event(modern::error_response(Some(&self.id), error), None)
     }
 }
 
 // === impl Chunk ===
 
-impl Chunk {
-    /// A message as an event: a single `data:` line. `message` holds no line break.
-    fn event(message: Bytes, commit: Option<(Commit, Arc<Connection>)>) -> Self {
+impl BodyChunk {
+    /// A message as an event: a single `data:` line. `record_message` holds no line break.
+    fn event(message: Bytes, commit: Option<(DeliveryCommit, Arc<ClientConnection>)>) -> Self {
         Self { before: b"data: ", message, after: b"\n\n", commit }
     }
 
@@ -324,7 +341,7 @@ impl Chunk {
     }
 }
 
-impl Buf for Chunk {
+impl Buf for BodyChunk {
     fn remaining(&self) -> usize {
         self.parts().iter().map(|part| part.len()).sum()
     }
@@ -352,19 +369,19 @@ impl Buf for Chunk {
         if !self.has_remaining()
             && let Some((commit, connection)) = self.commit.take()
         {
-            connection.written(commit);
+            connection.push_commit(commit);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::connection::Version, *};
+    use super::{super::connection::HttpVersion, *};
     use proptest::prelude::*;
     use tokio::sync::oneshot::error::TryRecvError;
 
-    fn event(text: &'static str) -> Chunk {
-        Chunk::event(Bytes::from_static(text.as_bytes()), None)
+    fn event(text: &'static str) -> BodyChunk {
+        BodyChunk::event(Bytes::from_static(text.as_bytes()), None)
     }
 
     #[test]
@@ -382,9 +399,9 @@ mod tests {
 
     #[test]
     fn a_chunk_split_anywhere_is_the_same_and_its_handle_goes_with_the_end() {
-        let connection = Connection::of(Version::Http2);
+        let connection = ClientConnection::of(HttpVersion::Http2);
         for at in 0..=12 {
-            let (commit, mut fate) = Commit::channel();
+            let (commit, mut fate) = DeliveryCommit::channel();
             let mut rest = event("{}");
             rest.commit = Some((commit, Arc::clone(&connection)));
             let mut front = rest.split_to(at);
@@ -395,7 +412,7 @@ mod tests {
             assert_eq!(rest.has_remaining(), at < 10);
             whole.extend_from_slice(&rest.copy_to_bytes(rest.remaining()));
             assert_eq!(whole, b"data: {}\n\n");
-            connection.flushed();
+            connection.confirm_commits();
             assert_eq!(fate.try_recv(), Ok(()), "{at}");
         }
     }

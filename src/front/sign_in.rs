@@ -10,23 +10,23 @@
 
 use super::{
     Front,
-    answer::{Refusal, refuse},
-    arrival::{Answered, Arrival},
+    incoming::{IncomingRequest, ResponseResult},
     known_endpoints::{KnownEndpoints, OriginEndpoints},
     layers::{
-        principal::{principal, remove_hop},
-        trace::Line,
+        access_entry::AccessEntry,
+        principal::{principal, remove_hop_headers},
     },
-    metadata::{Address, leads_elsewhere},
+    metadata::{PublicAddress, has_dot_segments},
     preflight::preflight,
     receive::receive,
-    reply::Body,
+    reply::FrontBody,
+    responses::{RefusalReason, refuse},
 };
 use crate::{
-    protocol::splice::{Edit, Object},
-    proxy::{AccessSummary, Service},
+    protocol::splice::{JsonObject, ObjectEdit},
+    proxy::{AccessSummary, RouteService},
     runtime::Clock,
-    upstream::{CallError, Document, OriginRequest},
+    upstream::{CallError, OriginRequest, OriginResponse},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -64,15 +64,15 @@ const ENDPOINTS: [&str; 12] = [
 ];
 
 /// The documents of an origin are not fetched more often than this to look for an endpoint.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
 /// How long they are waited for then.
-const LOOK: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a request to an endpoint.
-const BODY: usize = 1 << 20;
+const MAX_BODY: usize = 1 << 20;
 
 /// A route whose clients can sign in at its server's origin.
-struct Issuer<'a> {
-    service: &'a Arc<dyn Service>,
+struct RouteIssuer<'a> {
+    service: &'a Arc<dyn RouteService>,
     url: &'a Uri,
     /// `scheme://host:port`, normalized.
     origin: String,
@@ -81,11 +81,11 @@ struct Issuer<'a> {
 }
 
 /// What a request is for.
-enum Target<'a> {
+enum SignInTarget<'a> {
     /// A document, which is at the first of these paths that has one.
-    Document(Issuer<'a>, Vec<String>),
+    Document(RouteIssuer<'a>, Vec<String>),
     /// A path of the origin, which may be that of an endpoint.
-    Endpoint(Issuer<'a>, String),
+    Endpoint(RouteIssuer<'a>, String),
 }
 
 /// Whether a path is that of one of the documents.
@@ -95,79 +95,79 @@ pub(super) fn is_document(path: &str) -> bool {
 }
 
 /// Whether there is an origin at which clients of this front could sign in.
-pub(super) fn is_possible(front: &Front, line: &Line) -> bool {
+pub(super) fn is_available(front: &Front, line: &AccessEntry) -> bool {
     line.token().is_none() && !issuers(front).is_empty()
 }
 
 /// Answers a request that is for no route, if it is for a document or an endpoint.
 ///
 /// Boxed: it is rare, and should not make the future of every call larger.
-pub(super) fn serve<B>(front: Arc<Front>, arrival: Arrival<B>) -> BoxFuture<'static, Answered>
+pub(super) fn serve<B>(front: Arc<Front>, arrival: IncomingRequest<B>) -> BoxFuture<'static, ResponseResult>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
-    async move { Ok(answer(&front, arrival).await) }.boxed()
+    async move { Ok(respond(&front, arrival).await) }.boxed()
 }
 
-async fn answer<B>(front: &Front, arrival: Arrival<B>) -> Response<Body>
+async fn respond<B>(front: &Front, arrival: IncomingRequest<B>) -> Response<FrontBody>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
-    let Arrival { request, mut line } = arrival;
+    let IncomingRequest { request, mut line } = arrival;
     let path = request.uri().path().to_owned();
     let Some(target) = target(front, &path) else {
-        return refuse(Refusal::Path { path, served: served(front, request.uri().path()) }, line);
+        return refuse(RefusalReason::Path { path, served: served_paths(front, request.uri().path()) }, line);
     };
     let (issuer, methods) = match &target {
-        Target::Document(issuer, _) => (issuer, "GET"),
-        Target::Endpoint(issuer, endpoint) => {
+        SignInTarget::Document(issuer, _) => (issuer, "GET"),
+        SignInTarget::Endpoint(issuer, endpoint) => {
             if !is_endpoint(&front.endpoints, issuer, endpoint, &*front.clock).await {
-                return refuse(Refusal::Path { path, served: front.paths() }, line);
+                return refuse(RefusalReason::Path { path, served: front.paths() }, line);
             }
             (issuer, "GET, POST")
         }
     };
     let route = issuer.service.route();
-    line.on_route(&route.path);
+    line.set_route(&route.path);
     let method = request.method().clone();
     if method == Method::OPTIONS {
         return preflight(&request, methods, line);
     }
     if !methods.split(", ").any(|served| served == method.as_str()) {
-        return refuse(Refusal::Method { method, allow: methods }, line);
+        return refuse(RefusalReason::Method { method, allow: methods }, line);
     }
     let (mut head, body) = request.into_parts();
-    if issuer.service.leads_back(&head.headers) {
-        return refuse(Refusal::Loop { path: route.path.to_string() }, line);
+    if issuer.service.is_loop(&head.headers) {
+        return refuse(RefusalReason::Loop { path: route.path.to_string() }, line);
     }
-    remove_hop(route, &mut head.headers);
-    line.by(principal(&front.principals, route, None, &head.headers));
-    let address = Address::of(front, &head, line.connection());
+    remove_hop_headers(route, &mut head.headers);
+    line.set_principal(principal(&front.principals, route, None, &head.headers));
+    let address = PublicAddress::of(front, &head, line.connection());
     let got = match &target {
-        Target::Document(issuer, paths) => document(front, issuer, paths, &head, &address).await,
-        Target::Endpoint(issuer, endpoint) => {
-            let limit = front.limits.body_bytes.min(BODY);
+        SignInTarget::Document(issuer, paths) => fetch_document(front, issuer, paths, &head, &address).await,
+        SignInTarget::Endpoint(issuer, endpoint) => {
+            let limit = front.limits.body_bytes.min(MAX_BODY);
             let connection = line.connection();
             let within = front.timeouts.read_body;
-            let body = match receive(&front.bodies, body, limit, within, || connection.receives()).await {
+            let body = match receive(&front.bodies, body, limit, within, || connection.begin_body()).await {
                 Ok(body) => {
-                    connection.received();
+                    connection.complete_request();
                     body
                 }
                 Err(refusal) => return refuse(refusal, line),
             };
-            ask(front, issuer, endpoint, &head, body, &address).await
+            forward(front, issuer, endpoint, &head, body, &address).await
         }
     };
     match got {
-        Ok(document) => pass_on(document, line),
-        Err(lost) => refuse(Refusal::SignIn(lost), line),
+        Ok(document) => relay(document, line),
+        Err(lost) => refuse(RefusalReason::SignIn(lost), line),
     }
 }
 
 /// What a request to this path is for, as far as the path tells.
-fn target<'a>(front: &'a Front, path: &str) -> Option<Target<'a>> {
-    if leads_elsewhere(path) {
+fn target<'a>(front: &'a Front, path: &str) -> Option<SignInTarget<'a>> {
+    if has_dot_segments(path) {
         return None;
     }
     let issuers = issuers(front);
@@ -176,37 +176,37 @@ fn target<'a>(front: &'a Front, path: &str) -> Option<Target<'a>> {
         let Some(rest) = path.strip_prefix(document) else { continue };
         if rest.is_empty() {
             let first = issuers.into_iter().next().filter(|_| is_single)?;
-            return Some(Target::Document(first, vec![document.to_owned()]));
+            return Some(SignInTarget::Document(first, vec![document.to_owned()]));
         }
         let issuer = issuers.into_iter().find(|issuer| issuer.path() == rest)?;
         let mut paths = vec![format!("{document}{}", issuer.url.path().trim_end_matches('/'))];
         if !is_single && paths[0] != document {
             paths.push(document.to_owned());
         }
-        return Some(Target::Document(issuer, paths));
+        return Some(SignInTarget::Document(issuer, paths));
     }
     if let Some(before) = path.strip_suffix(OPENID) {
         let issuer = issuers.into_iter().find(|issuer| issuer.path() == before)?;
         let inside = format!("{}{OPENID}", issuer.url.path().trim_end_matches('/'));
-        return Some(Target::Document(issuer, vec![inside]));
+        return Some(SignInTarget::Document(issuer, vec![inside]));
     }
     // The longest first: one route may be below another.
-    let of_path = |issuer: &Issuer<'_>| {
+    let of_path = |issuer: &RouteIssuer<'_>| {
         let rest = path.strip_prefix(issuer.prefix).filter(|rest| rest.starts_with('/'));
         rest.map(|rest| (issuer.prefix.len(), rest.to_owned()))
     };
     let found = issuers.into_iter().filter_map(|issuer| Some((of_path(&issuer)?, issuer)));
     let ((_, rest), issuer) = found.max_by_key(|((length, _), _)| *length)?;
-    Some(Target::Endpoint(issuer, rest))
+    Some(SignInTarget::Endpoint(issuer, rest))
 }
 
 /// The routes with a server at a URL that sees the `Authorization` of clients.
-fn issuers(front: &Front) -> Vec<Issuer<'_>> {
+fn issuers(front: &Front) -> Vec<RouteIssuer<'_>> {
     let at_urls = front.services.iter().filter(|service| service.passes_authorization());
     let at_urls =
         at_urls.filter_map(|service| Some((service, service.url()?, service.url().and_then(origin_of)?)));
     let mut issuers: Vec<_> =
-        at_urls.map(|(service, url, origin)| Issuer { service, url, origin, prefix: "" }).collect();
+        at_urls.map(|(service, url, origin)| RouteIssuer { service, url, origin, prefix: "" }).collect();
     let is_single = issuers.windows(2).all(|pair| pair[0].origin == pair[1].origin);
     if !is_single {
         issuers.iter_mut().for_each(|issuer| issuer.prefix = &issuer.service.route().path);
@@ -215,7 +215,7 @@ fn issuers(front: &Front) -> Vec<Issuer<'_>> {
 }
 
 /// What is served, for people: where the routes have several origins, a document belongs to one of them.
-fn served(front: &Front, path: &str) -> String {
+fn served_paths(front: &Front, path: &str) -> String {
     let issuers = issuers(front);
     match DOCUMENTS.iter().find(|document| path.starts_with(**document)) {
         Some(document) if !issuers.is_empty() => {
@@ -227,20 +227,20 @@ fn served(front: &Front, path: &str) -> String {
 }
 
 /// Fetches a document from the first of these paths that has one, and puts our address into it.
-async fn document(
+async fn fetch_document(
     front: &Front,
-    issuer: &Issuer<'_>,
+    issuer: &RouteIssuer<'_>,
     paths: &[String],
     head: &Parts,
-    address: &Address,
-) -> Result<Document, CallError> {
+    address: &PublicAddress,
+) -> Result<OriginResponse, CallError> {
     let mut last = None;
     for path in paths {
         let request = OriginRequest::get(path.clone(), head.headers.clone());
         let mut got = issuer.service.ask_origin(request).await?;
         if got.status.is_success() {
-            learn(&front.endpoints.of(&issuer.origin), issuer, &got.body, front.clock.now());
-            got.body = issuer.put_in_document(got.body, address);
+            record_endpoints(&front.endpoints.of(&issuer.origin), issuer, &got.body, front.clock.now());
+            got.body = issuer.rewrite_document(got.body, address);
             return Ok(got);
         }
         last = Some(got);
@@ -249,14 +249,14 @@ async fn document(
 }
 
 /// Passes a request to an endpoint.
-async fn ask(
+async fn forward(
     front: &Front,
-    issuer: &Issuer<'_>,
+    issuer: &RouteIssuer<'_>,
     endpoint: &str,
     head: &Parts,
     body: Bytes,
-    address: &Address,
-) -> Result<Document, CallError> {
+    address: &PublicAddress,
+) -> Result<OriginResponse, CallError> {
     let path = match head.uri.query() {
         Some(query) => format!("{endpoint}?{query}"),
         None => endpoint.to_owned(),
@@ -266,7 +266,7 @@ async fn ask(
     let (known, now) = (front.endpoints.of(&issuer.origin), front.clock.now());
     let location = got.headers.get(LOCATION).and_then(|location| location.to_str().ok());
     let ours = location.and_then(|location| {
-        issuer.put_in_location(endpoint, location, |path| known.has(path, now), address)
+        issuer.rewrite_location(endpoint, location, |path| known.has(path, now), address)
     });
     if let Some(ours) = ours.and_then(|ours| HeaderValue::try_from(ours).ok()) {
         got.headers.insert(LOCATION, ours);
@@ -274,11 +274,11 @@ async fn ask(
     Ok(got)
 }
 
-fn pass_on(document: Document, mut line: Line) -> Response<Body> {
-    let Document { status, mut headers, body } = document;
+fn relay(document: OriginResponse, mut line: AccessEntry) -> Response<FrontBody> {
+    let OriginResponse { status, mut headers, body } = document;
     headers.remove(CONTENT_LENGTH);
-    line.status(status);
-    let mut response = Response::new(Body::whole(body, None, AccessSummary::default(), line));
+    line.set_status(status);
+    let mut response = Response::new(FrontBody::whole(body, None, AccessSummary::default(), line));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
@@ -286,48 +286,48 @@ fn pass_on(document: Document, mut line: Line) -> Response<Body> {
 
 // === impl Issuer ===
 
-impl Issuer<'_> {
+impl RouteIssuer<'_> {
     /// At our address.
     fn path(&self) -> &str {
         &self.service.route().path
     }
 
     /// The rest of a URL behind the origin, if that is the server's own.
-    fn below<'t>(&self, url: &'t str) -> Option<&'t str> {
+    fn strip_own_origin<'t>(&self, url: &'t str) -> Option<&'t str> {
         let (origin, rest) = split_origin(url)?;
         (origin_of(&origin.parse().ok()?)? == self.origin).then_some(rest)
     }
 
     /// The document with our address in the place of the server's origin.
-    fn put_in_document(&self, body: Bytes, address: &Address) -> Bytes {
-        let Ok(object) = Object::read(&body) else { return body };
-        let mut edit = Edit::new(&object);
+    fn rewrite_document(&self, body: Bytes, address: &PublicAddress) -> Bytes {
+        let Ok(object) = JsonObject::read(&body) else { return body };
+        let mut edit = ObjectEdit::new(&object);
         for member in ENDPOINTS {
-            if let Some(rest) = object.string(member).as_deref().and_then(|url| self.below(url)) {
-                edit.set(member, quoted(&address.with(&format!("{}{rest}", self.prefix))));
+            if let Some(rest) = object.string(member).as_deref().and_then(|url| self.strip_own_origin(url)) {
+                edit.set(member, quoted(&address.url_for(&format!("{}{rest}", self.prefix))));
             }
         }
         // A client compares the issuer with where it found the document (RFC 8414, 3.3).
-        if let Some(rest) = object.string("issuer").as_deref().and_then(|url| self.below(url)) {
+        if let Some(rest) = object.string("issuer").as_deref().and_then(|url| self.strip_own_origin(url)) {
             let is_endpoint = !rest.is_empty() && rest == self.url.path();
             let ours = match self.prefix {
                 "" if is_endpoint => self.path(),
                 "" => rest,
                 prefix => prefix,
             };
-            edit.set("issuer", quoted(&address.with(ours)));
+            edit.set("issuer", quoted(&address.url_for(ours)));
         }
         if edit.is_empty() { body } else { edit.apply() }
     }
 
     /// Where a redirect of an endpoint leads: to our address where that is an endpoint too, and else where the server
     /// means it to.
-    fn put_in_location(
+    fn rewrite_location(
         &self,
         endpoint: &str,
         location: &str,
         is_known: impl Fn(&str) -> bool,
-        address: &Address,
+        address: &PublicAddress,
     ) -> Option<String> {
         let relative = match split_origin(location) {
             Some(_) => None,
@@ -340,11 +340,11 @@ impl Issuer<'_> {
         };
         let rest = match &relative {
             Some(rest) => rest,
-            None => self.below(location)?,
+            None => self.strip_own_origin(location)?,
         };
         let path = rest.split(['?', '#']).next().unwrap_or_default();
         match (is_known(path), &relative) {
-            (true, _) => Some(address.with(&format!("{}{rest}", self.prefix))),
+            (true, _) => Some(address.url_for(&format!("{}{rest}", self.prefix))),
             (false, Some(rest)) => Some(format!("{}{rest}", self.origin)),
             (false, None) => None,
         }
@@ -353,14 +353,19 @@ impl Issuer<'_> {
 
 /// Whether this is the path of an endpoint. Looks for the documents where that is not known: the client may have
 /// them from another process.
-async fn is_endpoint(endpoints: &KnownEndpoints, issuer: &Issuer<'_>, path: &str, clock: &dyn Clock) -> bool {
+async fn is_endpoint(
+    endpoints: &KnownEndpoints,
+    issuer: &RouteIssuer<'_>,
+    path: &str,
+    clock: &dyn Clock,
+) -> bool {
     let known = endpoints.of(&issuer.origin);
     if known.has(path, clock.now()) {
         return true;
     }
-    let mut looked = known.looked.lock().await;
+    let mut looked = known.last_lookup.lock().await;
     let began = clock.now();
-    let is_recent = looked.is_some_and(|last| began.saturating_duration_since(last) < LOOK_AGAIN);
+    let is_recent = looked.is_some_and(|last| began.saturating_duration_since(last) < LOOKUP_INTERVAL);
     if is_recent || known.has(path, began) {
         return known.has(path, began);
     }
@@ -371,24 +376,24 @@ async fn is_endpoint(endpoints: &KnownEndpoints, issuer: &Issuer<'_>, path: &str
             if let Ok(got) = issuer.service.ask_origin(OriginRequest::get(path, HeaderMap::new())).await
                 && got.status.is_success()
             {
-                learn(&known, issuer, &got.body, began);
+                record_endpoints(&known, issuer, &got.body, began);
             }
         }
     };
     // What was not found in time is looked for again.
-    let _ = tokio::time::timeout(LOOK, look).await;
+    let _ = tokio::time::timeout(LOOKUP_TIMEOUT, look).await;
     *looked = Some(clock.now());
     known.has(path, began)
 }
 
 /// Remembers the endpoints that a document names.
-fn learn(known: &OriginEndpoints, issuer: &Issuer<'_>, document: &Bytes, now: Instant) {
-    let Ok(object) = Object::read(document) else { return };
+fn record_endpoints(known: &OriginEndpoints, issuer: &RouteIssuer<'_>, document: &Bytes, now: Instant) {
+    let Ok(object) = JsonObject::read(document) else { return };
     let urls: Vec<_> = ENDPOINTS.iter().filter_map(|member| object.string(member)).collect();
-    let paths = urls.iter().filter_map(|url| issuer.below(url)?.split(['?', '#']).next());
+    let paths = urls.iter().filter_map(|url| issuer.strip_own_origin(url)?.split(['?', '#']).next());
     // The MCP endpoint is served as a route, with what the operator wants of that.
     let is_endpoint =
-        |path: &&str| path.starts_with('/') && *path != issuer.url.path() && !leads_elsewhere(path);
+        |path: &&str| path.starts_with('/') && *path != issuer.url.path() && !has_dot_segments(path);
     known.insert(paths.filter(is_endpoint), now);
 }
 
@@ -403,7 +408,7 @@ fn origin_of(url: &Uri) -> Option<String> {
     Some(format!("{scheme}://{}:{port}", url.host()?.to_ascii_lowercase()))
 }
 
-/// A URL's scheme and authority, and what follows. `None` where it is relative.
+/// A URL's scheme and authority, and what follows. `Missing` where it is relative.
 fn split_origin(url: &str) -> Option<(&str, &str)> {
     let authority = url.find("://")? + 3;
     let is_scheme =

@@ -11,8 +11,8 @@
 //! answer is handed to hyper in portions, and a stream that cannot be rid of one in time is reset.
 
 use super::{
-    half_closed::Peer,
-    reply::{Body, BrokenOff, Chunk},
+    half_closed::PeerSocket,
+    reply::{BodyChunk, FrontBody, ResponseTruncated},
 };
 use crate::telemetry::Limit;
 use bytes::Buf;
@@ -35,7 +35,7 @@ use tokio::{
 ///
 /// It belongs right on the socket, beneath TLS, which takes bytes itself before it sends them.
 #[pin_project]
-pub struct Paced<S> {
+pub struct WriteTimeoutStream<S> {
     #[pin]
     stream: S,
     patience: Duration,
@@ -46,16 +46,16 @@ pub struct Paced<S> {
 
 /// The body of an answer on HTTP/2, in portions.
 #[pin_project]
-pub(super) struct Portions {
+pub(super) struct PortionedBody {
     #[pin]
-    body: Body,
+    body: FrontBody,
     /// What is left of the body's last frame; never empty.
-    rest: Option<Chunk>,
+    rest: Option<BodyChunk>,
 }
 
 /// hyper's work on one HTTP/2 stream, which ends it when it stands still for too long.
 #[pin_project]
-pub(super) struct Paces<F> {
+pub(super) struct StreamTimeout<F> {
     #[pin]
     stream: F,
     patience: Duration,
@@ -64,11 +64,11 @@ pub(super) struct Paces<F> {
 
 /// What hyper last got when it asked a stream's body for more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Got {
+enum BodyPoll {
     /// It did not ask: it waits for room, or for the answer to begin.
-    NotAsked,
+    NotPolled,
     /// There is nothing to say.
-    Nothing,
+    Empty,
     /// A portion, for which it has to find room before it asks again.
     Portion,
 }
@@ -78,26 +78,26 @@ enum Got {
 const PORTION: usize = 16 << 10;
 
 thread_local! {
-    /// Told by a body to the [`Paces`] within whose `poll` it is polled.
-    static GOT: Cell<Got> = const { Cell::new(Got::NotAsked) };
+    /// Told by a body to the [`StreamTimeout`] within whose `poll` it is polled.
+    static GOT: Cell<BodyPoll> = const { Cell::new(BodyPoll::NotPolled) };
 }
 
 // === impl Paced ===
 
-impl<S> Paced<S> {
+impl<S> WriteTimeoutStream<S> {
     pub const fn new(stream: S, patience: Duration) -> Self {
         Self { stream, patience, overdue: None }
     }
 }
 
-impl<S: Peer> Peer for Paced<S> {
+impl<S: PeerSocket> PeerSocket for WriteTimeoutStream<S> {
     fn is_reset(&self) -> bool {
         self.stream.is_reset()
     }
 }
 
 /// What became of an attempt to write, where the socket may have stood still for too long.
-fn in_time<T>(
+fn check_write_timeout<T>(
     written: Poll<io::Result<T>>,
     patience: Duration,
     overdue: &mut Option<Pin<Box<Sleep>>>,
@@ -108,20 +108,20 @@ fn in_time<T>(
         return written;
     }
     ready!(overdue.get_or_insert_with(|| Box::pin(sleep(patience))).as_mut().poll(cx));
-    Limit::Write.hit();
+    Limit::Write.record_hit();
     Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
 }
 
-impl<S: AsyncRead> AsyncRead for Paced<S> {
+impl<S: AsyncRead> AsyncRead for WriteTimeoutStream<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.project().stream.poll_read(cx, buf)
     }
 }
 
-impl<S: AsyncWrite> AsyncWrite for Paced<S> {
+impl<S: AsyncWrite> AsyncWrite for WriteTimeoutStream<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.project();
-        in_time(this.stream.poll_write(cx, buf), *this.patience, this.overdue, cx)
+        check_write_timeout(this.stream.poll_write(cx, buf), *this.patience, this.overdue, cx)
     }
 
     fn poll_write_vectored(
@@ -130,7 +130,7 @@ impl<S: AsyncWrite> AsyncWrite for Paced<S> {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
-        in_time(this.stream.poll_write_vectored(cx, bufs), *this.patience, this.overdue, cx)
+        check_write_timeout(this.stream.poll_write_vectored(cx, bufs), *this.patience, this.overdue, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -139,7 +139,7 @@ impl<S: AsyncWrite> AsyncWrite for Paced<S> {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.project();
-        in_time(this.stream.poll_flush(cx), *this.patience, this.overdue, cx)
+        check_write_timeout(this.stream.poll_flush(cx), *this.patience, this.overdue, cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -149,25 +149,25 @@ impl<S: AsyncWrite> AsyncWrite for Paced<S> {
 
 // === impl Portions ===
 
-impl Portions {
-    pub(super) const fn of(body: Body) -> Self {
+impl PortionedBody {
+    pub(super) const fn of(body: FrontBody) -> Self {
         Self { body, rest: None }
     }
 }
 
-impl HttpBody for Portions {
-    type Data = Chunk;
-    type Error = BrokenOff;
+impl HttpBody for PortionedBody {
+    type Data = BodyChunk;
+    type Error = ResponseTruncated;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Chunk>, BrokenOff>>> {
+    ) -> Poll<Option<Result<Frame<BodyChunk>, ResponseTruncated>>> {
         let this = self.project();
         if this.rest.is_none() {
-            GOT.set(Got::Nothing);
+            GOT.set(BodyPoll::Empty);
             let frame = ready!(this.body.poll_frame(cx));
-            GOT.set(Got::Portion);
+            GOT.set(BodyPoll::Portion);
             match frame.map(|frame| frame.map(Frame::into_data)) {
                 Some(Ok(Ok(chunk))) => *this.rest = Some(chunk),
                 Some(Ok(Err(trailers))) => return Poll::Ready(Some(Ok(trailers))),
@@ -175,7 +175,7 @@ impl HttpBody for Portions {
                 None => return Poll::Ready(None),
             }
         }
-        GOT.set(Got::Portion);
+        GOT.set(BodyPoll::Portion);
         let portion = this.rest.as_mut().map(|rest| rest.split_to(PORTION));
         *this.rest = this.rest.take().filter(Buf::has_remaining);
         Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
@@ -199,31 +199,31 @@ impl HttpBody for Portions {
 
 // === impl Paces ===
 
-impl<F> Paces<F> {
+impl<F> StreamTimeout<F> {
     pub(super) const fn new(stream: F, patience: Duration) -> Self {
         Self { stream, patience, overdue: None }
     }
 }
 
-impl<F: Future<Output = ()>> Future for Paces<F> {
+impl<F: Future<Output = ()>> Future for StreamTimeout<F> {
     type Output = ();
 
     /// Ready also when the stream is overdue. It is dropped then, and hyper resets it.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        GOT.set(Got::NotAsked);
+        GOT.set(BodyPoll::NotPolled);
         if this.stream.poll(cx).is_ready() {
             return Poll::Ready(());
         }
         match GOT.get() {
-            Got::NotAsked => {}
-            Got::Nothing => *this.overdue = None,
-            Got::Portion => *this.overdue = Some(Box::pin(sleep(*this.patience))),
+            BodyPoll::NotPolled => {}
+            BodyPoll::Empty => *this.overdue = None,
+            BodyPoll::Portion => *this.overdue = Some(Box::pin(sleep(*this.patience))),
         }
         match this.overdue {
             Some(overdue) => {
                 ready!(overdue.as_mut().poll(cx));
-                Limit::Write.hit();
+                Limit::Write.record_hit();
                 Poll::Ready(())
             }
             None => Poll::Pending,
@@ -242,9 +242,9 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     /// A socket that takes eight bytes, and its other end.
-    fn socket() -> (Paced<DuplexStream>, DuplexStream) {
+    fn socket() -> (WriteTimeoutStream<DuplexStream>, DuplexStream) {
         let (ours, theirs) = duplex(8);
-        (Paced::new(ours, PATIENCE), theirs)
+        (WriteTimeoutStream::new(ours, PATIENCE), theirs)
     }
 
     #[expect(clippy::disallowed_methods, reason = "the time is paused")]

@@ -1,7 +1,7 @@
 //! Which hosts and origins may come in.
 //!
 //! A web page can make a browser send requests to a server on the reader's own machine (DNS
-//! rebinding). Checking `Host` and `Origin` stops it (2026-07-28, *Streamable HTTP, Security*).
+//! rebinding). Checking `Host` and `TextOrigin` stops it (2026-07-28, *Streamable HTTP, Security*).
 
 use crate::protocol::{
     headers::text,
@@ -14,7 +14,7 @@ use http::{
 
 /// The hosts this proxy answers to, and the origins whose pages may call it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct AccessPolicy {
     /// Host names beside `localhost` and IP addresses, which are always fine: a rebinding attack
     /// needs a name. `*` turns the check off.
     pub hosts: Vec<String>,
@@ -23,13 +23,13 @@ pub struct Access {
     pub origins: Vec<String>,
 }
 
-/// Proof that a request's `Host` and `Origin` were checked.
+/// Proof that a request's `Host` and `TextOrigin` were checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Checked(());
+pub struct AccessProof(());
 
 /// Why a request may not come in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum AccessDenial {
     #[error(
         "host `{0}` is not served here; to serve it, start with `--host {name}` or add `{name}` to access.hosts of the configuration",
         name = without_port(.0)
@@ -43,7 +43,7 @@ pub enum Denied {
 
 // === impl Denied ===
 
-impl Denied {
+impl AccessDenial {
     /// The host or the origin that is refused.
     pub fn values(&self) -> (Option<&str>, Option<&str>) {
         match self {
@@ -55,13 +55,13 @@ impl Denied {
 
 // === impl Access ===
 
-impl Access {
+impl AccessPolicy {
     /// Checks each host and origin that a request names, should it name several: an attacker gains nothing by
     /// adding one that is fine.
     ///
     /// # Errors
-    /// [`Denied`] names what is not allowed and the setting that would allow it.
-    pub fn check_head(&self, uri: &Uri, headers: &HeaderMap) -> Result<Checked, Denied> {
+    /// [`AccessDenial`] names what is not allowed and the setting that would allow it.
+    pub fn check_head(&self, uri: &Uri, headers: &HeaderMap) -> Result<AccessProof, AccessDenial> {
         let mut checked = self.check(uri.authority().map(|authority| authority.as_str()), None)?;
         for host in headers.get_all(HOST) {
             checked = self.check(Some(&text(host)), None)?;
@@ -76,20 +76,20 @@ impl Access {
     /// authority (HTTP/2) or the `Host` header; a request without one is fine, no browser sends it.
     ///
     /// # Errors
-    /// As [`Access::check_head`].
-    pub fn check(&self, host: Option<&str>, origin: Option<&str>) -> Result<Checked, Denied> {
+    /// As [`AccessPolicy::check_head`].
+    pub fn check(&self, host: Option<&str>, origin: Option<&str>) -> Result<AccessProof, AccessDenial> {
         if let Some(host) = host
-            && !self.serves(host)
+            && !self.is_served_host(host)
         {
-            return Err(Denied::Host(host.to_owned()));
+            return Err(AccessDenial::Host(host.to_owned()));
         }
         match origin {
-            Some(origin) if !self.admits(origin) => Err(Denied::Origin(origin.to_owned())),
-            _ => Ok(Checked(())),
+            Some(origin) if !self.is_allowed_origin(origin) => Err(AccessDenial::Origin(origin.to_owned())),
+            _ => Ok(AccessProof(())),
         }
     }
 
-    fn serves(&self, authority: &str) -> bool {
+    fn is_served_host(&self, authority: &str) -> bool {
         match host_name(authority) {
             None => false,
             Some(HostName::Address(_)) => true,
@@ -100,7 +100,7 @@ impl Access {
         }
     }
 
-    fn admits(&self, origin: &str) -> bool {
+    fn is_allowed_origin(&self, origin: &str) -> bool {
         if self.origins.iter().any(|known| known == "*" || known.eq_ignore_ascii_case(origin)) {
             return true;
         }
@@ -140,27 +140,27 @@ mod tests {
 
     #[test]
     fn this_machine_and_addresses_are_served_by_default() {
-        let access = Access::default();
+        let access = AccessPolicy::default();
         for host in ["localhost", "LOCALHOST:8808", "127.0.0.1:1", "[::1]:80", "[::1]", "10.0.0.7:8808"] {
             assert!(access.check(Some(host), None).is_ok(), "{host}");
         }
         assert!(access.check(None, None).is_ok());
         assert_eq!(
             access.check(Some("evil.example.com"), None).unwrap_err(),
-            Denied::Host("evil.example.com".into())
+            AccessDenial::Host("evil.example.com".into())
         );
         assert!(access.check(Some("localhost.evil.example.com"), None).is_err());
         assert!(access.check(Some("127.0.0.1.evil.example.com:80"), None).is_err());
         for odd in ["[::1].evil.example", "[::1].evil.example:80", "localhost:80@evil.example", "::1", ""] {
             assert!(access.check(Some(odd), None).is_err(), "{odd}");
         }
-        let open = Access { hosts: vec!["*".into()], origins: Vec::new() };
+        let open = AccessPolicy { hosts: vec!["*".into()], origins: Vec::new() };
         assert!(open.check(Some("localhost:80@evil.example"), None).is_err(), "it is no host at all");
     }
 
     #[test]
     fn host_and_origin_are_each_checked_alone() {
-        let access = Access::default();
+        let access = AccessPolicy::default();
         assert!(access.check(Some("localhost"), Some("http://localhost:3000")).is_ok());
         assert!(access.check(Some("localhost"), Some("http://[::1]:3000")).is_ok());
         for origin in [
@@ -181,24 +181,26 @@ mod tests {
             "localhost",
         ] {
             assert!(
-                matches!(access.check(Some("localhost"), Some(origin)), Err(Denied::Origin(_))),
+                matches!(access.check(Some("localhost"), Some(origin)), Err(AccessDenial::Origin(_))),
                 "{origin}"
             );
         }
         assert!(matches!(
             access.check(Some("evil.example.com"), Some("http://localhost")),
-            Err(Denied::Host(_))
+            Err(AccessDenial::Host(_))
         ));
     }
 
     #[test]
     fn named_hosts_and_origins_are_admitted() {
-        let access =
-            Access { hosts: vec!["mcp.example.com".into()], origins: vec!["https://app.example.com".into()] };
+        let access = AccessPolicy {
+            hosts: vec!["mcp.example.com".into()],
+            origins: vec!["https://app.example.com".into()],
+        };
         assert!(access.check(Some("MCP.example.com:443"), Some("https://mcp.example.com")).is_ok());
         assert!(access.check(Some("mcp.example.com"), Some("https://app.example.com")).is_ok());
         assert!(access.check(Some("mcp.example.com"), Some("http://app.example.com")).is_err());
-        let open = Access { hosts: vec!["*".into()], origins: vec!["*".into()] };
+        let open = AccessPolicy { hosts: vec!["*".into()], origins: vec!["*".into()] };
         assert!(open.check(Some("a.example"), Some("http://b.example")).is_ok());
     }
 }

@@ -21,7 +21,7 @@ pub struct CallQueue {
     /// Calls of one caller in one queue (`limits.queue`). A further one is refused.
     pub length: usize,
     /// The longest wait of a call that is no task (`timeouts.queue`).
-    pub patience: Duration,
+    pub max_wait: Duration,
 }
 
 // === impl CallLimits ===
@@ -37,6 +37,6 @@ impl CallLimits {
 
 impl Default for CallQueue {
     fn default() -> Self {
-        Self { length: 1024, patience: Duration::from_secs(30) }
+        Self { length: 1024, max_wait: Duration::from_secs(30) }
     }
 }

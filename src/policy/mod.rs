@@ -6,23 +6,23 @@
 
 pub mod access;
 pub mod call_limits;
-pub mod limit;
+pub mod keep_alive;
+pub mod quotas;
 pub mod rollout;
 pub mod route;
-pub mod silence;
 pub mod threshold;
 pub mod tickets;
 pub mod tokens;
 
-pub use access::{Access, Checked, Denied};
+pub use access::{AccessDenial, AccessPolicy, AccessProof};
 pub use call_limits::{CallLimits, CallQueue};
-pub use limit::Quotas;
-pub use rollout::{Head, Rollout, RolloutBy, Share, Standing};
+pub use keep_alive::{KeepAliveStep, KeepAliveTimer};
+pub use quotas::TaskQuotas;
+pub use rollout::{CallerHead, Rollout, RolloutBasis, RolloutMembership, RolloutShare};
 pub use route::{
-    ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, ResponseHeaders, Resume, Route, Unsolicited,
-    is_same_path,
+    ClientMatch, InputPolicy, LegacyTaskPolicy, PrincipalSource, ResponseHeaders, ResumePolicy, Route,
+    UnsolicitedTasks, WaitPolicy, is_same_path,
 };
-pub use silence::{KeepAliveStep, Silence};
-pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};
-pub use tickets::{HolderSign, Holding, TicketAfter, TicketHolder, TicketTerms, Tickets};
-pub use tokens::{NotKnown, Token, Tokens, bearer_of};
+pub use threshold::{DeferPolicy, Mode, NamePattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};
+pub use tickets::{HolderMatch, TicketAfter, TicketGrant, TicketHolder, TicketPolicy, TicketTerms};
+pub use tokens::{AccessToken, TokenError, TokenSet, bearer_token};

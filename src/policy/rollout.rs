@@ -3,7 +3,7 @@
 //! A caller's place is fixed by what it is and by the route it calls, by nothing else: it is the same after a
 //! restart, in every replica, and for every share, so that whoever is in at 10 % is in at 25 %.
 
-use super::{Pattern, PrincipalSource};
+use super::{NamePattern, PrincipalSource};
 use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{AUTHORIZATION, AsHeaderName},
@@ -14,25 +14,25 @@ use std::{fmt, sync::Arc};
 /// Who is treated as the mode has it already; the others are treated as `observe` has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
-    pub share: Share,
-    pub by: RolloutBy,
+    pub share: RolloutShare,
+    pub by: RolloutBasis,
     /// Whose keys look like this are in whatever the share is, unless they look like one of `never`.
-    pub always: Vec<Pattern>,
+    pub always: Vec<NamePattern>,
     /// Whose keys look like this are not.
-    pub never: Vec<Pattern>,
+    pub never: Vec<NamePattern>,
 }
 
 /// Of all, in millionths: 0 for nobody, a million for everybody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Share(u32);
+pub struct RolloutShare(u32);
 
 /// What of a caller its place is taken from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum RolloutBy {
+pub enum RolloutBasis {
     /// What a caller is on the route. Whoever shows nothing has none.
     #[default]
     Principal,
-    /// The `Mcp-Session-Id`, which revisions before 2026-07-28 have.
+    /// The `Mcp-Session-RequestId`, which revisions before 2026-07-28 have.
     Session,
     /// What this header says.
     Header(HeaderName),
@@ -40,7 +40,7 @@ pub enum RolloutBy {
 
 /// What of a request's head a caller's places are taken from.
 #[derive(Clone, Copy, Debug)]
-pub struct Head<'a> {
+pub struct CallerHead<'a> {
     pub headers: &'a HeaderMap,
     /// The name of the token that the caller was let in by.
     pub token: Option<&'a str>,
@@ -50,10 +50,10 @@ pub struct Head<'a> {
 
 /// For which rollouts of a route a caller is in: those of `defer` and of each tool's rule, in that order. None where
 /// the route has no rollout.
-pub type Standing = Option<Arc<[bool]>>;
+pub type RolloutMembership = Option<Arc<[bool]>>;
 
 /// What one caller is to one rollout.
-struct Key<'a> {
+struct RolloutKey<'a> {
     /// What the place is taken from; there is none without them.
     parts: Vec<&'a [u8]>,
     /// What `always` and `never` may name it by.
@@ -63,7 +63,7 @@ struct Key<'a> {
 const MILLION: u32 = 1_000_000;
 
 /// Whether a caller is in for the rollout of the rule with this number, or of `defer`.
-pub(super) fn admits(standing: &Standing, rule: Option<usize>) -> bool {
+pub(super) fn admits(standing: &RolloutMembership, rule: Option<usize>) -> bool {
     let number = rule.map_or(0, |rule| rule + 1);
     standing.as_ref().is_none_or(|all| all.get(number).copied().unwrap_or(true))
 }
@@ -73,7 +73,7 @@ const SESSION: &str = "mcp-session-id";
 
 // === impl Share ===
 
-impl Share {
+impl RolloutShare {
     pub const ALL: Self = Self(MILLION);
 
     /// None where that is more than all.
@@ -87,7 +87,7 @@ impl Share {
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for RolloutShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, rest) = (self.0 / 10_000, self.0 % 10_000);
         match format!("{rest:04}").trim_end_matches('0') {
@@ -99,7 +99,7 @@ impl fmt::Display for Share {
 
 // === impl RolloutBy ===
 
-impl fmt::Display for RolloutBy {
+impl fmt::Display for RolloutBasis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Principal => f.write_str("principal"),
@@ -113,31 +113,33 @@ impl fmt::Display for RolloutBy {
 
 impl Rollout {
     /// Whether the caller with this head is in, on the route of this path, whose callers are what `source` says.
-    pub fn admits(&self, path: &str, source: &PrincipalSource, head: Head<'_>) -> bool {
+    pub fn admits(&self, path: &str, source: &PrincipalSource, head: CallerHead<'_>) -> bool {
         let key = self.key(source, head);
-        let is_named = |patterns: &[Pattern]| {
+        let is_named = |patterns: &[NamePattern]| {
             patterns.iter().any(|pattern| key.names.iter().any(|name| pattern.matches(name)))
         };
         if is_named(&self.never) {
             return false;
         }
         // Whoever has no key has no place; all are all.
-        self.share == Share::ALL
+        self.share == RolloutShare::ALL
             || is_named(&self.always)
-            || !key.parts.is_empty() && place(path, &key.parts) < self.share.0
+            || !key.parts.is_empty() && bucket_of(path, &key.parts) < self.share.0
     }
 
-    fn key<'a>(&self, source: &'a PrincipalSource, head: Head<'a>) -> Key<'a> {
+    fn key<'a>(&self, source: &'a PrincipalSource, head: CallerHead<'a>) -> RolloutKey<'a> {
         match (&self.by, source) {
-            (RolloutBy::Session, _) => Key::of_header(head.headers, SESSION),
-            (RolloutBy::Header(name), _) => Key::of_header(head.headers, name),
-            (RolloutBy::Principal, PrincipalSource::Header(name)) => {
-                Key::of_header(head.headers, name).of_token(head.token).shown(head.principal)
+            (RolloutBasis::Session, _) => RolloutKey::from_header(head.headers, SESSION),
+            (RolloutBasis::Header(name), _) => RolloutKey::from_header(head.headers, name),
+            (RolloutBasis::Principal, PrincipalSource::Header(name)) => {
+                RolloutKey::from_header(head.headers, name)
+                    .with_token(head.token)
+                    .with_principal(head.principal)
             }
-            (RolloutBy::Principal, PrincipalSource::Authorization) => {
-                let Key { parts, .. } = Key::of_header(head.headers, AUTHORIZATION);
+            (RolloutBasis::Principal, PrincipalSource::Authorization) => {
+                let RolloutKey { parts, .. } = RolloutKey::from_header(head.headers, AUTHORIZATION);
                 // It is a secret: nobody is named by it.
-                Key { parts, names: Vec::new() }.of_token(head.token).shown(head.principal)
+                RolloutKey { parts, names: Vec::new() }.with_token(head.token).with_principal(head.principal)
             }
         }
     }
@@ -152,8 +154,8 @@ impl fmt::Display for Rollout {
 
 // === impl Key ===
 
-impl<'a> Key<'a> {
-    fn of_header(headers: &'a HeaderMap, name: impl AsHeaderName) -> Self {
+impl<'a> RolloutKey<'a> {
+    fn from_header(headers: &'a HeaderMap, name: impl AsHeaderName) -> Self {
         let values = headers.get_all(name);
         Self {
             parts: values.iter().map(HeaderValue::as_bytes).collect(),
@@ -162,7 +164,7 @@ impl<'a> Key<'a> {
     }
 
     /// Those who share a token are told apart by the rest.
-    fn of_token(mut self, token: Option<&'a str>) -> Self {
+    fn with_token(mut self, token: Option<&'a str>) -> Self {
         if let Some(token) = token {
             self.parts.insert(0, token.as_bytes());
             self.names.push(token);
@@ -170,7 +172,7 @@ impl<'a> Key<'a> {
         self
     }
 
-    fn shown(mut self, principal: &'a str) -> Self {
+    fn with_principal(mut self, principal: &'a str) -> Self {
         self.names.push(principal);
         self
     }
@@ -178,7 +180,7 @@ impl<'a> Key<'a> {
 
 /// Where a caller stands on the route of this path, of `0..MILLION`: the first eight bytes of a SHA-256 over the path
 /// and each part of the key, a zero byte before each part. No header has one in it.
-fn place(path: &str, key: &[&[u8]]) -> u32 {
+fn bucket_of(path: &str, key: &[&[u8]]) -> u32 {
     let mut digest = Context::new(&SHA256);
     digest.update(path.as_bytes());
     for part in key {
@@ -198,8 +200,8 @@ mod tests {
     const SOURCE: PrincipalSource = PrincipalSource::Header(HeaderName::from_static("x-user"));
 
     fn rollout(millionths: u32) -> Rollout {
-        let share = Share::of_millionths(millionths).expect("a share");
-        Rollout { share, by: RolloutBy::Principal, always: Vec::new(), never: Vec::new() }
+        let share = RolloutShare::of_millionths(millionths).expect("a share");
+        Rollout { share, by: RolloutBasis::Principal, always: Vec::new(), never: Vec::new() }
     }
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
@@ -209,7 +211,11 @@ mod tests {
 
     fn admits(rollout: &Rollout, pairs: &[(&'static str, &str)], token: Option<&str>) -> bool {
         let headers = headers(pairs);
-        rollout.admits("/mcp", &SOURCE, Head { headers: &headers, token, principal: "0123456789abcdef" })
+        rollout.admits(
+            "/mcp",
+            &SOURCE,
+            CallerHead { headers: &headers, token, principal: "0123456789abcdef" },
+        )
     }
 
     /// Those of 10,000 users who are in.
@@ -217,7 +223,7 @@ mod tests {
         let rollout = rollout(millionths);
         let is_in = |number| {
             let headers = headers(&[("x-user", &format!("user-{number}"))]);
-            rollout.admits(path, &SOURCE, Head { headers: &headers, token: None, principal: "x" })
+            rollout.admits(path, &SOURCE, CallerHead { headers: &headers, token: None, principal: "x" })
         };
         (0..10_000).map(is_in).collect()
     }
@@ -251,7 +257,8 @@ mod tests {
     #[test]
     fn a_place_is_what_anybody_can_compute_and_never_changes() {
         // printf '/mcp\0alice' | sha256sum: the first 16 digits, divided by 2^64.
-        let place = |key: &[&str]| place("/mcp", &key.iter().map(|part| part.as_bytes()).collect::<Vec<_>>());
+        let place =
+            |key: &[&str]| bucket_of("/mcp", &key.iter().map(|part| part.as_bytes()).collect::<Vec<_>>());
         assert_eq!(
             [
                 place(&["alice"]),
@@ -266,9 +273,11 @@ mod tests {
 
     #[test]
     fn whoever_has_no_key_is_out_until_all_are_in() {
-        for by in
-            [RolloutBy::Principal, RolloutBy::Session, RolloutBy::Header(HeaderName::from_static("x-tenant"))]
-        {
+        for by in [
+            RolloutBasis::Principal,
+            RolloutBasis::Session,
+            RolloutBasis::Header(HeaderName::from_static("x-tenant")),
+        ] {
             let of = |millionths| Rollout { by: by.clone(), ..rollout(millionths) };
             assert!(!admits(&of(999_999), &[], None), "{by}");
             assert!(admits(&of(1_000_000), &[], None), "{by}");
@@ -277,7 +286,7 @@ mod tests {
 
     #[test]
     fn those_who_are_named_are_in_or_out_whatever_the_share_is() {
-        let patterns = |texts: &[&str]| texts.iter().map(|text| Pattern::new(*text)).collect();
+        let patterns = |texts: &[&str]| texts.iter().map(|text| NamePattern::new(*text)).collect();
         let named = |millionths, always: &[&str], never: &[&str]| Rollout {
             always: patterns(always),
             never: patterns(never),
@@ -294,9 +303,9 @@ mod tests {
 
     #[test]
     fn a_secret_is_no_name() {
-        let rollout = Rollout { always: vec![Pattern::new("Bearer*")], ..rollout(0) };
+        let rollout = Rollout { always: vec![NamePattern::new("Bearer*")], ..rollout(0) };
         let headers = headers(&[("authorization", "Bearer a")]);
-        let head = Head { headers: &headers, token: None, principal: "0123456789abcdef" };
+        let head = CallerHead { headers: &headers, token: None, principal: "0123456789abcdef" };
         assert!(!rollout.admits("/mcp", &PrincipalSource::Authorization, head));
         let key = rollout.key(&PrincipalSource::Authorization, head);
         assert_eq!((key.parts, key.names), (vec![&b"Bearer a"[..]], vec!["0123456789abcdef"]));
@@ -304,8 +313,8 @@ mod tests {
 
     #[test]
     fn sessions_and_headers_have_places_of_their_own() {
-        let session = Rollout { by: RolloutBy::Session, ..rollout(500_000) };
-        let tenant = RolloutBy::Header(HeaderName::from_static("x-tenant"));
+        let session = Rollout { by: RolloutBasis::Session, ..rollout(500_000) };
+        let tenant = RolloutBasis::Header(HeaderName::from_static("x-tenant"));
         let tenant = Rollout { by: tenant, ..rollout(500_000) };
         let count = |rollout: &Rollout, name: &'static str| {
             let is_in =
@@ -320,7 +329,7 @@ mod tests {
 
     #[test]
     fn shares_are_shown_as_they_are_written() {
-        let shown = |millionths| Share::of_millionths(millionths).map(|share| share.to_string());
+        let shown = |millionths| RolloutShare::of_millionths(millionths).map(|share| share.to_string());
         for (millionths, text) in
             [(0, "0%"), (1, "0.0001%"), (5_000, "0.5%"), (250_000, "25%"), (1_000_000, "100%")]
         {

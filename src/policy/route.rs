@@ -1,8 +1,8 @@
 //! Where calls come in and which server they go to.
 
 use super::{
-    CallLimits, CallQueue, Defer, Head, Mode, Pattern, Rollout, RolloutBy, Standing, TicketAfter, Tickets,
-    ToolPolicy, ToolRule, rollout,
+    CallLimits, CallQueue, CallerHead, DeferPolicy, Mode, NamePattern, Rollout, RolloutBasis,
+    RolloutMembership, TicketAfter, TicketPolicy, ToolPolicy, ToolRule, rollout,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 use std::{fmt, sync::Arc, time::Duration};
@@ -12,7 +12,7 @@ use std::{fmt, sync::Arc, time::Duration};
 pub struct Route {
     /// The path clients use, `/mcp` by default. Also the route's name.
     pub path: Arc<str>,
-    pub defer: Defer,
+    pub defer: DeferPolicy,
     /// The first match wins.
     pub tools: Vec<ToolRule>,
     /// Of all its `tools/call` together.
@@ -22,15 +22,15 @@ pub struct Route {
     /// all tools.
     pub timeout: Option<Duration>,
     pub principal: PrincipalSource,
-    pub questions: Questions,
-    pub legacy_tasks: LegacyTasks,
-    pub resume: Resume,
-    pub held: Held,
-    pub tickets: Tickets,
+    pub questions: InputPolicy,
+    pub legacy_tasks: LegacyTaskPolicy,
+    pub resume: ResumePolicy,
+    pub held: WaitPolicy,
+    pub tickets: TicketPolicy,
     /// Headers beside `Authorization` and cookies by which the server knows the caller. They are
     /// forwarded, and callers that differ in them share no session.
     pub forward: Vec<HeaderName>,
-    /// Add `Forwarded` to the requests that are sent to the server (RFC 7239). Off by default.
+    /// Add `HttpResponse` to the requests that are sent to the server (RFC 7239). Off by default.
     pub forwarded: bool,
     /// Headers of every response of the route, in the place of the server's own of these names.
     pub response_headers: ResponseHeaders,
@@ -53,7 +53,7 @@ pub enum PrincipalSource {
 
 /// How questions are treated that a server asks during a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Questions {
+pub struct InputPolicy {
     /// How long further ones are waited for after the first, so that parallel ones are put together.
     /// It adds to every answer that asks. Default 25 ms.
     pub settle: Duration,
@@ -65,9 +65,9 @@ pub struct Questions {
 /// What a client gets that waits for a slow `tools/call`, `prompts/get` or `resources/read` without a
 /// task, so that neither it nor what stands in between takes the call for dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct WaitPolicy {
     /// After how much silence a client that gave a progress token is told that the call still runs;
-    /// `None` for never. Each costs a line of about 150 bytes. Default 10 s.
+    /// `Missing` for never. Each costs a line of about 150 bytes. Default 10 s.
     pub progress: Option<Duration>,
     /// After how much silence an answer becomes an event stream and the stream gets a comment, which
     /// keeps the connection open. From then on an error cannot have an HTTP status of its own, so a
@@ -85,7 +85,7 @@ pub struct Held {
 
 /// How tasks are made for clients of 2025-11-25.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LegacyTasks {
+pub struct LegacyTaskPolicy {
     /// The longest time for which a client can wish its task's result to be kept, at least a second.
     /// Default 24 h.
     pub max_ttl: Duration,
@@ -97,13 +97,13 @@ pub struct LegacyTasks {
     /// Whether a caller finds in one era the tasks it made in the other. Off by default, and never for
     /// those who show nothing to be told apart by.
     pub across_eras: bool,
-    pub unsolicited: Unsolicited,
+    pub unsolicited: UnsolicitedTasks,
 }
 
 /// Whether the answers of a server without event ids can be taken up by legacy clients where they
 /// broke, and how long calls wait to be taken up after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resume {
+pub struct ResumePolicy {
     /// Whether events are given ids and kept. Off by default: it costs memory, and work of its own for
     /// each such answer.
     pub mint: bool,
@@ -121,12 +121,12 @@ pub struct Resume {
 /// Who may be given a task without having asked for one (SEP-2229, draft): clients that would not
 /// understand it break, and only their operator knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Unsolicited {
+pub enum UnsolicitedTasks {
     #[default]
-    Nobody,
-    Everybody,
+    Never,
+    Always,
     /// Whoever one of these is true of.
-    Some(Vec<ClientMatch>),
+    Matching(Vec<ClientMatch>),
 }
 
 /// What a client is told by. Never by what it calls itself.
@@ -140,7 +140,7 @@ pub enum ClientMatch {
 
 // === impl Held ===
 
-impl Default for Held {
+impl Default for WaitPolicy {
     fn default() -> Self {
         Self {
             progress: Some(Duration::from_secs(10)),
@@ -153,7 +153,7 @@ impl Default for Held {
 
 // === impl Resume ===
 
-impl Default for Resume {
+impl Default for ResumePolicy {
     fn default() -> Self {
         Self {
             mint: false,
@@ -167,29 +167,29 @@ impl Default for Resume {
 
 // === impl LegacyTasks ===
 
-impl Default for LegacyTasks {
+impl Default for LegacyTaskPolicy {
     fn default() -> Self {
         Self {
             max_ttl: Duration::from_secs(24 * 60 * 60),
             errors_complete: false,
             immediate_response: None,
             across_eras: false,
-            unsolicited: Unsolicited::Nobody,
+            unsolicited: UnsolicitedTasks::Never,
         }
     }
 }
 
 // === impl Unsolicited ===
 
-impl Unsolicited {
+impl UnsolicitedTasks {
     /// Whether it holds for a client that sends these headers and whom the log knows as `principal`.
-    pub fn holds_for(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
+    pub fn applies_to(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
         let signs = match self {
-            Self::Nobody => return false,
-            Self::Everybody => return true,
-            Self::Some(signs) => signs,
+            Self::Never => return false,
+            Self::Always => return true,
+            Self::Matching(signs) => signs,
         };
-        signs.iter().any(|sign| sign.is_of(headers, &principal))
+        signs.iter().any(|sign| sign.matches(headers, &principal))
     }
 }
 
@@ -197,7 +197,7 @@ impl Unsolicited {
 
 impl ClientMatch {
     /// Whether it is true of a client that sends these headers and whom the log knows as `principal`.
-    pub(super) fn is_of(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
+    pub(super) fn matches(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
         match self {
             Self::Header(name, value) => headers.get_all(name).iter().any(|sent| sent == value.as_str()),
             Self::Principal(known) => *known == principal(),
@@ -207,7 +207,7 @@ impl ClientMatch {
 
 // === impl Questions ===
 
-impl Default for Questions {
+impl Default for InputPolicy {
     fn default() -> Self {
         Self { settle: Duration::from_millis(25), park: Duration::from_secs(5 * 60) }
     }
@@ -217,14 +217,14 @@ impl Default for Questions {
 
 impl Route {
     /// What holds for a tool on this route, once it holds for everybody.
-    pub fn treatment(&self, tool: &str) -> ToolPolicy {
-        self.treatment_for(tool, &Standing::default())
+    pub fn tool_policy(&self, tool: &str) -> ToolPolicy {
+        self.tool_policy_for(tool, &RolloutMembership::default())
     }
 
     /// What holds for a tool on this route, and a caller of this standing.
-    pub fn treatment_for(&self, tool: &str, standing: &Standing) -> ToolPolicy {
-        let mut policy = self.defer.treatment(&self.tools, tool, standing);
-        if let (TicketAfter::Unsaid, Some(after)) = (policy.ticket, self.held.ticket) {
+    pub fn tool_policy_for(&self, tool: &str, standing: &RolloutMembership) -> ToolPolicy {
+        let mut policy = self.defer.tool_policy(&self.tools, tool, standing);
+        if let (TicketAfter::Inherited, Some(after)) = (policy.ticket, self.held.ticket) {
             policy.ticket = TicketAfter::After(after);
         }
         policy
@@ -236,19 +236,19 @@ impl Route {
     }
 
     /// The pattern of the rule that sets the mode of a tool; none where that is the route's own.
-    pub fn mode_rule(&self, tool: &str) -> Option<&Pattern> {
+    pub fn mode_rule(&self, tool: &str) -> Option<&NamePattern> {
         self.rule(tool).filter(|rule| rule.mode.is_some()).map(|rule| &rule.matches)
     }
 
     /// The same for its mode or its threshold.
-    pub fn threshold_rule(&self, tool: &str) -> Option<&Pattern> {
+    pub fn threshold_rule(&self, tool: &str) -> Option<&NamePattern> {
         let sets = |rule: &&ToolRule| rule.mode.is_some() || rule.after.is_some();
         self.rule(tool).filter(sets).map(|rule| &rule.matches)
     }
 
     /// The pattern of the rule by which calls of a tool are answered with a ticket after this long; none where the
     /// route says so, or who holds the ticket.
-    pub fn ticket_rule(&self, tool: &str, after: Duration) -> Option<&Pattern> {
+    pub fn ticket_rule(&self, tool: &str, after: Duration) -> Option<&NamePattern> {
         let rule = self.rule(tool).filter(|rule| rule.ticket == TicketAfter::After(after));
         rule.map(|rule| &rule.matches)
     }
@@ -274,7 +274,7 @@ impl Route {
     }
 
     /// Whether calls of any tool may be only observed.
-    pub fn observes(&self) -> bool {
+    pub fn has_observed_tools(&self) -> bool {
         self.modes().any(|mode| mode == Mode::Observe) || self.rollouts().flatten().next().is_some()
     }
 
@@ -285,17 +285,17 @@ impl Route {
     }
 
     /// For which rollouts of the route the caller with this head is in. Costs nothing where there are none.
-    pub fn standing(
+    pub fn rollout_membership(
         &self,
         headers: &HeaderMap,
         token: Option<&str>,
         principal: impl fmt::Display,
-    ) -> Standing {
+    ) -> RolloutMembership {
         if self.rollouts().flatten().next().is_none() {
-            return Standing::default();
+            return RolloutMembership::default();
         }
         let principal = principal.to_string();
-        let head = Head { headers, token, principal: &principal };
+        let head = CallerHead { headers, token, principal: &principal };
         let admits = |rollout: &Rollout| rollout.admits(&self.path, &self.principal, head);
         Some(self.rollouts().map(|rollout| rollout.is_none_or(admits)).collect())
     }
@@ -308,21 +308,21 @@ impl Route {
 
     /// Whether tasks of 2025-11-25 are offered to a caller of this standing that begins a session. Where that
     /// depends on the session nobody knows yet: the list of tools says it, tool by tool.
-    pub fn offers_tasks(&self, standing: &Standing) -> bool {
-        let by_session = |rollout: &Rollout| rollout.by == RolloutBy::Session;
+    pub fn offers_tasks(&self, standing: &RolloutMembership) -> bool {
+        let by_session = |rollout: &Rollout| rollout.by == RolloutBasis::Session;
         self.has_tasks() && (self.defers_for(standing) || self.rollouts().flatten().any(by_session))
     }
 
     /// Whether any tool's calls may become tasks for a caller of this standing. True without a rollout: then
     /// the modes alone say it.
-    pub fn defers_for(&self, standing: &Standing) -> bool {
+    pub fn defers_for(&self, standing: &RolloutMembership) -> bool {
         standing.is_none() || self.modes_for(standing).any(Mode::makes_tasks)
     }
 
     /// Whether any call may be answered with a ticket.
     pub fn has_tickets(&self) -> bool {
         let is_after = |rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_));
-        self.held.ticket.is_some() || self.tools.iter().any(is_after) || self.tickets.have_times()
+        self.held.ticket.is_some() || self.tools.iter().any(is_after) || self.tickets.has_thresholds()
     }
 
     /// Whether any tool may be run as a task of 2025-11-25.
@@ -331,11 +331,11 @@ impl Route {
     }
 
     /// Whether any tool must be run as a task, by a caller of this standing.
-    pub fn requires_tasks(&self, standing: &Standing) -> bool {
+    pub fn requires_tasks(&self, standing: &RolloutMembership) -> bool {
         self.modes_for(standing).any(|mode| mode == Mode::Required)
     }
 
-    fn modes_for(&self, standing: &Standing) -> impl Iterator<Item = Mode> {
+    fn modes_for(&self, standing: &RolloutMembership) -> impl Iterator<Item = Mode> {
         let of_rules = self.tools.iter().enumerate().map(|(number, rule)| {
             let own = rule.rollout.is_some().then_some(number);
             (rule.mode.unwrap_or(self.defer.mode), own)

@@ -1,6 +1,6 @@
 //! How long to wait before a call becomes a task, per tool.
 
-use super::{CallLimits, Rollout, Standing, TicketAfter, rollout};
+use super::{CallLimits, Rollout, RolloutMembership, TicketAfter, rollout};
 use serde_json::Value;
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ pub enum Mode {
 
 /// What holds for every tool of a route unless a rule says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Defer {
+pub struct DeferPolicy {
     pub mode: Mode,
     /// The latency threshold. Default 5 s.
     pub after: Duration,
@@ -40,7 +40,7 @@ pub const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 /// What is different for the tools that match.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolRule {
-    pub matches: Pattern,
+    pub matches: NamePattern,
     pub mode: Option<Mode>,
     pub after: Option<Duration>,
     /// For whom already; as the route has it, where that was not said.
@@ -68,25 +68,25 @@ pub struct ToolPolicy {
     pub keys: Arc<[String]>,
     pub requires: Option<Arc<Value>>,
     /// The caller is outside the rollout, and `mode` would be another if it were not.
-    pub is_outside: bool,
+    pub is_outside_rollout: bool,
 }
 
 /// A name with `*` (any run of characters) and `?` (any one character), as in a shell. Read once,
 /// when it is made: matching takes no memory.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Pattern {
+pub struct NamePattern {
     text: Box<str>,
-    shape: Shape,
+    shape: PatternShape,
 }
 
 /// What a pattern turns out to be. Most are names, or beginnings of names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Shape {
+enum PatternShape {
     /// No wildcard: this very name.
     Name,
     /// One `*`, at the end: names that begin with so many bytes of the text.
-    Beginning(usize),
-    Wild(Box<[char]>),
+    Prefix(usize),
+    Wildcard(Box<[char]>),
 }
 
 /// A word that names no mode.
@@ -137,7 +137,7 @@ impl fmt::Display for Mode {
 
 // === impl Defer ===
 
-impl Default for Defer {
+impl Default for DeferPolicy {
     fn default() -> Self {
         Self {
             mode: Mode::Auto,
@@ -148,22 +148,22 @@ impl Default for Defer {
     }
 }
 
-impl Defer {
+impl DeferPolicy {
     /// What holds for `tool`: the first rule that matches says what it says, the rest is the
     /// route's own. For a caller of this standing: whoever is outside the rollout of what would make a task is
     /// treated as `observe` has it.
-    pub fn treatment(&self, rules: &[ToolRule], tool: &str, standing: &Standing) -> ToolPolicy {
+    pub fn tool_policy(&self, rules: &[ToolRule], tool: &str, standing: &RolloutMembership) -> ToolPolicy {
         let found = rules.iter().enumerate().find(|(_, rule)| rule.matches.matches(tool));
-        let policy = self.full(found.map(|(_, rule)| rule));
+        let policy = self.inside_rollout(found.map(|(_, rule)| rule));
         let own = found.filter(|(_, rule)| rule.rollout.is_some()).map(|(number, _)| number);
         match policy.mode.makes_tasks() && !rollout::admits(standing, own) {
-            true => policy.outside(),
+            true => policy.outside_rollout(),
             false => policy,
         }
     }
 
     /// What holds by this rule for whoever is in.
-    fn full(&self, rule: Option<&ToolRule>) -> ToolPolicy {
+    fn inside_rollout(&self, rule: Option<&ToolRule>) -> ToolPolicy {
         ToolPolicy {
             mode: rule.and_then(|rule| rule.mode).unwrap_or(self.mode),
             after: rule.and_then(|rule| rule.after).unwrap_or(self.after),
@@ -171,7 +171,7 @@ impl Defer {
             retention: self.retention,
             keys: rule.map(|rule| Arc::clone(&rule.keys)).unwrap_or_default(),
             requires: rule.and_then(|rule| rule.requires.clone()),
-            is_outside: false,
+            is_outside_rollout: false,
         }
     }
 }
@@ -180,21 +180,21 @@ impl Defer {
 
 impl ToolPolicy {
     /// The same for a caller outside the rollout.
-    fn outside(self) -> Self {
+    fn outside_rollout(self) -> Self {
         let after = if self.mode == Mode::Always { Duration::ZERO } else { self.after };
-        Self { mode: Mode::Observe, after, is_outside: true, ..self }
+        Self { mode: Mode::Observe, after, is_outside_rollout: true, ..self }
     }
 }
 
 // === impl Pattern ===
 
-impl Pattern {
+impl NamePattern {
     pub fn new(text: impl Into<Box<str>>) -> Self {
         let text = text.into();
         let shape = match text.find(['*', '?']) {
-            None => Shape::Name,
-            Some(at) if &text[at..] == "*" => Shape::Beginning(at),
-            Some(_) => Shape::Wild(text.chars().collect()),
+            None => PatternShape::Name,
+            Some(at) if &text[at..] == "*" => PatternShape::Prefix(at),
+            Some(_) => PatternShape::Wildcard(text.chars().collect()),
         };
         Self { text, shape }
     }
@@ -207,14 +207,14 @@ impl Pattern {
     /// characters, times those of the pattern.
     pub fn matches(&self, name: &str) -> bool {
         match &self.shape {
-            Shape::Name => *self.text == *name,
-            Shape::Beginning(length) => name.as_bytes().starts_with(&self.text.as_bytes()[..*length]),
-            Shape::Wild(pattern) => wild(pattern, name),
+            PatternShape::Name => *self.text == *name,
+            PatternShape::Prefix(length) => name.as_bytes().starts_with(&self.text.as_bytes()[..*length]),
+            PatternShape::Wildcard(pattern) => matches_wildcard(pattern, name),
         }
     }
 }
 
-fn wild(pattern: &[char], name: &str) -> bool {
+fn matches_wildcard(pattern: &[char], name: &str) -> bool {
     let (mut at, mut rest) = (0, name.chars());
     // Behind the last star seen, and what of the name it has not taken so far.
     let mut star = None;
@@ -238,7 +238,7 @@ fn wild(pattern: &[char], name: &str) -> bool {
     pattern[at..].iter().all(|&char| char == '*')
 }
 
-impl fmt::Debug for Pattern {
+impl fmt::Debug for NamePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Pattern").field(&self.text).finish()
     }
@@ -272,45 +272,45 @@ mod tests {
             ("*a", "aab", false),
             ("*ab", "aab", true),
         ] {
-            assert_eq!(Pattern::new(pattern).matches(name), matches, "{pattern} {name}");
+            assert_eq!(NamePattern::new(pattern).matches(name), matches, "{pattern} {name}");
         }
     }
 
     #[test]
     fn the_first_rule_that_matches_wins() {
         let rule = |pattern: &str, mode| ToolRule {
-            matches: Pattern::new(pattern),
+            matches: NamePattern::new(pattern),
             mode: Some(mode),
             after: None,
             rollout: None,
-            ticket: TicketAfter::Unsaid,
+            ticket: TicketAfter::Inherited,
             limits: CallLimits::default(),
             timeout: None,
             keys: Arc::default(),
             requires: None,
         };
         let rules = [rule("train_x", Mode::Never), rule("train_*", Mode::Required)];
-        let defer = Defer::default();
-        assert_eq!(defer.treatment(&rules, "train_x", &Standing::default()).mode, Mode::Never);
-        assert_eq!(defer.treatment(&rules, "train_y", &Standing::default()).mode, Mode::Required);
-        assert_eq!(defer.treatment(&rules, "other", &Standing::default()).mode, Mode::Auto);
-        assert_eq!(defer.treatment(&rules, "train_x", &Standing::default()).after, defer.after);
+        let defer = DeferPolicy::default();
+        assert_eq!(defer.tool_policy(&rules, "train_x", &RolloutMembership::default()).mode, Mode::Never);
+        assert_eq!(defer.tool_policy(&rules, "train_y", &RolloutMembership::default()).mode, Mode::Required);
+        assert_eq!(defer.tool_policy(&rules, "other", &RolloutMembership::default()).mode, Mode::Auto);
+        assert_eq!(defer.tool_policy(&rules, "train_x", &RolloutMembership::default()).after, defer.after);
     }
 
     #[test]
     fn a_rule_is_read_once_and_shared_by_all_calls() {
         let rules = [ToolRule {
-            matches: Pattern::new("*x*"),
+            matches: NamePattern::new("*x*"),
             mode: None,
             after: None,
             rollout: None,
-            ticket: TicketAfter::Unsaid,
+            ticket: TicketAfter::Inherited,
             limits: CallLimits::default(),
             timeout: None,
             keys: ["a".to_owned(), "b".to_owned()].into(),
             requires: Some(Arc::new(serde_json::json!({ "roots": {} }))),
         }];
-        let treatment = Defer::default().treatment(&rules, "axb", &Standing::default());
+        let treatment = DeferPolicy::default().tool_policy(&rules, "axb", &RolloutMembership::default());
         assert!(Arc::ptr_eq(&treatment.keys, &rules[0].keys));
         let required = rules[0].requires.as_ref().expect("it requires something");
         assert!(treatment.requires.is_some_and(|shared| Arc::ptr_eq(&shared, required)));

@@ -14,18 +14,18 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 /// The tokens that clients may show. None: nobody is asked for one.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Tokens(Vec<Arc<Token>>);
+pub struct TokenSet(Vec<Arc<AccessToken>>);
 
 /// A token as it is kept: its name, and the digest of its text.
 #[derive(PartialEq, Eq)]
-pub struct Token {
+pub struct AccessToken {
     name: Arc<str>,
     digest: [u8; 32],
 }
 
 /// Why a request is not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotKnown {
+pub enum TokenError {
     #[error("clients are known by a token here: send `Authorization: Bearer TOKEN` (access.tokens)")]
     NoToken,
     #[error("the token is not known here (access.tokens)")]
@@ -36,10 +36,11 @@ pub enum NotKnown {
 
 // === impl Tokens ===
 
-impl Tokens {
+impl TokenSet {
     /// These, each with the name of whom it belongs to. A name may have several.
     pub fn new<'a>(tokens: impl IntoIterator<Item = (Arc<str>, &'a str)>) -> Self {
-        let token = |(name, token): (_, &str)| Arc::new(Token { name, digest: digest_of(token.as_bytes()) });
+        let token =
+            |(name, token): (_, &str)| Arc::new(AccessToken { name, digest: digest_of(token.as_bytes()) });
         Self(tokens.into_iter().map(token).collect())
     }
 
@@ -55,24 +56,24 @@ impl Tokens {
     /// The token that a request shows. It is taken out of the headers: it was for us, and no server is to see it.
     ///
     /// # Errors
-    /// [`NotKnown`]
-    pub fn take(&self, headers: &mut HeaderMap) -> Result<Arc<Token>, NotKnown> {
-        let Entry::Occupied(shown) = headers.entry(AUTHORIZATION) else { return Err(NotKnown::NoToken) };
+    /// [`TokenError`]
+    pub fn take(&self, headers: &mut HeaderMap) -> Result<Arc<AccessToken>, TokenError> {
+        let Entry::Occupied(shown) = headers.entry(AUTHORIZATION) else { return Err(TokenError::NoToken) };
         if shown.iter().count() > 1 {
-            return Err(NotKnown::Several);
+            return Err(TokenError::Several);
         }
-        let token = self.find(bearer(shown.get()).ok_or(NotKnown::NoToken)?);
-        let token = token.ok_or(NotKnown::WrongToken)?;
+        let token = self.find(parse_bearer(shown.get()).ok_or(TokenError::NoToken)?);
+        let token = token.ok_or(TokenError::WrongToken)?;
         shown.remove();
         Ok(token)
     }
 
     /// Whether a request that was admitted with this token, or without one, would be admitted as the same caller now.
-    pub fn still_admit(&self, shown: Option<&Token>) -> bool {
+    pub fn admits(&self, shown: Option<&AccessToken>) -> bool {
         shown.map_or(self.is_empty(), |shown| self.0.iter().any(|known| **known == *shown))
     }
 
-    fn find(&self, token: &[u8]) -> Option<Arc<Token>> {
+    fn find(&self, token: &[u8]) -> Option<Arc<AccessToken>> {
         let shown = digest_of(token);
         let mut found = u64::MAX;
         for (index, known) in (0..).zip(&self.0) {
@@ -82,21 +83,21 @@ impl Tokens {
     }
 }
 
-impl Token {
+impl AccessToken {
     /// The name of whom it belongs to.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for AccessToken {
     /// The name only.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.name.fmt(f)
     }
 }
 
-impl fmt::Debug for Tokens {
+impl fmt::Debug for TokenSet {
     /// Names only.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(&self.0).finish()
@@ -105,7 +106,7 @@ impl fmt::Debug for Tokens {
 
 // === impl NotKnown ===
 
-impl NotKnown {
+impl TokenError {
     /// What `WWW-Authenticate` says (RFC 6750, 3): an error only of a token that was shown.
     pub fn challenge(self) -> HeaderValue {
         HeaderValue::from_static(match self {
@@ -116,15 +117,15 @@ impl NotKnown {
 }
 
 /// The token that a request shows, where it shows one alone.
-pub fn bearer_of(headers: &HeaderMap) -> Option<&[u8]> {
+pub fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     let mut shown = headers.get_all(AUTHORIZATION).iter();
     let one = shown.next()?;
-    bearer(one).filter(|_| shown.next().is_none())
+    parse_bearer(one).filter(|_| shown.next().is_none())
 }
 
 /// The token of an `Authorization`, if that is what it holds. The scheme's name is written as one likes (RFC 9110,
 /// 11.1), and blanks follow it.
-fn bearer(authorization: &HeaderValue) -> Option<&[u8]> {
+fn parse_bearer(authorization: &HeaderValue) -> Option<&[u8]> {
     let (scheme, rest) = authorization.as_bytes().split_at_checked(BEARER.len())?;
     let token = rest.trim_ascii();
     let is_bearer = scheme.eq_ignore_ascii_case(BEARER) && rest.first() == Some(&b' ') && !token.is_empty();
@@ -141,15 +142,15 @@ fn digest_of(token: &[u8]) -> [u8; 32] {
 mod tests {
     use super::*;
 
-    fn tokens() -> Tokens {
-        Tokens::new([("alice", "a-token"), ("bob", "b-token"), ("alice", "new-token")].map(named))
+    fn tokens() -> TokenSet {
+        TokenSet::new([("alice", "a-token"), ("bob", "b-token"), ("alice", "new-token")].map(named))
     }
 
     fn named((name, token): (&str, &'static str)) -> (Arc<str>, &'static str) {
         (name.into(), token)
     }
 
-    fn take(shown: &[&'static str]) -> (Result<Arc<str>, NotKnown>, bool) {
+    fn take(shown: &[&'static str]) -> (Result<Arc<str>, TokenError>, bool) {
         let mut headers = HeaderMap::new();
         for value in shown {
             headers.append(AUTHORIZATION, HeaderValue::from_static(value));
@@ -173,21 +174,21 @@ mod tests {
     #[test]
     fn whatever_else_is_shown_is_not_known() {
         for (shown, why) in [
-            (&[][..], NotKnown::NoToken),
-            (&["Basic YTpi"], NotKnown::NoToken),
-            (&["Bearer"], NotKnown::NoToken),
-            (&["Bearer "], NotKnown::NoToken),
-            (&["Bearera-token"], NotKnown::NoToken),
-            (&["a-token"], NotKnown::NoToken),
-            (&["Bearer a-toke"], NotKnown::WrongToken),
-            (&["Bearer a-tokens"], NotKnown::WrongToken),
-            (&["Bearer A-token"], NotKnown::WrongToken),
-            (&["Bearer a-token, Bearer b-token"], NotKnown::WrongToken),
-            (&["Bearer a-token", "Bearer a-token"], NotKnown::Several),
+            (&[][..], TokenError::NoToken),
+            (&["Basic YTpi"], TokenError::NoToken),
+            (&["Bearer"], TokenError::NoToken),
+            (&["Bearer "], TokenError::NoToken),
+            (&["Bearera-token"], TokenError::NoToken),
+            (&["a-token"], TokenError::NoToken),
+            (&["Bearer a-toke"], TokenError::WrongToken),
+            (&["Bearer a-tokens"], TokenError::WrongToken),
+            (&["Bearer A-token"], TokenError::WrongToken),
+            (&["Bearer a-token, Bearer b-token"], TokenError::WrongToken),
+            (&["Bearer a-token", "Bearer a-token"], TokenError::Several),
         ] {
             let (taken, _) = take(shown);
             assert_eq!(taken, Err(why), "{shown:?}");
-            assert_eq!(why.challenge().to_str().unwrap().contains("error="), why != NotKnown::NoToken);
+            assert_eq!(why.challenge().to_str().unwrap().contains("error="), why != TokenError::NoToken);
         }
     }
 
@@ -196,7 +197,7 @@ mod tests {
         let mut headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer a-token"))]);
         let shown = tokens().take(&mut headers).expect("it is known");
         let admitted = |kept: &[(&'static str, &'static str)], shown| {
-            Tokens::new(kept.iter().copied().map(named)).still_admit(shown)
+            TokenSet::new(kept.iter().copied().map(named)).admits(shown)
         };
         assert!(admitted(&[("bob", "b-token"), ("alice", "a-token")], Some(&shown)));
         for kept in [&[("alice", "new-token")][..], &[("bob", "a-token")], &[]] {

@@ -23,7 +23,7 @@ pub fn event_stream() -> HeaderMap {
 
 /// How closely a range names a media type. The later, the closer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Closeness {
+enum RangeSpecificity {
     /// `*/*`
     Anything,
     /// `text/*`
@@ -42,7 +42,7 @@ enum Closeness {
 pub fn accepts(headers: &HeaderMap, media: &str) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().flat_map(|line| split(line.as_bytes(), b','));
     // Of two equally close ranges the kinder one counts.
-    match ranges.filter_map(|range| judge(range, media)).max() {
+    match ranges.filter_map(|range| match_range(range, media)).max() {
         Some((_, admits)) => admits,
         None => !headers.contains_key(ACCEPT),
     }
@@ -60,23 +60,23 @@ pub fn accepts_both(headers: &HeaderMap) -> bool {
     accepts(headers, JSON) && accepts(headers, EVENT_STREAM)
 }
 
-/// Whether a `Content-Type` is `media`, parameters aside.
+/// Whether a `Content-SchemaType` is `media`, parameters aside.
 pub fn is_media(content_type: Option<&HeaderValue>, media: &str) -> bool {
     let essence = content_type.and_then(|value| value.as_bytes().split(|&byte| byte == b';').next());
     essence.is_some_and(|essence| essence.trim_ascii().eq_ignore_ascii_case(media.as_bytes()))
 }
 
-/// How closely a range covers `media`, and whether it admits it; `None` where it does not cover it.
-fn judge(range: &[u8], media: &str) -> Option<(Closeness, bool)> {
+/// How closely a range covers `media`, and whether it admits it; `Missing` where it does not cover it.
+fn match_range(range: &[u8], media: &str) -> Option<(RangeSpecificity, bool)> {
     let mut parts = split(range, b';').map(<[u8]>::trim_ascii);
     let name = parts.next()?;
     let (kind, _) = media.split_once('/')?;
     let closeness = if name == b"*/*" {
-        Closeness::Anything
+        RangeSpecificity::Anything
     } else if name.eq_ignore_ascii_case(media.as_bytes()) {
-        Closeness::Exact
+        RangeSpecificity::Exact
     } else if name.strip_suffix(b"/*")?.eq_ignore_ascii_case(kind.as_bytes()) {
-        Closeness::Type
+        RangeSpecificity::Type
     } else {
         return None;
     };
@@ -84,12 +84,12 @@ fn judge(range: &[u8], media: &str) -> Option<(Closeness, bool)> {
         [b'q' | b'Q', b'=', weight @ ..] => Some(weight),
         _ => None,
     });
-    Some((closeness, weight.is_none_or(admits)))
+    Some((closeness, weight.is_none_or(is_positive_weight)))
 }
 
 /// Whether a weight is above zero. It is `0` or `1` with up to three decimals (RFC 9110, 12.4.2);
 /// what is not so is no weight that admits.
-fn admits(weight: &[u8]) -> bool {
+fn is_positive_weight(weight: &[u8]) -> bool {
     let (whole, decimals) = match weight {
         [whole] | [whole, b'.'] => (whole, &[][..]),
         [whole, b'.', decimals @ ..] if decimals.len() <= 3 => (whole, decimals),

@@ -19,7 +19,7 @@ pub const DEPTH: usize = 128;
 /// The canonical form of a JSON text: opaque bytes, for comparing and hashing. Text that cannot be
 /// followed as JSON is the same only as itself.
 pub fn value(json: &[u8]) -> Vec<u8> {
-    let mut reader = Reader { json, at: 0 };
+    let mut reader = Canonicalizer { json, at: 0 };
     let mut out = Vec::with_capacity(json.len() + json.len() / 4 + 8);
     if reader.value(DEPTH, &mut out).and_then(|()| reader.end()).is_none() {
         out.clear();
@@ -29,25 +29,25 @@ pub fn value(json: &[u8]) -> Vec<u8> {
 }
 
 /// Whether two JSON texts are the same value.
-pub fn same(one: &[u8], other: &[u8]) -> bool {
+pub fn is_equal(one: &[u8], other: &[u8]) -> bool {
     one == other || value(one) == value(other)
 }
 
 /// Whether a JSON number has no fraction: `5`, `5.0` and `5e3`, but not `5.5`.
 pub fn is_integer(number: &[u8]) -> bool {
     // An exponent beyond all measure is not looked into.
-    Decimal::read(number).is_none_or(|decimal| decimal.exponent >= 0)
+    ExactDecimal::read(number).is_none_or(|decimal| decimal.exponent >= 0)
 }
 
-/// Walks a JSON text and writes its canonical form. Every method gives `None` where the text is
+/// Walks a JSON text and writes its canonical form. Every method gives `Missing` where the text is
 /// not JSON.
-struct Reader<'a> {
+struct Canonicalizer<'a> {
     json: &'a [u8],
     at: usize,
 }
 
 /// A number as a whole number times a power of ten.
-struct Decimal {
+struct ExactDecimal {
     negative: bool,
     /// Without zeros at either end; empty for zero.
     digits: Vec<u8>,
@@ -56,7 +56,7 @@ struct Decimal {
 
 // === impl Reader ===
 
-impl<'a> Reader<'a> {
+impl<'a> Canonicalizer<'a> {
     /// One value with `levels` left to go down.
     fn value(&mut self, levels: usize, out: &mut Vec<u8>) -> Option<()> {
         match self.peek()? {
@@ -96,7 +96,7 @@ impl<'a> Reader<'a> {
             self.expect(b':')?;
             self.value(levels, out)?;
             members.push((key, out.len()));
-            more = self.another(b'}')?;
+            more = self.take_separator(b'}')?;
         }
         if !members.is_sorted_by_key(|(key, _)| &out[key.clone()]) {
             members.sort_by(|(one, _), (other, _)| out[one.clone()].cmp(&out[other.clone()]));
@@ -120,7 +120,7 @@ impl<'a> Reader<'a> {
         }
         while more {
             self.value(levels, out)?;
-            more = self.another(b']')?;
+            more = self.take_separator(b']')?;
         }
         out.push(b']');
         Some(())
@@ -196,7 +196,7 @@ impl<'a> Reader<'a> {
         }
         let token = &rest[..length];
         self.at += length;
-        match Decimal::read(token) {
+        match ExactDecimal::read(token) {
             Some(decimal) => decimal.write(out),
             None => text(b'?', token, out),
         }
@@ -237,7 +237,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether a comma follows, and not `close`.
-    fn another(&mut self, close: u8) -> Option<bool> {
+    fn take_separator(&mut self, close: u8) -> Option<bool> {
         let byte = self.peek()?;
         self.at += 1;
         match byte {
@@ -265,8 +265,8 @@ impl<'a> Reader<'a> {
 
 // === impl Decimal ===
 
-impl Decimal {
-    /// `None` where the text is no number, or its exponent does not fit.
+impl ExactDecimal {
+    /// `Missing` where the text is no number, or its exponent does not fit.
     fn read(token: &[u8]) -> Option<Self> {
         let (negative, rest) = match token.strip_prefix(b"-") {
             Some(rest) => (true, rest),
@@ -320,11 +320,11 @@ mod tests {
     use serde_json::{Map, Value, json};
 
     fn assert_same(one: &str, other: &str) {
-        assert!(same(one.as_bytes(), other.as_bytes()), "{one} is {other}");
+        assert!(is_equal(one.as_bytes(), other.as_bytes()), "{one} is {other}");
     }
 
     fn assert_differ(one: &str, other: &str) {
-        assert!(!same(one.as_bytes(), other.as_bytes()), "{one} is not {other}");
+        assert!(!is_equal(one.as_bytes(), other.as_bytes()), "{one} is not {other}");
     }
 
     #[test]
@@ -412,11 +412,11 @@ mod tests {
         let nested = |depth: usize, inner: &str| {
             format!("{}{inner}{}", "[".repeat(depth), "]".repeat(depth)).into_bytes()
         };
-        assert!(same(&nested(DEPTH, "1 , \"]\""), &nested(DEPTH, "1,\"]\"")));
-        assert!(!same(&nested(DEPTH + 1, "1 , \"]\""), &nested(DEPTH + 1, "1,\"]\"")));
-        assert!(same(&nested(DEPTH + 1, " [\"\\\"\"] "), &nested(DEPTH + 1, " [\"\\\"\"] ")));
+        assert!(is_equal(&nested(DEPTH, "1 , \"]\""), &nested(DEPTH, "1,\"]\"")));
+        assert!(!is_equal(&nested(DEPTH + 1, "1 , \"]\""), &nested(DEPTH + 1, "1,\"]\"")));
+        assert!(is_equal(&nested(DEPTH + 1, " [\"\\\"\"] "), &nested(DEPTH + 1, " [\"\\\"\"] ")));
         let deep = nested(200_000, "");
-        assert!(same(&deep, &deep.clone()));
+        assert!(is_equal(&deep, &deep.clone()));
     }
 
     #[test]
@@ -474,19 +474,19 @@ mod tests {
         #[test]
         fn a_value_is_the_same_in_every_spelling(value in any_value()) {
             let (plain, other) = (value.to_string(), respelt(&value));
-            prop_assert!(same(plain.as_bytes(), other.as_bytes()), "{} is {}", plain, other);
+            prop_assert!(is_equal(plain.as_bytes(), other.as_bytes()), "{} is {}", plain, other);
         }
 
         #[test]
         fn different_values_differ(one in any_value(), other in any_value()) {
-            prop_assert_eq!(one == other, same(one.to_string().as_bytes(), other.to_string().as_bytes()));
+            prop_assert_eq!(one == other, is_equal(one.to_string().as_bytes(), other.to_string().as_bytes()));
         }
 
         #[test]
         fn any_bytes_at_all_are_read(bytes in prop::collection::vec(prop::sample::select(&b"{}[]\":,\\u0d8-.e1 tn"[..]), 0..24)) {
             // Whatever a client sends gets a form, and a stable one.
             let form = value(&bytes);
-            prop_assert!(same(&bytes, &bytes));
+            prop_assert!(is_equal(&bytes, &bytes));
             prop_assert!(form.len() <= bytes.len() * 8 + 64);
         }
     }

@@ -8,7 +8,7 @@
 use super::{
     Method,
     meta::TASKS_EXTENSION,
-    splice::{Edit, Object},
+    splice::{JsonObject, ObjectEdit},
 };
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -19,11 +19,11 @@ pub struct Capabilities {
     /// The object exactly as it was declared, in an allocation of its own; absent where that is the other.
     raw: Option<Bytes>,
     legacy: Bytes,
-    flags: Flags,
+    flags: CapabilityFlags,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Flags {
+struct CapabilityFlags {
     elicitation_form: bool,
     elicitation_url: bool,
     sampling: bool,
@@ -35,7 +35,7 @@ struct Flags {
 
 /// The bytes are not capabilities that are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotCapabilities {
+pub enum CapabilitiesError {
     #[error("capabilities must be an object")]
     NotAnObject,
     #[error("capabilities of {length} bytes are more than the {LARGEST} that are taken; declare less")]
@@ -48,7 +48,7 @@ pub const LARGEST: usize = 64 << 10;
 
 /// The capabilities that the specification knows of clients, 2025-03-26 to 2026-07-28, each with what can
 /// stand in it; nothing where that is anybody's.
-pub const OF_CLIENTS: [(&str, &[&str]); 6] = [
+pub const KNOWN_CAPABILITIES: [(&str, &[&str]); 6] = [
     ("elicitation", &["form", "url"]),
     ("experimental", &[]),
     ("extensions", &[]),
@@ -64,13 +64,13 @@ impl Capabilities {
     /// value, such as `null` or `false`, does not declare it.
     ///
     /// # Errors
-    /// [`NotCapabilities`] where the bytes are another JSON value, or none, or more than [`LARGEST`].
-    pub fn read(raw: Bytes) -> Result<Self, NotCapabilities> {
+    /// [`CapabilitiesError`] where the bytes are another JSON value, or none, or more than [`LARGEST`].
+    pub fn read(raw: Bytes) -> Result<Self, CapabilitiesError> {
         if raw.len() > LARGEST {
-            return Err(NotCapabilities::TooLarge { length: raw.len() });
+            return Err(CapabilitiesError::TooLarge { length: raw.len() });
         }
-        let object = Object::read(&raw).map_err(|_| NotCapabilities::NotAnObject)?;
-        let (legacy, flags) = (legacy(&object), Flags::of(&object));
+        let object = JsonObject::read(&raw).map_err(|_| CapabilitiesError::NotAnObject)?;
+        let (legacy, flags) = (legacy(&object), CapabilityFlags::of(&object));
         // They outlive the request, which a slice of it would keep. Mostly both are the same: kept once.
         let raw = (raw != legacy).then(|| Bytes::copy_from_slice(&raw));
         Ok(Self { raw, legacy, flags })
@@ -97,7 +97,7 @@ impl Capabilities {
     }
 
     /// Bytes that keeping them takes.
-    pub fn kept(&self) -> usize {
+    pub fn retained_bytes(&self) -> usize {
         self.legacy.len() + self.raw.as_ref().map_or(0, Bytes::len)
     }
 
@@ -107,27 +107,31 @@ impl Capabilities {
     }
 
     /// Whether a server may ask this client anything.
-    pub fn can_be_asked(&self) -> bool {
-        self.askable() > 0
+    pub fn can_receive_input_requests(&self) -> bool {
+        self.input_capability_count() > 0
     }
 
     /// How much of what a server may ask is declared: each kind of question, and what may come with it.
-    pub fn askable(&self) -> usize {
-        self.flags.askable().into_iter().filter(|is_declared| *is_declared).count()
+    pub fn input_capability_count(&self) -> usize {
+        self.flags.input_capabilities().into_iter().filter(|is_declared| *is_declared).count()
     }
 
     /// Whether a server may ask this client all that it may ask the other.
     pub fn covers(&self, other: &Self) -> bool {
-        self.flags.askable().into_iter().zip(other.flags.askable()).all(|(ours, theirs)| ours >= theirs)
+        self.flags
+            .input_capabilities()
+            .into_iter()
+            .zip(other.flags.input_capabilities())
+            .all(|(ours, theirs)| ours >= theirs)
     }
 
     /// What the client would have had to declare to be asked this, in the shape of
-    /// `requiredCapabilities` (`{"sampling":{}}`, `{"elicitation":{"url":{}}}`), or `None` where it
+    /// `requiredCapabilities` (`{"sampling":{}}`, `{"elicitation":{"url":{}}}`), or `Missing` where it
     /// did. `params` decides: an elicitation of mode `url` needs `elicitation.url`; `{}` declares
     /// form only; sampling with `tools` needs `sampling.tools`; with `includeContext` other than
     /// `none`, nothing more (it is a hint). A method that is no question needs nothing.
     pub fn missing_for(&self, method: &Method, params: Option<&Bytes>) -> Option<Value> {
-        let params = params.and_then(|params| Object::read(params).ok());
+        let params = params.and_then(|params| JsonObject::read(params).ok());
         let says =
             |key| params.as_ref().and_then(|params| params.get(key)).is_some_and(|value| value != "null");
         let required = match method {
@@ -146,27 +150,28 @@ impl Capabilities {
     }
 
     /// The part of `required` (an object of objects, any depth) the client did not declare, or
-    /// `None`. `{"elicitation":{"form":{}}}` is satisfied by `"elicitation":{}`.
+    /// `Missing`. `{"elicitation":{"form":{}}}` is satisfied by `"elicitation":{}`.
     ///
     /// A requirement that is no object, such as `true`, is met by the same value.
     pub fn missing(&self, required: &Value) -> Option<Value> {
         if !self.flags.elicitation_form {
             return missing(self.as_bytes(), required);
         }
-        missing(&with_form_spelt_out(self.as_bytes()), required)
+        missing(&with_explicit_form(self.as_bytes()), required)
     }
 }
 
 // === impl Flags ===
 
-impl Flags {
-    fn of(capabilities: &Object) -> Self {
+impl CapabilityFlags {
+    fn of(capabilities: &JsonObject) -> Self {
         let elicitation = inner(capabilities, "elicitation");
         let sampling = inner(capabilities, "sampling");
         let with = |name| sampling.as_ref().is_some_and(|sampling| declares(sampling, name));
         let mode = |name| elicitation.as_ref().is_some_and(|modes| declares(modes, name));
         // An elicitation that names no mode is from before there were two (2026-07-28, *Elicitation*).
-        let names_no_mode = |modes: &Object| ["form", "url"].into_iter().all(|name| !modes.contains(name));
+        let names_no_mode =
+            |modes: &JsonObject| ["form", "url"].into_iter().all(|name| !modes.contains(name));
         Self {
             elicitation_form: mode("form") || elicitation.as_ref().is_some_and(names_no_mode),
             elicitation_url: mode("url"),
@@ -179,7 +184,7 @@ impl Flags {
     }
 
     /// What can be asked.
-    fn askable(self) -> [bool; 6] {
+    fn input_capabilities(self) -> [bool; 6] {
         let Self {
             elicitation_form, elicitation_url, sampling, sampling_tools, sampling_context, roots, ..
         } = self;
@@ -188,13 +193,13 @@ impl Flags {
 }
 
 /// The capabilities without those that end at the proxy.
-fn legacy(capabilities: &Object) -> Bytes {
-    let mut edit = Edit::new(capabilities);
+fn legacy(capabilities: &JsonObject) -> Bytes {
+    let mut edit = ObjectEdit::new(capabilities);
     edit.remove("tasks");
     if let Some(extensions) = inner(capabilities, "extensions") {
-        let mut others = Edit::new(&extensions);
+        let mut others = ObjectEdit::new(&extensions);
         others.remove(TASKS_EXTENSION);
-        if others.leaves_nothing() {
+        if others.leaves_empty() {
             edit.remove("extensions");
         } else if !others.is_empty() {
             edit.set("extensions", others.apply());
@@ -207,12 +212,12 @@ fn legacy(capabilities: &Object) -> Bytes {
 }
 
 /// The capabilities of a client that declares elicitation by form, perhaps only by naming no mode.
-fn with_form_spelt_out(raw: &Bytes) -> Bytes {
-    let capabilities = Object::read(raw).expect("it was read as an object");
+fn with_explicit_form(raw: &Bytes) -> Bytes {
+    let capabilities = JsonObject::read(raw).expect("it was read as an object");
     let elicitation = inner(&capabilities, "elicitation").expect("a form needs one");
-    let mut modes = Edit::new(&elicitation);
+    let mut modes = ObjectEdit::new(&elicitation);
     modes.set_if_absent("form", "{}");
-    let mut edit = Edit::new(&capabilities);
+    let mut edit = ObjectEdit::new(&capabilities);
     edit.set("elicitation", modes.apply());
     edit.apply()
 }
@@ -223,7 +228,7 @@ fn missing(declared: &Bytes, required: &Value) -> Option<Value> {
         let same = serde_json::from_slice::<Value>(declared).is_ok_and(|declared| declared == *required);
         return if same { None } else { Some(required.clone()) };
     };
-    let Ok(declared) = Object::read(declared) else { return Some(required.clone()) };
+    let Ok(declared) = JsonObject::read(declared) else { return Some(required.clone()) };
     let lacking = wanted.iter().filter_map(|(key, required)| {
         let part = match declared.get(key) {
             Some(declared) => missing(&declared, required),
@@ -234,11 +239,11 @@ fn missing(declared: &Bytes, required: &Value) -> Option<Value> {
     Some(lacking.collect::<Map<_, _>>()).filter(|lacking| !lacking.is_empty()).map(Value::Object)
 }
 
-fn inner(object: &Object, key: &str) -> Option<Object> {
-    Object::read(&object.get(key)?).ok()
+fn inner(object: &JsonObject, key: &str) -> Option<JsonObject> {
+    JsonObject::read(&object.get(key)?).ok()
 }
 
-fn declares(object: &Object, key: &str) -> bool {
+fn declares(object: &JsonObject, key: &str) -> bool {
     object.raw(key).is_some_and(|value| value.starts_with(b"{"))
 }
 
@@ -286,7 +291,7 @@ mod tests {
     #[test]
     fn only_an_object_is_read() {
         for text in ["null", "[]", "true", "", "{"] {
-            assert_eq!(Capabilities::read(text.into()), Err(NotCapabilities::NotAnObject), "{text}");
+            assert_eq!(Capabilities::read(text.into()), Err(CapabilitiesError::NotAnObject), "{text}");
         }
     }
 
@@ -357,12 +362,12 @@ mod tests {
             r#"{"elicitation":{}}"#,
             r#"{"elicitation":{"url":{}}}"#,
         ] {
-            assert!(client(some).can_be_asked(), "{some}");
+            assert!(client(some).can_receive_input_requests(), "{some}");
         }
         for none in
             ["{}", r#"{"sampling":null}"#, r#"{"elicitation":{"form":false}}"#, r#"{"experimental":{}}"#]
         {
-            assert!(!client(none).can_be_asked(), "{none}");
+            assert!(!client(none).can_receive_input_requests(), "{none}");
         }
     }
 
@@ -375,7 +380,7 @@ mod tests {
             (r#"{"elicitation":{"form":{},"url":{}}}"#, 2),
             (r#"{"sampling":{"tools":{}},"roots":{"listChanged":true}}"#, 3),
         ] {
-            assert_eq!(client(declared).askable(), count, "{declared}");
+            assert_eq!(client(declared).input_capability_count(), count, "{declared}");
         }
     }
 

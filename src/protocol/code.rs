@@ -2,7 +2,7 @@
 
 use super::{
     Frame, Kind,
-    splice::{Edit, Object},
+    splice::{JsonObject, ObjectEdit},
 };
 use bytes::Bytes;
 use serde::Serialize;
@@ -56,19 +56,19 @@ pub const fn is_own(code: i64) -> bool {
 
 /// Whose fault an error is, as far as its code says. Of the codes that JSON-RPC leaves to servers (-32000 to -32019, and
 /// what is outside the reserved range) it is not known: they are taken for the client's.
-pub const fn fault_of(code: i64) -> Fault {
+pub const fn origin_of(code: i64) -> ErrorOrigin {
     match code {
         UPSTREAM_UNAVAILABLE | OUTCOME_UNKNOWN | UPSTREAM_TIMEOUT | UPSTREAM_INVALID | INTERNAL_ERROR => {
-            Fault::Server
+            ErrorOrigin::Server
         }
-        RESULT_TOO_LARGE | BUSY | SHUTTING_DOWN => Fault::Proxy,
-        _ => Fault::Client,
+        RESULT_TOO_LARGE | BUSY | SHUTTING_DOWN => ErrorOrigin::Proxy,
+        _ => ErrorOrigin::Client,
     }
 }
 
 /// Whose fault an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
+pub enum ErrorOrigin {
     /// The client asked for something wrong.
     Client,
     /// The server behind us failed.
@@ -85,7 +85,7 @@ pub struct ErrorObject {
 }
 
 #[derive(Serialize)]
-struct Written<'a> {
+struct ErrorMembers<'a> {
     code: i64,
     message: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,18 +96,18 @@ struct Written<'a> {
 
 impl ErrorObject {
     pub fn new(code: i64, message: impl AsRef<str>) -> Self {
-        Self::written(code, message.as_ref(), None)
+        Self::build(code, message.as_ref(), None)
     }
 
     pub fn with_data(code: i64, message: impl AsRef<str>, data: &Value) -> Self {
-        Self::written(code, message.as_ref(), Some(data))
+        Self::build(code, message.as_ref(), Some(data))
     }
 
     /// An error as a peer sent it, byte for byte where it is an error object at all: clients refuse
     /// one without an integer `code` or without words. What is none is made one (JSON-RPC 2.0, 5.1):
     /// a mere string is its words, a member that cannot be is kept inside `data`, with `data`.
     pub fn from_raw(raw: Bytes) -> Self {
-        let Ok(object) = Object::read(&raw) else { return Self::of_no_object(&raw) };
+        let Ok(object) = JsonObject::read(&raw) else { return Self::from_non_object(&raw) };
         let (code, message) = (object.get("code"), object.get("message"));
         let number = code.as_ref().and_then(|code| serde_json::from_slice(code).ok());
         let has_code = number.is_some() || code.as_ref().is_some_and(is_whole);
@@ -115,12 +115,15 @@ impl ErrorObject {
         if has_code && has_message {
             return Self { code: number.unwrap_or(INTERNAL_ERROR), raw };
         }
-        let mut edit = Edit::new(&object);
+        let mut edit = ObjectEdit::new(&object);
         let kept = [(has_code, "code", code), (has_message, "message", message)];
         let kept = kept.into_iter().filter_map(|(fits, name, value)| Some((name, value.filter(|_| !fits)?)));
         let kept: Vec<_> = kept.collect();
         if !kept.is_empty() {
-            edit.set("data", gathered(kept.into_iter().chain(object.get("data").map(|data| ("data", data)))));
+            edit.set(
+                "data",
+                join_members(kept.into_iter().chain(object.get("data").map(|data| ("data", data)))),
+            );
         }
         if !has_code {
             edit.set("code", INTERNAL_ERROR.to_string());
@@ -131,7 +134,7 @@ impl ErrorObject {
         Self { code: number.unwrap_or(INTERNAL_ERROR), raw: edit.apply() }
     }
 
-    fn of_no_object(raw: &Bytes) -> Self {
+    fn from_non_object(raw: &Bytes) -> Self {
         match serde_json::from_slice::<String>(raw) {
             Ok(words) => Self::new(INTERNAL_ERROR, words),
             Err(_) => {
@@ -144,9 +147,9 @@ impl ErrorObject {
 
     /// The same error with another code.
     #[must_use]
-    pub fn recoded(self, code: i64) -> Self {
-        let Ok(object) = Object::read(&self.raw) else { return self };
-        let mut edit = Edit::new(&object);
+    pub fn with_code(self, code: i64) -> Self {
+        let Ok(object) = JsonObject::read(&self.raw) else { return self };
+        let mut edit = ObjectEdit::new(&object);
         edit.set("code", code.to_string());
         Self { code, raw: edit.apply() }
     }
@@ -155,14 +158,14 @@ impl ErrorObject {
     /// specification keeps -32020 to -32099 to itself (*Error Codes*): what a server meant by one of
     /// those is kept inside `data`, the server's own `data` beside it.
     #[must_use]
-    pub fn of_this_era(self) -> Self {
+    pub fn into_modern(self) -> Self {
         match self.code {
-            RESOURCE_NOT_FOUND => self.recoded(INVALID_PARAMS),
+            RESOURCE_NOT_FOUND => self.with_code(INVALID_PARAMS),
             -32099..=-32020 => {
-                let Ok(object) = Object::read(&self.raw) else { return self };
+                let Ok(object) = JsonObject::read(&self.raw) else { return self };
                 let kept = ["code", "data"].into_iter().filter_map(|name| Some((name, object.get(name)?)));
-                let mut edit = Edit::new(&object);
-                edit.set("code", INTERNAL_ERROR.to_string()).set("data", gathered(kept));
+                let mut edit = ObjectEdit::new(&object);
+                edit.set("code", INTERNAL_ERROR.to_string()).set("data", join_members(kept));
                 Self { code: INTERNAL_ERROR, raw: edit.apply() }
             }
             _ => self,
@@ -180,30 +183,30 @@ impl ErrorObject {
     /// such a member, stays as it is.
     #[must_use]
     pub fn with_retry_after(self, after: &str) -> Self {
-        let Ok(object) = Object::read(&self.raw) else { return self };
+        let Ok(object) = JsonObject::read(&self.raw) else { return self };
         let after = match after.trim().parse::<u64>() {
             Ok(seconds) => seconds.to_string(),
             Err(_) => Value::from(after.trim()).to_string(),
         };
         let data = match object.get("data").filter(|data| &data[..] != b"null") {
             None => format!(r#"{{"retryAfter":{after}}}"#).into(),
-            Some(data) => match Object::read(&data) {
+            Some(data) => match JsonObject::read(&data) {
                 Ok(data) if data.get("retryAfter").is_none() => {
-                    let mut edit = Edit::new(&data);
+                    let mut edit = ObjectEdit::new(&data);
                     edit.set("retryAfter", after);
                     edit.apply()
                 }
                 Ok(_) | Err(_) => return self,
             },
         };
-        let mut edit = Edit::new(&object);
+        let mut edit = ObjectEdit::new(&object);
         edit.set("data", data);
         Self { code: self.code, raw: edit.apply() }
     }
 
-    /// When the request may be made again, as a value of `Retry-After`.
+    /// When the request may be made again, as a value of `RetryRequest-After`.
     pub fn retry_after(&self) -> Option<String> {
-        let data = Object::read(&Object::read(&self.raw).ok()?.get("data")?).ok()?;
+        let data = JsonObject::read(&JsonObject::read(&self.raw).ok()?.get("data")?).ok()?;
         let after = data.get("retryAfter")?;
         match serde_json::from_slice(&after).ok()? {
             Value::String(date) => Some(date),
@@ -231,17 +234,18 @@ impl ErrorObject {
 
     /// The message, or nothing where the peer sent none.
     pub fn message(&self) -> String {
-        Object::read(&self.raw).ok().and_then(|object| object.string("message")).unwrap_or_default()
+        JsonObject::read(&self.raw).ok().and_then(|object| object.string("message")).unwrap_or_default()
     }
 
-    fn written(code: i64, message: &str, data: Option<&Value>) -> Self {
-        let raw = serde_json::to_vec(&Written { code, message, data }).expect("plain values are written");
+    fn build(code: i64, message: &str, data: Option<&Value>) -> Self {
+        let raw =
+            serde_json::to_vec(&ErrorMembers { code, message, data }).expect("plain values are written");
         Self { code, raw: raw.into() }
     }
 }
 
 /// Raw members as an object.
-fn gathered<'a>(members: impl Iterator<Item = (&'a str, Bytes)>) -> Bytes {
+fn join_members<'a>(members: impl Iterator<Item = (&'a str, Bytes)>) -> Bytes {
     let mut out = Vec::new();
     for (name, value) in members {
         out.extend_from_slice(if out.is_empty() { b"{\"" } else { b",\"" });
@@ -284,13 +288,13 @@ mod tests {
             r#"{"code":-32050,"message":"m","data":[1e400]}"#,
             r#"{"code":-32002,"message":"m"}"#,
         ] {
-            for error in [ErrorObject::from_raw(raw.into()), ErrorObject::from_raw(raw.into()).of_this_era()]
+            for error in [ErrorObject::from_raw(raw.into()), ErrorObject::from_raw(raw.into()).into_modern()]
             {
-                let object = Object::read(error.as_bytes()).expect("an object");
+                let object = JsonObject::read(error.as_bytes()).expect("an object");
                 assert!(object.get("code").is_some_and(|code| is_whole(&code)), "{raw}: {error:?}");
                 assert!(object.string("message").is_some(), "{raw}: {error:?}");
             }
-            let error = ErrorObject::from_raw(raw.into()).of_this_era();
+            let error = ErrorObject::from_raw(raw.into()).into_modern();
             assert!(!(-32099..=-32020).contains(&error.code()), "{error:?}");
         }
     }

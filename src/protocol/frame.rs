@@ -8,9 +8,9 @@
 
 pub use super::scan::is_like;
 use super::{
-    Id, Method,
-    scan::{Members, Scan, unescaped},
-    splice::Object,
+    Method, RequestId,
+    scan::{JsonScanner, MemberList, unescaped},
+    splice::JsonObject,
     sse::BYTE_ORDER_MARK,
 };
 use bytes::{Buf, Bytes};
@@ -24,16 +24,16 @@ use std::{
 
 /// One JSON-RPC message as received.
 #[derive(Clone, Debug)]
-pub struct Frame(Box<Parts>);
+pub struct Frame(Box<FrameParts>);
 
 /// Behind a pointer, as a frame is handed on many times.
 #[derive(Clone, Debug)]
-struct Parts {
+struct FrameParts {
     bytes: Bytes,
     kind: Kind,
     depth: u32,
     /// Which of [`ROUTED`].
-    resembled: Option<u8>,
+    ambiguous_member: Option<u8>,
     is_json_rpc: bool,
 }
 
@@ -41,13 +41,13 @@ struct Parts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The sender named its request and expects an answer.
-    Request { id: Id, method: Method, params: Option<Payload> },
+    Request { id: RequestId, method: Method, params: Option<Payload> },
     /// The sender expects no answer.
     Notification { method: Method, params: Option<Payload> },
     /// An answer that carries a result.
-    Success { id: Id, result: Payload },
-    /// An answer that carries an error; `id` is `None` where the peer could not read ours.
-    Failure { id: Option<Id>, error: Bytes },
+    Success { id: RequestId, result: Payload },
+    /// An answer that carries an error; `id` is `Missing` where the peer could not read ours.
+    Failure { id: Option<RequestId>, error: Bytes },
 }
 
 /// What a message carries, as it was sent: `params` or `result`. Where it is an object, as it must be, its members
@@ -55,14 +55,14 @@ pub enum Kind {
 #[derive(Clone, Debug)]
 pub struct Payload {
     bytes: Bytes,
-    located: Option<Arc<Located>>,
+    located: Option<Arc<PayloadIndex>>,
 }
 
 /// Behind a pointer, because what waits for an answer holds messages.
 #[derive(Debug)]
-struct Located {
-    object: Object,
-    meta: Option<Object>,
+struct PayloadIndex {
+    object: JsonObject,
+    meta: Option<JsonObject>,
 }
 
 /// Why some bytes are not a JSON-RPC message.
@@ -72,11 +72,11 @@ pub enum FrameError {
     Syntax(#[source] serde_json::Error),
     /// `id` is the message's own, where it could be read.
     #[error("neither a request, a notification nor a response")]
-    Shape { id: Option<Id> },
+    Shape { id: Option<RequestId> },
     /// JSON, but a member that decides what the message is occurs twice or has the wrong type. `id` is the
     /// message's own, where it could be read.
     #[error("{problem}")]
-    Member { id: Option<Id>, problem: String },
+    Member { id: Option<RequestId>, problem: String },
     #[error("`id` must be a string or a number")]
     Id,
     #[error("nested deeper than {limit} levels")]
@@ -84,7 +84,7 @@ pub enum FrameError {
 }
 
 /// Bytes without a byte order mark before them.
-pub(super) fn without_mark(mut bytes: Bytes) -> Bytes {
+pub(super) fn strip_byte_order_mark(mut bytes: Bytes) -> Bytes {
     if bytes.starts_with(BYTE_ORDER_MARK) {
         bytes.advance(BYTE_ORDER_MARK.len());
     }
@@ -101,21 +101,21 @@ impl Frame {
     /// [`FrameError`] says what is wrong with the bytes. Nesting is not bounded here; see
     /// [`Frame::depth`].
     pub fn parse(bytes: Bytes) -> Result<Self, FrameError> {
-        let bytes = without_mark(bytes);
-        let mut scan = Scan::of_all(&bytes);
-        let mut index = Index::default();
-        match index.read(&mut scan).filter(|()| scan.is_over() && scan.is_text(&bytes)) {
-            Some(()) => Self::indexed(bytes, &mut index),
-            None => Err(unreadable(&bytes)),
+        let bytes = strip_byte_order_mark(bytes);
+        let mut scan = JsonScanner::prescanned(&bytes);
+        let mut index = MessageIndex::default();
+        match index.read(&mut scan).filter(|()| scan.is_at_end() && scan.is_text(&bytes)) {
+            Some(()) => Self::from_index(bytes, &mut index),
+            None => Err(parse_error(&bytes)),
         }
     }
 
     /// A message of which it is known where its parts are.
-    pub(super) fn indexed(bytes: Bytes, index: &mut Index) -> Result<Self, FrameError> {
-        let Routed { found, resembled, is_json_rpc } = index.routed(&bytes)?;
+    pub(super) fn from_index(bytes: Bytes, index: &mut MessageIndex) -> Result<Self, FrameError> {
+        let RoutedMembers { found, ambiguous_member: resembled, is_json_rpc } = index.routed(&bytes)?;
         let [own, method, params, result, error] = found;
         let is_given = |at: &Range<usize>| &bytes[at.clone()] != b"null";
-        let id = |at: Range<usize>| Id::from_token(bytes.slice(at)).ok_or(FrameError::Id);
+        let id = |at: Range<usize>| RequestId::from_token(bytes.slice(at)).ok_or(FrameError::Id);
         let method = match method.filter(is_given).map(|at| method_of(&bytes[at])) {
             Some(None) => {
                 let id = own.and_then(|at| id(at).ok());
@@ -142,7 +142,7 @@ impl Frame {
             }
             (_, own, ..) => return Err(FrameError::Shape { id: own.and_then(|at| id(at).ok()) }),
         };
-        Ok(Self(Box::new(Parts { bytes, kind, depth, resembled, is_json_rpc })))
+        Ok(Self(Box::new(FrameParts { bytes, kind, depth, ambiguous_member: resembled, is_json_rpc })))
     }
 
     /// The message exactly as the peer sent it.
@@ -156,7 +156,7 @@ impl Frame {
 
     /// Its bytes and what they are, to be kept apart.
     pub fn into_parts(self) -> (Bytes, Kind) {
-        let Parts { bytes, kind, .. } = *self.0;
+        let FrameParts { bytes, kind, .. } = *self.0;
         (bytes, kind)
     }
 
@@ -173,8 +173,8 @@ impl Frame {
 
     /// The name of a member that decides what this is, where another member has nearly the same: some readers, who
     /// do not care for case, would take that one for it.
-    pub fn resembled(&self) -> Option<&'static str> {
-        self.0.resembled.map(|at| ROUTED[usize::from(at)])
+    pub fn ambiguous_member(&self) -> Option<&'static str> {
+        self.0.ambiguous_member.map(|at| ROUTED[usize::from(at)])
     }
 
     /// The `params` of a request or a notification.
@@ -200,24 +200,24 @@ impl FrameError {
 impl Payload {
     /// What some bytes hold.
     pub fn read(bytes: Bytes) -> Self {
-        let located = Object::read(&bytes).ok().map(|object| {
-            let meta = object.get("_meta").and_then(|meta| Object::read(&meta).ok());
-            Arc::new(Located { object, meta })
+        let located = JsonObject::read(&bytes).ok().map(|object| {
+            let meta = object.get("_meta").and_then(|meta| JsonObject::read(&meta).ok());
+            Arc::new(PayloadIndex { object, meta })
         });
         Self { bytes, located }
     }
 
     /// Its members, where it is an object.
-    pub fn object(&self) -> Option<&Object> {
+    pub fn object(&self) -> Option<&JsonObject> {
         self.located.as_deref().map(|located| &located.object)
     }
 
     /// The members of its `_meta`, where both are objects.
-    pub fn meta(&self) -> Option<&Object> {
+    pub fn meta(&self) -> Option<&JsonObject> {
         self.located.as_deref()?.meta.as_ref()
     }
 
-    /// The raw value of a member ([`Object::get`]).
+    /// The raw value of a member ([`JsonObject::get`]).
     pub fn get(&self, key: &str) -> Option<Bytes> {
         self.object()?.get(key)
     }
@@ -246,11 +246,11 @@ impl Eq for Payload {}
 
 /// Where the parts of a message stand in its bytes.
 #[derive(Default)]
-pub(super) struct Index {
-    members: Members,
+pub(super) struct MessageIndex {
+    members: MemberList,
     /// The object that it carries, and that one's `_meta`, each with where it stands.
-    carried: Option<(Range<usize>, Members)>,
-    meta: Option<(Range<usize>, Members)>,
+    carried: Option<(Range<usize>, MemberList)>,
+    meta: Option<(Range<usize>, MemberList)>,
     depth: u32,
 }
 
@@ -258,19 +258,19 @@ pub(super) struct Index {
 const ROUTED: [&str; 5] = ["id", "method", "params", "result", "error"];
 
 /// Where their values stand.
-struct Routed {
+struct RoutedMembers {
     found: [Option<Range<usize>>; ROUTED.len()],
     /// As in [`Frame`].
-    resembled: Option<u8>,
+    ambiguous_member: Option<u8>,
     /// As in [`Frame::is_json_rpc`].
     is_json_rpc: bool,
 }
 
 // === impl Index ===
 
-impl Index {
+impl MessageIndex {
     /// Reads the object that begins the bytes; nothing where they begin with none.
-    pub(super) fn read(&mut self, scan: &mut Scan<'_>) -> Option<()> {
+    pub(super) fn read(&mut self, scan: &mut JsonScanner<'_>) -> Option<()> {
         let Self { members, carried, meta, depth } = self;
         scan.object(0, members, |scan, key| {
             if scan.peek() != Some(b'{') || !(key.is("params") || key.is("result")) {
@@ -278,7 +278,7 @@ impl Index {
             }
             // The last, if there are several.
             *meta = None;
-            let (at, members) = carried.insert((scan.at()..0, Members::new()));
+            let (at, members) = carried.insert((scan.at()..0, MemberList::new()));
             scan.object(at.start, members, |scan, key| {
                 if !key.is("_meta") {
                     return scan.value();
@@ -287,7 +287,7 @@ impl Index {
                 if scan.peek() != Some(b'{') {
                     return scan.value();
                 }
-                let (at, members) = meta.insert((scan.at()..0, Members::new()));
+                let (at, members) = meta.insert((scan.at()..0, MemberList::new()));
                 scan.object(at.start, members, |scan, _| scan.value())?;
                 at.end = scan.at();
                 Some(())
@@ -299,7 +299,7 @@ impl Index {
         Some(())
     }
 
-    fn routed(&self, bytes: &[u8]) -> Result<Routed, FrameError> {
+    fn routed(&self, bytes: &[u8]) -> Result<RoutedMembers, FrameError> {
         let (mut found, mut resembled) = ([const { None }; ROUTED.len()], None);
         let mut version = None;
         for member in &self.members {
@@ -319,14 +319,14 @@ impl Index {
                 return Err(FrameError::Member { id: None, problem });
             }
         }
-        Ok(Routed { found, resembled, is_json_rpc: version == Some(true) })
+        Ok(RoutedMembers { found, ambiguous_member: resembled, is_json_rpc: version == Some(true) })
     }
 
     fn payload(&mut self, bytes: &Bytes, at: Range<usize>) -> Payload {
-        let object = |(at, members)| Object::located(bytes.slice(at), members);
+        let object = |(at, members)| JsonObject::from_members(bytes.slice(at), members);
         match self.carried.take_if(|(carried, _)| *carried == at) {
             Some(carried) => {
-                let located = Located { object: object(carried), meta: self.meta.take().map(object) };
+                let located = PayloadIndex { object: object(carried), meta: self.meta.take().map(object) };
                 Payload { bytes: bytes.slice(at), located: Some(Arc::new(located)) }
             }
             // It is no object, or there are both.
@@ -335,22 +335,23 @@ impl Index {
     }
 }
 
-/// The method that a JSON value names; `None` where it is no string.
+/// The method that a JSON value names; `Missing` where it is no string.
 fn method_of(name: &[u8]) -> Option<Method> {
     if let Some(name) = unescaped(name) {
         return Some(Cow::Borrowed(name).into());
     }
-    let name: Name<'_> = serde_json::from_slice(name).ok()?;
+    let name: BorrowedString<'_> = serde_json::from_slice(name).ok()?;
     Some(name.0.into())
 }
 
 /// Whether a JSON value is the string `2.0`.
 fn is_version(value: &[u8]) -> bool {
-    value == br#""2.0""# || serde_json::from_slice::<Name<'_>>(value).is_ok_and(|Name(text)| text == "2.0")
+    value == br#""2.0""#
+        || serde_json::from_slice::<BorrowedString<'_>>(value).is_ok_and(|BorrowedString(text)| text == "2.0")
 }
 
 /// Why bytes are not a message at all, for people.
-pub(super) fn unreadable(bytes: &[u8]) -> FrameError {
+pub(super) fn parse_error(bytes: &[u8]) -> FrameError {
     match serde_json::from_slice::<&RawValue>(bytes) {
         Err(error) => FrameError::Syntax(error),
         // JSON, but no object. -32700 is for what is no JSON alone (JSON-RPC 2.0, section 5.1).
@@ -359,7 +360,7 @@ pub(super) fn unreadable(bytes: &[u8]) -> FrameError {
 }
 
 /// How many brackets are open at a time, at most, in what may be no JSON: another reader might take it for some.
-pub fn brackets(json: &[u8]) -> usize {
+pub fn bracket_depth(json: &[u8]) -> usize {
     let (mut depth, mut deepest, mut at) = (0usize, 0, 0);
     while let Some(&byte) = json.get(at) {
         match byte {
@@ -393,7 +394,7 @@ fn end_of_string(json: &[u8], open: usize) -> usize {
 ///
 /// JSON strings cannot hold a raw line break, so none is touched. Clients read a response, and an
 /// event stream's `data:`, line by line (`WIRE`: split data fails real ones).
-pub fn on_one_line(json: Bytes) -> Bytes {
+pub fn to_single_line(json: Bytes) -> Bytes {
     if memchr::memchr2(b'\n', b'\r', &json).is_none() {
         return json;
     }
@@ -408,7 +409,7 @@ pub fn on_one_line(json: Bytes) -> Bytes {
 
 /// A borrowed string: plain `Cow<str>` would always copy.
 #[derive(Deserialize)]
-struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+struct BorrowedString<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
 mod tests {
@@ -501,7 +502,7 @@ mod tests {
         for (json, depth) in
             [(r#"{"a":["[[[\"[["]}"#, 2), ("[[[]]]", 3), ("[[],[],[]]", 2), (r#"["unterminated \"#, 1)]
         {
-            assert_eq!(brackets(json.as_bytes()), depth, "{json}");
+            assert_eq!(bracket_depth(json.as_bytes()), depth, "{json}");
         }
     }
 
@@ -511,14 +512,21 @@ mod tests {
             [("PARAMS", "params"), ("param\u{17f}", "params"), ("Id", "id"), ("m\\u0045thod", "method")]
         {
             let text = format!(r#"{{"id":1,"method":"m","{key}":{{}}}}"#);
-            assert_eq!(Frame::parse(text.into()).expect("valid").resembled(), Some(resembled), "{key}");
+            assert_eq!(
+                Frame::parse(text.into()).expect("valid").ambiguous_member(),
+                Some(resembled),
+                "{key}"
+            );
         }
-        assert_eq!(parse(r#"{"id":1,"method":"m","ñame":{},"Result":1}"#).expect("valid").resembled(), None);
+        assert_eq!(
+            parse(r#"{"id":1,"method":"m","ñame":{},"Result":1}"#).expect("valid").ambiguous_member(),
+            None
+        );
     }
 
     #[test]
     fn line_breaks_between_tokens_become_spaces() {
-        let json = on_one_line(Bytes::from_static(b"{\r\n  \"a\": \"x\\n\"\n}"));
+        let json = to_single_line(Bytes::from_static(b"{\r\n  \"a\": \"x\\n\"\n}"));
         assert_eq!(json, &b"{    \"a\": \"x\\n\" }"[..]);
     }
 }

@@ -5,7 +5,7 @@
 //! something else: otherwise two parts of a system act on two different requests. Text that is not
 //! safe in a header travels in a base64 *sentinel*, `=?base64?…?=`.
 
-use super::{canonical, splice::Object};
+use super::{canonical, splice::JsonObject};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header::FORWARDED};
@@ -17,7 +17,7 @@ pub static METHOD: HeaderName = HeaderName::from_static("mcp-method");
 pub static NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-/// What proxies added before `Forwarded` had a standard.
+/// What proxies added before `HttpResponse` had a standard.
 static FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// What every header that mirrors a parameter begins with, in lower case.
 pub const PARAM_PREFIX: &str = "mcp-param-";
@@ -27,7 +27,7 @@ const ANNOTATION: &str = "x-mcp-header";
 /// How deep a mirrored parameter may be nested. Bounds the recursion into a schema; a parameter
 /// beneath is not mirrored.
 const MAX_NESTING: usize = 64;
-/// How many characters of a value are repeated in a [`Mismatch`].
+/// How many characters of a value are repeated in a [`HeaderMismatch`].
 const SHOWN: usize = 64;
 const SENTINEL_START: &str = "=?base64?";
 const SENTINEL_END: &str = "?=";
@@ -35,7 +35,7 @@ const SENTINEL_END: &str = "?=";
 /// A header value that cannot be read: not visible ASCII, or a base64 sentinel with bad contents.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("header value is malformed: {0}")]
-pub struct Malformed(pub &'static str);
+pub struct MalformedHeader(pub &'static str);
 
 /// A parameter that a tool wants mirrored into a header (`x-mcp-header`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,22 +58,22 @@ pub enum ParamKind {
 /// A header does not say what the body says. The text names the header and both values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Header mismatch: {0}")]
-pub struct Mismatch(pub String);
+pub struct HeaderMismatch(pub String);
 
-/// The text of the one header line of this name; `None` where there is none.
+/// The text of the one header line of this name; `Missing` where there is none.
 ///
 /// # Errors
-/// [`Mismatch`] where the line is repeated, as two readers may disagree on which counts, or where
-/// its value is [`Malformed`].
-pub fn read<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, Mismatch> {
+/// [`HeaderMismatch`] where the line is repeated, as two readers may disagree on which counts, or where
+/// its value is [`MalformedHeader`].
+pub fn read<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, HeaderMismatch> {
     let mut lines = headers.get_all(name).iter();
     let Some(line) = lines.next() else { return Ok(None) };
     if lines.next().is_some() {
-        return Err(Mismatch(format!("{name} header appears more than once")));
+        return Err(HeaderMismatch(format!("{name} header appears more than once")));
     }
     decode(line)
         .map(Some)
-        .map_err(|Malformed(why)| Mismatch(format!("{name} header value is malformed: {why}")))
+        .map_err(|MalformedHeader(why)| HeaderMismatch(format!("{name} header value is malformed: {why}")))
 }
 
 /// A value as it is spelled. Hardly any is more than ASCII; bytes that are no text are shown as such.
@@ -81,7 +81,7 @@ pub fn text(value: &HeaderValue) -> Cow<'_, str> {
     value.to_str().map_or_else(|_| String::from_utf8_lossy(value.as_bytes()), Cow::Borrowed)
 }
 
-/// What a request says of the hops before it: `Forwarded` (RFC 7239), else `X-Forwarded-For`. Any client can send it.
+/// What a request says of the hops before it: `HttpResponse` (RFC 7239), else `X-HttpResponse-For`. Any client can send it.
 pub fn forwarded_for(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     [&FORWARDED, &FORWARDED_FOR].into_iter().find_map(|name| headers.get(name)).map(text)
 }
@@ -93,20 +93,21 @@ pub fn forwarded_for(headers: &HeaderMap) -> Option<Cow<'_, str>> {
 /// markers is taken literally.
 ///
 /// # Errors
-/// [`Malformed`] says what is wrong.
-pub fn decode(value: &HeaderValue) -> Result<Cow<'_, str>, Malformed> {
+/// [`MalformedHeader`] says what is wrong.
+pub fn decode(value: &HeaderValue) -> Result<Cow<'_, str>, MalformedHeader> {
     // Visible ASCII, space and tab are what `to_str` lets through.
-    let text = value.to_str().map_err(|_| Malformed("only visible ASCII, space and tab are allowed"))?;
+    let text =
+        value.to_str().map_err(|_| MalformedHeader("only visible ASCII, space and tab are allowed"))?;
     let text = text.trim_matches([' ', '\t']);
     let Some(inner) = text.strip_prefix(SENTINEL_START).and_then(|rest| rest.strip_suffix(SENTINEL_END))
     else {
         return Ok(text.into());
     };
     let bytes =
-        STANDARD.decode(inner).map_err(|_| Malformed("the sentinel does not hold canonical base64"))?;
+        STANDARD.decode(inner).map_err(|_| MalformedHeader("the sentinel does not hold canonical base64"))?;
     match String::from_utf8(bytes) {
         Ok(text) => Ok(text.into()),
-        Err(_) => Err(Malformed("the sentinel does not hold UTF-8")),
+        Err(_) => Err(MalformedHeader("the sentinel does not hold UTF-8")),
     }
 }
 
@@ -133,10 +134,10 @@ pub fn param_headers(input_schema: &Bytes) -> Vec<ParamHeader> {
     let mut found = Vec::new();
     collect(input_schema, &mut Vec::new(), &mut found);
     let mut uses = HashMap::<_, usize>::new();
-    for Annotation { header, .. } in &found {
+    for HeaderAnnotation { header, .. } in &found {
         *uses.entry(header.clone()).or_default() += 1;
     }
-    let valid = |Annotation { header, path, kind }| {
+    let valid = |HeaderAnnotation { header, path, kind }| {
         Some(ParamHeader { kind: kind.filter(|_| uses[&header] == 1)?, header, path })
     };
     found.into_iter().filter_map(valid).collect()
@@ -152,54 +153,58 @@ pub fn param_headers(input_schema: &Bytes) -> Vec<ParamHeader> {
 /// written into a header, so it needs none either; the server will refuse it.
 ///
 /// # Errors
-/// The first [`Mismatch`], in the order of `wanted`.
+/// The first [`HeaderMismatch`], in the order of `wanted`.
 pub fn check_params(
     wanted: &[ParamHeader],
     arguments: Option<&Bytes>,
     headers: &HeaderMap,
-) -> Result<(), Mismatch> {
+) -> Result<(), HeaderMismatch> {
     if wanted.is_empty() {
         return Ok(());
     }
-    let arguments = arguments.and_then(|arguments| Object::read(arguments).ok());
+    let arguments = arguments.and_then(|arguments| JsonObject::read(arguments).ok());
     wanted.iter().try_for_each(|param| param.check(arguments.as_ref(), headers))
 }
 
 // === impl ParamHeader ===
 
 impl ParamHeader {
-    fn check(&self, arguments: Option<&Object>, headers: &HeaderMap) -> Result<(), Mismatch> {
+    fn check(&self, arguments: Option<&JsonObject>, headers: &HeaderMap) -> Result<(), HeaderMismatch> {
         let Self { header: name, path, kind } = self;
         let value = match arguments {
             Some(arguments) => value_at(arguments, path)?,
             None => None,
         };
-        let value = value.map(Argument::read).filter(|value| *value != Argument::Null);
+        let value = value.map(ArgumentValue::read).filter(|value| *value != ArgumentValue::Null);
         match (value, read(headers, name)?) {
-            (None | Some(Argument::Null | Argument::Compound), None) => Ok(()),
-            (Some(Argument::Text(_) | Argument::Number(_)), None) => Err(Mismatch(format!(
+            (None | Some(ArgumentValue::Null | ArgumentValue::Compound), None) => Ok(()),
+            (Some(ArgumentValue::Text(_) | ArgumentValue::Number(_)), None) => Err(HeaderMismatch(format!(
                 "{name} header is missing, but argument '{}' has a value; tools/list says which headers \
                  a call needs",
-                shown(&path.join("."))
+                excerpt(&path.join("."))
             ))),
-            (Some(value), Some(header)) if value.is_said_by(&header, *kind) => Ok(()),
-            (Some(Argument::Text(value) | Argument::Number(value)), Some(header)) => Err(Mismatch(format!(
-                "{name} header value '{}' does not match body value '{}'",
-                shown(&header),
-                shown(&value)
-            ))),
-            (None | Some(Argument::Null | Argument::Compound), Some(header)) => Err(Mismatch(format!(
-                "{name} header value '{}' has no counterpart: argument '{}' has no value that a header can say",
-                shown(&header),
-                shown(&path.join("."))
-            ))),
+            (Some(value), Some(header)) if value.matches_header(&header, *kind) => Ok(()),
+            (Some(ArgumentValue::Text(value) | ArgumentValue::Number(value)), Some(header)) => {
+                Err(HeaderMismatch(format!(
+                    "{name} header value '{}' does not match body value '{}'",
+                    excerpt(&header),
+                    excerpt(&value)
+                )))
+            }
+            (None | Some(ArgumentValue::Null | ArgumentValue::Compound), Some(header)) => {
+                Err(HeaderMismatch(format!(
+                    "{name} header value '{}' has no counterpart: argument '{}' has no value that a header can say",
+                    excerpt(&header),
+                    excerpt(&path.join("."))
+                )))
+            }
         }
     }
 }
 
 /// What an argument is to a header.
 #[derive(Debug, PartialEq, Eq)]
-enum Argument {
+enum ArgumentValue {
     Null,
     /// A string's contents, or `true` or `false`.
     Text(String),
@@ -211,7 +216,7 @@ enum Argument {
 
 // === impl Argument ===
 
-impl Argument {
+impl ArgumentValue {
     fn read(json: Bytes) -> Self {
         let token = || String::from_utf8_lossy(&json).into_owned();
         match json.first() {
@@ -226,11 +231,11 @@ impl Argument {
 
     /// Whether `header` says this. A value of another type than the declared one is compared by
     /// how it is written.
-    fn is_said_by(&self, header: &str, kind: ParamKind) -> bool {
+    fn matches_header(&self, header: &str, kind: ParamKind) -> bool {
         match (self, kind) {
             (Self::Null | Self::Compound, _) => false,
             (Self::Number(number), ParamKind::Integer) => {
-                is_number(header) && canonical::same(number.as_bytes(), header.as_bytes())
+                is_number(header) && canonical::is_equal(number.as_bytes(), header.as_bytes())
             }
             (Self::Text(text) | Self::Number(text), _) => text == header,
         }
@@ -245,22 +250,22 @@ fn is_number(text: &str) -> bool {
 }
 
 /// An annotation with a well-formed name. Its type may still be one that cannot be mirrored.
-struct Annotation {
+struct HeaderAnnotation {
     header: HeaderName,
     path: Vec<String>,
     kind: Option<ParamKind>,
 }
 
 /// Adds the annotations of the properties of `schema`, which stands at `path`.
-fn collect(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<Annotation>) {
-    let properties = Object::read(schema).ok().and_then(|schema| schema.get("properties"));
-    let Some(Ok(properties)) = properties.as_ref().map(Object::read) else { return };
+fn collect(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<HeaderAnnotation>) {
+    let properties = JsonObject::read(schema).ok().and_then(|schema| schema.get("properties"));
+    let Some(Ok(properties)) = properties.as_ref().map(JsonObject::read) else { return };
     for (key, property) in properties.members() {
         path.push(key.into_owned());
-        if let Ok(schema) = Object::read(&property)
+        if let Ok(schema) = JsonObject::read(&property)
             && let Some(header) = schema.string(ANNOTATION).as_deref().and_then(header_name)
         {
-            found.push(Annotation { header, path: path.clone(), kind: kind(&schema) });
+            found.push(HeaderAnnotation { header, path: path.clone(), kind: kind(&schema) });
         }
         if path.len() < MAX_NESTING {
             collect(&property, path, found);
@@ -275,7 +280,7 @@ fn header_name(name: &str) -> Option<HeaderName> {
     HeaderName::try_from(whole).ok().filter(|_| !name.is_empty())
 }
 
-fn kind(property: &Object) -> Option<ParamKind> {
+fn kind(property: &JsonObject) -> Option<ParamKind> {
     match property.string("type")?.as_str() {
         "string" => Some(ParamKind::String),
         "integer" => Some(ParamKind::Integer),
@@ -285,11 +290,11 @@ fn kind(property: &Object) -> Option<ParamKind> {
 }
 
 /// The raw value at a chain of keys, if every step is there.
-fn value_at(arguments: &Object, path: &[String]) -> Result<Option<Bytes>, Mismatch> {
+fn value_at(arguments: &JsonObject, path: &[String]) -> Result<Option<Bytes>, HeaderMismatch> {
     let (first, rest) = path.split_first().expect("a path has at least one step");
     let Some(mut value) = only_member(arguments, first)? else { return Ok(None) };
     for key in rest {
-        let Ok(object) = Object::read(&value) else { return Ok(None) };
+        let Ok(object) = JsonObject::read(&value) else { return Ok(None) };
         let Some(inner) = only_member(&object, key)? else { return Ok(None) };
         value = inner;
     }
@@ -297,18 +302,18 @@ fn value_at(arguments: &Object, path: &[String]) -> Result<Option<Bytes>, Mismat
 }
 
 /// A member that is not repeated. The server may take another one than we would.
-fn only_member(object: &Object, key: &str) -> Result<Option<Bytes>, Mismatch> {
+fn only_member(object: &JsonObject, key: &str) -> Result<Option<Bytes>, HeaderMismatch> {
     let mut values = object.members().filter(|(name, _)| name == key).map(|(_, value)| value);
     match (values.next(), values.next()) {
         (value, None) => Ok(value),
         (_, Some(_)) => {
-            Err(Mismatch(format!("argument '{}' appears more than once in the body", shown(key))))
+            Err(HeaderMismatch(format!("argument '{}' appears more than once in the body", excerpt(key))))
         }
     }
 }
 
 /// The beginning of a value, without control characters, for a message.
-fn shown(text: &str) -> String {
+fn excerpt(text: &str) -> String {
     let mut short: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
     if text.chars().nth(SHOWN).is_some() {
         short.push('…');
@@ -321,7 +326,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn decoded(value: &'static str) -> Result<String, Malformed> {
+    fn decoded(value: &'static str) -> Result<String, MalformedHeader> {
         decode(&HeaderValue::from_static(value)).map(Cow::into_owned)
     }
 

@@ -7,7 +7,7 @@
 //! unless it begins at zero or says the same again. We never go back ourselves. There is no `total`:
 //! we do not know it. The `message` says what is really known, how long it has been.
 
-use super::{Id, meta};
+use super::{RequestId, meta};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -15,13 +15,13 @@ use std::{borrow::Cow, time::Duration};
 
 /// What has been said of the progress of one call.
 #[derive(Clone, Debug)]
-pub struct Heartbeat {
+pub struct ProgressHeartbeat {
     /// The client's token, raw JSON.
     token: Bytes,
     /// The greatest value so far.
     highest: f64,
     /// Whether the client's revision knows `message` (2025-03-26 on).
-    speaks: bool,
+    has_message: bool,
 }
 
 /// How much further each of ours is, unless a double at this height has no such step.
@@ -29,15 +29,15 @@ pub const STEP: f64 = 1e-6;
 
 /// The members of a notification that count.
 #[derive(Deserialize)]
-struct Notification<'a> {
+struct ProgressNotification<'a> {
     #[serde(borrow)]
     method: Cow<'a, str>,
     #[serde(borrow)]
-    params: Params<'a>,
+    params: ProgressParams<'a>,
 }
 
 #[derive(Deserialize)]
-struct Params<'a> {
+struct ProgressParams<'a> {
     #[serde(borrow, rename = "progressToken")]
     token: &'a RawValue,
     #[serde(borrow)]
@@ -46,18 +46,18 @@ struct Params<'a> {
 
 // === impl Heartbeat ===
 
-impl Heartbeat {
-    /// `token` is the client's, as it stands in the request. `speaks` is whether the client's revision
+impl ProgressHeartbeat {
+    /// `token` is the client's, as it stands in the request. `has_message` is whether the client's revision
     /// knows `message`.
     pub fn new(token: Bytes, speaks: bool) -> Self {
-        Self { token, highest: 0.0, speaks }
+        Self { token, highest: 0.0, has_message: speaks }
     }
 
     /// Takes note of a message that the server sends to the client.
-    pub fn see(&mut self, message: &[u8]) {
+    pub fn observe(&mut self, message: &[u8]) {
         // Most of what goes by is this or the response, which may be large and is not looked into.
-        let Ok(Notification { method, params }) = serde_json::from_slice(message) else { return };
-        if method != "notifications/progress" || !is_same(params.token.get(), &self.token) {
+        let Ok(ProgressNotification { method, params }) = serde_json::from_slice(message) else { return };
+        if method != "notifications/progress" || !is_same_token(params.token.get(), &self.token) {
             return;
         }
         // What is no double is beyond them all: then nothing of ours could be greater.
@@ -65,14 +65,14 @@ impl Heartbeat {
         self.highest = self.highest.max(value);
     }
 
-    /// The next of ours, a whole message on one line, after the call has run for `elapsed`. `None`
+    /// The next of ours, a whole message on one line, after the call has run for `elapsed`. `Missing`
     /// where no number is greater than what the server has said.
     pub fn beat(&mut self, elapsed: Duration) -> Option<Bytes> {
-        self.tell(&format!("still running, {}", spoken(elapsed)))
+        self.beat_with_message(&format!("still running, {}", format_elapsed(elapsed)))
     }
 
     /// The same with words of the server's.
-    pub fn tell(&mut self, words: &str) -> Option<Bytes> {
+    pub fn beat_with_message(&mut self, words: &str) -> Option<Bytes> {
         let next = (self.highest + STEP).max(self.highest.next_up());
         if !next.is_finite() {
             return None;
@@ -85,7 +85,7 @@ impl Heartbeat {
         let number = serde_json::to_string(&next).expect("it is finite");
         message.extend_from_slice(br#","progress":"#);
         message.extend_from_slice(number.as_bytes());
-        if self.speaks {
+        if self.has_message {
             message.extend_from_slice(br#","message":"#);
             serde_json::to_writer(&mut message, words).expect("a string is written to memory");
         }
@@ -95,13 +95,13 @@ impl Heartbeat {
 }
 
 /// Whether two tokens are one, however they are spelled.
-fn is_same(one: &str, other: &[u8]) -> bool {
-    let read = |token: &[u8]| Id::from_token(Bytes::copy_from_slice(token));
+fn is_same_token(one: &str, other: &[u8]) -> bool {
+    let read = |token: &[u8]| RequestId::from_token(Bytes::copy_from_slice(token));
     one.as_bytes() == other || read(one.as_bytes()).is_some_and(|one| Some(one) == read(other))
 }
 
 /// `40 s`, `5 min`, `2 h 5 min`.
-fn spoken(elapsed: Duration) -> String {
+fn format_elapsed(elapsed: Duration) -> String {
     let seconds = elapsed.as_secs();
     match (seconds / 3600, seconds / 60 % 60) {
         (0, 0 | 1) => format!("{seconds} s"),
@@ -124,20 +124,20 @@ mod tests {
 
     /// As precisely as it is written, which serde_json is not.
     fn value(beat: &Bytes) -> f64 {
-        let beat: Notification<'_> = serde_json::from_slice(beat).expect("JSON");
+        let beat: ProgressNotification<'_> = serde_json::from_slice(beat).expect("JSON");
         beat.params.progress.get().parse().expect("a number")
     }
 
     #[test]
     fn a_beat_says_that_the_call_still_runs_and_for_how_long() {
-        let mut heart = Heartbeat::new(Bytes::from_static(br#""a\u0062""#), true);
+        let mut heart = ProgressHeartbeat::new(Bytes::from_static(br#""a\u0062""#), true);
         let beat = heart.beat(Duration::from_secs(40)).expect("there is a next number");
         let beat: Value = serde_json::from_slice(&beat).expect("JSON");
         assert_eq!(
             beat["params"],
             json!({ "progressToken": "ab", "progress": 1e-6, "message": "still running, 40 s" })
         );
-        let mut quiet = Heartbeat::new(Bytes::from_static(b"7"), false);
+        let mut quiet = ProgressHeartbeat::new(Bytes::from_static(b"7"), false);
         let beat = quiet.beat(Duration::from_secs(40)).expect("there is a next number");
         assert_eq!(
             beat,
@@ -155,15 +155,15 @@ mod tests {
             (7500, "2 h 5 min"),
             (90_000, "25 h 0 min"),
         ] {
-            assert_eq!(spoken(Duration::from_secs(seconds)), told);
+            assert_eq!(format_elapsed(Duration::from_secs(seconds)), told);
         }
     }
 
     #[test]
     fn a_beat_stays_a_hair_above_what_the_server_has_said() {
-        let mut heart = Heartbeat::new(Bytes::from_static(b"1"), false);
+        let mut heart = ProgressHeartbeat::new(Bytes::from_static(b"1"), false);
         let mut next = |seen: &str| {
-            heart.see(seen.as_bytes());
+            heart.observe(seen.as_bytes());
             heart.beat(Duration::ZERO).as_ref().map(value)
         };
         let mut millionths = |seen: &str| next(seen).map(|value| (value * 1e6).round());
@@ -179,20 +179,20 @@ mod tests {
 
     #[test]
     fn a_token_is_known_however_it_is_spelled() {
-        let mut heart = Heartbeat::new(Bytes::from_static(br#""a""#), false);
-        heart.see(progress(r#""\u0061""#, "3").as_bytes());
+        let mut heart = ProgressHeartbeat::new(Bytes::from_static(br#""a""#), false);
+        heart.observe(progress(r#""\u0061""#, "3").as_bytes());
         assert_eq!(heart.beat(Duration::ZERO).as_ref().map(value), Some(3.000001));
     }
 
     proptest! {
         #[test]
         fn each_is_greater_than_all_before(said in prop::collection::vec(prop::option::of(-1e18f64..1e18), 1..40)) {
-            let mut heart = Heartbeat::new(Bytes::from_static(b"1"), true);
+            let mut heart = ProgressHeartbeat::new(Bytes::from_static(b"1"), true);
             let mut highest = f64::MIN;
             for said in said {
                 match said {
                     Some(said) => {
-                        heart.see(progress("1", &serde_json::to_string(&said).expect("finite")).as_bytes());
+                        heart.observe(progress("1", &serde_json::to_string(&said).expect("finite")).as_bytes());
                         highest = highest.max(said);
                     }
                     None => {

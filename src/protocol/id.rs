@@ -13,15 +13,15 @@ use std::{
 /// Ids are equal where their values are (JSON-RPC 2.0, *Response object*: `id` "MUST be the same as the value"), however
 /// each is spelled: `1.0`, `1e0` and `1`; `"a\/b"` and `"a/b"`. A number and a string are never equal.
 #[derive(Clone)]
-pub struct Id(Bytes);
+pub struct RequestId(Bytes);
 
 /// Digits of a whole number that is compared with one written in another way: more than those of any double.
 const DIGITS: usize = 400;
 
 // === impl Id ===
 
-impl Id {
-    /// Takes a raw JSON token, or gives `None` where it is neither a string nor a number.
+impl RequestId {
+    /// Takes a raw JSON token, or gives `Missing` where it is neither a string nor a number.
     pub fn from_token(token: Bytes) -> Option<Self> {
         matches!(token.first(), Some(b'"' | b'-' | b'0'..=b'9')).then_some(Self(token))
     }
@@ -52,64 +52,64 @@ impl Id {
                 // Half of a surrogate pair, which no other spelling can mean.
                 Err(_) => Cow::Borrowed(&self.0),
             },
-            _ => whole(&self.0).unwrap_or(Cow::Borrowed(&self.0)),
+            _ => normalize_number(&self.0).unwrap_or(Cow::Borrowed(&self.0)),
         }
     }
 
-    /// The number, where it is one that we could have made with [`Id::from_number`].
+    /// The number, where it is one that we could have made with [`RequestId::from_number`].
     pub fn as_number(&self) -> Option<u64> {
         if self.0.first() == Some(&b'"') {
             return None;
         }
-        number(&self.0)
+        parse_u64(&self.0)
     }
 
     /// The number that an id or a token of ours came back as. We send numbers alone, but some servers
     /// hand them back as strings, and some as `1.0`.
-    pub fn came_back(&self) -> Option<u64> {
+    pub fn echoed_number(&self) -> Option<u64> {
         match self.0.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) {
-            Some(text) => text.iter().all(u8::is_ascii_digit).then(|| number(text))?,
+            Some(text) => text.iter().all(u8::is_ascii_digit).then(|| parse_u64(text))?,
             None => self.as_number(),
         }
     }
 }
 
-impl PartialEq for Id {
+impl PartialEq for RequestId {
     fn eq(&self, other: &Self) -> bool {
         self.0 == other.0 || self.value() == other.value()
     }
 }
 
-impl Eq for Id {}
+impl Eq for RequestId {}
 
-impl Hash for Id {
+impl Hash for RequestId {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.value().hash(state);
     }
 }
 
-impl fmt::Debug for Id {
+impl fmt::Debug for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Id({})", String::from_utf8_lossy(&self.0))
     }
 }
 
-impl fmt::Display for Id {
+impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&String::from_utf8_lossy(&self.0))
     }
 }
 
 /// A number that is whole, not negative, and no larger than a `u64`.
-fn number(token: &[u8]) -> Option<u64> {
+fn parse_u64(token: &[u8]) -> Option<u64> {
     let is_plain = !token.is_empty() && token.iter().all(u8::is_ascii_digit);
-    let whole = if is_plain { Cow::Borrowed(token) } else { whole(token)? };
+    let whole = if is_plain { Cow::Borrowed(token) } else { normalize_number(token)? };
     std::str::from_utf8(&whole).ok()?.parse().ok()
 }
 
 /// A number as it is written shortest: a whole one as its digits, without a fraction or an exponent, another as its
-/// digits and an exponent. `None` of what is no number, or one whose exponent is beyond counting.
-fn whole(token: &[u8]) -> Option<Cow<'_, [u8]>> {
+/// digits and an exponent. `Missing` of what is no number, or one whose exponent is beyond counting.
+fn normalize_number(token: &[u8]) -> Option<Cow<'_, [u8]>> {
     let (sign, digits) = match token.strip_prefix(b"-") {
         Some(digits) => (&b"-"[..], digits),
         None => (&b""[..], token),
@@ -159,8 +159,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn id(token: &str) -> Id {
-        Id::from_token(Bytes::copy_from_slice(token.as_bytes())).expect(token)
+    fn id(token: &str) -> RequestId {
+        RequestId::from_token(Bytes::copy_from_slice(token.as_bytes())).expect(token)
     }
 
     #[test]
@@ -169,20 +169,20 @@ mod tests {
             assert_eq!(id(good).as_bytes(), good.as_bytes());
         }
         for bad in ["null", "true", "{}", "[]", ""] {
-            assert!(Id::from_token(Bytes::copy_from_slice(bad.as_bytes())).is_none(), "{bad}");
+            assert!(RequestId::from_token(Bytes::copy_from_slice(bad.as_bytes())).is_none(), "{bad}");
         }
     }
 
     #[test]
     fn our_own_ids_come_back_as_numbers() {
-        assert_eq!(Id::from_number(u64::MAX).as_number(), Some(u64::MAX));
-        assert_eq!(Id::from_number(0).as_bytes(), "0");
+        assert_eq!(RequestId::from_number(u64::MAX).as_number(), Some(u64::MAX));
+        assert_eq!(RequestId::from_number(0).as_bytes(), "0");
         assert_eq!(id("\"7\"").as_number(), None);
         for seven in ["7", "7.0", "7e0", "70E-1", "0.7e+1", "\"7\""] {
-            assert_eq!(id(seven).came_back(), Some(7), "{seven}");
+            assert_eq!(id(seven).echoed_number(), Some(7), "{seven}");
         }
         for other in ["7.5", "-7", "\"\"", "\"x\"", "\"7", "7e99", "1e99999999999", "\"7.0\"", "\"-7\""] {
-            assert_eq!(id(other).came_back(), None, "{other}");
+            assert_eq!(id(other).echoed_number(), None, "{other}");
         }
     }
 
@@ -221,7 +221,7 @@ mod tests {
 
         #[test]
         fn whatever_stands_there_is_equal_to_itself(token in "[-0-9.eE+\"\\\\]{1,12}") {
-            if let Some(id) = Id::from_token(token.into()) {
+            if let Some(id) = RequestId::from_token(token.into()) {
                 prop_assert_eq!(HashSet::from([id.clone(), id]).len(), 1);
             }
         }

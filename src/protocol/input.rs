@@ -7,7 +7,7 @@
 
 use super::{
     Frame, Kind, Method, Payload, frame, meta,
-    splice::{Edit, Object, Patch},
+    splice::{BytesPatch, JsonObject, ObjectEdit},
 };
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub struct InputResponses(BTreeMap<String, Bytes>);
 
 /// Why what a client sent with its retry cannot be read: `-32602`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum MalformedRetry {
     #[error("`params` must be an object")]
     Params,
     #[error("`inputResponses` must be an object of answers by the keys of `inputRequests`")]
@@ -53,10 +53,10 @@ pub enum Malformed {
 /// The `requestState` of `params`, where one was sent.
 ///
 /// # Errors
-/// [`Malformed::Params`] and [`Malformed::State`].
-pub fn request_state(params: Option<&Payload>) -> Result<Option<String>, Malformed> {
+/// [`MalformedRetry::Params`] and [`MalformedRetry::State`].
+pub fn request_state(params: Option<&Payload>) -> Result<Option<String>, MalformedRetry> {
     let Some(raw) = member(params, "requestState")? else { return Ok(None) };
-    serde_json::from_slice(&raw).map(Some).map_err(|_| Malformed::State)
+    serde_json::from_slice(&raw).map(Some).map_err(|_| MalformedRetry::State)
 }
 
 // === impl InputKind ===
@@ -90,7 +90,7 @@ impl InputKind {
 // === impl InputRequest ===
 
 impl InputRequest {
-    /// A legacy server's request as a question, or `None` where the message is anything else.
+    /// A legacy server's request as a question, or `Missing` where the message is anything else.
     pub fn of(frame: &Frame) -> Option<Self> {
         let Kind::Request { id: _, method, params } = frame.kind() else { return None };
         Some(Self::new(InputKind::of(method)?, params.as_deref()))
@@ -100,7 +100,7 @@ impl InputRequest {
     /// know. These are `task`, the `elicitationId` of an elicitation at an address, and in `_meta`
     /// the progress token (nobody reports the progress of an answer) and the related task.
     pub fn new(kind: InputKind, params: Option<&Bytes>) -> Self {
-        let params = params.map(|params| raised(kind, params));
+        let params = params.map(|params| to_modern_params(kind, params));
         let method = kind.method();
         let mut raw = Vec::with_capacity(48 + params.as_ref().map_or(0, Bytes::len));
         raw.extend_from_slice(br#"{"method":""#);
@@ -111,12 +111,12 @@ impl InputRequest {
             raw.extend_from_slice(&params);
         }
         raw.push(b'}');
-        Self { kind, raw: frame::on_one_line(raw.into()) }
+        Self { kind, raw: frame::to_single_line(raw.into()) }
     }
 
-    /// A question as it was kept or sent: an object with the `method` of one, or `None`.
+    /// A question as it was kept or sent: an object with the `method` of one, or `Missing`.
     pub fn from_raw(raw: Bytes) -> Option<Self> {
-        let method = Object::read(&raw).ok()?.string("method")?;
+        let method = JsonObject::read(&raw).ok()?.string("method")?;
         let kind = InputKind::ALL.into_iter().find(|kind| kind.method().as_str() == method)?;
         Some(Self { kind, raw })
     }
@@ -131,45 +131,45 @@ impl InputRequest {
     }
 
     pub fn params(&self) -> Option<Bytes> {
-        Object::read(&self.raw).ok()?.get("params")
+        JsonObject::read(&self.raw).ok()?.get("params")
     }
 }
 
-fn raised(kind: InputKind, params: &Bytes) -> Bytes {
-    let Ok(object) = Object::read(params) else { return params.clone() };
-    let mut patch = Patch::new(params.clone());
-    let mut edit = Edit::new(&object);
+fn to_modern_params(kind: InputKind, params: &Bytes) -> Bytes {
+    let Ok(object) = JsonObject::read(params) else { return params.clone() };
+    let mut patch = BytesPatch::new(params.clone());
+    let mut edit = ObjectEdit::new(&object);
     edit.remove("task");
     if kind == InputKind::Elicitation && object.string("mode").as_deref() == Some("url") {
         edit.remove("elicitationId");
     }
-    if let Some(Ok(about)) = object.get("_meta").map(|raw| Object::read(&raw)) {
-        let mut inner = Edit::new(&about);
+    if let Some(Ok(about)) = object.get("_meta").map(|raw| JsonObject::read(&raw)) {
+        let mut inner = ObjectEdit::new(&about);
         inner.remove(meta::RELATED_TASK).remove(meta::PROGRESS_TOKEN);
-        if !inner.is_empty() && inner.leaves_nothing() {
+        if !inner.is_empty() && inner.leaves_empty() {
             edit.remove("_meta");
         } else {
-            inner.put(&mut patch);
+            inner.add_to(&mut patch);
         }
     }
-    edit.put(&mut patch);
+    edit.add_to(&mut patch);
     patch.apply()
 }
 
 // === impl InputResponses ===
 
 impl InputResponses {
-    /// The `inputResponses` of `params`, or `None` where there are none. `{}` are some.
+    /// The `inputResponses` of `params`, or `Missing` where there are none. `{}` are some.
     ///
     /// # Errors
-    /// [`Malformed`], except [`Malformed::State`]. `null` is no object.
-    pub fn read(params: Option<&Payload>) -> Result<Option<Self>, Malformed> {
+    /// [`MalformedRetry`], except [`MalformedRetry::State`]. `null` is no object.
+    pub fn read(params: Option<&Payload>) -> Result<Option<Self>, MalformedRetry> {
         let Some(raw) = member(params, "inputResponses")? else { return Ok(None) };
-        let object = Object::read(&raw).map_err(|_| Malformed::Responses)?;
+        let object = JsonObject::read(&raw).map_err(|_| MalformedRetry::Responses)?;
         let mut answers = BTreeMap::new();
         for (key, answer) in object.members() {
             if answers.contains_key(&*key) {
-                return Err(Malformed::Repeated { key: key.into_owned() });
+                return Err(MalformedRetry::Repeated { key: key.into_owned() });
             }
             answers.insert(key.into_owned(), answer);
         }
@@ -192,9 +192,9 @@ impl InputResponses {
     }
 }
 
-fn member(params: Option<&Payload>, key: &str) -> Result<Option<Bytes>, Malformed> {
+fn member(params: Option<&Payload>, key: &str) -> Result<Option<Bytes>, MalformedRetry> {
     let Some(params) = params else { return Ok(None) };
-    Ok(params.object().ok_or(Malformed::Params)?.get(key))
+    Ok(params.object().ok_or(MalformedRetry::Params)?.get(key))
 }
 
 #[cfg(test)]
@@ -326,13 +326,13 @@ mod tests {
     #[test]
     fn answers_that_are_no_object_are_refused() {
         for text in [r#"{"inputResponses":null}"#, r#"{"inputResponses":[]}"#, r#"{"inputResponses":"x"}"#] {
-            assert_eq!(InputResponses::read(params(text).as_ref()), Err(Malformed::Responses), "{text}");
+            assert_eq!(InputResponses::read(params(text).as_ref()), Err(MalformedRetry::Responses), "{text}");
         }
         assert_eq!(
             InputResponses::read(params(r#"{"inputResponses":{"a":1,"\u0061":2}}"#).as_ref()),
-            Err(Malformed::Repeated { key: "a".into() })
+            Err(MalformedRetry::Repeated { key: "a".into() })
         );
-        assert_eq!(InputResponses::read(params("[]").as_ref()), Err(Malformed::Params));
+        assert_eq!(InputResponses::read(params("[]").as_ref()), Err(MalformedRetry::Params));
     }
 
     #[test]
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(request_state(params("{}").as_ref()), Ok(None));
         assert_eq!(request_state(None), Ok(None));
         for text in [r#"{"requestState":null}"#, r#"{"requestState":1}"#, r#"{"requestState":{}}"#] {
-            assert_eq!(request_state(params(text).as_ref()), Err(Malformed::State), "{text}");
+            assert_eq!(request_state(params(text).as_ref()), Err(MalformedRetry::State), "{text}");
         }
     }
 }

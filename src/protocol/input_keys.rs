@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, VecDeque};
 /// twice, so it outlives the answer: a task's keys must be unique for its whole life (tasks
 /// extension, *Task Update Requests*).
 #[derive(Clone, Debug, Default)]
-pub struct Keys {
+pub struct InputKeys {
     /// Chosen names that no question has yet.
     unused: VecDeque<String>,
     /// All chosen names, which are not made up again.
@@ -23,7 +23,7 @@ pub struct Keys {
 
 // === impl Keys ===
 
-impl Keys {
+impl InputKeys {
     /// The keys of a call whose questions have been given these names. A name that is repeated
     /// counts once.
     pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
@@ -37,29 +37,29 @@ impl Keys {
     }
 
     /// This key was given before, to a question of the same call.
-    pub fn has_used(&mut self, key: &str) {
+    pub fn mark_used(&mut self, key: &str) {
         self.unused.retain(|name| name != key);
         self.chosen.insert(key.to_owned());
     }
 
     /// The key of the next question.
-    pub fn give(&mut self, kind: InputKind) -> String {
+    pub fn next_key(&mut self, kind: InputKind) -> String {
         let slot = match kind {
             InputKind::Elicitation => 0,
             InputKind::Sampling => 1,
             InputKind::Roots => 2,
         };
-        self.unused.pop_front().unwrap_or_else(|| self.count(slot, kind.as_str()))
+        self.unused.pop_front().unwrap_or_else(|| self.next_numbered(slot, kind.as_str()))
     }
 
     /// The key of the next address to go to before the call is made again: `url-1` and so on. Never
-    /// a chosen name and never one [`Keys::give`] gives, because the answer comes along when the
+    /// a chosen name and never one [`InputKeys::next_key`] gives, because the answer comes along when the
     /// call is made anew, and must not be taken for an answer to that call's own first question.
-    pub fn give_url(&mut self) -> String {
-        self.count(3, "url")
+    pub fn next_url_key(&mut self) -> String {
+        self.next_numbered(3, "url")
     }
 
-    fn count(&mut self, slot: usize, word: &str) -> String {
+    fn next_numbered(&mut self, slot: usize, word: &str) -> String {
         loop {
             self.counts[slot] += 1;
             let key = format!("{word}-{}", self.counts[slot]);
@@ -80,9 +80,11 @@ mod tests {
     #[test]
     fn chosen_names_come_first_and_then_each_kind_is_counted() {
         let [ask, sample, roots] = KINDS;
-        let mut keys = Keys::new(["user_name", "elicitation-1", "user_name"]);
-        let given: Vec<_> =
-            [sample, ask, ask, sample, roots, ask, sample].into_iter().map(|kind| keys.give(kind)).collect();
+        let mut keys = InputKeys::new(["user_name", "elicitation-1", "user_name"]);
+        let given: Vec<_> = [sample, ask, ask, sample, roots, ask, sample]
+            .into_iter()
+            .map(|kind| keys.next_key(kind))
+            .collect();
         assert_eq!(
             given,
             [
@@ -105,10 +107,10 @@ mod tests {
             asked in prop::collection::vec(0usize..4, 0..16),
         ) {
             let run = || {
-                let mut keys = Keys::new(names.clone());
+                let mut keys = InputKeys::new(names.clone());
                 asked.iter().map(|&at| match KINDS.get(at) {
-                    Some(kind) => keys.give(*kind),
-                    None => keys.give_url(),
+                    Some(kind) => keys.next_key(*kind),
+                    None => keys.next_url_key(),
                 }).collect::<Vec<_>>()
             };
             let given = run();

@@ -2,8 +2,8 @@
 
 use super::{
     Frame, FrameError,
-    frame::{Index, brackets, unreadable, without_mark},
-    scan::Scan,
+    frame::{MessageIndex, bracket_depth, parse_error, strip_byte_order_mark},
+    scan::JsonScanner,
 };
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ use bytes::Bytes;
 ///
 /// By default there are none. What is no message is an error in its place; one of [`FrameError::Syntax`] is the last.
 #[derive(Debug, Default)]
-pub struct Messages {
+pub struct MessageReader {
     bytes: Bytes,
     is_batch: bool,
     /// Where the next begins.
@@ -22,16 +22,16 @@ pub struct Messages {
 
 // === impl Messages ===
 
-impl Messages {
+impl MessageReader {
     pub fn of(bytes: Bytes) -> Self {
-        let bytes = without_mark(bytes);
-        let start = Scan::new(&bytes).at();
+        let bytes = strip_byte_order_mark(bytes);
+        let start = JsonScanner::new(&bytes).at();
         if bytes.get(start) != Some(&b'[') {
             return Self { bytes, is_batch: false, next: Some(start), depth: 0 };
         }
-        let first = start + 1 + Scan::new(&bytes[start + 1..]).at();
-        let is_empty =
-            bytes.get(first) == Some(&b']') && Scan::new(&bytes[first + 1..]).at() == bytes.len() - first - 1;
+        let first = start + 1 + JsonScanner::new(&bytes[start + 1..]).at();
+        let is_empty = bytes.get(first) == Some(&b']')
+            && JsonScanner::new(&bytes[first + 1..]).at() == bytes.len() - first - 1;
         Self { bytes, is_batch: true, next: (!is_empty).then_some(first), depth: 1 }
     }
 
@@ -45,7 +45,7 @@ impl Messages {
     }
 
     /// One of these by itself: a part of a batch would keep the bytes of all.
-    pub fn apart(&self, frame: Frame) -> Frame {
+    pub fn detach(&self, frame: Frame) -> Frame {
         if !self.is_batch {
             return frame;
         }
@@ -63,37 +63,37 @@ impl Messages {
         self.depth
     }
 
-    fn one(&mut self) -> Result<Frame, FrameError> {
+    fn read_single(&mut self) -> Result<Frame, FrameError> {
         let frame = Frame::parse(self.bytes.clone());
         self.depth = match &frame {
             Ok(frame) => frame.depth(),
-            Err(_) => brackets(&self.bytes),
+            Err(_) => bracket_depth(&self.bytes),
         };
         frame
     }
 
     /// Reads the part of a batch that begins here.
-    fn part(&mut self, start: usize) -> Result<Frame, FrameError> {
-        let mut scan = Scan::new(&self.bytes[start..]);
-        let mut index = Index::default();
+    fn read_batch_item(&mut self, start: usize) -> Result<Frame, FrameError> {
+        let mut scan = JsonScanner::new(&self.bytes[start..]);
+        let mut index = MessageIndex::default();
         let is_object = scan.peek() == Some(b'{');
         let read = if is_object { index.read(&mut scan) } else { scan.value() };
         let (end, depth) = (start + scan.at(), scan.deepest() + 1);
         let is_text = scan.is_text(&self.bytes[start..end]);
-        if read.is_none() || !is_text || !self.goes_on(end) {
-            self.depth = brackets(&self.bytes);
-            return Err(unreadable(&self.bytes));
+        if read.is_none() || !is_text || !self.advance_past(end) {
+            self.depth = bracket_depth(&self.bytes);
+            return Err(parse_error(&self.bytes));
         }
         self.depth = self.depth.max(depth);
         match is_object {
-            true => Frame::indexed(self.bytes.slice(start..end), &mut index),
+            true => Frame::from_index(self.bytes.slice(start..end), &mut index),
             false => Err(FrameError::Shape { id: None }),
         }
     }
 
     /// Finds out where the next part begins, behind the end of one. Whether what stands there is as it should be.
-    fn goes_on(&mut self, end: usize) -> bool {
-        let after = |at: usize| at + Scan::new(&self.bytes[at..]).at();
+    fn advance_past(&mut self, end: usize) -> bool {
+        let after = |at: usize| at + JsonScanner::new(&self.bytes[at..]).at();
         let at = after(end);
         match self.bytes.get(at) {
             Some(b',') => {
@@ -106,12 +106,12 @@ impl Messages {
     }
 }
 
-impl Iterator for Messages {
+impl Iterator for MessageReader {
     type Item = Result<Frame, FrameError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let start = self.next.take()?;
-        Some(if self.is_batch { self.part(start) } else { self.one() })
+        Some(if self.is_batch { self.read_batch_item(start) } else { self.read_single() })
     }
 }
 
@@ -121,8 +121,8 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::value::RawValue;
 
-    fn read(text: &str) -> (Messages, Vec<Result<Frame, FrameError>>) {
-        let mut messages = Messages::of(Bytes::copy_from_slice(text.as_bytes()));
+    fn read(text: &str) -> (MessageReader, Vec<Result<Frame, FrameError>>) {
+        let mut messages = MessageReader::of(Bytes::copy_from_slice(text.as_bytes()));
         let read = messages.by_ref().collect();
         (messages, read)
     }

@@ -74,7 +74,7 @@ methods! {
 
 /// A list of a server's, which may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum List {
+pub enum ListKind {
     Tools,
     Prompts,
     Resources,
@@ -82,7 +82,7 @@ pub enum List {
 
 /// What a server must have declared in its capabilities before a method is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
+pub enum RequiredCapability {
     Nothing,
     Tools,
     Prompts,
@@ -94,17 +94,19 @@ pub enum Needs {
 
 impl Method {
     /// What a 2026-07-28 client may ask for, and what the server must have declared for it;
-    /// `None` for everything that is not served to it. The list is closed: methods the revision
+    /// `Missing` for everything that is not served to it. The list is closed: methods the revision
     /// removed (`ping`, `logging/setLevel`, …) are unknown to it although the server has them.
-    pub fn modern(&self) -> Option<Needs> {
+    pub fn modern_requirement(&self) -> Option<RequiredCapability> {
         match self {
             Self::Discover | Self::Listen | Self::TasksGet | Self::TasksUpdate | Self::TasksCancel => {
-                Some(Needs::Nothing)
+                Some(RequiredCapability::Nothing)
             }
-            Self::ToolsList | Self::ToolsCall => Some(Needs::Tools),
-            Self::PromptsList | Self::PromptsGet => Some(Needs::Prompts),
-            Self::ResourcesList | Self::ResourceTemplatesList | Self::ResourcesRead => Some(Needs::Resources),
-            Self::Complete => Some(Needs::Completions),
+            Self::ToolsList | Self::ToolsCall => Some(RequiredCapability::Tools),
+            Self::PromptsList | Self::PromptsGet => Some(RequiredCapability::Prompts),
+            Self::ResourcesList | Self::ResourceTemplatesList | Self::ResourcesRead => {
+                Some(RequiredCapability::Resources)
+            }
+            Self::Complete => Some(RequiredCapability::Completions),
             _ => None,
         }
     }
@@ -131,7 +133,7 @@ impl Method {
     }
 
     /// Whether a server may ask the client something while it serves this (2026-07-28, *MRTR*).
-    pub fn may_ask(&self) -> bool {
+    pub fn can_request_input(&self) -> bool {
         matches!(self, Self::ToolsCall | Self::PromptsGet | Self::ResourcesRead)
     }
 
@@ -163,7 +165,7 @@ impl Method {
         matches!(self, Self::TasksGet | Self::TasksResult | Self::TasksCancel | Self::TasksList)
     }
 
-    /// The member of `params` that `Mcp-Name` mirrors.
+    /// The member of `params` that `Mcp-BorrowedString` mirrors.
     pub fn name_member(&self) -> Option<&'static str> {
         match self {
             Self::ToolsCall | Self::PromptsGet => Some("name"),
@@ -182,7 +184,7 @@ impl fmt::Display for Method {
 
 // === impl List ===
 
-impl List {
+impl ListKind {
     pub const ALL: [Self; 3] = [Self::Tools, Self::Prompts, Self::Resources];
 
     /// The capability under which a server declares that it tells of changes.
@@ -195,7 +197,7 @@ impl List {
     }
 
     /// How a server tells that it has changed.
-    pub const fn changed(self) -> Method {
+    pub const fn changed_notification(self) -> Method {
         match self {
             Self::Tools => Method::ToolsListChanged,
             Self::Prompts => Method::PromptsListChanged,
@@ -204,8 +206,8 @@ impl List {
     }
 
     /// The one that this notification says has changed, if it says that.
-    pub fn of_change(method: &Method) -> Option<Self> {
-        Self::ALL.into_iter().find(|list| list.changed() == *method)
+    pub fn from_change(method: &Method) -> Option<Self> {
+        Self::ALL.into_iter().find(|list| list.changed_notification() == *method)
     }
 }
 
@@ -230,7 +232,7 @@ mod tests {
             Method::TasksResult,
             Method::TasksList,
         ] {
-            assert_eq!(removed.modern(), None, "{removed}");
+            assert_eq!(removed.modern_requirement(), None, "{removed}");
         }
     }
 }

@@ -88,7 +88,7 @@ pub fn host_name(authority: &str) -> Option<HostName<'_>> {
         return is_port.then_some(HostName::Address(address));
     }
     let (name, port) = authority.split_once(':').unwrap_or((authority, ""));
-    if name.is_empty() || !name.bytes().all(is_of_a_name) || !is_port(port) {
+    if name.is_empty() || !name.bytes().all(is_reg_name_byte) || !is_port(port) {
         return None;
     }
     Some(name.parse().map_or(HostName::Name(name), HostName::Address))
@@ -133,7 +133,7 @@ fn is_port(port: &str) -> bool {
 }
 
 /// Whether a byte may stand in a registered name (RFC 3986, section 3.2.2).
-fn is_of_a_name(byte: u8) -> bool {
+fn is_reg_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=".contains(&byte)
 }
 

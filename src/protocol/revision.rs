@@ -9,7 +9,7 @@ pub enum Revision {
     V2024_11_05,
     /// Streamable HTTP, JSON-RPC batches.
     V2025_03_26,
-    /// Elicitation, the `MCP-Protocol-Version` header.
+    /// Elicitation, the `MCP-OtlpProtocol-Version` header.
     V2025_06_18,
     /// Experimental tasks, URL elicitation.
     V2025_11_25,

@@ -7,11 +7,11 @@ use smallvec::SmallVec;
 use std::{borrow::Cow, ops::Range};
 
 /// Where the members of one object stand in its bytes, in their order.
-pub(super) type Members = SmallVec<[Member; 8]>;
+pub(super) type MemberList = SmallVec<[MemberSpan; 8]>;
 
-/// Where a member stands. Half the size of two `Range<usize>`: no message is larger than 4 GiB.
+/// Where a member stands. Half the size of two `IdRange<usize>`: no message is larger than 4 GiB.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Member {
+pub(super) struct MemberSpan {
     /// Where the key begins, behind its quote.
     key: u32,
     /// Twice its length, and one more where it has escapes.
@@ -21,15 +21,15 @@ pub(super) struct Member {
 
 /// A key between its quotes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Key<'a> {
+pub(super) struct MemberKey<'a> {
     spelled: &'a [u8],
     /// Hardly any is, so most are compared as they stand.
     is_escaped: bool,
 }
 
-/// Stands somewhere in some JSON. Whatever reads gives `None` where the grammar is broken, and stops there.
+/// Stands somewhere in some JSON. Whatever reads gives `Missing` where the grammar is broken, and stops there.
 #[derive(Debug)]
-pub(super) struct Scan<'a> {
+pub(super) struct JsonScanner<'a> {
     json: &'a [u8],
     at: usize,
     /// Brackets that are open.
@@ -42,7 +42,7 @@ pub(super) struct Scan<'a> {
 
 /// The brackets that are open, a bit each: whether it is an object's.
 #[derive(Default)]
-struct Brackets {
+struct BracketStack {
     levels: u32,
     /// Of the innermost; the last is the lowest bit.
     innermost: u64,
@@ -51,17 +51,17 @@ struct Brackets {
 }
 
 /// Eight times the same byte.
-const fn eight(byte: u8) -> u64 {
+const fn repeat_byte(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
 
 // === impl Member ===
 
-impl Member {
+impl MemberSpan {
     /// Its key, in the object's bytes.
-    pub(super) fn key(self, object: &[u8]) -> Key<'_> {
+    pub(super) fn key(self, object: &[u8]) -> MemberKey<'_> {
         let length = (self.spelling / 2) as usize;
-        Key { spelled: &object[self.key_start()..][..length], is_escaped: self.spelling % 2 == 1 }
+        MemberKey { spelled: &object[self.key_start()..][..length], is_escaped: self.spelling % 2 == 1 }
     }
 
     /// Where its key begins, behind the quote.
@@ -76,12 +76,12 @@ impl Member {
 
 // === impl Key ===
 
-impl<'a> Key<'a> {
+impl<'a> MemberKey<'a> {
     /// Whether it is this one.
     pub(super) fn is(self, key: &str) -> bool {
         match self.is_escaped {
             false => self.spelled == key.as_bytes(),
-            true => self.meant() == key,
+            true => self.decoded() == key,
         }
     }
 
@@ -89,20 +89,20 @@ impl<'a> Key<'a> {
     pub(super) fn is_like(self, name: &str) -> bool {
         match self.is_escaped || !self.spelled.is_ascii() {
             false => self.spelled.eq_ignore_ascii_case(name.as_bytes()),
-            true => is_like(&self.meant(), name),
+            true => is_like(&self.decoded(), name),
         }
     }
 
     /// Whether two are the same.
-    pub(super) fn is_same(self, other: Key<'_>) -> bool {
+    pub(super) fn is_same(self, other: MemberKey<'_>) -> bool {
         match self.is_escaped || other.is_escaped {
             false => self.spelled == other.spelled,
-            true => self.meant() == other.meant(),
+            true => self.decoded() == other.decoded(),
         }
     }
 
     /// As it is meant, its escapes resolved.
-    pub(super) fn meant(self) -> Cow<'a, str> {
+    pub(super) fn decoded(self) -> Cow<'a, str> {
         if !self.is_escaped {
             return String::from_utf8_lossy(self.spelled);
         }
@@ -114,17 +114,17 @@ impl<'a> Key<'a> {
 
 // === impl Scan ===
 
-impl<'a> Scan<'a> {
+impl<'a> JsonScanner<'a> {
     /// Stands before the first value.
     pub(super) fn new(json: &'a [u8]) -> Self {
         let mut scan = Self { json, at: 0, depth: 0, deepest: 0, is_ascii: false, is_printable: false };
-        scan.space();
+        scan.skip_whitespace();
         scan
     }
 
     /// The same, of bytes that are all to be read. They are looked over once before, many at a time, so that of most
     /// less has to be asked when they are read.
-    pub(super) fn of_all(json: &'a [u8]) -> Self {
+    pub(super) fn prescanned(json: &'a [u8]) -> Self {
         let (all, least) =
             json.iter().fold((0, u8::MAX), |(all, least), &byte| (all | byte, least.min(byte)));
         Self { is_ascii: all < 0x80, is_printable: least >= b' ', ..Self::new(json) }
@@ -151,8 +151,8 @@ impl<'a> Scan<'a> {
     }
 
     /// Whether nothing is left but space.
-    pub(super) fn is_over(&mut self) -> bool {
-        self.space();
+    pub(super) fn is_at_end(&mut self) -> bool {
+        self.skip_whitespace();
         self.at == self.json.len()
     }
 
@@ -161,11 +161,11 @@ impl<'a> Scan<'a> {
     pub(super) fn object(
         &mut self,
         start: usize,
-        members: &mut Members,
-        mut value: impl FnMut(&mut Self, Key<'a>) -> Option<()>,
+        members: &mut MemberList,
+        mut value: impl FnMut(&mut Self, MemberKey<'a>) -> Option<()>,
     ) -> Option<()> {
         let place = |at: usize| u32::try_from(at - start).ok();
-        if !self.opens(b'{', b'}')? {
+        if !self.open_bracket(b'{', b'}')? {
             return Some(());
         }
         loop {
@@ -174,8 +174,8 @@ impl<'a> Scan<'a> {
             let twice = u32::try_from(key.spelled.len()).ok()?.checked_mul(2)?;
             let (key_start, spelling, from) = (place(from)?, twice + u32::from(key.is_escaped), self.at);
             value(self, key)?;
-            members.push(Member { key: key_start, spelling, value: (place(from)?, place(self.at)?) });
-            if self.ends(b'}')? {
+            members.push(MemberSpan { key: key_start, spelling, value: (place(from)?, place(self.at)?) });
+            if self.close_or_next(b'}')? {
                 return Some(());
             }
         }
@@ -183,12 +183,12 @@ impl<'a> Scan<'a> {
 
     /// Reads one value, whatever it is.
     pub(super) fn value(&mut self) -> Option<()> {
-        let mut open = Brackets::default();
+        let mut open = BracketStack::default();
         loop {
             let goes_deeper = match self.peek()? {
                 b'"' => self.string().map(|_| false)?,
-                b'{' => self.opens(b'{', b'}')? && open.push(true),
-                b'[' => self.opens(b'[', b']')? && open.push(false),
+                b'{' => self.open_bracket(b'{', b'}')? && open.push(true),
+                b'[' => self.open_bracket(b'[', b']')? && open.push(false),
                 _ => self.scalar().map(|()| false)?,
             };
             if !goes_deeper {
@@ -196,7 +196,7 @@ impl<'a> Scan<'a> {
                     if open.levels == 0 {
                         return Some(());
                     }
-                    if !self.ends(if open.is_object() { b'}' } else { b']' })? {
+                    if !self.close_or_next(if open.is_object() { b'}' } else { b']' })? {
                         break;
                     }
                     open.pop();
@@ -209,11 +209,11 @@ impl<'a> Scan<'a> {
     }
 
     /// Reads an opening bracket. Whether something stands behind it: else its closing one has been read, too.
-    fn opens(&mut self, open: u8, close: u8) -> Option<bool> {
+    fn open_bracket(&mut self, open: u8, close: u8) -> Option<bool> {
         self.take(open)?;
         self.depth += 1;
         self.deepest = self.deepest.max(self.depth);
-        self.space();
+        self.skip_whitespace();
         let is_empty = self.peek()? == close;
         if is_empty {
             self.at += 1;
@@ -223,27 +223,27 @@ impl<'a> Scan<'a> {
     }
 
     /// Reads what follows a value in brackets: the closing one, or a comma before the next.
-    fn ends(&mut self, close: u8) -> Option<bool> {
-        self.space();
+    fn close_or_next(&mut self, close: u8) -> Option<bool> {
+        self.skip_whitespace();
         if self.peek()? == close {
             self.at += 1;
             self.depth -= 1;
             return Some(true);
         }
         self.take(b',')?;
-        self.space();
+        self.skip_whitespace();
         Some(false)
     }
 
     /// Reads a key and its colon.
-    fn key(&mut self) -> Option<Key<'a>> {
+    fn key(&mut self) -> Option<MemberKey<'a>> {
         let start = self.at + 1;
         let is_escaped = self.string()?;
         let spelled = &self.json[start..self.at - 1];
-        self.space();
+        self.skip_whitespace();
         self.take(b':')?;
-        self.space();
-        Some(Key { spelled, is_escaped })
+        self.skip_whitespace();
+        Some(MemberKey { spelled, is_escaped })
     }
 
     /// Whether anything in it is escaped.
@@ -254,7 +254,7 @@ impl<'a> Scan<'a> {
             let rest = &self.json[self.at..];
             self.at += match self.is_printable {
                 true => memchr::memchr2(b'"', b'\\', rest)?,
-                false => plain(rest),
+                false => plain_prefix(rest),
             };
             match self.peek()? {
                 b'"' => {
@@ -325,7 +325,7 @@ impl<'a> Scan<'a> {
         (self.peek()? == byte).then(|| self.at += 1)
     }
 
-    fn space(&mut self) {
+    fn skip_whitespace(&mut self) {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
             self.at += 1;
         }
@@ -334,7 +334,7 @@ impl<'a> Scan<'a> {
 
 // === impl Brackets ===
 
-impl Brackets {
+impl BracketStack {
     /// Always true: now something is open.
     fn push(&mut self, is_object: bool) -> bool {
         if self.levels > 0 && self.levels.is_multiple_of(u64::BITS) {
@@ -373,16 +373,16 @@ pub fn is_like(key: &str, name: &str) -> bool {
 
 /// How many bytes come before one that means something in a string, or must not be there: a quote, a backslash or
 /// a control character. Eight are looked at together.
-fn plain(json: &[u8]) -> usize {
+fn plain_prefix(json: &[u8]) -> usize {
     // Borrows the highest bit of each byte that is less; of zero, if it is one less.
-    let less = |word: u64, byte| word.wrapping_sub(eight(byte));
+    let less = |word: u64, byte| word.wrapping_sub(repeat_byte(byte));
     let mut at = 0;
     let (chunks, rest) = json.as_chunks();
     for chunk in chunks {
         let word = u64::from_le_bytes(*chunk);
-        let found = less(word, b' ') | less(word ^ eight(b'"'), 1) | less(word ^ eight(b'\\'), 1);
+        let found = less(word, b' ') | less(word ^ repeat_byte(b'"'), 1) | less(word ^ repeat_byte(b'\\'), 1);
         // Which byte is the first is exact; those behind it may be told wrongly, as they are borrowed from.
-        let found = found & !word & eight(0x80);
+        let found = found & !word & repeat_byte(0x80);
         if found != 0 {
             return at + found.trailing_zeros() as usize / 8;
         }
@@ -399,17 +399,19 @@ mod tests {
     use std::collections::BTreeMap;
 
     /// The key of an object of one member.
-    fn key_of(object: &str) -> Key<'_> {
-        let mut members = Members::new();
-        Scan::new(object.as_bytes()).object(0, &mut members, |scan, _| scan.value()).expect("an object");
+    fn key_of(object: &str) -> MemberKey<'_> {
+        let mut members = MemberList::new();
+        JsonScanner::new(object.as_bytes())
+            .object(0, &mut members, |scan, _| scan.value())
+            .expect("an object");
         members[0].key(object.as_bytes())
     }
 
     /// As both ways of reading find.
     fn is_valid(json: &[u8]) -> bool {
-        let [carefully, quickly] = [Scan::new, Scan::of_all].map(|scan| {
+        let [carefully, quickly] = [JsonScanner::new, JsonScanner::prescanned].map(|scan| {
             let mut scan = scan(json);
-            scan.value().is_some() && scan.is_over()
+            scan.value().is_some() && scan.is_at_end()
         });
         assert_eq!(carefully, quickly, "{json:?}");
         carefully
@@ -467,7 +469,7 @@ mod tests {
     #[test]
     fn it_is_known_how_deep_it_went() {
         for (json, depth) in [("1", 0), ("[]", 1), (r#"{"a":[{"b":"[[["}],"c":[[]]}"#, 3), ("[[],[[]]]", 3)] {
-            let mut scan = Scan::new(json.as_bytes());
+            let mut scan = JsonScanner::new(json.as_bytes());
             assert_eq!((scan.value(), scan.deepest()), (Some(()), depth), "{json}");
         }
         let deep = "[".repeat(1 << 20) + &"]".repeat(1 << 20);
@@ -486,7 +488,7 @@ mod tests {
             let means: String = serde_json::from_str(&format!("\"{spelled}\"")).expect("a string");
             let object = format!("{{\"{spelled}\":1}}");
             let read = key_of(&object);
-            prop_assert_eq!(read.meant(), means.as_str());
+            prop_assert_eq!(read.decoded(), means.as_str());
             for key in [&key, &means] {
                 prop_assert_eq!(read.is(key), means == **key, "{} {}", spelled, key);
                 let plainly = serde_json::to_string(&BTreeMap::from([(key, 1)])).expect("it is written to memory");
@@ -498,7 +500,7 @@ mod tests {
         fn a_string_ends_at_its_first_quote(before in "[ -!#-\\[\\]-~é]{0,40}", after in any::<Vec<u8>>()) {
             for stop in [&b"\""[..], b"\\", b"\n", b"\0"] {
                 let json = [before.as_bytes(), stop, &after].concat();
-                prop_assert_eq!(plain(&json), before.len());
+                prop_assert_eq!(plain_prefix(&json), before.len());
             }
         }
     }

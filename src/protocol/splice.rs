@@ -1,11 +1,11 @@
 //! Changes a member of an object and leaves the other bytes alone.
 //!
-//! An [`Object`] knows where its members stand in the buffer it was read from. An [`Edit`] collects
-//! what is to change in one object; a [`Patch`] collects the edits of nested objects that share a
+//! An [`JsonObject`] knows where its members stand in the buffer it was read from. An [`ObjectEdit`] collects
+//! what is to change in one object; a [`BytesPatch`] collects the edits of nested objects that share a
 //! buffer and applies them in one pass. Key order, spacing and number spelling of everything that
 //! is not named by an edit are kept.
 
-use super::scan::{Member, Members, Scan, unescaped};
+use super::scan::{JsonScanner, MemberList, MemberSpan, unescaped};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
@@ -13,9 +13,9 @@ use std::{borrow::Cow, collections::HashSet, ops::Range};
 
 /// A JSON object whose members have been located, one level deep.
 #[derive(Clone, Debug)]
-pub struct Object {
+pub struct JsonObject {
     bytes: Bytes,
-    members: Members,
+    members: MemberList,
 }
 
 /// The bytes are not a JSON object.
@@ -25,31 +25,31 @@ pub struct NotAnObject;
 
 /// What is to change in one object.
 #[derive(Debug)]
-pub struct Edit<'a> {
-    object: &'a Object,
+pub struct ObjectEdit<'a> {
+    object: &'a JsonObject,
     /// One for each member.
-    fates: SmallVec<[Fate; 8]>,
+    changes: SmallVec<[MemberChange; 8]>,
     /// What stands in the place of members.
     values: SmallVec<[Bytes; 1]>,
     added: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Fate {
-    Kept,
+enum MemberChange {
+    Keep,
     /// By which of the values.
-    Replaced(u32),
-    Removed,
+    Replace(u32),
+    Remove,
 }
 
 /// Edits to one buffer, applied together.
 #[derive(Debug)]
-pub struct Patch {
+pub struct BytesPatch {
     base: Bytes,
     edits: SmallVec<[(Range<usize>, Bytes); 8]>,
 }
 
-/// The raw items of an array, sharing its allocation; `None` for anything else.
+/// The raw items of an array, sharing its allocation; `Missing` for anything else.
 pub fn items(array: &Bytes) -> Option<Vec<Bytes>> {
     let items: Vec<&RawValue> = serde_json::from_slice(array).ok()?;
     Some(items.into_iter().map(|item| array.slice_ref(item.get().as_bytes())).collect())
@@ -57,21 +57,21 @@ pub fn items(array: &Bytes) -> Option<Vec<Bytes>> {
 
 // === impl Object ===
 
-impl Object {
+impl JsonObject {
     /// Reads the object that `bytes` holds, in one pass, and without an allocation for up to eight members.
     ///
     /// # Errors
     /// [`NotAnObject`] where the bytes are another JSON value, or none.
     pub fn read(bytes: &Bytes) -> Result<Self, NotAnObject> {
-        let mut scan = Scan::of_all(bytes);
-        let mut members = Members::new();
+        let mut scan = JsonScanner::prescanned(bytes);
+        let mut members = MemberList::new();
         let read = scan.object(0, &mut members, |scan, _| scan.value());
-        read.filter(|()| scan.is_over()).ok_or(NotAnObject)?;
+        read.filter(|()| scan.is_at_end()).ok_or(NotAnObject)?;
         Ok(Self { bytes: bytes.clone(), members })
     }
 
     /// Of an object whose members are known.
-    pub(super) fn located(bytes: Bytes, members: Members) -> Self {
+    pub(super) fn from_members(bytes: Bytes, members: MemberList) -> Self {
         Self { bytes, members }
     }
 
@@ -85,13 +85,13 @@ impl Object {
         Some(&self.bytes[self.find(key)?.value()])
     }
 
-    fn find(&self, key: &str) -> Option<&Member> {
-        self.members.iter().rev().find(|member| self.is(member, key))
+    fn find(&self, key: &str) -> Option<&MemberSpan> {
+        self.members.iter().rev().find(|member| self.has_key(member, key))
     }
 
     /// The raw value of a member that is there once.
-    pub fn only(&self, key: &str) -> Option<Bytes> {
-        let mut found = self.members.iter().filter(|member| self.is(member, key));
+    pub fn get_unique(&self, key: &str) -> Option<Bytes> {
+        let mut found = self.members.iter().filter(|member| self.has_key(member, key));
         let member = found.next()?;
         found.next().is_none().then(|| self.bytes.slice(member.value()))
     }
@@ -106,7 +106,7 @@ impl Object {
     }
 
     pub fn contains(&self, key: &str) -> bool {
-        self.members.iter().any(|member| self.is(member, key))
+        self.members.iter().any(|member| self.has_key(member, key))
     }
 
     /// Keys and raw values in the order they were written.
@@ -116,7 +116,7 @@ impl Object {
 
     /// A key that occurs twice. Two readers may disagree on which counts, so what decides on such
     /// an object refuses it.
-    pub fn repeated(&self) -> Option<Cow<'_, str>> {
+    pub fn repeated_key(&self) -> Option<Cow<'_, str>> {
         // A client chooses how many there are: comparing each with each would let it hold a core.
         if self.members.len() > 16 {
             let mut seen = HashSet::with_capacity(self.members.len());
@@ -136,11 +136,11 @@ impl Object {
     }
 
     /// A key as it is meant, its escapes resolved.
-    fn key(&self, member: &Member) -> Cow<'_, str> {
-        member.key(&self.bytes).meant()
+    fn key(&self, member: &MemberSpan) -> Cow<'_, str> {
+        member.key(&self.bytes).decoded()
     }
 
-    fn is(&self, member: &Member, key: &str) -> bool {
+    fn has_key(&self, member: &MemberSpan, key: &str) -> bool {
         member.key(&self.bytes).is(key)
     }
 
@@ -157,17 +157,17 @@ impl Object {
 
 // === impl Edit ===
 
-impl<'a> Edit<'a> {
-    pub fn new(object: &'a Object) -> Self {
-        let fates = smallvec::smallvec![Fate::Kept; object.members.len()];
-        Self { object, fates, values: SmallVec::new(), added: Vec::new() }
+impl<'a> ObjectEdit<'a> {
+    pub fn new(object: &'a JsonObject) -> Self {
+        let fates = smallvec::smallvec![MemberChange::Keep; object.members.len()];
+        Self { object, changes: fates, values: SmallVec::new(), added: Vec::new() }
     }
 
     /// Gives `key` the raw JSON `value`: in its place where it exists, at the end where it does not.
     pub fn set(&mut self, key: &str, value: impl Into<Bytes>) -> &mut Self {
         let (value, place) = (value.into(), self.values.len());
         let place = u32::try_from(place).expect("there are fewer members");
-        match self.decide(&[key], Fate::Replaced(place)) {
+        match self.mark(&[key], MemberChange::Replace(place)) {
             true => self.values.push(value),
             false => self.add(key, &value),
         }
@@ -189,14 +189,14 @@ impl<'a> Edit<'a> {
 
     /// Takes each of these away, wherever it stands.
     pub fn remove_all(&mut self, keys: &[&str]) -> &mut Self {
-        self.decide(keys, Fate::Removed);
+        self.mark(keys, MemberChange::Remove);
         self
     }
 
     /// Whether there is any of these.
-    fn decide(&mut self, keys: &[&str], fate: Fate) -> bool {
+    fn mark(&mut self, keys: &[&str], fate: MemberChange) -> bool {
         let mut is_there = false;
-        for (member, slot) in self.object.members.iter().zip(&mut self.fates) {
+        for (member, slot) in self.object.members.iter().zip(&mut self.changes) {
             let member = member.key(&self.object.bytes);
             if keys.iter().any(|key| member.is(key)) {
                 (*slot, is_there) = (fate, true);
@@ -218,32 +218,32 @@ impl<'a> Edit<'a> {
 
     /// Whether nothing changes.
     pub fn is_empty(&self) -> bool {
-        self.added.is_empty() && self.fates.iter().all(|fate| matches!(fate, Fate::Kept))
+        self.added.is_empty() && self.changes.iter().all(|fate| matches!(fate, MemberChange::Keep))
     }
 
     /// Whether the object would be left without members.
-    pub fn leaves_nothing(&self) -> bool {
-        self.added.is_empty() && self.fates.iter().all(|fate| matches!(fate, Fate::Removed))
+    pub fn leaves_empty(&self) -> bool {
+        self.added.is_empty() && self.changes.iter().all(|fate| matches!(fate, MemberChange::Remove))
     }
 
     /// Adds these edits to `patch`, whose buffer the object is a part of.
-    pub fn put(self, patch: &mut Patch) {
+    pub fn add_to(self, patch: &mut BytesPatch) {
         let shift = patch.offset_of(&self.object.bytes);
         let members = &self.object.members;
         let mut kept = false;
-        for (at, fate) in self.fates.into_iter().enumerate() {
+        for (at, fate) in self.changes.into_iter().enumerate() {
             let value = members[at].value();
             match fate {
-                Fate::Kept => kept = true,
-                Fate::Replaced(with) => {
+                MemberChange::Keep => kept = true,
+                MemberChange::Replace(with) => {
                     kept = true;
                     patch.push(shift, value, self.values[with as usize].clone());
                 }
                 // With a member before it, its comma goes too; else the comma after it.
-                Fate::Removed if kept => {
+                MemberChange::Remove if kept => {
                     patch.push(shift, members[at - 1].value().end..value.end, Bytes::new())
                 }
-                Fate::Removed => {
+                MemberChange::Remove => {
                     let next = if at + 1 < members.len() { self.object.key_start(at + 1) } else { value.end };
                     patch.push(shift, self.object.key_start(at)..next, Bytes::new());
                 }
@@ -262,20 +262,20 @@ impl<'a> Edit<'a> {
 
     /// The object with these edits applied.
     pub fn apply(self) -> Bytes {
-        let mut patch = Patch::new(self.object.bytes.clone());
-        self.put(&mut patch);
+        let mut patch = BytesPatch::new(self.object.bytes.clone());
+        self.add_to(&mut patch);
         patch.apply()
     }
 }
 
 // === impl Patch ===
 
-impl Patch {
+impl BytesPatch {
     pub fn new(base: Bytes) -> Self {
         Self { base, edits: SmallVec::new() }
     }
 
-    /// Puts `with` in the place of `part`, which must be a slice of the patch's buffer.
+    /// Puts `with` in the place of `read_batch_item`, which must be a slice of the patch's buffer.
     pub fn replace(&mut self, part: &Bytes, with: Bytes) {
         let from = self.offset_of(part);
         self.push(0, from..from + part.len(), with);
@@ -316,13 +316,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn object(text: &str) -> Object {
-        Object::read(&Bytes::copy_from_slice(text.as_bytes())).expect("an object")
+    fn object(text: &str) -> JsonObject {
+        JsonObject::read(&Bytes::copy_from_slice(text.as_bytes())).expect("an object")
     }
 
-    fn edited(text: &str, change: impl FnOnce(&mut Edit<'_>)) -> String {
+    fn edited(text: &str, change: impl FnOnce(&mut ObjectEdit<'_>)) -> String {
         let object = object(text);
-        let mut edit = Edit::new(&object);
+        let mut edit = ObjectEdit::new(&object);
         change(&mut edit);
         String::from_utf8(edit.apply().to_vec()).expect("utf-8")
     }
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn a_repeated_member_is_named_and_changed_everywhere() {
         let text = r#"{"a":1,"b":2,"\u0061":3}"#;
-        assert_eq!(object(text).repeated().as_deref(), Some("a"));
+        assert_eq!(object(text).repeated_key().as_deref(), Some("a"));
         assert_eq!(
             edited(text, |e| {
                 e.remove("a");
@@ -405,23 +405,23 @@ mod tests {
             let members: Vec<_> = (0..60_000).map(|n| format!("\"k{n}\":0")).collect();
             object(&format!("{{{},\"{last}\":1}}", members.join(",")))
         };
-        assert_eq!(many("k59999").repeated().as_deref(), Some("k59999"));
-        assert_eq!(many("other").repeated(), None);
+        assert_eq!(many("k59999").repeated_key().as_deref(), Some("k59999"));
+        assert_eq!(many("other").repeated_key(), None);
     }
 
     #[test]
     fn nested_objects_are_patched_in_one_pass() {
         let base = Bytes::from_static(br#"{"id":1,"params":{"x":1e400,"_meta":{"k":1,"z":2}}}"#);
-        let outer = Object::read(&base).expect("an object");
-        let params = Object::read(&outer.get("params").expect("params")).expect("an object");
-        let meta = Object::read(&params.get("_meta").expect("meta")).expect("an object");
-        let mut patch = Patch::new(base);
-        let mut edit = Edit::new(&meta);
+        let outer = JsonObject::read(&base).expect("an object");
+        let params = JsonObject::read(&outer.get("params").expect("params")).expect("an object");
+        let meta = JsonObject::read(&params.get("_meta").expect("meta")).expect("an object");
+        let mut patch = BytesPatch::new(base);
+        let mut edit = ObjectEdit::new(&meta);
         edit.remove("k").set("t", "7");
-        edit.put(&mut patch);
-        let mut edit = Edit::new(&outer);
+        edit.add_to(&mut patch);
+        let mut edit = ObjectEdit::new(&outer);
         edit.set("id", "42");
-        edit.put(&mut patch);
+        edit.add_to(&mut patch);
         assert_eq!(patch.apply(), &br#"{"id":42,"params":{"x":1e400,"_meta":{"z":2,"t":7}}}"#[..]);
     }
 
@@ -443,7 +443,7 @@ mod tests {
         let read = object(text);
         assert_eq!((read.get("\n"), read.get("\\n")), (Some(Bytes::from("1")), Some(Bytes::from("2"))));
         assert_eq!(object(r#"{"\n":1}"#).get("\\n"), None);
-        assert_eq!(read.repeated(), None);
+        assert_eq!(read.repeated_key(), None);
         assert_eq!(
             edited(text, |e| {
                 e.remove("\\n");
@@ -470,15 +470,15 @@ mod tests {
             "{\"a\":\"",
             "{\"a\":[}",
         ] {
-            assert_eq!(Object::read(&Bytes::from(text)).err(), Some(NotAnObject), "{text}");
+            assert_eq!(JsonObject::read(&Bytes::from(text)).err(), Some(NotAnObject), "{text}");
         }
     }
 
     proptest! {
         #[test]
         fn any_bytes_at_all_are_read_without_harm(bytes in prop::collection::vec(prop::sample::select(&b"{}[]\":,\\u01 \n-.eat"[..]), 0..32)) {
-            if let Ok(object) = Object::read(&Bytes::from(bytes)) {
-                drop(object.repeated());
+            if let Ok(object) = JsonObject::read(&Bytes::from(bytes)) {
+                drop(object.repeated_key());
                 prop_assert!(object.members().count() < 32);
             }
         }

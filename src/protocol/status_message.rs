@@ -21,7 +21,7 @@ pub fn of_progress(frame: &Frame) -> Option<String> {
     let Kind::Notification { method: Method::Progress, params: Some(params) } = frame.kind() else {
         return None;
     };
-    let params: Progress<'_> = serde_json::from_slice(params).ok()?;
+    let params: ReportedProgress<'_> = serde_json::from_slice(params).ok()?;
     let (progress, total) = (number(params.progress?), params.total.map(number));
     Some(shorten(progress_text(params.message, &progress, total.as_deref())))
 }
@@ -57,7 +57,7 @@ fn number(raw: &RawValue) -> String {
 }
 
 #[derive(Deserialize)]
-struct Progress<'a> {
+struct ReportedProgress<'a> {
     #[serde(borrow, default)]
     progress: Option<&'a RawValue>,
     #[serde(borrow, default)]

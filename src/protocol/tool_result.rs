@@ -1,20 +1,23 @@
 //! What the result of a `tools/call` says of the tool.
 
 use super::{
-    splice::{Object, items},
+    splice::{JsonObject, items},
     status_message::shorten,
 };
 use bytes::Bytes;
 
 /// Whether the result says that the tool failed: `isError: true`.
 pub fn is_error(result: &Bytes) -> bool {
-    Object::read(result).ok().and_then(|object| object.get("isError")).is_some_and(|value| value == "true")
+    JsonObject::read(result)
+        .ok()
+        .and_then(|object| object.get("isError"))
+        .is_some_and(|value| value == "true")
 }
 
 /// Whether a message, or a piece of one, has a member `isError` that is true. Told by its letters, not
 /// by reading it (within a string its quotes are escaped): for the log, which must cost nothing where
 /// bytes only go by.
-pub fn shows_error(message: &[u8]) -> bool {
+pub fn contains_error_flag(message: &[u8]) -> bool {
     const KEY: &[u8] = br#""isError""#;
     memchr::memmem::find_iter(message, KEY).any(|at| {
         let value = message[at + KEY.len()..].trim_ascii_start().strip_prefix(b":");
@@ -24,10 +27,10 @@ pub fn shows_error(message: &[u8]) -> bool {
 
 /// The first text of the result's content that is not blank, shortened. Content that is not what
 /// it should be is passed over.
-pub fn words(result: &Bytes) -> Option<String> {
-    let content = Object::read(result).ok()?.get("content")?;
+pub fn first_text(result: &Bytes) -> Option<String> {
+    let content = JsonObject::read(result).ok()?.get("content")?;
     items(&content)?.iter().find_map(|block| {
-        let text = Object::read(block).ok()?.string("text")?;
+        let text = JsonObject::read(block).ok()?.string("text")?;
         (!text.trim().is_empty()).then(|| shorten(text))
     })
 }
@@ -43,17 +46,17 @@ mod tests {
             r#"{"content":[{"type":"image","data":""},{"type":"text","text":"no disk"}],"isError":true}"#,
         );
         assert!(is_error(&failed));
-        assert_eq!(words(&failed).as_deref(), Some("no disk"));
-        assert!(shows_error(&failed) && shows_error(b"{\"isError\" :\n true}"));
+        assert_eq!(first_text(&failed).as_deref(), Some("no disk"));
+        assert!(contains_error_flag(&failed) && contains_error_flag(b"{\"isError\" :\n true}"));
         for good in [r#"{"text":"{\"isError\":true}"}"#, r#"{"isError":false}"#, r#""isError""#, "true"] {
-            assert!(!shows_error(good.as_bytes()), "{good}");
+            assert!(!contains_error_flag(good.as_bytes()), "{good}");
         }
         for good in [r#"{"content":[]}"#, r#"{"content":[],"isError":false}"#, r#"{"x":{"isError":true}}"#] {
             assert!(!is_error(&result(good)), "{good}");
         }
         let odd = result(r#"{"content":[5,{"text":5},{"text":" "},{"text":"no disk"}]}"#);
-        assert_eq!(words(&odd).as_deref(), Some("no disk"));
-        assert_eq!(words(&result(r#"{"content":[]}"#)), None);
-        assert_eq!(words(&result(r#"{"isError":true}"#)), None);
+        assert_eq!(first_text(&odd).as_deref(), Some("no disk"));
+        assert_eq!(first_text(&result(r#"{"content":[]}"#)), None);
+        assert_eq!(first_text(&result(r#"{"isError":true}"#)), None);
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{
     frame::Frame,
-    splice::{Edit, Object, Patch},
+    splice::{BytesPatch, JsonObject, ObjectEdit},
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -64,13 +64,13 @@ impl TraceContext {
     }
 
     /// What a message's `_meta` says.
-    pub fn of_meta(meta: &Object) -> Option<Self> {
+    pub fn from_meta(meta: &JsonObject) -> Option<Self> {
         let parent = Self::parse(&meta.string(PARENT)?)?;
         Some(parent.with_state(meta.string(STATE).as_deref()))
     }
 
     /// What a request's headers say. Of a repeated `traceparent` nobody knows which counts.
-    pub fn of_headers(headers: &HeaderMap) -> Option<Self> {
+    pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut parents = headers.get_all(PARENT_HEADER).iter();
         let parent = Self::parse(parents.next()?.to_str().ok()?)?;
         if parents.next().is_some() {
@@ -91,7 +91,7 @@ impl TraceContext {
     }
 
     /// The same trace, at another span.
-    pub fn at(&self, span: [u8; 8]) -> Self {
+    pub fn with_span(&self, span: [u8; 8]) -> Self {
         Self { span, ..self.clone() }
     }
 
@@ -100,7 +100,7 @@ impl TraceContext {
     }
 
     /// Has `_meta` name it, and no other.
-    pub fn put_in_meta(&self, meta: &mut Edit<'_>) {
+    pub fn write_to_meta(&self, meta: &mut ObjectEdit<'_>) {
         meta.set(PARENT, format!("\"{self}\""));
         match &self.state {
             Some(state) => meta.set(STATE, quoted(state)),
@@ -119,30 +119,30 @@ impl TraceContext {
         meta.into()
     }
 
-    /// A request or notification that names it in `_meta`; `None` where it has no object of parameters, or a
+    /// A request or notification that names it in `_meta`; `Missing` where it has no object of parameters, or a
     /// `_meta` that is none: it stays as it is then.
-    pub fn put_in(&self, message: &Frame) -> Option<Bytes> {
+    pub fn inject(&self, message: &Frame) -> Option<Bytes> {
         let params = message.params()?;
         let object = params.object()?;
-        let mut patch = Patch::new(message.as_bytes().clone());
+        let mut patch = BytesPatch::new(message.as_bytes().clone());
         match params.meta() {
             Some(about) => {
-                let mut edit = Edit::new(about);
-                self.put_in_meta(&mut edit);
-                edit.put(&mut patch);
+                let mut edit = ObjectEdit::new(about);
+                self.write_to_meta(&mut edit);
+                edit.add_to(&mut patch);
             }
             None if object.contains("_meta") => return None,
             None => {
-                let mut edit = Edit::new(object);
+                let mut edit = ObjectEdit::new(object);
                 edit.set("_meta", self.meta_with(""));
-                edit.put(&mut patch);
+                edit.add_to(&mut patch);
             }
         }
         Some(patch.apply())
     }
 
     /// Has headers name it, and no other.
-    pub fn put_in_headers(&self, headers: &mut HeaderMap) {
+    pub fn write_to_headers(&self, headers: &mut HeaderMap) {
         let value = |text: &str| HeaderValue::from_str(text).expect("it is visible ASCII");
         headers.insert(PARENT_HEADER, value(&self.to_string()));
         match &self.state {
@@ -249,7 +249,7 @@ mod tests {
             let expected = after.map(|text| {
                 text.replace("PARENT", &format!("\"{TEXT}\"")).replace("STATE", r#""rojo=\"1\"""#)
             });
-            assert_eq!(state.put_in(&frame), expected.map(Bytes::from), "{before}");
+            assert_eq!(state.inject(&frame), expected.map(Bytes::from), "{before}");
         }
     }
 
@@ -257,13 +257,13 @@ mod tests {
     fn somebody_elses_state_does_not_stay_beside_our_parent() {
         let message = r#"{"id":1,"method":"m","params":{"_meta":{"tracestate":"a=1"}}}"#;
         let frame = Frame::parse(Bytes::from_static(message.as_bytes())).expect("a message");
-        let told = context().put_in(&frame).expect("it has params");
+        let told = context().inject(&frame).expect("it has params");
         assert_eq!(
             told,
             format!(r#"{{"id":1,"method":"m","params":{{"_meta":{{"traceparent":"{TEXT}"}}}}}}"#)
         );
         let mut headers = HeaderMap::from_iter([(STATE_HEADER, HeaderValue::from_static("a=1"))]);
-        context().put_in_headers(&mut headers);
+        context().write_to_headers(&mut headers);
         assert_eq!(headers.len(), 1);
         assert_eq!(headers[PARENT_HEADER], TEXT);
     }
@@ -273,15 +273,18 @@ mod tests {
         let headers = |pairs: &[(HeaderName, &str)]| -> HeaderMap {
             pairs.iter().map(|(name, text)| (name.clone(), HeaderValue::from_str(text).unwrap())).collect()
         };
-        let read = TraceContext::of_headers(&headers(&[
+        let read = TraceContext::from_headers(&headers(&[
             (PARENT_HEADER, TEXT),
             (STATE_HEADER, "a=1"),
             (STATE_HEADER, "b=2"),
         ]));
         assert_eq!(read.expect("a parent").state.as_deref(), Some("a=1,b=2"));
-        assert_eq!(TraceContext::of_headers(&headers(&[(PARENT_HEADER, TEXT), (PARENT_HEADER, TEXT)])), None);
+        assert_eq!(
+            TraceContext::from_headers(&headers(&[(PARENT_HEADER, TEXT), (PARENT_HEADER, TEXT)])),
+            None
+        );
         let long = "x".repeat(STATE_CHARS + 1);
-        let read = TraceContext::of_headers(&headers(&[(PARENT_HEADER, TEXT), (STATE_HEADER, &long)]));
+        let read = TraceContext::from_headers(&headers(&[(PARENT_HEADER, TEXT), (STATE_HEADER, &long)]));
         assert_eq!(read, Some(context()), "the parent holds without it");
     }
 }

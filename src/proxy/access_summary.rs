@@ -3,14 +3,14 @@
 use crate::{
     protocol::{ErrorObject, TraceContext, code as codes},
     task::TaskId,
-    telemetry::Outcome,
+    telemetry::RequestOutcome,
 };
 use std::{num::NonZeroI32, time::Duration};
 
 /// What the access line says of a call.
 #[derive(Clone, Debug, Default)]
 pub struct AccessSummary {
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
     /// Why, where it is no result.
     pub reason: Option<Box<str>>,
     /// The code of the error that the client is given, where it is ours.
@@ -28,33 +28,33 @@ pub struct AccessSummary {
 // === impl AccessSummary ===
 
 impl AccessSummary {
-    pub fn of(outcome: Outcome) -> Self {
+    pub fn of(outcome: RequestOutcome) -> Self {
         Self { outcome, ..Self::default() }
     }
 
     /// A call that came to nothing, and why.
-    pub fn failed(outcome: Outcome, error: &ErrorObject) -> Self {
-        Self::of(outcome).because(error)
+    pub fn failed(outcome: RequestOutcome, error: &ErrorObject) -> Self {
+        Self::of(outcome).with_reason(error)
     }
 
     /// Of a server's error its code is said and not its words, which may hold what it was asked about.
-    pub fn because(self, error: &ErrorObject) -> Self {
+    pub fn with_reason(self, error: &ErrorObject) -> Self {
         let reason = match self.outcome {
-            Outcome::ServerError => format!("error {}", error.code()),
-            Outcome::Result
-            | Outcome::ToolError
-            | Outcome::Task
-            | Outcome::InputRequired
-            | Outcome::Refused
-            | Outcome::TimedOut
-            | Outcome::UpstreamFailed
-            | Outcome::ProxyFailed
-            | Outcome::Departed => error.message(),
+            RequestOutcome::ServerError => format!("error {}", error.code()),
+            RequestOutcome::Result
+            | RequestOutcome::ToolError
+            | RequestOutcome::Task
+            | RequestOutcome::InputRequired
+            | RequestOutcome::Refused
+            | RequestOutcome::TimedOut
+            | RequestOutcome::UpstreamFailed
+            | RequestOutcome::ProxyFailed
+            | RequestOutcome::Disconnected => error.message(),
         };
-        let ours = Some(error.code()).filter(|_| self.outcome != Outcome::ServerError);
+        let ours = Some(error.code()).filter(|_| self.outcome != RequestOutcome::ServerError);
         let code = ours.and_then(|code| NonZeroI32::new(i32::try_from(code).ok()?));
         let outcome = match (self.outcome, error.code()) {
-            (Outcome::UpstreamFailed, codes::UPSTREAM_TIMEOUT) => Outcome::TimedOut,
+            (RequestOutcome::UpstreamFailed, codes::UPSTREAM_TIMEOUT) => RequestOutcome::TimedOut,
             (outcome, _) => outcome,
         };
         Self { outcome, reason: Some(reason.into()), code, ..self }

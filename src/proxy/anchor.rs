@@ -5,7 +5,7 @@
 
 use crate::{
     runtime::random,
-    store::{Secret, Use},
+    store::{KeyPurpose, StoreSecret},
     task::TaskId,
     upstream,
 };
@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 
 /// What the next process needs to go on with a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Anchor {
-    pub call: upstream::Anchor,
+pub struct TaskAnchor {
+    pub call: upstream::CallAnchor,
     /// Its caller showed credentials, which are not kept: it must come again first.
     pub needs_credentials: bool,
-    pub words: Words,
+    pub words: AnchorForm,
     /// What is asked in the task: the server's id, a raw token, and the key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub questions: Vec<(String, String)>,
@@ -31,7 +31,7 @@ pub struct Anchor {
 /// In which words the call is made, and what must be known for that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Words {
+pub enum AnchorForm {
     /// Those of 2026-07-28.
     Canonical {
         /// What its client declared, raw JSON.
@@ -52,13 +52,13 @@ pub struct AnchorSeal(LessSafeKey);
 // === impl AnchorSeal ===
 
 impl AnchorSeal {
-    pub fn new(secret: &Secret) -> Self {
-        let key = UnboundKey::new(&AES_256_GCM, &secret.key(Use::Anchors));
+    pub fn new(secret: &StoreSecret) -> Self {
+        let key = UnboundKey::new(&AES_256_GCM, &secret.key(KeyPurpose::Anchors));
         Self(LessSafeKey::new(key.expect("the key has the cipher's length")))
     }
 
     /// The bytes that [`AnchorSeal::open`] turns into the anchor again, for the same task.
-    pub fn seal(&self, task: &TaskId, anchor: &Anchor) -> Bytes {
+    pub fn seal(&self, task: &TaskId, anchor: &TaskAnchor) -> Bytes {
         self.seal_bytes(task, serde_json::to_vec(anchor).expect("an anchor is JSON"))
     }
 
@@ -76,7 +76,7 @@ impl AnchorSeal {
     }
 
     /// What was sealed for this task, if it was sealed here.
-    pub fn open(&self, task: &TaskId, sealed: &[u8]) -> Option<Anchor> {
+    pub fn open(&self, task: &TaskId, sealed: &[u8]) -> Option<TaskAnchor> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
         let mut rest = rest.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);

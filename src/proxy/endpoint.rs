@@ -1,29 +1,29 @@
 //! One route at work.
 
 use super::{
-    Item, Items, Ledger, Passage, Passed, Reply, Service, Switchboard,
-    admission::Gates,
+    CallRegistry, CallReply, LegacyRequest, LegacyResponse, ReplyItem, ReplyStream, RouteService, TaskLedger,
+    admission::LimiterRegistry,
     answers::extension,
-    catalogues::Catalogues,
-    conversation::Conversation,
-    drive::Attended,
+    call_reply::ReplySource,
+    drive::InlineCall,
     legacy,
-    listen::Listening,
+    listen::ListenStream,
     reply::{self, CallEnd},
+    route_context::{RouteContext, RouteState},
     server_profile::ServerProfile,
-    session::{self, Sessions},
-    shared::{Lasting, Shared},
-    ticket_call::TicketCall,
+    session::{self, LegacySessions},
+    ticket_call::TicketToolCall,
     tickets,
+    tool_lists::ToolListCache,
 };
 use crate::{
-    bridge::{describe, resume::Keyring},
+    bridge::{describe, request_state::SealKeyring},
     dialect::{Call, Caller, Credentials},
     policy::Route,
-    protocol::{Method, frame::on_one_line, input::request_state},
-    runtime::{Clock, Drain, Stopping, Striped, Work},
+    protocol::{Method, frame::to_single_line, input::request_state},
+    runtime::{Clock, Drain, DrainWatch, PerThread, TaskToken},
     telemetry::trace::Tracer,
-    upstream::{CallError, Document, Identity, OriginRequest, ServerUrl, Upstream},
+    upstream::{CallError, CallerIdentity, OriginRequest, OriginResponse, ServerUrl, Upstream},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, Uri, header::VIA};
@@ -37,9 +37,9 @@ use tokio::time::sleep;
 /// A route, the server behind it, and the tasks of all routes.
 #[derive(Clone)]
 pub struct Endpoint {
-    shared: Arc<Shared>,
+    shared: Arc<RouteContext>,
     /// The same for the calls, each of which has it for as long as it lasts: once they begin.
-    for_calls: Arc<OnceLock<Striped<Arc<Shared>>>>,
+    per_thread: Arc<OnceLock<PerThread<Arc<RouteContext>>>>,
 }
 
 // === impl Endpoint ===
@@ -50,47 +50,47 @@ impl Endpoint {
     pub fn new(
         route: Arc<Route>,
         upstream: Arc<dyn Upstream>,
-        ledger: Arc<Ledger>,
-        switchboard: Arc<Switchboard>,
+        ledger: Arc<TaskLedger>,
+        switchboard: Arc<CallRegistry>,
         clock: Arc<dyn Clock>,
-        keyring: Arc<Keyring>,
-        [stopping, overdue, closing]: [Stopping; 3],
+        keyring: Arc<SealKeyring>,
+        [stopping, overdue, closing]: [DrainWatch; 3],
     ) -> Self {
-        let (in_hand, stopping) = stopping.part();
-        let (listening, closing) = closing.part();
-        let lasting = Lasting {
+        let (in_hand, stopping) = stopping.child();
+        let (listening, closing) = closing.child();
+        let lasting = RouteState {
             upstream,
             ledger,
-            switchboard,
+            call_registry: switchboard,
             clock,
             tracer: Tracer::default(),
             stopping,
             overdue,
             closing,
             arrivals: Drain::new(),
-            in_hand,
-            listening,
-            former: Vec::new(),
-            catalogues: Catalogues::default(),
+            active_work: in_hand,
+            listeners: listening,
+            predecessors: Vec::new(),
+            tool_lists: ToolListCache::default(),
             server_profile: ServerProfile::default(),
-            minted: Arc::default(),
-            sessions: Sessions::default(),
-            absent: Arc::default(),
-            gates: Gates::default(),
+            replay_buffers: Arc::default(),
+            sessions: LegacySessions::default(),
+            pending_credentials: Arc::default(),
+            limiter_registry: LimiterRegistry::default(),
         };
-        Self::of(Shared { route, keyring, limiters: None, lasting: Arc::new(lasting) })
+        Self::of(RouteContext { route, keyring, limiters: None, state: Arc::new(lasting) })
     }
 
-    fn of(shared: Shared) -> Self {
-        Self { shared: Arc::new(shared), for_calls: Arc::default() }
+    fn of(shared: RouteContext) -> Self {
+        Self { shared: Arc::new(shared), per_thread: Arc::default() }
     }
 
     /// The same, with spans of its calls.
     ///
     /// # Panics
     /// Where it is shared already.
-    pub fn traced(mut self, tracer: Tracer) -> Self {
-        self.lasting().tracer = tracer;
+    pub fn with_tracer(mut self, tracer: Tracer) -> Self {
+        self.state_mut().tracer = tracer;
         self
     }
 
@@ -99,95 +99,100 @@ impl Endpoint {
     ///
     /// # Panics
     /// Where it is shared already.
-    pub fn in_place_of(mut self, other: &Self) -> Self {
-        let before = &other.shared.lasting;
-        let former = before.former.iter().filter(|former| former.strong_count() > 0);
+    pub fn replacing(mut self, other: &Self) -> Self {
+        let before = &other.shared.state;
+        let former = before.predecessors.iter().filter(|former| former.strong_count() > 0);
         let former = [Arc::downgrade(before)].into_iter().chain(former.cloned()).collect();
-        let lasting = self.lasting();
-        lasting.former = former;
-        lasting.absent = Arc::clone(&before.absent);
+        let lasting = self.state_mut();
+        lasting.predecessors = former;
+        lasting.pending_credentials = Arc::clone(&before.pending_credentials);
         self
     }
 
-    fn lasting(&mut self) -> &mut Lasting {
+    fn state_mut(&mut self) -> &mut RouteState {
         let shared = Arc::get_mut(&mut self.shared).expect("it is new");
-        Arc::get_mut(&mut shared.lasting).expect("it is new")
+        Arc::get_mut(&mut shared.state).expect("it is new")
     }
 
     /// The same route with the same server, by another configuration. What has begun goes on by the one before.
-    pub fn renewed(&self, route: Arc<Route>, keyring: Arc<Keyring>) -> Self {
-        Self::of(Shared { route, keyring, limiters: None, lasting: Arc::clone(&self.shared.lasting) })
+    pub fn reconfigured(&self, route: Arc<Route>, keyring: Arc<SealKeyring>) -> Self {
+        Self::of(RouteContext { route, keyring, limiters: None, state: Arc::clone(&self.shared.state) })
     }
 
     /// The configuration is in force: the limits of calls are its own from now on, also for those that wait. With the first
     /// call at the latest.
-    pub fn takes_effect(&self) {
+    pub fn apply_limits(&self) {
         self.shared();
     }
 
     /// Lets go of a server that is not in the configuration any more: clients go on in their sessions with it for
     /// this long, and calls and tasks until they end; those of a server that `ends` with that time not beyond it.
     pub async fn retire(self, after: Duration, ends: bool) {
-        let lasting = Arc::clone(&self.shared.lasting);
+        let lasting = Arc::clone(&self.shared.state);
         drop(self);
         sleep(after).await;
-        lasting.arrivals.0.over().await;
+        lasting.arrivals.0.completed().await;
         if !ends {
-            lasting.in_hand.over().await;
+            lasting.active_work.completed().await;
         }
-        lasting.listening.tell();
+        lasting.listeners.start();
         lasting.upstream.close().await;
     }
 
     /// What a call has for as long as it lasts.
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<RouteContext> {
         let for_calls = || {
-            let limiters = self.shared.gates.limiters(&self.shared.route);
-            Striped::of(|| Arc::new(Shared { limiters: limiters.clone(), ..self.shared.copy() }))
+            let limiters = self.shared.limiter_registry.limiters(&self.shared.route);
+            PerThread::from_fn(|| Arc::new(RouteContext { limiters: limiters.clone(), ..self.shared.copy() }))
         };
-        self.for_calls.get_or_init(for_calls).mine()
+        self.per_thread.get_or_init(for_calls).local()
     }
 
     /// The former server in a session with which a legacy client asks, if there is one.
-    fn where_its_session_is(&self, passage: &Passage) -> Option<Arc<Shared>> {
-        let mut former = self.shared.former.iter().filter_map(Weak::upgrade).peekable();
+    fn session_owner(&self, passage: &LegacyRequest) -> Option<Arc<RouteContext>> {
+        let mut former = self.shared.predecessors.iter().filter_map(Weak::upgrade).peekable();
         former.peek()?;
-        let session = session::Key::of(passage.principal, &passage.headers)?;
-        if self.shared.sessions.presence.knows(session) {
+        let session = session::SessionKey::of(passage.principal, &passage.headers)?;
+        if self.shared.sessions.presence.is_known(session) {
             return None;
         }
-        let lasting = former.find(|lasting| lasting.sessions.presence.knows(session))?;
-        Some(Arc::new(Shared { lasting, ..self.shared().copy() }))
+        let lasting = former.find(|lasting| lasting.sessions.presence.is_known(session))?;
+        Some(Arc::new(RouteContext { state: lasting, ..self.shared().copy() }))
     }
 }
 
-impl Service for Endpoint {
+impl RouteService for Endpoint {
     fn route(&self) -> &Arc<Route> {
         &self.shared.route
     }
 
-    fn call(&self, call: Arc<Call>, caller: Caller) -> Items {
+    fn call(&self, call: Arc<Call>, caller: Caller) -> ReplyStream {
         let shared = Arc::clone(self.shared());
-        shared.absent.is_here(caller.principal, || caller.credentials.clone());
+        shared.pending_credentials.provide_credentials(caller.principal, || caller.credentials.clone());
         if call.method == Method::ToolsCall
-            && tickets::wanted_by(&shared, &call, &caller, call.target.as_deref().unwrap_or_default())
-                .is_some()
+            && tickets::modern_ticket_action(
+                &shared,
+                &call,
+                &caller,
+                call.target.as_deref().unwrap_or_default(),
+            )
+            .is_some()
         {
-            return each(TicketCall::new(shared, call, caller));
+            return reply_stream(TicketToolCall::new(shared, call, caller));
         }
-        if shared.stopping.is_stopped() && begins_something(&call) {
-            return once(async move { reply::stopping(&call) });
+        if shared.stopping.is_stopped() && is_new_call(&call) {
+            return single_reply(async move { reply::stopping(&call) });
         }
         match call.method {
-            Method::Discover => once(async move {
-                let _work = shared.stopping.work();
+            Method::Discover => single_reply(async move {
+                let _work = shared.stopping.track();
                 discover(&shared, &call, &caller).await
             }),
             Method::TasksGet | Method::TasksUpdate | Method::TasksCancel => {
-                once(async move { extension::serve(&shared, &call, &caller).await })
+                single_reply(async move { extension::serve(&shared, &call, &caller).await })
             }
-            Method::Listen => each(Listening::new(shared, call, caller)),
-            _ => each(Attended::new(shared, call, caller)),
+            Method::Listen => reply_stream(ListenStream::new(shared, call, caller)),
+            _ => reply_stream(InlineCall::new(shared, call, caller)),
         }
     }
 
@@ -195,26 +200,28 @@ impl Service for Endpoint {
         self.shared.upstream.health().is_up == Some(true)
     }
 
-    fn leads_back(&self, headers: &HeaderMap) -> bool {
+    fn is_loop(&self, headers: &HeaderMap) -> bool {
         // Most requests have passed nobody.
-        headers.contains_key(VIA) && self.shared.upstream.has_sent(headers)
+        headers.contains_key(VIA) && self.shared.upstream.is_own_hop(headers)
     }
 
-    fn arriving(&self) -> Option<Work> {
-        Some(self.shared.arrivals.1.work())
+    fn track_arrival(&self) -> Option<TaskToken> {
+        Some(self.shared.arrivals.1.track())
     }
 
-    fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {
-        self.shared.absent.is_here(passage.principal, || self.shared.credentials(&passage.headers));
-        let shared = self.where_its_session_is(&passage).unwrap_or_else(|| Arc::clone(self.shared()));
-        legacy::pass(shared, passage).boxed()
+    fn relay(&self, passage: LegacyRequest) -> BoxFuture<'static, LegacyResponse> {
+        self.shared
+            .pending_credentials
+            .provide_credentials(passage.principal, || self.shared.credentials(&passage.headers));
+        let shared = self.session_owner(&passage).unwrap_or_else(|| Arc::clone(self.shared()));
+        legacy::serve(shared, passage).boxed()
     }
 
     fn metadata<'a>(
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, CallError>> {
+    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
         self.shared.upstream.fetch(path, credentials)
     }
 
@@ -226,13 +233,13 @@ impl Service for Endpoint {
         self.shared.upstream.passes_authorization()
     }
 
-    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<Document, CallError>> {
-        self.shared.upstream.ask_origin(request)
+    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
+        self.shared.upstream.request_origin(request)
     }
 }
 
 /// Whether a call is a new one: not about a task, nor one that its client comes back to.
-fn begins_something(call: &Call) -> bool {
+fn is_new_call(call: &Call) -> bool {
     match call.method {
         Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::Listen => false,
         // What is wrong with a state is said where it is opened.
@@ -240,13 +247,13 @@ fn begins_something(call: &Call) -> bool {
     }
 }
 
-fn once(reply: impl Future<Output = Reply> + Send + 'static) -> Items {
-    stream::once(reply.map(Item::Reply)).boxed()
+fn single_reply(reply: impl Future<Output = CallReply> + Send + 'static) -> ReplyStream {
+    stream::once(reply.map(ReplyItem::Reply)).boxed()
 }
 
 /// A conversation as a stream; dropping it drops the conversation. A generator: `stream::unfold` would move the
 /// conversation, a kilobyte, into each of its steps and out again.
-fn each(mut conversation: impl Conversation) -> Items {
+fn reply_stream(mut conversation: impl ReplySource) -> ReplyStream {
     async_stream::stream! {
         while let Some(item) = conversation.next().await {
             yield item;
@@ -255,15 +262,15 @@ fn each(mut conversation: impl Conversation) -> Items {
     .boxed()
 }
 
-async fn discover(shared: &Shared, call: &Call, caller: &Caller) -> Reply {
-    match shared.upstream.describe(&Identity::of(caller)).await {
+async fn discover(shared: &RouteContext, call: &Call, caller: &Caller) -> CallReply {
+    match shared.upstream.describe(&CallerIdentity::of(caller)).await {
         Ok(server) => {
-            let result = describe::discover(describe::About {
+            let result = describe::discover(describe::ServerDescription {
                 capabilities: &server.capabilities,
                 server_info: &server.server_info,
                 instructions: server.instructions.as_ref(),
             });
-            reply::success(call, &on_one_line(result.into()))
+            reply::success(call, &to_single_line(result.into()))
         }
         Err(lost) => reply::to_client(call, &shared.route, CallEnd::Lost(lost), None),
     }

@@ -5,23 +5,26 @@
 //! what was not kept is neither shown nor acknowledged.
 
 use super::{
-    Commit,
-    anchor::{Anchor, AnchorSeal},
-    collection::Collection,
-    hub::Hub,
-    keep::NO_ROOM_BYTES,
-    limits::Limits,
+    DeliveryCommit,
+    anchor::{AnchorSeal, TaskAnchor},
+    fetch_metrics::FetchMetrics,
+    persist::NO_SPACE_EVENT_BYTES,
+    principal_limits::PrincipalLimits,
     reservations::{Reservation, Reservations},
     store_health::StoreHealth,
+    task_watchers::TaskWatchers,
 };
 use crate::{
     dialect::Principal,
-    policy::Quotas,
+    policy::TaskQuotas,
     protocol::{ErrorObject, Timestamp, code},
-    runtime::{Clock, Live, Stopping},
-    store::{self, Bounds, Due, Orphan, Place, Secret, Store, StoreError, Tally, Updated, Usage, Version},
-    task::{Effect, Event, Owner, Record, State, TaskId},
-    telemetry::{QuotaFull, TaskCreated, TaskEnd, TaskTransition},
+    runtime::{Clock, DrainWatch, SwapCell},
+    store::{
+        self, DueTask, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError, StoreSecret,
+        StoreUsage, TaskTally, UpdateOutcome,
+    },
+    task::{Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, TaskState},
+    telemetry::{QuotaExceeded, TaskCreated, TaskEnd, TaskTransition},
 };
 use bytes::Bytes;
 use dashmap::DashMap;
@@ -36,27 +39,27 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 /// The tasks of all routes, as they are kept.
-pub struct Ledger {
+pub struct TaskLedger {
     store: Arc<dyn Store>,
     /// Where the store outlives the process: seals what a call can be taken up with.
     seal: Option<AnchorSeal>,
     health: StoreHealth,
-    quotas: Live<Quotas>,
+    quotas: SwapCell<TaskQuotas>,
     clock: Arc<dyn Clock>,
-    pub(super) limits: Live<Limits>,
-    pub(super) hub: Arc<Hub>,
+    pub(super) limits: SwapCell<PrincipalLimits>,
+    pub(super) watchers: Arc<TaskWatchers>,
     /// The tasks whose calls are held in this process. Sharded.
-    held: DashMap<TaskId, Held>,
+    leased: DashMap<TaskId, LeasedTask>,
     /// Room for calls that wait for answers of their client, and for tasks that are being stored.
     reservations: Arc<Reservations>,
     /// Changes that requests made, and that go on when their request is dropped.
     changes: TaskTracker,
     /// Bytes of results that a failing store has not taken.
-    aside: AtomicUsize,
+    unstored_bytes: AtomicUsize,
     /// Tasks that have ended, and nobody has fetched how: a proxy that stops waits for that, unless the next
     /// process has them, too. Its size is bounded with the number of tasks.
     unfetched: DashMap<TaskId, ()>,
-    collection: Collection,
+    fetch_metrics: FetchMetrics,
     /// Told whenever there is one less of them.
     fetched: Notify,
     /// Tasks that have been made.
@@ -64,39 +67,39 @@ pub struct Ledger {
     /// Tasks that have been left to the next process.
     released: AtomicUsize,
     /// Tasks of a former process whose callers are waited for: nobody works at them meanwhile.
-    waiting: AtomicUsize,
+    pending: AtomicUsize,
 }
 
 /// A task of a former process whose caller is waited for.
-pub(super) struct Waits(Arc<Ledger>);
+pub(super) struct PendingTaskGuard(Arc<TaskLedger>);
 
 /// What is known of a task whose call is held here.
-struct Held {
+struct LeasedTask {
     /// Its record as it was last kept: while the store does not answer, this does.
-    version: Version,
+    version: RecordVersion,
     record: Arc<Record>,
     /// Something of it is not kept yet, because the store did not take it.
-    waits: bool,
+    has_unstored: bool,
 }
 
 /// A task whose call is held in this process: it is renewed while it works. Dropped, it is held by nobody,
 /// and ends if it has not.
-pub struct Custody {
-    pub(super) ledger: Arc<Ledger>,
+pub struct TaskLease {
+    pub(super) ledger: Arc<TaskLedger>,
     pub(super) id: TaskId,
-    /// The task has been counted as one ([`Custody::begin`]).
+    /// The task has been counted as one ([`TaskLease::begin`]).
     is_counted: bool,
 }
 
 /// Bytes that wait for a store that fails; given back when dropped.
-pub(super) struct Aside {
-    ledger: Arc<Ledger>,
+pub(super) struct UnstoredBytes {
+    ledger: Arc<TaskLedger>,
     bytes: usize,
 }
 
 /// Why a call cannot be held for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoRoom {
+pub enum TaskAdmissionError {
     /// The name of the limit in the configuration.
     #[error("no room for one more task; the limit is {0}")]
     Full(&'static str),
@@ -108,42 +111,42 @@ pub enum NoRoom {
 const WAITS_FOR_STORE: &str = "the call has gone on, which cannot be shown before the task store takes it";
 
 /// Why a task failed whose call no process holds any more.
-const LOST: &str = "the proxy that had made the call is gone, or lost hold of it; the call may have run, and its outcome is unknown";
+const LOST_MESSAGE: &str = "the proxy that had made the call is gone, or lost hold of it; the call may have run, and its outcome is unknown";
 
 // === impl Ledger ===
 
-impl Ledger {
+impl TaskLedger {
     /// `secret` is what lies beside a store that outlives the process.
     pub fn new(
         store: Arc<dyn Store>,
-        secret: Option<&Secret>,
-        quotas: Quotas,
+        secret: Option<&StoreSecret>,
+        quotas: TaskQuotas,
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
         Arc::new(Self {
             store,
             seal: secret.map(AnchorSeal::new),
             health: StoreHealth::default(),
-            limits: Limits::new(&quotas).into(),
+            limits: PrincipalLimits::new(&quotas).into(),
             quotas: quotas.into(),
             clock,
-            hub: Arc::new(Hub::default()),
-            held: DashMap::new(),
+            watchers: Arc::new(TaskWatchers::default()),
+            leased: DashMap::new(),
             reservations: Arc::default(),
             changes: TaskTracker::new(),
-            aside: AtomicUsize::new(0),
+            unstored_bytes: AtomicUsize::new(0),
             unfetched: DashMap::new(),
-            collection: Collection::default(),
+            fetch_metrics: FetchMetrics::default(),
             fetched: Notify::new(),
             made: AtomicUsize::new(0),
             released: AtomicUsize::new(0),
-            waiting: AtomicUsize::new(0),
+            pending: AtomicUsize::new(0),
         })
     }
 
     /// The tasks whose calls this process holds.
     pub fn working(&self) -> usize {
-        self.held.len().saturating_sub(self.waiting.load(Ordering::Relaxed))
+        self.leased.len().saturating_sub(self.pending.load(Ordering::Relaxed))
     }
 
     /// How many tasks have been made.
@@ -168,36 +171,40 @@ impl Ledger {
     }
 
     /// A client is shown the task. Gives what is to be confirmed once it has that, where it is the end of the task.
-    pub(super) fn shown(self: &Arc<Self>, record: &Record) -> Option<Commit> {
-        self.collection.shown(&record.id);
+    pub(super) fn record_shown(self: &Arc<Self>, record: &Record) -> Option<DeliveryCommit> {
+        self.fetch_metrics.task_shown(&record.id);
         record.state.is_ended().then(|| self.delivery(&record.id))
     }
 
     /// The end of a task on its way to a client: fetched once that has it, and not before.
-    pub(super) fn delivery(self: &Arc<Self>, id: &TaskId) -> Commit {
+    pub(super) fn delivery(self: &Arc<Self>, id: &TaskId) -> DeliveryCommit {
         let (ledger, id) = (Arc::clone(self), id.clone());
-        Commit::new(move || ledger.fetched(&id))
+        DeliveryCommit::new(move || ledger.fetched(&id))
     }
 
     /// The task's result has been fetched.
     fn fetched(&self, id: &TaskId) {
-        self.collection.fetched(id);
-        self.need_not_wait(id);
+        self.fetch_metrics.task_fetched(id);
+        self.remove_unfetched(id);
     }
 
     /// The task's result has been fetched, or is there no more.
-    fn need_not_wait(&self, id: &TaskId) {
+    fn remove_unfetched(&self, id: &TaskId) {
         if self.unfetched.remove(id).is_some() {
             self.fetched.notify_waiters();
         }
     }
 
     /// Stores a new task, whose call is held here. Nothing that runs is evicted for it. Its room in the quotas is
-    /// reserved before, by the caller (`is_reserved`) or here. It counts as a task from [`Custody::begin`] on.
+    /// reserved before, by the caller (`is_reserved`) or here. It counts as a task from [`TaskLease::begin`] on.
     ///
     /// # Errors
-    /// [`NoRoom`].
-    pub async fn admit(self: &Arc<Self>, record: Record, is_reserved: bool) -> Result<Custody, NoRoom> {
+    /// [`TaskAdmissionError`].
+    pub async fn admit(
+        self: &Arc<Self>,
+        record: Record,
+        is_reserved: bool,
+    ) -> Result<TaskLease, TaskAdmissionError> {
         let principal = principal_of(&record.owner.principal);
         // Until the store counts the task.
         let _reservation = match is_reserved {
@@ -210,12 +217,13 @@ impl Ledger {
         };
         let (id, record) = (record.id.clone(), Arc::new(record));
         // Before it is stored: whoever finds it in the store may change it at once.
-        let held = Held { version: Version::FIRST, record: Arc::clone(&record), waits: false };
-        self.held.insert(id.clone(), held);
-        let custody = Custody { ledger: Arc::clone(self), id, is_counted: false };
+        let held =
+            LeasedTask { version: RecordVersion::FIRST, record: Arc::clone(&record), has_unstored: false };
+        self.leased.insert(id.clone(), held);
+        let custody = TaskLease { ledger: Arc::clone(self), id, is_counted: false };
         let stored = self.store.insert(Arc::clone(&record)).await;
-        stored.map_err(|error| self.no_room("storing a task", &error, principal))?;
-        self.health.works();
+        stored.map_err(|error| self.admission_error("storing a task", &error, principal))?;
+        self.health.record_success();
         Ok(custody)
     }
 
@@ -223,8 +231,8 @@ impl Ledger {
     /// call at the server for as long as the client likes.
     ///
     /// # Errors
-    /// [`NoRoom::Full`].
-    pub(super) fn reserve(&self, principal: Principal) -> Result<Reservation, NoRoom> {
+    /// [`TaskAdmissionError::Full`].
+    pub(super) fn reserve(&self, principal: Principal) -> Result<Reservation, TaskAdmissionError> {
         let has_room = |of_principal, total| self.has_room(principal, of_principal, total);
         self.reservations.reserve(principal, has_room)
     }
@@ -248,37 +256,42 @@ impl Ledger {
     }
 
     /// Forgets a task that nobody needs, once it is stored. Its room in the quotas is kept until then.
-    pub(super) fn forget_once_stored(
+    pub(super) fn discard_once_stored(
         &self,
-        storing: impl Future<Output = Option<Custody>> + Send + 'static,
+        storing: impl Future<Output = Option<TaskLease>> + Send + 'static,
         reservation: Option<Reservation>,
     ) {
         self.changes.spawn(async move {
             if let Some(task) = storing.await {
-                task.forget().await;
+                task.discard().await;
             }
             drop(reservation);
         });
     }
 
     /// The bounds that hold now.
-    pub(super) fn quotas(&self) -> Quotas {
-        **self.quotas.now()
+    pub(super) fn quotas(&self) -> TaskQuotas {
+        **self.quotas.load()
     }
 
     /// From now on these bounds hold. What there is beyond them stays.
-    pub fn bound_by(&self, quotas: Quotas) {
+    pub fn set_quotas(&self, quotas: TaskQuotas) {
         if self.quotas() != quotas {
-            let Quotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
-            self.store.bound_by(Bounds { stored_bytes, stored_bytes_per_principal });
-            self.limits.set(self.limits.now().renewed(&quotas));
+            let TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
+            self.store.set_bounds(StoreBounds { stored_bytes, stored_bytes_per_principal });
+            self.limits.set(self.limits.load().reconfigured(&quotas));
             self.quotas.set(quotas);
         }
     }
 
     /// Whether a principal may have one more task besides those that are stored and these reservations, of the
     /// principal and in total.
-    fn has_room(&self, principal: Principal, of_principal: usize, total: usize) -> Result<(), NoRoom> {
+    fn has_room(
+        &self,
+        principal: Principal,
+        of_principal: usize,
+        total: usize,
+    ) -> Result<(), TaskAdmissionError> {
         let usage = self.store.usage(principal.as_bytes());
         let quotas = self.quotas();
         let full = [
@@ -298,8 +311,8 @@ impl Ledger {
         match full.into_iter().find(|(_, used, limit)| used >= limit) {
             None => Ok(()),
             Some((limit, ..)) => {
-                QuotaFull { limit, principal: &principal }.emit();
-                Err(NoRoom::Full(limit))
+                QuotaExceeded { limit, principal: &principal }.emit();
+                Err(TaskAdmissionError::Full(limit))
             }
         }
     }
@@ -313,8 +326,9 @@ impl Ledger {
     ///
     /// # Errors
     /// [`StoreError`], which is in the log by then.
-    pub async fn census(&self) -> Result<(Vec<Tally>, Usage), StoreError> {
-        let census = self.store.census().await.inspect_err(|error| self.failed("counting tasks", error))?;
+    pub async fn census(&self) -> Result<(Vec<TaskTally>, StoreUsage), StoreError> {
+        let census =
+            self.store.census().await.inspect_err(|error| self.log_failure("counting tasks", error))?;
         Ok((census, self.store.usage(Principal::ANONYMOUS.as_bytes())))
     }
 
@@ -334,31 +348,31 @@ impl Ledger {
         limit: usize,
     ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
         let found = self.store.recent(is_ended, below, limit).await;
-        found.inspect_err(|error| self.failed("listing tasks", error))
+        found.inspect_err(|error| self.log_failure("listing tasks", error))
     }
 
     /// Whether the call of a task is held here, and whether something of it waits for the store.
-    pub(super) fn custody_of(&self, id: &TaskId) -> (bool, bool) {
-        self.held.get(id).map_or((false, false), |held| (true, held.waits))
+    pub(super) fn lease_status(&self, id: &TaskId) -> (bool, bool) {
+        self.leased.get(id).map_or((false, false), |held| (true, held.has_unstored))
     }
 
     /// Whether what is kept is there for the next process.
     pub fn outlives(&self) -> bool {
-        self.store.outlives()
+        self.store.is_durable()
     }
 
     /// Keeps where the call of a task can be taken up.
     ///
     /// # Errors
     /// [`StoreError`], which is in the log by then.
-    pub(super) async fn anchor(&self, id: &TaskId, anchor: &Anchor) -> Result<(), StoreError> {
+    pub(super) async fn store_anchor(&self, id: &TaskId, anchor: &TaskAnchor) -> Result<(), StoreError> {
         let sealed = self.seal.as_ref().map(|seal| seal.seal(id, anchor));
         let kept = self.store.anchor(id, sealed).await;
-        kept.inspect_err(|error| self.failed("keeping where a call is", error))
+        kept.inspect_err(|error| self.log_failure("keeping where a call is", error))
     }
 
     /// What was kept so of a task, if it was sealed with this secret.
-    pub(super) fn anchored(&self, id: &TaskId, sealed: Option<&Bytes>) -> Option<Anchor> {
+    pub(super) fn open_anchor(&self, id: &TaskId, sealed: Option<&Bytes>) -> Option<TaskAnchor> {
         self.seal.as_ref()?.open(id, sealed?)
     }
 
@@ -366,19 +380,19 @@ impl Ledger {
     ///
     /// # Errors
     /// [`StoreError`], which is in the log by then.
-    pub(super) async fn let_go(&self, id: &TaskId) -> Result<(), StoreError> {
+    pub(super) async fn remove_anchor(&self, id: &TaskId) -> Result<(), StoreError> {
         let kept = self.store.anchor(id, None).await;
-        kept.inspect_err(|error| self.failed("forgetting where a call is", error))
+        kept.inspect_err(|error| self.log_failure("forgetting where a call is", error))
     }
 
     /// A task of a former process whose caller is waited for is no work, until this is dropped.
-    pub(super) fn waits(self: &Arc<Self>) -> Waits {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        Waits(Arc::clone(self))
+    pub(super) fn count_pending(self: &Arc<Self>) -> PendingTaskGuard {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        PendingTaskGuard(Arc::clone(self))
     }
 
     /// A task is left to the next process.
-    pub(super) fn was_released(&self) {
+    pub(super) fn count_released(&self) {
         self.released.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -395,32 +409,32 @@ impl Ledger {
     }
 
     /// A task that another process held is held by this one from here on.
-    pub(super) fn adopt(self: &Arc<Self>, version: Version, record: &Arc<Record>) -> Custody {
-        let held = Held { version, record: Arc::clone(record), waits: false };
+    pub(super) fn adopt(self: &Arc<Self>, version: RecordVersion, record: &Arc<Record>) -> TaskLease {
+        let held = LeasedTask { version, record: Arc::clone(record), has_unstored: false };
         if !record.state.is_ended() {
-            self.collection.goes_on(record);
+            self.fetch_metrics.task_adopted(record);
         }
-        self.held.insert(record.id.clone(), held);
-        Custody { ledger: Arc::clone(self), id: record.id.clone(), is_counted: true }
+        self.leased.insert(record.id.clone(), held);
+        TaskLease { ledger: Arc::clone(self), id: record.id.clone(), is_counted: true }
     }
 
-    /// Tasks of a process that is gone; see [`Store::orphans`].
+    /// Tasks of a process that is gone; see [`Store::take_orphans`].
     ///
     /// # Errors
     /// [`StoreError`], which is in the log by then.
-    pub(super) async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
-        let found = self.store.orphans(limit).await;
-        found.inspect_err(|error| self.failed("looking for tasks of a former process", error))
+    pub(super) async fn orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
+        let found = self.store.take_orphans(limit).await;
+        found.inspect_err(|error| self.log_failure("looking for tasks of a former process", error))
     }
 
-    fn no_room(&self, doing: &str, error: &StoreError, principal: Principal) -> NoRoom {
-        self.failed(doing, error);
+    fn admission_error(&self, doing: &str, error: &StoreError, principal: Principal) -> TaskAdmissionError {
+        self.log_failure(doing, error);
         match error {
             StoreError::Full(limit) => {
-                QuotaFull { limit, principal: &principal }.emit();
-                NoRoom::Full(limit)
+                QuotaExceeded { limit, principal: &principal }.emit();
+                TaskAdmissionError::Full(limit)
             }
-            StoreError::Exists | StoreError::Unavailable(_) => NoRoom::StoreFailed,
+            StoreError::Exists | StoreError::Unavailable(_) => TaskAdmissionError::StoreFailed,
         }
     }
 
@@ -428,10 +442,10 @@ impl Ledger {
     ///
     /// # Errors
     /// The limit where that is too much, as it is kept in memory meanwhile.
-    pub(super) fn set_aside(self: &Arc<Self>, bytes: usize) -> Result<Aside, StoreError> {
-        let aside = Aside { ledger: Arc::clone(self), bytes };
-        let before = self.aside.fetch_add(bytes, Ordering::Relaxed);
-        match bytes > NO_ROOM_BYTES && before.saturating_add(bytes) > self.quotas().stored_bytes {
+    pub(super) fn buffer_result(self: &Arc<Self>, bytes: usize) -> Result<UnstoredBytes, StoreError> {
+        let aside = UnstoredBytes { ledger: Arc::clone(self), bytes };
+        let before = self.unstored_bytes.fetch_add(bytes, Ordering::Relaxed);
+        match bytes > NO_SPACE_EVENT_BYTES && before.saturating_add(bytes) > self.quotas().stored_bytes {
             true => Err(StoreError::Full("limits.stored_bytes")),
             false => Ok(aside),
         }
@@ -439,20 +453,22 @@ impl Ledger {
 
     /// Logs a failure of the store, once a minute. A limit of the configuration that is met is none, and is logged by its
     /// caller; a disk without space concerns every operation.
-    pub(crate) fn failed(&self, doing: &str, error: &StoreError) {
+    pub(crate) fn log_failure(&self, doing: &str, error: &StoreError) {
         match error {
-            StoreError::Full(StoreError::DISK_SPACE) => self.health.failed(doing, error, self.clock.now()),
+            StoreError::Full(StoreError::DISK_SPACE) => {
+                self.health.record_failure(doing, error, self.clock.now())
+            }
             StoreError::Full(_) => {}
             StoreError::Exists | StoreError::Unavailable(_) => {
-                self.health.failed(doing, error, self.clock.now())
+                self.health.record_failure(doing, error, self.clock.now())
             }
         }
     }
 
     /// Logs and counts that a limit on what is stored refused a change of a task.
-    pub(super) fn refused_as_full(&self, id: &TaskId, limit: &str) {
-        let owner = self.last_kept(id).map_or([0; 16], |record| record.owner.principal);
-        QuotaFull { limit, principal: &principal_of(&owner) }.emit();
+    pub(super) fn log_quota_full(&self, id: &TaskId, limit: &str) {
+        let owner = self.last_stored(id).map_or([0; 16], |record| record.owner.principal);
+        QuotaExceeded { limit, principal: &principal_of(&owner) }.emit();
     }
 
     /// The record as it is kept. What is held here is known while the store does not answer, too.
@@ -463,20 +479,20 @@ impl Ledger {
         match self.store.load(id).await {
             Ok(found) => Ok(found.map(|(_, record)| record)),
             Err(error) => {
-                self.failed("loading a task", &error);
-                self.last_kept(id).map(Some).ok_or(error)
+                self.log_failure("loading a task", &error);
+                self.last_stored(id).map(Some).ok_or(error)
             }
         }
     }
 
     /// The record of a task that is held here, as it was last kept.
-    pub fn last_kept(&self, id: &TaskId) -> Option<Arc<Record>> {
-        self.held.get(id).map(|held| Arc::clone(&held.record))
+    pub fn last_stored(&self, id: &TaskId) -> Option<Arc<Record>> {
+        self.leased.get(id).map(|held| Arc::clone(&held.record))
     }
 
     /// Remembers what has been kept of a task that is held here.
-    fn note(&self, version: Version, record: &Arc<Record>) {
-        if let Some(mut held) = self.held.get_mut(&record.id)
+    fn update_leased(&self, version: RecordVersion, record: &Arc<Record>) {
+        if let Some(mut held) = self.leased.get_mut(&record.id)
             // Of two changes the later may be noted first.
             && held.version < version
         {
@@ -485,9 +501,9 @@ impl Ledger {
     }
 
     /// Whether something of a held task waits for the store.
-    pub(super) fn set_waits(&self, id: &TaskId, waits: bool) {
-        if let Some(mut held) = self.held.get_mut(id) {
-            held.waits = waits;
+    pub(super) fn set_unstored(&self, id: &TaskId, waits: bool) {
+        if let Some(mut held) = self.leased.get_mut(id) {
+            held.has_unstored = waits;
         }
     }
 
@@ -495,37 +511,37 @@ impl Ledger {
     ///
     /// # Errors
     /// [`StoreError`], which is in the log by then: nothing has changed.
-    pub async fn change(&self, id: &TaskId, event: &Event) -> Result<Updated, StoreError> {
-        let is_result = matches!(event, Event::Returned { .. } | Event::Failed { .. });
+    pub async fn change(&self, id: &TaskId, event: &TaskEvent) -> Result<UpdateOutcome, StoreError> {
+        let is_result = matches!(event, TaskEvent::Returned { .. } | TaskEvent::Failed { .. });
         if is_result && !self.outlives() {
             // Before anybody can fetch it.
             self.unfetched.insert(id.clone(), ());
         }
         let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await;
-        if is_result && !matches!(updated, Ok(Updated::Done { .. })) {
-            self.need_not_wait(id);
+        if is_result && !matches!(updated, Ok(UpdateOutcome::Applied { .. })) {
+            self.remove_unfetched(id);
         }
-        let updated = updated.inspect_err(|error| self.failed("updating a task", error))?;
-        if let Updated::Done { before, after, version, effects } = &updated {
-            self.note(*version, after);
-            self.health.works();
+        let updated = updated.inspect_err(|error| self.log_failure("updating a task", error))?;
+        if let UpdateOutcome::Applied { before, after, version, effects } = &updated {
+            self.update_leased(*version, after);
+            self.health.record_success();
             let (from, to) = (before.state.status(), after.state.status());
-            if after.state == State::Cancelled {
-                self.collection.cancelled(id);
+            if after.state == TaskState::Cancelled {
+                self.fetch_metrics.task_cancelled(id);
             }
             if from != to {
-                moved(after, from, to, end(after));
+                emit_transition(after, from, to, task_end(after));
             }
-            if effects.contains(&Effect::Announce) {
-                self.hub.announce(id);
+            if effects.contains(&TaskEffect::Announce) {
+                self.watchers.notify(id);
             }
         }
         Ok(updated)
     }
 
     /// The record with a word on why it stands still, where the call has gone on and the store has not.
-    pub fn as_it_stands(&self, record: Arc<Record>) -> Arc<Record> {
-        let waits = || self.held.get(&record.id).is_some_and(|held| held.waits);
+    pub fn with_store_status(&self, record: Arc<Record>) -> Arc<Record> {
+        let waits = || self.leased.get(&record.id).is_some_and(|held| held.has_unstored);
         if record.state.is_ended() || !waits() {
             return record;
         }
@@ -538,12 +554,12 @@ impl Ledger {
     /// [`StoreError`], which is in the log by then.
     pub async fn page(
         &self,
-        owner: &Owner,
-        after: Option<&Place>,
+        owner: &TaskPrincipal,
+        after: Option<&ListCursor>,
         size: usize,
     ) -> Result<(Vec<Arc<Record>>, bool), StoreError> {
         let found = self.store.list(owner, after, size + 1).await;
-        let mut found = found.inspect_err(|error| self.failed("listing tasks", error))?;
+        let mut found = found.inspect_err(|error| self.log_failure("listing tasks", error))?;
         let more = found.len() > size;
         found.truncate(size);
         Ok((found, more))
@@ -551,33 +567,38 @@ impl Ledger {
 
     /// Renews what works and forgets what has outlived its time. What works and is held by nobody has
     /// lost its call: it ends. Called now and then, until the proxy is `stopping`: nothing is left at work.
-    pub(super) async fn sweep(&self, batch: usize, stopping: &Stopping) -> Result<usize, StoreError> {
+    pub(super) async fn sweep(&self, batch: usize, stopping: &DrainWatch) -> Result<usize, StoreError> {
         let now = self.clock.timestamp();
         let due = self.store.due(now, batch).await?;
         let mut failed = None;
-        for Due { id, is_ended } in &due {
+        for DueTask { id, is_ended } in &due {
             // A record that cannot be read any more keeps no other from its turn.
-            if let Err(error) = self.see_to_due(id, *is_ended, stopping).await {
+            if let Err(error) = self.process_due(id, *is_ended, stopping).await {
                 failed.get_or_insert(error);
             }
         }
-        self.limits.now().forget_silent();
+        self.limits.load().remove_idle();
         failed.map_or(Ok(due.len()), Err)
     }
 
-    async fn see_to_due(&self, id: &TaskId, is_ended: bool, stopping: &Stopping) -> Result<(), StoreError> {
+    async fn process_due(
+        &self,
+        id: &TaskId,
+        is_ended: bool,
+        stopping: &DrainWatch,
+    ) -> Result<(), StoreError> {
         if is_ended {
             self.store.remove(id).await?;
-            self.collection.forgotten(id);
-            self.need_not_wait(id);
+            self.fetch_metrics.task_expired(id);
+            self.remove_unfetched(id);
             tracing::debug!(target: "deferral::task", event = "forgotten", task = %id.tag());
-        } else if self.held.contains_key(id) {
-            self.change(id, &Event::Renewed).await?;
+        } else if self.leased.contains_key(id) {
+            self.change(id, &TaskEvent::TtlRenewed).await?;
         } else {
             // A call leaves its place only once its end is kept, so this one is not at work anywhere; or once the
             // proxy is at its end, and has left it to the next process.
             if !stopping.is_stopped() {
-                self.change(id, &lost()).await?;
+                self.change(id, &lost_event()).await?;
             }
         }
         Ok(())
@@ -586,83 +607,83 @@ impl Ledger {
 
 // === impl Custody ===
 
-impl Custody {
+impl TaskLease {
     /// Counts and logs the stored task as one, in the moment in which its handle is given to a client. A task that
     /// is forgotten before that has never been one.
     pub fn begin(&mut self) {
-        let Some(record) = self.ledger.last_kept(&self.id).filter(|_| !self.is_counted) else { return };
+        let Some(record) = self.ledger.last_stored(&self.id).filter(|_| !self.is_counted) else { return };
         self.is_counted = true;
         let principal = principal_of(&record.owner.principal);
         let (task, route, tool) = (self.id.tag(), &record.owner.route, &record.tool);
         TaskCreated { task: &task, route, tool, principal: &principal }.emit();
-        self.ledger.collection.begins(&record);
+        self.ledger.fetch_metrics.task_created(&record);
         self.ledger.made.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Forgets a task whose handle nobody has; one that was counted ends as cancelled. Where the store fails, the
     /// sweeper finds it later: a task that works and is held by nobody.
-    pub async fn forget(mut self) {
+    pub async fn discard(mut self) {
         match self.ledger.store.remove(&self.id).await {
             Ok(()) => {
-                let record = self.ledger.last_kept(&self.id);
-                self.ledger.collection.never_was(&self.id);
-                self.ledger.need_not_wait(&self.id);
+                let record = self.ledger.last_stored(&self.id);
+                self.ledger.fetch_metrics.task_discarded(&self.id);
+                self.ledger.remove_unfetched(&self.id);
                 if let Some(record) = record.filter(|record| self.is_counted && !record.state.is_ended()) {
                     let age = self.ledger.clock.timestamp().since(record.created);
                     let end = TaskEnd { waited: record.waited, age, code: None, is_tool_error: false };
-                    moved(&record, record.state.status(), State::Cancelled.status(), Some(end));
+                    emit_transition(&record, record.state.status(), TaskState::Cancelled.status(), Some(end));
                 }
             }
             Err(error) => {
                 self.begin();
-                self.ledger.failed("forgetting a task", &error);
+                self.ledger.log_failure("forgetting a task", &error);
             }
         }
     }
 }
 
-impl Drop for Custody {
+impl Drop for TaskLease {
     fn drop(&mut self) {
-        self.ledger.held.remove(&self.id);
+        self.ledger.leased.remove(&self.id);
     }
 }
 
 // === impl Waits ===
 
-impl Drop for Waits {
+impl Drop for PendingTaskGuard {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.0.pending.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 // === impl Aside ===
 
-impl Drop for Aside {
+impl Drop for UnstoredBytes {
     fn drop(&mut self) {
-        self.ledger.aside.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.ledger.unstored_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
 /// The end of a task whose call no process holds any more.
-pub(super) fn lost() -> Event {
-    let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST);
-    Event::Failed { error: error.as_bytes().clone(), message: Some(LOST.to_owned()) }
+pub(super) fn lost_event() -> TaskEvent {
+    let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST_MESSAGE);
+    TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(LOST_MESSAGE.to_owned()) }
 }
 
 /// How a task ended, where it has.
-fn end(record: &Record) -> Option<TaskEnd> {
+fn task_end(record: &Record) -> Option<TaskEnd> {
     let code = match &record.state {
-        State::Working | State::InputRequired { .. } => return None,
-        State::Failed { error } => Some(ErrorObject::from_raw(error.clone()).code()),
-        State::Completed { .. } | State::Cancelled => None,
+        TaskState::Working | TaskState::InputRequired { .. } => return None,
+        TaskState::Failed { error } => Some(ErrorObject::from_raw(error.clone()).code()),
+        TaskState::Completed { .. } | TaskState::Cancelled => None,
     };
-    let is_tool_error = matches!(record.state, State::Completed { is_error: true, .. });
+    let is_tool_error = matches!(record.state, TaskState::Completed { is_error: true, .. });
     let age = record.status_since.since(record.created);
     Some(TaskEnd { waited: record.waited, age, code, is_tool_error })
 }
 
 /// Logs and counts that a task has another status.
-fn moved(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) {
+fn emit_transition(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) {
     TaskTransition {
         task: &record.id.tag(),
         route: &record.owner.route,
@@ -679,7 +700,7 @@ fn moved(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) {
 /// Why a task failed, where it has. Of a server's error its code and not its words, which may hold what it was asked
 /// about.
 fn reason(record: &Record) -> Option<String> {
-    let State::Failed { error } = &record.state else { return None };
+    let TaskState::Failed { error } = &record.state else { return None };
     let error = ErrorObject::from_raw(error.clone());
     Some(if code::is_own(error.code()) { error.message() } else { format!("error {}", error.code()) })
 }

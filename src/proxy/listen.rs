@@ -1,27 +1,29 @@
-//! One `subscriptions/listen` stream: what its client asked to hear of, gathered from all of the
+//! One `subscriptions/watch` stream: what its client asked to hear of, gathered from all of the
 //! principal's sessions with the server and from the tasks.
 
 use super::{
-    Item, Reply,
+    CallReply, ReplyItem,
     answers::{TaskRefusal, extension, look_up},
-    conversation::Conversation,
-    hub::Listener,
-    keep::STORE_PAUSE,
-    limits::Place,
+    call_reply::ReplySource,
+    persist::STORE_RETRY_DELAY,
+    principal_limits::ListenPermit,
     reply::{self, CallEnd},
-    shared::Shared,
+    route_context::RouteContext,
+    task_watchers::TaskWatcher,
 };
 use crate::{
     bridge::{
         describe::declares_flag,
-        listen::{Filter, acknowledged, ended, subscription_meta, tagged},
+        listen::{
+            SubscriptionFilter, acknowledgement, closing_messages, subscription_meta, tagged_notification,
+        },
     },
     dialect::{Call, Caller, modern},
-    protocol::{List, Method, frame::on_one_line},
-    runtime::reached,
+    protocol::{ListKind, Method, frame::to_single_line},
+    runtime::wait_until,
     task::{self, Record, TaskId, view},
-    telemetry::Outcome,
-    upstream::{Description, Identity, Report, Subscription},
+    telemetry::RequestOutcome,
+    upstream::{CallerIdentity, ChangeNotification, Subscription, UpstreamDescription},
 };
 use http::StatusCode;
 use std::{
@@ -33,7 +35,7 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 /// How long a change of a list is held back so that all sessions that report it are heard as one.
 /// Nothing is lost by it: what comes after the notice begins a new one.
-const MERGE: Duration = Duration::from_millis(50);
+const MERGE_WINDOW: Duration = Duration::from_millis(50);
 
 /// Resources that one stream may subscribe to; further ones are not honoured, as the acknowledgement
 /// says. Each is a request to the server, one after the other, and is kept for as long as the stream.
@@ -44,64 +46,64 @@ const MAX_RESOURCES: usize = 1000;
 const MAX_TASKS: usize = 1000;
 
 /// One client's subscription.
-pub(super) struct Listening {
-    shared: Arc<Shared>,
+pub(super) struct ListenStream {
+    shared: Arc<RouteContext>,
     call: Arc<Call>,
     caller: Caller,
-    state: State,
-    outgoing: VecDeque<Item>,
+    state: ListenState,
+    outgoing: VecDeque<ReplyItem>,
 }
 
-enum State {
+enum ListenState {
     Fresh,
-    Open(Box<Open>),
+    Open(Box<ActiveListen>),
     Ended,
 }
 
-struct Open {
-    server: Arc<Description>,
-    filter: Filter,
-    reports: Receiver<Report>,
-    tasks: Listener,
+struct ActiveListen {
+    server: Arc<UpstreamDescription>,
+    filter: SubscriptionFilter,
+    reports: Receiver<ChangeNotification>,
+    tasks: TaskWatcher,
     /// Tasks that are to be told of. Written one at a time, when the client has room: each may hold
     /// a result of megabytes.
     due: VecDeque<TaskId>,
     /// When the store is asked again for them, which has failed.
-    store_again: Option<Instant>,
+    store_retry_at: Option<Instant>,
     /// Lists that have changed, and when that is told.
-    changed: Changed,
+    changed: PendingListChanges,
     /// Keeps the resources subscribed at the server.
     _subscriptions: Vec<Subscription>,
     /// One of the streams that its principal may have.
-    _place: Place,
+    _permit: ListenPermit,
 }
 
 #[derive(Default)]
-struct Changed {
-    lists: BTreeSet<List>,
-    tell_at: Option<Instant>,
+struct PendingListChanges {
+    lists: BTreeSet<ListKind>,
+    notify_at: Option<Instant>,
 }
 
 // === impl Listening ===
 
-impl Listening {
-    pub(super) fn new(shared: Arc<Shared>, call: Arc<Call>, caller: Caller) -> Self {
-        Self { shared, call, caller, state: State::Fresh, outgoing: VecDeque::new() }
+impl ListenStream {
+    pub(super) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
+        Self { shared, call, caller, state: ListenState::Fresh, outgoing: VecDeque::new() }
     }
 
-    async fn open(&mut self) -> Result<(), Box<Reply>> {
-        let asked = Filter::read(self.call.params.as_ref())
+    async fn open(&mut self) -> Result<(), Box<CallReply>> {
+        let asked = SubscriptionFilter::read(self.call.params.as_ref())
             .map_err(|error| Box::new(reply::invalid_params(&self.call, error.to_string())))?;
         // Tasks extension, *Task Status Notifications*.
         if !asked.task_ids.is_empty() && !self.caller.capabilities.declares_tasks() {
             return Err(Box::new(reply::tasks_required(&self.call)));
         }
-        let place = self.shared.ledger.limits.now().admits_listener(self.caller.principal);
+        let place = self.shared.ledger.limits.load().try_listen(self.caller.principal);
         let place = place.ok_or_else(|| {
             let error = reply::too_many("limits.listens_per_principal");
             Box::new(reply::refuse(&self.call, StatusCode::TOO_MANY_REQUESTS, &error))
         })?;
-        let identity = Identity::of(&self.caller);
+        let identity = CallerIdentity::of(&self.caller);
         // Watched from before the server is asked anything: no change is missed.
         let reports = self.shared.upstream.watch(self.caller.principal);
         let server = self.shared.upstream.describe(&identity).await.map_err(|lost| {
@@ -109,28 +111,29 @@ impl Listening {
         })?;
         // Before anything is subscribed at the server: who names tasks of nobody is told so.
         let records = self.tasks(&asked.task_ids).await?;
-        let (filter, subscriptions) = self.honour(asked, &records, &identity, &server).await;
-        self.outgoing.push_back(Item::Notification(acknowledged(&self.call.id, &filter)));
-        let tasks = self.shared.ledger.hub.listen(records.iter().map(|record| record.id.clone()).collect());
+        let (filter, subscriptions) = self.accept_filter(asked, &records, &identity, &server).await;
+        self.outgoing.push_back(ReplyItem::Notification(acknowledgement(&self.call.id, &filter)));
+        let tasks =
+            self.shared.ledger.watchers.watch(records.iter().map(|record| record.id.clone()).collect());
         // What happened before the subscription is not told again, but a client that waits for a
         // task's end would wait for ever if it has ended already.
         let mut due = VecDeque::new();
         for record in &records {
             let now = self.shared.ledger.load(&record.id).await;
             let now = now.map_err(|_| Box::new(reply::store_failed(&self.call)))?;
-            due.extend(now.filter(|now| wants_attention(&now.state)).map(|now| now.id.clone()));
+            due.extend(now.filter(|now| is_actionable(&now.state)).map(|now| now.id.clone()));
         }
-        let changed = Changed::default();
-        self.state = State::Open(Box::new(Open {
+        let changed = PendingListChanges::default();
+        self.state = ListenState::Open(Box::new(ActiveListen {
             server,
             filter,
             reports,
             tasks,
             due,
-            store_again: None,
+            store_retry_at: None,
             changed,
             _subscriptions: subscriptions,
-            _place: place,
+            _permit: place,
         }));
         Ok(())
     }
@@ -140,8 +143,8 @@ impl Listening {
     /// # Errors
     /// The refusal of a caller that has looked up too many tasks, or too many that are not its own, and where the store
     /// fails.
-    async fn tasks(&self, ids: &[String]) -> Result<Vec<Arc<Record>>, Box<Reply>> {
-        let (owner, principal) = (self.shared.owner(&self.caller), self.caller.principal);
+    async fn tasks(&self, ids: &[String]) -> Result<Vec<Arc<Record>>, Box<CallReply>> {
+        let (owner, principal) = (self.shared.task_owner(&self.caller), self.caller.principal);
         let mut named = HashSet::new();
         let mut found = Vec::new();
         for id in ids.iter().filter(|id| named.insert(id.as_str())).take(MAX_TASKS) {
@@ -155,13 +158,13 @@ impl Listening {
     }
 
     /// What of a filter can be kept, given what the server offers.
-    async fn honour(
+    async fn accept_filter(
         &self,
-        asked: Filter,
+        asked: SubscriptionFilter,
         records: &[Arc<Record>],
-        identity: &Identity,
-        server: &Description,
-    ) -> (Filter, Vec<Subscription>) {
+        identity: &CallerIdentity,
+        server: &UpstreamDescription,
+    ) -> (SubscriptionFilter, Vec<Subscription>) {
         let offers = |member, flag| declares_flag(&server.capabilities, member, flag);
         let (mut uris, mut subscriptions) = (Vec::new(), Vec::new());
         if offers("resources", "subscribe") {
@@ -177,7 +180,7 @@ impl Listening {
                 }
             }
         }
-        let filter = Filter {
+        let filter = SubscriptionFilter {
             tools_list_changed: asked.tools_list_changed && offers("tools", "listChanged"),
             prompts_list_changed: asked.prompts_list_changed && offers("prompts", "listChanged"),
             resources_list_changed: asked.resources_list_changed && offers("resources", "listChanged"),
@@ -188,65 +191,65 @@ impl Listening {
     }
 
     async fn wait(&mut self) {
-        let State::Open(open) = &mut self.state else { return };
+        let ListenState::Open(open) = &mut self.state else { return };
         tokio::select! {
             report = open.reports.recv() => match report {
-                Ok(report) => self.heard(report),
+                Ok(report) => self.handle_report(report),
                 // Too many at once to keep: whatever they were, these lists may have changed.
                 Err(RecvError::Lagged(_)) => {
-                    let lists = List::ALL.into_iter().filter(|list| open.filter.wants_list(*list));
-                    open.changed.note(lists, self.shared.clock.now() + MERGE);
+                    let lists = ListKind::ALL.into_iter().filter(|list| open.filter.wants_list(*list));
+                    open.changed.add(lists, self.shared.clock.now() + MERGE_WINDOW);
                 }
                 Err(RecvError::Closed) => self.end(),
             },
             ids = open.tasks.changed() => open.due.extend(ids),
             // What is due is looked for anew.
-            () = reached(open.store_again) => open.store_again = None,
-            () = reached(open.changed.tell_at) => {
+            () = wait_until(open.store_retry_at) => open.store_retry_at = None,
+            () = wait_until(open.changed.notify_at) => {
                 let lists = std::mem::take(&mut open.changed).lists;
-                let told = |list: List| Item::Notification(tagged(&self.call.id, &list.changed(), None));
+                let told = |list: ListKind| ReplyItem::Notification(tagged_notification(&self.call.id, &list.changed_notification(), None));
                 self.outgoing.extend(lists.into_iter().map(told));
             }
             () = self.shared.closing.stopped() => self.end(),
         }
     }
 
-    fn heard(&mut self, report: Report) {
-        let State::Open(open) = &mut self.state else { return };
-        let Open { filter, changed, .. } = &mut **open;
+    fn handle_report(&mut self, report: ChangeNotification) {
+        let ListenState::Open(open) = &mut self.state else { return };
+        let ActiveListen { filter, changed, .. } = &mut **open;
         match report {
-            Report::ListChanged(list) if filter.wants_list(list) => {
-                changed.note([list], self.shared.clock.now() + MERGE);
+            ChangeNotification::ListChanged(list) if filter.wants_list(list) => {
+                changed.add([list], self.shared.clock.now() + MERGE_WINDOW);
             }
-            Report::ResourceUpdated { uri, params } if filter.wants_resource(&uri) => {
-                let notice = tagged(&self.call.id, &Method::ResourceUpdated, Some(&params));
-                self.outgoing.push_back(Item::Notification(notice));
+            ChangeNotification::ResourceUpdated { uri, params } if filter.wants_resource(&uri) => {
+                let notice = tagged_notification(&self.call.id, &Method::ResourceUpdated, Some(&params));
+                self.outgoing.push_back(ReplyItem::Notification(notice));
             }
-            Report::ListChanged(_) | Report::ResourceUpdated { .. } => {}
+            ChangeNotification::ListChanged(_) | ChangeNotification::ResourceUpdated { .. } => {}
         }
     }
 
     /// Prepares the notice of the task that has been due the longest; says whether there was one.
-    async fn tell_due(&mut self) -> bool {
-        let State::Open(open) = &mut self.state else { return false };
+    async fn notify_due(&mut self) -> bool {
+        let ListenState::Open(open) = &mut self.state else { return false };
         let Some(id) = open.due.front() else { return false };
-        if open.store_again.is_some_and(|again| again > self.shared.clock.now()) {
+        if open.store_retry_at.is_some_and(|again| again > self.shared.clock.now()) {
             return false;
         }
         let Ok(record) = self.shared.ledger.load(id).await else {
             // It is still to be told: a client that waits for it may not ask.
-            open.store_again = Some(self.shared.clock.now() + STORE_PAUSE);
+            open.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
             return false;
         };
-        open.store_again = None;
+        open.store_retry_at = None;
         open.due.pop_front();
         self.outgoing.extend(record.map(|record| self.task_notice(&record)));
         true
     }
 
-    fn task_notice(&self, record: &Record) -> Item {
-        let commit = self.shared.ledger.shown(record);
-        let params = view::extension::notified(
+    fn task_notice(&self, record: &Record) -> ReplyItem {
+        let commit = self.shared.ledger.record_shown(record);
+        let params = view::extension::notification_params(
             record,
             self.shared.clock.timestamp(),
             self.shared.ledger.quotas().poll_interval,
@@ -254,39 +257,43 @@ impl Listening {
         );
         let message = modern::notification(&Method::TasksNotification, &params);
         match commit {
-            Some(commit) => Item::TaskEnd(message, commit),
-            None => Item::Notification(message),
+            Some(commit) => ReplyItem::TaskEnd(message, commit),
+            None => ReplyItem::Notification(message),
         }
     }
 
     /// Ends the subscription of our own accord (2026-07-28, *Graceful Closure*).
     fn end(&mut self) {
-        let State::Open(open) = &self.state else { return };
-        let (cancelled, result) = ended(&self.call.id, &open.server.server_info);
-        let result = on_one_line(result);
-        self.outgoing.push_back(Item::Notification(cancelled));
-        self.outgoing.push_back(Item::Reply(Reply::new(StatusCode::OK, result, Outcome::Result)));
-        self.state = State::Ended;
+        let ListenState::Open(open) = &self.state else { return };
+        let (cancelled, result) = closing_messages(&self.call.id, &open.server.server_info);
+        let result = to_single_line(result);
+        self.outgoing.push_back(ReplyItem::Notification(cancelled));
+        self.outgoing.push_back(ReplyItem::Reply(CallReply::new(
+            StatusCode::OK,
+            result,
+            RequestOutcome::Result,
+        )));
+        self.state = ListenState::Ended;
     }
 }
 
-impl Conversation for Listening {
+impl ReplySource for ListenStream {
     /// The next message for the client.
-    async fn next(&mut self) -> Option<Item> {
+    async fn next(&mut self) -> Option<ReplyItem> {
         loop {
             if let Some(item) = self.outgoing.pop_front() {
                 return Some(item);
             }
             match &mut self.state {
-                State::Ended => return None,
-                State::Fresh => {
+                ListenState::Ended => return None,
+                ListenState::Fresh => {
                     if let Err(reply) = self.open().await {
-                        self.state = State::Ended;
-                        return Some(Item::Reply(*reply));
+                        self.state = ListenState::Ended;
+                        return Some(ReplyItem::Reply(*reply));
                     }
                 }
-                State::Open(_) => {
-                    if !self.tell_due().await {
+                ListenState::Open(_) => {
+                    if !self.notify_due().await {
                         self.wait().await;
                     }
                 }
@@ -297,21 +304,21 @@ impl Conversation for Listening {
 
 // === impl Changed ===
 
-impl Changed {
+impl PendingListChanges {
     /// These have changed too, which is told at this time at the latest.
-    fn note(&mut self, lists: impl IntoIterator<Item = List>, tell_at: Instant) {
+    fn add(&mut self, lists: impl IntoIterator<Item = ListKind>, tell_at: Instant) {
         self.lists.extend(lists);
-        self.tell_at.get_or_insert(tell_at);
+        self.notify_at.get_or_insert(tell_at);
     }
 }
 
 /// Whether whoever follows the task has something to do about its state: answer, or fetch what it came to.
-fn wants_attention(state: &task::State) -> bool {
+fn is_actionable(state: &task::TaskState) -> bool {
     match state {
-        task::State::Working => false,
-        task::State::InputRequired { .. }
-        | task::State::Completed { .. }
-        | task::State::Failed { .. }
-        | task::State::Cancelled => true,
+        task::TaskState::Working => false,
+        task::TaskState::InputRequired { .. }
+        | task::TaskState::Completed { .. }
+        | task::TaskState::Failed { .. }
+        | task::TaskState::Cancelled => true,
     }
 }

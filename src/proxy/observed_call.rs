@@ -1,12 +1,12 @@
 //! A call that is only observed: in mode `observe`, or of a caller outside a rollout. Once it is over, however it ends,
 //! it is logged and counted where it would have become a task.
 
-use super::{Passage, shared::Shared};
+use super::{LegacyRequest, route_context::RouteContext};
 use crate::{
-    dialect::legacy::Message,
+    dialect::legacy::ClientMessage,
     policy::{Mode, ToolPolicy},
     protocol::Method,
-    telemetry::{Outcome, WouldDefer},
+    telemetry::{RequestOutcome, WouldDefer},
 };
 use std::{
     sync::Arc,
@@ -15,14 +15,14 @@ use std::{
 
 /// Logs and counts the call when it is dropped.
 pub(super) struct ObservedCall {
-    shared: Arc<Shared>,
+    shared: Arc<RouteContext>,
     tool: Box<str>,
     /// The caller is outside the rollout of its tool.
     is_outside: bool,
     after: Duration,
     began: Instant,
     /// When and how it was answered. Neither where its client has disconnected first.
-    answered: Option<(Instant, Outcome)>,
+    answered: Option<(Instant, RequestOutcome)>,
     /// Whether it would have become a task; else its duration decides.
     would_defer: Option<bool>,
 }
@@ -31,11 +31,16 @@ pub(super) struct ObservedCall {
 
 impl ObservedCall {
     /// A call of this tool, that is treated so, begins at `began`.
-    pub(super) fn begin(shared: &Arc<Shared>, tool: &str, policy: &ToolPolicy, began: Instant) -> Box<Self> {
+    pub(super) fn begin(
+        shared: &Arc<RouteContext>,
+        tool: &str,
+        policy: &ToolPolicy,
+        began: Instant,
+    ) -> Box<Self> {
         Box::new(Self {
             shared: Arc::clone(shared),
             tool: tool.into(),
-            is_outside: policy.is_outside,
+            is_outside: policy.is_outside_rollout,
             after: policy.after,
             began,
             answered: None,
@@ -44,15 +49,16 @@ impl ObservedCall {
     }
 
     /// The one call of a legacy client's request, which is relayed. Batches never become tasks.
-    pub(super) fn of_passage(shared: &Arc<Shared>, passage: &Passage) -> Option<Box<Self>> {
-        let [Message::Request { method: Method::ToolsCall, target, .. }] = &passage.post.messages[..] else {
+    pub(super) fn of_request(shared: &Arc<RouteContext>, passage: &LegacyRequest) -> Option<Box<Self>> {
+        let [ClientMessage::Request { method: Method::ToolsCall, target, .. }] = &passage.post.messages[..]
+        else {
             return None;
         };
-        if passage.post.is_batch || !shared.route.observes() {
+        if passage.post.is_batch || !shared.route.has_observed_tools() {
             return None;
         }
         let tool = target.as_deref().unwrap_or_default();
-        let policy = shared.route.treatment_for(tool, &passage.standing);
+        let policy = shared.route.tool_policy_for(tool, &passage.standing);
         let is_observed = policy.mode == Mode::Observe;
         is_observed.then(|| Self::begin(shared, tool, &policy, shared.clock.now()))
     }
@@ -63,12 +69,12 @@ impl ObservedCall {
     }
 
     /// It has been answered so.
-    pub(super) fn answered(&mut self, outcome: Outcome) {
+    pub(super) fn record_outcome(&mut self, outcome: RequestOutcome) {
         self.answered.get_or_insert_with(|| (self.shared.clock.now(), outcome));
     }
 
     /// Whether it would have become a task, whatever its duration.
-    pub(super) fn decide(&mut self, would_defer: bool) {
+    pub(super) fn set_would_defer(&mut self, would_defer: bool) {
         self.would_defer = Some(would_defer);
     }
 }
@@ -90,7 +96,7 @@ impl Drop for ObservedCall {
             route: &route.path,
             after: self.after,
             took,
-            is_success: outcome == Some(Outcome::Result),
+            is_success: outcome == Some(RequestOutcome::Result),
             rollout: rollout.as_deref(),
         }
         .emit();

@@ -3,9 +3,9 @@
 //! There is one line as soon as all are known but those that wait for their callers, and a further one once those are.
 
 use crate::{
-    runtime::{Mutex, Stopping},
-    task::State,
-    telemetry::TakenOver,
+    runtime::{DrainWatch, Mutex},
+    task::TaskState,
+    telemetry::OrphanSummary,
 };
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::sleep};
@@ -17,7 +17,7 @@ const REPORT_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct OrphanReport {
     /// Held to count.
-    counts: Mutex<TakenOver>,
+    counts: Mutex<OrphanSummary>,
     /// Notified with each that is known.
     known: Notify,
 }
@@ -27,12 +27,12 @@ pub(super) struct OrphanReport {
 #[derive(Debug)]
 pub(super) struct OrphanFate {
     report: Arc<OrphanReport>,
-    counts_as: Undecided,
+    counts_as: OrphanState,
 }
 
 /// What an undecided task counts as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Undecided {
+enum OrphanState {
     Pending,
     Waiting,
 }
@@ -41,21 +41,21 @@ enum Undecided {
 
 impl OrphanReport {
     /// A task has been found.
-    pub(super) fn found(self: &Arc<Self>) -> OrphanFate {
+    pub(super) fn add(self: &Arc<Self>) -> OrphanFate {
         self.counts.lock().pending += 1;
-        OrphanFate { report: Arc::clone(self), counts_as: Undecided::Pending }
+        OrphanFate { report: Arc::clone(self), counts_as: OrphanState::Pending }
     }
 
     /// Writes the lines, once all tasks have been found. Ends with the process at the latest.
-    pub(super) async fn write(self: Arc<Self>, overdue: Stopping) {
+    pub(super) async fn emit(self: Arc<Self>, overdue: DrainWatch) {
         tokio::select! {
             biased;
-            () = self.until(|counts| counts.pending == 0) => {}
+            () = self.wait_until(|counts| counts.pending == 0) => {}
             () = sleep(REPORT_WITHIN) => {}
             () = overdue.stopped() => {}
         }
-        let first = self.take();
-        if first != TakenOver::default() {
+        let first = self.take_counts();
+        if first != OrphanSummary::default() {
             first.emit();
         }
         let waited = first.waiting + first.pending;
@@ -64,17 +64,17 @@ impl OrphanReport {
         }
         tokio::select! {
             biased;
-            () = self.until(|counts| counts.pending + counts.waiting == 0) => {}
+            () = self.wait_until(|counts| counts.pending + counts.waiting == 0) => {}
             () = overdue.stopped() => {}
         }
-        let later = self.take();
+        let later = self.take_counts();
         // Of those that are left to the next process there is nothing to say.
         if later.resumed + later.failed + later.cancelled + later.untold > 0 {
-            TakenOver { waited: Some(waited), ..later }.emit();
+            OrphanSummary { waited: Some(waited), ..later }.emit();
         }
     }
 
-    async fn until(&self, is_so: impl Fn(&TakenOver) -> bool) {
+    async fn wait_until(&self, is_so: impl Fn(&OrphanSummary) -> bool) {
         loop {
             let known = self.known.notified();
             if is_so(&self.counts.lock()) {
@@ -85,10 +85,10 @@ impl OrphanReport {
     }
 
     /// What is known, which is not counted again; with what is undecided.
-    fn take(&self) -> TakenOver {
+    fn take_counts(&self) -> OrphanSummary {
         let mut counts = self.counts.lock();
-        let TakenOver { waiting, pending, .. } = *counts;
-        std::mem::replace(&mut *counts, TakenOver { waiting, pending, ..TakenOver::default() })
+        let OrphanSummary { waiting, pending, .. } = *counts;
+        std::mem::replace(&mut *counts, OrphanSummary { waiting, pending, ..OrphanSummary::default() })
     }
 }
 
@@ -96,22 +96,22 @@ impl OrphanReport {
 
 impl OrphanFate {
     /// Its caller is waited for.
-    pub(super) fn waits(&mut self) {
-        self.count_as(Undecided::Waiting);
+    pub(super) fn mark_waiting(&mut self) {
+        self.count_as(OrphanState::Waiting);
     }
 
     /// Its caller has come.
-    pub(super) fn goes_on(&mut self) {
-        self.count_as(Undecided::Pending);
+    pub(super) fn mark_pending(&mut self) {
+        self.count_as(OrphanState::Pending);
     }
 
     /// Its server has taken up the call.
-    pub(super) fn resumed(self) {
+    pub(super) fn record_resumed(self) {
         self.report.counts.lock().resumed += 1;
     }
 
     /// It was cancelled. `is_told` where its server has taken that.
-    pub(super) fn cancelled(self, is_told: bool) {
+    pub(super) fn record_cancelled(self, is_told: bool) {
         let mut counts = self.report.counts.lock();
         match is_told {
             true => counts.cancelled += 1,
@@ -120,19 +120,19 @@ impl OrphanFate {
     }
 
     /// It is in this state. Where it has not ended, that is left to the next process.
-    pub(super) fn ended(self, state: &State) {
+    pub(super) fn record_ended(self, state: &TaskState) {
         match state {
-            State::Completed { .. } => self.resumed(),
-            State::Failed { .. } => self.report.counts.lock().failed += 1,
-            State::Cancelled => self.cancelled(true),
-            State::Working | State::InputRequired { .. } => {}
+            TaskState::Completed { .. } => self.record_resumed(),
+            TaskState::Failed { .. } => self.report.counts.lock().failed += 1,
+            TaskState::Cancelled => self.record_cancelled(true),
+            TaskState::Working | TaskState::InputRequired { .. } => {}
         }
     }
 
-    fn count_as(&mut self, now: Undecided) {
+    fn count_as(&mut self, now: OrphanState) {
         let mut counts = self.report.counts.lock();
-        *undecided(&mut counts, self.counts_as) -= 1;
-        *undecided(&mut counts, now) += 1;
+        *pending_count(&mut counts, self.counts_as) -= 1;
+        *pending_count(&mut counts, now) += 1;
         self.counts_as = now;
         drop(counts);
         self.report.known.notify_waiters();
@@ -141,15 +141,15 @@ impl OrphanFate {
 
 impl Drop for OrphanFate {
     fn drop(&mut self) {
-        *undecided(&mut self.report.counts.lock(), self.counts_as) -= 1;
+        *pending_count(&mut self.report.counts.lock(), self.counts_as) -= 1;
         self.report.known.notify_waiters();
     }
 }
 
-fn undecided(counts: &mut TakenOver, counts_as: Undecided) -> &mut usize {
+fn pending_count(counts: &mut OrphanSummary, counts_as: OrphanState) -> &mut usize {
     match counts_as {
-        Undecided::Pending => &mut counts.pending,
-        Undecided::Waiting => &mut counts.waiting,
+        OrphanState::Pending => &mut counts.pending,
+        OrphanState::Waiting => &mut counts.waiting,
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use crate::{
         runtime::Drain,
-        telemetry::{Format, Lines},
+        telemetry::{LineFormat, LogLayer},
     };
     use std::time::UNIX_EPOCH;
     use tracing_subscriber::layer::SubscriberExt;
@@ -168,20 +168,19 @@ mod tests {
         let written = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&written);
         let take = move |_: &tracing::Level, line: &str| kept.lock().push(line.to_owned());
-        let lines = Lines::new(Format::Text, || UNIX_EPOCH, take);
+        let lines = LogLayer::new(LineFormat::Text, || UNIX_EPOCH, take);
         let _written = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
         let (_drain, overdue) = Drain::new();
         let report = Arc::<OrphanReport>::default();
-        let (silent, failed, mut waits, left) =
-            (report.found(), report.found(), report.found(), report.found());
-        waits.waits();
-        failed.ended(&State::Failed { error: Default::default() });
-        let reporting = tokio::spawn(report.write(overdue));
+        let (silent, failed, mut waits, left) = (report.add(), report.add(), report.add(), report.add());
+        waits.mark_waiting();
+        failed.record_ended(&TaskState::Failed { error: Default::default() });
+        let reporting = tokio::spawn(report.emit(overdue));
         sleep(REPORT_WITHIN - Duration::from_secs(1)).await;
         assert_eq!(written.lock().len(), 0, "two of them may still answer");
         sleep(Duration::from_secs(2)).await;
-        silent.resumed();
-        waits.cancelled(false);
+        silent.record_resumed();
+        waits.record_cancelled(false);
         sleep(Duration::from_secs(1)).await;
         assert_eq!(written.lock().len(), 1, "one is not known yet");
         // That one goes to the next process.

@@ -1,13 +1,13 @@
 //! The server's final word, or a refusal of ours, as the response to a call.
 
-use super::{AccessSummary, Commit, Item, NoRoom, Reply};
+use super::{AccessSummary, CallReply, DeliveryCommit, ReplyItem, TaskAdmissionError};
 use crate::{
     bridge::{elicit, plan},
-    dialect::{Call, Response, modern},
+    dialect::{Call, CallResponse, modern},
     policy::Route,
-    protocol::{ErrorObject, Fault, Kind, Method, code, tool_result},
+    protocol::{ErrorObject, ErrorOrigin, Kind, Method, code, tool_result},
     task::TaskId,
-    telemetry::{Limit, Outcome},
+    telemetry::{Limit, RequestOutcome},
     upstream::CallError,
 };
 use bytes::Bytes;
@@ -18,47 +18,51 @@ use serde_json::Value;
 #[derive(Clone, Debug)]
 pub(super) enum CallEnd {
     /// The server's response.
-    Said(Response),
+    Response(CallResponse),
     /// There is none.
     Lost(CallError),
     /// The call cannot go on, for a reason of ours or its client's.
-    Refused(ErrorObject, Outcome),
+    Refused(ErrorObject, RequestOutcome),
 }
 
 /// What a call came to.
 #[derive(Clone, Debug)]
-pub(super) enum Verdict {
+pub(super) enum CallVerdict {
     /// The result object.
     Result(Bytes),
-    Error(ErrorObject, Outcome),
+    Error(ErrorObject, RequestOutcome),
 }
 
 /// The response for a client that waited.
 ///
 /// `refused` is what the server asked for and could not have, if anything: a call that fails after
 /// that failed for it.
-pub(super) fn to_client(call: &Call, route: &Route, word: CallEnd, refused: Option<&Value>) -> Reply {
+pub(super) fn to_client(call: &Call, route: &Route, word: CallEnd, refused: Option<&Value>) -> CallReply {
     let lost = match &word {
         CallEnd::Lost(lost) => Some(lost.clone()),
-        CallEnd::Said(_) | CallEnd::Refused(..) => None,
+        CallEnd::Response(_) | CallEnd::Refused(..) => None,
     };
-    if let (CallEnd::Said(response), None) = (&word, refused)
+    if let (CallEnd::Response(response), None) = (&word, refused)
         && let Kind::Success { result, .. } = response.frame().kind()
-        && !stands_for_an_error(call, route, result)
+        && !is_missing_resource(call, route, result)
     {
         // The common case, in one pass over the server's bytes.
         return match response.message(call) {
-            Ok((body, false)) => Reply::new(StatusCode::OK, body, Outcome::Result),
-            Ok((body, true)) => Reply::new(StatusCode::OK, body, Outcome::ToolError),
+            Ok((body, false)) => CallReply::new(StatusCode::OK, body, RequestOutcome::Result),
+            Ok((body, true)) => CallReply::new(StatusCode::OK, body, RequestOutcome::ToolError),
             Err(error) => invalid(call, &error.to_string()),
         };
     }
     match verdict(call, route, word, refused) {
-        Verdict::Result(result) => {
-            let outcome = if tool_result::is_error(&result) { Outcome::ToolError } else { Outcome::Result };
-            Reply::new(StatusCode::OK, modern::success_response(&call.id, &result), outcome)
+        CallVerdict::Result(result) => {
+            let outcome = if tool_result::is_error(&result) {
+                RequestOutcome::ToolError
+            } else {
+                RequestOutcome::Result
+            };
+            CallReply::new(StatusCode::OK, modern::success_response(&call.id, &result), outcome)
         }
-        Verdict::Error(error, outcome) => {
+        CallVerdict::Error(error, outcome) => {
             let mut reply = failed(call, status_of(call, &error, lost.as_ref()), &error, outcome);
             if let Some(lost) = &lost {
                 // In our words, also where the client is told in the server's.
@@ -76,35 +80,35 @@ pub(super) fn to_client(call: &Call, route: &Route, word: CallEnd, refused: Opti
 }
 
 /// What a call came to, for a client that waits or for a task.
-pub(super) fn verdict(call: &Call, route: &Route, word: CallEnd, refused: Option<&Value>) -> Verdict {
+pub(super) fn verdict(call: &Call, route: &Route, word: CallEnd, refused: Option<&Value>) -> CallVerdict {
     let response = match word {
-        CallEnd::Said(response) => response,
-        CallEnd::Lost(lost) => return Verdict::Error(lost_error(&lost), outcome_of(&lost)),
-        CallEnd::Refused(error, outcome) => return Verdict::Error(error, outcome),
+        CallEnd::Response(response) => response,
+        CallEnd::Lost(lost) => return CallVerdict::Error(lost_error(&lost), outcome_of(&lost)),
+        CallEnd::Refused(error, outcome) => return CallVerdict::Error(error, outcome),
     };
-    let invalid = |why: &str| Verdict::Error(invalid_error(why), Outcome::UpstreamFailed);
+    let invalid = |why: &str| CallVerdict::Error(invalid_error(why), RequestOutcome::UpstreamFailed);
     match (response.frame().kind(), refused) {
         (Kind::Success { result, .. }, refused) => {
             if let Some(missing) = refused
                 && tool_result::is_error(result)
             {
-                return Verdict::Error(elicit::question_refused(missing), Outcome::Refused);
+                return CallVerdict::Error(elicit::input_refused(missing), RequestOutcome::Refused);
             }
-            if stands_for_an_error(call, route, result) {
+            if is_missing_resource(call, route, result) {
                 let uri = call.target.as_deref().unwrap_or_default();
-                return Verdict::Error(modern::no_such_resource(uri), Outcome::ServerError);
+                return CallVerdict::Error(modern::no_such_resource(uri), RequestOutcome::ServerError);
             }
             match response.result(&call.method) {
-                Ok(result) => Verdict::Result(result),
+                Ok(result) => CallVerdict::Result(result),
                 Err(error) => invalid(&error.to_string()),
             }
         }
         (Kind::Failure { .. }, Some(missing)) => {
-            Verdict::Error(elicit::question_refused(missing), Outcome::Refused)
+            CallVerdict::Error(elicit::input_refused(missing), RequestOutcome::Refused)
         }
         (Kind::Failure { .. } | Kind::Request { .. } | Kind::Notification { .. }, _) => {
             match response.error(call) {
-                Some(error) => Verdict::Error(error, Outcome::ServerError),
+                Some(error) => CallVerdict::Error(error, RequestOutcome::ServerError),
                 None => invalid("it is not a response"),
             }
         }
@@ -114,7 +118,7 @@ pub(super) fn verdict(call: &Call, route: &Route, word: CallEnd, refused: Option
 /// The error object for an answer that will not come. Where a limit is the reason, it counts as met.
 pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
     if let Some(limit) = lost.limit() {
-        limit.hit();
+        limit.record_hit();
     }
     error_of(lost)
 }
@@ -122,7 +126,7 @@ pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
 /// The same, for whoever is told of it beside the client.
 pub(super) fn error_of(lost: &CallError) -> ErrorObject {
     match lost {
-        CallError::Forbidden { error: Some(error), .. } => error.clone().of_this_era(),
+        CallError::Forbidden { error: Some(error), .. } => error.clone().into_modern(),
         CallError::Status { retry_after: Some(after), .. } => {
             ErrorObject::new(lost.code(), lost.to_string()).with_retry_after(after)
         }
@@ -130,16 +134,16 @@ pub(super) fn error_of(lost: &CallError) -> ErrorObject {
     }
 }
 
-pub(super) fn outcome_of(lost: &CallError) -> Outcome {
+pub(super) fn outcome_of(lost: &CallError) -> RequestOutcome {
     lost.fault().into()
 }
 
 /// The status by which a transport says whose fault it is.
-pub(super) fn status_of_fault(fault: Fault) -> StatusCode {
+pub(super) fn status_of_fault(fault: ErrorOrigin) -> StatusCode {
     match fault {
-        Fault::Client => StatusCode::BAD_REQUEST,
-        Fault::Server => StatusCode::BAD_GATEWAY,
-        Fault::Proxy => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorOrigin::Client => StatusCode::BAD_REQUEST,
+        ErrorOrigin::Server => StatusCode::BAD_GATEWAY,
+        ErrorOrigin::Proxy => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 
@@ -161,37 +165,37 @@ fn status_of(call: &Call, error: &ErrorObject, lost: Option<&CallError>) -> Stat
 }
 
 /// A call whose parameters are not what they must be.
-pub(super) fn invalid_params(call: &Call, why: impl AsRef<str>) -> Reply {
+pub(super) fn invalid_params(call: &Call, why: impl AsRef<str>) -> CallReply {
     refuse(call, StatusCode::OK, &ErrorObject::new(code::INVALID_PARAMS, why))
 }
 
 /// A call refused by us.
-pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> Reply {
-    failed(call, status, error, Outcome::Refused)
+pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> CallReply {
+    failed(call, status, error, RequestOutcome::Refused)
 }
 
 /// A caller has met one of its limits, which is named.
 pub(super) fn too_many(limit: &str) -> ErrorObject {
-    Limit::hit_by_key(limit);
+    Limit::record_hit_by_key(limit);
     ErrorObject::new(code::BUSY, format!("too many requests; the limit is {limit}"))
 }
 
 /// A method this server does not serve.
-pub(super) fn not_served(call: &Call) -> Reply {
+pub(super) fn not_served(call: &Call) -> CallReply {
     let refused = modern::not_served(call.id.clone(), &call.method);
-    failed(call, refused.status, &refused.error, Outcome::Refused)
+    failed(call, refused.status, &refused.error, RequestOutcome::Refused)
 }
 
 /// A call that needs the tasks extension, by a client that did not declare it.
-pub(super) fn tasks_required(call: &Call) -> Reply {
+pub(super) fn tasks_required(call: &Call) -> CallReply {
     refuse(call, StatusCode::BAD_REQUEST, &plan::tasks_required())
 }
 
 /// A new call that comes while the proxy stops; nothing is sent. Another process may take it.
-pub(super) fn stopping(call: &Call) -> Reply {
+pub(super) fn stopping(call: &Call) -> CallReply {
     let mut reply = refuse(call, StatusCode::SERVICE_UNAVAILABLE, &stopping_error());
     reply.headers.insert(header::RETRY_AFTER, RETRY_AFTER);
-    reply.account.outcome = Outcome::ProxyFailed;
+    reply.account.outcome = RequestOutcome::ProxyFailed;
     reply
 }
 
@@ -204,48 +208,48 @@ pub(super) fn stopping_error() -> ErrorObject {
 pub(super) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// A result of ours.
-pub(super) fn success(call: &Call, result: &[u8]) -> Reply {
-    Reply::new(StatusCode::OK, modern::success_response(&call.id, result), Outcome::Result)
+pub(super) fn success(call: &Call, result: &[u8]) -> CallReply {
+    CallReply::new(StatusCode::OK, modern::success_response(&call.id, result), RequestOutcome::Result)
 }
 
 /// The handle of a task.
-pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<Commit>) -> Reply {
+pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<DeliveryCommit>) -> CallReply {
     let mut reply = success(call, created);
     reply.commit = commit;
-    reply.account = AccessSummary { task: Some(task), ..AccessSummary::of(Outcome::Task) };
+    reply.account = AccessSummary { task: Some(task), ..AccessSummary::of(RequestOutcome::Task) };
     reply
 }
 
 /// A result that asks the client for more.
-pub(super) fn input_required(call: &Call, result: &[u8]) -> Reply {
+pub(super) fn input_required(call: &Call, result: &[u8]) -> CallReply {
     let mut reply = success(call, result);
-    reply.account.outcome = Outcome::InputRequired;
+    reply.account.outcome = RequestOutcome::InputRequired;
     reply
 }
 
 /// Nothing can be said while the store fails; the client asks again.
-pub(super) fn store_failed(call: &Call) -> Reply {
-    failed(call, StatusCode::OK, &store_error(), Outcome::ProxyFailed)
+pub(super) fn store_failed(call: &Call) -> CallReply {
+    failed(call, StatusCode::OK, &store_error(), RequestOutcome::ProxyFailed)
 }
 
 pub(super) fn store_error() -> ErrorObject {
-    ErrorObject::new(code::INTERNAL_ERROR, NoRoom::StoreFailed.to_string())
+    ErrorObject::new(code::INTERNAL_ERROR, TaskAdmissionError::StoreFailed.to_string())
 }
 
-fn invalid(call: &Call, why: &str) -> Reply {
-    failed(call, StatusCode::OK, &invalid_error(why), Outcome::UpstreamFailed)
+fn invalid(call: &Call, why: &str) -> CallReply {
+    failed(call, StatusCode::OK, &invalid_error(why), RequestOutcome::UpstreamFailed)
 }
 
-fn failed(call: &Call, status: StatusCode, error: &ErrorObject, outcome: Outcome) -> Reply {
+fn failed(call: &Call, status: StatusCode, error: &ErrorObject, outcome: RequestOutcome) -> CallReply {
     let account = AccessSummary::failed(outcome, error);
-    Reply { account, ..Reply::new(status, body(call, error), outcome) }
+    CallReply { account, ..CallReply::new(status, body(call, error), outcome) }
 }
 
 fn invalid_error(why: &str) -> ErrorObject {
     ErrorObject::new(code::UPSTREAM_INVALID, format!("the server's answer is not valid: {why}"))
 }
 
-fn stands_for_an_error(call: &Call, route: &Route, result: &Bytes) -> bool {
+fn is_missing_resource(call: &Call, route: &Route, result: &Bytes) -> bool {
     route.empty_contents_is_error && call.method == Method::ResourcesRead && modern::has_no_contents(result)
 }
 
@@ -255,16 +259,16 @@ fn body(call: &Call, error: &ErrorObject) -> Bytes {
 
 // === impl Reply ===
 
-impl Reply {
-    pub(super) fn new(status: StatusCode, body: Bytes, outcome: Outcome) -> Self {
+impl CallReply {
+    pub(super) fn new(status: StatusCode, body: Bytes, outcome: RequestOutcome) -> Self {
         Self { status, headers: HeaderMap::new(), body, commit: None, account: AccessSummary::of(outcome) }
     }
 }
 
 // === impl Item ===
 
-impl From<Reply> for Item {
-    fn from(reply: Reply) -> Self {
+impl From<CallReply> for ReplyItem {
+    fn from(reply: CallReply) -> Self {
         Self::Reply(reply)
     }
 }
@@ -281,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_limit_that_a_call_was_lost_to_is_counted_when_its_client_is_told() {
-        let lost = CallError::AllInUse { limit: 1, after: Duration::from_secs(30) };
+        let lost = CallError::ProcessesInUse { limit: 1, after: Duration::from_secs(30) };
         let before = hits("upstream.instances");
         assert_eq!(lost_error(&lost).code(), code::BUSY);
         assert_eq!(hits("upstream.instances"), before + 1);

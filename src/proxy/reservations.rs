@@ -1,16 +1,16 @@
 //! Room in the task quotas that is taken before a task is stored: by calls that wait for answers of their client, and by
 //! tasks that are being stored. Together with what the store counts it never exceeds a quota, however slow the store is.
 
-use super::ledger::NoRoom;
+use super::ledger::TaskAdmissionError;
 use crate::{dialect::Principal, runtime::Mutex};
 use std::{collections::HashMap, sync::Arc};
 
 /// The reservations of all principals.
 #[derive(Debug, Default)]
-pub(super) struct Reservations(Mutex<Reserved>);
+pub(super) struct Reservations(Mutex<ReservationCounts>);
 
 #[derive(Debug, Default)]
-struct Reserved {
+struct ReservationCounts {
     /// A principal without any is not in it.
     by_principal: HashMap<Principal, usize>,
     total: usize,
@@ -34,8 +34,8 @@ impl Reservations {
     pub(super) fn reserve(
         self: &Arc<Self>,
         principal: Principal,
-        has_room: impl FnOnce(usize, usize) -> Result<(), NoRoom>,
-    ) -> Result<Reservation, NoRoom> {
+        has_room: impl FnOnce(usize, usize) -> Result<(), TaskAdmissionError>,
+    ) -> Result<Reservation, TaskAdmissionError> {
         let mut reserved = self.0.lock();
         has_room(reserved.of(principal), reserved.total)?;
         *reserved.by_principal.entry(principal).or_default() += 1;
@@ -52,7 +52,7 @@ impl Reservations {
 
 // === impl Reserved ===
 
-impl Reserved {
+impl ReservationCounts {
     fn of(&self, principal: Principal) -> usize {
         self.by_principal.get(&principal).copied().unwrap_or_default()
     }

@@ -6,25 +6,25 @@
 //! again. A task that was cancelled, and whose server may not have heard of it, is told to the server.
 //!
 //! Credentials are not kept. A call whose caller showed any is taken up when the caller next comes, whatever it
-//! comes for, as that request shows them again; it is waited for no longer than `resume.wait`.
+//! comes for, as that request shows them again; it is waited for no longer than `resume.wait_for_credentials`.
 
 use super::{
-    Ledger,
-    anchor::Anchor,
+    TaskLedger,
+    anchor::TaskAnchor,
     drive,
     endpoint::Endpoint,
-    keep::STORE_PAUSE,
-    ledger::{Custody, lost},
+    ledger::{TaskLease, lost_event},
     orphan_report::{OrphanFate, OrphanReport},
-    shared::Shared,
+    persist::STORE_RETRY_DELAY,
+    route_context::RouteContext,
 };
 use crate::{
     dialect::{ClientInfo, Credentials, Principal},
     protocol::Capabilities,
-    runtime::Stopping,
-    store::Orphan,
-    task::{Record, State},
-    upstream::{Identity, own_ids},
+    runtime::DrainWatch,
+    store::OrphanTask,
+    task::{Record, TaskState},
+    upstream::{CallerIdentity, own_ids},
 };
 use futures_util::future::join_all;
 use std::sync::Arc;
@@ -34,26 +34,26 @@ use tokio::time::sleep;
 const BATCH: usize = 256;
 
 /// A task of a process that is gone, and what is known of its call.
-struct LeftBehind {
-    custody: Custody,
+struct OrphanedTask {
+    custody: TaskLease,
     record: Arc<Record>,
-    anchor: Anchor,
+    anchor: TaskAnchor,
     fate: OrphanFate,
 }
 
 /// How a task ends that nobody can go on with.
-enum End {
+enum OrphanOutcome {
     /// It had not ended: its call is lost.
-    Lost(Custody, OrphanFate),
+    Lost(TaskLease, OrphanFate),
     /// It is cancelled, and nobody can be told.
-    Forgotten(Custody, OrphanFate),
+    ServerNotNotified(TaskLease, OrphanFate),
 }
 
 // === impl Ledger ===
 
-impl Ledger {
+impl TaskLedger {
     /// Sees to all that was left behind, or to as much as there is time for.
-    pub(super) async fn take_over(self: &Arc<Self>, endpoints: &[Endpoint], overdue: &Stopping) {
+    pub(super) async fn recover_orphans(self: &Arc<Self>, endpoints: &[Endpoint], overdue: &DrainWatch) {
         let report = Arc::<OrphanReport>::default();
         loop {
             let orphans = tokio::select! {
@@ -65,58 +65,58 @@ impl Ledger {
                 Ok(orphans) if orphans.is_empty() => break,
                 Ok(orphans) => {
                     let ends =
-                        orphans.into_iter().filter_map(|one| self.see_to(one, endpoints, report.found()));
+                        orphans.into_iter().filter_map(|one| self.recover(one, endpoints, report.add()));
                     // All of them at once: in a store that flushes they share one.
-                    join_all(ends.map(|end| end.keep(self, overdue))).await;
+                    join_all(ends.map(|end| end.store(self, overdue))).await;
                 }
                 // Nothing of them is lost meanwhile: they are nobody's.
                 Err(_) => tokio::select! {
                     () = overdue.stopped() => return,
-                    () = sleep(STORE_PAUSE) => {}
+                    () = sleep(STORE_RETRY_DELAY) => {}
                 },
             }
         }
         // Nothing that a proxy that stops waits for.
-        tokio::spawn(report.write(overdue.clone()));
+        tokio::spawn(report.emit(overdue.clone()));
     }
 
     /// Goes on with the call in the background; or gives how it ends, where nothing else can be done for it.
-    fn see_to(
+    fn recover(
         self: &Arc<Self>,
-        Orphan { version, record, anchor }: Orphan,
+        OrphanTask { version, record, anchor }: OrphanTask,
         endpoints: &[Endpoint],
         fate: OrphanFate,
-    ) -> Option<End> {
-        let anchor = self.anchored(&record.id, anchor.as_ref());
+    ) -> Option<OrphanOutcome> {
+        let anchor = self.open_anchor(&record.id, anchor.as_ref());
         let shared =
             endpoints.iter().map(Endpoint::shared).find(|shared| shared.route.path == record.owner.route);
         let custody = self.adopt(version, &record);
         match (shared, anchor) {
             (Some(shared), Some(anchor)) => {
                 let needs_credentials = anchor.needs_credentials;
-                own_ids::begin_behind(anchor.call.call);
-                let left = LeftBehind { custody, record, anchor, fate };
+                own_ids::skip_to(anchor.call.call);
+                let left = OrphanedTask { custody, record, anchor, fate };
                 match needs_credentials {
-                    true => left.wait(shared),
-                    false => left.take_up(shared, Credentials::default()),
+                    true => left.wait_for_credentials(shared),
+                    false => left.resume(shared, Credentials::default()),
                 }
                 None
             }
-            _ if record.state.is_ended() => Some(End::Forgotten(custody, fate)),
-            _ => Some(End::Lost(custody, fate)),
+            _ if record.state.is_ended() => Some(OrphanOutcome::ServerNotNotified(custody, fate)),
+            _ => Some(OrphanOutcome::Lost(custody, fate)),
         }
     }
 }
 
 // === impl End ===
 
-impl End {
-    async fn keep(self, ledger: &Ledger, overdue: &Stopping) {
+impl OrphanOutcome {
+    async fn store(self, ledger: &TaskLedger, overdue: &DrainWatch) {
         match self {
-            Self::Lost(custody, fate) => lose(ledger, &custody, fate, overdue).await,
-            Self::Forgotten(custody, fate) => {
-                let _ = ledger.let_go(&custody.id).await;
-                fate.cancelled(false);
+            Self::Lost(custody, fate) => fail_orphan(ledger, &custody, fate, overdue).await,
+            Self::ServerNotNotified(custody, fate) => {
+                let _ = ledger.remove_anchor(&custody.id).await;
+                fate.record_cancelled(false);
             }
         }
     }
@@ -124,24 +124,24 @@ impl End {
 
 // === impl LeftBehind ===
 
-impl LeftBehind {
+impl OrphanedTask {
     /// Goes on with the call, or says why that cannot be; in the background.
-    fn take_up(self, shared: &Arc<Shared>, credentials: Credentials) {
+    fn resume(self, shared: &Arc<RouteContext>, credentials: Credentials) {
         let Self { custody, record, anchor, fate } = self;
         if record.state.is_ended() {
-            return tell_cancelled(shared, (custody, fate), &record, &anchor, credentials);
+            return notify_cancelled(shared, (custody, fate), &record, &anchor, credentials);
         }
-        let taken_up = drive::take_up(shared, (custody, fate), &record, &anchor, credentials.clone());
+        let taken_up = drive::resume_call(shared, (custody, fate), &record, &anchor, credentials.clone());
         if let Err((custody, fate)) = taken_up {
             let work = Arc::clone(shared);
             shared.stopping.spawn(async move {
-                drop(custody.keep(lost(), &work.overdue).await);
-                match work.ledger.last_kept(&record.id) {
+                drop(custody.persist(lost_event(), &work.overdue).await);
+                match work.ledger.last_stored(&record.id) {
                     // While the store failed its client may have come first, and cancelled it.
-                    Some(record) if record.state == State::Cancelled => {
-                        tell_cancelled(&work, (custody, fate), &record, &anchor, credentials);
+                    Some(record) if record.state == TaskState::Cancelled => {
+                        notify_cancelled(&work, (custody, fate), &record, &anchor, credentials);
                     }
-                    Some(record) => fate.ended(&record.state),
+                    Some(record) => fate.record_ended(&record.state),
                     None => {}
                 }
             });
@@ -149,13 +149,13 @@ impl LeftBehind {
     }
 
     /// The same once its caller comes, if it does so in time; in the background.
-    fn wait(mut self, shared: &Arc<Shared>) {
-        self.fate.waits();
+    fn wait_for_credentials(mut self, shared: &Arc<RouteContext>) {
+        self.fate.mark_waiting();
         let principal = Principal::from_bytes(self.record.owner.principal);
-        let mut came = shared.absent.await_caller(principal);
+        let mut came = shared.pending_credentials.wait_for(principal);
         let shared = Arc::clone(shared);
         let Self { custody, record, anchor, mut fate } = self;
-        let waits = shared.ledger.waits();
+        let waits = shared.ledger.count_pending();
         // Nothing that a proxy that stops waits for: the next process waits anew.
         tokio::spawn(async move {
             tokio::select! {
@@ -164,23 +164,23 @@ impl LeftBehind {
                 Ok(credentials) = &mut came => {
                     // It may have come to cancel the task.
                     drop(waits);
-                    fate.goes_on();
-                    match shared.ledger.last_kept(&record.id) {
-                        Some(record) if !record.state.is_ended() || record.state == State::Cancelled => {
-                            Self { custody, record, anchor, fate }.take_up(&shared, credentials);
+                    fate.mark_pending();
+                    match shared.ledger.last_stored(&record.id) {
+                        Some(record) if !record.state.is_ended() || record.state == TaskState::Cancelled => {
+                            Self { custody, record, anchor, fate }.resume(&shared, credentials);
                         }
                         _ => {}
                     }
                 }
                 () = sleep(shared.route.resume.wait) => {
                     drop(came);
-                    shared.absent.given_up(principal);
+                    shared.pending_credentials.remove_abandoned(principal);
                     match record.state.is_ended() {
                         true => {
-                            let _ = shared.ledger.let_go(&record.id).await;
-                            fate.cancelled(false);
+                            let _ = shared.ledger.remove_anchor(&record.id).await;
+                            fate.record_cancelled(false);
                         }
-                        false => lose(&shared.ledger, &custody, fate, &shared.overdue).await,
+                        false => fail_orphan(&shared.ledger, &custody, fate, &shared.overdue).await,
                     }
                 }
             }
@@ -189,31 +189,31 @@ impl LeftBehind {
 }
 
 /// Ends a task whose call is lost, if nobody else has ended it first.
-async fn lose(ledger: &Ledger, custody: &Custody, fate: OrphanFate, overdue: &Stopping) {
-    drop(custody.keep(lost(), overdue).await);
-    if let Some(record) = ledger.last_kept(&custody.id) {
-        fate.ended(&record.state);
+async fn fail_orphan(ledger: &TaskLedger, custody: &TaskLease, fate: OrphanFate, overdue: &DrainWatch) {
+    drop(custody.persist(lost_event(), overdue).await);
+    if let Some(record) = ledger.last_stored(&custody.id) {
+        fate.record_ended(&record.state);
     }
 }
 
 /// Tells the server that nobody waits any more for the call of a cancelled task, in the background.
-fn tell_cancelled(
-    shared: &Arc<Shared>,
-    (custody, fate): (Custody, OrphanFate),
+fn notify_cancelled(
+    shared: &Arc<RouteContext>,
+    (custody, fate): (TaskLease, OrphanFate),
     record: &Record,
-    anchor: &Anchor,
+    anchor: &TaskAnchor,
     credentials: Credentials,
 ) {
     let principal = Principal::from_bytes(record.owner.principal);
     let (capabilities, client_info) = (Arc::new(Capabilities::none()), ClientInfo::default());
-    let caller = Identity { principal, credentials, capabilities, client_info };
+    let caller = CallerIdentity { principal, credentials, capabilities, client_info };
     let (work, id, anchor) = (Arc::clone(shared), record.id.clone(), anchor.call.clone());
     shared.stopping.spawn(async move {
         tokio::select! {
             () = work.overdue.stopped() => return,
-            is_told = work.upstream.cancel_at(&caller, &anchor) => fate.cancelled(is_told),
+            is_told = work.upstream.cancel_at(&caller, &anchor) => fate.record_cancelled(is_told),
         }
-        let _ = work.ledger.let_go(&id).await;
+        let _ = work.ledger.remove_anchor(&id).await;
         drop(custody);
     });
 }

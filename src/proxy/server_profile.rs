@@ -6,7 +6,7 @@
 use crate::{
     protocol::Revision,
     runtime::Mutex,
-    upstream::{CallError, Identity, Upstream},
+    upstream::{CallError, CallerIdentity, Upstream},
 };
 
 #[derive(Debug, Default)]
@@ -22,7 +22,11 @@ pub(super) struct ServerProfile {
 impl ServerProfile {
     /// Whether the server has tasks of its own. One that does not answer will say so itself to whoever calls
     /// it.
-    pub(super) async fn has_tasks(&self, server: &dyn Upstream, caller: impl FnOnce() -> Identity) -> bool {
+    pub(super) async fn has_tasks(
+        &self,
+        server: &dyn Upstream,
+        caller: impl FnOnce() -> CallerIdentity,
+    ) -> bool {
         if let Some(known) = *self.tasks.lock() {
             return known;
         }
@@ -40,7 +44,7 @@ impl ServerProfile {
     pub(super) async fn survives_delete(
         &self,
         server: &dyn Upstream,
-        caller: impl FnOnce() -> Identity,
+        caller: impl FnOnce() -> CallerIdentity,
     ) -> Result<bool, CallError> {
         if let Some(known) = *self.survives_delete.lock() {
             return Ok(known);
@@ -55,8 +59,8 @@ impl ServerProfile {
     }
 
     /// Asks the server what it is, with the newest revision of its era, unless it has said so to us.
-    async fn ask(&self, server: &dyn Upstream, caller: Identity) -> Result<(), CallError> {
-        let server = match server.described() {
+    async fn ask(&self, server: &dyn Upstream, caller: CallerIdentity) -> Result<(), CallError> {
+        let server = match server.last_description() {
             Some(said) => said,
             None => server.describe(&caller).await?,
         };

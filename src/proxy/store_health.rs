@@ -2,7 +2,7 @@
 
 use crate::{
     runtime::Mutex,
-    telemetry::{StoreBack, StoreFailed},
+    telemetry::{StoreFailed, StoreRecovered},
 };
 use std::{
     fmt,
@@ -15,11 +15,11 @@ use std::{
 pub(super) struct StoreHealth {
     is_failing: AtomicBool,
     /// When that was said last.
-    said: Mutex<Option<Instant>>,
+    logged_at: Mutex<Option<Instant>>,
 }
 
 /// A store that goes on failing is said so again after this.
-const AGAIN: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl StoreHealth ===
 
@@ -30,20 +30,20 @@ impl StoreHealth {
     }
 
     /// It has not done this.
-    pub(super) fn failed(&self, doing: &str, error: &dyn fmt::Display, now: Instant) {
+    pub(super) fn record_failure(&self, doing: &str, error: &dyn fmt::Display, now: Instant) {
         self.is_failing.store(true, Ordering::Relaxed);
-        let mut said = self.said.lock();
-        if said.is_none_or(|said| now.saturating_duration_since(said) >= AGAIN) {
+        let mut said = self.logged_at.lock();
+        if said.is_none_or(|said| now.saturating_duration_since(said) >= LOG_INTERVAL) {
             *said = Some(now);
             StoreFailed { doing, error }.emit();
         }
     }
 
     /// It has taken a change.
-    pub(super) fn works(&self) {
+    pub(super) fn record_success(&self) {
         if self.is_failing() && self.is_failing.swap(false, Ordering::Relaxed) {
-            *self.said.lock() = None;
-            StoreBack.emit();
+            *self.logged_at.lock() = None;
+            StoreRecovered.emit();
         }
     }
 }

@@ -5,22 +5,22 @@
 //! so that no `requestState` is needed.
 
 use super::{
-    Item, Reply,
+    CallReply, ReplyItem,
     answers::{
         extension,
-        ticket::{Answer, Holder, Next, Watch, answer},
+        ticket::{ResultWatch, TicketCaller, TicketToolAnswer, WatchEvent, call_ticket_tool},
     },
-    conversation::Conversation,
+    call_reply::ReplySource,
     reply,
-    shared::Shared,
+    route_context::RouteContext,
     tickets,
 };
 use crate::{
     bridge::elicit,
     dialect::{Call, Caller, modern},
-    protocol::{ErrorObject, Frame, Heartbeat, InputRequest},
-    task::{Record, State, view},
-    telemetry::Outcome,
+    protocol::{ErrorObject, Frame, InputRequest, ProgressHeartbeat},
+    task::{Record, TaskState, view},
+    telemetry::RequestOutcome,
     upstream::CallError,
 };
 use bytes::Bytes;
@@ -29,78 +29,82 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// One call of such a tool.
-pub(super) struct TicketCall {
-    shared: Arc<Shared>,
+pub(super) struct TicketToolCall {
+    shared: Arc<RouteContext>,
     call: Arc<Call>,
     caller: Caller,
-    stage: Stage,
+    stage: TicketStage,
 }
 
-enum Stage {
+enum TicketStage {
     Fresh,
-    Waits(Box<Watch>, Option<Heartbeat>),
+    Waiting(Box<ResultWatch>, Option<ProgressHeartbeat>),
     Ended,
 }
 
 // === impl TicketCall ===
 
-impl TicketCall {
-    pub(super) fn new(shared: Arc<Shared>, call: Arc<Call>, caller: Caller) -> Self {
-        Self { shared, call, caller, stage: Stage::Fresh }
+impl TicketToolCall {
+    pub(super) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
+        Self { shared, call, caller, stage: TicketStage::Fresh }
     }
 
     /// What is said at once; nothing where the result is waited for.
-    async fn begin(&mut self) -> Option<Reply> {
+    async fn begin(&mut self) -> Option<CallReply> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let tool = call.target.as_deref().unwrap_or_default();
-        let Some((wanted, names)) = tickets::wanted_by(shared, call, caller, tool) else {
-            return Some(self.said(view::ticket::unknown()));
+        let Some((wanted, names)) = tickets::modern_ticket_action(shared, call, caller, tool) else {
+            return Some(self.result_reply(view::ticket::unknown_ticket()));
         };
-        let holder = Holder {
-            owner: shared.owner(caller),
+        let holder = TicketCaller {
+            owner: shared.task_owner(caller),
             principal: caller.principal,
             names: &names,
-            wait: tickets::wait(shared, tickets::holding_of(shared, call, caller)),
-            hears: false,
+            wait: tickets::result_wait(shared, tickets::modern_eligibility(shared, call, caller)),
+            accepts_messages: false,
         };
-        match answer(shared, holder, wanted, call.params.as_ref()).await {
-            Answer::Said(result, account) => Some(Reply { account, ..self.said(result) }),
-            Answer::About(record, result, account) => {
-                Some(Reply { account, ..self.said_of(&record, result) })
+        match call_ticket_tool(shared, holder, wanted, call.params.as_ref()).await {
+            TicketToolAnswer::Result(result, account) => {
+                Some(CallReply { account, ..self.result_reply(result) })
             }
-            Answer::Waits(watch) => {
+            TicketToolAnswer::CallResult(record, result, account) => {
+                Some(CallReply { account, ..self.call_result_reply(&record, result) })
+            }
+            TicketToolAnswer::Pending(watch) => {
                 let answers =
                     call.params.as_ref().is_some_and(|params| params.get("inputResponses").is_some());
-                if answers && let Err(refusal) = extension::answered(shared, call, watch.record()).await {
+                if answers
+                    && let Err(refusal) = extension::receive_responses(shared, call, watch.record()).await
+                {
                     return Some(*refusal);
                 }
-                let heartbeat = call.progress_token.clone().map(|token| Heartbeat::new(token, true));
-                self.stage = Stage::Waits(watch, heartbeat);
+                let heartbeat = call.progress_token.clone().map(|token| ProgressHeartbeat::new(token, true));
+                self.stage = TicketStage::Waiting(watch, heartbeat);
                 None
             }
         }
     }
 
-    fn said(&self, result: Value) -> Reply {
+    fn result_reply(&self, result: Value) -> CallReply {
         reply::success(&self.call, &modern::complete(result, &self.shared.server().server_info))
     }
 
     /// The same, about a call whose server is known.
-    fn said_of(&self, record: &Record, result: Value) -> Reply {
+    fn call_result_reply(&self, record: &Record, result: Value) -> CallReply {
         reply::success(&self.call, &modern::complete(result, &self.shared.server_info_of(record)))
     }
 
     /// Exactly what the call would have been answered with.
-    fn ended(&self, record: &Record, result_tool: &str) -> Reply {
+    fn ended_reply(&self, record: &Record, result_tool: &str) -> CallReply {
         let mut reply = match view::ticket::outcome(record, true) {
-            Some(view::ticket::Outcome::Result(result)) => reply::success(&self.call, &result),
-            Some(view::ticket::Outcome::Error(error)) => {
+            Some(view::ticket::CallOutcome::Result(result)) => reply::success(&self.call, &result),
+            Some(view::ticket::CallOutcome::Error(error)) => {
                 let mut refused = reply::refuse(&self.call, StatusCode::OK, &ErrorObject::from_raw(error));
-                refused.account.outcome = Outcome::ServerError;
+                refused.account.outcome = RequestOutcome::ServerError;
                 refused
             }
-            Some(view::ticket::Outcome::Cancelled) | None => {
-                self.said_of(record, view::ticket::over(record, result_tool))
+            Some(view::ticket::CallOutcome::Cancelled) | None => {
+                self.call_result_reply(record, view::ticket::already_ended(record, result_tool))
             }
         };
         reply.account.shown = Some(record.state.status());
@@ -109,75 +113,77 @@ impl TicketCall {
     }
 
     /// What the running call asks, all of which this client can be asked.
-    fn asked(&self, record: &Record) -> Option<Reply> {
-        let State::InputRequired { outstanding } = &record.state else { return None };
+    fn input_required_reply(&self, record: &Record) -> Option<CallReply> {
+        let TaskState::InputRequired { outstanding } = &record.state else { return None };
         let question =
             |(key, raw): (&String, &Bytes)| Some((key.clone(), InputRequest::from_raw(raw.clone())?));
         let questions: Vec<_> = outstanding.iter().filter_map(question).collect();
         let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
-        let ticket = self.shared.keyring.ticket(&record.id);
+        let ticket = self.shared.keyring.seal_ticket(&record.id);
         let result = elicit::input_required(questions, &ticket, &self.shared.server_info_of(record));
         Some(reply::input_required(&self.call, &result))
     }
 }
 
-impl Conversation for TicketCall {
-    async fn next(&mut self) -> Option<Item> {
-        if matches!(self.stage, Stage::Fresh)
+impl ReplySource for TicketToolCall {
+    async fn next(&mut self) -> Option<ReplyItem> {
+        if matches!(self.stage, TicketStage::Fresh)
             && let Some(reply) = self.begin().await
         {
-            self.stage = Stage::Ended;
+            self.stage = TicketStage::Ended;
             return Some(reply.into());
         }
         loop {
-            let Stage::Waits(watch, heartbeat) = &mut self.stage else { return None };
+            let TicketStage::Waiting(watch, heartbeat) = &mut self.stage else { return None };
             let reply = match watch.next().await {
-                Next::Said(_) => continue,
-                Next::Progress(message) => match heartbeat.as_mut().and_then(|beat| beat.tell(&message)) {
-                    Some(beat) => return Some(Item::Notification(beat)),
-                    None => continue,
-                },
-                Next::Asked(record) => {
+                WatchEvent::Message(_) => continue,
+                WatchEvent::Progress(message) => {
+                    match heartbeat.as_mut().and_then(|beat| beat.beat_with_message(&message)) {
+                        Some(beat) => return Some(ReplyItem::Notification(beat)),
+                        None => continue,
+                    }
+                }
+                WatchEvent::InputRequired(record) => {
                     let declared = &self.caller.capabilities;
                     let can = |method: &_, params: Option<&_>| declared.missing_for(method, params).is_none();
-                    if watch.decline(&record, can).await {
+                    if watch.decline_undeclared(&record, can).await {
                         continue;
                     }
-                    match self.asked(&record) {
+                    match self.input_required_reply(&record) {
                         Some(reply) => reply,
                         None => continue,
                     }
                 }
-                Next::Ended(record, commit) => {
+                WatchEvent::Ended(record, commit) => {
                     let names = Arc::clone(&watch.ticketing.names);
-                    Reply { commit: Some(commit), ..self.ended(&record, &names.result) }
+                    CallReply { commit: Some(commit), ..self.ended_reply(&record, &names.result) }
                 }
-                Next::Runs(record) => {
-                    let running = watch.running(&record);
-                    let mut reply = self.said_of(&record, running);
+                WatchEvent::StillRunning(record) => {
+                    let running = watch.running_result(&record);
+                    let mut reply = self.call_result_reply(&record, running);
                     reply.account.shown = Some(record.state.status());
                     reply.account.origin = record.trace.clone();
                     reply
                 }
-                Next::Gone => self.said(view::ticket::unknown()),
-                Next::Closing => {
+                WatchEvent::Expired => self.result_reply(view::ticket::unknown_ticket()),
+                WatchEvent::Closing => {
                     let error = reply::lost_error(&CallError::Closing);
                     reply::refuse(&self.call, StatusCode::OK, &error)
                 }
             };
-            self.stage = Stage::Ended;
+            self.stage = TicketStage::Ended;
             return Some(reply.into());
         }
     }
 }
 
 /// What a list of tools becomes for a client that gets tickets.
-pub(super) fn lists(shared: &Shared, call: &Call, caller: &Caller, reply: &mut Reply) {
-    let Some(holding) = tickets::holding_of(shared, call, caller) else { return };
+pub(super) fn add_ticket_tools(shared: &RouteContext, call: &Call, caller: &Caller, reply: &mut CallReply) {
+    let Some(holding) = tickets::modern_eligibility(shared, call, caller) else { return };
     let edited = Frame::parse(reply.body.clone()).ok();
-    if let Some(edited) =
-        edited.and_then(|answer| tickets::list(shared, &answer, (holding, &caller.standing), |_| true))
-    {
+    if let Some(edited) = edited.and_then(|answer| {
+        tickets::edit_tool_list(shared, &answer, (holding, &caller.rollout_membership), |_| true)
+    }) {
         reply.body = edited;
     }
 }

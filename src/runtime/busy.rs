@@ -14,13 +14,13 @@ thread_local! {
 }
 
 /// This thread of the runtime has nothing to do. To be told each time that it goes to sleep.
-pub fn has_rest() {
+pub fn on_thread_park() {
     DONE.set(Some(0));
 }
 
 /// Notes that something is to be written, and says whether others of this thread had better go first: whether something
 /// was written already since it last slept. The one that comes after a rest has nobody to wait for.
-pub fn is_busy() -> bool {
+pub fn register_write() -> bool {
     DONE.with(|done| {
         done.set(done.get().map(|count| count.saturating_add(1)));
         done.get().is_some_and(|count| count > 1)
@@ -28,7 +28,7 @@ pub fn is_busy() -> bool {
 }
 
 /// Has the task woken once everything that waits on this thread has had its turn.
-pub fn give_way(cx: &mut Context<'_>) {
+pub fn wake_after_others(cx: &mut Context<'_>) {
     let mut turn = pin!(yield_now());
     let _ = turn.as_mut().poll(cx);
 }

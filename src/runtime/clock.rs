@@ -3,7 +3,7 @@
 //! There are two kinds of time: [`std::time::Instant`] for waiting, and [`Timestamp`] for what is
 //! stored or shown. Both arrive as arguments everywhere else.
 
-use super::{Alarm, Of, or_never};
+use super::{PooledTimer, TimerKind, or_pending};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 pub use crate::protocol::Timestamp;
@@ -65,6 +65,6 @@ impl Clock for SystemClock {
 }
 
 /// Resolves at a moment, if there is one.
-pub async fn reached(due: Option<Instant>) {
-    or_never(due.map(|due| Alarm::at(due, Of::Answer))).await;
+pub async fn wait_until(due: Option<Instant>) {
+    or_pending(due.map(|due| PooledTimer::at(due, TimerKind::Response))).await;
 }

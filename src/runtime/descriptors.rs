@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What the system allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptors {
+pub struct DescriptorLimit {
     pub limit: usize,
     /// What it allowed before that was raised, where it was.
     pub before: Option<usize>,
@@ -16,7 +16,7 @@ pub struct Descriptors {
 
 /// What of it is for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shares {
+pub struct DescriptorShares {
     /// Connections of clients (`limits.connections`).
     pub clients: usize,
     /// Connections to servers (`limits.upstream_connections`).
@@ -26,7 +26,7 @@ pub struct Shares {
 }
 
 /// Neither for clients nor for servers: sockets that listen, the operator's connections, the log, names
-/// that are looked up, and what is said in passing when all else is taken ([`Room`](super::Room)).
+/// that are looked up, and what is said in passing when all else is taken ([`ConnectionLimiter`](super::ConnectionLimiter)).
 const RESERVE: usize = 64;
 /// As many as macOS gives whoever asks for more than it has: there the hard limit says that there is none, and is
 /// refused as a soft one (`setrlimit(2)`, which names this number).
@@ -34,30 +34,30 @@ const OPEN_MAX: u64 = 10_240;
 
 // === impl Descriptors ===
 
-impl Descriptors {
+impl DescriptorLimit {
     /// Asks the system for as many as it gives, and says how many that are.
     pub fn raise() -> Self {
         let allowed = getrlimit(Resource::Nofile);
-        let raised =
-            asked(&allowed).any(|current| setrlimit(Resource::Nofile, Rlimit { current, ..allowed }).is_ok());
+        let raised = limits_to_try(&allowed)
+            .any(|current| setrlimit(Resource::Nofile, Rlimit { current, ..allowed }).is_ok());
         let limit = count(getrlimit(Resource::Nofile).current);
         Self { limit, before: raised.then(|| count(allowed.current)) }
     }
 
     /// What is for whom, clients first, then servers: what the operator has `written`; else the `most`
     /// there need be, or what there is.
-    pub fn share(self, written: (Option<usize>, Option<usize>), most: (usize, usize)) -> Shares {
+    pub fn share(self, written: (Option<usize>, Option<usize>), most: (usize, usize)) -> DescriptorShares {
         let free = self.limit - RESERVE.min(self.limit / 4);
         let clients = written.0.unwrap_or_else(|| most.0.min(free / 3).max(1));
         // Also where clients were given too many: without any no call could be made.
         let servers = || most.1.min(free.saturating_sub(clients).max(free / 3)).max(1);
         let servers = written.1.unwrap_or_else(servers);
-        Shares { clients, servers, overcommitted: clients.saturating_add(servers) > free }
+        DescriptorShares { clients, servers, overcommitted: clients.saturating_add(servers) > free }
     }
 }
 
-/// What is asked for, until it is given: each more than there is. `None` is without a limit.
-fn asked(allowed: &Rlimit) -> impl Iterator<Item = Option<u64>> {
+/// What is asked for, until it is given: each more than there is. `Missing` is without a limit.
+fn limits_to_try(allowed: &Rlimit) -> impl Iterator<Item = Option<u64>> {
     let number = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
     let (current, maximum) = (number(allowed.current), number(allowed.maximum));
     let is_more = move |limit: &Option<u64>| current < number(*limit) && number(*limit) <= maximum;
@@ -74,8 +74,8 @@ mod tests {
     use super::*;
 
     fn shares(limit: usize, written: (Option<usize>, Option<usize>)) -> (usize, usize, bool) {
-        let Shares { clients, servers, overcommitted } =
-            Descriptors { limit, before: None }.share(written, (10_000, 20_000));
+        let DescriptorShares { clients, servers, overcommitted } =
+            DescriptorLimit { limit, before: None }.share(written, (10_000, 20_000));
         (clients, servers, overcommitted)
     }
 
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn all_there_is_is_asked_for_and_where_that_is_refused_what_macos_gives() {
-        let asked = |current, maximum| asked(&Rlimit { current, maximum }).collect::<Vec<_>>();
+        let asked = |current, maximum| limits_to_try(&Rlimit { current, maximum }).collect::<Vec<_>>();
         assert_eq!(asked(Some(256), None), [None, Some(OPEN_MAX)]);
         assert_eq!(asked(Some(1024), Some(1 << 20)), [Some(1 << 20), Some(OPEN_MAX)]);
         assert_eq!(asked(Some(1024), Some(4096)), [Some(4096)]);

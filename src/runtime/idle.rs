@@ -25,15 +25,15 @@ use tokio::{sync::Notify, time::sleep};
 #[derive(Debug, Default)]
 pub struct IdleConnections {
     /// Locked to add or remove a connection, and to look for one to close.
-    table: Mutex<Table>,
+    table: Mutex<ConnectionTable>,
     next: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    all: HashMap<u64, Arc<Activity>>,
+struct ConnectionTable {
+    all: HashMap<u64, Arc<ConnectionActivity>>,
     /// How many of a network have never completed a request.
-    pending: HashMap<Network, usize>,
+    pending: HashMap<ClientNetwork, usize>,
 }
 
 /// One connection in the table, removed when dropped.
@@ -41,12 +41,12 @@ struct Table {
 pub struct IdleGuard {
     connections: Arc<IdleConnections>,
     number: u64,
-    pub activity: Arc<Activity>,
+    pub activity: Arc<ConnectionActivity>,
 }
 
 /// Whether a connection waits for a request, and since when.
 #[derive(Debug)]
-pub struct Activity {
+pub struct ConnectionActivity {
     began: Instant,
     /// Requests that are being served, incomplete ones included.
     busy: AtomicU32,
@@ -56,19 +56,19 @@ pub struct Activity {
     ended: AtomicU64,
     /// Whether it has ever completed a request.
     completed: AtomicBool,
-    close: Notify,
-    asked: AtomicBool,
-    network: Option<Network>,
+    close_request: Notify,
+    is_closing: AtomicBool,
+    network: Option<ClientNetwork>,
     connections: Weak<IdleConnections>,
 }
 
 /// A request whose body is being received.
 #[derive(Debug)]
-pub struct Receiving<'a>(&'a Activity);
+pub struct IncompleteBody<'a>(&'a ConnectionActivity);
 
 /// What one client can have addresses of at will: one of IPv4, or 64 bits of IPv6 (RFC 6177).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Network(IpAddr);
+struct ClientNetwork(IpAddr);
 
 /// A connection that has never completed a request, and has waited for less, is not closed where too many of its network
 /// wait: what its client has sent may not have been read yet.
@@ -84,9 +84,12 @@ impl IdleConnections {
     /// Adds a connection that has just been accepted. `peer` is its client's address, where it has one.
     pub fn admit(self: &Arc<Self>, peer: Option<IpAddr>, now: Instant) -> IdleGuard {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let network = peer.map(Network::of);
-        let activity =
-            Arc::new(Activity { network, connections: Arc::downgrade(self), ..Activity::new(now) });
+        let network = peer.map(ClientNetwork::of);
+        let activity = Arc::new(ConnectionActivity {
+            network,
+            connections: Arc::downgrade(self),
+            ..ConnectionActivity::new(now)
+        });
         let mut table = self.table.lock();
         table.all.insert(number, Arc::clone(&activity));
         if let Some(network) = network {
@@ -98,46 +101,52 @@ impl IdleConnections {
 
     /// Asks the connection that has waited the longest, and for at least `idle`, to close; says whether there was one.
     /// Looks at all of them, and is called only where there is no room for one more.
-    pub fn make_room(&self, now: Instant, idle: Duration) -> bool {
+    pub fn close_longest_idle(&self, now: Instant, idle: Duration) -> bool {
         let table = self.table.lock();
-        let waiting = table.all.values().filter(|one| !one.asked.load(Ordering::Relaxed));
+        let waiting = table.all.values().filter(|one| !one.is_closing.load(Ordering::Relaxed));
         let waiting = waiting.filter_map(|one| Some((one.has_completed(), one.waiting_since()?, one)));
         let is_due = |since: Instant| now.saturating_duration_since(since) >= idle;
         let waiting = waiting.filter(|(_, since, _)| is_due(*since));
         let Some((.., longest)) = waiting.min_by_key(|(completed, since, _)| (*completed, *since)) else {
             return false;
         };
-        longest.ask_to_close();
+        longest.request_close();
         true
     }
 
     /// Where more than `limit` connections of this one's network have never completed a request, asks those beyond the
     /// limit that have waited the longest, and for at least `pending`, to close; says how many those are.
-    pub fn bound_pending(&self, newest: &IdleGuard, limit: usize, now: Instant, pending: Duration) -> usize {
+    pub fn close_excess_pending(
+        &self,
+        newest: &IdleGuard,
+        limit: usize,
+        now: Instant,
+        pending: Duration,
+    ) -> usize {
         let Some(network) = newest.activity.network else { return 0 };
         let table = self.table.lock();
         if table.pending.get(&network).is_none_or(|&count| count <= limit) {
             return 0;
         }
         let waiting = table.all.values().filter(|one| one.network == Some(network) && !one.has_completed());
-        let mut waiting: Vec<_> = waiting.filter(|one| !one.asked.load(Ordering::Relaxed)).collect();
+        let mut waiting: Vec<_> = waiting.filter(|one| !one.is_closing.load(Ordering::Relaxed)).collect();
         let beyond = waiting.len().saturating_sub(limit);
         waiting.sort_unstable_by_key(|one| one.began);
-        let is_due = |one: &&Arc<Activity>| now.saturating_duration_since(one.began) >= pending;
+        let is_due = |one: &&Arc<ConnectionActivity>| now.saturating_duration_since(one.began) >= pending;
         let due = waiting.into_iter().take(beyond).take_while(is_due);
-        due.map(|one| one.ask_to_close()).count()
+        due.map(|one| one.request_close()).count()
     }
 
-    fn completes(&self, network: Network) {
-        self.table.lock().is_less(network);
+    fn on_first_completion(&self, network: ClientNetwork) {
+        self.table.lock().decrement_pending(network);
     }
 }
 
 // === impl Table ===
 
-impl Table {
+impl ConnectionTable {
     /// One of a network that had never completed a request has, or is gone.
-    fn is_less(&mut self, network: Network) {
+    fn decrement_pending(&mut self, network: ClientNetwork) {
         if let Some(pending) = self.pending.get_mut(&network) {
             *pending -= 1;
             if *pending == 0 {
@@ -148,7 +157,7 @@ impl Table {
 }
 
 /// How long to wait until it is worth looking again for one that waits.
-pub fn look_again() -> impl Future<Output = ()> {
+pub fn wait_before_recheck() -> impl Future<Output = ()> {
     sleep(MIN_IDLE / 4)
 }
 
@@ -157,7 +166,7 @@ pub fn look_again() -> impl Future<Output = ()> {
 impl IdleGuard {
     /// The network that its client connects from, for a line of the log; empty where there is none.
     pub fn network(&self) -> String {
-        self.activity.network.map(|Network(address)| address.to_string()).unwrap_or_default()
+        self.activity.network.map(|ClientNetwork(address)| address.to_string()).unwrap_or_default()
     }
 }
 
@@ -169,14 +178,14 @@ impl Drop for IdleGuard {
         if let Some(network) = self.activity.network
             && !self.activity.completed.swap(true, Ordering::AcqRel)
         {
-            table.is_less(network);
+            table.decrement_pending(network);
         }
     }
 }
 
 // === impl Activity ===
 
-impl Activity {
+impl ConnectionActivity {
     /// Of a connection that is in no table.
     pub fn new(now: Instant) -> Self {
         Self {
@@ -185,8 +194,8 @@ impl Activity {
             incomplete: AtomicU32::new(0),
             ended: AtomicU64::new(0),
             completed: AtomicBool::new(false),
-            close: Notify::new(),
-            asked: AtomicBool::new(false),
+            close_request: Notify::new(),
+            is_closing: AtomicBool::new(false),
             network: None,
             connections: Weak::new(),
         }
@@ -198,9 +207,9 @@ impl Activity {
     }
 
     /// The body of a request that is being served is not complete yet.
-    pub fn receives(&self) -> Receiving<'_> {
+    pub fn begin_body(&self) -> IncompleteBody<'_> {
         self.incomplete.fetch_add(1, Ordering::AcqRel);
-        Receiving(self)
+        IncompleteBody(self)
     }
 
     /// A request is complete.
@@ -210,7 +219,7 @@ impl Activity {
             && !self.completed.swap(true, Ordering::AcqRel)
             && let (Some(network), Some(connections)) = (self.network, self.connections.upgrade())
         {
-            connections.completes(network);
+            connections.on_first_completion(network);
         }
     }
 
@@ -242,19 +251,19 @@ impl Activity {
     }
 
     /// It is to close as soon as it can.
-    pub fn ask_to_close(&self) {
-        if !self.asked.swap(true, Ordering::Relaxed) {
-            self.close.notify_one();
+    pub fn request_close(&self) {
+        if !self.is_closing.swap(true, Ordering::Relaxed) {
+            self.close_request.notify_one();
         }
     }
 
     /// Resolves when it is asked to close.
-    pub async fn asked_to_close(&self) {
-        self.close.notified().await;
+    pub async fn close_requested(&self) {
+        self.close_request.notified().await;
     }
 
     /// Resolves when no request has been served for so long. Looked at now and then: that costs its requests nothing.
-    pub async fn over(&self, idle: Duration, clock: &dyn Clock) {
+    pub async fn wait_idle(&self, idle: Duration, clock: &dyn Clock) {
         loop {
             let now = clock.now();
             let rested =
@@ -269,7 +278,7 @@ impl Activity {
 
 // === impl Receiving ===
 
-impl Drop for Receiving<'_> {
+impl Drop for IncompleteBody<'_> {
     fn drop(&mut self) {
         self.0.incomplete.fetch_sub(1, Ordering::AcqRel);
     }
@@ -277,7 +286,7 @@ impl Drop for Receiving<'_> {
 
 // === impl Network ===
 
-impl Network {
+impl ClientNetwork {
     fn of(peer: IpAddr) -> Self {
         Self(match peer.to_canonical() {
             IpAddr::V4(address) => address.into(),
@@ -294,7 +303,7 @@ mod tests {
     use std::pin::pin;
 
     fn is_asked(one: &IdleGuard) -> bool {
-        one.activity.asked_to_close().now_or_never().is_some()
+        one.activity.close_requested().now_or_never().is_some()
     }
 
     #[tokio::test(start_paused = true)]
@@ -306,16 +315,16 @@ mod tests {
         let first = all.admit(None, clock.now());
         sleep(MIN_IDLE).await;
         let second = all.admit(None, clock.now());
-        assert!(all.make_room(clock.now(), MIN_IDLE));
+        assert!(all.close_longest_idle(clock.now(), MIN_IDLE));
         assert!(is_asked(&first));
-        assert!(!all.make_room(clock.now(), MIN_IDLE), "the other has only just connected");
+        assert!(!all.close_longest_idle(clock.now(), MIN_IDLE), "the other has only just connected");
         sleep(MIN_IDLE).await;
-        assert!(all.make_room(clock.now(), MIN_IDLE), "none is asked twice");
+        assert!(all.close_longest_idle(clock.now(), MIN_IDLE), "none is asked twice");
         assert!(is_asked(&second));
-        assert!(!all.make_room(clock.now(), MIN_IDLE));
+        assert!(!all.close_longest_idle(clock.now(), MIN_IDLE));
         at_work.activity.end(clock.now());
         sleep(MIN_IDLE).await;
-        assert!(all.make_room(clock.now(), MIN_IDLE));
+        assert!(all.close_longest_idle(clock.now(), MIN_IDLE));
         drop((at_work, first, second));
         assert!(all.table.lock().all.is_empty());
     }
@@ -332,13 +341,15 @@ mod tests {
         let silent = all.admit(None, clock.now());
         let half_a_body = all.admit(None, clock.now());
         half_a_body.activity.begin();
-        let receiving = half_a_body.activity.receives();
+        let receiving = half_a_body.activity.begin_body();
         sleep(MIN_IDLE).await;
-        assert!(all.make_room(clock.now(), MIN_IDLE) && all.make_room(clock.now(), MIN_IDLE));
+        assert!(
+            all.close_longest_idle(clock.now(), MIN_IDLE) && all.close_longest_idle(clock.now(), MIN_IDLE)
+        );
         assert!(is_asked(&silent) && is_asked(&half_a_body) && !is_asked(&idle));
         drop(receiving);
         assert!(half_a_body.activity.waiting_since().is_none(), "its request is complete");
-        assert!(all.make_room(clock.now(), MIN_IDLE) && is_asked(&idle));
+        assert!(all.close_longest_idle(clock.now(), MIN_IDLE) && is_asked(&idle));
     }
 
     #[tokio::test(start_paused = true)]
@@ -350,7 +361,8 @@ mod tests {
         sleep(Duration::from_millis(1)).await;
         let second = admit("::ffff:192.0.2.1");
         let other = admit("192.0.2.2");
-        let bound = |newest: &IdleGuard, limit| all.bound_pending(newest, limit, clock.now(), MIN_PENDING);
+        let bound =
+            |newest: &IdleGuard, limit| all.close_excess_pending(newest, limit, clock.now(), MIN_PENDING);
         assert_eq!((bound(&second, 2), bound(&other, 2)), (0, 0));
         let third = admit("192.0.2.1");
         assert_eq!(bound(&third, 2), 0, "what they have sent may not have been read");
@@ -375,9 +387,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_rest_is_over_when_it_has_lasted_and_not_when_it_was_interrupted() {
         let clock = SystemClock::new();
-        let activity = Activity::new(clock.now());
+        let activity = ConnectionActivity::new(clock.now());
         let idle = Duration::from_secs(75);
-        let mut over = pin!(activity.over(idle, &clock));
+        let mut over = pin!(activity.wait_idle(idle, &clock));
         assert!(poll!(&mut over).is_pending());
         sleep(idle / 2).await;
         activity.begin();

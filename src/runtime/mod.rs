@@ -1,44 +1,50 @@
 //! The few places where the outside world is met: the clock, entropy, the network and
 //! how many connections the system allows, the signal to stop, and whoever started the process.
 
-mod alarm;
 mod busy;
 mod clock;
+mod connection_limiter;
 mod descriptors;
 mod drain;
 mod entropy;
+mod event_throttle;
 mod idle;
-mod live;
 mod net;
 pub mod notify;
+mod per_thread;
+mod poll_on_wake;
+mod pooled_timer;
 mod private_key;
-mod room;
-mod seldom;
-mod striped;
-mod throttled;
-mod turns;
+mod swap_cell;
+mod sync;
 
-pub use alarm::{Alarm, Of, forget_alarms, keep_alarms};
-pub use busy::{give_way, has_rest, is_busy};
-pub use clock::{Clock, SystemClock, reached, wall_clock};
-pub use descriptors::{Descriptors, Shares};
-pub use drain::{Drain, Stopping, Work};
+pub use busy::{on_thread_park, register_write, wake_after_others};
+pub use clock::{Clock, SystemClock, wait_until, wall_clock};
+pub use connection_limiter::{ConnectionLimiter, ConnectionPermit, ConnectionReclaimer};
+pub use descriptors::{DescriptorLimit, DescriptorShares};
+pub use drain::{Drain, DrainWatch, TaskToken};
 pub use entropy::random;
-pub use idle::{Activity, IdleConnections, IdleGuard, MIN_IDLE, MIN_PENDING, Receiving, look_again};
-pub use live::{Live, resize};
-pub use net::{Connector, Listener, Net, Pipes, Stream, is_out_of_descriptors, peer_address};
+pub use event_throttle::EventThrottle;
+pub use idle::{
+    ConnectionActivity, IdleConnections, IdleGuard, IncompleteBody, MIN_IDLE, MIN_PENDING,
+    wait_before_recheck,
+};
+pub use net::{
+    Network, NetworkConnector, NetworkListener, NetworkStream, PipeNetwork, is_out_of_descriptors,
+    peer_address,
+};
+pub use per_thread::PerThread;
+pub use poll_on_wake::PollOnWake;
+pub use pooled_timer::{PooledTimer, TimerKind, disable_timer_pool, enable_timer_pool};
 pub use private_key::{PrivateKey, read_pem};
-pub use room::{Place, Relieve, Room};
-pub use seldom::Seldom;
-pub use striped::Striped;
-pub use throttled::Throttled;
+pub use swap_cell::{SwapCell, resize_semaphore};
 #[cfg(test)]
-pub use turns::try_orders;
-pub use turns::{Mutex, spawn_on};
+pub use sync::explore_schedules;
+pub use sync::{Mutex, spawn_on};
 
 use futures_util::future::{Either, pending};
 
 /// Waits for what there is to wait for; for ever where there is nothing.
-pub fn or_never<F: Future>(future: Option<F>) -> impl Future<Output = F::Output> {
+pub fn or_pending<F: Future>(future: Option<F>) -> impl Future<Output = F::Output> {
     future.map_or_else(|| Either::Right(pending()), Either::Left)
 }

@@ -25,94 +25,94 @@ use tokio::{
 use tokio_util::either::Either;
 use tower_service::Service;
 
-use super::{Mutex, Place, Room};
+use super::{ConnectionLimiter, ConnectionPermit, Mutex};
 
 /// A network.
 #[derive(Clone, Debug, Default)]
-pub enum Net {
+pub enum Network {
     /// The system's.
     #[default]
     System,
     /// The system's, with room for so many connections to servers.
-    Within(Room),
-    Pipes(Pipes),
+    Limited(ConnectionLimiter),
+    Pipes(PipeNetwork),
 }
 
 /// A network within this process: addresses at which somebody listens. Cheap to clone; all clones
 /// are the same.
 #[derive(Clone, Debug, Default)]
-pub struct Pipes {
+pub struct PipeNetwork {
     /// Guarded for a few lines each time.
     listeners: Arc<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<DuplexStream>>>>,
 }
 
 /// A connection: the system's, or a pipe.
-pub type Stream = Either<TcpStream, DuplexStream>;
+pub type NetworkStream = Either<TcpStream, DuplexStream>;
 
 /// Takes connections at one address.
 #[derive(Debug)]
-pub struct Listener(Listening);
+pub struct NetworkListener(ListenerKind);
 
 #[derive(Debug)]
-enum Listening {
+enum ListenerKind {
     Tcp(TcpListener),
     Pipes(mpsc::UnboundedReceiver<DuplexStream>),
 }
 
 /// Makes connections.
 #[derive(Clone, Debug)]
-pub struct Connector {
-    connecting: Connecting,
-    room: Option<Room>,
+pub struct NetworkConnector {
+    kind: ConnectorKind,
+    limiter: Option<ConnectionLimiter>,
 }
 
 #[derive(Clone, Debug)]
-enum Connecting {
+enum ConnectorKind {
     // Its resolver, and the order in which addresses are tried, are a library's.
     Tcp(HttpConnector),
-    Pipes(Pipes),
+    Pipes(PipeNetwork),
 }
 
 /// Connections the system keeps for us until we accept them.
 const BACKLOG: u32 = 1024;
 /// How long it may take until what was asked to close has.
-const LET_GO: Duration = Duration::from_millis(100);
+const CLOSE_WAIT: Duration = Duration::from_millis(100);
 /// Bytes on their way in each direction of a pipe.
-const PIPE: usize = 64 << 10;
+const PIPE_BUFFER: usize = 64 << 10;
 
 // === impl Net ===
 
-impl Net {
-    /// Listens at an address. Port 0 is any that is free; [`Listener::address`] tells which.
+impl Network {
+    /// Listens at an address. Port 0 is any that is free; [`NetworkListener::address`] tells which.
     ///
     /// # Errors
     /// The system's.
-    pub fn listen(&self, address: SocketAddr) -> io::Result<Listener> {
+    pub fn listen(&self, address: SocketAddr) -> io::Result<NetworkListener> {
         match self {
-            Self::System | Self::Within(_) => tcp(address).map(Listener::from),
+            Self::System | Self::Limited(_) => tcp(address).map(NetworkListener::from),
             Self::Pipes(pipes) => Ok(pipes.listen(address)),
         }
     }
 
     /// What makes connections, which a peer that vanished is noticed on by probes this far apart.
-    pub fn connector(&self, keep_alive: Duration) -> Connector {
+    pub fn connector(&self, keep_alive: Duration) -> NetworkConnector {
         let connecting = match self {
-            Self::System | Self::Within(_) => {
+            Self::System | Self::Limited(_) => {
                 let mut tcp = HttpConnector::new();
                 tcp.enforce_http(false);
                 tcp.set_nodelay(true);
                 tcp.set_keepalive(Some(keep_alive));
-                Connecting::Tcp(tcp)
+                ConnectorKind::Tcp(tcp)
             }
-            Self::Pipes(pipes) => Connecting::Pipes(pipes.clone()),
+            Self::Pipes(pipes) => ConnectorKind::Pipes(pipes.clone()),
         };
-        Connector { connecting, room: self.room().cloned() }
+        NetworkConnector { kind: connecting, limiter: self.limiter().cloned() }
     }
 
     /// Where connections to servers are bounded: by what.
-    pub fn room(&self) -> Option<&Room> {
+    pub fn limiter(&self) -> Option<&ConnectionLimiter> {
         match self {
-            Self::Within(room) => Some(room),
+            Self::Limited(room) => Some(room),
             Self::System | Self::Pipes(_) => None,
         }
     }
@@ -133,11 +133,11 @@ pub fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool 
     false
 }
 
-/// Where a connection comes from; `None` of a pipe.
-pub fn peer_address(stream: &Stream) -> Option<IpAddr> {
+/// Where a connection comes from; `Missing` of a pipe.
+pub fn peer_address(stream: &NetworkStream) -> Option<IpAddr> {
     match stream {
-        Stream::Left(tcp) => tcp.peer_addr().ok().map(|address| address.ip()),
-        Stream::Right(_) => None,
+        NetworkStream::Left(tcp) => tcp.peer_addr().ok().map(|address| address.ip()),
+        NetworkStream::Right(_) => None,
     }
 }
 
@@ -152,12 +152,12 @@ fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
 
 // === impl Pipes ===
 
-impl Pipes {
+impl PipeNetwork {
     /// Listens at an address, in the place of whoever did before.
-    pub fn listen(&self, address: SocketAddr) -> Listener {
+    pub fn listen(&self, address: SocketAddr) -> NetworkListener {
         let (connect, connections) = mpsc::unbounded_channel();
         self.listeners.lock().insert(address, connect);
-        Listener(Listening::Pipes(connections))
+        NetworkListener(ListenerKind::Pipes(connections))
     }
 
     /// Connects to whoever listens at an address.
@@ -165,7 +165,7 @@ impl Pipes {
     /// # Errors
     /// Refused, where nobody does.
     pub fn connect(&self, address: SocketAddr) -> io::Result<DuplexStream> {
-        let (ours, theirs) = duplex(PIPE);
+        let (ours, theirs) = duplex(PIPE_BUFFER);
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
         let listeners = self.listeners.lock();
         listeners.get(&address).ok_or_else(refused)?.send(theirs).map_err(|_| refused())?;
@@ -175,12 +175,12 @@ impl Pipes {
 
 // === impl Listener ===
 
-impl Listener {
-    /// Where it listens; `None` of pipes, which have what they were given.
+impl NetworkListener {
+    /// Where it listens; `Missing` of pipes, which have what they were given.
     pub fn address(&self) -> Option<SocketAddr> {
         match &self.0 {
-            Listening::Tcp(listener) => listener.local_addr().ok(),
-            Listening::Pipes(_) => None,
+            ListenerKind::Tcp(listener) => listener.local_addr().ok(),
+            ListenerKind::Pipes(_) => None,
         }
     }
 
@@ -188,21 +188,21 @@ impl Listener {
     ///
     /// # Errors
     /// The system's, which may be over soon.
-    pub async fn accept(&mut self) -> io::Result<Stream> {
+    pub async fn accept(&mut self) -> io::Result<NetworkStream> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
     /// The same, for whoever listens to several.
-    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<NetworkStream>> {
         match &mut self.0 {
-            Listening::Tcp(listener) => {
+            ListenerKind::Tcp(listener) => {
                 let (stream, _peer) = ready!(listener.poll_accept(cx))?;
                 // Answers are written whole; waiting for more to send only makes them late.
                 let _ = stream.set_nodelay(true);
-                Poll::Ready(Ok(Stream::Left(stream)))
+                Poll::Ready(Ok(NetworkStream::Left(stream)))
             }
-            Listening::Pipes(connections) => match ready!(connections.poll_recv(cx)) {
-                Some(pipe) => Poll::Ready(Ok(Stream::Right(pipe))),
+            ListenerKind::Pipes(connections) => match ready!(connections.poll_recv(cx)) {
+                Some(pipe) => Poll::Ready(Ok(NetworkStream::Right(pipe))),
                 // Somebody else listens here now.
                 None => Poll::Pending,
             },
@@ -210,30 +210,30 @@ impl Listener {
     }
 }
 
-impl From<TcpListener> for Listener {
+impl From<TcpListener> for NetworkListener {
     fn from(listener: TcpListener) -> Self {
-        Self(Listening::Tcp(listener))
+        Self(ListenerKind::Tcp(listener))
     }
 }
 
 // === impl Connector ===
 
-impl Connector {
+impl NetworkConnector {
     /// A place for one connection, which it must keep for as long as it is open. Waits until there is
     /// one; what is said `in_passing` has places of its own.
-    pub fn place(&self, in_passing: bool) -> impl Future<Output = Place> + Send + use<> {
-        let room = self.room.clone();
+    pub fn permit(&self, in_passing: bool) -> impl Future<Output = ConnectionPermit> + Send + use<> {
+        let room = self.limiter.clone();
         async move {
             match room {
-                Some(room) => room.place(in_passing).await,
-                None => Place::default(),
+                Some(room) => room.acquire(in_passing).await,
+                None => ConnectionPermit::default(),
             }
         }
     }
 
     /// How many connections there may be, where they are bounded.
-    pub fn places(&self) -> usize {
-        self.room.as_ref().map_or(usize::MAX, Room::limit)
+    pub fn connection_limit(&self) -> usize {
+        self.limiter.as_ref().map_or(usize::MAX, ConnectionLimiter::limit)
     }
 
     /// Connects to the host and port of a URL.
@@ -243,28 +243,28 @@ impl Connector {
     pub fn connect(
         &mut self,
         url: Uri,
-    ) -> BoxFuture<'static, Result<Stream, Box<dyn std::error::Error + Send + Sync>>> {
-        match &mut self.connecting {
-            Connecting::Tcp(tcp) => {
-                let (mut tcp, room) = (tcp.clone(), self.room.clone());
+    ) -> BoxFuture<'static, Result<NetworkStream, Box<dyn std::error::Error + Send + Sync>>> {
+        match &mut self.kind {
+            ConnectorKind::Tcp(tcp) => {
+                let (mut tcp, room) = (tcp.clone(), self.limiter.clone());
                 Box::pin(async move {
                     let connected = match (tcp.call(url.clone()).await, room) {
                         // Something else in this process has more than the reserve.
                         (Err(error), Some(room)) if is_out_of_descriptors(&error) => {
-                            let _asked = room.relieve();
-                            sleep(LET_GO).await;
+                            let _asked = room.reclaim();
+                            sleep(CLOSE_WAIT).await;
                             tcp.call(url).await
                         }
                         (connected, _) => connected,
                     };
-                    Ok(Stream::Left(connected?.into_inner()))
+                    Ok(NetworkStream::Left(connected?.into_inner()))
                 })
             }
-            Connecting::Pipes(pipes) => {
+            ConnectorKind::Pipes(pipes) => {
                 let pipes = pipes.clone();
                 Box::pin(async move {
                     let address = url.authority().ok_or("no host")?.as_str().parse()?;
-                    Ok(Stream::Right(pipes.connect(address)?))
+                    Ok(NetworkStream::Right(pipes.connect(address)?))
                 })
             }
         }

@@ -1,6 +1,6 @@
 //! What the service manager that started the process is told: systemd's notification protocol (`sd_notify(3)`).
 //!
-//! A unit with `Type=notify` counts as started once it has said so. Where nobody asks (`NOTIFY_SOCKET` is not set),
+//! A unit with `SchemaType=notify` counts as started once it has said so. Where nobody asks (`NOTIFY_SOCKET` is not set),
 //! nothing is said.
 
 use rustix::time::{ClockId, clock_gettime};
@@ -16,23 +16,23 @@ pub const SOCKET: &str = "NOTIFY_SOCKET";
 
 /// Clients are served, from now on or again after [`reloading`].
 pub fn ready() {
-    tell("READY=1");
+    notify("READY=1");
 }
 
 /// The configuration is being read again. [`ready`] ends it, whether something has changed or not.
 pub fn reloading() {
-    // `Type=notify-reload` wants to know that this is not of an earlier reload.
+    // `SchemaType=notify-reload` wants to know that this is not of an earlier reload.
     let now = clock_gettime(ClockId::Monotonic);
     let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
-    tell(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
+    notify(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
 }
 
 /// The process ends in order.
 pub fn stopping() {
-    tell("STOPPING=1");
+    notify("STOPPING=1");
 }
 
-fn tell(state: &str) {
+fn notify(state: &str) {
     let Some(socket) = env::var_os(SOCKET).filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {
         // Who waits for it gives up by itself; clients are served all the same.

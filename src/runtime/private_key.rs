@@ -15,14 +15,14 @@ pub enum PrivateKey {
     /// In this file, which is read whenever the key is needed.
     File(PathBuf),
     /// At hand, since the configuration was read.
-    Given(Arc<Given>),
+    Inline(Arc<InlineKey>),
 }
 
 /// A key, and where it was, in words.
 #[derive(PartialEq, Eq)]
-pub struct Given {
+pub struct InlineKey {
     pem: String,
-    from: String,
+    source: String,
 }
 
 /// Bytes of a PEM file: the certificates of all public authorities are a fifth of it.
@@ -32,8 +32,8 @@ const MAX_PEM: u64 = 1 << 20;
 
 impl PrivateKey {
     /// The key that this is, with where it was, in words.
-    pub fn given(pem: String, from: String) -> Self {
-        Self::Given(Arc::new(Given { pem, from }))
+    pub fn inline(pem: String, from: String) -> Self {
+        Self::Inline(Arc::new(InlineKey { pem, source: from }))
     }
 
     /// Reads the key.
@@ -43,7 +43,7 @@ impl PrivateKey {
     pub fn read(&self) -> Result<PrivateKeyDer<'static>, String> {
         let key = match self {
             Self::File(path) => PrivateKeyDer::from_pem_slice(&read_pem(path)?),
-            Self::Given(given) => PrivateKeyDer::from_pem_slice(given.pem.as_bytes()),
+            Self::Inline(given) => PrivateKeyDer::from_pem_slice(given.pem.as_bytes()),
         };
         key.map_err(|error| error.to_string())
     }
@@ -59,7 +59,7 @@ impl fmt::Display for PrivateKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => path.display().fmt(f),
-            Self::Given(given) => f.write_str(&given.from),
+            Self::Inline(given) => f.write_str(&given.source),
         }
     }
 }

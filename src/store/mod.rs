@@ -8,12 +8,12 @@
 //! more is an orphan: a store that outlives its process gives the next one what it left behind, and its
 //! [anchor](Store::anchor), by which a call may be taken up again.
 //!
-//! What every store promises is written as tests (`tests/it/stores.rs`), and each store is asked
-//! the same questions. [`Memory`] keeps tasks in this process, [`Disk`] in a folder.
+//! What every store promises is written as tests (`tests/it/stores/mod.rs`), and each store is asked
+//! the same questions. [`MemoryStore`] keeps tasks in this process, [`DiskStore`] in a folder.
 
 use crate::{
     protocol::Timestamp,
-    task::{Effect, Event, Owner, Record, Refusal, TaskId, apply},
+    task::{EventRefusal, Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, apply},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -23,68 +23,73 @@ mod counts;
 pub mod disk;
 mod memory;
 mod secret;
-mod timed;
+mod timed_store;
 
 pub use counts::Recount;
-pub use disk::Disk;
-pub use memory::Memory;
-pub use secret::{Secret, Use};
-pub use timed::Timed;
+pub use disk::DiskStore;
+pub use memory::MemoryStore;
+pub use secret::{KeyPurpose, StoreSecret};
+pub use timed_store::TimedStore;
 
 /// Keeps task records, one version at a time.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Keeps a new record, as [`Version::FIRST`], held by this process. Once this returns, [`Store::load`] finds
-    /// it, here and in every replica, and does so after a loss of power if the store [outlives](Store::outlives)
+    /// Keeps a new record, as [`RecordVersion::FIRST`], held by this process. Once this returns, [`Store::load`] finds
+    /// it, here and in every replica, and does so after a loss of power if the store [outlives](Store::is_durable)
     /// its process.
     ///
     /// # Errors
     /// [`StoreError::Exists`] where the id is taken; the record there is left alone.
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError>;
 
-    /// The record and its version, or `None` where there is none.
-    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError>;
+    /// The record and its version, or `Missing` where there is none.
+    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError>;
 
-    /// Keeps `record` where the kept version is still `version`, as the [next](Version::next); says whether
+    /// Keeps `record` where the kept version is still `version`, as the [next](RecordVersion::next); says whether
     /// it was. A record that was removed meanwhile has no version, and stays removed. What has ended by
     /// itself needs its anchor no more.
     ///
     /// # Errors
-    /// [`StoreError::Full`] where it would grow beyond the store's [`Bounds`]; the record stays as it was.
-    async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError>;
+    /// [`StoreError::Full`] where it would grow beyond the store's [`StoreBounds`]; the record stays as it was.
+    async fn swap(
+        &self,
+        version: RecordVersion,
+        record: Arc<Record>,
+        flush: Durability,
+    ) -> Result<bool, StoreError>;
 
     /// Keeps by what the call of a task can be taken up again, or told that it is cancelled: bytes of whoever
-    /// holds it. `None` where there is nothing of the kind, or no need of it any more. Survives the process,
+    /// holds it. `Missing` where there is nothing of the kind, or no need of it any more. Survives the process,
     /// not a loss of power. Unknown ids are no error.
     async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError>;
 
     /// At most `limit` of the records that a process held which is gone, and that somebody must see to: those
     /// that have not ended, and those that were cancelled and still have an anchor. They are this process's
     /// from then on, so each is given once.
-    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError>;
+    async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError>;
 
     /// Whether what it keeps is there for the next process.
-    fn outlives(&self) -> bool {
+    fn is_durable(&self) -> bool {
         false
     }
 
     /// From now on it keeps no more than this; what is kept already stays.
-    fn bound_by(&self, bounds: Bounds);
+    fn set_bounds(&self, bounds: StoreBounds);
 
     /// Forgets a record; unknown ids are no error.
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError>;
 
-    /// At most `limit` of the records whose [`Record::due`] is not after `now`, the longest due first.
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
+    /// At most `limit` of the records whose [`Record::due_at`] is not after `now`, the longest due first.
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError>;
 
-    /// At most `limit` records of one owner in the order of their [`Place`], from behind `after` on, whose
+    /// At most `limit` records of one owner in the order of their [`ListCursor`], from behind `after` on, whose
     /// results may be left out (empty), as lists show none;
     /// fewer only where there are no more. Going on behind the last of one page, page by page, meets
     /// every record once that is there all the while, whatever comes and goes meanwhile.
     async fn list(
         &self,
-        owner: &Owner,
-        after: Option<&Place>,
+        owner: &TaskPrincipal,
+        after: Option<&ListCursor>,
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError>;
 
@@ -99,13 +104,13 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(u64, Arc<Record>)>, StoreError>;
 
-    /// How much is kept, in all and for one principal ([`Owner::principal`](crate::task::Owner)), for
+    /// How much is kept, in all and for one principal ([`TaskPrincipal::principal`](crate::task::TaskPrincipal)), for
     /// the quotas. Answered from memory, so that a quota can be checked under a lock.
-    fn usage(&self, principal: &[u8; 16]) -> Usage;
+    fn usage(&self, principal: &[u8; 16]) -> StoreUsage;
 
     /// How many records there are of each route and status, in no order; none of which there are none. Costs the
     /// same however many that are.
-    async fn census(&self) -> Result<Vec<Tally>, StoreError>;
+    async fn census(&self) -> Result<Vec<TaskTally>, StoreError>;
 
     /// Writes what is not written yet, and lets go of what it is kept in. Nothing is asked of it afterwards.
     async fn close(&self) {}
@@ -113,7 +118,7 @@ pub trait Store: Send + Sync + 'static {
 
 /// What a change must survive once it is acknowledged, where the store outlives its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Flush {
+pub enum Durability {
     /// The end of the process.
     Process,
     /// A loss of power, too.
@@ -122,7 +127,7 @@ pub enum Flush {
 
 /// A record that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Due {
+pub struct DueTask {
     pub id: TaskId,
     /// It may be forgotten; else it is to be renewed.
     pub is_ended: bool,
@@ -130,27 +135,27 @@ pub struct Due {
 
 /// A record that a process held which is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Orphan {
-    pub version: Version,
+pub struct OrphanTask {
+    pub version: RecordVersion,
     pub record: Arc<Record>,
     pub anchor: Option<Bytes>,
 }
 
 /// Counts the changes of one record, so that the later of two is known by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(pub u64);
+pub struct RecordVersion(pub u64);
 
 /// Where a record stands among those of its owner: by age, then by id. There may be no record there
 /// any more.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct ListCursor {
     pub created: Timestamp,
     pub id: TaskId,
 }
 
 /// How much a store keeps. Ended tasks count until they are forgotten.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct StoreUsage {
     /// Tasks of the principal that was asked about, on all routes.
     pub tasks_of_principal: usize,
     /// Tasks in all.
@@ -163,17 +168,17 @@ pub struct Usage {
 
 /// How many tasks of one route and status are kept.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Tally {
+pub struct TaskTally {
     pub route: Arc<str>,
-    /// See [`State::status`](crate::task::State::status).
+    /// See [`TaskState::status`](crate::task::TaskState::status).
     pub status: &'static str,
     pub tasks: usize,
 }
 
 /// How much a store keeps at most, in bytes of [`Record::stored_bytes`]. A change that makes a record grow
-/// beyond is refused, except for what every task may need to say how it ended ([`Bounds::ALWAYS`]).
+/// beyond is refused, except for what every task may need to say how it ended ([`StoreBounds::ALWAYS_ADMITTED`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct StoreBounds {
     pub stored_bytes: usize,
     /// Of one principal, so that none takes the room of all.
     pub stored_bytes_per_principal: usize,
@@ -194,19 +199,19 @@ pub enum StoreError {
 
 /// What became of an [`update`].
 #[derive(Debug)]
-pub enum Updated {
+pub enum UpdateOutcome {
     /// The event is applied and stored.
-    Done {
+    Applied {
         /// The record as it was when the event met it.
         before: Arc<Record>,
         /// The record as it is kept now, and as which version.
         after: Arc<Record>,
-        version: Version,
+        version: RecordVersion,
         /// What is to be done about it.
-        effects: Vec<Effect>,
+        effects: Vec<TaskEffect>,
     },
     /// The event changes nothing.
-    Refused(Refusal),
+    Refused(EventRefusal),
     /// There is no such record.
     Unknown,
 }
@@ -218,21 +223,21 @@ pub enum Updated {
 pub async fn update(
     store: &dyn Store,
     id: &TaskId,
-    event: &Event,
+    event: &TaskEvent,
     now: Timestamp,
-) -> Result<Updated, StoreError> {
+) -> Result<UpdateOutcome, StoreError> {
     // Ends: a race is only lost to a change that was kept.
     loop {
         let Some((version, before)) = store.load(id).await? else {
-            return Ok(Updated::Unknown);
+            return Ok(UpdateOutcome::Unknown);
         };
         let (after, effects) = match apply(&before, event.clone(), now) {
             Ok(applied) => applied,
-            Err(refusal) => return Ok(Updated::Refused(refusal)),
+            Err(refusal) => return Ok(UpdateOutcome::Refused(refusal)),
         };
         let after = Arc::new(after);
-        if store.swap(version, Arc::clone(&after), Flush::of(event)).await? {
-            return Ok(Updated::Done { before, after, version: version.next(), effects });
+        if store.swap(version, Arc::clone(&after), Durability::of(event)).await? {
+            return Ok(UpdateOutcome::Applied { before, after, version: version.next(), effects });
         }
     }
 }
@@ -246,32 +251,32 @@ impl StoreError {
 
 // === impl Flush ===
 
-impl Flush {
+impl Durability {
     /// What must survive of what happened to a task: its end does, as it was shown, and cannot be made to happen
     /// again. What a task asks, or was answered, is of use to nobody but the call, which a loss of power ends.
-    pub fn of(event: &Event) -> Self {
+    pub fn of(event: &TaskEvent) -> Self {
         if event.is_end() { Self::Machine } else { Self::Process }
     }
 }
 
 // === impl Bounds ===
 
-impl Bounds {
+impl StoreBounds {
     /// No bounds.
     pub const NONE: Self = Self { stored_bytes: usize::MAX, stored_bytes_per_principal: usize::MAX };
 
     /// A record of so many bytes is kept however full the store is, and one may grow by as many when it
     /// ends: an error that says why a result was not kept must always fit. How many records there are is
     /// bounded elsewhere.
-    pub const ALWAYS: usize = 1 << 10;
+    pub const ALWAYS_ADMITTED: usize = 1 << 10;
 
     /// Whether `after` may take the place of a record of `was` bytes, as so much is kept.
     ///
     /// # Errors
     /// [`StoreError::Full`] names the limit.
-    fn admit(&self, was: usize, after: &Record, kept: Usage) -> Result<(), StoreError> {
+    fn admit(&self, was: usize, after: &Record, kept: StoreUsage) -> Result<(), StoreError> {
         let grows = after.stored_bytes().saturating_sub(was);
-        if Self::always(was, after) {
+        if Self::is_always_admitted(was, after) {
             return Ok(());
         }
         let of_principal = kept.stored_bytes_of_principal.saturating_add(grows);
@@ -285,16 +290,16 @@ impl Bounds {
     }
 
     /// Whether `after` may take the place of a record of `was` bytes however much is kept.
-    fn always(was: usize, after: &Record) -> bool {
+    fn is_always_admitted(was: usize, after: &Record) -> bool {
         let is = after.stored_bytes();
         let grows = is.saturating_sub(was);
-        grows == 0 || (if after.state.is_ended() { grows } else { is }) <= Self::ALWAYS
+        grows == 0 || (if after.state.is_ended() { grows } else { is }) <= Self::ALWAYS_ADMITTED
     }
 }
 
 // === impl Version ===
 
-impl Version {
+impl RecordVersion {
     /// That of a record nobody has changed.
     pub const FIRST: Self = Self(0);
 
@@ -306,7 +311,7 @@ impl Version {
 
 // === impl Place ===
 
-impl Place {
+impl ListCursor {
     pub fn of(record: &Record) -> Self {
         Self { created: record.created, id: record.id.clone() }
     }

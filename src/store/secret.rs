@@ -5,11 +5,11 @@ use ring::hmac;
 /// A secret that lasts as long as a store does: whoever has the store without it can neither tell whose its
 /// tasks are nor make up what the proxy gave its clients to come back with.
 #[derive(Clone)]
-pub struct Secret(hmac::Key);
+pub struct StoreSecret(hmac::Key);
 
 /// What a key is derived for. No two are the same key.
 #[derive(Clone, Copy, Debug)]
-pub enum Use {
+pub enum KeyPurpose {
     /// Telling principals apart.
     Principals,
     /// Sealing `requestState`.
@@ -20,18 +20,18 @@ pub enum Use {
 
 // === impl Secret ===
 
-impl Secret {
+impl StoreSecret {
     /// From random bytes.
     pub fn new(bytes: &[u8; 32]) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, bytes))
     }
 
     /// The key for one use (one step of HKDF, RFC 5869, 2.3: its input is uniform already).
-    pub fn key(&self, of: Use) -> [u8; 32] {
+    pub fn key(&self, of: KeyPurpose) -> [u8; 32] {
         let label = match of {
-            Use::Principals => "deferral principals",
-            Use::States => "deferral requestState",
-            Use::Anchors => "deferral anchors",
+            KeyPurpose::Principals => "deferral principals",
+            KeyPurpose::States => "deferral requestState",
+            KeyPurpose::Anchors => "deferral anchors",
         };
         let block = hmac::sign(&self.0, &[label.as_bytes(), &[1]].concat());
         block.as_ref().try_into().expect("SHA-256 has 32 bytes")
@@ -45,8 +45,8 @@ mod tests {
     #[test]
     fn each_use_has_a_key_of_its_own_which_is_the_same_every_time() {
         let keys = |bytes| {
-            let secret = Secret::new(&[bytes; 32]);
-            [Use::Principals, Use::States, Use::Anchors].map(|of| secret.key(of))
+            let secret = StoreSecret::new(&[bytes; 32]);
+            [KeyPurpose::Principals, KeyPurpose::States, KeyPurpose::Anchors].map(|of| secret.key(of))
         };
         let all = [keys(1), keys(2)].concat();
         assert_eq!(keys(1), keys(1));

@@ -18,7 +18,7 @@ pub struct TaskTag<'a>(&'a TaskId);
 /// The text could not be the id of one of our tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a task id is 32 lower-case hexadecimal digits")]
-pub struct NotATaskId;
+pub struct InvalidTaskId;
 
 // === impl TaskId ===
 
@@ -55,10 +55,10 @@ impl TaskTag<'_> {
 }
 
 impl TryFrom<String> for TaskId {
-    type Error = NotATaskId;
+    type Error = InvalidTaskId;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        Self::parse(&text).ok_or(NotATaskId)
+        Self::parse(&text).ok_or(InvalidTaskId)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a task is, at rest.
 
-use super::{Cause, Life, Owner, TaskId, retention};
-use crate::protocol::{Timestamp, TraceContext, frame::on_one_line, splice::Object};
+use super::{TaskCause, TaskHistory, TaskId, TaskPrincipal, retention};
+use crate::protocol::{Timestamp, TraceContext, frame::to_single_line, splice::JsonObject};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -15,7 +15,7 @@ use std::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub id: TaskId,
-    pub owner: Owner,
+    pub owner: TaskPrincipal,
     /// The tool that was called.
     pub tool: Box<str>,
     pub created: Timestamp,
@@ -30,15 +30,15 @@ pub struct Record {
     pub ttl: Duration,
     /// How long a result stays once the task has ended.
     pub retention: Duration,
-    /// Who serves the call: a raw `serverInfo` object, of [`MAX_SERVER_INFO`] at most. `None` while the server has not
+    /// Who serves the call: a raw `serverInfo` object, of [`MAX_SERVER_INFO`] at most. `Missing` while the server has not
     /// described itself. Tasks of one server share the bytes.
     pub server_info: Option<Bytes>,
     /// The span of the request that made the call, where it is traced.
     pub trace: Option<Box<TraceContext>>,
     /// How the task is shown to whoever made the call.
-    pub view: View,
+    pub view: TaskView,
     /// Whether the result is one of 2026-07-28, made so by us.
-    pub raised: bool,
+    pub is_translated: bool,
     /// What the server last said of its progress, or why the task ended.
     pub message: Option<String>,
     /// Every key a question of this task has had, so that none is used twice (tasks extension,
@@ -46,12 +46,12 @@ pub struct Record {
     pub keys_used: Arc<BTreeSet<String>>,
     /// What the client has answered and the server may not have, by key. Only while the task works, and only where
     /// another process may have to deliver it.
-    pub undelivered: BTreeMap<String, Answer>,
+    pub undelivered: BTreeMap<String, InputAnswer>,
     /// How the call became a task. Shared, as it never changes.
-    pub cause: Option<Arc<Cause>>,
+    pub cause: Option<Arc<TaskCause>>,
     /// What has become of it since.
-    pub life: Life,
-    pub state: State,
+    pub history: TaskHistory,
+    pub state: TaskState,
 }
 
 /// Bytes of what is kept with a task of what its server says of itself. Icons may be megabytes.
@@ -60,7 +60,7 @@ pub const MAX_SERVER_INFO: usize = 1 << 10;
 /// How a task is shown. It is one for others, too, but a ticket: whoever holds one knows no task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum View {
+pub enum TaskView {
     /// As the tasks extension has it.
     Extension,
     /// As 2025-11-25 has it.
@@ -70,12 +70,12 @@ pub enum View {
 }
 
 /// An answer to a question, as JSON-RPC has it: a result or an error, raw.
-pub type Answer = Result<Bytes, Bytes>;
+pub type InputAnswer = Result<Bytes, Bytes>;
 
 /// Where a task stands. Each state holds exactly what is true in it. What is raw is on one line, as
 /// views of it are sent in events, which end with theirs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum TaskState {
     Working,
     /// Waiting for the client. Never empty. Values are raw `{method, params}` objects.
     InputRequired {
@@ -101,12 +101,12 @@ impl Record {
     /// (from [`retention::SHORTEST`] to [`retention::LONGEST`]).
     pub fn new(
         id: TaskId,
-        owner: Owner,
+        owner: TaskPrincipal,
         tool: impl Into<Box<str>>,
         retention: Duration,
         now: Timestamp,
     ) -> Self {
-        let retention = retention::kept(retention);
+        let retention = retention::clamp_retention(retention);
         Self {
             id,
             owner,
@@ -119,24 +119,24 @@ impl Record {
             ttl: retention::grant(retention),
             retention,
             trace: None,
-            view: View::Extension,
-            raised: true,
+            view: TaskView::Extension,
+            is_translated: true,
             message: None,
             keys_used: Arc::default(),
             undelivered: BTreeMap::new(),
             cause: None,
-            life: Life::default(),
-            state: State::Working,
+            history: TaskHistory::default(),
+            state: TaskState::Working,
         }
     }
 
     /// Notes who serves the call, by what the server says of itself: its name, version and title alone where all of
     /// it is too large to be kept with each task.
     pub fn set_server_info(&mut self, server_info: &Bytes) {
-        let Ok(about) = Object::read(server_info) else { return };
+        let Ok(about) = JsonObject::read(server_info) else { return };
         let fits = |server_info: &Bytes| server_info.len() <= MAX_SERVER_INFO;
         self.server_info =
-            Some(server_info).filter(|all| fits(all)).cloned().map(on_one_line).or_else(|| {
+            Some(server_info).filter(|all| fits(all)).cloned().map(to_single_line).or_else(|| {
                 let members = ["name", "version", "title"].map(|key| Some((key, about.string(key)?)));
                 let short: BTreeMap<_, _> = members.into_iter().flatten().collect();
                 let short = Bytes::from(serde_json::to_vec(&short).expect("text is JSON"));
@@ -148,15 +148,15 @@ impl Record {
     /// questions and messages. Counted against the quota of stored bytes.
     pub fn stored_bytes(&self) -> usize {
         let state = match &self.state {
-            State::Working | State::Cancelled => 0,
-            State::InputRequired { outstanding } => {
+            TaskState::Working | TaskState::Cancelled => 0,
+            TaskState::InputRequired { outstanding } => {
                 outstanding.iter().map(|(key, request)| key.len() + request.len()).sum()
             }
-            State::Completed { result, .. } => result.len(),
-            State::Failed { error } => error.len(),
+            TaskState::Completed { result, .. } => result.len(),
+            TaskState::Failed { error } => error.len(),
         };
         let keys: usize = self.keys_used.iter().map(String::len).sum();
-        let answer = |(key, answer): (&String, &Answer)| {
+        let answer = |(key, answer): (&String, &InputAnswer)| {
             key.len() + answer.as_ref().map_or_else(|error| error.len(), |result| result.len())
         };
         let undelivered: usize = self.undelivered.iter().map(answer).sum();
@@ -168,7 +168,7 @@ impl Record {
 
 // === impl State ===
 
-impl State {
+impl TaskState {
     /// The status as every dialect spells it.
     pub const fn status(&self) -> &'static str {
         match self {

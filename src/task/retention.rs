@@ -32,18 +32,18 @@ pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Record {
     /// When a sweeper must look at the record: a live one to renew it
-    /// ([`Event::Renewed`](super::Event::Renewed) changes something from then on), an ended one to
+    /// ([`TaskEvent::TtlRenewed`](super::TaskEvent::TtlRenewed) changes something from then on), an ended one to
     /// forget it.
-    pub fn due(&self) -> Timestamp {
+    pub fn due_at(&self) -> Timestamp {
         if self.state.is_ended() {
-            return self.expires();
+            return self.expires_at();
         }
         self.created + self.ttl.saturating_sub(grant(self.retention) / 2)
     }
 
     /// Whether the record may be forgotten. Never, as long as the task has not ended.
     pub fn is_expired(&self, now: Timestamp) -> bool {
-        self.state.is_ended() && self.expires() <= now
+        self.state.is_ended() && self.expires_at() <= now
     }
 
     /// How long a client should wait before it asks again, in whole milliseconds: about a tenth of
@@ -61,18 +61,18 @@ impl Record {
     }
 
     /// When the life was granted that the record has.
-    pub(super) fn granted(&self) -> Timestamp {
+    pub(super) fn granted_at(&self) -> Timestamp {
         self.created + self.ttl.saturating_sub(grant(self.retention))
     }
 
     /// The end of the life that was granted.
-    fn expires(&self) -> Timestamp {
+    fn expires_at(&self) -> Timestamp {
         self.created + self.ttl
     }
 }
 
 /// A retention as it is kept: whole milliseconds, from [`SHORTEST`] to [`LONGEST`].
-pub(crate) fn kept(retention: Duration) -> Duration {
+pub(crate) fn clamp_retention(retention: Duration) -> Duration {
     whole_millis(retention.clamp(SHORTEST, LONGEST))
 }
 
@@ -82,14 +82,14 @@ pub(super) fn grant(retention: Duration) -> Duration {
 }
 
 /// The ttl of a task that is alive at `now`.
-pub(super) fn while_live(record: &Record, now: Timestamp) -> Duration {
+pub(super) fn live_ttl(record: &Record, now: Timestamp) -> Duration {
     let elapsed = now.since(record.created);
     let grant = grant(record.retention);
     if record.ttl.saturating_sub(elapsed) <= grant / 2 { record.ttl.max(elapsed + grant) } else { record.ttl }
 }
 
 /// The ttl of a task that ends at `now`.
-pub(super) fn at_end(record: &Record, now: Timestamp) -> Duration {
+pub(super) fn final_ttl(record: &Record, now: Timestamp) -> Duration {
     now.since(record.created) + record.retention
 }
 
@@ -100,19 +100,19 @@ fn whole_millis(duration: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::{Event, Owner, Scope, State, TaskId, apply};
+    use crate::task::{TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState, apply};
 
     const START: Timestamp = Timestamp::from_millis(1_000_000);
     const MINUTE: Duration = Duration::from_secs(60);
     const BOUNDS: PollBounds = (Duration::from_millis(500), Duration::from_secs(30));
 
     fn record(retention: Duration) -> Record {
-        let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+        let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
         Record::new(TaskId::from_entropy([7; 16]), owner, "slow", retention, START)
     }
 
     fn ended(record: Record, at: Timestamp) -> Record {
-        apply(&record, Event::CANCELLED_BY_CLIENT, at).expect("alive").0
+        apply(&record, TaskEvent::CANCELLED_BY_CLIENT, at).expect("alive").0
     }
 
     #[test]
@@ -127,31 +127,31 @@ mod tests {
     #[test]
     fn a_clock_that_runs_behind_the_last_renewal_shortens_nothing() {
         let task = record(2 * MINUTE);
-        let (renewed, _) = apply(&task, Event::Renewed, START + MINUTE).expect("due");
+        let (renewed, _) = apply(&task, TaskEvent::TtlRenewed, START + MINUTE).expect("due");
         assert_eq!(renewed.ttl, 3 * MINUTE);
         let task = ended(renewed, START + Duration::from_secs(55));
         assert_eq!(task.ttl, 3 * MINUTE, "what was shown still holds");
-        assert_eq!(task.due(), task.updated + 2 * MINUTE);
+        assert_eq!(task.due_at(), task.updated + 2 * MINUTE);
     }
 
     #[test]
     fn a_live_task_is_renewed_at_half_its_grant_and_not_before() {
         let task = record(60 * MINUTE);
-        assert_eq!(task.due(), START + 30 * MINUTE);
+        assert_eq!(task.due_at(), START + 30 * MINUTE);
         let early = START + (30 * MINUTE - Duration::from_millis(1));
-        assert!(apply(&task, Event::Renewed, early).is_err());
-        let (renewed, _) = apply(&task, Event::Renewed, task.due()).expect("due");
+        assert!(apply(&task, TaskEvent::TtlRenewed, early).is_err());
+        let (renewed, _) = apply(&task, TaskEvent::TtlRenewed, task.due_at()).expect("due");
         assert_eq!(renewed.ttl, 90 * MINUTE);
-        assert_eq!(renewed.due(), START + 60 * MINUTE);
+        assert_eq!(renewed.due_at(), START + 60 * MINUTE);
     }
 
     #[test]
     fn a_renewed_task_is_not_due_again_at_once_however_old_it_is() {
         let mut task = record(Duration::ZERO);
         for _ in 0..1000 {
-            let now = task.due();
-            task = apply(&task, Event::Renewed, now).expect("due").0;
-            assert_eq!(task.due(), now + MINUTE / 2);
+            let now = task.due_at();
+            task = apply(&task, TaskEvent::TtlRenewed, now).expect("due").0;
+            assert_eq!(task.due_at(), now + MINUTE / 2);
         }
     }
 
@@ -159,7 +159,7 @@ mod tests {
     fn a_result_stays_for_the_whole_retention() {
         let at = START + 25 * MINUTE;
         let task = ended(record(60 * MINUTE), at);
-        assert_eq!(task.due(), at + 60 * MINUTE);
+        assert_eq!(task.due_at(), at + 60 * MINUTE);
         assert!(!task.is_expired(START + (85 * MINUTE - Duration::from_millis(1))));
         assert!(task.is_expired(START + 85 * MINUTE));
     }
@@ -169,7 +169,7 @@ mod tests {
         let at = START + MINUTE / 4;
         for (written, kept) in [(Duration::ZERO, 1), (Duration::from_secs(1), 1), (5 * MINUTE, 300)] {
             let task = ended(record(written), at);
-            assert_eq!(task.due(), at + Duration::from_secs(kept), "{written:?}");
+            assert_eq!(task.due_at(), at + Duration::from_secs(kept), "{written:?}");
         }
     }
 
@@ -194,9 +194,9 @@ mod tests {
         assert_eq!(after(60), Duration::from_secs(6));
         assert_eq!(after(3600), Duration::from_secs(30));
 
-        let asked = Event::Asked { key: "k".into(), request: "{}".into() };
+        let asked = TaskEvent::InputRequested { key: "k".into(), request: "{}".into() };
         let (task, _) = apply(&record(MINUTE), asked, START + 10 * MINUTE).expect("alive");
-        assert!(matches!(task.state, State::InputRequired { .. }));
+        assert!(matches!(task.state, TaskState::InputRequired { .. }));
         assert_eq!(task.poll_interval(START + 10 * MINUTE, BOUNDS), Duration::from_millis(500));
     }
 

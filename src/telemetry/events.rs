@@ -1,16 +1,16 @@
 //! One struct for each happening. Emitting it writes the log line; fields, not sentences; no
 //! bodies and no credentials.
 
-use super::{log::tell_suppressed, metrics, tap};
+use super::{log::log_suppressed, metrics, tap};
 use crate::protocol::{
-    Fault,
-    code::{OUTCOME_UNKNOWN, fault_of},
+    ErrorOrigin,
+    code::{OUTCOME_UNKNOWN, origin_of},
 };
 use std::{fmt, net::IpAddr, time::Duration};
 
 /// How a request ended, for the access line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// A result was passed on.
     #[default]
     Result,
@@ -31,11 +31,11 @@ pub enum Outcome {
     /// A limit or fault of the proxy.
     ProxyFailed,
     /// The client left before the answer.
-    Departed,
+    Disconnected,
 }
 
 /// One request, once its answer has been given or its client has left. The access line.
-pub struct Access<'a> {
+pub struct AccessEvent<'a> {
     pub method: &'a str,
     /// The same where it is one of those that are counted by name.
     pub counted_as: &'a str,
@@ -55,7 +55,7 @@ pub struct Access<'a> {
     /// The status of the task that was shown: with the target, the trail of retrievals.
     pub shown: Option<&'a str>,
     pub status: u16,
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
     /// Why, where it is no result: in our own words, or the code of the server's error. Never what was
     /// sent or what came back.
     pub reason: Option<&'a str>,
@@ -70,7 +70,7 @@ pub struct Access<'a> {
 }
 
 /// The proxy serves: what it is in front of, and which limits it works with.
-pub struct Started<'a> {
+pub struct ProxyStarted<'a> {
     /// What is really listened on.
     pub listen: &'a str,
     pub admin: &'a str,
@@ -107,19 +107,19 @@ pub struct TaskCreated<'a> {
 }
 
 /// A request was refused before there was one to speak of: its head is beyond a limit, so it has no access line.
-pub struct HeadRefused {
+pub struct RequestHeadRefused {
     pub limit: metrics::Limit,
     /// The client's address, or that of the proxy in front of us.
     pub client: Option<IpAddr>,
 }
 
-/// A request was refused for its `Host` or `Origin`.
+/// A request was refused for its `Host` or `TextOrigin`.
 pub struct AccessDenied<'a> {
     /// Which listener: `clients` or `admin`.
     pub listener: &'a str,
     /// The client's address, or that of the proxy in front of us.
     pub client: Option<IpAddr>,
-    /// What the request itself says of the hops before (`Forwarded`, else `X-Forwarded-For`). Not verified.
+    /// What the request itself says of the hops before (`HttpResponse`, else `X-HttpResponse-For`). Not verified.
     pub forwarded: Option<&'a str>,
     pub host: Option<&'a str>,
     pub origin: Option<&'a str>,
@@ -166,7 +166,7 @@ pub struct ConfigWarning<'a> {
 }
 
 /// An operator has cancelled a task, whose transition is told besides.
-pub struct OperatorCancelled<'a> {
+pub struct TaskCancelledByOperator<'a> {
     pub task: &'a dyn fmt::Display,
     pub route: &'a str,
     pub tool: &'a str,
@@ -186,7 +186,7 @@ pub struct TaskEnd {
 }
 
 /// Somebody asked for a task that is not there, or not theirs.
-pub struct LookupFailed<'a> {
+pub struct TaskLookupFailed<'a> {
     pub method: &'a str,
     pub principal: &'a dyn fmt::Display,
     pub reason: &'a str,
@@ -206,7 +206,7 @@ pub struct WouldDefer<'a> {
 }
 
 /// A quota was full, so a call stayed synchronous.
-pub struct QuotaFull<'a> {
+pub struct QuotaExceeded<'a> {
     /// The name of the limit in the configuration.
     pub limit: &'a str,
     pub principal: &'a dyn fmt::Display,
@@ -219,19 +219,19 @@ pub struct StoreFailed<'a> {
 }
 
 /// The task store takes changes again.
-pub struct StoreBack;
+pub struct StoreRecovered;
 
 /// A question of a server was refused, because nobody could be asked.
-pub struct QuestionRefused<'a> {
+pub struct InputRequestRefused<'a> {
     pub route: &'a str,
     pub method: &'a str,
     pub reason: &'a str,
-    pub outcome: metrics::QuestionOutcome,
+    pub outcome: metrics::InputRequestOutcome,
 }
 
 /// A server asks things that nobody need be asked (pings, above all) faster than it takes the answers:
 /// some are not answered. Said once until it has caught up.
-pub struct AnswersDropped {
+pub struct ResponsesDropped {
     /// Answers that wait already.
     pub waiting: usize,
 }
@@ -243,13 +243,13 @@ pub struct EventSkipped<'a> {
 }
 
 /// A server could not be told something, however often it was tried.
-pub struct Untold<'a> {
+pub struct MessageUndelivered<'a> {
     pub what: &'a str,
     pub error: &'a dyn fmt::Display,
 }
 
 /// The process of a server has ended, and nothing is left of it.
-pub struct ServerEnded<'a> {
+pub struct ServerProcessEnded<'a> {
     pub route: &'a str,
     /// How it ended, in words.
     pub how: &'a str,
@@ -281,13 +281,13 @@ pub struct ServerProcessAdded<'a> {
 }
 
 /// A line of a server on its standard error.
-pub struct ServerSaid<'a> {
+pub struct ServerStderrLine<'a> {
     pub route: &'a str,
     pub line: &'a str,
 }
 
 /// What a server has written on its standard output is no message, and was skipped.
-pub struct ServerGarbage<'a> {
+pub struct ServerOutputSkipped<'a> {
     pub route: &'a str,
     pub why: &'a str,
     /// Its beginning.
@@ -315,7 +315,7 @@ pub struct LogLinesSuppressed<'a> {
 
 /// Spans that no collector has got; said once a minute at most.
 #[cfg(feature = "otlp")]
-pub struct TracesLost<'a> {
+pub struct SpansLost<'a> {
     /// For want of room: the collector does not take them as fast as they are made.
     pub dropped: u64,
     /// The collector could not be reached, or has refused them.
@@ -326,7 +326,7 @@ pub struct TracesLost<'a> {
 
 /// What became of the tasks that a process before this one has left behind.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct TakenOver {
+pub struct OrphanSummary {
     /// Calls that their servers have taken up again.
     pub resumed: usize,
     /// Calls that are taken up once their caller comes with its credentials.
@@ -344,7 +344,7 @@ pub struct TakenOver {
 }
 
 /// What a store on disk had counted of its tasks was wrong, and is mended.
-pub struct StoreCountsMended<'a> {
+pub struct StoreCountsRepaired<'a> {
     pub folder: &'a dyn fmt::Display,
     /// Principals, and pairs of a route and a status, whose counts were wrong.
     pub counts: usize,
@@ -361,13 +361,13 @@ pub struct StoreCountsUnchecked<'a> {
 }
 
 /// The proxy is told to stop, and serves new calls for a while yet.
-pub struct Leaving {
+pub struct ShutdownNotice {
     /// How long new calls are still served.
     pub notice: Duration,
 }
 
 /// The proxy has begun to stop; what it waits for.
-pub struct Draining {
+pub struct DrainStarted {
     pub calls: usize,
     pub tasks: usize,
     /// Results of tasks that nobody has fetched.
@@ -378,7 +378,7 @@ pub struct Draining {
 
 /// The proxy has stopped; what has become of all that it had to do.
 #[derive(Default)]
-pub struct Drained {
+pub struct DrainCompleted {
     /// Calls and tasks that have ended by themselves.
     pub ended: usize,
     /// Calls that have become tasks meanwhile.
@@ -395,7 +395,7 @@ pub struct Drained {
 
 // === impl Outcome ===
 
-impl Outcome {
+impl RequestOutcome {
     pub(super) const ALL: [Self; 10] = [
         Self::Result,
         Self::ToolError,
@@ -406,7 +406,7 @@ impl Outcome {
         Self::TimedOut,
         Self::UpstreamFailed,
         Self::ProxyFailed,
-        Self::Departed,
+        Self::Disconnected,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -420,17 +420,17 @@ impl Outcome {
             Self::TimedOut => "timed_out",
             Self::UpstreamFailed => "upstream_failed",
             Self::ProxyFailed => "proxy_failed",
-            Self::Departed => "departed",
+            Self::Disconnected => "departed",
         }
     }
 }
 
-impl From<Fault> for Outcome {
-    fn from(fault: Fault) -> Self {
+impl From<ErrorOrigin> for RequestOutcome {
+    fn from(fault: ErrorOrigin) -> Self {
         match fault {
-            Fault::Client => Self::Refused,
-            Fault::Server => Self::UpstreamFailed,
-            Fault::Proxy => Self::ProxyFailed,
+            ErrorOrigin::Client => Self::Refused,
+            ErrorOrigin::Server => Self::UpstreamFailed,
+            ErrorOrigin::Proxy => Self::ProxyFailed,
         }
     }
 }
@@ -462,31 +462,31 @@ macro_rules! access {
     };
 }
 
-impl Access<'_> {
+impl AccessEvent<'_> {
     /// A warning where the server is at fault: the operator can do something about that. What clients repeat while they
     /// wait is for debugging, unless it fails.
     pub fn emit(&self) {
-        metrics::request(self.route, self.counted_as, self.outcome);
+        metrics::record_request(self.route, self.counted_as, self.outcome);
         if let Some(tool) = self.tool {
-            metrics::call(self.route, tool, self.outcome, self.upstream + self.own);
+            metrics::record_call(self.route, tool, self.outcome, self.upstream + self.own);
         }
         if self.code == Some(OUTCOME_UNKNOWN) {
-            metrics::outcome_unknown(self.route);
+            metrics::record_outcome_unknown(self.route);
         }
         if tap::is_open() {
             self.show();
         }
         match self.outcome {
-            Outcome::UpstreamFailed | Outcome::TimedOut => access!(warn, self),
-            Outcome::Result if self.is_poll() => access!(debug, self),
-            Outcome::Result
-            | Outcome::ToolError
-            | Outcome::ServerError
-            | Outcome::Task
-            | Outcome::InputRequired
-            | Outcome::Refused
-            | Outcome::ProxyFailed
-            | Outcome::Departed => access!(info, self),
+            RequestOutcome::UpstreamFailed | RequestOutcome::TimedOut => access!(warn, self),
+            RequestOutcome::Result if self.is_poll() => access!(debug, self),
+            RequestOutcome::Result
+            | RequestOutcome::ToolError
+            | RequestOutcome::ServerError
+            | RequestOutcome::Task
+            | RequestOutcome::InputRequired
+            | RequestOutcome::Refused
+            | RequestOutcome::ProxyFailed
+            | RequestOutcome::Disconnected => access!(info, self),
         }
     }
 
@@ -501,12 +501,12 @@ impl Access<'_> {
     }
 }
 
-impl Access<'_> {
+impl AccessEvent<'_> {
     /// Offers it to the open taps.
     fn show(&self) {
         let tool = if self.method == "tools/call" { self.target } else { "" };
-        let about = tap::About { route: self.route, principal: self.principal, token: self.token, tool };
-        tap::show("request", about, self.content, |line| {
+        let about = tap::TapSubject { route: self.route, principal: self.principal, token: self.token, tool };
+        tap::publish("request", about, self.content, |line| {
             let mut put = |name: &str, value: serde_json::Value| drop(line.insert(name.to_owned(), value));
             put("method", self.method.into());
             put("target", self.target.into());
@@ -528,12 +528,12 @@ impl Access<'_> {
 /// Offers a change of a task to the open taps.
 fn show_task(
     task: &dyn fmt::Display,
-    about: tap::About<'_>,
+    about: tap::TapSubject<'_>,
     (from, to): (&str, &str),
     end: Option<TaskEnd>,
     reason: Option<&str>,
 ) {
-    tap::show("task", about, None, |line| {
+    tap::publish("task", about, None, |line| {
         let mut put = |name: &str, value: serde_json::Value| drop(line.insert(name.to_owned(), value));
         put("task", task.to_string().into());
         put("tool", about.tool.into());
@@ -552,7 +552,7 @@ fn show_task(
 
 // === impl Started ===
 
-impl Started<'_> {
+impl ProxyStarted<'_> {
     pub fn emit(&self) {
         tracing::info!(
             target: "deferral",
@@ -589,10 +589,10 @@ impl Started<'_> {
 
 // === impl ServerEnded ===
 
-impl ServerEnded<'_> {
+impl ServerProcessEnded<'_> {
     /// Behind the count of what it said and is not in the log.
     pub fn emit(&self) {
-        tell_suppressed();
+        log_suppressed();
         if self.is_wanted {
             tracing::info!(
                 target: "deferral::server", event = "ended", route = self.route, how = self.how, up_ms = millis(self.up),
@@ -612,9 +612,9 @@ impl ServerEnded<'_> {
 
 // === impl HeadRefused ===
 
-impl HeadRefused {
+impl RequestHeadRefused {
     pub fn emit(&self) {
-        self.limit.hit();
+        self.limit.record_hit();
         tracing::warn!(
             target: "deferral", event = "head_refused", limit = self.limit.key(), client = self.client.map(shown),
         );
@@ -626,7 +626,7 @@ impl HeadRefused {
 impl EventSkipped<'_> {
     /// Counts it. The line is one for debugging: a server may keep its streams alive with such events.
     pub fn emit(&self) {
-        metrics::event_skipped(self.route);
+        metrics::record_event_skipped(self.route);
         tracing::debug!(
             target: "deferral::upstream", event = "event_skipped", route = self.route, why = %self.why,
         );
@@ -637,10 +637,14 @@ impl EventSkipped<'_> {
 
 impl TaskCreated<'_> {
     pub fn emit(&self) {
-        metrics::task_created(self.route, self.tool);
+        metrics::record_task_created(self.route, self.tool);
         if tap::is_open() {
-            let about =
-                tap::About { route: self.route, principal: self.principal, token: None, tool: self.tool };
+            let about = tap::TapSubject {
+                route: self.route,
+                principal: self.principal,
+                token: None,
+                tool: self.tool,
+            };
             show_task(self.task, about, ("call", "working"), None, None);
         }
         tracing::info!(
@@ -683,26 +687,30 @@ impl TaskTransition<'_> {
     pub fn emit(&self) {
         if let Some(TaskEnd { waited, age, code, is_tool_error }) = self.end {
             let is_success = self.to == "completed" && !is_tool_error;
-            metrics::task_ended((self.route, self.tool), self.to, is_success, waited, age);
+            metrics::record_task_ended((self.route, self.tool), self.to, is_success, waited, age);
             if code == Some(OUTCOME_UNKNOWN) {
-                metrics::outcome_unknown(self.route);
+                metrics::record_outcome_unknown(self.route);
             }
         }
         if tap::is_open() {
-            let about =
-                tap::About { route: self.route, principal: self.principal, token: None, tool: self.tool };
+            let about = tap::TapSubject {
+                route: self.route,
+                principal: self.principal,
+                token: None,
+                tool: self.tool,
+            };
             show_task(self.task, about, (self.from, self.to), self.end, self.reason);
         }
-        match self.end.and_then(|end| end.code).map(fault_of) {
-            Some(Fault::Server | Fault::Proxy) => transition!(warn, self),
-            Some(Fault::Client) | None => transition!(info, self),
+        match self.end.and_then(|end| end.code).map(origin_of) {
+            Some(ErrorOrigin::Server | ErrorOrigin::Proxy) => transition!(warn, self),
+            Some(ErrorOrigin::Client) | None => transition!(info, self),
         }
     }
 }
 
 impl WouldDefer<'_> {
     pub fn emit(&self) {
-        metrics::would_defer(self.route, self.tool, self.is_success);
+        metrics::record_would_defer(self.route, self.tool, self.is_success);
         tracing::info!(
             name: "record",
             target: "deferral::task",
@@ -716,9 +724,9 @@ impl WouldDefer<'_> {
     }
 }
 
-impl QuestionRefused<'_> {
+impl InputRequestRefused<'_> {
     pub fn emit(&self) {
-        metrics::question(self.route, self.method, self.outcome);
+        metrics::record_input_request(self.route, self.method, self.outcome);
         tracing::warn!(
             target: "deferral::question",
             event = "refused",
@@ -729,9 +737,9 @@ impl QuestionRefused<'_> {
     }
 }
 
-impl QuotaFull<'_> {
+impl QuotaExceeded<'_> {
     pub fn emit(&self) {
-        metrics::Limit::hit_by_key(self.limit);
+        metrics::Limit::record_hit_by_key(self.limit);
         tracing::warn!(
             target: "deferral::task",
             event = "quota_full",
@@ -776,27 +784,27 @@ lines! {
     AccessDenied<'_> as it: warn "deferral" "access_denied" {
         listener = it.listener, client = it.client.map(shown), forwarded = it.forwarded.map(beginning), host = it.host.map(beginning), origin = it.origin.map(beginning)
     }
-    LookupFailed<'_> as it: warn "deferral::task" "lookup_failed" {
+    TaskLookupFailed<'_> as it: warn "deferral::task" "lookup_failed" {
         method = it.method, principal = %it.principal, reason = it.reason
     }
-    StoreBack as _it: info "deferral::task" "store_back" {}
+    StoreRecovered as _it: info "deferral::task" "store_back" {}
     StoreFailed<'_> as it: warn "deferral::task" "store_failed" { doing = it.doing, error = %it.error }
-    StoreCountsMended<'_> as it: warn "deferral::task" "counts_mended" {
+    StoreCountsRepaired<'_> as it: warn "deferral::task" "counts_mended" {
         store = %it.folder, counts = it.counts, surplus_tasks = it.surplus_tasks, surplus_bytes = it.surplus_bytes, missing_tasks = it.missing_tasks, missing_bytes = it.missing_bytes
     }
     StoreCountsUnchecked<'_> as it: warn "deferral::task" "counts_unchecked" { error = %it.error }
-    AnswersDropped as it: warn "deferral::upstream" "answers_dropped" {
+    ResponsesDropped as it: warn "deferral::upstream" "answers_dropped" {
         limit = "limits.messages", waiting = it.waiting
     }
-    Untold<'_> as it: warn "deferral::upstream" "untold" { what = it.what, error = %it.error }
+    MessageUndelivered<'_> as it: warn "deferral::upstream" "untold" { what = it.what, error = %it.error }
     ServerNotStarted<'_> as it: warn "deferral::server" "not_started" {
         route = it.route, program = it.program, error = %it.error
     }
     ServerProcessAdded<'_> as it: info "deferral::server" "process_added" {
         route = it.route, processes = it.processes, why = it.why, remedy = it.remedy
     }
-    ServerSaid<'_> as it: info "deferral::server" "stderr" { route = it.route, line = it.line }
-    ServerGarbage<'_> as it: warn "deferral::server" "stdout_skipped" {
+    ServerStderrLine<'_> as it: info "deferral::server" "stderr" { route = it.route, line = it.line }
+    ServerOutputSkipped<'_> as it: warn "deferral::server" "stdout_skipped" {
         route = it.route, why = it.why, line = it.line
     }
     ServerOmitsVersion<'_> as it: warn "deferral::server" "jsonrpc_missing" {
@@ -807,24 +815,24 @@ lines! {
     }
     ConfigRefused<'_> as it: warn "deferral" "config_refused" { by = it.by, error = it.error }
     ConfigWarning<'_> as it: warn "deferral" "config_warning" { warning = it.warning }
-    OperatorCancelled<'_> as it: info "deferral::task" "cancelled_by_operator" {
+    TaskCancelledByOperator<'_> as it: info "deferral::task" "cancelled_by_operator" {
         task = %it.task, route = it.route, tool = it.tool, principal = %it.principal
     }
-    TakenOver as it: info "deferral::task" "taken_over" {
+    OrphanSummary as it: info "deferral::task" "taken_over" {
         resumed = it.resumed, waiting = it.waiting, pending = it.pending, failed = it.failed, cancelled = it.cancelled, untold = it.untold, waited = it.waited
     }
-    Leaving as it: info "deferral" "leaving" { notice_ms = millis(it.notice) }
-    Draining as it: info "deferral" "draining" {
+    ShutdownNotice as it: info "deferral" "leaving" { notice_ms = millis(it.notice) }
+    DrainStarted as it: info "deferral" "draining" {
         calls = it.calls, tasks = it.tasks, results = it.results, limit_ms = millis(it.limit)
     }
-    Drained as it: info "deferral" "drained" {
+    DrainCompleted as it: info "deferral" "drained" {
         ended = it.ended, became_tasks = it.became_tasks, tasks_released = it.tasks_released, calls_lost = it.calls_lost, tasks_lost = it.tasks_lost, results_lost = it.results_lost, hurried = it.hurried
     }
 }
 
 #[cfg(feature = "otlp")]
 lines! {
-    TracesLost<'_> as it: warn "deferral::traces" "spans_lost" {
+    SpansLost<'_> as it: warn "deferral::traces" "spans_lost" {
         dropped = it.dropped, refused = it.refused, why = it.why
     }
 }
@@ -854,7 +862,7 @@ fn micros(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::{Format, Lines};
+    use crate::telemetry::{LineFormat, LogLayer};
     use std::{
         sync::{Arc, Mutex},
         time::UNIX_EPOCH,
@@ -862,12 +870,12 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     /// The level of the access line of a request.
-    fn level(method: &'static str, shown: Option<&str>, outcome: Outcome) -> String {
+    fn level(method: &'static str, shown: Option<&str>, outcome: RequestOutcome) -> String {
         let level = Arc::new(Mutex::new(String::new()));
         let seen = Arc::clone(&level);
         let take = move |level: &tracing::Level, _: &str| *seen.lock().expect("whole") = level.to_string();
-        let lines = Lines::new(Format::Text, || UNIX_EPOCH, take);
-        let access = Access {
+        let lines = LogLayer::new(LineFormat::Text, || UNIX_EPOCH, take);
+        let access = AccessEvent {
             method,
             counted_as: method,
             tool: None,
@@ -896,7 +904,7 @@ mod tests {
         let written = Arc::new(Mutex::new(String::new()));
         let kept = Arc::clone(&written);
         let take = move |_: &tracing::Level, line: &str| kept.lock().expect("whole").push_str(line);
-        let lines = Lines::new(Format::Text, || UNIX_EPOCH, take);
+        let lines = LogLayer::new(LineFormat::Text, || UNIX_EPOCH, take);
         let (long, cut) = ("é".repeat(10_000), "é".repeat(SHOWN));
         tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
             let (host, forwarded) = (Some(&*long), Some(&*long));
@@ -914,15 +922,15 @@ mod tests {
     #[test]
     fn what_clients_repeat_while_they_wait_is_logged_at_debug_unless_it_fails() {
         for (method, shown, outcome, expected) in [
-            ("tasks/get", Some("working"), Outcome::Result, "DEBUG"),
-            ("tasks/get", Some("completed"), Outcome::Result, "DEBUG"),
-            ("ping", None, Outcome::Result, "DEBUG"),
-            ("tools/call", Some("working"), Outcome::Result, "DEBUG"),
-            ("tools/call", Some("completed"), Outcome::Result, "INFO"),
-            ("tools/call", None, Outcome::Result, "INFO"),
-            ("tools/call", None, Outcome::Task, "INFO"),
-            ("tasks/get", None, Outcome::Refused, "INFO"),
-            ("ping", None, Outcome::UpstreamFailed, "WARN"),
+            ("tasks/get", Some("working"), RequestOutcome::Result, "DEBUG"),
+            ("tasks/get", Some("completed"), RequestOutcome::Result, "DEBUG"),
+            ("ping", None, RequestOutcome::Result, "DEBUG"),
+            ("tools/call", Some("working"), RequestOutcome::Result, "DEBUG"),
+            ("tools/call", Some("completed"), RequestOutcome::Result, "INFO"),
+            ("tools/call", None, RequestOutcome::Result, "INFO"),
+            ("tools/call", None, RequestOutcome::Task, "INFO"),
+            ("tasks/get", None, RequestOutcome::Refused, "INFO"),
+            ("ping", None, RequestOutcome::UpstreamFailed, "WARN"),
         ] {
             assert_eq!(level(method, shown, outcome), expected, "{method} {shown:?} {outcome:?}");
         }

@@ -13,7 +13,7 @@
 //! An access line is written for each request, so this is made to cost little: a value is looked
 //! through once and copied, and of a time only the digits that changed are computed.
 
-use super::throttle::{LogThrottle, Verdict};
+use super::log_throttle::{LogThrottle, ThrottleVerdict};
 use crate::runtime::{Clock, SystemClock};
 use std::{
     cell::RefCell,
@@ -29,8 +29,8 @@ use tracing_subscriber::layer::{Context, Layer};
 
 /// How a line is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// For people: `TIME LEVEL TARGET: message name=value …`.
+pub enum LineFormat {
+    /// For people: `TIME LEVEL MAX_TARGET: message name=value …`.
     Text,
     /// A JSON object: `timestamp`, `level`, `logger` and the fields.
     Json,
@@ -38,8 +38,8 @@ pub enum Format {
 
 /// Writes each event as a line and gives it to `take`.
 #[derive(Clone, Debug)]
-pub struct Lines<F> {
-    format: Format,
+pub struct LogLayer<F> {
+    format: LineFormat,
     /// Whether levels have colours, in text.
     colour: bool,
     now: fn() -> SystemTime,
@@ -48,26 +48,26 @@ pub struct Lines<F> {
 }
 
 /// Writes the fields of an event behind what the line begins with.
-struct Fields<'a> {
-    format: Format,
+struct FieldWriter<'a> {
+    format: LineFormat,
     line: &'a mut String,
 }
 
 /// The end of a line, taking one value as far as it may go.
-struct Value<'a> {
+struct ValueWriter<'a> {
     line: &'a mut String,
     left: usize,
 }
 
 /// The second that was written last, which the next line is likely to share.
-struct Second {
+struct CachedSecond {
     since_epoch: u64,
     /// `2026-07-28T10:30:00`
     shown: String,
 }
 
 /// Bytes of one value that are written; an ellipsis stands for the rest.
-const VALUE: usize = 4096;
+const MAX_VALUE_BYTES: usize = 4096;
 
 /// The field that is the sentence of an event that has one.
 const MESSAGE: &str = "message";
@@ -75,22 +75,22 @@ const MESSAGE: &str = "message";
 thread_local! {
     /// Where lines are put together; kept, so that it is allocated once.
     static LINE: RefCell<String> = const { RefCell::new(String::new()) };
-    static SECOND: RefCell<Second> = const { RefCell::new(Second { since_epoch: u64::MAX, shown: String::new() }) };
+    static SECOND: RefCell<CachedSecond> = const { RefCell::new(CachedSecond { since_epoch: u64::MAX, shown: String::new() }) };
 }
 
 // === impl Lines ===
 
-impl<F: Fn(&Level, &str)> Lines<F> {
+impl<F: Fn(&Level, &str)> LogLayer<F> {
     /// Lines of a format with the time that `now` tells. `take` is given whole lines, their end
     /// included.
-    pub const fn new(format: Format, now: fn() -> SystemTime, take: F) -> Self {
+    pub const fn new(format: LineFormat, now: fn() -> SystemTime, take: F) -> Self {
         Self { format, colour: false, now, take, throttle: None }
     }
 
     /// Colours for a terminal.
     #[must_use]
     pub fn coloured(mut self, colour: bool) -> Self {
-        self.colour = colour && self.format == Format::Text;
+        self.colour = colour && self.format == LineFormat::Text;
         self
     }
 
@@ -102,11 +102,11 @@ impl<F: Fn(&Level, &str)> Lines<F> {
     }
 
     /// Whether an event is written.
-    fn takes(&self, event: &Event<'_>) -> bool {
+    fn is_admitted(&self, event: &Event<'_>) -> bool {
         let Some((throttle, suppressed)) = &self.throttle else { return true };
         match throttle.judge(event, || SystemClock::new().now()) {
-            Verdict::Written => true,
-            Verdict::Suppressed { is_first } => {
+            ThrottleVerdict::Write => true,
+            ThrottleVerdict::Suppress { is_first } => {
                 if is_first {
                     suppressed();
                 }
@@ -119,7 +119,7 @@ impl<F: Fn(&Level, &str)> Lines<F> {
         let about = event.metadata();
         let at = (self.now)().duration_since(UNIX_EPOCH).unwrap_or_default();
         match self.format {
-            Format::Text => {
+            LineFormat::Text => {
                 let (dim, strong, plain) = match (self.colour, *about.level()) {
                     (false, _) => ("", "", ""),
                     (true, Level::ERROR) => ("\x1b[2m", "\x1b[31m", "\x1b[0m"),
@@ -142,9 +142,9 @@ impl<F: Fn(&Level, &str)> Lines<F> {
                 line.push_str(about.target());
                 line.push(':');
                 line.push_str(plain);
-                event.record(&mut Fields { format: self.format, line });
+                event.record(&mut FieldWriter { format: self.format, line });
             }
-            Format::Json => {
+            LineFormat::Json => {
                 line.push_str("{\"timestamp\":\"");
                 write_time(at, line);
                 line.push_str("\",\"level\":\"");
@@ -152,7 +152,7 @@ impl<F: Fn(&Level, &str)> Lines<F> {
                 line.push_str("\",\"logger\":\"");
                 line.push_str(about.target());
                 line.push('"');
-                event.record(&mut Fields { format: self.format, line });
+                event.record(&mut FieldWriter { format: self.format, line });
                 line.push('}');
             }
         }
@@ -160,13 +160,13 @@ impl<F: Fn(&Level, &str)> Lines<F> {
     }
 }
 
-impl<S, F> Layer<S> for Lines<F>
+impl<S, F> Layer<S> for LogLayer<F>
 where
     S: Subscriber,
     F: Fn(&Level, &str) + 'static,
 {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
-        if !self.takes(event) {
+        if !self.is_admitted(event) {
             return;
         }
         let told = |line: &mut String| {
@@ -184,21 +184,21 @@ where
 
 // === impl Fields ===
 
-impl Fields<'_> {
+impl FieldWriter<'_> {
     /// Writes a field's name and what stands between it and its value.
     fn name(&mut self, field: &Field) {
         let name = field.name();
         // As Rust spells a name that is also a keyword.
         let name = name.strip_prefix("r#").unwrap_or(name);
         match self.format {
-            Format::Text => {
+            LineFormat::Text => {
                 self.line.push(' ');
                 if name != MESSAGE {
                     self.line.push_str(name);
                     self.line.push('=');
                 }
             }
-            Format::Json => {
+            LineFormat::Json => {
                 self.line.push_str(",\"");
                 // No two members of an object may have one name (RFC 8259, 4).
                 if matches!(name, "timestamp" | "level" | "logger") {
@@ -218,15 +218,15 @@ impl Fields<'_> {
 
     /// A value that may be anything. It is written as it is, and again with care if it turns out
     /// to need it: hardly any does.
-    fn anything(&mut self, field: &Field, put: impl FnOnce(&mut Value<'_>) -> fmt::Result) {
+    fn anything(&mut self, field: &Field, put: impl FnOnce(&mut ValueWriter<'_>) -> fmt::Result) {
         self.name(field);
-        let json = self.format == Format::Json;
+        let json = self.format == LineFormat::Json;
         let sentence = !json && field.name() == MESSAGE;
         if json {
             self.line.push('"');
         }
         let begin = self.line.len();
-        let mut value = Value { line: self.line, left: VALUE };
+        let mut value = ValueWriter { line: self.line, left: MAX_VALUE_BYTES };
         // Nothing but too much of it makes this fail, and what there is of it then is kept.
         let cut = put(&mut value).is_err();
         let found = marks(&self.line.as_bytes()[begin..]);
@@ -241,12 +241,12 @@ impl Fields<'_> {
     }
 }
 
-impl Visit for Fields<'_> {
+impl Visit for FieldWriter<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         // A plain word, as nearly all are.
-        if self.format == Format::Text
+        if self.format == LineFormat::Text
             && !value.is_empty()
-            && value.len() <= VALUE
+            && value.len() <= MAX_VALUE_BYTES
             && marks(value.as_bytes()) == 0
         {
             return self.bare(field, value);
@@ -274,8 +274,8 @@ impl Visit for Fields<'_> {
     fn record_f64(&mut self, field: &Field, value: f64) {
         match self.format {
             // JSON has no spelling for the others.
-            Format::Json if !value.is_finite() => self.bare(field, "null"),
-            Format::Json | Format::Text => {
+            LineFormat::Json if !value.is_finite() => self.bare(field, "null"),
+            LineFormat::Json | LineFormat::Text => {
                 self.name(field);
                 write!(self.line, "{value}").expect("a string takes everything");
             }
@@ -285,7 +285,7 @@ impl Visit for Fields<'_> {
 
 // === impl Value ===
 
-impl Write for Value<'_> {
+impl Write for ValueWriter<'_> {
     fn write_str(&mut self, more: &str) -> fmt::Result {
         if more.len() <= self.left {
             self.left -= more.len();
@@ -300,7 +300,7 @@ impl Write for Value<'_> {
 }
 
 /// Ends a plain word in text: a space, or what stands between a name and its value.
-const APART: u8 = 1;
+const SEPARATOR: u8 = 1;
 /// Stands in the way of quotes.
 const QUOTES: u8 = 2;
 /// Begins a character that may not be one to show. Also all that are not ASCII.
@@ -312,7 +312,7 @@ static MARKS: [u8; 256] = {
     let mut byte = 0;
     while byte < marks.len() {
         marks[byte] = match byte as u8 {
-            b' ' | b'=' => APART,
+            b' ' | b'=' => SEPARATOR,
             b'"' | b'\\' => QUOTES,
             b'!'..=b'~' => 0,
             _ => HIDDEN,
@@ -393,12 +393,12 @@ mod tests {
     use tracing_subscriber::{layer::SubscriberExt, registry};
 
     /// What is told while `tell` runs, as lines of a format.
-    fn told(format: Format, colour: bool, tell: impl FnOnce()) -> String {
+    fn told(format: LineFormat, colour: bool, tell: impl FnOnce()) -> String {
         let lines = Arc::new(Mutex::new(String::new()));
         let taken = Arc::clone(&lines);
         let now = || UNIX_EPOCH + Duration::from_micros(1_785_234_600_007_008);
         let take = move |_: &Level, line: &str| taken.lock().expect("one thread").push_str(line);
-        let subscriber = registry().with(Lines::new(format, now, take).coloured(colour));
+        let subscriber = registry().with(LogLayer::new(format, now, take).coloured(colour));
         tracing::subscriber::with_default(subscriber, tell);
         let lines = lines.lock().expect("one thread");
         lines.clone()
@@ -406,7 +406,7 @@ mod tests {
 
     /// The value of the field `said`, as both formats write it. Told once as a string and once as
     /// something that shows itself, which must be the same.
-    fn said(format: Format, value: &str) -> String {
+    fn said(format: LineFormat, value: &str) -> String {
         let once = told(format, false, || tracing::info!(said = value, end = 1));
         let shown = told(format, false, || tracing::info!(said = %value, end = 1));
         assert_eq!(once, shown);
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn a_value_of_a_stranger_stays_a_value_in_text() {
         for (value, expected) in HOSTILE {
-            let line = said(Format::Text, value);
+            let line = said(LineFormat::Text, value);
             let expected = format!(
                 "2026-07-28T10:30:00.007008Z  INFO deferral::telemetry::line::tests: said={expected} end=1\n"
             );
@@ -446,7 +446,7 @@ mod tests {
     #[test]
     fn a_value_of_a_stranger_stays_a_value_in_json() {
         for (value, _) in HOSTILE {
-            let line = said(Format::Json, value);
+            let line = said(LineFormat::Json, value);
             let object: serde_json::Value = serde_json::from_str(&line).expect("one object a line");
             let expected = json!({
                 "timestamp": "2026-07-28T10:30:00.007008Z",
@@ -464,10 +464,10 @@ mod tests {
     fn any_value_whatever_reads_back_from_json() {
         for from in (0..=0xffff_u32).step_by(64).chain([0x1_f600, 0xe_0000, 0x10_ffc0]) {
             let value: String = (from..from + 64).filter_map(char::from_u32).collect();
-            let line = said(Format::Json, &value);
+            let line = said(LineFormat::Json, &value);
             let object: serde_json::Value = serde_json::from_str(&line).expect("one object a line");
             assert_eq!(object["said"], *value, "{line}");
-            assert!(!said(Format::Text, &value).trim_end_matches('\n').contains(is_hidden));
+            assert!(!said(LineFormat::Text, &value).trim_end_matches('\n').contains(is_hidden));
         }
     }
 
@@ -488,11 +488,12 @@ mod tests {
             );
         };
         assert_eq!(
-            told(Format::Text, false, tell),
+            told(LineFormat::Text, false, tell),
             "2026-07-28T10:30:00.007008Z  WARN deferral::access: no answer: \"late\\u001b[0m\" status=200 \
              less=-1 yes=true half=0.5 none=NaN shown=\"Some(\\\"x y\\\")\" type=t\n"
         );
-        let object: serde_json::Value = serde_json::from_str(&told(Format::Json, false, tell)).expect("JSON");
+        let object: serde_json::Value =
+            serde_json::from_str(&told(LineFormat::Json, false, tell)).expect("JSON");
         assert_eq!(
             object,
             json!({
@@ -514,7 +515,7 @@ mod tests {
     #[test]
     fn no_member_of_the_object_is_there_twice() {
         let tell = || tracing::info!(target = "greet", level = 1, timestamp = 2, logger = 3);
-        let line = told(Format::Json, false, tell);
+        let line = told(LineFormat::Json, false, tell);
         for name in
             ["timestamp", "level", "logger", "target", "field_timestamp", "field_level", "field_logger"]
         {
@@ -525,13 +526,15 @@ mod tests {
 
     #[test]
     fn of_a_long_value_the_beginning_is_written() {
-        let long = "ä".repeat(VALUE);
+        let long = "ä".repeat(MAX_VALUE_BYTES);
         let object: serde_json::Value =
-            serde_json::from_str(&said(Format::Json, &format!("x{long}"))).expect("JSON");
-        let expected = format!("x{}…", "ä".repeat(VALUE / 2 - 1));
+            serde_json::from_str(&said(LineFormat::Json, &format!("x{long}"))).expect("JSON");
+        let expected = format!("x{}…", "ä".repeat(MAX_VALUE_BYTES / 2 - 1));
         assert_eq!(object["said"], *expected);
         assert_eq!(object["end"], 1);
-        assert!(said(Format::Text, &format!("x{long}")).ends_with(&format!("said=\"{expected}\" end=1\n")));
+        assert!(
+            said(LineFormat::Text, &format!("x{long}")).ends_with(&format!("said=\"{expected}\" end=1\n"))
+        );
     }
 
     #[test]
@@ -539,7 +542,7 @@ mod tests {
         let outer = "the line that is being put together";
         LINE.with_borrow_mut(|line| {
             line.push_str(outer);
-            assert!(told(Format::Text, false, || tracing::info!("inner")).ends_with("tests: inner\n"));
+            assert!(told(LineFormat::Text, false, || tracing::info!("inner")).ends_with("tests: inner\n"));
             assert_eq!(line, outer);
         });
     }
@@ -547,8 +550,8 @@ mod tests {
     #[test]
     fn a_terminal_gets_colours_and_a_file_does_not() {
         let tell = || tracing::error!("no");
-        assert!(told(Format::Text, true, tell).contains("\x1b[31mERROR\x1b[0m"));
-        assert!(!told(Format::Json, true, tell).contains('\x1b'));
-        assert!(!told(Format::Text, false, tell).contains('\x1b'));
+        assert!(told(LineFormat::Text, true, tell).contains("\x1b[31mERROR\x1b[0m"));
+        assert!(!told(LineFormat::Json, true, tell).contains('\x1b'));
+        assert!(!told(LineFormat::Text, false, tell).contains('\x1b'));
     }
 }

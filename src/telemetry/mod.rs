@@ -3,17 +3,18 @@
 mod events;
 mod line;
 pub mod log;
+mod log_throttle;
 pub mod metrics;
 pub mod tap;
-mod throttle;
 pub mod trace;
 
 pub use events::{
-    Access, AccessDenied, AnswersDropped, ConfigRefused, ConfigReloaded, ConfigWarning, Drained, Draining,
-    EventSkipped, HeadRefused, Leaving, LookupFailed, OperatorCancelled, Outcome, QuestionRefused, QuotaFull,
-    ServerEnded, ServerGarbage, ServerNotStarted, ServerOmitsVersion, ServerProcessAdded, ServerSaid,
-    Started, StoreBack, StoreCountsMended, StoreCountsUnchecked, StoreFailed, TakenOver, TaskCreated,
-    TaskEnd, TaskTransition, Untold, WouldDefer,
+    AccessDenied, AccessEvent, ConfigRefused, ConfigReloaded, ConfigWarning, DrainCompleted, DrainStarted,
+    EventSkipped, InputRequestRefused, MessageUndelivered, OrphanSummary, ProxyStarted, QuotaExceeded,
+    RequestHeadRefused, RequestOutcome, ResponsesDropped, ServerNotStarted, ServerOmitsVersion,
+    ServerOutputSkipped, ServerProcessAdded, ServerProcessEnded, ServerStderrLine, ShutdownNotice,
+    StoreCountsRepaired, StoreCountsUnchecked, StoreFailed, StoreRecovered, TaskCancelledByOperator,
+    TaskCreated, TaskEnd, TaskLookupFailed, TaskTransition, WouldDefer,
 };
-pub use line::{Format, Lines};
-pub use metrics::{CallOrigin, Limit, Taken};
+pub use line::{LineFormat, LogLayer};
+pub use metrics::{CallOrigin, Limit, UsageGuard};

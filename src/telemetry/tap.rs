@@ -31,7 +31,7 @@ pub const SHOWN_BYTES: usize = 16 << 10;
 /// Open taps, and those of them that show arguments and results.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 static WITH_ARGUMENTS: AtomicUsize = AtomicUsize::new(0);
-static WATCHERS: Mutex<Vec<Arc<Watcher>>> = Mutex::new(Vec::new());
+static SUBSCRIBERS: Mutex<Vec<Arc<TapSubscriber>>> = Mutex::new(Vec::new());
 
 /// Whether a tool of this name is wanted.
 pub type ToolFilter = Box<dyn Fn(&str) -> bool + Send + Sync>;
@@ -49,7 +49,7 @@ pub struct TapFilter {
     pub arguments: bool,
 }
 
-struct Watcher {
+struct TapSubscriber {
     filter: TapFilter,
     lines: mpsc::Sender<String>,
     dropped: AtomicU64,
@@ -57,7 +57,7 @@ struct Watcher {
 
 /// A tap, open until it is dropped.
 pub struct Tap {
-    watcher: Arc<Watcher>,
+    subscriber: Arc<TapSubscriber>,
     lines: mpsc::Receiver<String>,
 }
 
@@ -67,7 +67,7 @@ pub struct TooManyTaps;
 
 /// What an event is about.
 #[derive(Clone, Copy)]
-pub struct About<'a> {
+pub struct TapSubject<'a> {
     pub route: &'a str,
     pub principal: &'a dyn fmt::Display,
     /// The name of the caller's token, where it is known.
@@ -89,20 +89,20 @@ pub fn is_open() -> bool {
 }
 
 /// Whether a tap that shows arguments and results is open.
-pub fn shows_arguments() -> bool {
+pub fn has_argument_taps() -> bool {
     WITH_ARGUMENTS.load(Ordering::Relaxed) > 0
 }
 
 /// Offers an event to the open taps. `fields` are made only where a tap shows the event; `content` is for the taps that
 /// show arguments and results.
-pub fn show(
+pub fn publish(
     event: &str,
-    about: About<'_>,
+    about: TapSubject<'_>,
     content: Option<&CallContent>,
     fields: impl FnOnce(&mut Map<String, Value>),
 ) {
     let watchers: Vec<_> =
-        WATCHERS.lock().iter().filter(|watcher| watcher.filter.wants(about)).map(Arc::clone).collect();
+        SUBSCRIBERS.lock().iter().filter(|watcher| watcher.filter.matches(about)).map(Arc::clone).collect();
     if watchers.is_empty() {
         return;
     }
@@ -135,7 +135,7 @@ pub fn show(
 }
 
 /// JSON as it is shown: itself, or how large it is.
-pub fn shown(json: &[u8]) -> Value {
+pub fn content_or_size(json: &[u8]) -> Value {
     match json.len() <= SHOWN_BYTES {
         true => serde_json::from_slice(json).unwrap_or(Value::Null),
         false => format!("({} bytes)", json.len()).into(),
@@ -145,7 +145,7 @@ pub fn shown(json: &[u8]) -> Value {
 // === impl TapFilter ===
 
 impl TapFilter {
-    fn wants(&self, about: About<'_>) -> bool {
+    fn matches(&self, about: TapSubject<'_>) -> bool {
         let is_caller = |callers: &[String]| {
             let principal = about.principal.to_string();
             callers.iter().any(|caller| *caller == principal || about.token == Some(&**caller))
@@ -165,20 +165,20 @@ impl Tap {
     /// [`TooManyTaps`].
     pub fn open(filter: TapFilter) -> Result<Self, TooManyTaps> {
         let (sender, lines) = mpsc::channel(LINES);
-        let watcher = Arc::new(Watcher { filter, lines: sender, dropped: AtomicU64::new(0) });
-        let mut watchers = WATCHERS.lock();
+        let watcher = Arc::new(TapSubscriber { filter, lines: sender, dropped: AtomicU64::new(0) });
+        let mut watchers = SUBSCRIBERS.lock();
         if watchers.len() >= TAPS {
             return Err(TooManyTaps);
         }
         OPEN.fetch_add(1, Ordering::Relaxed);
         WITH_ARGUMENTS.fetch_add(usize::from(watcher.filter.arguments), Ordering::Relaxed);
         watchers.push(Arc::clone(&watcher));
-        Ok(Self { watcher, lines })
+        Ok(Self { subscriber: watcher, lines })
     }
 
     /// The next line, a JSON object. Where lines were dropped, one that says how many.
     pub async fn next(&mut self) -> String {
-        let dropped = self.watcher.dropped.swap(0, Ordering::Relaxed);
+        let dropped = self.subscriber.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             return format!(r#"{{"event":"lost","lines":{dropped}}}"#);
         }
@@ -188,8 +188,8 @@ impl Tap {
 
 impl Drop for Tap {
     fn drop(&mut self) {
-        WATCHERS.lock().retain(|watcher| !Arc::ptr_eq(watcher, &self.watcher));
-        WITH_ARGUMENTS.fetch_sub(usize::from(self.watcher.filter.arguments), Ordering::Relaxed);
+        SUBSCRIBERS.lock().retain(|watcher| !Arc::ptr_eq(watcher, &self.subscriber));
+        WITH_ARGUMENTS.fetch_sub(usize::from(self.subscriber.filter.arguments), Ordering::Relaxed);
         OPEN.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -199,8 +199,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    fn about<'a>(route: &'a str, caller: &'a str, tool: &'a str) -> About<'a> {
-        About { route, principal: Box::leak(Box::new(caller.to_owned())), token: None, tool }
+    fn about<'a>(route: &'a str, caller: &'a str, tool: &'a str) -> TapSubject<'a> {
+        TapSubject { route, principal: Box::leak(Box::new(caller.to_owned())), token: None, tool }
     }
 
     fn next(tap: &mut Tap) -> Option<Value> {
@@ -216,27 +216,27 @@ mod tests {
         let filter =
             TapFilter { tool: Some(Box::new(|tool| tool == "t")), arguments: true, ..TapFilter::default() };
         let Ok(mut of_tool) = Tap::open(filter) else { panic!("there is room") };
-        assert!(is_open() && shows_arguments());
+        assert!(is_open() && has_argument_taps());
         let content = CallContent { arguments: Some(1.into()), result: None };
-        show("request", about("/a", "c", "other"), Some(&content), |line| {
+        publish("request", about("/a", "c", "other"), Some(&content), |line| {
             drop(line.insert("x".to_owned(), 7.into()))
         });
         let line = next(&mut of_route).expect("it is shown");
         assert_eq!((&line["event"], &line["x"], line.get("arguments")), (&"request".into(), &7.into(), None));
         assert_eq!(next(&mut of_tool), None);
-        show("request", about("/b", "c", "t"), Some(&content), |_| {});
+        publish("request", about("/b", "c", "t"), Some(&content), |_| {});
         assert_eq!(next(&mut of_tool).expect("it is shown")["arguments"], 1);
         assert_eq!(next(&mut of_route), None);
         for _ in 0..LINES + 5 {
-            show("request", about("/a", "c", ""), None, |_| {});
+            publish("request", about("/a", "c", ""), None, |_| {});
         }
         assert_eq!(next(&mut of_route).expect("it says so")["lines"], 5);
         assert_eq!(next(&mut of_route).expect("then the others")["event"], "request");
         let filter =
             TapFilter { callers: Some(vec!["c".to_owned(), "d".to_owned()]), ..TapFilter::default() };
         let Ok(mut of_callers) = Tap::open(filter) else { panic!("there is room") };
-        show("request", about("/b", "e", "t"), None, |_| {});
-        show("request", About { token: Some("d"), ..about("/b", "f", "t") }, None, |_| {});
+        publish("request", about("/b", "e", "t"), None, |_| {});
+        publish("request", TapSubject { token: Some("d"), ..about("/b", "f", "t") }, None, |_| {});
         let line = next(&mut of_callers).expect("it is shown");
         assert_eq!((&line["principal"], &line["caller"]), (&"f".into(), &"d".into()));
         assert_eq!(next(&mut of_callers), None);
@@ -244,6 +244,6 @@ mod tests {
         let held: Vec<_> = (0..TAPS - 2).map(|_| Tap::open(TapFilter::default()).ok()).collect();
         assert!(Tap::open(TapFilter::default()).is_err());
         drop((of_route, of_tool, held));
-        assert!(!is_open() && !shows_arguments());
+        assert!(!is_open() && !has_argument_taps());
     }
 }

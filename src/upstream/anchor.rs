@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Where a call is at its server: enough to go on hearing of it, or to tell the server that nobody waits any more,
 /// and nothing by which it could be made again. Without credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Anchor {
+pub struct CallAnchor {
     /// The id of the server's session.
     pub session: String,
     /// The revision that is spoken there.

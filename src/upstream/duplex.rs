@@ -15,38 +15,47 @@ use tokio::{
 };
 
 use super::{
-    CallError, Config, Description, Identity, NotStarted, Upstream,
-    legacy::Legacy,
-    wire::{Again, Beside, Heard, Hello, Line, Progress, Reply, Wire},
-    work::Work,
+    CallError, CallerIdentity, Config, Upstream, UpstreamDescription, UpstreamSetupError,
+    background::BackgroundTasks,
+    legacy::LegacyUpstream,
+    transport::{
+        CallEvent, CallProgress, InitializeReply, InitializeRequest, RetryOnLoss, SessionEvent, Transport,
+        TransportSession,
+    },
 };
 use crate::{
     dialect::{ClientInfo, Principal},
     protocol::Frame,
-    runtime::{Mutex, Net},
+    runtime::{Mutex, Network},
 };
 
 /// Starts a server for each session, and hands its end to the test.
-pub(super) struct Duplexes(pub(super) mpsc::UnboundedSender<DuplexStream>);
+pub(super) struct DuplexTransport(pub(super) mpsc::UnboundedSender<DuplexStream>);
 
 /// Our side of one.
-pub(super) struct Pipe {
+pub(super) struct DuplexSession {
     reads: Mutex<Option<Lines<BufReader<ReadHalf<DuplexStream>>>>>,
     writes: Arc<tokio::sync::Mutex<WriteHalf<DuplexStream>>>,
 }
 
 /// A call that is being written, until it is.
-pub(super) struct Written(Option<BoxFuture<'static, Result<(), CallError>>>);
+pub(super) struct PendingWrite(Option<BoxFuture<'static, Result<(), CallError>>>);
 
 /// A server in memory, and what its sessions speak to, as they are begun.
 ///
 /// # Errors
-/// [`NotStarted::NoRuntime`].
+/// [`UpstreamSetupError::NoRuntime`].
 pub fn in_memory(
     config: Config,
-) -> Result<(Arc<dyn Upstream>, mpsc::UnboundedReceiver<DuplexStream>), NotStarted> {
+) -> Result<(Arc<dyn Upstream>, mpsc::UnboundedReceiver<DuplexStream>), UpstreamSetupError> {
     let (started, starting) = mpsc::unbounded_channel();
-    let server = Legacy::over(Duplexes(started), "", config, Work::new()?, &Net::System);
+    let server = LegacyUpstream::with_transport(
+        DuplexTransport(started),
+        "",
+        config,
+        BackgroundTasks::new()?,
+        &Network::System,
+    );
     Ok((Arc::new(server), starting))
 }
 
@@ -57,23 +66,23 @@ async fn write(writes: &tokio::sync::Mutex<WriteHalf<DuplexStream>>, body: &[u8]
 
 // === impl Duplexes ===
 
-impl Wire for Duplexes {
-    type Line = Pipe;
+impl Transport for DuplexTransport {
+    type Line = DuplexSession;
 
     /// As processes are, which these stand for.
     const IS_COSTLY: bool = true;
 
     /// All callers are one to it.
-    fn known_as(&self, caller: &Identity) -> Identity {
+    fn pool_key(&self, caller: &CallerIdentity) -> CallerIdentity {
         let client_info = ClientInfo::default();
-        Identity { principal: Principal::ANONYMOUS, client_info, ..caller.clone() }
+        CallerIdentity { principal: Principal::ANONYMOUS, client_info, ..caller.clone() }
     }
 
     async fn open(
         self: &Arc<Self>,
-        _: &Identity,
-        hello: &mut Hello,
-    ) -> Result<(Description, Pipe), CallError> {
+        _: &CallerIdentity,
+        hello: &mut InitializeRequest,
+    ) -> Result<(UpstreamDescription, DuplexSession), CallError> {
         let (ours, theirs) = duplex(1 << 16);
         let _ = self.0.send(theirs);
         let (reads, writes) = split(ours);
@@ -81,8 +90,8 @@ impl Wire for Duplexes {
         write(&writes, &hello.body()).await?;
         while let Ok(Some(line)) = reads.next_line().await {
             let frame = Frame::parse(line.into()).expect("a message");
-            if let Reply::Description(description) = hello.read(&frame)? {
-                return Ok((description, Pipe { reads: Mutex::new(Some(reads)), writes }));
+            if let InitializeReply::Description(description) = hello.read_reply(&frame)? {
+                return Ok((description, DuplexSession { reads: Mutex::new(Some(reads)), writes }));
             }
         }
         Err(CallError::SessionEnded)
@@ -91,37 +100,42 @@ impl Wire for Duplexes {
 
 // === impl Pipe ===
 
-impl Line for Pipe {
-    type Answer = Written;
+impl TransportSession for DuplexSession {
+    type Answer = PendingWrite;
 
-    fn send(&self, body: Bytes, _: &HeaderMap) -> Written {
+    fn send_call(&self, body: Bytes, _: &HeaderMap) -> PendingWrite {
         let writes = Arc::clone(&self.writes);
-        Written(Some(async move { write(&writes, &body).await }.boxed()))
+        PendingWrite(Some(async move { write(&writes, &body).await }.boxed()))
     }
 
-    fn poll_answer(self: &Arc<Self>, answer: &mut Written, _: u64, cx: &mut Context<'_>) -> Poll<Heard> {
+    fn poll_call(
+        self: &Arc<Self>,
+        answer: &mut PendingWrite,
+        _: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<CallEvent> {
         let writing = answer.0.as_mut().expect("it is not polled again");
         let written = ready!(writing.poll_unpin(cx));
         answer.0 = None;
-        Poll::Ready(written.map_or_else(Heard::Lost, |()| Heard::Elsewhere))
+        Poll::Ready(written.map_or_else(CallEvent::Lost, |()| CallEvent::AnsweredOffStream))
     }
 
-    fn progress(answer: &mut Written) -> Progress {
-        if answer.0.is_some() { Progress::Unsent } else { Progress::Sent }
+    fn progress(answer: &mut PendingWrite) -> CallProgress {
+        if answer.0.is_some() { CallProgress::Unsent } else { CallProgress::Sent }
     }
 
-    async fn tell(&self, body: Bytes, _: Again) -> Result<(), CallError> {
+    async fn send_message(&self, body: Bytes, _: RetryOnLoss) -> Result<(), CallError> {
         write(&self.writes, &body).await
     }
 
-    async fn listen(self: Arc<Self>, mut tell: impl FnMut(Beside) + Send) {
+    async fn listen(self: Arc<Self>, mut tell: impl FnMut(SessionEvent) + Send) {
         let reads = self.reads.lock().take();
         let mut reads = reads.expect("it is listened to once");
-        tell(Beside::Settled);
+        tell(SessionEvent::Settled);
         while let Ok(Some(line)) = reads.next_line().await {
-            tell(Beside::Message(Frame::parse(line.into()).expect("a message")));
+            tell(SessionEvent::Message(Frame::parse(line.into()).expect("a message")));
         }
-        tell(Beside::Ended);
+        tell(SessionEvent::Ended);
     }
 
     async fn close(&self) {

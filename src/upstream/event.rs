@@ -2,48 +2,48 @@
 
 use super::CallError;
 use crate::{
-    dialect::Response,
-    protocol::{ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method},
-    telemetry::{QuestionRefused, metrics::QuestionOutcome},
+    dialect::CallResponse,
+    protocol::{ErrorObject, Frame, InputKind, InputRequest, Kind, Method, RequestId},
+    telemetry::{InputRequestRefused, metrics::InputRequestOutcome},
 };
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use std::{collections::BTreeMap, fmt};
 
-/// What becomes of one call, in order. [`Event::Final`], [`Event::TurnOver`] or [`Event::Lost`] is the last.
-pub type Replies = BoxStream<'static, Event>;
+/// What becomes of one call, in order. [`UpstreamEvent::Final`], [`UpstreamEvent::InputRequired`] or [`UpstreamEvent::Lost`] is the last.
+pub type UpstreamEvents = BoxStream<'static, UpstreamEvent>;
 
 /// Something that happened to a call.
 #[derive(Debug)]
-pub enum Event {
+pub enum UpstreamEvent {
     /// A notification that belongs to the call: progress, a log message, or one unknown to us.
     Notification(Frame),
     /// The server asks the client something and waits for the answer.
-    Asked(Question),
+    ServerRequest(PendingServerRequest),
     /// The server withdrew a question it had asked.
-    Withdrawn { id: Id },
+    RequestCancelled { id: RequestId },
     /// The server asks, and ends the call with that (2026-07-28, *Multi Round-Trip Requests*): nothing is in
     /// flight until it is made again. The last event of its stream.
-    TurnOver(TurnedOver),
+    InputRequired(InputRequired),
     /// The server has answered.
-    Final(Response),
+    Final(CallResponse),
     /// There will be no response.
     Lost(CallError),
 }
 
 /// What a server asks in the course of one call.
-pub struct Question {
-    pub asked: Asked,
+pub struct PendingServerRequest {
+    pub request: ServerRequest,
     /// The server's id for it.
-    pub id: Id,
+    pub id: RequestId,
     /// Takes the answer back to the session that asked. Dropped without one, the question is
     /// refused with an error.
-    pub answer: Box<dyn Answer>,
+    pub responder: Box<dyn Responder>,
 }
 
 /// What is asked, as it is put to the client.
 #[derive(Debug)]
-pub enum Asked {
+pub enum ServerRequest {
     /// In the words of 2026-07-28.
     Canonical(InputRequest),
     /// A request of the server's, as it is.
@@ -51,27 +51,27 @@ pub enum Asked {
 }
 
 /// A call that the server has turned over.
-pub struct TurnedOver {
+pub struct InputRequired {
     /// What it asks, by its own keys.
-    pub asked: Vec<(String, InputRequest)>,
+    pub requests: Vec<(String, InputRequest)>,
     /// Makes the call again, with the answers by those keys. What else must be sent again, the server's state
     /// among it, is known to whoever made this.
-    pub again: Box<dyn FnOnce(BTreeMap<String, Bytes>) -> Replies + Send + Sync>,
+    pub retry: Box<dyn FnOnce(BTreeMap<String, Bytes>) -> UpstreamEvents + Send + Sync>,
 }
 
 /// Takes one answer back to the server.
-pub trait Answer: Send + Sync {
+pub trait Responder: Send + Sync {
     /// Sends the JSON-RPC response `{"jsonrpc":"2.0","id":…, <payload>}` where payload is a raw
     /// `result` or `error` value.
-    fn send(self: Box<Self>, outcome: Result<Bytes, Bytes>);
+    fn respond(self: Box<Self>, outcome: Result<Bytes, Bytes>);
 
     /// The server took the question back, and wants to hear nothing (2025-11-25, *Cancellation*).
-    fn withdrawn(self: Box<Self>);
+    fn discard(self: Box<Self>);
 }
 
 // === impl Asked ===
 
-impl Asked {
+impl ServerRequest {
     /// The question in the words of 2026-07-28, where it is in those.
     pub fn canonical(&self) -> Option<&InputRequest> {
         match self {
@@ -111,27 +111,27 @@ impl Asked {
 
 // === impl TurnedOver ===
 
-impl fmt::Debug for TurnedOver {
+impl fmt::Debug for InputRequired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TurnedOver").field("asked", &self.asked).finish_non_exhaustive()
+        f.debug_struct("TurnedOver").field("asked", &self.requests).finish_non_exhaustive()
     }
 }
 
 // === impl Question ===
 
-impl Question {
+impl PendingServerRequest {
     /// Answers that it cannot be put to the client.
     pub fn refuse(self, route: &str, code: i64, reason: &str) {
-        if let Some(method) = self.asked.method() {
-            let outcome = QuestionOutcome::Refused;
-            QuestionRefused { route, method: method.as_str(), reason, outcome }.emit();
+        if let Some(method) = self.request.method() {
+            let outcome = InputRequestOutcome::Refused;
+            InputRequestRefused { route, method: method.as_str(), reason, outcome }.emit();
         }
-        self.answer.send(Err(ErrorObject::new(code, reason).as_bytes().clone()));
+        self.responder.respond(Err(ErrorObject::new(code, reason).as_bytes().clone()));
     }
 }
 
-impl fmt::Debug for Question {
+impl fmt::Debug for PendingServerRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Question").field("asked", &self.asked).finish_non_exhaustive()
+        f.debug_struct("Question").field("asked", &self.request).finish_non_exhaustive()
     }
 }

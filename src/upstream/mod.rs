@@ -1,14 +1,15 @@
 //! Speaking to servers.
 //!
 //! An [`Upstream`] is one server as the rest of the house sees it: calls go in, in the words of 2026-07-28,
-//! and for each a stream of [`Event`]s in those words comes out. Sessions, handshakes, transports, eras and
+//! and for each a stream of [`UpstreamEvent`]s in those words comes out. Sessions, handshakes, transports, eras and
 //! resumption are hidden behind it.
 //!
-//! `legacy` is a server of the older era, over whatever transport carries its messages: a `wire`. There are two:
-//! `http`, over connections of `http1`, and `stdio`, over the pipes of a process. `event` is what a caller hears, `work` what goes on beside
+//! `legacy` is a server of the older era, over whatever transport carries its messages: a `transport`. There are two:
+//! `http`, over connections of `http1`, and `stdio`, over the pipes of a process. `event` is what a caller hears, `background` what goes on beside
 //! calls.
 
 mod anchor;
+mod background;
 mod call_error;
 mod duplex;
 mod event;
@@ -20,25 +21,28 @@ mod negotiation;
 pub mod own_ids;
 mod server_url;
 pub mod stdio;
-mod wire;
-mod work;
+mod transport;
 
-pub use self::http::Streamable;
-pub use anchor::Anchor;
+pub use self::http::HttpUpstream;
+pub use anchor::CallAnchor;
 pub use duplex::in_memory;
-pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
-pub use forward::{Forward, Forwarded, Interest, Passing, Purpose, ReadingOn};
-pub use http1::{NoProxy, Proxy, Tls, TlsError, TlsFiles};
-pub use legacy::{Changes, OffStream};
+pub use event::{
+    InputRequired, PendingServerRequest, Responder, ServerRequest, UpstreamEvent, UpstreamEvents,
+};
+pub use forward::{
+    BackgroundRead, HttpRequest, HttpResponse, HttpResponseBody, RequestPurpose, ResponseInterest,
+};
+pub use http1::{Proxy, ProxyUrlError, TlsError, TlsFiles, UpstreamTls};
+pub use legacy::{OffStreamCall, ToolChanges};
 pub use server_url::ServerUrl;
-pub use stdio::{Command, ProcessTable, Stdio};
+pub use stdio::{ProcessTable, ServerCommand, StdioUpstream};
 
-pub(crate) use legacy::only_one;
+pub(crate) use legacy::sole_call;
 
 use crate::{
     dialect::{Call, ClientInfo, Credentials, Principal},
-    protocol::{Capabilities, ErrorObject, Id, List, Method, Payload, splice::Object},
-    runtime::{Mutex, Net},
+    protocol::{Capabilities, ErrorObject, ListKind, Method, Payload, RequestId, splice::JsonObject},
+    runtime::{Mutex, Network},
 };
 use ::http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, Uri};
 use bytes::Bytes;
@@ -56,89 +60,94 @@ use tokio::sync::{Notify, broadcast};
 /// A server that can be called.
 pub trait Upstream: Send + Sync + 'static {
     /// Makes a call. Nothing happens until the stream is polled; it is polled to its end by
-    /// whoever holds it. Dropping it before [`Event::Final`] or [`Event::Lost`] cancels the call
+    /// whoever holds it. Dropping it before [`UpstreamEvent::Final`] or [`UpstreamEvent::Lost`] cancels the call
     /// at the server, once. Its events are in the words of 2026-07-28.
-    fn call(&self, call: Outgoing) -> Replies;
+    fn call(&self, call: OutgoingCall) -> UpstreamEvents;
 
     /// As [`Upstream::call`], in the session that a legacy client has opened itself, and in the words of
     /// both. Its events are all that arrives on the call's own stream, whatever the server asks or tells
     /// there; the session's GET stream is the client's, and what it says of the call is told to the
-    /// [`OffStream`]. A server that has lost the session is not sent the call again.
-    fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<Arc<dyn OffStream>>) {
+    /// [`OffStreamCall`]. A server that has lost the session is not sent the call again.
+    fn call_in(
+        &self,
+        session: ClientSession,
+        call: NativeCall,
+    ) -> (UpstreamEvents, Option<Arc<dyn OffStreamCall>>) {
         drop((session, call));
         let lost = CallError::not_over_http();
-        (Box::pin(futures_util::stream::once(std::future::ready(Event::Lost(lost)))), None)
+        (Box::pin(futures_util::stream::once(std::future::ready(UpstreamEvent::Lost(lost)))), None)
     }
 
     /// Goes on hearing of a call that the process before this one has made, where it was when that ended. Nothing
-    /// is called. `None` where that cannot be: the server is none that sessions and streams can be taken up with.
+    /// is called. `Missing` where that cannot be: the server is none that sessions and streams can be taken up with.
     /// The events are in the words of 2026-07-28, or in the client's own where the session is its own; a question
     /// that is open comes again as it came, where the server sends it again.
-    fn take_up(
+    fn resume_call(
         &self,
-        caller: &Identity,
-        anchor: &Anchor,
-        open: Vec<Id>,
+        caller: &CallerIdentity,
+        anchor: &CallAnchor,
+        open: Vec<RequestId>,
         deferral: Deferral,
-    ) -> Option<TakenUp> {
+    ) -> Option<ResumedCall> {
         let _ = (caller, anchor, open, deferral);
         None
     }
 
     /// Tells the server that nobody waits any more for a call that the process before this one has made. Resolves when
     /// it has been told, or cannot be: whether it has.
-    fn cancel_at(&self, caller: &Identity, anchor: &Anchor) -> BoxFuture<'_, bool> {
+    fn cancel_at(&self, caller: &CallerIdentity, anchor: &CallAnchor) -> BoxFuture<'_, bool> {
         let _ = (caller, anchor);
         Box::pin(std::future::ready(false))
     }
 
     /// Tells the server, in the background and in the session that a legacy client has opened itself, that
     /// nobody waits for these of the client's calls any more.
-    fn cancel_in(&self, session: ClientSession, calls: &[Id], reason: &str) {
+    fn cancel_in(&self, session: ClientSession, calls: &[RequestId], reason: &str) {
         let _ = (session, calls, reason);
     }
 
     /// A call of this caller has become a task: nobody waits for it any more, and it may take as long
-    /// as it likes. From now on what it holds is counted by [`Limits::task_sessions`], so that it keeps
+    /// as it likes. From now on what it holds is counted by [`UpstreamLimits::task_sessions`], so that it keeps
     /// no other call from its turn.
-    fn deferred(&self, caller: &Identity, deferral: &Deferral) {
+    fn mark_deferred(&self, caller: &CallerIdentity, deferral: &Deferral) {
         let _ = caller;
-        deferral.comes();
+        deferral.mark_deferred();
     }
 
     /// Whether calls take turns: one that waits for an answer of its client keeps others from theirs.
-    fn takes_turns(&self) -> bool {
+    fn is_turn_based(&self) -> bool {
         false
     }
 
     /// What the server said of itself when a session was opened for this caller; opens one if
     /// there is none.
-    fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>>;
+    fn describe(&self, caller: &CallerIdentity)
+    -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>>;
 
     /// The same, where nobody has to be waited for, and where the caller's calls go then.
-    fn known(&self, caller: &Identity) -> Option<Known> {
+    fn ready_server(&self, caller: &CallerIdentity) -> Option<ReadyServer> {
         let _ = caller;
         None
     }
 
-    /// What the server said of itself last, to whomever; `None` where it has not been spoken to. Nothing
+    /// What the server said of itself last, to whomever; `Missing` where it has not been spoken to. Nothing
     /// is sent for it.
-    fn described(&self) -> Option<Arc<Description>> {
+    fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
         None
     }
 
     /// What the server reports of its own accord in any session of this principal. A session is
     /// kept open for that until the receiver is dropped.
-    fn watch(&self, principal: Principal) -> broadcast::Receiver<Report>;
+    fn watch(&self, principal: Principal) -> broadcast::Receiver<ChangeNotification>;
 
     /// Whether the tools of this principal change from now on. Nothing is kept open for it; a change that
     /// could have gone unheard is taken for one.
-    fn changes(&self, principal: Principal) -> Changes;
+    fn tool_changes(&self, principal: Principal) -> ToolChanges;
 
     /// Asks the server to report changes of a resource to this caller, until the guard is dropped.
     fn subscribe<'a>(
         &'a self,
-        caller: &'a Identity,
+        caller: &'a CallerIdentity,
         uri: &'a str,
     ) -> BoxFuture<'a, Result<Subscription, CallError>>;
 
@@ -147,7 +156,7 @@ pub trait Upstream: Send + Sync + 'static {
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, CallError>>;
+    ) -> BoxFuture<'a, Result<OriginResponse, CallError>>;
 
     /// Whether the server sees the `Authorization` of callers: not where it is spoken to over no HTTP, or the
     /// configuration has another.
@@ -157,31 +166,34 @@ pub trait Upstream: Send + Sync + 'static {
 
     /// Asks the server's origin for something beside the MCP endpoint, with the client's headers. A redirect is not
     /// followed.
-    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<Document, CallError>> {
+    fn request_origin(
+        &self,
+        request: OriginRequest,
+    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
         drop(request);
         Box::pin(std::future::ready(Err(CallError::not_over_http())))
     }
 
     /// Passes one HTTP request of a legacy client on as it is. Dropping the future or the body
     /// before a POST has been answered is the client's departure, which is no cancel: the answer
-    /// is read to its end, within [`Timeouts::call`] and [`Limits::departed`].
+    /// is read to its end, within [`UpstreamTimeouts::call`] and [`UpstreamLimits::departed`].
     ///
     /// A server that is not spoken to over Streamable HTTP has no such requests.
-    fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
+    fn forward(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
         drop(request);
         Box::pin(std::future::ready(Err(CallError::not_over_http())))
     }
 
     /// Whether a request with these headers is one that was sent to this server from here, and has
     /// come back (RFC 9110, 7.6.3).
-    fn has_sent(&self, headers: &HeaderMap) -> bool {
+    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
         let _ = headers;
         false
     }
 
     /// What an operator is shown of how it is.
-    fn health(&self) -> Health {
-        Health::default()
+    fn health(&self) -> UpstreamHealth {
+        UpstreamHealth::default()
     }
 
     /// Where it is, where that is an address.
@@ -198,8 +210,8 @@ pub trait Upstream: Send + Sync + 'static {
     /// given makes it so, for what is sent from then on; sessions and processes stay.
     ///
     /// # Errors
-    /// [`NotStarted`] where it cannot be; nothing has changed then.
-    fn otherwise(&self, config: &Config) -> Result<Change, NotStarted> {
+    /// [`UpstreamSetupError`] where it cannot be; nothing has changed then.
+    fn prepare_reload(&self, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
         let _ = config;
         Ok(Box::new(|| {}))
     }
@@ -209,11 +221,11 @@ pub trait Upstream: Send + Sync + 'static {
 }
 
 /// Makes a change that was got ready.
-pub type Change = Box<dyn FnOnce() + Send>;
+pub type ApplyReload = Box<dyn FnOnce() + Send>;
 
 /// On whose behalf a session is opened. Two callers that differ in any of it share none.
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub struct CallerIdentity {
     pub principal: Principal,
     pub credentials: Credentials,
     /// Declared to the server word for word.
@@ -233,26 +245,26 @@ pub struct ClientSession {
     pub headers: HeaderMap,
 }
 
-/// A server that a caller has been told of ([`Upstream::known`]).
-pub struct Known {
-    pub description: Arc<Description>,
+/// A server that a caller has been told of ([`Upstream::ready_server`]).
+pub struct ReadyServer {
+    pub description: Arc<UpstreamDescription>,
     /// Where the caller's calls go. Not for longer than the next: who has it keeps what is there for the caller.
-    pub calls: Arc<dyn Calls>,
+    pub calls: Arc<dyn CallTarget>,
 }
 
 /// Where the calls of one caller go, once it has been looked for.
-pub trait Calls: Send + Sync {
+pub trait CallTarget: Send + Sync {
     /// What [`Upstream::call`] does.
-    fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> Replies;
+    fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> UpstreamEvents;
 }
 
 /// A call in the words of 2026-07-28, whatever its server speaks.
 #[derive(Clone, Debug)]
-pub struct Outgoing {
+pub struct OutgoingCall {
     /// Of our hop: unique in this process, so also in any session.
     pub id: u64,
     pub call: Arc<Call>,
-    pub caller: Identity,
+    pub caller: CallerIdentity,
     /// For a call that may become a task: whether it has.
     pub deferral: Option<Deferral>,
 }
@@ -260,40 +272,40 @@ pub struct Outgoing {
 /// A call in the words of its client, which are its server's too. It is made in the client's own session.
 #[derive(Clone, Debug)]
 pub struct NativeCall {
-    /// As in [`Outgoing`].
+    /// As in [`OutgoingCall`].
     pub id: u64,
     pub method: Method,
     /// The whole JSON-RPC message, with that id. Its progress token may be the client's own.
     pub body: Bytes,
-    /// As in [`Outgoing`].
+    /// As in [`OutgoingCall`].
     pub deferral: Option<Deferral>,
 }
 
-/// Whether a call has become a task ([`Upstream::deferred`]), and what its task wants of it. Clones speak of the
+/// Whether a call has become a task ([`Upstream::mark_deferred`]), and what its task wants of it. Clones speak of the
 /// same call.
 #[derive(Clone, Debug, Default)]
-pub struct Deferral(Arc<Told>);
+pub struct Deferral(Arc<DeferralState>);
 
 #[derive(Debug, Default)]
-struct Told {
-    has_come: AtomicBool,
+struct DeferralState {
+    is_deferred: AtomicBool,
     is_released: AtomicBool,
     /// Where its call is, for a task that outlives the process.
-    whereabouts: Option<Whereabouts>,
+    anchor: Option<AnchorUpdates>,
 }
 
 #[derive(Debug, Default)]
-struct Whereabouts {
+struct AnchorUpdates {
     /// What has not been taken yet.
-    anchor: Mutex<Option<Box<Anchor>>>,
-    moved: Notify,
+    anchor: Mutex<Option<Box<CallAnchor>>>,
+    changed: Notify,
 }
 
 /// A call that is taken up, the ways back for the answers to what was open, and what may be told of it elsewhere.
-pub struct TakenUp {
-    pub replies: Replies,
-    pub open: Vec<Box<dyn Answer>>,
-    pub elsewhere: Option<Arc<dyn OffStream>>,
+pub struct ResumedCall {
+    pub replies: UpstreamEvents,
+    pub open: Vec<Box<dyn Responder>>,
+    pub off_stream: Option<Arc<dyn OffStreamCall>>,
 }
 
 /// Why there will be no response. Each knows what can be said about whether the call ran.
@@ -318,7 +330,7 @@ pub enum CallError {
     #[error(
         "an answer to what the server asked could not be delivered: {0}; whether the call ran is unknown"
     )]
-    Untold(String),
+    ResponseUndelivered(String),
     #[error("the server refused the credentials (HTTP {status})")]
     Unauthorized { status: StatusCode, challenge: Option<HeaderValue> },
     /// HTTP 403 without a challenge: no other credentials would help.
@@ -332,7 +344,7 @@ pub enum CallError {
     Status {
         status: StatusCode,
         detail: String,
-        /// When the server wants the request again (`Retry-After`), as it said it.
+        /// When the server wants the request again (`RetryRequest-After`), as it said it.
         retry_after: Option<String>,
     },
     #[error("the server's answer is not valid: {0}")]
@@ -350,25 +362,25 @@ pub enum CallError {
     #[error(
         "all {limit} sessions with the server are busy ({bound}), and {queue} calls wait for one, as many as may (limits.queue)"
     )]
-    Busy { limit: usize, bound: &'static str, queue: usize },
+    QueueFull { limit: usize, bound: &'static str, queue: usize },
     #[error(
         "no session with the server came free within {after:?} (timeouts.queue): all {limit} are busy ({bound})"
     )]
-    Waited { limit: usize, bound: &'static str, after: Duration },
+    QueueTimeout { limit: usize, bound: &'static str, after: Duration },
     #[error(
         "all {limit} processes of the server are in use (upstream.instances), and none came free within {after:?} (timeouts.queue)"
     )]
-    AllInUse { limit: usize, after: Duration },
+    ProcessesInUse { limit: usize, after: Duration },
     /// `scope` is what may run so many calls at a time.
     #[error(
         "as many calls of {scope} run as may at a time (concurrency), and none ended within {after:?} (timeouts.queue); \
          nothing was sent"
     )]
-    NoPermit { scope: String, after: Duration },
+    ConcurrencyTimeout { scope: String, after: Duration },
     #[error("the server's process does not read what it is sent: {waiting} messages wait for it already")]
-    Unread { waiting: usize },
+    InputBacklogFull { waiting: usize },
     #[error("all {limit} connections to servers are in use (limits.upstream_connections)")]
-    NoRoom { limit: usize },
+    ConnectionsInUse { limit: usize },
     #[error("the proxy is shutting down; if the call had been sent, whether it ran is unknown")]
     Closing,
 }
@@ -379,7 +391,7 @@ pub const CONNECTIONS: usize = 20_000;
 
 /// How a server is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Health {
+pub struct UpstreamHealth {
     /// Whether it could be reached when that was tried last; none where it was not tried.
     pub is_up: Option<bool>,
     /// Why it could not be reached when that was tried last.
@@ -390,7 +402,7 @@ pub struct Health {
 
 /// Why a server cannot be spoken to at all.
 #[derive(Debug, thiserror::Error)]
-pub enum NotStarted {
+pub enum UpstreamSetupError {
     #[error("the upstream URL {0} must begin with http:// or https://")]
     Scheme(Uri),
     #[error("the upstream URL {0} names no host")]
@@ -408,17 +420,22 @@ pub enum NotStarted {
 /// A server as it is configured, for this route.
 ///
 /// # Errors
-/// [`NotStarted`].
-pub fn to(server: Server, route: &str, config: Config, net: &Net) -> Result<Arc<dyn Upstream>, NotStarted> {
+/// [`UpstreamSetupError`].
+pub fn to(
+    server: UpstreamTarget,
+    route: &str,
+    config: Config,
+    net: &Network,
+) -> Result<Arc<dyn Upstream>, UpstreamSetupError> {
     Ok(match server {
-        Server::Url(url) => Arc::new(Streamable::on(route, &url, config, net)?),
-        Server::Command(command) => Arc::new(Stdio::new(route, *command, config, net)?),
+        UpstreamTarget::Url(url) => Arc::new(HttpUpstream::for_route(route, &url, config, net)?),
+        UpstreamTarget::Command(command) => Arc::new(StdioUpstream::new(route, *command, config, net)?),
     })
 }
 
 /// What a server said of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct UpstreamDescription {
     /// The newest revision that it has been heard to speak, as it spelled it.
     pub version: String,
     /// Raw JSON, in the words of 2026-07-28.
@@ -433,13 +450,13 @@ pub struct Description {
     pub result: Bytes,
 }
 
-impl Description {
+impl UpstreamDescription {
     /// The lists of which it says that it reports their changes.
-    pub(crate) fn reported(&self) -> impl Iterator<Item = List> + use<> {
+    pub(crate) fn reported_lists(&self) -> impl Iterator<Item = ListKind> + use<> {
         let capabilities = self.capabilities.clone();
-        List::ALL.into_iter().filter(move |list| {
+        ListKind::ALL.into_iter().filter(move |list| {
             let list = capabilities.get(list.capability());
-            let reports = list.and_then(|list| Object::read(&list).ok()?.get("listChanged"));
+            let reports = list.and_then(|list| JsonObject::read(&list).ok()?.get("listChanged"));
             reports.is_some_and(|reports| reports == "true")
         })
     }
@@ -447,8 +464,8 @@ impl Description {
 
 /// Something a server reports of its own accord.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Report {
-    ListChanged(List),
+pub enum ChangeNotification {
+    ListChanged(ListKind),
     /// A resource changed. `params` are the notification's own, raw.
     ResourceUpdated {
         uri: String,
@@ -461,7 +478,7 @@ pub type Subscription = Box<dyn std::any::Any + Send + Sync>;
 
 /// A document beside the MCP endpoint.
 #[derive(Clone, Debug)]
-pub struct Document {
+pub struct OriginResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
@@ -480,31 +497,31 @@ pub struct OriginRequest {
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Server {
+pub enum UpstreamTarget {
     /// At this MCP endpoint, over Streamable HTTP.
     Url(ServerUrl),
     /// In processes that are started by this, over their standard input and output.
-    Command(Box<Command>),
+    Command(Box<ServerCommand>),
 }
 
 /// How a server is spoken to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    pub timeouts: Timeouts,
-    pub limits: Limits,
+    pub timeouts: UpstreamTimeouts,
+    pub limits: UpstreamLimits,
     /// Of every request over HTTP, in the place of its caller's own. Their values are marked as sensitive.
     pub headers: Arc<HeaderMap>,
-    /// `None` where nothing is particular: the system's roots, no certificate of ours.
-    pub tls: Option<Arc<Tls>>,
+    /// `Missing` where nothing is particular: the system's roots, no certificate of ours.
+    pub tls: Option<Arc<UpstreamTls>>,
     /// What stands between us and the server.
     pub proxy: Option<Arc<Proxy>>,
-    /// Whether the requests of clients say in `Forwarded` where they came from. The front adds it. Default off.
+    /// Whether the requests of clients say in `HttpResponse` where they came from. The front adds it. Default off.
     pub forwarded: bool,
 }
 
 /// How long to wait for what. Each ends a call with an error of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeouts {
+pub struct UpstreamTimeouts {
     /// For a connection, TLS included. Default 10 s.
     pub connect: Duration,
     /// For the first byte of an answer to what is not a call (`initialize`, lists, …). Calls
@@ -525,11 +542,11 @@ pub struct Timeouts {
 
 /// How much of what a server may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct UpstreamLimits {
     /// Sessions for one principal and set of capabilities; calls that need one more wait. Each costs
     /// two connections. Default 64.
     pub sessions: usize,
-    /// Sessions that tasks hold beside [`Limits::sessions`], for one principal and set of capabilities,
+    /// Sessions that tasks hold beside [`UpstreamLimits::sessions`], for one principal and set of capabilities,
     /// so that tasks keep no calls waiting. A task beyond them counts as a call. Each costs two
     /// connections for as long as the task runs. Default 256.
     pub task_sessions: usize,
@@ -580,26 +597,26 @@ impl OriginRequest {
 // === impl Deferral ===
 
 impl Deferral {
-    /// Of a call whose task `outlives` the process, or does not.
+    /// Of a call whose task `is_durable` the process, or does not.
     pub fn new(outlives: bool) -> Self {
-        let whereabouts = outlives.then(Whereabouts::default);
-        Self(Arc::new(Told { whereabouts, ..Told::default() }))
+        let whereabouts = outlives.then(AnchorUpdates::default);
+        Self(Arc::new(DeferralState { anchor: whereabouts, ..DeferralState::default() }))
     }
 
     /// It is one.
-    pub fn comes(&self) {
-        self.0.has_come.store(true, Ordering::Relaxed);
+    pub fn mark_deferred(&self) {
+        self.0.is_deferred.store(true, Ordering::Relaxed);
     }
 
     /// Whether it is one.
-    pub fn has_come(&self) -> bool {
-        self.0.has_come.load(Ordering::Relaxed)
+    pub fn is_deferred(&self) -> bool {
+        self.0.is_deferred.load(Ordering::Relaxed)
     }
 
     /// Waits until the call can be taken up from elsewhere than was said last, and says from where. Never, where
     /// its task does not outlive the process.
-    pub async fn moved(&self) -> Box<Anchor> {
-        let Some(Whereabouts { anchor, moved }) = &self.0.whereabouts else { return pending().await };
+    pub async fn next_anchor(&self) -> Box<CallAnchor> {
+        let Some(AnchorUpdates { anchor, changed: moved }) = &self.0.anchor else { return pending().await };
         loop {
             let again = moved.notified();
             if let Some(anchor) = anchor.lock().take() {
@@ -610,18 +627,18 @@ impl Deferral {
     }
 
     /// Whether its task outlives the process.
-    pub fn outlives(&self) -> bool {
-        self.0.whereabouts.is_some()
+    pub fn is_durable(&self) -> bool {
+        self.0.anchor.is_some()
     }
 
     /// Whether it is of use to know where the call is.
-    pub fn wants_anchor(&self) -> bool {
-        self.0.whereabouts.is_some() && self.has_come()
+    pub fn needs_anchor(&self) -> bool {
+        self.0.anchor.is_some() && self.is_deferred()
     }
 
     /// From now on the call can be taken up from here.
-    pub fn moves(&self, to: Anchor) {
-        if let Some(Whereabouts { anchor, moved }) = &self.0.whereabouts {
+    pub fn set_anchor(&self, to: CallAnchor) {
+        if let Some(AnchorUpdates { anchor, changed: moved }) = &self.0.anchor {
             *anchor.lock() = Some(Box::new(to));
             moved.notify_one();
         }
@@ -641,7 +658,7 @@ impl Deferral {
 
 // === impl Timeouts ===
 
-impl Default for Timeouts {
+impl Default for UpstreamTimeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
@@ -656,7 +673,7 @@ impl Default for Timeouts {
 
 // === impl Limits ===
 
-impl Default for Limits {
+impl Default for UpstreamLimits {
     fn default() -> Self {
         Self {
             sessions: 64,

@@ -18,8 +18,8 @@ const REMEMBERED: Duration = Duration::from_secs(60 * 60);
 
 /// The revisions that are offered in one handshake, one after the other.
 #[derive(Clone, Debug)]
-pub(super) struct Offers {
-    now: Revision,
+pub(super) struct RevisionOffers {
+    current: Revision,
     refused: Vec<Revision>,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct RememberedOffer(Mutex<Option<(Revision, Instant)>>);
 
 // === impl Offers ===
 
-impl Offers {
+impl RevisionOffers {
     pub(super) fn starting_with(first: Revision) -> Self {
-        Self { now: first, refused: Vec::new() }
+        Self { current: first, refused: Vec::new() }
     }
 
     /// The revision that is offered now.
-    pub(super) fn now(&self) -> Revision {
-        self.now
+    pub(super) fn current(&self) -> Revision {
+        self.current
     }
 
     /// Whether a revision has been refused and another one offered.
@@ -45,41 +45,41 @@ impl Offers {
     }
 
     /// Goes on to another revision, where this JSON-RPC error refuses the one that is offered and there is another.
-    pub(super) fn change_after_error(&mut self, error: &Bytes) -> bool {
+    pub(super) fn offer_next_after_error(&mut self, error: &Bytes) -> bool {
         let code = ErrorObject::from_raw(error.clone()).code();
         let is_about_version = matches!(code, code::INVALID_PARAMS | code::UNSUPPORTED_VERSION);
-        self.change(error, is_about_version)
+        self.offer_next(error, is_about_version)
     }
 
     /// The same, where the refusal is an HTTP error with this body.
-    pub(super) fn change_after_status(&mut self, status: StatusCode, body: &Bytes) -> bool {
+    pub(super) fn offer_next_after_status(&mut self, status: StatusCode, body: &Bytes) -> bool {
         let is_of_request = status.is_client_error()
             && !matches!(status.as_u16(), 401 | 403 | 404 | 405 | 408 | 429)
             || matches!(status.as_u16(), 500 | 501 | 505);
-        is_of_request && self.change(body, false)
+        is_of_request && self.offer_next(body, false)
     }
 
     /// The newest that the refusal names and that was not refused; where it names none, the next older one.
-    fn change(&mut self, refusal: &[u8], is_about_version: bool) -> bool {
-        let named = named_in(refusal);
-        let is_named = |revision: &Revision| named.contains(revision) && *revision != self.now;
+    fn offer_next(&mut self, refusal: &[u8], is_about_version: bool) -> bool {
+        let named = revisions_in(refusal);
+        let is_named = |revision: &Revision| named.contains(revision) && *revision != self.current;
         let names_any = Revision::ALL.iter().any(is_named);
-        if !(names_any || is_about_version || speaks_of_version(refusal)) {
+        if !(names_any || is_about_version || has_version_word(refusal)) {
             return false;
         }
-        self.refused.push(self.now);
+        self.refused.push(self.current);
         let is_left = |revision: &Revision| revision.era() == Era::Legacy && !self.refused.contains(revision);
         let mut left = Revision::ALL.into_iter().rev().filter(is_left);
         let next = match names_any {
             true => left.find(is_named),
             false => {
-                let refused = self.now;
+                let refused = self.current;
                 left.clone().find(|revision| *revision < refused).or_else(|| left.next())
             }
         };
         match next {
             Some(next) => {
-                self.now = next;
+                self.current = next;
                 true
             }
             None => false,
@@ -88,13 +88,13 @@ impl Offers {
 }
 
 /// The revisions whose dates stand in a text.
-fn named_in(text: &[u8]) -> Vec<Revision> {
+fn revisions_in(text: &[u8]) -> Vec<Revision> {
     let stands = |revision: &Revision| memchr::memmem::find(text, revision.as_str().as_bytes()).is_some();
     Revision::ALL.into_iter().filter(stands).collect()
 }
 
 /// Whether a refusal says that it is about a version.
-fn speaks_of_version(text: &[u8]) -> bool {
+fn has_version_word(text: &[u8]) -> bool {
     text.to_ascii_lowercase().windows(b"version".len()).any(|word| word == b"version")
 }
 
@@ -102,7 +102,7 @@ fn speaks_of_version(text: &[u8]) -> bool {
 
 impl RememberedOffer {
     /// The revision to offer first.
-    pub(super) fn first(&self, now: Instant) -> Revision {
+    pub(super) fn first_offer(&self, now: Instant) -> Revision {
         match *self.0.lock() {
             Some((revision, since)) if now.saturating_duration_since(since) < REMEMBERED => revision,
             Some(_) | None => Revision::NEWEST_LEGACY,
@@ -110,14 +110,14 @@ impl RememberedOffer {
     }
 
     /// Keeps the revision that a handshake ended with. One that it only began with is remembered no longer than before.
-    pub(super) fn learn(&self, offers: &Offers, now: Instant) {
+    pub(super) fn remember(&self, offers: &RevisionOffers, now: Instant) {
         if offers.has_changed() {
-            *self.0.lock() = Some((offers.now(), now));
+            *self.0.lock() = Some((offers.current(), now));
         }
     }
 
     /// The server, or the way to it, may be another now.
-    pub(super) fn forget(&self) {
+    pub(super) fn clear(&self) {
         *self.0.lock() = None;
     }
 }
@@ -129,10 +129,10 @@ mod tests {
     const NEWEST: Revision = Revision::NEWEST_LEGACY;
 
     fn offered_after(errors: &[&'static str]) -> Vec<Option<&'static str>> {
-        let mut offers = Offers::starting_with(NEWEST);
+        let mut offers = RevisionOffers::starting_with(NEWEST);
         let next = |error: &&'static str| {
-            let changed = offers.change_after_error(&Bytes::from_static(error.as_bytes()));
-            changed.then(|| offers.now().as_str())
+            let changed = offers.offer_next_after_error(&Bytes::from_static(error.as_bytes()));
+            changed.then(|| offers.current().as_str())
         };
         errors.iter().map(next).collect()
     }
@@ -167,41 +167,41 @@ mod tests {
         for (status, changes) in
             [(400, true), (422, true), (500, true), (401, false), (404, false), (503, false)]
         {
-            let mut offers = Offers::starting_with(NEWEST);
+            let mut offers = RevisionOffers::starting_with(NEWEST);
             let body = Bytes::from_static(b"protocol version not supported");
             let status = StatusCode::from_u16(status).expect("a status");
-            assert_eq!(offers.change_after_status(status, &body), changes, "{status}");
-            assert!(!offers.change_after_status(StatusCode::BAD_REQUEST, &Bytes::new()));
+            assert_eq!(offers.offer_next_after_status(status, &body), changes, "{status}");
+            assert!(!offers.offer_next_after_status(StatusCode::BAD_REQUEST, &Bytes::new()));
         }
     }
 
     #[test]
     fn a_server_that_speaks_newer_revisions_again_is_offered_them() {
-        let mut offers = Offers::starting_with(Revision::V2025_03_26);
+        let mut offers = RevisionOffers::starting_with(Revision::V2025_03_26);
         let listed = Bytes::from_static(br#"{"code":-32602,"message":"speak 2025-06-18"}"#);
-        assert!(offers.change_after_error(&listed));
-        assert_eq!(offers.now(), Revision::V2025_06_18);
-        let mut offers = Offers::starting_with(Revision::V2024_11_05);
+        assert!(offers.offer_next_after_error(&listed));
+        assert_eq!(offers.current(), Revision::V2025_06_18);
+        let mut offers = RevisionOffers::starting_with(Revision::V2024_11_05);
         let bare = Bytes::from_static(br#"{"code":-32602,"message":""}"#);
-        assert!(offers.change_after_error(&bare), "there is none older");
-        assert_eq!(offers.now(), NEWEST);
+        assert!(offers.offer_next_after_error(&bare), "there is none older");
+        assert_eq!(offers.current(), NEWEST);
     }
 
     #[test]
     fn a_remembered_offer_is_forgotten_after_a_while_and_on_request() {
         let remembered = RememberedOffer::default();
         let now = crate::runtime::Clock::now(&crate::runtime::SystemClock::new());
-        let mut offers = Offers::starting_with(NEWEST);
-        remembered.learn(&offers, now);
-        assert_eq!(remembered.first(now), NEWEST);
-        assert!(offers.change_after_error(&Bytes::from_static(br#"{"code":-32602,"message":""}"#)));
-        remembered.learn(&offers, now);
-        assert_eq!(remembered.first(now), Revision::V2025_06_18);
+        let mut offers = RevisionOffers::starting_with(NEWEST);
+        remembered.remember(&offers, now);
+        assert_eq!(remembered.first_offer(now), NEWEST);
+        assert!(offers.offer_next_after_error(&Bytes::from_static(br#"{"code":-32602,"message":""}"#)));
+        remembered.remember(&offers, now);
+        assert_eq!(remembered.first_offer(now), Revision::V2025_06_18);
         // A handshake that begins with it does not keep it any longer.
-        remembered.learn(&Offers::starting_with(Revision::V2025_06_18), now + REMEMBERED / 2);
-        assert_eq!(remembered.first(now + REMEMBERED), NEWEST);
-        remembered.learn(&offers, now);
-        remembered.forget();
-        assert_eq!(remembered.first(now), NEWEST);
+        remembered.remember(&RevisionOffers::starting_with(Revision::V2025_06_18), now + REMEMBERED / 2);
+        assert_eq!(remembered.first_offer(now + REMEMBERED), NEWEST);
+        remembered.remember(&offers, now);
+        remembered.clear();
+        assert_eq!(remembered.first_offer(now), NEWEST);
     }
 }

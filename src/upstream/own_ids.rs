@@ -16,7 +16,7 @@ use std::sync::{
 };
 
 /// The ids of one range.
-struct Range {
+struct IdRange {
     /// Added to each. A range begins where its bits end.
     base: u32,
     /// The next, without the base.
@@ -27,7 +27,7 @@ struct Range {
 
 /// Keeps an id from being given again, until this is dropped.
 #[derive(Debug)]
-pub(super) struct InUse(Option<&'static AtomicU32>);
+pub(super) struct IdInUse(Option<&'static AtomicU32>);
 
 /// Ids of a range.
 const SIZE: u32 = 1 << 30;
@@ -39,47 +39,47 @@ const SEGMENTS: usize = 1 << 16;
 const SEGMENT: u32 = SIZE / SEGMENTS as u32;
 
 /// 0 is not given: it stands for a question outside any call.
-static OF_OURS: Range = Range::new(0, 1);
+static POOL_IDS: IdRange = IdRange::new(0, 1);
 
-static OF_CLIENTS: Range = Range::new(SIZE, 0);
+static CLIENT_SESSION_IDS: IdRange = IdRange::new(SIZE, 0);
 
 /// It is known where this process begins in the sessions of clients: another, before it or beside it, may have requests
 /// in flight in the same.
-static BEGUN: OnceLock<()> = OnceLock::new();
+static CLIENT_START: OnceLock<()> = OnceLock::new();
 
 /// An id for a request of ours in a session of ours.
 pub fn next() -> u64 {
-    OF_OURS.next()
+    POOL_IDS.next()
 }
 
 /// An id for a request of ours in a session that a client has opened itself, who may have used it there.
 pub fn next_in_client_session() -> u64 {
-    BEGUN.get_or_init(|| OF_CLIENTS.next.store(u32::from_be_bytes(random()) % SIZE, Relaxed));
-    OF_CLIENTS.next()
+    CLIENT_START.get_or_init(|| CLIENT_SESSION_IDS.next.store(u32::from_be_bytes(random()) % SIZE, Relaxed));
+    CLIENT_SESSION_IDS.next()
 }
 
 /// Whether ids of ours in sessions of clients can have this value.
-pub fn may_be_in_client_session(number: u64) -> bool {
-    OF_CLIENTS.offset(number).is_some()
+pub fn is_client_session_id(number: u64) -> bool {
+    CLIENT_SESSION_IDS.offset(number).is_some()
 }
 
 /// A call that a process before this one has made still has this id. Ids that are given in sessions of ours from now on
 /// are larger.
-pub fn begin_behind(number: u64) {
-    if let Some(offset) = OF_OURS.offset(number) {
-        OF_OURS.next.fetch_max((offset + 1) % SIZE, Relaxed);
+pub fn skip_to(number: u64) {
+    if let Some(offset) = POOL_IDS.offset(number) {
+        POOL_IDS.next.fetch_max((offset + 1) % SIZE, Relaxed);
     }
 }
 
 /// The id is that of a call in flight.
-pub(super) fn in_use(number: u64) -> InUse {
-    let segment = [&OF_OURS, &OF_CLIENTS].into_iter().find_map(|range| range.segment(number));
-    InUse::of(segment)
+pub(super) fn in_use(number: u64) -> IdInUse {
+    let segment = [&POOL_IDS, &CLIENT_SESSION_IDS].into_iter().find_map(|range| range.segment(number));
+    IdInUse::of(segment)
 }
 
 // === impl Range ===
 
-impl Range {
+impl IdRange {
     const fn new(base: u32, first: u32) -> Self {
         Self { base, next: AtomicU32::new(first), in_use: [const { AtomicU32::new(0) }; SEGMENTS] }
     }
@@ -119,7 +119,7 @@ impl Range {
 
 // === impl InUse ===
 
-impl InUse {
+impl IdInUse {
     fn of(segment: Option<&'static AtomicU32>) -> Self {
         if let Some(segment) = segment {
             segment.fetch_add(1, Relaxed);
@@ -128,7 +128,7 @@ impl InUse {
     }
 }
 
-impl Drop for InUse {
+impl Drop for IdInUse {
     fn drop(&mut self) {
         if let Some(segment) = self.0 {
             segment.fetch_sub(1, Relaxed);
@@ -142,8 +142,8 @@ mod tests {
 
     #[test]
     fn ids_count_up_and_have_31_bits_at_most() {
-        static OURS: Range = Range::new(0, 1);
-        static CLIENTS: Range = Range::new(SIZE, 0);
+        static OURS: IdRange = IdRange::new(0, 1);
+        static CLIENTS: IdRange = IdRange::new(SIZE, 0);
         assert_eq!([OURS.next(), OURS.next(), OURS.next()], [1, 2, 3]);
         assert_eq!([CLIENTS.next(), CLIENTS.next()], [1 << 30, (1 << 30) + 1]);
         for range in [&OURS, &CLIENTS] {
@@ -155,10 +155,10 @@ mod tests {
 
     #[test]
     fn an_id_that_is_in_use_is_not_given_again() {
-        static OURS: Range = Range::new(0, 1);
+        static OURS: IdRange = IdRange::new(0, 1);
         let long = OURS.next();
-        let of_first = InUse::of(OURS.segment(long));
-        let of_third = InUse::of(OURS.segment(u64::from(2 * SEGMENT + 7)));
+        let of_first = IdInUse::of(OURS.segment(long));
+        let of_third = IdInUse::of(OURS.segment(u64::from(2 * SEGMENT + 7)));
         OURS.next.store(SIZE - 1, Relaxed);
         OURS.next();
         assert_eq!(OURS.next(), u64::from(SEGMENT), "the first segment is passed over");
@@ -175,9 +175,9 @@ mod tests {
     #[test]
     fn ids_of_other_ranges_are_in_no_segment() {
         for number in [0, 1 << 31, 1 << 52, u64::MAX] {
-            assert_eq!(OF_CLIENTS.offset(number), None, "{number}");
+            assert_eq!(CLIENT_SESSION_IDS.offset(number), None, "{number}");
         }
-        assert!(!may_be_in_client_session(7) && may_be_in_client_session(1 << 30));
+        assert!(!is_client_session_id(7) && is_client_session_id(1 << 30));
         assert!(in_use(1 << 52).0.is_none() && in_use(7).0.is_some());
     }
 }

@@ -13,7 +13,7 @@ pub struct ServerUrl {
     shown: Arc<str>,
     /// The host as it is shown, without brackets.
     host: Arc<str>,
-    /// `None` where the port is what a variable gives.
+    /// `Missing` where the port is what a variable gives.
     port: Option<u16>,
 }
 
@@ -60,7 +60,7 @@ impl ServerUrl {
         &self.host
     }
 
-    /// The port for people; `None` where a variable gives it, or gives the host.
+    /// The port for people; `Missing` where a variable gives it, or gives the host.
     pub const fn port(&self) -> Option<u16> {
         self.port
     }

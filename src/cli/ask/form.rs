@@ -1,14 +1,14 @@
 //! The fields of a form, and what somebody typed as their values.
 //!
 //! A server that elicits by form sends a flat object schema (2026-07-28, *Elicitation, Requested
-//! Schema*). Each of its properties is a [`Field`], which knows how to read what is typed. Whether a
+//! Schema*). Each of its properties is a [`FormField`], which knows how to read what is typed. Whether a
 //! value fits is judged by [`elicit::check_answer`], the same that judges clients of the proxy.
 
 use crate::{
     bridge::elicit,
     protocol::{
         InputKind, InputRequest,
-        splice::{Object, items},
+        splice::{JsonObject, items},
     },
 };
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 
 /// One question of a form.
 #[derive(Clone, Debug)]
-pub(super) struct Field {
+pub(super) struct FormField {
     pub(super) key: String,
     title: Option<String>,
     pub(super) description: Option<String>,
@@ -24,25 +24,25 @@ pub(super) struct Field {
     pub(super) required: bool,
     /// Raw JSON that fits the schema.
     pub(super) default: Option<Bytes>,
-    kind: Kind,
+    kind: FieldKind,
     schema: Bytes,
 }
 
 /// How a value is typed.
 #[derive(Clone, Debug)]
-enum Kind {
+enum FieldKind {
     Text,
     Number,
-    Truth,
-    One(Vec<Choice>),
-    Many(Vec<Choice>),
+    Boolean,
+    One(Vec<FieldChoice>),
+    Many(Vec<FieldChoice>),
     /// Something the specification does not know.
     Json,
 }
 
 /// One of the values there are to choose from.
 #[derive(Clone, Debug)]
-struct Choice {
+struct FieldChoice {
     /// Raw JSON.
     value: Bytes,
     /// What people see.
@@ -50,13 +50,13 @@ struct Choice {
 }
 
 /// The fields of an elicitation's `requestedSchema`, in its order.
-pub(super) fn fields(schema: Option<&Bytes>) -> Vec<Field> {
-    let Some(Ok(schema)) = schema.map(Object::read) else { return Vec::new() };
+pub(super) fn fields(schema: Option<&Bytes>) -> Vec<FormField> {
+    let Some(Ok(schema)) = schema.map(JsonObject::read) else { return Vec::new() };
     let required: Vec<String> = member(&schema, "required").unwrap_or_default();
-    let properties = schema.get("properties").and_then(|raw| Object::read(&raw).ok());
+    let properties = schema.get("properties").and_then(|raw| JsonObject::read(&raw).ok());
     let members: Vec<_> = properties
         .iter()
-        .flat_map(Object::members)
+        .flat_map(JsonObject::members)
         .map(|(key, property)| (key.into_owned(), property))
         .collect();
     // What is required must be answered, described or not.
@@ -64,7 +64,7 @@ pub(super) fn fields(schema: Option<&Bytes>) -> Vec<Field> {
     let undescribed: Vec<_> = undescribed.map(|key| (key.clone(), Bytes::from_static(b"{}"))).collect();
     let field = |(key, property): (String, Bytes)| {
         let required = required.contains(&key);
-        Field::new(key, property, required)
+        FormField::new(key, property, required)
     };
     members.into_iter().chain(undescribed).map(field).collect()
 }
@@ -78,11 +78,11 @@ pub(super) fn content<'a>(answers: impl IntoIterator<Item = (&'a str, &'a Bytes)
 
 // === impl Field ===
 
-impl Field {
+impl FormField {
     fn new(key: String, schema: Bytes, required: bool) -> Self {
-        let object = Object::read(&schema).ok();
+        let object = JsonObject::read(&schema).ok();
         let string = |name| object.as_ref().and_then(|object| object.string(name));
-        let kind = object.as_ref().map_or(Kind::Json, Kind::of);
+        let kind = object.as_ref().map_or(FieldKind::Json, FieldKind::of);
         let mut field = Self {
             title: string("title"),
             description: string("description"),
@@ -104,10 +104,10 @@ impl Field {
 
     /// What may be typed, in a few words.
     pub(super) fn hint(&self) -> String {
-        let schema = Object::read(&self.schema).ok();
+        let schema = JsonObject::read(&self.schema).ok();
         let mut parts = Vec::new();
         match &self.kind {
-            Kind::Text => {
+            FieldKind::Text => {
                 let format = schema.as_ref().and_then(|schema| schema.string("format"));
                 parts.extend(match format.as_deref() {
                     Some("email") => Some("an email address".to_owned()),
@@ -118,19 +118,19 @@ impl Field {
                 });
                 parts.extend(self.bounds("minLength", "maxLength", " characters"));
             }
-            Kind::Number => {
+            FieldKind::Number => {
                 let is_integer =
                     schema.as_ref().and_then(|schema| schema.string("type")).as_deref() == Some("integer");
                 parts.push(if is_integer { "a whole number" } else { "a number" }.to_owned());
                 parts.extend(self.bounds("minimum", "maximum", ""));
             }
-            Kind::Truth => parts.push("yes or no".to_owned()),
-            Kind::One(choices) => parts.push(format!("a number from 1 to {}", choices.len())),
-            Kind::Many(_) => {
+            FieldKind::Boolean => parts.push("yes or no".to_owned()),
+            FieldKind::One(choices) => parts.push(format!("a number from 1 to {}", choices.len())),
+            FieldKind::Many(_) => {
                 parts.push("numbers separated by commas, or none".to_owned());
                 parts.extend(self.bounds("minItems", "maxItems", " of them"));
             }
-            Kind::Json => parts.push("as JSON".to_owned()),
+            FieldKind::Json => parts.push("as JSON".to_owned()),
         }
         if !self.required {
             parts.push("optional".to_owned());
@@ -139,7 +139,7 @@ impl Field {
     }
 
     fn bounds(&self, least: &str, most: &str, unit: &str) -> Option<String> {
-        let schema = Object::read(&self.schema).ok()?;
+        let schema = JsonObject::read(&self.schema).ok()?;
         let bound = |key| schema.get(key).map(|raw| text(&raw).to_owned());
         match (bound(least), bound(most)) {
             (Some(least), Some(most)) => Some(format!("{least} to {most}{unit}")),
@@ -152,34 +152,34 @@ impl Field {
     /// What there is to choose from, in lines with numbers.
     pub(super) fn menu(&self) -> Vec<String> {
         match &self.kind {
-            Kind::One(choices) | Kind::Many(choices) => {
+            FieldKind::One(choices) | FieldKind::Many(choices) => {
                 (1..).zip(choices).map(|(number, choice)| format!("{number}  {}", choice.label)).collect()
             }
-            Kind::Text | Kind::Number | Kind::Truth | Kind::Json => Vec::new(),
+            FieldKind::Text | FieldKind::Number | FieldKind::Boolean | FieldKind::Json => Vec::new(),
         }
     }
 
     /// A value as a person would write it.
     pub(super) fn shown(&self, value: &Bytes) -> String {
-        let label = |value: &Bytes, choices: &[Choice]| {
+        let label = |value: &Bytes, choices: &[FieldChoice]| {
             choices
                 .iter()
                 .find(|choice| choice.value == value)
                 .map_or_else(|| label(value), |choice| choice.label.clone())
         };
         match &self.kind {
-            Kind::Truth if value == "true" => "yes".to_owned(),
-            Kind::Truth if value == "false" => "no".to_owned(),
-            Kind::One(choices) => label(value, choices),
-            Kind::Many(choices) => match items(value) {
+            FieldKind::Boolean if value == "true" => "yes".to_owned(),
+            FieldKind::Boolean if value == "false" => "no".to_owned(),
+            FieldKind::One(choices) => label(value, choices),
+            FieldKind::Many(choices) => match items(value) {
                 Some(values) if values.is_empty() => "none".to_owned(),
                 Some(values) => {
                     values.iter().map(|value| label(value, choices)).collect::<Vec<_>>().join(", ")
                 }
                 None => text(value).to_owned(),
             },
-            Kind::Text | Kind::Number | Kind::Truth => self::label(value),
-            Kind::Json => text(value).to_owned(),
+            FieldKind::Text | FieldKind::Number | FieldKind::Boolean => self::label(value),
+            FieldKind::Json => text(value).to_owned(),
         }
     }
 
@@ -190,17 +190,17 @@ impl Field {
     pub(super) fn read(&self, typed: &str) -> Result<Bytes, String> {
         let value = match &self.kind {
             // What stands for an empty text, as an empty line stands for no answer.
-            Kind::Text if typed == "\"\"" => Bytes::from_static(b"\"\""),
-            Kind::Text => quoted(typed).into(),
-            Kind::Number => json(typed.trim()).ok_or("must be a number")?,
-            Kind::Truth => match typed.trim().to_lowercase().as_str() {
+            FieldKind::Text if typed == "\"\"" => Bytes::from_static(b"\"\""),
+            FieldKind::Text => quoted(typed).into(),
+            FieldKind::Number => json(typed.trim()).ok_or("must be a number")?,
+            FieldKind::Boolean => match typed.trim().to_lowercase().as_str() {
                 "y" | "yes" | "true" => Bytes::from_static(b"true"),
                 "n" | "no" | "false" => Bytes::from_static(b"false"),
                 _ => return Err("must be yes or no".to_owned()),
             },
-            Kind::One(choices) => choose(choices, typed)?,
-            Kind::Many(choices) => several(choices, typed)?,
-            Kind::Json => json(typed.trim()).ok_or("must be JSON; put text in double quotes")?,
+            FieldKind::One(choices) => choose(choices, typed)?,
+            FieldKind::Many(choices) => choose_several(choices, typed)?,
+            FieldKind::Json => json(typed.trim()).ok_or("must be JSON; put text in double quotes")?,
         };
         self.check(&value)?;
         Ok(value)
@@ -220,18 +220,18 @@ impl Field {
 
 // === impl Kind ===
 
-impl Kind {
-    fn of(schema: &Object) -> Self {
-        if let Some(choices) = Choice::of(schema) {
+impl FieldKind {
+    fn of(schema: &JsonObject) -> Self {
+        if let Some(choices) = FieldChoice::of(schema) {
             return Self::One(choices);
         }
         match schema.string("type").as_deref() {
             Some("string") => Self::Text,
             Some("number" | "integer") => Self::Number,
-            Some("boolean") => Self::Truth,
+            Some("boolean") => Self::Boolean,
             Some("array") => {
-                let items = schema.get("items").and_then(|raw| Object::read(&raw).ok());
-                items.as_ref().and_then(Choice::of).map_or(Self::Json, Self::Many)
+                let items = schema.get("items").and_then(|raw| JsonObject::read(&raw).ok());
+                items.as_ref().and_then(FieldChoice::of).map_or(Self::Json, Self::Many)
             }
             _ => Self::Json,
         }
@@ -240,9 +240,9 @@ impl Kind {
 
 // === impl Choice ===
 
-impl Choice {
+impl FieldChoice {
     /// What a schema offers: `enum`, with the `enumNames` of older servers, or constants with titles.
-    fn of(schema: &Object) -> Option<Vec<Self>> {
+    fn of(schema: &JsonObject) -> Option<Vec<Self>> {
         if let Some(values) = schema.get("enum").and_then(|raw| items(&raw)) {
             let names: Vec<String> = member(schema, "enumNames").unwrap_or_default();
             let mut names = names.into_iter();
@@ -251,7 +251,7 @@ impl Choice {
         }
         let branches = ["oneOf", "anyOf"].iter().find_map(|key| items(&schema.get(key)?))?;
         let choice = |branch: &Bytes| {
-            let branch = Object::read(branch).ok()?;
+            let branch = JsonObject::read(branch).ok()?;
             let value = branch.get("const")?;
             Some(Self { label: branch.string("title").unwrap_or_else(|| label(&value)), value })
         };
@@ -260,12 +260,12 @@ impl Choice {
 }
 
 /// The choice somebody means by its number, its value or its label.
-fn choose(choices: &[Choice], typed: &str) -> Result<Bytes, String> {
+fn choose(choices: &[FieldChoice], typed: &str) -> Result<Bytes, String> {
     let typed = typed.trim();
     if let Some(choice) = typed.parse::<usize>().ok().and_then(|number| choices.get(number.checked_sub(1)?)) {
         return Ok(choice.value.clone());
     }
-    let same = |choice: &&Choice| {
+    let same = |choice: &&FieldChoice| {
         label(&choice.value) == typed || choice.label.to_lowercase() == typed.to_lowercase()
     };
     match choices.iter().find(same) {
@@ -274,7 +274,7 @@ fn choose(choices: &[Choice], typed: &str) -> Result<Bytes, String> {
     }
 }
 
-fn several(choices: &[Choice], typed: &str) -> Result<Bytes, String> {
+fn choose_several(choices: &[FieldChoice], typed: &str) -> Result<Bytes, String> {
     let typed = typed.trim();
     if typed == "none" && choose(choices, typed).is_err() {
         return Ok(Bytes::from_static(b"[]"));
@@ -313,7 +313,7 @@ fn json(typed: &str) -> Option<Bytes> {
     Some(raw.get().to_owned().into())
 }
 
-fn member<T: serde::de::DeserializeOwned>(schema: &Object, key: &str) -> Option<T> {
+fn member<T: serde::de::DeserializeOwned>(schema: &JsonObject, key: &str) -> Option<T> {
     serde_json::from_slice(&schema.get(key)?).ok()
 }
 
@@ -322,8 +322,8 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn field(schema: Value) -> Field {
-        Field::new("x".into(), schema.to_string().into(), true)
+    fn field(schema: Value) -> FormField {
+        FormField::new("x".into(), schema.to_string().into(), true)
     }
 
     fn read(schema: &Value, typed: &str) -> Result<String, String> {
@@ -392,7 +392,7 @@ mod tests {
         ] {
             assert_eq!(field(schema).hint(), hint);
         }
-        let optional = Field::new("x".into(), r#"{"type":"string"}"#.into(), false);
+        let optional = FormField::new("x".into(), r#"{"type":"string"}"#.into(), false);
         assert_eq!((optional.name(), &*optional.hint()), ("x", "optional"));
         let titled = field(json!({ "title": "Color", "enum": ["r", "g"], "enumNames": ["Red"] }));
         assert_eq!((titled.name(), titled.menu()), ("Color", vec!["1  Red".to_owned(), "2  g".to_owned()]));

@@ -4,21 +4,21 @@
 //! on the standard input, where both are terminals or `--ask` says so. The client declares what can
 //! be answered and nothing more, so that nothing waits for an answer that cannot come.
 //!
-//! [`Asker`] goes through the questions, `person` puts one to a person, `form` knows the fields of a
+//! [`InputResponder`] goes through the questions, `prompt` puts one to a person, `form` knows the fields of a
 //! form, `terminal` reads lines.
 
 mod form;
-mod person;
+mod prompt;
 mod terminal;
 
-pub use terminal::Closed;
+pub use terminal::InputClosed;
 
 use super::printer::{self, Printer, inline};
 use crate::{
     bridge::elicit,
-    client::{Answers, Asked, Declared},
-    config::values::Invalid,
-    protocol::{InputKind, InputRequest, splice::Object},
+    client::{ClientSupport, InputResponseMap, RequestedInput},
+    config::values::InvalidValue,
+    protocol::{InputKind, InputRequest, splice::JsonObject},
 };
 use bytes::Bytes;
 use serde_json::value::RawValue;
@@ -32,11 +32,11 @@ use terminal::Terminal;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Input requests of the server")]
-pub struct Options {
+pub struct AnswerArgs {
     /// Response to the input request with this key: the content of a form, a whole response, or accept, decline or cancel.
     /// May be repeated.
     #[arg(long = "answer", value_name = "KEY=JSON", value_parser = given)]
-    answers: Vec<(String, Given)>,
+    answers: Vec<(String, AnswerOption)>,
     /// Response to every sampling request, as a model would write it.
     #[arg(long, value_name = "TEXT|@FILE", value_parser = text_or_file)]
     sampling: Option<String>,
@@ -55,7 +55,7 @@ pub struct Options {
 
 /// An answer that was given on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Given {
+enum AnswerOption {
     /// To an elicitation, without content.
     Action(String),
     /// A raw object: an answer, or the content of a form.
@@ -63,60 +63,60 @@ enum Given {
 }
 
 /// Whoever answers the questions of one call.
-pub struct Asker {
+pub struct InputResponder {
     /// Each is given once; one key may have several, for a question that is asked again.
-    given: BTreeMap<String, VecDeque<Given>>,
+    given: BTreeMap<String, VecDeque<AnswerOption>>,
     sampling: Option<String>,
     roots: Vec<String>,
     person: Option<Terminal>,
     /// The current directory as a root, where the person is at a terminal and so works in it.
-    here: Option<String>,
+    current_dir: Option<String>,
     /// Who asks, for a person to see.
-    who: String,
+    requester: String,
 }
 
 /// Why a call cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub enum Unanswered {
+pub enum ResponderError {
     #[error("the server requests input, and no answers are available{}", list(.0))]
-    Nobody(Vec<Asked>),
+    NoAnswers(Vec<RequestedInput>),
     #[error("the response to `{key}` is not valid: {source}")]
-    Wrong { key: String, source: elicit::Invalid },
+    InvalidResponse { key: String, source: elicit::InvalidAnswer },
     #[error("this client does not support input requests of the method `{method}` (`{key}`)")]
-    Unknown { key: String, method: String },
+    UnsupportedMethod { key: String, method: String },
     #[error("this client does not support elicitation mode `{0}`")]
-    Mode(String),
+    UnsupportedMode(String),
     #[error("declined; the call was cancelled")]
     Declined,
     #[error(transparent)]
-    Closed(#[from] Closed),
+    InputClosed(#[from] InputClosed),
 }
 
 // === impl Asker ===
 
-impl Asker {
-    /// `who` says which tool of which server asks.
-    pub fn new(args: Options, who: String) -> Self {
+impl InputResponder {
+    /// `requester` says which tool of which server asks.
+    pub fn new(args: AnswerArgs, who: String) -> Self {
         let at_terminal = || io::stdin().is_terminal() && printer::is_terminal();
         let asks = args.ask || (!args.no_ask && at_terminal());
         let person = asks.then(|| Terminal::new(BufReader::new(io::stdin()), Printer::standard()));
         let here = asks && at_terminal();
         let here = here.then(env::current_dir).and_then(Result::ok).and_then(|here| file_uri(&here));
-        Self { here, ..Self::with(args, who, person) }
+        Self { current_dir: here, ..Self::with(args, who, person) }
     }
 
-    fn with(args: Options, who: String, person: Option<Terminal>) -> Self {
+    fn with(args: AnswerArgs, who: String, person: Option<Terminal>) -> Self {
         let mut given: BTreeMap<_, VecDeque<_>> = BTreeMap::new();
         for (key, answer) in args.answers {
             given.entry(key).or_default().push_back(answer);
         }
-        Self { given, sampling: args.sampling, roots: args.roots, person, here: None, who }
+        Self { given, sampling: args.sampling, roots: args.roots, person, current_dir: None, requester: who }
     }
 
     /// What the client can say that it may be asked. An answer by key could be one to anything.
-    pub fn declared(&self, tasks: bool) -> Declared {
+    pub fn declared(&self, tasks: bool) -> ClientSupport {
         let anything = self.person.is_some() || !self.given.is_empty();
-        Declared {
+        ClientSupport {
             tasks,
             elicitation: anything,
             sampling: anything || self.sampling.is_some(),
@@ -127,11 +127,11 @@ impl Asker {
     /// Answers all of these questions.
     ///
     /// # Errors
-    /// [`Unanswered`] where one of them cannot be; nobody is asked where that is clear before.
-    pub async fn answer(&mut self, questions: &[Asked]) -> Result<Answers, Unanswered> {
+    /// [`ResponderError`] where one of them cannot be; nobody is asked where that is clear before.
+    pub async fn answer(&mut self, questions: &[RequestedInput]) -> Result<InputResponseMap, ResponderError> {
         let mut known = Vec::with_capacity(questions.len());
-        for Asked { key, method, request } in questions {
-            let unknown = || Unanswered::Unknown { key: key.clone(), method: method.clone() };
+        for RequestedInput { key, method, request } in questions {
+            let unknown = || ResponderError::UnsupportedMethod { key: key.clone(), method: method.clone() };
             known.push((key, request.as_ref().ok_or_else(unknown)?));
         }
         if self.person.is_none() {
@@ -139,21 +139,21 @@ impl Asker {
                 questions.iter().zip(&known).filter(|(_, (key, question))| !self.has_answer(key, question));
             let open: Vec<_> = open.map(|(asked, _)| asked.clone()).collect();
             if !open.is_empty() {
-                return Err(Unanswered::Nobody(open));
+                return Err(ResponderError::NoAnswers(open));
             }
         }
-        let mut answers = Answers::new();
+        let mut answers = InputResponseMap::new();
         for (key, question) in known {
-            let answer = match (self.by_option(key, question), &mut self.person) {
+            let answer = match (self.take_option(key, question), &mut self.person) {
                 (Some(answer), _) => answer,
                 (None, Some(person)) => {
-                    let who = format!("{} ({key})", self.who);
-                    person::ask(person, &who, question, self.here.as_deref()).await?
+                    let who = format!("{} ({key})", self.requester);
+                    prompt::ask(person, &who, question, self.current_dir.as_deref()).await?
                 }
                 (None, None) => unreachable!("it has been looked at above"),
             };
             elicit::check_answer(question, &Bytes::copy_from_slice(answer.as_bytes()))
-                .map_err(|source| Unanswered::Wrong { key: key.clone(), source })?;
+                .map_err(|source| ResponderError::InvalidResponse { key: key.clone(), source })?;
             let answer = RawValue::from_string(answer).expect("what fits a question is JSON");
             answers.insert(key.clone(), answer);
         }
@@ -174,15 +174,15 @@ impl Asker {
             }
     }
 
-    fn by_option(&mut self, key: &str, question: &InputRequest) -> Option<String> {
+    fn take_option(&mut self, key: &str, question: &InputRequest) -> Option<String> {
         if let Some(given) = self.given.get_mut(key).and_then(VecDeque::pop_front) {
-            return Some(given.answer_to(question));
+            return Some(given.into_response(question));
         }
         match question.kind() {
             InputKind::Elicitation => None,
-            InputKind::Sampling => self.sampling.as_deref().map(person::message),
+            InputKind::Sampling => self.sampling.as_deref().map(prompt::message),
             InputKind::Roots => {
-                Some(&self.roots).filter(|roots| !roots.is_empty()).map(|roots| person::roots(roots))
+                Some(&self.roots).filter(|roots| !roots.is_empty()).map(|roots| prompt::roots(roots))
             }
         }
     }
@@ -190,15 +190,15 @@ impl Asker {
 
 // === impl Given ===
 
-impl Given {
-    fn answer_to(self, question: &InputRequest) -> String {
+impl AnswerOption {
+    fn into_response(self, question: &InputRequest) -> String {
         let object = match self {
             Self::Action(action) => return format!(r#"{{"action":"{action}"}}"#),
             Self::Object(object) => object,
         };
         let raw = String::from_utf8_lossy(&object).into_owned();
         // A form could have a field of that name, but hardly with one of these words in it.
-        let action = Object::read(&object).ok().and_then(|object| object.string("action"));
+        let action = JsonObject::read(&object).ok().and_then(|object| object.string("action"));
         let is_answer = matches!(action.as_deref(), Some("accept" | "decline" | "cancel"));
         if question.kind() == InputKind::Elicitation && !is_answer {
             return format!(r#"{{"action":"accept","content":{raw}}}"#);
@@ -208,8 +208,8 @@ impl Given {
 }
 
 /// A line for each question, and one that says how they are answered.
-fn list(questions: &[Asked]) -> String {
-    let line = |asked: &Asked| {
+fn list(questions: &[RequestedInput]) -> String {
+    let line = |asked: &RequestedInput| {
         let message = asked.message().map(|message| format!(": {message}")).unwrap_or_default();
         format!("\n{}", inline(&format!("{} ({}){message}", asked.key, asked.method)))
     };
@@ -218,32 +218,32 @@ fn list(questions: &[Asked]) -> String {
 }
 
 /// `KEY=JSON`.
-fn given(text: &str) -> Result<(String, Given), Invalid> {
+fn given(text: &str) -> Result<(String, AnswerOption), InvalidValue> {
     let hint = "write KEY=JSON, as in 'elicitation-1={\"name\":\"Ada\"}' or elicitation-1=decline";
     let Some((key, answer)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
-        return Err(Invalid(format!("`{text}` has no key; {hint}")));
+        return Err(InvalidValue(format!("`{text}` has no key; {hint}")));
     };
     if matches!(answer, "accept" | "decline" | "cancel") {
-        return Ok((key.to_owned(), Given::Action(answer.to_owned())));
+        return Ok((key.to_owned(), AnswerOption::Action(answer.to_owned())));
     }
     let raw = Bytes::copy_from_slice(answer.trim().as_bytes());
-    match Object::read(&raw) {
-        Ok(_) => Ok((key.to_owned(), Given::Object(raw))),
-        Err(_) => Err(Invalid(format!("`{answer}` is not a JSON object; {hint}"))),
+    match JsonObject::read(&raw) {
+        Ok(_) => Ok((key.to_owned(), AnswerOption::Object(raw))),
+        Err(_) => Err(InvalidValue(format!("`{answer}` is not a JSON object; {hint}"))),
     }
 }
 
 /// A text, or the text of a file.
-fn text_or_file(text: &str) -> Result<String, Invalid> {
+fn text_or_file(text: &str) -> Result<String, InvalidValue> {
     let Some(path) = text.strip_prefix('@') else { return Ok(text.to_owned()) };
     fs::read_to_string(path)
         .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
-        .map_err(|error| Invalid(format!("cannot read `{path}`: {error}")))
+        .map_err(|error| InvalidValue(format!("cannot read `{path}`: {error}")))
 }
 
 /// A root is named by a file URI (2026-07-28, *Roots, Data Types*).
-fn root(text: &str) -> Result<String, Invalid> {
-    let odd = |hint: String| Err(Invalid(format!("`{text}` is not a file URI; {hint}")));
+fn root(text: &str) -> Result<String, InvalidValue> {
+    let odd = |hint: String| Err(InvalidValue(format!("`{text}` is not a file URI; {hint}")));
     match text.strip_prefix("file://") {
         Some(path) if path.starts_with('/') && !path.contains(char::is_whitespace) => Ok(text.to_owned()),
         None if text.starts_with('/') => odd(format!("did you mean `file://{}`?", text.replace(' ', "%20"))),
@@ -251,7 +251,7 @@ fn root(text: &str) -> Result<String, Invalid> {
     }
 }
 
-/// A directory as a root; `None` for a path that is not absolute.
+/// A directory as a root; `Missing` for a path that is not absolute.
 fn file_uri(path: &Path) -> Option<String> {
     if !path.is_absolute() {
         return None;
@@ -271,31 +271,31 @@ fn file_uri(path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn asked(key: &str, request: &str) -> Asked {
+    fn asked(key: &str, request: &str) -> RequestedInput {
         let raw = Bytes::copy_from_slice(request.as_bytes());
-        let method = Object::read(&raw).unwrap().string("method").unwrap();
-        Asked { key: key.into(), method, request: InputRequest::from_raw(raw) }
+        let method = JsonObject::read(&raw).unwrap().string("method").unwrap();
+        RequestedInput { key: key.into(), method, request: InputRequest::from_raw(raw) }
     }
 
-    fn form() -> Asked {
+    fn form() -> RequestedInput {
         asked(
             "who",
             r#"{"method":"elicitation/create","params":{"message":"Who?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}}}"#,
         )
     }
 
-    fn asker(words: &[&str], typed: Option<&'static str>) -> Asker {
+    fn asker(words: &[&str], typed: Option<&'static str>) -> InputResponder {
         #[derive(clap::Parser)]
         struct Words {
             #[command(flatten)]
-            args: Options,
+            args: AnswerArgs,
         }
         let args = <Words as clap::Parser>::parse_from([&["call"], words].concat()).args;
         let person = typed.map(|typed| Terminal::new(typed.as_bytes(), Printer::new(io::sink(), io::sink())));
-        Asker::with(args, "tool".into(), person)
+        InputResponder::with(args, "tool".into(), person)
     }
 
-    async fn answer(asker: &mut Asker, questions: &[Asked]) -> Result<Vec<String>, String> {
+    async fn answer(asker: &mut InputResponder, questions: &[RequestedInput]) -> Result<Vec<String>, String> {
         let answers = asker.answer(questions).await.map_err(|error| error.to_string())?;
         Ok(answers.iter().map(|(key, answer)| format!("{key}={answer}")).collect())
     }
@@ -326,7 +326,7 @@ mod tests {
             answer(&mut asker, &questions).await.unwrap(),
             [
                 r#"r={"roots":[{"uri":"file:///a"}]}"#.to_owned(),
-                format!("s={}", person::message("hi")),
+                format!("s={}", prompt::message("hi")),
                 r#"url={"action":"accept"}"#.to_owned(),
                 r#"who={"action":"accept","content":{"name": "Ada"}}"#.to_owned(),
             ]
@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn only_what_can_be_answered_is_declared() {
         let declared = |words: &[&str], typed| {
-            let Declared { tasks, elicitation, sampling, roots } = asker(words, typed).declared(true);
+            let ClientSupport { tasks, elicitation, sampling, roots } = asker(words, typed).declared(true);
             assert!(tasks);
             [elicitation, sampling, roots]
         };
@@ -384,8 +384,8 @@ mod tests {
 
     #[test]
     fn options_are_checked_when_typed() {
-        assert_eq!(given("k=decline"), Ok(("k".into(), Given::Action("decline".into()))));
-        assert_eq!(given(r#"k={"a":"="}"#), Ok(("k".into(), Given::Object(r#"{"a":"="}"#.into()))));
+        assert_eq!(given("k=decline"), Ok(("k".into(), AnswerOption::Action("decline".into()))));
+        assert_eq!(given(r#"k={"a":"="}"#), Ok(("k".into(), AnswerOption::Object(r#"{"a":"="}"#.into()))));
         for wrong in ["k", "={}", "k=", "k=[1]", "k=yes", "k={"] {
             assert!(given(wrong).is_err(), "{wrong}");
         }

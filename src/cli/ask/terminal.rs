@@ -22,7 +22,7 @@ pub(super) struct Terminal {
 
 /// Why there is no next line.
 #[derive(Debug, thiserror::Error)]
-pub enum Closed {
+pub enum InputClosed {
     #[error("standard input ended before every input request was answered")]
     Ended,
     #[error("cannot read standard input: {0}")]
@@ -37,15 +37,15 @@ impl Terminal {
         // Ends with the process at the latest; nobody waits for it.
         thread::spawn(move || {
             for request in requests {
-                let _ = request.send(line(&mut input));
+                let _ = request.send(read_line(&mut input));
             }
         });
         Self { wanted, printer }
     }
 
     /// Shows one line, in which a server's words may be.
-    pub(super) fn say(&mut self, line: &str) {
-        self.printer.say(line);
+    pub(super) fn print_line(&mut self, line: &str) {
+        self.printer.note_line(line);
     }
 
     /// Shows what the server says, which may have several lines.
@@ -54,15 +54,15 @@ impl Terminal {
     }
 
     /// The next line, without its end. `prompt` stands before it.
-    pub(super) async fn read(&mut self, prompt: &str) -> Result<String, Closed> {
+    pub(super) async fn read(&mut self, prompt: &str) -> Result<String, InputClosed> {
         self.printer.prompt(prompt);
         let (request, answer) = oneshot::channel();
-        self.wanted.send(request).map_err(|_| Closed::Ended)?;
-        answer.await.map_err(|_| Closed::Ended)??.ok_or(Closed::Ended)
+        self.wanted.send(request).map_err(|_| InputClosed::Ended)?;
+        answer.await.map_err(|_| InputClosed::Ended)??.ok_or(InputClosed::Ended)
     }
 }
 
-fn line(input: &mut impl BufRead) -> io::Result<Option<String>> {
+fn read_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     let mut limited = io::Read::take(input, MAX_LINE);
     limited.read_until(b'\n', &mut bytes)?;
@@ -91,8 +91,8 @@ mod tests {
         for expected in ["one", "", "last"] {
             assert_eq!(terminal.read(">").await.unwrap(), expected);
         }
-        assert!(matches!(terminal.read(">").await, Err(Closed::Ended)));
-        assert!(matches!(terminal.read(">").await, Err(Closed::Ended)), "and stays so");
+        assert!(matches!(terminal.read(">").await, Err(InputClosed::Ended)));
+        assert!(matches!(terminal.read(">").await, Err(InputClosed::Ended)), "and stays so");
     }
 
     #[tokio::test]
@@ -102,6 +102,6 @@ mod tests {
         assert_eq!(error, "cannot read standard input: a line is not UTF-8");
         let long = vec![b'x'; 1 + usize::try_from(MAX_LINE).unwrap()];
         let mut terminal = Terminal::new(io::Cursor::new(long), nowhere());
-        assert!(matches!(terminal.read(">").await, Err(Closed::Unreadable(_))));
+        assert!(matches!(terminal.read(">").await, Err(InputClosed::Unreadable(_))));
     }
 }

@@ -9,7 +9,7 @@ pub(super) const THRESHOLDS: [u64; 6] = [1, 2, 5, 10, 30, 60];
 
 /// What is advised, in the words of the configuration, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Advice {
+pub(super) struct ThresholdAdvice {
     /// None where nothing need be changed, or too little is known.
     pub(super) setting: Option<String>,
     pub(super) reason: String,
@@ -18,19 +18,19 @@ pub(super) struct Advice {
 /// Calls below which nothing is advised.
 const FEW: u64 = 20;
 /// Clients that cannot be told otherwise give up after this long: the SDKs' own default.
-const GIVES_UP: Duration = Duration::from_secs(60);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest threshold that is advised: half of what the most impatient of the clients in use allow (30 s), with room for
 /// what is between.
 const LONGEST: u64 = 10;
 /// The default threshold, in seconds. A longer one makes clients wait for longer, and is advised where it spares most of
 /// the tasks.
-const USUAL: u64 = 5;
+const DEFAULT_SECONDS: u64 = 5;
 /// The share of calls that may become tasks where nothing else speaks for more.
-const SELDOM: f64 = 0.1;
-/// The share of calls that a threshold longer than [`USUAL`] may keep waiting.
-const KEPT_WAITING: f64 = 0.15;
+const TARGET_TASK_SHARE: f64 = 0.1;
+/// The share of calls that a threshold longer than [`DEFAULT_SECONDS`] may keep waiting.
+const MAX_WAITING_SHARE: f64 = 0.15;
 /// A difference between two shares that is too small for a longer wait.
-const HARDLY: f64 = 0.05;
+const NEGLIGIBLE_SHARE: f64 = 0.05;
 
 /// The share of calls that took longer, of `0.0..=1.0`.
 pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
@@ -41,8 +41,8 @@ pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
 }
 
 /// What is advised for a tool with these calls, of which so many ended because somebody gave up.
-pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> Advice {
-    let keep = |reason: String| Advice { setting: None, reason };
+pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> ThresholdAdvice {
+    let keep = |reason: String| ThresholdAdvice { setting: None, reason };
     if calls.count < FEW {
         return keep(format!("{} calls are too few for a recommendation; {FEW} are needed", calls.count));
     }
@@ -58,7 +58,7 @@ pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> 
     }
     if over(30) > 0.5 {
         let setting = Some("mode: always".to_owned());
-        return Advice {
+        return ThresholdAdvice {
             setting,
             reason: format!(
                 "{} of the calls take longer than 30 s{given_up}: a task from the start saves the wait",
@@ -67,13 +67,16 @@ pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> 
         };
     }
     let mut possible = THRESHOLDS.into_iter().filter(|seconds| *seconds <= LONGEST);
-    let seldom = possible.find(|seconds| over(*seconds) <= SELDOM);
-    let keeps_few = |seconds: &u64| *seconds <= USUAL || over(USUAL) - over(*seconds) <= KEPT_WAITING;
+    let seldom = possible.find(|seconds| over(*seconds) <= TARGET_TASK_SHARE);
+    let keeps_few = |seconds: &u64| {
+        *seconds <= DEFAULT_SECONDS || over(DEFAULT_SECONDS) - over(*seconds) <= MAX_WAITING_SHARE
+    };
     // Where many calls are slow whatever the threshold, the shortest that makes hardly more tasks.
-    let spared = || THRESHOLDS.into_iter().find(|seconds| over(*seconds) - over(USUAL) <= HARDLY);
-    let seconds = seldom.filter(keeps_few).or_else(spared).unwrap_or(USUAL);
+    let spared =
+        || THRESHOLDS.into_iter().find(|seconds| over(*seconds) - over(DEFAULT_SECONDS) <= NEGLIGIBLE_SHARE);
+    let seconds = seldom.filter(keeps_few).or_else(spared).unwrap_or(DEFAULT_SECONDS);
     let share = over(seconds);
-    let give_up = share_over(calls, GIVES_UP);
+    let give_up = share_over(calls, CLIENT_TIMEOUT);
     let why = match () {
         () if give_up > 0.0 => {
             format!("{} take longer than 60 s, when most clients give up{given_up}", shown(give_up))
@@ -82,11 +85,11 @@ pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> 
         () => format!("the longest took {}", seconds_of(calls.longest_us)),
     };
     let next = THRESHOLDS.into_iter().find(|next| *next > seconds).unwrap_or(seconds);
-    let longer = match share > SELDOM {
+    let longer = match share > TARGET_TASK_SHARE {
         true => format!(", {} with {next} s", shown(over(next))),
         false => String::new(),
     };
-    Advice {
+    ThresholdAdvice {
         setting: Some(format!("after: {seconds}s")),
         reason: format!("{} of the calls would become tasks{longer}; {why}", shown(share)),
     }
@@ -118,12 +121,12 @@ pub(super) fn seconds_of(micros: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::Latencies;
+    use crate::telemetry::metrics::LatencyHistogram;
 
     fn calls(times: &[(u64, u64)]) -> LatencySnapshot {
-        let latencies = Latencies::default();
+        let latencies = LatencyHistogram::default();
         for (count, millis) in times {
-            (0..*count).for_each(|_| latencies.add(Duration::from_millis(*millis)));
+            (0..*count).for_each(|_| latencies.record(Duration::from_millis(*millis)));
         }
         latencies.snapshot()
     }

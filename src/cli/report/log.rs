@@ -1,6 +1,6 @@
 //! Reads what the log says of calls, in both of its formats.
 
-use crate::telemetry::metrics::{Latencies, OTHER, TOOLS};
+use crate::telemetry::metrics::{LatencyHistogram, OTHER, TOOLS};
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
@@ -10,10 +10,10 @@ use std::{
 
 /// What is known of one tool.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
-    pub(super) calls: Latencies,
+pub(super) struct LoggedCalls {
+    pub(super) calls: LatencyHistogram,
     /// Calls that ended in an error, which are not among `calls`.
-    pub(super) failed: Latencies,
+    pub(super) failed: LatencyHistogram,
     pub(super) timed_out: u64,
     pub(super) departed: u64,
     pub(super) tasks: u64,
@@ -21,12 +21,12 @@ pub(super) struct Seen {
 
 /// What was read.
 #[derive(Debug, Default)]
-pub(super) struct Log {
+pub(super) struct LogSummary {
     /// By route and tool. Those of which no call has ended without an error, and those beyond [`TOOLS`] of a route, are
     /// [`OTHER`], as in the metrics: a client may make up another name with each call.
-    pub(super) tools: BTreeMap<(String, String), Seen>,
+    pub(super) tools: BTreeMap<(String, String), LoggedCalls>,
     /// Tools of which no call has ended without an error so far, as many of a route.
-    unproven: BTreeMap<(String, String), Seen>,
+    unproven: BTreeMap<(String, String), LoggedCalls>,
     pub(super) lines: u64,
     /// The times of the first and the last line about a call, as they are written.
     pub(super) period: Option<(String, String)>,
@@ -39,7 +39,7 @@ const LONGEST: usize = 64 << 10;
 
 // === impl Log ===
 
-impl Log {
+impl LogSummary {
     /// Reads to the end. Takes memory for the tools there are, however long the log is.
     ///
     /// # Errors
@@ -81,9 +81,9 @@ impl Log {
         self.extend_period(text("timestamp"));
         let seen = self.tool(route, tool, outcome == "result");
         if matches!(outcome, "tool_error" | "server_error" | "upstream_failed" | "proxy_failed") {
-            return seen.failed.add(took);
+            return seen.failed.record(took);
         }
-        seen.calls.add(took);
+        seen.calls.record(took);
         seen.timed_out += u64::from(outcome == "timed_out");
         seen.departed += u64::from(outcome == "departed");
     }
@@ -99,9 +99,9 @@ impl Log {
             let is_real = to == "completed" && text("tool_error").is_none();
             let seen = self.tool(route, tool, is_real);
             if to == "failed" {
-                return seen.failed.add(took);
+                return seen.failed.record(took);
             }
-            seen.calls.add(took);
+            seen.calls.record(took);
             seen.departed += u64::from(to == "cancelled");
         }
     }
@@ -121,7 +121,7 @@ impl Log {
     }
 
     /// `is_real` where a call of the tool has ended without an error.
-    fn tool(&mut self, route: &str, tool: &str, is_real: bool) -> &mut Seen {
+    fn tool(&mut self, route: &str, tool: &str, is_real: bool) -> &mut LoggedCalls {
         let mut key = (route.to_owned(), tool.to_owned());
         if !self.tools.contains_key(&key) {
             let is_full = is_full(if is_real { &self.tools } else { &self.unproven }, route);
@@ -143,8 +143,8 @@ impl Log {
     fn merge_unproven(&mut self) {
         for ((route, _), seen) in std::mem::take(&mut self.unproven) {
             let others = self.tools.entry((route, OTHER.to_owned())).or_default();
-            others.calls.absorb(&seen.calls);
-            others.failed.absorb(&seen.failed);
+            others.calls.merge(&seen.calls);
+            others.failed.merge(&seen.failed);
             others.timed_out += seen.timed_out;
             others.departed += seen.departed;
             others.tasks += seen.tasks;
@@ -153,7 +153,7 @@ impl Log {
 }
 
 /// Whether no other tool of the route has a place of its own.
-fn is_full(tools: &BTreeMap<(String, String), Seen>, route: &str) -> bool {
+fn is_full(tools: &BTreeMap<(String, String), LoggedCalls>, route: &str) -> bool {
     let from = (route.to_owned(), String::new());
     tools.range(from..).take_while(|((of, _), _)| of == route).take(TOOLS).count() == TOOLS
 }
@@ -219,26 +219,26 @@ fn fields(line: &str) -> Option<BTreeMap<String, String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::{Access, Format, Lines, Outcome, TaskEnd, TaskTransition};
+    use crate::telemetry::{AccessEvent, LineFormat, LogLayer, RequestOutcome, TaskEnd, TaskTransition};
     use std::sync::{Arc, Mutex, PoisonError};
     use std::time::{SystemTime, UNIX_EPOCH};
     use tracing_subscriber::layer::SubscriberExt;
 
     /// What the log has of this.
-    fn logged(format: Format, tell: impl FnOnce()) -> String {
+    fn logged(format: LineFormat, tell: impl FnOnce()) -> String {
         let text = Arc::new(Mutex::new(String::new()));
         let taken = Arc::clone(&text);
         let now = || -> SystemTime { UNIX_EPOCH };
         let take = move |_: &tracing::Level, line: &str| {
             taken.lock().unwrap_or_else(PoisonError::into_inner).push_str(line);
         };
-        let lines = Lines::new(format, now, take);
+        let lines = LogLayer::new(format, now, take);
         tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), tell);
         text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn access(tool: &str, outcome: Outcome, upstream: Duration) {
-        Access {
+    fn access(tool: &str, outcome: RequestOutcome, upstream: Duration) {
+        AccessEvent {
             method: "tools/call",
             counted_as: "tools/call",
             tool: None,
@@ -263,13 +263,13 @@ mod tests {
 
     #[test]
     fn what_the_log_says_of_calls_is_read_in_both_formats() {
-        for format in [Format::Text, Format::Json] {
+        for format in [LineFormat::Text, LineFormat::Json] {
             let text = logged(format, || {
-                access("a tool=x", Outcome::Result, Duration::from_secs(4));
-                access("a tool=x", Outcome::TimedOut, Duration::from_secs(60));
-                access("a tool=x", Outcome::Departed, Duration::from_secs(30));
-                access("a tool=x", Outcome::Task, Duration::from_secs(5));
-                access("a tool=x", Outcome::Refused, Duration::ZERO);
+                access("a tool=x", RequestOutcome::Result, Duration::from_secs(4));
+                access("a tool=x", RequestOutcome::TimedOut, Duration::from_secs(60));
+                access("a tool=x", RequestOutcome::Disconnected, Duration::from_secs(30));
+                access("a tool=x", RequestOutcome::Task, Duration::from_secs(5));
+                access("a tool=x", RequestOutcome::Refused, Duration::ZERO);
                 let (waited, age) = (Duration::from_secs(5), Duration::from_secs(15));
                 TaskTransition {
                     task: &"t",
@@ -283,7 +283,7 @@ mod tests {
                 }
                 .emit();
             });
-            let log = Log::read(text.as_bytes()).expect("memory can be read");
+            let log = LogSummary::read(text.as_bytes()).expect("memory can be read");
             assert_eq!((log.lines, log.foreign), (6, 0), "{text}");
             let seen = &log.tools[&("/mcp".to_owned(), "a tool=x".to_owned())];
             let calls = seen.calls.snapshot();
@@ -297,12 +297,15 @@ mod tests {
 
     #[test]
     fn calls_that_failed_are_counted_apart() {
-        for format in [Format::Text, Format::Json] {
+        for format in [LineFormat::Text, LineFormat::Json] {
             let text = logged(format, || {
-                access("t", Outcome::Result, Duration::from_secs(4));
-                for failure in
-                    [Outcome::ToolError, Outcome::ServerError, Outcome::UpstreamFailed, Outcome::ProxyFailed]
-                {
+                access("t", RequestOutcome::Result, Duration::from_secs(4));
+                for failure in [
+                    RequestOutcome::ToolError,
+                    RequestOutcome::ServerError,
+                    RequestOutcome::UpstreamFailed,
+                    RequestOutcome::ProxyFailed,
+                ] {
                     access("t", failure, Duration::from_millis(1));
                 }
                 let end = Some(TaskEnd {
@@ -315,7 +318,7 @@ mod tests {
                 let (from, to, reason) = ("working", "failed", Some("the reason = any words"));
                 TaskTransition { task, route, tool, principal, from, to, end, reason }.emit();
             });
-            let log = Log::read(text.as_bytes()).expect("memory can be read");
+            let log = LogSummary::read(text.as_bytes()).expect("memory can be read");
             let seen = &log.tools[&("/mcp".to_owned(), "t".to_owned())];
             assert_eq!((seen.calls.snapshot().count, seen.failed.snapshot().count), (1, 5), "{text}");
         }
@@ -342,8 +345,8 @@ mod tests {
 
     #[test]
     fn a_log_of_many_lines_takes_no_more_than_a_routes_tools_have_places() {
-        let log =
-            Log::read(io::BufReader::new(Endless { calls: 20_000, line: Vec::new() })).expect("it is read");
+        let log = LogSummary::read(io::BufReader::new(Endless { calls: 20_000, line: Vec::new() }))
+            .expect("it is read");
         assert_eq!((log.lines, log.foreign), (20_000, 0));
         assert_eq!(log.tools.len(), TOOLS + 1);
         let others = &log.tools[&("/mcp".to_owned(), OTHER.to_owned())];
@@ -366,7 +369,7 @@ mod tests {
         text.push_str("1970 INFO deferral::task: event=transition route=/mcp tool=task from=working to=completed tool_error=true took_ms=10\n");
         text.push_str(&line("real", "timed_out"));
         text.push_str(&line("real", "result"));
-        let log = Log::read(text.as_bytes()).expect("it is read");
+        let log = LogSummary::read(text.as_bytes()).expect("it is read");
         let counts = |tool: &str| {
             let seen = &log.tools[&("/mcp".to_owned(), tool.to_owned())];
             (seen.calls.snapshot().count, seen.failed.snapshot().count, seen.timed_out, seen.tasks)
@@ -378,7 +381,7 @@ mod tests {
     fn lines_of_others_are_counted_and_long_ones_take_no_memory() {
         let long = format!("{{\"logger\":\"{}", "x".repeat(10 << 20));
         let text = format!("hello\n{long}\n\n=\n: = :\n{{}}\n");
-        let log = Log::read(text.as_bytes()).expect("memory can be read");
+        let log = LogSummary::read(text.as_bytes()).expect("memory can be read");
         assert_eq!((log.lines, log.foreign), (6, 6));
         assert!(log.tools.is_empty());
     }
@@ -386,7 +389,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_whatever_can_be_read(bytes: Vec<u8>) {
-            let _ = Log::read(&bytes[..]);
+            let _ = LogSummary::read(&bytes[..]);
         }
 
         #[test]

@@ -10,9 +10,9 @@ use super::{
     printer::{Printer, inline},
 };
 use crate::telemetry::metrics::LatencySnapshot;
-use advice::{Advice, THRESHOLDS, advice, percent, seconds_of, share_over};
+use advice::{THRESHOLDS, ThresholdAdvice, advice, percent, seconds_of, share_over};
 use clap::ValueHint;
-use log::Log;
+use log::LogSummary;
 use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(value_name = "LOGFILE", value_hint = ValueHint::FilePath, conflicts_with = "admin")]
     log: Option<PathBuf>,
     #[command(flatten)]
-    address: operator::Address,
+    address: operator::AdminArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -35,7 +35,7 @@ pub struct Args {
 
 /// The figures of one tool.
 #[derive(Clone, Debug, Serialize)]
-struct Tool {
+struct ReportRow {
     route: String,
     tool: String,
     /// The period of the figures: when the proxy was started, or the first and the last call of a log.
@@ -55,13 +55,13 @@ struct Tool {
     timed_out: u64,
     departed: u64,
     tasks: u64,
-    thresholds: Vec<Threshold>,
-    advice: Advice,
+    thresholds: Vec<ThresholdShare>,
+    advice: ThresholdAdvice,
 }
 
 /// What a threshold would come to.
 #[derive(Clone, Debug, Serialize)]
-struct Threshold {
+struct ThresholdShare {
     seconds: u64,
     /// Of all calls, of `0.0..=1.0`.
     share: f64,
@@ -69,7 +69,7 @@ struct Threshold {
 
 /// A tool as the proxy shows it.
 #[derive(Deserialize)]
-struct ToolFigures {
+struct ToolResponse {
     route: String,
     tool: String,
     since: String,
@@ -82,7 +82,7 @@ struct ToolFigures {
 }
 
 /// What a row is made of.
-struct Figures {
+struct RowFigures {
     name: (String, String),
     period: (Option<String>, Option<String>),
     calls: LatencySnapshot,
@@ -98,8 +98,8 @@ const BAR: usize = 30;
 /// Prints the report, or why there is none. Gives the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let found = match &args.log {
-        Some(path) => of_log(path, printer),
-        None => of_proxy(&args.address).await,
+        Some(path) => rows_of_log(path, printer),
+        None => rows_of_proxy(&args.address).await,
     };
     match found {
         Err(error) => {
@@ -112,12 +112,12 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     DONE
 }
 
-async fn of_proxy(address: &operator::Address) -> Result<Vec<Tool>, String> {
+async fn rows_of_proxy(address: &operator::AdminArgs) -> Result<Vec<ReportRow>, String> {
     let body = address.operator()?.get("/tools").await.map_err(|error| address.explain(&error))?;
-    let tools: Vec<ToolFigures> = serde_json::from_slice(&body)
+    let tools: Vec<ToolResponse> = serde_json::from_slice(&body)
         .map_err(|error| format!("unexpected response, perhaps of another version of deferral: {error}"))?;
     Ok(sorted(tools.into_iter().map(|tool| {
-        Tool::of(&Figures {
+        ReportRow::of(&RowFigures {
             name: (tool.route, tool.tool),
             period: (Some(tool.since), None),
             calls: tool.calls.without(&tool.failed_calls),
@@ -129,10 +129,10 @@ async fn of_proxy(address: &operator::Address) -> Result<Vec<Tool>, String> {
     })))
 }
 
-fn of_log(path: &Path, printer: &mut Printer) -> Result<Vec<Tool>, String> {
+fn rows_of_log(path: &Path, printer: &mut Printer) -> Result<Vec<ReportRow>, String> {
     let read = match path.to_str() {
-        Some("-") => Log::read(io::stdin().lock()),
-        _ => File::open(path).and_then(|file| Log::read(BufReader::new(file))),
+        Some("-") => LogSummary::read(io::stdin().lock()),
+        _ => File::open(path).and_then(|file| LogSummary::read(BufReader::new(file))),
     };
     let log = read.map_err(|error| format!("{}: {error}", path.display()))?;
     if log.foreign > 0 {
@@ -143,7 +143,7 @@ fn of_log(path: &Path, printer: &mut Printer) -> Result<Vec<Tool>, String> {
     }
     let (since, until) = log.period.unzip();
     let tools = log.tools.into_iter().map(|(name, seen)| {
-        Tool::of(&Figures {
+        ReportRow::of(&RowFigures {
             name,
             period: (since.clone(), until.clone()),
             calls: seen.calls.snapshot(),
@@ -157,17 +157,17 @@ fn of_log(path: &Path, printer: &mut Printer) -> Result<Vec<Tool>, String> {
 }
 
 /// The most called first.
-fn sorted(tools: impl Iterator<Item = Tool>) -> Vec<Tool> {
+fn sorted(tools: impl Iterator<Item = ReportRow>) -> Vec<ReportRow> {
     let mut tools: Vec<_> = tools.filter(|tool| tool.calls + tool.errors + tool.tasks > 0).collect();
     tools.sort_by(|one, other| {
-        let name = |tool: &Tool| (tool.route.clone(), tool.tool.clone());
+        let name = |tool: &ReportRow| (tool.route.clone(), tool.tool.clone());
         other.calls.cmp(&one.calls).then_with(|| name(one).cmp(&name(other)))
     });
     tools
 }
 
-fn print(tools: &[Tool], printer: &mut Printer) {
-    let Some(Tool { since, until, .. }) = tools.first() else {
+fn print(tools: &[ReportRow], printer: &mut Printer) {
+    let Some(ReportRow { since, until, .. }) = tools.first() else {
         printer.line("no tool calls have ended yet");
         return;
     };
@@ -192,9 +192,9 @@ const HEADINGS: [&str; 11] =
     ["ROUTE", "TOOL", "CALLS", "ERRORS", "TIMED OUT", "ABANDONED", "TASKS", "P50", "P90", "P99", "MAX"];
 
 /// A row for each tool: names to the left, figures to the right.
-fn table(tools: &[Tool]) -> Vec<String> {
+fn table(tools: &[ReportRow]) -> Vec<String> {
     let mut rows = vec![HEADINGS.map(str::to_owned)];
-    rows.extend(tools.iter().map(Tool::row));
+    rows.extend(tools.iter().map(ReportRow::row));
     let widths: Vec<_> = (0..HEADINGS.len())
         .map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or_default())
         .collect();
@@ -210,17 +210,17 @@ fn table(tools: &[Tool]) -> Vec<String> {
 
 // === impl Tool ===
 
-impl Tool {
-    fn of(figures: &Figures) -> Self {
-        let Figures { name: (route, tool), period: (since, until), calls, failed, .. } = figures;
-        let &Figures { timed_out, departed, tasks, .. } = figures;
+impl ReportRow {
+    fn of(figures: &RowFigures) -> Self {
+        let RowFigures { name: (route, tool), period: (since, until), calls, failed, .. } = figures;
+        let &RowFigures { timed_out, departed, tasks, .. } = figures;
         let within = |of: &LatencySnapshot, share| {
             let time = of.quantile(share)?;
             Some(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
         };
         let longest = |of: &LatencySnapshot| (of.count > 0).then_some(of.longest_us);
         let threshold =
-            |seconds| Threshold { seconds, share: share_over(calls, Duration::from_secs(seconds)) };
+            |seconds| ThresholdShare { seconds, share: share_over(calls, Duration::from_secs(seconds)) };
         Self {
             route: route.clone(),
             tool: tool.clone(),
@@ -253,7 +253,7 @@ impl Tool {
 
     fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{} {}", inline(&self.route), inline(&self.tool))];
-        for Threshold { seconds, share } in &self.thresholds {
+        for ThresholdShare { seconds, share } in &self.thresholds {
             let filled = (share * BAR as f64).ceil() as usize;
             let bar = "█".repeat(filled) + &"·".repeat(BAR.saturating_sub(filled));
             lines.push(format!("  over {seconds:>2} s  {bar} {:>6}", percent(*share)));

@@ -2,11 +2,11 @@
 
 use super::{
     super::{
-        Error, NAME, Step, Watch, error_text,
-        message::{Answer, read},
+        CallStep, Error, NAME, StepObserver, error_text,
+        message::{JsonRpcResponse, read},
         tools,
     },
-    Session, Tasks,
+    LegacySession, TaskSupport,
 };
 use crate::protocol::{Era, Method, Revision};
 use http::StatusCode;
@@ -18,12 +18,12 @@ use tokio::time::timeout;
 /// The oldest revision of Streamable HTTP.
 const OLDEST: Revision = Revision::V2025_03_26;
 /// How long a server may take for its leave.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What an answer to `initialize` says that matters here.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Initialized {
+struct InitializeResult {
     protocol_version: String,
     #[serde(default)]
     capabilities: Value,
@@ -31,9 +31,9 @@ struct Initialized {
 
 // === impl Session ===
 
-impl Session {
+impl LegacySession {
     /// Says `initialize`, and goes on with the revision the server chooses.
-    pub(super) async fn shake_hands(&mut self, watch: Watch<'_>) -> Result<(), Error> {
+    pub(super) async fn initialize(&mut self, watch: StepObserver<'_>) -> Result<(), Error> {
         let params = json!({
             "protocolVersion": self.revision.as_str(),
             // Nothing is said of `tasks`: a server may not make tasks of its own questions here.
@@ -42,39 +42,46 @@ impl Session {
         });
         let id = self.request(&Method::Initialize, params);
         let result = match self.response(id, watch).await {
-            Ok(Answer::Result(result)) => result,
-            Ok(Answer::Error(error)) => return Err(Error::Handshake(hinted(&error_text(&error)))),
+            Ok(JsonRpcResponse::Result(result)) => result,
+            Ok(JsonRpcResponse::Error(error)) => return Err(Error::Handshake(hinted(&error_text(&error)))),
             Err(error @ Error::Status { status, .. }) => return Err(refused(status, &error)),
             Err(error) => return Err(error),
         };
-        let answer: Initialized = read(&result)?;
+        let answer: InitializeResult = read(&result)?;
         let spoken = Revision::parse(&answer.protocol_version)
             .filter(|revision| revision.era() == Era::Legacy && *revision >= OLDEST)
             .ok_or(Error::Revision { spoken: answer.protocol_version })?;
         if spoken != self.revision {
-            watch(Step::Revision(spoken.as_str()));
+            watch(CallStep::Revision(spoken.as_str()));
         }
         self.revision = spoken;
-        self.streams.line.speak(spoken);
+        self.streams.transport.set_revision(spoken);
         let tasks = answer.capabilities.get("tasks").filter(|_| spoken >= Revision::V2025_11_25);
         let has = |path| tasks.and_then(|tasks| tasks.pointer(path)).is_some_and(Value::is_object);
-        self.tasks = Tasks { calls: has("/requests/tools/call"), cancel: has("/cancel") };
+        self.tasks = TaskSupport { calls: has("/requests/tools/call"), cancel: has("/cancel") };
         let initialized = json!({ "jsonrpc": "2.0", "method": Method::Initialized.as_str() });
-        self.streams.line.tell(initialized.to_string()).await
+        self.streams.transport.send(initialized.to_string()).await
     }
 
     /// Whether a tool is listed as one that can be a task (2025-11-25, *Tool-Level Negotiation*).
-    pub(super) async fn can_be_task(&mut self, tool: &str, watch: Watch<'_>) -> Result<bool, Error> {
+    pub(super) async fn can_be_task(&mut self, tool: &str, watch: StepObserver<'_>) -> Result<bool, Error> {
         let found = tools::find(tool, async |cursor| self.tools_page(cursor, watch).await);
         let support = found.await?.and_then(|tool| tool.execution.task_support);
         Ok(matches!(support.as_deref(), Some("optional" | "required")))
     }
 
-    pub(in crate::client) async fn tools(&mut self, watch: Watch<'_>) -> Result<tools::ToolList, Error> {
+    pub(in crate::client) async fn tools(
+        &mut self,
+        watch: StepObserver<'_>,
+    ) -> Result<tools::ToolList, Error> {
         tools::all(async |cursor| self.tools_page(cursor, watch).await).await
     }
 
-    async fn tools_page(&mut self, cursor: Option<String>, watch: Watch<'_>) -> Result<Answer, Error> {
+    async fn tools_page(
+        &mut self,
+        cursor: Option<String>,
+        watch: StepObserver<'_>,
+    ) -> Result<JsonRpcResponse, Error> {
         let params = cursor.map_or_else(|| json!({}), |cursor| json!({ "cursor": cursor }));
         let id = self.request(&Method::ToolsList, params);
         self.response(id, watch).await
@@ -86,7 +93,7 @@ impl Session {
         self.streams.close().await;
         if self.revision >= Revision::V2025_06_18 {
             // A server need not allow it (405), and whoever leaves does not mind.
-            let _ = timeout(CLOSE_PATIENCE, self.streams.line.leave()).await;
+            let _ = timeout(CLOSE_TIMEOUT, self.streams.transport.end_session()).await;
         }
     }
 }

@@ -3,10 +3,10 @@
 use super::{
     super::{
         Error,
-        message::refused,
-        wire::{Events, is_stream},
+        http_transport::{EventReader, is_stream},
+        message::http_error,
     },
-    line::Line,
+    transport::SessionTransport,
 };
 use crate::protocol::sse::SseEvent;
 use http::StatusCode;
@@ -25,7 +25,7 @@ const ATTEMPTS: u32 = 5;
 
 /// How far a stream has been read.
 #[derive(Default)]
-pub(super) struct Place {
+pub(super) struct StreamPosition {
     /// The id of the last event that had one.
     pub(super) last_id: Option<String>,
     /// How long the server wants to be left alone before.
@@ -36,9 +36,9 @@ pub(super) struct Place {
 
 // === impl Place ===
 
-impl Place {
+impl StreamPosition {
     /// Notes an event.
-    pub(super) fn pass(&mut self, event: &SseEvent) {
+    pub(super) fn advance(&mut self, event: &SseEvent) {
         self.retry = event.retry.or(self.retry);
         if let Some(id) = &event.id {
             self.last_id = Some(id.clone()).filter(|id| !id.is_empty());
@@ -60,13 +60,17 @@ impl Place {
     ///
     /// # Errors
     /// `lost` for a stream that cannot be taken up; else what became of the attempts.
-    pub(super) async fn resume(&mut self, line: &Line, lost: Error) -> Result<Events, Error> {
+    pub(super) async fn resume(
+        &mut self,
+        line: &SessionTransport,
+        lost: Error,
+    ) -> Result<EventReader, Error> {
         let Some(last_id) = self.last_id.clone() else { return Err(lost) };
         let (mut pause, mut last) = (self.pause(), lost);
         for _ in 0..ATTEMPTS {
             sleep(pause).await;
-            let response = match line.listen(Some(&last_id)).await {
-                Ok(response) => line.checked(response)?,
+            let response = match line.open_stream(Some(&last_id)).await {
+                Ok(response) => line.check_session(response)?,
                 Err(error) => {
                     last = error;
                     pause = (pause * 2).max(PAUSE);
@@ -75,14 +79,14 @@ impl Place {
             };
             let status = response.status();
             if status.is_success() && is_stream(&response) {
-                return Ok(line.wire.events(response.into_body()));
+                return Ok(line.http.events(response.into_body()));
             }
             if !status.is_server_error()
                 && !matches!(status, StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS)
             {
                 break;
             }
-            last = refused(status, &[]);
+            last = http_error(status, &[]);
             pause = (pause * 2).max(PAUSE);
         }
         Err(last)

@@ -6,13 +6,13 @@
 use super::{
     super::{
         Error,
-        message::Answer,
-        wire::{Events, is_stream},
+        http_transport::{EventReader, is_stream},
+        message::JsonRpcResponse,
     },
-    line::Line,
-    resume::Place,
+    resume::StreamPosition,
+    transport::SessionTransport,
 };
-use crate::protocol::{Frame, Messages, headers};
+use crate::protocol::{Frame, MessageReader, headers};
 use http::{HeaderValue, Response};
 use hyper::body::Incoming;
 use std::time::Duration;
@@ -23,79 +23,79 @@ use tokio::{
 };
 
 /// Messages that may wait to be looked at, before their streams are made to wait.
-const WAITING: usize = 64;
+const MAX_QUEUED: usize = 64;
 /// How long the first call waits for the GET stream: servers that are asked for one put questions
 /// there, and those that find it missing lose them.
-const LISTEN_PATIENCE: Duration = Duration::from_millis(250);
+const OPEN_TIMEOUT: Duration = Duration::from_millis(250);
 /// Attempts in a row that bring no GET stream, before it is done without.
 const ATTEMPTS: u32 = 5;
 
 /// The streams of a session.
-pub(super) struct Streams {
-    pub(super) line: Line,
+pub(super) struct StreamReaders {
+    pub(super) transport: SessionTransport,
     /// Each ends with its stream, and all with the session.
     readers: JoinSet<()>,
-    heard: mpsc::Receiver<Said>,
+    events: mpsc::Receiver<ReaderEvent>,
     /// For the next reader.
-    said: mpsc::Sender<Said>,
+    sender: mpsc::Sender<ReaderEvent>,
 }
 
 /// Something that was heard.
-pub(super) enum Heard {
+pub(super) enum StreamEvent {
     /// What became of a request.
-    Answer { id: u64, answer: Result<Answer, Error> },
+    Answer { id: u64, answer: Result<JsonRpcResponse, Error> },
     /// Any other message.
     Message(Frame),
 }
 
 /// What a reader tells.
-enum Said {
-    Heard(Heard),
+enum ReaderEvent {
+    Stream(StreamEvent),
     /// The server has begun a session.
     Session(HeaderValue),
 }
 
 /// A GET stream that was asked for.
-pub(super) struct Listening(oneshot::Receiver<()>);
+pub(super) struct PendingStream(oneshot::Receiver<()>);
 
 // === impl Streams ===
 
-impl Streams {
-    pub(super) fn new(line: Line) -> Self {
-        let (said, heard) = mpsc::channel(WAITING);
-        Self { line, readers: JoinSet::new(), heard, said }
+impl StreamReaders {
+    pub(super) fn new(line: SessionTransport) -> Self {
+        let (said, heard) = mpsc::channel(MAX_QUEUED);
+        Self { transport: line, readers: JoinSet::new(), events: heard, sender: said }
     }
 
     /// Posts a request. What becomes of it will be heard.
     pub(super) fn request(&mut self, id: u64, request: String) {
-        let (line, said) = (self.line.clone(), self.said.clone());
+        let (line, said) = (self.transport.clone(), self.sender.clone());
         self.spawn(async move {
             let answer = answer(line, id, request, &said).await;
-            let _ = said.send(Said::Heard(Heard::Answer { id, answer })).await;
+            let _ = said.send(ReaderEvent::Stream(StreamEvent::Answer { id, answer })).await;
         });
     }
 
     /// Posts a response that nothing depends on.
     pub(super) fn respond(&mut self, response: String) {
-        let line = self.line.clone();
+        let line = self.transport.clone();
         // A server that has gone will be noticed by the call.
-        self.spawn(async move { drop(line.tell(response).await) });
+        self.spawn(async move { drop(line.send(response).await) });
     }
 
     /// Asks for the stream that belongs to no request, and for another one when it ends.
-    pub(super) fn listen(&mut self) -> Listening {
+    pub(super) fn listen(&mut self) -> PendingStream {
         let (opened, listening) = oneshot::channel();
-        let (line, said) = (self.line.clone(), self.said.clone());
+        let (line, said) = (self.transport.clone(), self.sender.clone());
         self.spawn(listen(line, opened, said));
-        Listening(listening)
+        PendingStream(listening)
     }
 
     /// What is heard next. May be dropped and taken up again.
-    pub(super) async fn next(&mut self) -> Heard {
+    pub(super) async fn next(&mut self) -> StreamEvent {
         loop {
-            match self.heard.recv().await.expect("a sender is kept here") {
-                Said::Heard(heard) => return heard,
-                Said::Session(id) => self.line.join(id),
+            match self.events.recv().await.expect("a sender is kept here") {
+                ReaderEvent::Stream(heard) => return heard,
+                ReaderEvent::Session(id) => self.transport.set_session(id),
             }
         }
     }
@@ -113,35 +113,35 @@ impl Streams {
 
 // === impl Listening ===
 
-impl Listening {
+impl PendingStream {
     /// Once the stream is open, or it is clear that there is none, or it has been waited for long
     /// enough.
     pub(super) async fn opened(self) {
-        let _ = timeout(LISTEN_PATIENCE, self.0).await;
+        let _ = timeout(OPEN_TIMEOUT, self.0).await;
     }
 }
 
 /// Posts a request and reads until its response, on as many streams as that takes.
 async fn answer(
-    mut line: Line,
+    mut line: SessionTransport,
     id: u64,
     request: String,
-    said: &mpsc::Sender<Said>,
-) -> Result<Answer, Error> {
+    said: &mpsc::Sender<ReaderEvent>,
+) -> Result<JsonRpcResponse, Error> {
     let response = line.post(request).await?;
     if let Some(session) = response.headers().get(&headers::SESSION_ID) {
-        line.join(session.clone());
-        let _ = said.send(Said::Session(session.clone())).await;
+        line.set_session(session.clone());
+        let _ = said.send(ReaderEvent::Session(session.clone())).await;
     }
     if !is_stream(&response) {
         return document(&line, id, response, said).await;
     }
-    let mut place = Place::default();
-    let mut events = line.wire.events(response.into_body());
+    let mut place = StreamPosition::default();
+    let mut events = line.http.events(response.into_body());
     loop {
         let lost = match read(&mut events, &mut place, Some(id), said).await {
             Ok(Some(answer)) => return Ok(answer),
-            Ok(None) => line.wire.cut_short(),
+            Ok(None) => line.http.truncated(),
             Err(error @ Error::Broken { .. }) => error,
             Err(error) => return Err(error),
         };
@@ -150,15 +150,15 @@ async fn answer(
 }
 
 async fn document(
-    line: &Line,
+    line: &SessionTransport,
     id: u64,
     response: Response<Incoming>,
-    said: &mpsc::Sender<Said>,
-) -> Result<Answer, Error> {
+    said: &mpsc::Sender<ReaderEvent>,
+) -> Result<JsonRpcResponse, Error> {
     let status = response.status();
-    let messages = Messages::of(line.wire.whole(response.into_body()).await?);
+    let messages = MessageReader::of(line.http.read_body(response.into_body()).await?);
     if !messages.is_batch() {
-        return Answer::of_document(status, messages.bytes().clone(), id);
+        return JsonRpcResponse::of_document(status, messages.bytes().clone(), id);
     }
     take(messages, Some(id), said)
         .await?
@@ -167,17 +167,17 @@ async fn document(
 
 /// Reads to the response of this request, or to the end of the stream.
 async fn read(
-    events: &mut Events,
-    place: &mut Place,
+    events: &mut EventReader,
+    place: &mut StreamPosition,
     id: Option<u64>,
-    said: &mpsc::Sender<Said>,
-) -> Result<Option<Answer>, Error> {
+    said: &mpsc::Sender<ReaderEvent>,
+) -> Result<Option<JsonRpcResponse>, Error> {
     while let Some(event) = events.next().await? {
-        place.pass(&event);
+        place.advance(&event);
         if event.data.is_empty() {
             continue;
         }
-        if let Some(answer) = take(Messages::of(event.data), id, said).await? {
+        if let Some(answer) = take(MessageReader::of(event.data), id, said).await? {
             return Ok(Some(answer));
         }
     }
@@ -186,16 +186,16 @@ async fn read(
 
 /// Hands on each message, and gives the response to this request if it is among them.
 async fn take(
-    messages: Messages,
+    messages: MessageReader,
     id: Option<u64>,
-    said: &mpsc::Sender<Said>,
-) -> Result<Option<Answer>, Error> {
+    said: &mpsc::Sender<ReaderEvent>,
+) -> Result<Option<JsonRpcResponse>, Error> {
     let mut found = None;
     for frame in messages {
         let frame = frame?;
-        match id.and_then(|id| Answer::of(&frame, id)) {
+        match id.and_then(|id| JsonRpcResponse::of(&frame, id)) {
             Some(answer) => found = Some(answer?),
-            None => drop(said.send(Said::Heard(Heard::Message(frame))).await),
+            None => drop(said.send(ReaderEvent::Stream(StreamEvent::Message(frame))).await),
         }
     }
     Ok(found)
@@ -203,14 +203,14 @@ async fn take(
 
 /// Keeps the GET stream open. A server that has none says 405, and whatever else it says comes to
 /// the same: its messages come on the streams of the requests.
-async fn listen(line: Line, opened: oneshot::Sender<()>, said: mpsc::Sender<Said>) {
-    let (mut place, mut opened, mut failed) = (Place::default(), Some(opened), 0);
+async fn listen(line: SessionTransport, opened: oneshot::Sender<()>, said: mpsc::Sender<ReaderEvent>) {
+    let (mut place, mut opened, mut failed) = (StreamPosition::default(), Some(opened), 0);
     while failed < ATTEMPTS {
-        match line.listen(place.last_id.as_deref()).await {
+        match line.open_stream(place.last_id.as_deref()).await {
             Ok(response) if response.status().is_success() && is_stream(&response) => {
                 failed = 0;
                 opened.take().map(|opened| opened.send(()));
-                let mut events = line.wire.events(response.into_body());
+                let mut events = line.http.events(response.into_body());
                 // Whatever ends it, another one is asked for.
                 let _ = read(&mut events, &mut place, None, &said).await;
             }

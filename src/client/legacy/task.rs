@@ -6,14 +6,14 @@
 
 use super::{
     super::{
-        Ending, Error, LOST_POLLS, POLL_INTERVAL, Status, Step, Task, Turn, Watch,
+        CallEnding, CallStep, CallTurn, Error, LOST_POLLS, POLL_INTERVAL, StepObserver, Task, TaskStatus,
         error::{error_text, is_busy},
-        message::{Answer, read},
+        message::{JsonRpcResponse, read},
     },
-    AtWork, Pause, Session,
-    streams::Heard,
+    ActiveCall, InputPause, LegacySession,
+    streams::StreamEvent,
 };
-use crate::protocol::{Method, splice::Object};
+use crate::protocol::{Method, splice::JsonObject};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
@@ -23,16 +23,16 @@ use tokio::time::{Sleep, sleep};
 /// A task as this revision shows it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Shown {
+pub(super) struct LegacyTaskView {
     task_id: String,
-    status: Status,
+    status: TaskStatus,
     status_message: Option<String>,
     poll_interval: Option<u64>,
     ttl: Option<u64>,
 }
 
 /// A task and what is under way about it.
-pub(super) struct Followed {
+pub(super) struct FollowedTask {
     pub(super) task: Task,
     /// The `tasks/result` that is open.
     result: Option<u64>,
@@ -46,72 +46,85 @@ pub(super) struct Followed {
     lost: u32,
     /// An answer to `tasks/result` that means one thing or another, before it is clear how the task
     /// has ended.
-    outcome: Option<Answer>,
+    outcome: Option<JsonRpcResponse>,
 }
 
 // === impl Session ===
 
-impl Session {
+impl LegacySession {
     /// Follows a task of which nothing but its handle is known.
-    pub(in crate::client) async fn resume(&mut self, handle: &str, watch: Watch<'_>) -> Result<Turn, Error> {
-        let id = self.about_task(&Method::TasksGet, handle);
-        let shown: Shown = match self.response(id, watch).await.map_err(|error| error.of_task(handle))? {
-            Answer::Result(result) => read(&result)?,
-            Answer::Error(error) => return Ok(Ending::Error(error).into()),
-        };
-        self.at_work = AtWork::Task(handle.to_owned());
+    pub(in crate::client) async fn resume(
+        &mut self,
+        handle: &str,
+        watch: StepObserver<'_>,
+    ) -> Result<CallTurn, Error> {
+        let id = self.task_request(&Method::TasksGet, handle);
+        let shown: LegacyTaskView =
+            match self.response(id, watch).await.map_err(|error| error.of_task(handle))? {
+                JsonRpcResponse::Result(result) => read(&result)?,
+                JsonRpcResponse::Error(error) => return Ok(CallEnding::Error(error).into()),
+            };
+        self.active_call = ActiveCall::Task(handle.to_owned());
         let task = shown.first();
-        watch(Step::Polled(&task));
-        self.follow(Followed::new(task), watch).await
+        watch(CallStep::Polled(&task));
+        self.follow(FollowedTask::new(task), watch).await
     }
 
     /// Follows a task to its end, or until the server asks something.
-    pub(super) async fn follow(&mut self, followed: Followed, watch: Watch<'_>) -> Result<Turn, Error> {
+    pub(super) async fn follow(
+        &mut self,
+        followed: FollowedTask,
+        watch: StepObserver<'_>,
+    ) -> Result<CallTurn, Error> {
         let id = followed.task.id.clone();
-        let turn = self.until_told(followed, watch).await;
-        if let Ok(Turn::Ended(_)) = turn {
-            self.at_work = AtWork::Nothing;
+        let turn = self.follow_until_turn(followed, watch).await;
+        if let Ok(CallTurn::Ended(_)) = turn {
+            self.active_call = ActiveCall::Idle;
         }
         turn.map_err(|error| error.of_task(&id))
     }
 
-    async fn until_told(&mut self, mut at: Followed, watch: Watch<'_>) -> Result<Turn, Error> {
+    async fn follow_until_turn(
+        &mut self,
+        mut at: FollowedTask,
+        watch: StepObserver<'_>,
+    ) -> Result<CallTurn, Error> {
         loop {
-            let questions = self.questions.open();
+            let questions = self.input_requests.open();
             if !questions.is_empty() {
-                self.pause = Some(Pause::Task(Box::new(at)));
-                return Ok(Turn::Asked(questions));
+                self.pause = Some(InputPause::Task(Box::new(at)));
+                return Ok(CallTurn::InputRequired(questions));
             }
             if let Some(ending) = at.ending() {
                 return Ok(ending.into());
             }
             if at.wants_result() {
                 at.is_news = false;
-                at.result = Some(self.about_task(&Method::TasksResult, &at.task.id));
+                at.result = Some(self.task_request(&Method::TasksResult, &at.task.id));
             }
             let polls = at.poll.is_none() && (at.result.is_none() || !at.task.status.is_ended());
             tokio::select! {
                 heard = self.streams.next() => match heard {
-                    Heard::Answer { id, answer } if at.result == Some(id) => {
+                    StreamEvent::Answer { id, answer } if at.result == Some(id) => {
                         at.result = None;
                         at.outcome = at.reached(answer, watch)?;
                     }
-                    Heard::Answer { id, answer } if at.poll == Some(id) => {
+                    StreamEvent::Answer { id, answer } if at.poll == Some(id) => {
                         at.poll = None;
                         if let Some(ending) = at.take_poll(answer, watch)? {
                             return Ok(ending.into());
                         }
-                        at.pause = Box::pin(sleep(at.task.pause()));
+                        at.pause = Box::pin(sleep(at.task.poll_delay()));
                     }
-                    Heard::Answer { .. } => {}
-                    Heard::Message(frame) => {
-                        if let Some(shown) = self.take(&frame, watch) {
-                            at.see(shown, watch);
+                    StreamEvent::Answer { .. } => {}
+                    StreamEvent::Message(frame) => {
+                        if let Some(shown) = self.handle_message(&frame, watch) {
+                            at.update(shown, watch);
                         }
                     }
                 },
                 () = &mut at.pause, if polls => {
-                    at.poll = Some(self.about_task(&Method::TasksGet, &at.task.id));
+                    at.poll = Some(self.task_request(&Method::TasksGet, &at.task.id));
                 }
             }
         }
@@ -122,65 +135,65 @@ impl Session {
             if !self.tasks.cancel {
                 return Err(Error::NotCancelled("it does not declare `tasks.cancel`".to_owned()));
             }
-            let id = self.about_task(&Method::TasksCancel, task);
+            let id = self.task_request(&Method::TasksCancel, task);
             match self.response(id, &mut |_| {}).await? {
-                Answer::Result(_) => Ok(()),
-                Answer::Error(error) => Err(Error::NotCancelled(error_text(&error))),
+                JsonRpcResponse::Result(_) => Ok(()),
+                JsonRpcResponse::Error(error) => Err(Error::NotCancelled(error_text(&error))),
             }
         };
         cancelled.await.map_err(|error| error.of_task(task))
     }
 
-    fn about_task(&mut self, method: &Method, task: &str) -> u64 {
+    fn task_request(&mut self, method: &Method, task: &str) -> u64 {
         self.request(method, json!({ "taskId": task }))
     }
 }
 
 // === impl Followed ===
 
-impl Followed {
+impl FollowedTask {
     pub(super) fn new(task: Task) -> Self {
-        let pause = Box::pin(sleep(task.pause()));
+        let pause = Box::pin(sleep(task.poll_delay()));
         Self { task, result: None, is_news: true, poll: None, pause, lost: 0, outcome: None }
     }
 
     fn wants_result(&self) -> bool {
         let wants = match self.task.status {
-            Status::Working | Status::Cancelled => false,
-            Status::InputRequired | Status::Completed | Status::Failed => true,
+            TaskStatus::Working | TaskStatus::Cancelled => false,
+            TaskStatus::InputRequired | TaskStatus::Completed | TaskStatus::Failed => true,
         };
         wants && self.is_news && self.result.is_none() && self.outcome.is_none()
     }
 
     /// Looks at the task as the server shows it. Nothing follows an end: what says otherwise was
     /// overtaken on its way.
-    fn see(&mut self, shown: Shown, watch: Watch<'_>) {
+    fn update(&mut self, shown: LegacyTaskView, watch: StepObserver<'_>) {
         if shown.task_id != self.task.id || self.task.status.is_ended() {
             return;
         }
         self.is_news = true;
         self.task = shown.after(&self.task);
-        watch(Step::Polled(&self.task));
+        watch(CallStep::Polled(&self.task));
     }
 
     fn take_poll(
         &mut self,
-        answer: Result<Answer, Error>,
-        watch: Watch<'_>,
-    ) -> Result<Option<Ending>, Error> {
+        answer: Result<JsonRpcResponse, Error>,
+        watch: StepObserver<'_>,
+    ) -> Result<Option<CallEnding>, Error> {
         match self.reached(answer, watch)? {
-            Some(Answer::Result(result)) => {
+            Some(JsonRpcResponse::Result(result)) => {
                 let ended = self.task.status.is_ended();
-                self.see(read(&result)?, watch);
+                self.update(read(&result)?, watch);
                 // An ended task is only asked about again to see that its server is there.
                 self.is_news |= ended;
                 Ok(None)
             }
             // It is not known any more. What it came to may be.
-            Some(Answer::Error(error)) => Ok(Some(match self.outcome.take() {
-                Some(Answer::Result(result)) => Ending::Result(result),
-                Some(Answer::Error(error)) => Ending::Error(error),
-                None => Ending::Error(error),
+            Some(JsonRpcResponse::Error(error)) => Ok(Some(match self.outcome.take() {
+                Some(JsonRpcResponse::Result(result)) => CallEnding::Result(result),
+                Some(JsonRpcResponse::Error(error)) => CallEnding::Error(error),
+                None => CallEnding::Error(error),
             })),
             None => Ok(None),
         }
@@ -189,26 +202,36 @@ impl Followed {
     /// How the call ended, once that is known; a result says it all, but an error may be that of a
     /// task that was cancelled, and so may a result that holds nothing, or of one that failed without
     /// more words than those of its status.
-    fn ending(&mut self) -> Option<Ending> {
+    fn ending(&mut self) -> Option<CallEnding> {
         let task = || self.task.clone();
         match (self.task.status, self.outcome.take()) {
-            (_, Some(Answer::Result(result))) if !is_hollow(&result) => Some(Ending::Result(result)),
-            (Status::Cancelled, _) => Some(Ending::Cancelled(task())),
-            (Status::Completed | Status::Failed, Some(Answer::Error(error))) => Some(Ending::Error(error)),
-            (Status::Completed, Some(Answer::Result(result))) => Some(Ending::Result(result)),
-            (Status::Failed, Some(Answer::Result(_))) => Some(Ending::Failed(task())),
-            (Status::Completed | Status::Failed, None) => None,
-            (Status::Working | Status::InputRequired, outcome) => {
+            (_, Some(JsonRpcResponse::Result(result))) if !is_hollow(&result) => {
+                Some(CallEnding::Result(result))
+            }
+            (TaskStatus::Cancelled, _) => Some(CallEnding::Cancelled(task())),
+            (TaskStatus::Completed | TaskStatus::Failed, Some(JsonRpcResponse::Error(error))) => {
+                Some(CallEnding::Error(error))
+            }
+            (TaskStatus::Completed, Some(JsonRpcResponse::Result(result))) => {
+                Some(CallEnding::Result(result))
+            }
+            (TaskStatus::Failed, Some(JsonRpcResponse::Result(_))) => Some(CallEnding::Failed(task())),
+            (TaskStatus::Completed | TaskStatus::Failed, None) => None,
+            (TaskStatus::Working | TaskStatus::InputRequired, outcome) => {
                 self.outcome = outcome;
                 None
             }
         }
     }
 
-    /// An answer of the server's own, or `None` where it was not reached and may be asked again.
-    fn reached(&mut self, answer: Result<Answer, Error>, watch: Watch<'_>) -> Result<Option<Answer>, Error> {
+    /// An answer of the server's own, or `Missing` where it was not reached and may be asked again.
+    fn reached(
+        &mut self,
+        answer: Result<JsonRpcResponse, Error>,
+        watch: StepObserver<'_>,
+    ) -> Result<Option<JsonRpcResponse>, Error> {
         let answer = match answer {
-            Ok(Answer::Error(error)) if is_busy(&error) => Err(Error::Busy(error_text(&error))),
+            Ok(JsonRpcResponse::Error(error)) if is_busy(&error) => Err(Error::Busy(error_text(&error))),
             answer => answer,
         };
         match answer {
@@ -216,9 +239,9 @@ impl Followed {
                 self.lost = 0;
                 Ok(Some(answer))
             }
-            Err(error) if error.is_passing() && self.lost < LOST_POLLS => {
+            Err(error) if error.is_transient() && self.lost < LOST_POLLS => {
                 self.lost += 1;
-                watch(Step::Lost(&error));
+                watch(CallStep::Lost(&error));
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -228,19 +251,19 @@ impl Followed {
 
 // === impl Shown ===
 
-impl Shown {
+impl LegacyTaskView {
     /// The task in a result, if it is one that made a task: nested, and without contents.
     pub(super) fn created(result: &RawValue) -> Result<Option<Task>, Error> {
         #[derive(Deserialize)]
-        struct Created<'a> {
+        struct CreatedTask<'a> {
             #[serde(borrow)]
             task: Option<&'a RawValue>,
             #[serde(borrow)]
             content: Option<&'a RawValue>,
         }
         match read(result)? {
-            Created { task: Some(task), content: None } => Ok(Some(read::<Self>(task)?.first())),
-            Created { .. } => Ok(None),
+            CreatedTask { task: Some(task), content: None } => Ok(Some(read::<Self>(task)?.first())),
+            CreatedTask { .. } => Ok(None),
         }
     }
 
@@ -266,6 +289,6 @@ impl Shown {
 
 /// Whether a result holds nothing but what is said about it.
 fn is_hollow(result: &RawValue) -> bool {
-    let object = Object::read(&Bytes::copy_from_slice(result.get().as_bytes()));
+    let object = JsonObject::read(&Bytes::copy_from_slice(result.get().as_bytes()));
     object.is_ok_and(|object| object.members().all(|(name, _)| name == "_meta"))
 }

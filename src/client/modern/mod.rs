@@ -2,7 +2,7 @@
 //! extension.
 //!
 //! Where the server wants answers it ends the request, and the call is made again with them
-//! ([`Pause`]). `task` follows a call that became a task, `outline` reads what a result is, and
+//! ([`PendingInput`]). `task` follows a call that became a task, `outline` reads what a result is, and
 //! `params` mirrors arguments into headers.
 
 mod outline;
@@ -15,11 +15,12 @@ mod script;
 mod tests;
 
 use super::{
-    Answers, Call, Declared, Ending, Error, NAME, Step, Task, Turn, Watch,
-    message::{Answer, Message, read},
+    CallEnding, CallStep, CallTurn, ClientSupport, Error, InputResponseMap, NAME, StepObserver, Task,
+    ToolCall,
+    http_transport::{HttpTransport, is_stream},
+    message::{JsonRpcRequest, JsonRpcResponse, read},
     progress::Progress,
     tools,
-    wire::{Wire, is_stream},
 };
 use crate::protocol::{
     Era, Frame, Method, Revision, code,
@@ -29,32 +30,32 @@ use crate::protocol::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 use hyper::body::Incoming;
-use outline::Outline;
+use outline::ResultOutline;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json, value::RawValue};
 use std::{collections::BTreeSet, time::Duration};
 
 /// How long to wait where a server only asks to come back.
-const COME_BACK_AFTER: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// A client of one server. There is no session on the wire: this is what it knows of one call.
 #[derive(Debug)]
-pub struct Client {
-    wire: Wire,
+pub struct ModernClient {
+    wire: HttpTransport,
     /// Goes with each request.
-    declared: Declared,
+    declared: ClientSupport,
     next_id: u64,
     /// What of the tool's arguments goes into headers too.
     mirrored: Vec<ParamHeader>,
     /// The handle of the task at work.
     task: Option<String>,
     /// Who waits for the answers to what was asked last.
-    pause: Option<Pause>,
+    pause: Option<PendingInput>,
 }
 
 /// What the first request showed of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Opened {
+pub(super) enum RevisionSupport {
     /// It knows this revision, or is past helping.
     Known,
     /// It refused, as servers of older revisions do that miss their handshake; newer ones may too.
@@ -63,7 +64,7 @@ pub(super) enum Opened {
 
 /// Who waits for the answers.
 #[derive(Debug)]
-enum Pause {
+enum PendingInput {
     /// The call itself, to be made again with this, if the server gave it.
     Call { state: Option<Box<RawValue>> },
     /// Its task. What was answered before may be shown a moment longer, and is not asked again
@@ -77,7 +78,7 @@ struct CallParams<'a> {
     name: &'a str,
     arguments: &'a RawValue,
     #[serde(skip_serializing_if = "Option::is_none")]
-    input_responses: Option<&'a Answers>,
+    input_responses: Option<&'a InputResponseMap>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_state: Option<&'a RawValue>,
     #[serde(rename = "_meta")]
@@ -86,26 +87,30 @@ struct CallParams<'a> {
 
 // === impl Client ===
 
-impl Client {
-    pub fn new(url: Uri, headers: HeaderMap, declared: Declared) -> Self {
-        let wire = Wire::new(url, headers);
+impl ModernClient {
+    pub fn new(url: Uri, headers: HeaderMap, declared: ClientSupport) -> Self {
+        let wire = HttpTransport::new(url, headers);
         Self { wire, declared, next_id: 1, mirrored: Vec::new(), task: None, pause: None }
     }
 
-    pub(super) async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn, Error> {
+    pub(super) async fn call(
+        &mut self,
+        call: &ToolCall<'_>,
+        watch: StepObserver<'_>,
+    ) -> Result<CallTurn, Error> {
         self.task = None;
-        self.make(call, None, None, watch).await
+        self.send_call(call, None, None, watch).await
     }
 
     pub(super) async fn answer(
         &mut self,
-        call: &Call<'_>,
-        answers: &Answers,
-        watch: Watch<'_>,
-    ) -> Result<Turn, Error> {
+        call: &ToolCall<'_>,
+        answers: &InputResponseMap,
+        watch: StepObserver<'_>,
+    ) -> Result<CallTurn, Error> {
         match self.pause.take().expect("answers are given where they were asked for") {
-            Pause::Call { state } => self.make(call, Some(answers), state, watch).await,
-            Pause::Task { task, mut answered } => {
+            PendingInput::Call { state } => self.send_call(call, Some(answers), state, watch).await,
+            PendingInput::Task { task, mut answered } => {
                 answered.extend(answers.keys().cloned());
                 let told = self.update(&task, answers, watch).await;
                 told.map_err(|error| error.of_task(&task.id))?;
@@ -123,13 +128,13 @@ impl Client {
 
     /// Makes the call, for the first time or again with what it waits for: as a request of its own,
     /// with an id of its own (2026-07-28, *Multi Round-Trip Requests, Client Requirements*).
-    async fn make(
+    async fn send_call(
         &mut self,
-        call: &Call<'_>,
-        mut answers: Option<&Answers>,
+        call: &ToolCall<'_>,
+        mut answers: Option<&InputResponseMap>,
         mut state: Option<Box<RawValue>>,
-        watch: Watch<'_>,
-    ) -> Result<Turn, Error> {
+        watch: StepObserver<'_>,
+    ) -> Result<CallTurn, Error> {
         loop {
             let id = self.next_id();
             let mut meta = self.meta();
@@ -144,17 +149,17 @@ impl Client {
             let mut extra = params::mirror(&self.mirrored, call.arguments);
             extra.insert(headers::NAME.clone(), headers::encode(call.tool));
             let result = match self.request(id, Method::ToolsCall.as_str(), params, extra, watch).await? {
-                Answer::Result(result) => result,
-                Answer::Error(error) => return Ok(Ending::Error(error).into()),
+                JsonRpcResponse::Result(result) => result,
+                JsonRpcResponse::Error(error) => return Ok(CallEnding::Error(error).into()),
             };
-            let mut outline: Outline<'_> = read(&result)?;
+            let mut outline: ResultOutline<'_> = read(&result)?;
             match outline.result_type.as_deref() {
                 Some("task") => {
                     let task = outline.task()?;
                     if !self.declared.tasks {
-                        return Err(Error::Unasked { task: task.id });
+                        return Err(Error::UndeclaredTask { task: task.id });
                     }
-                    watch(Step::Handle(&task));
+                    watch(CallStep::Handle(&task));
                     self.task = Some(task.id.clone());
                     return self.follow(task, BTreeSet::new(), watch).await;
                 }
@@ -162,8 +167,8 @@ impl Client {
                     let questions = outline.questions()?;
                     let next = outline.request_state.take();
                     if !questions.is_empty() {
-                        self.pause = Some(Pause::Call { state: next });
-                        return Ok(Turn::Asked(questions));
+                        self.pause = Some(PendingInput::Call { state: next });
+                        return Ok(CallTurn::InputRequired(questions));
                     }
                     if next.is_none() {
                         return Err(Error::Invalid(
@@ -171,10 +176,10 @@ impl Client {
                         ));
                     }
                     (answers, state) = (None, next);
-                    tokio::time::sleep(COME_BACK_AFTER).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
                 // Older servers name no type; others may come, and are shown as they are.
-                Some(_) | None => return Ok(Ending::Result(result).into()),
+                Some(_) | None => return Ok(CallEnding::Result(result).into()),
             }
         }
     }
@@ -191,16 +196,16 @@ impl Client {
     /// headers are known then; there are none of a tool that the server does not list, or where it lists nothing.
     ///
     /// # Errors
-    /// [`Error`]; where it is [`Error::may_be_of_older`], an older revision may help.
-    pub(super) async fn probe(&mut self, tool: Option<&str>) -> Result<Opened, Error> {
+    /// [`Error`]; where it is [`Error::may_be_legacy_server`], an older revision may help.
+    pub(super) async fn probe(&mut self, tool: Option<&str>) -> Result<RevisionSupport, Error> {
         let Some(tool) = tool else {
             let params = json!({ "_meta": self.meta() });
-            return Ok(Opened::of(&self.ask(&Method::Discover, params).await?));
+            return Ok(RevisionSupport::of(&self.query(&Method::Discover, params).await?));
         };
-        let mut opened = Opened::Known;
+        let mut opened = RevisionSupport::Known;
         let found = tools::find(tool, async |cursor| {
             let answer = self.tools_page(cursor).await?;
-            opened = Opened::of(&answer);
+            opened = RevisionSupport::of(&answer);
             Ok(answer)
         });
         let schema = found.await?.and_then(|tool| tool.input_schema);
@@ -213,16 +218,16 @@ impl Client {
         tools::all(async |cursor| self.tools_page(cursor).await).await
     }
 
-    async fn tools_page(&mut self, cursor: Option<String>) -> Result<Answer, Error> {
+    async fn tools_page(&mut self, cursor: Option<String>) -> Result<JsonRpcResponse, Error> {
         let mut params = json!({ "_meta": self.meta() });
         if let Some(cursor) = cursor {
             params["cursor"] = cursor.into();
         }
-        self.ask(&Method::ToolsList, params).await
+        self.query(&Method::ToolsList, params).await
     }
 
     /// Asks what is no call and about no task.
-    async fn ask(&mut self, method: &Method, params: Value) -> Result<Answer, Error> {
+    async fn query(&mut self, method: &Method, params: Value) -> Result<JsonRpcResponse, Error> {
         let id = self.next_id();
         self.request(id, method.as_str(), params, HeaderMap::new(), &mut |_| {}).await
     }
@@ -252,53 +257,58 @@ impl Client {
         method: &str,
         params: impl Serialize,
         mut extra: HeaderMap,
-        watch: Watch<'_>,
-    ) -> Result<Answer, Error> {
+        watch: StepObserver<'_>,
+    ) -> Result<JsonRpcResponse, Error> {
         extra.insert(
             headers::PROTOCOL_VERSION.clone(),
             HeaderValue::from_static(Revision::V2026_07_28.as_str()),
         );
         extra.insert(headers::METHOD.clone(), headers::encode(method));
-        let response = self.wire.post(Message::new(id, method, params).to_json(), extra).await?;
+        let response = self.wire.post(JsonRpcRequest::new(id, method, params).to_json(), extra).await?;
         if is_stream(&response) {
             return self.events(id, response, watch).await;
         }
         let status = response.status();
-        Answer::of_document(status, self.wire.whole(response.into_body()).await?, id)
+        JsonRpcResponse::of_document(status, self.wire.read_body(response.into_body()).await?, id)
     }
 
-    async fn events(&self, id: u64, response: Response<Incoming>, watch: Watch<'_>) -> Result<Answer, Error> {
+    async fn events(
+        &self,
+        id: u64,
+        response: Response<Incoming>,
+        watch: StepObserver<'_>,
+    ) -> Result<JsonRpcResponse, Error> {
         let mut events = self.wire.events(response.into_body());
         while let Some(event) = events.next().await? {
             if event.data.is_empty() {
                 continue;
             }
             let frame = Frame::parse(event.data)?;
-            if let Some(answer) = Answer::of(&frame, id) {
+            if let Some(answer) = JsonRpcResponse::of(&frame, id) {
                 return answer;
             }
             if let Some(progress) = Progress::from_frame(&frame, id) {
-                watch(Step::Progress(progress));
+                watch(CallStep::Progress(progress));
             }
         }
-        Err(self.wire.cut_short())
+        Err(self.wire.truncated())
     }
 }
 
 // === impl Opened ===
 
-impl Opened {
-    fn of(answer: &Answer) -> Self {
+impl RevisionSupport {
+    fn of(answer: &JsonRpcResponse) -> Self {
         #[derive(Deserialize)]
-        struct Refusal {
+        struct RefusalError {
             code: i64,
             #[serde(default)]
             data: Value,
         }
-        let Answer::Error(error) = answer else { return Self::Known };
+        let JsonRpcResponse::Error(error) = answer else { return Self::Known };
         match serde_json::from_str(error.get()) {
             // It says itself what it speaks.
-            Ok(Refusal { code: code::UNSUPPORTED_VERSION, data }) => {
+            Ok(RefusalError { code: code::UNSUPPORTED_VERSION, data }) => {
                 let listed = data["supported"].as_array().into_iter().flatten().filter_map(Value::as_str);
                 let is_legacy = |revision: Revision| revision.era() == Era::Legacy;
                 match listed.filter_map(Revision::parse).any(is_legacy) {
@@ -307,8 +317,8 @@ impl Opened {
                 }
             }
             // Codes of this revision (2026-07-28, *Error Codes*), and those of the proxy.
-            Ok(Refusal { code: -32099..=-32020 | -31999..=-31000, .. }) => Self::Known,
-            Ok(Refusal { .. }) | Err(_) => Self::Doubtful,
+            Ok(RefusalError { code: -32099..=-32020 | -31999..=-31000, .. }) => Self::Known,
+            Ok(RefusalError { .. }) | Err(_) => Self::Doubtful,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The members of a result that say what it is.
 
-use super::super::{Asked, Error, POLL_INTERVAL, Status, Task};
-use crate::protocol::{InputRequest, splice::Object};
+use super::super::{Error, POLL_INTERVAL, RequestedInput, Task, TaskStatus};
+use crate::protocol::{InputRequest, splice::JsonObject};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -9,11 +9,11 @@ use std::{borrow::Cow, time::Duration};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Outline<'a> {
+pub(super) struct ResultOutline<'a> {
     #[serde(default, borrow)]
     pub(super) result_type: Option<Cow<'a, str>>,
     task_id: Option<String>,
-    status: Option<Status>,
+    status: Option<TaskStatus>,
     status_message: Option<String>,
     poll_interval_ms: Option<u64>,
     ttl_ms: Option<u64>,
@@ -25,7 +25,7 @@ pub(super) struct Outline<'a> {
 
 // === impl Outline ===
 
-impl Outline<'_> {
+impl ResultOutline<'_> {
     pub(super) fn task(&self) -> Result<Task, Error> {
         let missing = |what: &str| Error::Invalid(format!("a task without `{what}`"));
         Ok(Task {
@@ -37,13 +37,13 @@ impl Outline<'_> {
         })
     }
 
-    pub(super) fn questions(&self) -> Result<Vec<Asked>, Error> {
+    pub(super) fn questions(&self) -> Result<Vec<RequestedInput>, Error> {
         let odd = || Error::Invalid("`inputRequests` is not an object of input requests".to_owned());
         let Some(raw) = &self.input_requests else { return Ok(Vec::new()) };
-        let requests = Object::read(&Bytes::from(raw.get().to_owned())).map_err(|_| odd())?;
+        let requests = JsonObject::read(&Bytes::from(raw.get().to_owned())).map_err(|_| odd())?;
         let asked = |(key, raw): (Cow<'_, str>, Bytes)| {
-            let method = Object::read(&raw).ok()?.string("method")?;
-            Some(Asked { key: key.into_owned(), method, request: InputRequest::from_raw(raw) })
+            let method = JsonObject::read(&raw).ok()?.string("method")?;
+            Some(RequestedInput { key: key.into_owned(), method, request: InputRequest::from_raw(raw) })
         };
         requests.members().map(|member| asked(member).ok_or_else(odd)).collect()
     }

@@ -15,15 +15,15 @@ use std::{
 use tokio::net::TcpListener;
 
 /// A server that says what it was told to say, one answer a request.
-pub(super) struct Script {
+pub(super) struct ScriptedServer {
     pub(super) url: Uri,
-    heard: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
+    requests: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
 }
 
 pub(super) const JSON: &str = accept::JSON;
 pub(super) const SSE: &str = accept::EVENT_STREAM;
 
-impl Script {
+impl ScriptedServer {
     pub(super) async fn new(answers: &[(u16, &'static str, &str)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap()).parse().unwrap();
@@ -59,10 +59,10 @@ impl Script {
                 });
             }
         });
-        Self { url, heard }
+        Self { url, requests: heard }
     }
 
-    pub(super) fn heard(&self) -> Vec<(HeaderMap, Value)> {
-        self.heard.lock().unwrap().clone()
+    pub(super) fn requests(&self) -> Vec<(HeaderMap, Value)> {
+        self.requests.lock().unwrap().clone()
     }
 }

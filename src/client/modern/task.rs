@@ -3,12 +3,13 @@
 
 use super::{
     super::{
-        Answers, Ending, Error, LOST_POLLS, POLL_INTERVAL, Status, Step, Task, Turn, Watch,
+        CallEnding, CallStep, CallTurn, Error, InputResponseMap, LOST_POLLS, POLL_INTERVAL, StepObserver,
+        Task, TaskStatus,
         error::{error_text, is_busy},
-        message::{Answer, read},
+        message::{JsonRpcResponse, read},
     },
-    Client, Pause,
-    outline::Outline,
+    ModernClient, PendingInput,
+    outline::ResultOutline,
 };
 use crate::protocol::{Method, headers};
 use http::HeaderMap;
@@ -18,14 +19,18 @@ use std::collections::BTreeSet;
 
 // === impl Client ===
 
-impl Client {
+impl ModernClient {
     /// Follows a task of which nothing but its handle is known.
-    pub(in crate::client) async fn resume(&mut self, handle: &str, watch: Watch<'_>) -> Result<Turn, Error> {
+    pub(in crate::client) async fn resume(
+        &mut self,
+        handle: &str,
+        watch: StepObserver<'_>,
+    ) -> Result<CallTurn, Error> {
         self.task = Some(handle.to_owned());
         // A state that is not waited on: it is asked about at once.
         let task = Task {
             id: handle.to_owned(),
-            status: Status::InputRequired,
+            status: TaskStatus::InputRequired,
             message: None,
             poll_interval: POLL_INTERVAL,
             ttl: None,
@@ -38,54 +43,58 @@ impl Client {
         &mut self,
         task: Task,
         answered: BTreeSet<String>,
-        watch: Watch<'_>,
-    ) -> Result<Turn, Error> {
+        watch: StepObserver<'_>,
+    ) -> Result<CallTurn, Error> {
         let id = task.id.clone();
-        self.until_told(task, answered, watch).await.map_err(|error| error.of_task(&id))
+        self.poll_until_turn(task, answered, watch).await.map_err(|error| error.of_task(&id))
     }
 
-    async fn until_told(
+    async fn poll_until_turn(
         &mut self,
         mut task: Task,
         answered: BTreeSet<String>,
-        watch: Watch<'_>,
-    ) -> Result<Turn, Error> {
-        let mut wait = task.status == Status::Working;
+        watch: StepObserver<'_>,
+    ) -> Result<CallTurn, Error> {
+        let mut wait = task.status == TaskStatus::Working;
         loop {
             if wait {
-                tokio::time::sleep(task.pause()).await;
+                tokio::time::sleep(task.poll_delay()).await;
             }
             wait = true;
-            let result = match self.until_heard(Method::TasksGet, &task, None, watch).await? {
-                Answer::Result(result) => result,
-                Answer::Error(error) => return Ok(Ending::Error(error).into()),
+            let result = match self.task_request_retried(Method::TasksGet, &task, None, watch).await? {
+                JsonRpcResponse::Result(result) => result,
+                JsonRpcResponse::Error(error) => return Ok(CallEnding::Error(error).into()),
             };
-            let mut outline: Outline<'_> = read(&result)?;
+            let mut outline: ResultOutline<'_> = read(&result)?;
             task = outline.task()?;
-            watch(Step::Polled(&task));
+            watch(CallStep::Polled(&task));
             match task.status {
-                Status::Working => {}
-                Status::InputRequired => {
+                TaskStatus::Working => {}
+                TaskStatus::InputRequired => {
                     let mut questions = outline.questions()?;
                     questions.retain(|question| !answered.contains(&question.key));
                     if !questions.is_empty() {
-                        self.pause = Some(Pause::Task { task, answered });
-                        return Ok(Turn::Asked(questions));
+                        self.pause = Some(PendingInput::Task { task, answered });
+                        return Ok(CallTurn::InputRequired(questions));
                     }
                 }
-                Status::Completed => {
+                TaskStatus::Completed => {
                     let missing = || Error::Invalid("a completed task without its result".to_owned());
                     return outline
                         .result
                         .take()
-                        .map(|result| Ending::Result(result).into())
+                        .map(|result| CallEnding::Result(result).into())
                         .ok_or_else(missing);
                 }
-                Status::Failed => {
+                TaskStatus::Failed => {
                     let missing = || Error::Invalid("a failed task without its error".to_owned());
-                    return outline.error.take().map(|error| Ending::Error(error).into()).ok_or_else(missing);
+                    return outline
+                        .error
+                        .take()
+                        .map(|error| CallEnding::Error(error).into())
+                        .ok_or_else(missing);
                 }
-                Status::Cancelled => return Ok(Ending::Cancelled(task).into()),
+                TaskStatus::Cancelled => return Ok(CallEnding::Cancelled(task).into()),
             }
         }
     }
@@ -95,61 +104,61 @@ impl Client {
     pub(super) async fn update(
         &mut self,
         task: &Task,
-        answers: &Answers,
-        watch: Watch<'_>,
+        answers: &InputResponseMap,
+        watch: StepObserver<'_>,
     ) -> Result<(), Error> {
-        match self.until_heard(Method::TasksUpdate, task, Some(answers), watch).await? {
-            Answer::Result(_) => Ok(()),
-            Answer::Error(error) => Err(Error::Refused(error_text(&error))),
+        match self.task_request_retried(Method::TasksUpdate, task, Some(answers), watch).await? {
+            JsonRpcResponse::Result(_) => Ok(()),
+            JsonRpcResponse::Error(error) => Err(Error::Refused(error_text(&error))),
         }
     }
 
     /// Asks about a task, again where the server was not reached.
-    async fn until_heard(
+    async fn task_request_retried(
         &mut self,
         method: Method,
         task: &Task,
-        answers: Option<&Answers>,
-        watch: Watch<'_>,
-    ) -> Result<Answer, Error> {
+        answers: Option<&InputResponseMap>,
+        watch: StepObserver<'_>,
+    ) -> Result<JsonRpcResponse, Error> {
         for _ in 0..LOST_POLLS {
-            match self.about_task(&method, &task.id, answers).await {
-                Err(error) if error.is_passing() => watch(Step::Lost(&error)),
+            match self.task_request(&method, &task.id, answers).await {
+                Err(error) if error.is_transient() => watch(CallStep::Lost(&error)),
                 outcome => return outcome,
             }
-            tokio::time::sleep(task.pause()).await;
+            tokio::time::sleep(task.poll_delay()).await;
         }
-        self.about_task(&method, &task.id, answers).await
+        self.task_request(&method, &task.id, answers).await
     }
 
     pub(super) async fn cancel_task(&mut self, task: &str) -> Result<(), Error> {
-        match self.about_task(&Method::TasksCancel, task, None).await? {
-            Answer::Result(_) => Ok(()),
-            Answer::Error(error) => Err(Error::NotCancelled(error_text(&error))),
+        match self.task_request(&Method::TasksCancel, task, None).await? {
+            JsonRpcResponse::Result(_) => Ok(()),
+            JsonRpcResponse::Error(error) => Err(Error::NotCancelled(error_text(&error))),
         }
     }
 
-    async fn about_task(
+    async fn task_request(
         &mut self,
         method: &Method,
         task: &str,
-        answers: Option<&Answers>,
-    ) -> Result<Answer, Error> {
+        answers: Option<&InputResponseMap>,
+    ) -> Result<JsonRpcResponse, Error> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
-        struct Params<'a> {
+        struct TaskRequestParams<'a> {
             task_id: &'a str,
             #[serde(skip_serializing_if = "Option::is_none")]
-            input_responses: Option<&'a Answers>,
+            input_responses: Option<&'a InputResponseMap>,
             #[serde(rename = "_meta")]
             meta: Value,
         }
         let mut extra = HeaderMap::new();
         extra.insert(headers::NAME.clone(), headers::encode(task));
-        let params = Params { task_id: task, input_responses: answers, meta: self.meta() };
+        let params = TaskRequestParams { task_id: task, input_responses: answers, meta: self.meta() };
         let id = self.next_id();
         match self.request(id, method.as_str(), params, extra, &mut |_| {}).await? {
-            Answer::Error(error) if is_busy(&error) => Err(Error::Busy(error_text(&error))),
+            JsonRpcResponse::Error(error) if is_busy(&error) => Err(Error::Busy(error_text(&error))),
             answer => Ok(answer),
         }
     }

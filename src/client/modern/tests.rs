@@ -1,13 +1,13 @@
 use super::{
-    script::{JSON, SSE, Script},
+    script::{JSON, SSE, ScriptedServer},
     *,
 };
 use tokio::net::TcpListener;
 
-const ALL: Declared = Declared { tasks: true, elicitation: true, sampling: true, roots: true };
+const ALL: ClientSupport = ClientSupport { tasks: true, elicitation: true, sampling: true, roots: true };
 
-impl Script {
-    async fn call(&self, arguments: &str) -> (Result<Ending, Error>, Vec<String>) {
+impl ScriptedServer {
+    async fn call(&self, arguments: &str) -> (Result<CallEnding, Error>, Vec<String>) {
         self.call_and_answer(arguments, &[]).await
     }
 
@@ -16,35 +16,35 @@ impl Script {
         &self,
         arguments: &str,
         answers: &[&str],
-    ) -> (Result<Ending, Error>, Vec<String>) {
-        let mut client = Client::new(self.url.clone(), HeaderMap::new(), ALL);
+    ) -> (Result<CallEnding, Error>, Vec<String>) {
+        let mut client = ModernClient::new(self.url.clone(), HeaderMap::new(), ALL);
         let mut steps = Vec::new();
         let arguments = super::super::arguments(arguments).unwrap();
-        let call = Call { tool: "tool", arguments: &arguments };
+        let call = ToolCall { tool: "tool", arguments: &arguments };
         let mut turn = client.call(&call, &mut |step| steps.push(format!("{step:?}"))).await;
         let mut answers = answers.iter();
-        while let Ok(Turn::Asked(questions)) = turn {
+        while let Ok(CallTurn::InputRequired(questions)) = turn {
             let keys: Vec<_> = questions.iter().map(|question| &*question.key).collect();
             let whence = match client.pause.as_ref().expect("it waits for the answers") {
-                Pause::Call { .. } => "",
-                Pause::Task { .. } => "in a task: ",
+                PendingInput::Call { .. } => "",
+                PendingInput::Task { .. } => "in a task: ",
             };
             steps.push(format!("Asked({whence}{})", keys.join(" ")));
             let answers = answers.next().expect("an answer is left");
-            let answers: Answers = serde_json::from_str(answers).unwrap();
+            let answers: InputResponseMap = serde_json::from_str(answers).unwrap();
             turn = client.answer(&call, &answers, &mut |step| steps.push(format!("{step:?}"))).await;
         }
         let ending = turn.map(|turn| match turn {
-            Turn::Ended(ending) => ending,
-            asked @ Turn::Asked(_) => unreachable!("{asked:?}"),
+            CallTurn::Ended(ending) => ending,
+            asked @ CallTurn::InputRequired(_) => unreachable!("{asked:?}"),
         });
         (ending, steps)
     }
 }
 
-fn result(ending: Result<Ending, Error>) -> String {
+fn result(ending: Result<CallEnding, Error>) -> String {
     match ending {
-        Ok(Ending::Result(result)) => result.get().to_owned(),
+        Ok(CallEnding::Result(result)) => result.get().to_owned(),
         other => panic!("{other:?}"),
     }
 }
@@ -62,11 +62,12 @@ fn handle() -> String {
 #[tokio::test]
 async fn a_result_comes_back_as_it_was_sent_and_the_request_says_what_it_must() {
     let server =
-        Script::new(&[(200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"result":{"n": 9007199254740993}}"#)]).await;
+        ScriptedServer::new(&[(200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"result":{"n": 9007199254740993}}"#)])
+            .await;
     let (ending, steps) = server.call(r#"{"x": 1.50}"#).await;
     assert_eq!(result(ending), r#"{"n": 9007199254740993}"#);
     assert!(steps.is_empty());
-    let (headers, body) = server.heard().remove(0);
+    let (headers, body) = server.requests().remove(0);
     assert_eq!(headers["mcp-method"], "tools/call");
     assert_eq!(headers["mcp-name"], "tool");
     assert_eq!(headers["mcp-protocol-version"], "2026-07-28");
@@ -81,7 +82,7 @@ async fn a_result_comes_back_as_it_was_sent_and_the_request_says_what_it_must() 
 
 #[tokio::test]
 async fn an_event_stream_tells_progress_and_then_the_result() {
-    let server = Script::new(&[(
+    let server = ScriptedServer::new(&[(
         200,
         SSE,
         ": hello\n\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":$ID,\"progress\":1,\"total\":4,\"message\":\"m\"}}\n\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/other\"}\n\ndata: {\"jsonrpc\":\"2.0\",\"id\":$ID,\"result\":{}}\n\n",
@@ -94,14 +95,14 @@ async fn an_event_stream_tells_progress_and_then_the_result() {
 
 #[tokio::test]
 async fn a_stream_that_ends_early_is_a_lost_connection() {
-    let server = Script::new(&[(200, SSE, ":\n\n")]).await;
+    let server = ScriptedServer::new(&[(200, SSE, ":\n\n")]).await;
     let (ending, _) = server.call("{}").await;
     assert!(matches!(ending, Err(Error::Broken { .. })), "{ending:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_task_is_polled_to_its_end_even_if_a_poll_is_lost() {
-    let server = Script::new(&[
+    let server = ScriptedServer::new(&[
         (200, JSON, &handle()),
         (200, JSON, &task("working", r#","statusMessage":"half way (2/4)""#)),
         (503, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
@@ -113,7 +114,7 @@ async fn a_task_is_polled_to_its_end_even_if_a_poll_is_lost() {
     assert_eq!(result(ending), r#"{"content":[]}"#);
     let kinds: Vec<_> = steps.iter().map(|step| step.split('(').next().unwrap()).collect();
     assert_eq!(kinds, ["Handle", "Polled", "Lost", "Lost", "Polled"]);
-    let heard = server.heard();
+    let heard = server.requests();
     assert_eq!(
         (&heard[1].0["mcp-method"], &heard[1].0["mcp-name"]),
         (&"tasks/get".parse().unwrap(), &"t1".parse().unwrap())
@@ -132,12 +133,12 @@ async fn every_end_of_a_task_is_told_apart() {
             r#"Error(RawValue({"code":-32602,"message":"Task not found"}))"#,
         ),
     ] {
-        let server = Script::new(&[(200, JSON, &handle()), (200, JSON, &last)]).await;
+        let server = ScriptedServer::new(&[(200, JSON, &handle()), (200, JSON, &last)]).await;
         let (ending, _) = server.call("{}").await;
         let ending = format!("{:?}", ending.expect("it ended"));
         assert!(ending.starts_with(expected), "{ending}");
     }
-    let server = Script::new(&[(200, JSON, &handle()), (200, JSON, &task("completed", ""))]).await;
+    let server = ScriptedServer::new(&[(200, JSON, &handle()), (200, JSON, &task("completed", ""))]).await;
     let error = server.call("{}").await.0.unwrap_err().to_string();
     assert_eq!(error, "task t1: the response is not valid: a completed task without its result");
 }
@@ -152,7 +153,7 @@ const DONE: &str = r#"{"jsonrpc":"2.0","id":$ID,"result":{}}"#;
 
 #[tokio::test]
 async fn a_call_is_made_again_with_answers_and_the_state_that_came_with_the_question() {
-    let server = Script::new(&[
+    let server = ScriptedServer::new(&[
         (
             200,
             JSON,
@@ -169,7 +170,7 @@ async fn a_call_is_made_again_with_answers_and_the_state_that_came_with_the_ques
     let (ending, steps) = server.call_and_answer(r#"{"x": 1.50}"#, &answers).await;
     assert_eq!(result(ending), "{}");
     assert_eq!(steps, ["Asked(z a)", "Asked(b)"], "in the order of the server");
-    let heard: Vec<_> = server.heard().into_iter().map(|(_, body)| body).collect();
+    let heard: Vec<_> = server.requests().into_iter().map(|(_, body)| body).collect();
     assert_eq!(heard[0]["params"].get("requestState"), None);
     assert_eq!(heard[0]["params"].get("inputResponses"), None);
     assert_eq!(heard[1]["params"]["requestState"], "sA/1");
@@ -190,7 +191,7 @@ async fn a_call_is_made_again_with_answers_and_the_state_that_came_with_the_ques
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_only_asks_to_come_back_is_come_back_to() {
-    let server = Script::new(&[
+    let server = ScriptedServer::new(&[
         (200, JSON, &asks("", r#","requestState":"s1""#)),
         (200, JSON, &asks("", r#","requestState":"s2""#)),
         (200, JSON, DONE),
@@ -200,7 +201,7 @@ async fn a_server_that_only_asks_to_come_back_is_come_back_to() {
     let (ending, steps) = server.call("{}").await;
     assert_eq!((result(ending), steps.len()), ("{}".to_owned(), 0));
     let states: Vec<_> =
-        server.heard().iter().map(|(_, body)| body["params"]["requestState"].clone()).collect();
+        server.requests().iter().map(|(_, body)| body["params"]["requestState"].clone()).collect();
     assert_eq!(states, [Value::Null, "s1".into(), "s2".into()]);
     let error = server.call("{}").await.0.unwrap_err().to_string();
     assert!(error.contains("gives nothing to come back with"), "{error}");
@@ -213,7 +214,7 @@ async fn a_task_is_given_its_answers_and_followed_and_nothing_is_asked_twice() {
             keys.split(' ').map(|key| format!(r#""{key}":{{"method":"roots/list"}}"#)).collect();
         task("input_required", &format!(r#","inputRequests":{{{}}}"#, questions.join(",")))
     };
-    let server = Script::new(&[
+    let server = ScriptedServer::new(&[
         (200, JSON, &handle()),
         (200, JSON, &question("a b")),
         (503, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
@@ -233,7 +234,7 @@ async fn a_task_is_given_its_answers_and_followed_and_nothing_is_asked_twice() {
     assert_eq!(kinds, ["Handl", "Asked", "Lost(", "Asked"]);
     let asked: Vec<_> = steps.iter().filter(|step| step.starts_with("Asked")).collect();
     assert_eq!(asked, ["Asked(in a task: a b)", "Asked(in a task: b)"]);
-    let heard = server.heard();
+    let heard = server.requests();
     let updates: Vec<_> = heard.iter().filter(|(_, body)| body["method"] == "tasks/update").collect();
     assert_eq!(updates.len(), 3);
     assert_eq!(updates[0].0["mcp-name"], "t1");
@@ -246,16 +247,17 @@ async fn a_task_is_given_its_answers_and_followed_and_nothing_is_asked_twice() {
 async fn answers_that_are_refused_say_why() {
     let asked = task("input_required", r#","inputRequests":{"a":{"method":"roots/list"}}"#);
     let refused = r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32602,"message":"no"}}"#;
-    let server = Script::new(&[(200, JSON, &handle()), (200, JSON, &asked), (200, JSON, refused)]).await;
+    let server =
+        ScriptedServer::new(&[(200, JSON, &handle()), (200, JSON, &asked), (200, JSON, refused)]).await;
     let error = server.call_and_answer("{}", &["{}"]).await.0.unwrap_err().to_string();
     assert_eq!(error, "task t1: the input responses were refused: no (-32602)");
-    let server = Script::new(&[(200, JSON, &asks(r#""a":1"#, ""))]).await;
+    let server = ScriptedServer::new(&[(200, JSON, &asks(r#""a":1"#, ""))]).await;
     assert!(matches!(server.call("{}").await.0, Err(Error::Invalid(_))));
 }
 
 #[tokio::test]
 async fn a_call_that_is_refused_says_so() {
-    let server = Script::new(&[
+    let server = ScriptedServer::new(&[
         (400, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32021,"message":"no"}}"#),
         (502, "text/html", "<h1>Bad gateway</h1>"),
         (200, JSON, r#"{"jsonrpc":"2.0","id":99,"result":{}}"#),
@@ -263,7 +265,7 @@ async fn a_call_that_is_refused_says_so() {
     ])
     .await;
     assert!(
-        matches!(server.call("{}").await.0.unwrap(), Ending::Error(error) if error.get().contains("-32021"))
+        matches!(server.call("{}").await.0.unwrap(), CallEnding::Error(error) if error.get().contains("-32021"))
     );
     assert_eq!(
         server.call("{}").await.0.unwrap_err().to_string(),
@@ -280,14 +282,14 @@ async fn arguments_are_mirrored_where_the_tool_asks_for_it_on_whatever_page_it_i
     let second = format!(
         r#"{{"jsonrpc":"2.0","id":$ID,"result":{{"tools":[{{"name":"tool","inputSchema":{schema}}}]}}}}"#
     );
-    let server = Script::new(&[
+    let server = ScriptedServer::new(&[
         (200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"result":{"tools":[{"name":"other"}],"nextCursor":"c2"}}"#),
         (200, JSON, &second),
     ])
     .await;
-    let mut client = Client::new(server.url.clone(), HeaderMap::new(), Declared::default());
+    let mut client = ModernClient::new(server.url.clone(), HeaderMap::new(), ClientSupport::default());
     client.probe(Some("tool")).await.unwrap();
-    assert_eq!(server.heard()[1].1["params"]["cursor"], "c2");
+    assert_eq!(server.requests()[1].1["params"]["cursor"], "c2");
     let arguments = super::super::arguments(r#"{"region":"Zürich","deep":{"n":42}}"#).unwrap();
     let headers = params::mirror(&client.mirrored, &arguments);
     assert_eq!(headers["mcp-param-n"], "42");
@@ -300,18 +302,18 @@ async fn a_server_that_is_not_there_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
     drop(listener);
-    let mut client = Client::new(url.clone(), HeaderMap::new(), ALL);
+    let mut client = ModernClient::new(url.clone(), HeaderMap::new(), ALL);
     let error = client.probe(Some("x")).await.unwrap_err().to_string();
     assert!(error.starts_with(&format!("{url} cannot be reached: ")), "{error}");
 }
 
 #[tokio::test]
 async fn a_task_that_nobody_declared_is_not_followed() {
-    let server = Script::new(&[(200, JSON, &handle())]).await;
-    let mut client = Client::new(server.url.clone(), HeaderMap::new(), Declared::default());
+    let server = ScriptedServer::new(&[(200, JSON, &handle())]).await;
+    let mut client = ModernClient::new(server.url.clone(), HeaderMap::new(), ClientSupport::default());
     let arguments = super::super::no_arguments();
-    let call = Call { tool: "tool", arguments: &arguments };
+    let call = ToolCall { tool: "tool", arguments: &arguments };
     let turn = client.call(&call, &mut |step| panic!("{step:?}")).await;
-    assert!(matches!(turn, Err(Error::Unasked { task }) if task == "t1"));
-    assert_eq!(server.heard().len(), 1);
+    assert!(matches!(turn, Err(Error::UndeclaredTask { task }) if task == "t1"));
+    assert_eq!(server.requests().len(), 1);
 }

@@ -1,14 +1,14 @@
 //! Turns away what may not come in: a head that HTTP forbids; then by `Host`, so that a name of somebody else's cannot be made to
-//! lead here, and by `Origin`, so that pages of other sites cannot make a reader's browser call.
+//! lead here, and by `TextOrigin`, so that pages of other sites cannot make a reader's browser call.
 //! (2026-07-28, *Streamable HTTP, Security*.)
 //!
 //! Answers to pages that may call are marked so that their browser shows them the answer.
 
 use crate::{
     front::{
-        answer::{Refusal, refuse},
-        arrival::{Admitted, Arrival},
-        reply::Body,
+        incoming::{AdmittedRequest, IncomingRequest},
+        reply::FrontBody,
+        responses::{RefusalReason, refuse},
     },
     policy,
     protocol::{headers::forwarded_for, request_head},
@@ -28,19 +28,20 @@ use std::{
 };
 
 /// What a page may read of an answer beside its body.
-const EXPOSED: HeaderValue = HeaderValue::from_static("www-authenticate, retry-after, mcp-session-id");
+const EXPOSED_HEADERS: HeaderValue =
+    HeaderValue::from_static("www-authenticate, retry-after, mcp-session-id");
 
 /// Admits requests or answers them with 400, 403 or 501.
 #[derive(Debug)]
-pub(in crate::front) struct Access<S> {
+pub(in crate::front) struct AccessLayer<S> {
     inner: S,
-    access: policy::Access,
+    access: policy::AccessPolicy,
 }
 
 #[pin_project(project = ResponsePinned)]
-pub(in crate::front) enum ResponseFuture<F> {
+pub(in crate::front) enum AccessFuture<F> {
     /// Boxed: it is large, and should be rare.
-    Denied(Option<Box<Response>>),
+    Denied(Option<Box<AccessResponse>>),
     Admitted {
         #[pin]
         inner: F,
@@ -49,39 +50,40 @@ pub(in crate::front) enum ResponseFuture<F> {
     },
 }
 
-type Response = http::Response<Body>;
+type AccessResponse = http::Response<FrontBody>;
 
 // === impl Access ===
 
-impl<S> Access<S> {
-    pub(in crate::front) fn new(inner: S, access: policy::Access) -> Self {
+impl<S> AccessLayer<S> {
+    pub(in crate::front) fn new(inner: S, access: policy::AccessPolicy) -> Self {
         Self { inner, access }
     }
 }
 
-impl<S, B> Service<Arrival<B>> for Access<S>
+impl<S, B> Service<IncomingRequest<B>> for AccessLayer<S>
 where
-    S: Service<Admitted<B>, Response = Response, Error = Infallible>,
+    S: Service<AdmittedRequest<B>, Response = AccessResponse, Error = Infallible>,
 {
-    type Response = Response;
+    type Response = AccessResponse;
     type Error = Infallible;
-    type Future = ResponseFuture<S::Future>;
+    type Future = AccessFuture<S::Future>;
 
-    fn call(&self, arrival: Arrival<B>) -> Self::Future {
+    fn call(&self, arrival: IncomingRequest<B>) -> Self::Future {
         let request = &arrival.request;
         let (uri, headers) = (request.uri(), request.headers());
-        let checked = request_head::check(request.version(), uri, headers).map_err(Refusal::Head);
-        match checked.and_then(|()| self.access.check_head(uri, headers).map_err(Refusal::Access)) {
+        let checked = request_head::check(request.version(), uri, headers).map_err(RefusalReason::Head);
+        match checked.and_then(|()| self.access.check_head(uri, headers).map_err(RefusalReason::Access)) {
             Ok(proof) => {
                 let origin = arrival.request.headers().get(ORIGIN).map(crate::dialect::detached);
-                let inner = self.inner.call(Admitted { arrival, turned_away: None, _proof: proof });
-                ResponseFuture::Admitted { inner, origin }
+                let inner =
+                    self.inner.call(AdmittedRequest { incoming: arrival, over_limit: None, _proof: proof });
+                AccessFuture::Admitted { inner, origin }
             }
             Err(refusal) => {
-                if let Refusal::Access(denied) = &refusal {
-                    denied_by(&arrival, denied);
+                if let RefusalReason::Access(denied) = &refusal {
+                    log_denied(&arrival, denied);
                 }
-                ResponseFuture::Denied(Some(Box::new(refuse(refusal, arrival.line))))
+                AccessFuture::Denied(Some(Box::new(refuse(refusal, arrival.line))))
             }
         }
     }
@@ -89,7 +91,7 @@ where
 
 // === impl ResponseFuture ===
 
-impl<F: Future<Output = Result<Response, Infallible>>> Future for ResponseFuture<F> {
+impl<F: Future<Output = Result<AccessResponse, Infallible>>> Future for AccessFuture<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -100,7 +102,7 @@ impl<F: Future<Output = Result<Response, Infallible>>> Future for ResponseFuture
             ResponsePinned::Admitted { inner, origin } => {
                 let Ok(mut response) = ready!(inner.poll(cx));
                 if let Some(origin) = origin.take() {
-                    show_to(origin, response.headers_mut());
+                    add_cors_headers(origin, response.headers_mut());
                 }
                 Poll::Ready(Ok(response))
             }
@@ -108,8 +110,8 @@ impl<F: Future<Output = Result<Response, Infallible>>> Future for ResponseFuture
     }
 }
 
-/// Says in the log where a request came from that is refused for its `Host` or `Origin`. The access line has the reason.
-fn denied_by<B>(arrival: &Arrival<B>, denied: &policy::Denied) {
+/// Says in the log where a request came from that is refused for its `Host` or `TextOrigin`. The access line has the reason.
+fn log_denied<B>(arrival: &IncomingRequest<B>, denied: &policy::AccessDenial) {
     let (host, origin) = denied.values();
     let forwarded = forwarded_for(arrival.request.headers());
     let client = arrival.line.connection().peer;
@@ -117,9 +119,9 @@ fn denied_by<B>(arrival: &Arrival<B>, denied: &policy::Denied) {
 }
 
 /// Lets a page read the answer (Fetch standard, *HTTP extensions*). Cookies are not included: no
-/// `Access-Control-Allow-Credentials`. Pages show tokens in `Authorization`, which needs none.
-fn show_to(origin: HeaderValue, headers: &mut HeaderMap) {
+/// `AccessLayer-Control-Allow-Credentials`. Pages show tokens in `Authorization`, which needs none.
+fn add_cors_headers(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
     headers.append(VARY, HeaderValue::from_static("origin"));
 }

@@ -6,10 +6,10 @@
 
 use crate::{
     front::{
-        Front, Health,
-        answer::{self, Refusal, refuse},
-        arrival::{Admitted, Arrival},
-        reply::Body,
+        Front, HealthConfig,
+        incoming::{AdmittedRequest, IncomingRequest},
+        reply::FrontBody,
+        responses::{self, RefusalReason, refuse},
     },
     proxy::AccessSummary,
 };
@@ -22,11 +22,11 @@ use std::{convert::Infallible, sync::Arc};
 /// Answers what is asked at one path, and passes on everything else.
 pub(in crate::front) struct HealthChecks<S> {
     inner: S,
-    health: Option<Health>,
+    health: Option<HealthConfig>,
     front: Arc<Front>,
 }
 
-type Response = http::Response<Body>;
+type HealthResponse = http::Response<FrontBody>;
 
 /// The methods of the path.
 const SERVED: &str = "GET, HEAD";
@@ -34,27 +34,27 @@ const SERVED: &str = "GET, HEAD";
 // === impl HealthChecks ===
 
 impl<S> HealthChecks<S> {
-    pub(in crate::front) fn new(inner: S, health: Option<Health>, front: Arc<Front>) -> Self {
+    pub(in crate::front) fn new(inner: S, health: Option<HealthConfig>, front: Arc<Front>) -> Self {
         Self { inner, health, front }
     }
 
-    fn answer<B>(&self, health: &Health, arrival: Arrival<B>) -> Response {
-        let Arrival { request, line } = arrival;
-        line.connection().received();
+    fn answer<B>(&self, health: &HealthConfig, arrival: IncomingRequest<B>) -> HealthResponse {
+        let IncomingRequest { request, line } = arrival;
+        line.connection().complete_request();
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return refuse(Refusal::Method { method: request.method().clone(), allow: SERVED }, line);
+            return refuse(RefusalReason::Method { method: request.method().clone(), allow: SERVED }, line);
         }
         let (status, body) = self.state(health);
-        let mut response = answer::json(status, Bytes::from_static(body), AccessSummary::default(), line);
+        let mut response = responses::json(status, Bytes::from_static(body), AccessSummary::default(), line);
         // What was true a moment ago is of no use.
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
 
     /// As `/ready` of the admin listener, without the names of servers.
-    fn state(&self, health: &Health) -> (StatusCode, &'static [u8]) {
+    fn state(&self, health: &HealthConfig) -> (StatusCode, &'static [u8]) {
         let is_waiting = || self.front.services.iter().any(|service| !service.is_reachable());
-        if self.front.leaving.is_stopped() {
+        if self.front.drain_notice.is_stopped() {
             (StatusCode::SERVICE_UNAVAILABLE, br#"{"status":"stopping"}"#)
         } else if health.needs_servers && is_waiting() {
             (StatusCode::SERVICE_UNAVAILABLE, br#"{"status":"waiting"}"#)
@@ -64,19 +64,19 @@ impl<S> HealthChecks<S> {
     }
 }
 
-impl<S, B> Service<Admitted<B>> for HealthChecks<S>
+impl<S, B> Service<AdmittedRequest<B>> for HealthChecks<S>
 where
-    S: Service<Admitted<B>, Response = Response, Error = Infallible>,
-    S::Future: Future<Output = Result<Response, Infallible>>,
+    S: Service<AdmittedRequest<B>, Response = HealthResponse, Error = Infallible>,
+    S::Future: Future<Output = Result<HealthResponse, Infallible>>,
 {
-    type Response = Response;
+    type Response = HealthResponse;
     type Error = Infallible;
-    type Future = Either<S::Future, Ready<Result<Response, Infallible>>>;
+    type Future = Either<S::Future, Ready<Result<HealthResponse, Infallible>>>;
 
-    fn call(&self, admitted: Admitted<B>) -> Self::Future {
+    fn call(&self, admitted: AdmittedRequest<B>) -> Self::Future {
         match &self.health {
-            Some(health) if admitted.arrival.request.uri().path() == &*health.path => {
-                Either::Right(ready(Ok(self.answer(health, admitted.arrival))))
+            Some(health) if admitted.incoming.request.uri().path() == &*health.path => {
+                Either::Right(ready(Ok(self.answer(health, admitted.incoming))))
             }
             _ => Either::Left(self.inner.call(admitted)),
         }

@@ -1,10 +1,10 @@
 //! What a request passes through before it meets a face: one file each.
 
 pub(super) mod access;
+pub(super) mod access_entry;
 pub(super) mod health;
 pub(super) mod principal;
 pub(super) mod route_headers;
 pub(super) mod shed;
 pub(super) mod span;
 pub(super) mod tokens;
-pub(super) mod trace;

@@ -2,7 +2,7 @@
 
 use crate::{
     dialect::{Credentials, Principal, PrincipalKey, remove_named_by_connection},
-    policy::{PrincipalSource, Route, Tokens},
+    policy::{PrincipalSource, Route, TokenSet},
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use smallvec::SmallVec;
@@ -40,22 +40,22 @@ const TOKEN: &[u8] = b"token:";
 
 /// The names of callers that are known by a token of `access.tokens` and by nothing else.
 #[derive(Clone, Debug, Default)]
-pub struct Callers {
+pub struct PrincipalNames {
     key: PrincipalKey,
     names: BTreeMap<Principal, Arc<str>>,
 }
 
 // === impl Callers ===
 
-impl Callers {
+impl PrincipalNames {
     /// `key` is what principals are derived with.
-    pub fn new(key: &PrincipalKey, tokens: &Tokens) -> Self {
+    pub fn new(key: &PrincipalKey, tokens: &TokenSet) -> Self {
         Self { key: key.clone(), names: BTreeMap::new() }.with_tokens(tokens)
     }
 
     /// The same for these tokens. Names that are gone stay: their tasks do.
     #[must_use]
-    pub fn with_tokens(mut self, tokens: &Tokens) -> Self {
+    pub fn with_tokens(mut self, tokens: &TokenSet) -> Self {
         let named =
             tokens.names().map(|name| (self.key.principal(&[TOKEN, name.as_bytes()]), Arc::clone(name)));
         let named: Vec<_> = named.collect();
@@ -76,12 +76,12 @@ impl Callers {
 
 /// What the server is shown on the caller's behalf, on this route.
 pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Credentials {
-    Credentials::of(headers, &route.forward)
+    Credentials::from_request(headers, &route.forward)
 }
 
 /// Removes what `Connection` names, but what is forwarded on this route or names the principal: it may have been added
 /// by a proxy in front, behind a client's `Connection`.
-pub(in crate::front) fn remove_hop(route: &Route, headers: &mut HeaderMap) {
+pub(in crate::front) fn remove_hop_headers(route: &Route, headers: &mut HeaderMap) {
     let names_principal = match &route.principal {
         PrincipalSource::Authorization => None,
         PrincipalSource::Header(name) => Some(name),
@@ -92,14 +92,14 @@ pub(in crate::front) fn remove_hop(route: &Route, headers: &mut HeaderMap) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Defer, Held, LegacyTasks, Mode, Resume};
+    use crate::policy::{DeferPolicy, LegacyTaskPolicy, Mode, ResumePolicy, WaitPolicy};
     use http::HeaderName;
     use std::time::Duration;
 
     fn route(principal: PrincipalSource, forward: &[&'static str]) -> Route {
         Route {
             path: "/mcp".into(),
-            defer: Defer {
+            defer: DeferPolicy {
                 mode: Mode::Auto,
                 after: Duration::from_secs(5),
                 retention: Duration::ZERO,
@@ -107,12 +107,12 @@ mod tests {
             },
             tools: Vec::new(),
             principal,
-            questions: crate::policy::Questions::default(),
+            questions: crate::policy::InputPolicy::default(),
             forward: forward.iter().map(|name| HeaderName::from_static(name)).collect(),
-            legacy_tasks: LegacyTasks::default(),
-            resume: Resume::default(),
-            held: Held::default(),
-            tickets: crate::policy::Tickets::default(),
+            legacy_tasks: LegacyTaskPolicy::default(),
+            resume: ResumePolicy::default(),
+            held: WaitPolicy::default(),
+            tickets: crate::policy::TicketPolicy::default(),
             limits: Default::default(),
             queue: Default::default(),
             timeout: None,
@@ -174,10 +174,11 @@ mod tests {
             |token, pairs: &[_]| principal(&PrincipalKey::default(), &plain, Some(token), &headers(pairs));
         assert_eq!(of("alice", &[]), of("alice", &[("x-user", "bob")]));
         assert_ne!(of("alice", &[]), of("bob", &[]));
-        let callers = Callers::new(&PrincipalKey::default(), &Tokens::new([("alice".into(), "secret")]));
+        let callers =
+            PrincipalNames::new(&PrincipalKey::default(), &TokenSet::new([("alice".into(), "secret")]));
         assert_eq!(callers.name_of(&of("alice", &[])), Some("alice"));
         assert_eq!(callers.name_of(&of("bob", &[])), None);
-        let callers = callers.with_tokens(&Tokens::new([("bob".into(), "secret")]));
+        let callers = callers.with_tokens(&TokenSet::new([("bob".into(), "secret")]));
         assert_eq!(callers.name_of(&of("bob", &[])), Some("bob"));
         assert!(!of("alice", &[]).is_anonymous());
 

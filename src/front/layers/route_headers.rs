@@ -1,7 +1,7 @@
 //! Puts the headers of a route (`response.headers`) on every response of its path, errors of ours included.
 
 use crate::{
-    front::{Front, arrival::Arrival, reply::Body},
+    front::{Front, incoming::IncomingRequest, reply::FrontBody},
     policy::ResponseHeaders,
 };
 use hyper::service::Service;
@@ -18,23 +18,23 @@ use std::{
 pub(in crate::front) struct RouteHeaders<S> {
     inner: S,
     /// None where no route has any.
-    routes: Option<Routes>,
+    routes: Option<RouteHeaderTable>,
 }
 
 /// The headers of all routes, by their position in the front.
-struct Routes {
+struct RouteHeaderTable {
     front: Arc<Front>,
     headers: Vec<Option<Arc<ResponseHeaders>>>,
 }
 
 #[pin_project]
-pub(in crate::front) struct ResponseFuture<F> {
+pub(in crate::front) struct RouteHeadersFuture<F> {
     #[pin]
     inner: F,
     headers: Option<Arc<ResponseHeaders>>,
 }
 
-type Response = http::Response<Body>;
+type RouteResponse = http::Response<FrontBody>;
 
 // === impl RouteHeaders ===
 
@@ -44,30 +44,30 @@ impl<S> RouteHeaders<S> {
         let headers: Vec<_> =
             front.services.iter().map(|service| of_route(&service.route().response_headers)).collect();
         let has_any = headers.iter().any(Option::is_some);
-        Self { inner, routes: has_any.then(|| Routes { front: Arc::clone(front), headers }) }
+        Self { inner, routes: has_any.then(|| RouteHeaderTable { front: Arc::clone(front), headers }) }
     }
 }
 
-impl<S, B> Service<Arrival<B>> for RouteHeaders<S>
+impl<S, B> Service<IncomingRequest<B>> for RouteHeaders<S>
 where
-    S: Service<Arrival<B>, Response = Response, Error = Infallible>,
+    S: Service<IncomingRequest<B>, Response = RouteResponse, Error = Infallible>,
 {
-    type Response = Response;
+    type Response = RouteResponse;
     type Error = Infallible;
-    type Future = ResponseFuture<S::Future>;
+    type Future = RouteHeadersFuture<S::Future>;
 
-    fn call(&self, arrival: Arrival<B>) -> Self::Future {
+    fn call(&self, arrival: IncomingRequest<B>) -> Self::Future {
         let headers = self.routes.as_ref().and_then(|routes| {
             let position = routes.front.position(arrival.request.uri().path())?;
             routes.headers.get(position)?.clone()
         });
-        ResponseFuture { inner: self.inner.call(arrival), headers }
+        RouteHeadersFuture { inner: self.inner.call(arrival), headers }
     }
 }
 
 // === impl ResponseFuture ===
 
-impl<F: Future<Output = Result<Response, Infallible>>> Future for ResponseFuture<F> {
+impl<F: Future<Output = Result<RouteResponse, Infallible>>> Future for RouteHeadersFuture<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {

@@ -7,11 +7,11 @@
 //! rule 19). So what may come from one is read, a few at a time, to be answered by its id.
 
 use crate::front::{
-    answer::{Refusal, refuse},
-    arrival::Admitted,
-    face,
-    places::Places,
-    reply::Body,
+    call_permits::CallPermits,
+    dispatch,
+    incoming::AdmittedRequest,
+    reply::FrontBody,
+    responses::{RefusalReason, refuse},
 };
 use futures_util::future::{Either, Ready, ready};
 use hyper::service::Service;
@@ -19,45 +19,45 @@ use std::{convert::Infallible, future::Future};
 
 /// Lets `limit` calls in at once.
 #[derive(Debug)]
-pub(in crate::front) struct Shed<S> {
+pub(in crate::front) struct LoadShed<S> {
     inner: S,
-    places: Places,
+    permits: CallPermits,
     limit: usize,
 }
 
-type Response = http::Response<Body>;
+type ShedResponse = http::Response<FrontBody>;
 
 // === impl Shed ===
 
-impl<S> Shed<S> {
-    /// `limit` is how many `places` there are.
-    pub(in crate::front) fn new(inner: S, places: Places, limit: usize) -> Self {
-        Self { inner, places, limit }
+impl<S> LoadShed<S> {
+    /// `limit` is how many `permits` there are.
+    pub(in crate::front) fn new(inner: S, places: CallPermits, limit: usize) -> Self {
+        Self { inner, permits: places, limit }
     }
 }
 
-impl<S, B> Service<Admitted<B>> for Shed<S>
+impl<S, B> Service<AdmittedRequest<B>> for LoadShed<S>
 where
-    S: Service<Admitted<B>, Response = Response, Error = Infallible>,
-    S::Future: Future<Output = Result<Response, Infallible>>,
+    S: Service<AdmittedRequest<B>, Response = ShedResponse, Error = Infallible>,
+    S::Future: Future<Output = Result<ShedResponse, Infallible>>,
 {
-    type Response = Response;
+    type Response = ShedResponse;
     type Error = Infallible;
-    type Future = Either<S::Future, Ready<Result<Response, Infallible>>>;
+    type Future = Either<S::Future, Ready<Result<ShedResponse, Infallible>>>;
 
-    fn call(&self, mut admitted: Admitted<B>) -> Self::Future {
-        if let Some(place) = self.places.call() {
-            admitted.arrival.line.hold(place);
+    fn call(&self, mut admitted: AdmittedRequest<B>) -> Self::Future {
+        if let Some(place) = self.permits.try_acquire() {
+            admitted.incoming.line.set_permit(place);
             return Either::Left(self.inner.call(admitted));
         }
-        if face::may_be_legacy(&admitted.arrival.request)
-            && let Some(place) = self.places.wait()
+        if dispatch::may_be_legacy(&admitted.incoming.request)
+            && let Some(place) = self.permits.try_acquire_shed()
         {
-            admitted.arrival.line.hold(place);
-            admitted.turned_away = Some(self.limit);
+            admitted.incoming.line.set_permit(place);
+            admitted.over_limit = Some(self.limit);
             return Either::Left(self.inner.call(admitted));
         }
-        let busy = Refusal::Busy { limit: self.limit };
-        Either::Right(ready(Ok(refuse(busy, admitted.arrival.line))))
+        let busy = RefusalReason::Busy { limit: self.limit };
+        Either::Right(ready(Ok(refuse(busy, admitted.incoming.line))))
     }
 }

@@ -7,19 +7,19 @@
 use crate::{
     dialect::{
         Call,
-        legacy::{self, Post},
+        legacy::{self, LegacyPost},
     },
-    front::connection::Connection,
+    front::connection::ClientConnection,
     protocol::{
         Frame, Method, Payload, Revision, TraceContext,
         headers::{self, PROTOCOL_VERSION},
     },
     proxy::AccessSummary,
     telemetry::{
-        Outcome,
+        RequestOutcome,
         trace::{
-            Kind, Span, Tracer,
-            mcp::{Message, task_tag},
+            Span, SpanKind, Tracer,
+            mcp::{MessageAttributes, task_tag},
         },
     },
 };
@@ -27,12 +27,15 @@ use http::HeaderMap;
 use std::fmt::Display;
 
 /// Of a request of 2026-07-28.
-pub(in crate::front) fn of_call(tracer: &Tracer, call: &Call, headers: &HeaderMap) -> Span {
+pub(in crate::front) fn call_span(tracer: &Tracer, call: &Call, headers: &HeaderMap) -> Span {
     if !tracer.is_on() {
         return Span::default();
     }
-    let message =
-        Message { method: call.method.as_str(), target: call.target.as_deref(), id: Some(&call.id) };
+    let message = MessageAttributes {
+        method: call.method.as_str(),
+        target: call.target.as_deref(),
+        id: Some(&call.id),
+    };
     let mut span = begin(tracer, message, call.params.as_ref(), headers);
     if let Method::TasksGet | Method::TasksUpdate | Method::TasksCancel = call.method
         && let Some(id) = &call.target
@@ -43,23 +46,23 @@ pub(in crate::front) fn of_call(tracer: &Tracer, call: &Call, headers: &HeaderMa
 }
 
 /// Of what a legacy client has posted: a batch is one request. An answer to a question of the server is none.
-pub(in crate::front) fn of_post(
+pub(in crate::front) fn post_span(
     tracer: &Tracer,
-    post: &Post,
+    post: &LegacyPost,
     message: Option<&Frame>,
     names: &str,
     headers: &HeaderMap,
 ) -> Span {
-    if !tracer.is_on() || post.messages.iter().all(|it| matches!(it, legacy::Message::Response(_))) {
+    if !tracer.is_on() || post.messages.iter().all(|it| matches!(it, legacy::ClientMessage::Response(_))) {
         return Span::default();
     }
     let (target, id) = match &post.messages[..] {
-        [legacy::Message::Request { id, target, .. }] => (target.as_deref(), Some(id)),
+        [legacy::ClientMessage::Request { id, target, .. }] => (target.as_deref(), Some(id)),
         _ => (None, None),
     };
     let params = message.and_then(Frame::params);
-    let mut span = begin(tracer, Message { method: names, target, id }, params, headers);
-    if let [legacy::Message::Request { method, target: Some(id), .. }] = &post.messages[..]
+    let mut span = begin(tracer, MessageAttributes { method: names, target, id }, params, headers);
+    if let [legacy::ClientMessage::Request { method, target: Some(id), .. }] = &post.messages[..]
         && method.is_about_legacy_tasks()
     {
         span.set("deferral.task.id", task_tag(id));
@@ -67,10 +70,15 @@ pub(in crate::front) fn of_post(
     span
 }
 
-fn begin(tracer: &Tracer, message: Message<'_>, params: Option<&Payload>, headers: &HeaderMap) -> Span {
-    let in_meta = params.and_then(Payload::meta).and_then(TraceContext::of_meta);
-    let in_headers = TraceContext::of_headers(headers);
-    let mut span = message.begin(tracer, Kind::Server, in_meta.as_ref().or(in_headers.as_ref()));
+fn begin(
+    tracer: &Tracer,
+    message: MessageAttributes<'_>,
+    params: Option<&Payload>,
+    headers: &HeaderMap,
+) -> Span {
+    let in_meta = params.and_then(Payload::meta).and_then(TraceContext::from_meta);
+    let in_headers = TraceContext::from_headers(headers);
+    let mut span = message.begin(tracer, SpanKind::Server, in_meta.as_ref().or(in_headers.as_ref()));
     if let (Some(meta), Some(headers)) = (&in_meta, &in_headers)
         && meta.span != headers.span
     {
@@ -79,7 +87,7 @@ fn begin(tracer: &Tracer, message: Message<'_>, params: Option<&Payload>, header
     if span.is_recorded() {
         let named = headers.get(&PROTOCOL_VERSION).and_then(|value| headers::decode(value).ok());
         let revision = named.and_then(|text| Revision::parse(&text));
-        if let Some(revision) = revision.or_else(|| asked_for(message.method, params)) {
+        if let Some(revision) = revision.or_else(|| requested_revision(message.method, params)) {
             span.set("mcp.protocol.version", revision.as_str());
         }
     }
@@ -87,26 +95,26 @@ fn begin(tracer: &Tracer, message: Message<'_>, params: Option<&Payload>, header
 }
 
 /// The revision that a handshake asks for, which no header names yet.
-fn asked_for(method: &str, params: Option<&Payload>) -> Option<Revision> {
+fn requested_revision(method: &str, params: Option<&Payload>) -> Option<Revision> {
     (method == Method::Initialize.as_str())
         .then(|| Revision::parse(&params?.string("protocolVersion")?))
         .flatten()
 }
 
 /// What is known of a request when its line is written.
-pub(super) struct Ending<'a> {
-    pub(super) connection: &'a Connection,
+pub(super) struct SpanSummary<'a> {
+    pub(super) connection: &'a ClientConnection,
     pub(super) route: &'a str,
     pub(super) session: Option<&'a dyn Display>,
     pub(super) account: &'a AccessSummary,
 }
 
 /// Says how the request ended. Of an error of the server's only the code: its words may hold what it was asked about.
-pub(super) fn end(span: &mut Span, ending: &Ending<'_>) {
+pub(super) fn end(span: &mut Span, ending: &SpanSummary<'_>) {
     if !span.is_recorded() {
         return;
     }
-    let Ending { connection, route, session, account } = ending;
+    let SpanSummary { connection, route, session, account } = ending;
     span.set("network.transport", "tcp");
     span.set("network.protocol.name", "http");
     span.set("network.protocol.version", connection.http_version());
@@ -126,21 +134,23 @@ pub(super) fn end(span: &mut Span, ending: &Ending<'_>) {
     }
     let (outcome, reason) = (account.outcome, account.reason.as_deref());
     match outcome {
-        Outcome::Result | Outcome::Task | Outcome::InputRequired => {}
-        Outcome::ToolError | Outcome::Departed => span.fail(outcome.as_str(), None),
-        Outcome::ServerError => match reason.and_then(code_in) {
+        RequestOutcome::Result | RequestOutcome::Task | RequestOutcome::InputRequired => {}
+        RequestOutcome::ToolError | RequestOutcome::Disconnected => span.fail(outcome.as_str(), None),
+        RequestOutcome::ServerError => match reason.and_then(server_error_code) {
             Some(code) => fail(span, code, None),
             // An HTTP error.
             None => span.fail(outcome.as_str(), None),
         },
         // Its words may be those of the server.
-        Outcome::UpstreamFailed => ours(span, account, None),
-        Outcome::Refused | Outcome::TimedOut | Outcome::ProxyFailed => ours(span, account, reason),
+        RequestOutcome::UpstreamFailed => fail_with_proxy_error(span, account, None),
+        RequestOutcome::Refused | RequestOutcome::TimedOut | RequestOutcome::ProxyFailed => {
+            fail_with_proxy_error(span, account, reason)
+        }
     }
 }
 
 /// With an error of ours.
-fn ours(span: &mut Span, account: &AccessSummary, reason: Option<&str>) {
+fn fail_with_proxy_error(span: &mut Span, account: &AccessSummary, reason: Option<&str>) {
     match account.code {
         Some(code) => fail(span, code.get().into(), reason),
         None => span.fail(account.outcome.as_str(), reason),
@@ -154,6 +164,6 @@ fn fail(span: &mut Span, code: i64, reason: Option<&str>) {
 }
 
 /// The code of the server's error, as the access line has it.
-fn code_in(reason: &str) -> Option<i64> {
+fn server_error_code(reason: &str) -> Option<i64> {
     reason.rsplit_once("error ")?.1.parse().ok()
 }

@@ -7,10 +7,10 @@
 
 use crate::{
     front::{
-        answer::{Refusal, refuse},
-        arrival::Admitted,
+        incoming::AdmittedRequest,
         metadata,
-        reply::Body,
+        reply::FrontBody,
+        responses::{RefusalReason, refuse},
         sign_in,
     },
     policy,
@@ -22,50 +22,50 @@ use std::{convert::Infallible, future::Future};
 
 /// Lets in who shows a token, or answers with 401.
 #[derive(Debug)]
-pub(in crate::front) struct Tokens<S> {
+pub(in crate::front) struct TokenAuth<S> {
     inner: S,
-    tokens: policy::Tokens,
+    tokens: policy::TokenSet,
 }
 
-type Response = http::Response<Body>;
+type TokenResponse = http::Response<FrontBody>;
 
 // === impl Tokens ===
 
-impl<S> Tokens<S> {
-    pub(in crate::front) fn new(inner: S, tokens: policy::Tokens) -> Self {
+impl<S> TokenAuth<S> {
+    pub(in crate::front) fn new(inner: S, tokens: policy::TokenSet) -> Self {
         Self { inner, tokens }
     }
 
     /// Finds out by its token who sends a request.
-    fn identify<B>(&self, admitted: &mut Admitted<B>) -> Result<(), Refusal> {
-        let request = &mut admitted.arrival.request;
+    fn identify<B>(&self, admitted: &mut AdmittedRequest<B>) -> Result<(), RefusalReason> {
+        let request = &mut admitted.incoming.request;
         if self.tokens.is_empty() || *request.method() == Method::OPTIONS {
             return Ok(());
         }
         let path = request.uri().path();
         let is_sign_in = || *request.method() == Method::GET && sign_in::is_document(path);
-        if metadata::is_asked(path) || is_sign_in() {
-            return Err(Refusal::NoMetadata { path: path.to_owned() });
+        if metadata::is_metadata_path(path) || is_sign_in() {
+            return Err(RefusalReason::NoMetadata { path: path.to_owned() });
         }
-        let token = self.tokens.take(request.headers_mut()).map_err(Refusal::NotKnown)?;
-        admitted.arrival.line.shows(token);
+        let token = self.tokens.take(request.headers_mut()).map_err(RefusalReason::Unauthenticated)?;
+        admitted.incoming.line.set_token(token);
         Ok(())
     }
 }
 
-impl<S, B> Service<Admitted<B>> for Tokens<S>
+impl<S, B> Service<AdmittedRequest<B>> for TokenAuth<S>
 where
-    S: Service<Admitted<B>, Response = Response, Error = Infallible>,
-    S::Future: Future<Output = Result<Response, Infallible>>,
+    S: Service<AdmittedRequest<B>, Response = TokenResponse, Error = Infallible>,
+    S::Future: Future<Output = Result<TokenResponse, Infallible>>,
 {
-    type Response = Response;
+    type Response = TokenResponse;
     type Error = Infallible;
-    type Future = Either<S::Future, Ready<Result<Response, Infallible>>>;
+    type Future = Either<S::Future, Ready<Result<TokenResponse, Infallible>>>;
 
-    fn call(&self, mut admitted: Admitted<B>) -> Self::Future {
+    fn call(&self, mut admitted: AdmittedRequest<B>) -> Self::Future {
         match self.identify(&mut admitted) {
             Ok(()) => Either::Left(self.inner.call(admitted)),
-            Err(refusal) => Either::Right(ready(Ok(refuse(refusal, admitted.arrival.line)))),
+            Err(refusal) => Either::Right(ready(Ok(refuse(refusal, admitted.incoming.line)))),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Event-stream bytes to events.
 
-use super::{Field, Part, Reader, joined::Joined};
+use super::{EventStreamReader, SseField, StreamToken, byte_joiner::ByteJoiner};
 use bytes::Bytes;
 use std::{mem, ops::Range, time::Duration};
 
@@ -28,18 +28,18 @@ pub struct SseEvent {
 /// up without their ends. Comments and unknown fields are bounded one by one and not summed:
 /// a server may keep a silent stream alive with comments alone, for as long as it likes.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub struct EventDecoder {
     limit: usize,
-    reader: Reader,
+    reader: EventStreamReader,
     /// The last chunk, and how much of it has been read.
     input: Bytes,
     read: usize,
     /// The fields of the event that the blank line is still to come for.
-    pending: Pending,
+    pending: PendingEvent,
     /// Bytes of the lines that are held in `pending`.
-    held: usize,
+    pending_bytes: usize,
     /// Bytes of the line that has not ended.
-    line: usize,
+    line_bytes: usize,
     /// The limit was exceeded. Where the next event begins is unknown.
     failed: bool,
 }
@@ -52,11 +52,11 @@ pub struct EventTooLarge {
 }
 
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingEvent {
     id: Option<String>,
     event: Option<String>,
     /// None before the first `data:` line. One that is empty is something else: it makes an event.
-    data: Option<Joined>,
+    data: Option<ByteJoiner>,
     retry: Option<Duration>,
     /// The value of a line that has not ended, where it is no data.
     value: Vec<u8>,
@@ -64,13 +64,13 @@ struct Pending {
 
 // === impl Decoder ===
 
-impl Decoder {
+impl EventDecoder {
     /// `limit` is in bytes. The worst case is this and one chunk for each open stream.
     pub fn new(limit: usize) -> Self {
         Self { limit, ..Self::default() }
     }
 
-    /// Takes a chunk of the body. Then [`Decoder::next_event`] until it gives `None`: what is left
+    /// Takes a chunk of the body. Then [`EventDecoder::next_event`] until it gives `Missing`: what is left
     /// of an earlier chunk would be copied.
     pub fn feed(&mut self, chunk: Bytes) {
         let left = &self.input[mem::take(&mut self.read)..];
@@ -85,26 +85,26 @@ impl Decoder {
         while let Some((part, length)) = self.reader.next(&self.input[self.read..]) {
             let from = self.read;
             self.read += length;
-            if matches!(part, Part::Name | Part::Field(_) | Part::Value(_)) {
-                self.line += length;
+            if matches!(part, StreamToken::Name | StreamToken::Field(_) | StreamToken::Value(_)) {
+                self.line_bytes += length;
                 // The outcome depends on the line alone, not on how it was cut into chunks.
-                if self.failed || self.held + self.line > self.limit {
+                if self.failed || self.pending_bytes + self.line_bytes > self.limit {
                     return Err(self.fail());
                 }
             }
             match part {
-                Part::Mark => self.line = 0,
-                Part::LineFeed | Part::Name => {}
-                Part::Field(field) => self.pending.begin(field),
-                Part::Value(field) => self.pending.go_on(field, &self.input, from..self.read),
-                Part::End(field) => {
-                    let line = mem::take(&mut self.line);
-                    if self.pending.end(field) {
-                        self.held += line;
+                StreamToken::Mark => self.line_bytes = 0,
+                StreamToken::LineFeed | StreamToken::Name => {}
+                StreamToken::Field(field) => self.pending.begin(field),
+                StreamToken::Value(field) => self.pending.extend(field, &self.input, from..self.read),
+                StreamToken::End(field) => {
+                    let line = mem::take(&mut self.line_bytes);
+                    if self.pending.end_line(field) {
+                        self.pending_bytes += line;
                     }
                 }
-                Part::Blank => {
-                    self.held = 0;
+                StreamToken::Blank => {
+                    self.pending_bytes = 0;
                     if let Some(event) = mem::take(&mut self.pending).dispatch() {
                         return Ok(Some(event));
                     }
@@ -125,38 +125,40 @@ impl Decoder {
 
 // === impl Pending ===
 
-impl Pending {
-    fn begin(&mut self, field: Field) {
+impl PendingEvent {
+    fn begin(&mut self, field: SseField) {
         self.value.clear();
-        if field == Field::Data {
+        if field == SseField::Data {
             match &mut self.data {
-                None => self.data = Some(Joined::Nothing),
+                None => self.data = Some(ByteJoiner::Empty),
                 Some(lines) => lines.push(Bytes::from_static(b"\n")),
             }
         }
     }
 
-    fn go_on(&mut self, field: Field, chunk: &Bytes, piece: Range<usize>) {
+    fn extend(&mut self, field: SseField, chunk: &Bytes, piece: Range<usize>) {
         match (field, &mut self.data) {
-            (Field::Data, data) => data.get_or_insert_default().push(chunk.slice(piece)),
-            (Field::Event | Field::Id | Field::Retry, _) => self.value.extend_from_slice(&chunk[piece]),
-            (Field::Other, _) => {}
+            (SseField::Data, data) => data.get_or_insert_default().push(chunk.slice(piece)),
+            (SseField::Event | SseField::Id | SseField::Retry, _) => {
+                self.value.extend_from_slice(&chunk[piece])
+            }
+            (SseField::Other, _) => {}
         }
     }
 
     /// The line has ended. Whether anything of it is held.
-    fn end(&mut self, field: Field) -> bool {
+    fn end_line(&mut self, field: SseField) -> bool {
         let value = mem::take(&mut self.value);
         match field {
-            Field::Data => {}
-            Field::Event => self.event = Some(text(value)).filter(|name| !name.is_empty()),
-            Field::Id if memchr::memchr(0, &value).is_none() => self.id = Some(text(value)),
-            Field::Retry => match milliseconds(&value) {
+            SseField::Data => {}
+            SseField::Event => self.event = Some(text(value)).filter(|name| !name.is_empty()),
+            SseField::Id if memchr::memchr(0, &value).is_none() => self.id = Some(text(value)),
+            SseField::Retry => match milliseconds(&value) {
                 Some(retry) => self.retry = Some(retry),
                 None => return false,
             },
             // An id with NUL is none.
-            Field::Id | Field::Other => return false,
+            SseField::Id | SseField::Other => return false,
         }
         true
     }
@@ -199,7 +201,7 @@ mod tests {
         limit: usize,
         chunks: impl IntoIterator<Item = &'a [u8]>,
     ) -> (Vec<SseEvent>, Option<EventTooLarge>) {
-        let mut decoder = Decoder::new(limit);
+        let mut decoder = EventDecoder::new(limit);
         let mut events = Vec::new();
         for chunk in chunks {
             decoder.feed(Bytes::copy_from_slice(chunk));
@@ -210,7 +212,7 @@ mod tests {
                     Err(error) => return (events, Some(error)),
                 }
             }
-            assert!(decoder.held + decoder.line <= limit, "more than the limit is held");
+            assert!(decoder.pending_bytes + decoder.line_bytes <= limit, "more than the limit is held");
         }
         (events, None)
     }
@@ -297,7 +299,7 @@ mod tests {
     #[test]
     fn a_line_within_a_chunk_is_not_copied() {
         let chunk = Bytes::from(b"event: message\ndata: {\"a\":1}\n\n".to_vec());
-        let mut decoder = Decoder::new(99);
+        let mut decoder = EventDecoder::new(99);
         decoder.feed(chunk.clone());
         let event = decoder.next_event().expect("small").expect("whole");
         assert_eq!(event.data, &b"{\"a\":1}"[..]);
@@ -306,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_chunk_fed_early_loses_nothing() {
-        let mut decoder = Decoder::new(99);
+        let mut decoder = EventDecoder::new(99);
         for chunk in [&b"data:a\n\nda"[..], b"ta:b\n", b"\n"] {
             decoder.feed(Bytes::copy_from_slice(chunk));
         }
@@ -318,7 +320,7 @@ mod tests {
     #[test]
     fn an_event_beyond_the_limit_ends_the_stream() {
         let too_large = EventTooLarge { limit: 10 };
-        let mut decoder = Decoder::new(10);
+        let mut decoder = EventDecoder::new(10);
         decoder.feed(Bytes::from_static(b"data:12345\n\ndata:1\ndata:\n\n"));
         assert_eq!(decoder.next_event(), Ok(Some(data("12345"))));
         assert_eq!(decoder.next_event(), Err(too_large));

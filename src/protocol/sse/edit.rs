@@ -1,6 +1,6 @@
 //! One answer on its way, of which one message is changed.
 
-use super::{Cutter, Field, Piece, joined::Joined};
+use super::{EventSplitter, SseField, StreamPiece, byte_joiner::ByteJoiner};
 use crate::protocol::{Frame, Kind};
 use bytes::Bytes;
 
@@ -9,36 +9,36 @@ use bytes::Bytes;
 /// All other bytes are those of the server: its comments, ids, event names and line ends. An event is
 /// held until its end, for it cannot be known before what it says; most come in one chunk.
 #[derive(Debug)]
-pub struct Editor {
-    events: Cutter,
+pub struct ResponseEditor {
+    events: EventSplitter,
     /// Every response is looked at, and not the first alone.
-    looks_on: bool,
+    edits_all: bool,
 }
 
 // === impl Editor ===
 
-impl Editor {
+impl ResponseEditor {
     /// `limit` is for one event, in bytes: a larger one goes by unread, and what follows too.
     pub fn new(limit: usize) -> Self {
-        Self { events: Cutter::new(limit), looks_on: false }
+        Self { events: EventSplitter::new(limit), edits_all: false }
     }
 
-    /// As [`Editor::new`], for a stream that may hold several responses: `edit` is asked for each.
-    pub fn of_all(limit: usize) -> Self {
-        Self { looks_on: true, ..Self::new(limit) }
+    /// As [`ResponseEditor::new`], for a stream that may hold several responses: `edit` is asked for each.
+    pub fn for_all_responses(limit: usize) -> Self {
+        Self { edits_all: true, ..Self::new(limit) }
     }
 
     /// Takes the next chunk; gives what can go on. Nothing is not the end of it. `edit` says what the
     /// first response with a result becomes, or nothing where it stays as it is; it is asked once.
     pub fn feed(&mut self, chunk: Bytes, mut edit: impl FnMut(&Frame) -> Option<Bytes>) -> Bytes {
         self.events.feed(chunk);
-        let mut out = Joined::default();
+        let mut out = ByteJoiner::default();
         while let Some(event) = self.events.next_piece() {
             let response = event.message().filter(|frame| matches!(frame.kind(), Kind::Success { .. }));
             let edited = response.and_then(|response| {
-                if !self.looks_on {
+                if !self.edits_all {
                     // What follows does not wait for its end.
-                    self.events.stop();
+                    self.events.stop_splitting();
                 }
                 edit(&response)
             });
@@ -48,22 +48,22 @@ impl Editor {
     }
 
     /// The stream has ended: what was held of it.
-    pub fn rest(&mut self) -> Bytes {
-        self.events.pass()
+    pub fn finish(&mut self) -> Bytes {
+        self.events.take_buffered()
     }
 
     /// The stream goes on elsewhere, where the event comes again that has not ended.
-    pub fn begin_event(&mut self) {
-        self.events.begin_event();
+    pub fn restart_event(&mut self) {
+        self.events.restart_event();
     }
 }
 
 /// The event with this for its data.
-fn with_message(event: &Piece, message: &[u8]) -> Bytes {
+fn with_message(event: &StreamPiece, message: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(event.bytes.len() + message.len());
     let mut message = Some(message);
     for line in event.lines() {
-        if line.field != Some(Field::Data) {
+        if line.field != Some(SseField::Data) {
             // The line before may have ended otherwise than the one that is left out here: its CR would take
             // a blank line's LF for its own.
             if line.field.is_none() && line.end == b"\n" && out.ends_with(b"\r") {
@@ -101,13 +101,13 @@ mod tests {
             let mut cuts = cuts;
             cuts.sort_unstable();
             cuts.push(STREAM.len());
-            let mut editor = Editor::new(1 << 20);
+            let mut editor = ResponseEditor::new(1 << 20);
             let (mut out, mut from) = (Vec::new(), 0);
             for cut in cuts {
                 out.extend_from_slice(&editor.feed(Bytes::copy_from_slice(&STREAM.as_bytes()[from..cut]), edit));
                 from = cut;
             }
-            out.extend_from_slice(&editor.rest());
+            out.extend_from_slice(&editor.finish());
             let wanted = STREAM
                 .replace("\rdata:\"result\":{\"a\" : 1}}", "\rdata: \"result\":{\"a\" : 1,\"b\":2}}");
             prop_assert_eq!(String::from_utf8(out).expect("utf-8"), wanted);
@@ -116,25 +116,25 @@ mod tests {
 
     #[test]
     fn every_response_of_a_stream_that_may_hold_several_is_changed() {
-        let mut editor = Editor::of_all(1 << 20);
+        let mut editor = ResponseEditor::for_all_responses(1 << 20);
         let out = editor.feed(Bytes::from_static(STREAM.as_bytes()), |_| Some(Bytes::from_static(b"{}")));
-        let out = [&out[..], &editor.rest()[..]].concat();
+        let out = [&out[..], &editor.finish()[..]].concat();
         assert_eq!(String::from_utf8(out).expect("utf-8").matches("data: {}").count(), 2);
     }
 
     #[test]
     fn what_follows_a_response_that_stays_as_it_is_keeps_its_place() {
-        let mut editor = Editor::new(1 << 20);
+        let mut editor = ResponseEditor::new(1 << 20);
         let mut out =
             editor.feed(Bytes::from_static(b"data: {\"id\":1,\"result\":{}}\n\nda"), |_| None).to_vec();
         out.extend_from_slice(&editor.feed(Bytes::from_static(b"ta: x\n\n"), |_| None));
-        out.extend_from_slice(&editor.rest());
+        out.extend_from_slice(&editor.finish());
         assert_eq!(out, b"data: {\"id\":1,\"result\":{}}\n\ndata: x\n\n");
     }
 
     #[test]
     fn a_response_behind_a_byte_order_mark_is_changed_too() {
-        let mut editor = Editor::new(1 << 20);
+        let mut editor = ResponseEditor::new(1 << 20);
         let stream = "\u{feff}data: {\"id\":1,\"result\":{\"a\":1}}\n\n".as_bytes();
         let out = editor.feed(Bytes::from_static(stream), edit);
         assert_eq!(out, "\u{feff}data: {\"id\":1,\"result\":{\"a\":1,\"b\":2}}\n\n".as_bytes());
@@ -142,10 +142,10 @@ mod tests {
 
     #[test]
     fn a_response_whose_last_byte_is_a_cr_is_changed_and_does_not_wait() {
-        let mut editor = Editor::new(1 << 20);
+        let mut editor = ResponseEditor::new(1 << 20);
         let out = editor.feed(Bytes::from_static(b"data: {\"id\":1,\"result\":{\"a\":1}}\r\r"), edit);
         assert_eq!(out, "data: {\"id\":1,\"result\":{\"a\":1,\"b\":2}}\r\r");
-        assert_eq!(editor.rest(), "");
+        assert_eq!(editor.finish(), "");
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
                 "data: {\"id\":1,\"result\":{\"a\":1,\"b\":2}}\rdata: \rid: 1\r\n\n",
             ),
         ] {
-            let mut editor = Editor::new(1 << 20);
+            let mut editor = ResponseEditor::new(1 << 20);
             let out = editor.feed(Bytes::from(format!("{event}data: next\n\n")), edit);
             assert_eq!(out, format!("{wanted}data: next\n\n"));
         }
@@ -168,14 +168,14 @@ mod tests {
 
     #[test]
     fn what_is_not_changed_goes_by_as_it_is() {
-        let mut editor = Editor::new(1 << 20);
+        let mut editor = ResponseEditor::new(1 << 20);
         let out = editor.feed(Bytes::from_static(STREAM.as_bytes()), |_| None);
-        assert_eq!([&out[..], &editor.rest()[..]].concat(), STREAM.as_bytes());
+        assert_eq!([&out[..], &editor.finish()[..]].concat(), STREAM.as_bytes());
     }
 
     #[test]
     fn an_event_that_is_too_large_is_not_held() {
-        let mut editor = Editor::new(16);
+        let mut editor = ResponseEditor::new(16);
         let out = editor.feed(Bytes::from_static(b"data: {\"jsonrpc\":\"2.0\""), edit);
         assert_eq!(out, "data: {\"jsonrpc\":\"2.0\"");
         assert_eq!(editor.feed(Bytes::from_static(b"}"), edit), "}");

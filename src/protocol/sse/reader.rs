@@ -1,15 +1,15 @@
 //! What the bytes of an event stream are, however they are cut into chunks.
 //!
 //! The one place that knows lines, fields and their ends (WHATWG HTML, *Parsing an event stream*).
-//! Everybody else takes [`Part`]s: each says what the next bytes of the chunk are, and how many. A part
+//! Everybody else takes [`StreamToken`]s: each says what the next bytes of the chunk are, and how many. A part
 //! ends where the chunk ends at the latest, so a value may come in several.
 
 use super::BYTE_ORDER_MARK;
 
 /// What has been read of a stream. Holds none of its bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Reader {
-    place: Place,
+pub struct EventStreamReader {
+    place: LinePosition,
     /// The last byte was a CR that ended a line; an LF right behind it belongs to it.
     after_cr: bool,
     /// The place is over where a byte order mark may stand.
@@ -19,7 +19,7 @@ pub struct Reader {
 
 /// What the next bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum StreamToken {
     /// The byte order mark, which belongs to no event. What has come of it before was taken for a name.
     Mark,
     /// The LF of a CR LF whose CR has been a line's end already, because no more had come.
@@ -28,18 +28,18 @@ pub enum Part {
     Name,
     /// The same, and now it is known which field this is. Each line that is not blank has one of these,
     /// perhaps of no bytes.
-    Field(Field),
+    Field(SseField),
     /// Of the field's value.
-    Value(Field),
+    Value(SseField),
     /// The end of the field's line.
-    End(Field),
+    End(SseField),
     /// A blank line, which ends an event.
     Blank,
 }
 
 /// What a line says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Field {
+pub enum SseField {
     Data,
     Event,
     Id,
@@ -50,29 +50,29 @@ pub enum Field {
 
 /// Where in its line the next byte stands.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum LinePosition {
     /// The line has begun with so many bytes of this field's name; or, if that is `Other`, with something
     /// else.
     Name {
-        begins: Field,
+        begins: SseField,
         seen: u8,
     },
     /// Behind the colon: one space is not the value's.
-    Space(Field),
-    Value(Field),
+    Space(SseField),
+    Value(SseField),
 }
 
 // === impl Reader ===
 
-impl Reader {
+impl EventStreamReader {
     /// Of what follows the beginning of a stream: there is no byte order mark.
-    pub fn within() -> Self {
+    pub fn after_start() -> Self {
         Self { has_begun: true, ..Self::default() }
     }
 
     /// What the next bytes of `chunk` are, and how many; nothing once there are none.
     #[inline(always)]
-    pub fn next(&mut self, chunk: &[u8]) -> Option<(Part, usize)> {
+    pub fn next(&mut self, chunk: &[u8]) -> Option<(StreamToken, usize)> {
         let first = *chunk.first()?;
         if (self.after_cr || !self.has_begun)
             && let Some(part) = self.line_feed_or_mark(chunk)
@@ -80,41 +80,41 @@ impl Reader {
             return Some(part);
         }
         Some(match (self.place, first) {
-            (Place::Name { seen: 0, .. }, b'\n' | b'\r') => {
+            (LinePosition::Name { seen: 0, .. }, b'\n' | b'\r') => {
                 self.in_event = false;
-                (Part::Blank, self.line_end(chunk))
+                (StreamToken::Blank, self.line_end(chunk))
             }
             // A line without a colon is a field without a value.
-            (Place::Name { begins, seen }, b'\n' | b'\r') => {
-                let field = begins.if_whole(seen);
-                self.place = Place::Value(field);
-                (Part::Field(field), 0)
+            (LinePosition::Name { begins, seen }, b'\n' | b'\r') => {
+                let field = begins.if_complete(seen);
+                self.place = LinePosition::Value(field);
+                (StreamToken::Field(field), 0)
             }
-            (Place::Space(field) | Place::Value(field), b'\n' | b'\r') => {
-                self.place = Place::default();
-                (Part::End(field), self.line_end(chunk))
+            (LinePosition::Space(field) | LinePosition::Value(field), b'\n' | b'\r') => {
+                self.place = LinePosition::default();
+                (StreamToken::End(field), self.line_end(chunk))
             }
-            (Place::Name { begins, seen }, _) => {
+            (LinePosition::Name { begins, seen }, _) => {
                 self.in_event = true;
-                match Field::whole(chunk) {
+                match SseField::match_prefix(chunk) {
                     Some((field, length)) if seen == 0 => self.field(field, chunk, length),
                     Some(_) | None => self.name(chunk, begins, seen),
                 }
             }
-            (Place::Space(field), b' ') => {
-                self.place = Place::Value(field);
-                (Part::Name, 1)
+            (LinePosition::Space(field), b' ') => {
+                self.place = LinePosition::Value(field);
+                (StreamToken::Name, 1)
             }
-            (Place::Space(field) | Place::Value(field), _) => {
-                self.place = Place::Value(field);
-                (Part::Value(field), memchr::memchr2(b'\n', b'\r', chunk).unwrap_or(chunk.len()))
+            (LinePosition::Space(field) | LinePosition::Value(field), _) => {
+                self.place = LinePosition::Value(field);
+                (StreamToken::Value(field), memchr::memchr2(b'\n', b'\r', chunk).unwrap_or(chunk.len()))
             }
         })
     }
 
     /// The stream goes on with a new line, and with a new event.
-    pub fn begin_event(&mut self) {
-        *self = Self::within();
+    pub fn restart_event(&mut self) {
+        *self = Self::after_start();
     }
 
     /// Whether an event would begin here.
@@ -123,57 +123,57 @@ impl Reader {
     }
 
     /// What the line would say that has begun and has not ended, if it ended here.
-    pub fn unfinished_line(&self) -> Option<Field> {
+    pub fn unfinished_line(&self) -> Option<SseField> {
         match self.place {
-            Place::Name { seen: 0, .. } => None,
-            Place::Name { begins, seen } => Some(begins.if_whole(seen)),
-            Place::Space(field) | Place::Value(field) => Some(field),
+            LinePosition::Name { seen: 0, .. } => None,
+            LinePosition::Name { begins, seen } => Some(begins.if_complete(seen)),
+            LinePosition::Space(field) | LinePosition::Value(field) => Some(field),
         }
     }
 
     /// What may stand between a line's end and the next line: the other half of the end, or at the
     /// beginning of the stream the byte order mark or as much of one as has come.
     #[cold]
-    fn line_feed_or_mark(&mut self, chunk: &[u8]) -> Option<(Part, usize)> {
+    fn line_feed_or_mark(&mut self, chunk: &[u8]) -> Option<(StreamToken, usize)> {
         if std::mem::take(&mut self.after_cr) && chunk[0] == b'\n' {
-            return Some((Part::LineFeed, 1));
+            return Some((StreamToken::LineFeed, 1));
         }
-        let Place::Name { seen, .. } = self.place else { return None };
+        let LinePosition::Name { seen, .. } = self.place else { return None };
         if self.has_begun {
             return None;
         }
         let expected = &BYTE_ORDER_MARK[usize::from(seen)..];
         let common = chunk.iter().zip(expected).take_while(|(byte, expected)| byte == expected).count();
         if common == expected.len() {
-            self.begin_event();
-            return Some((Part::Mark, common));
+            self.restart_event();
+            return Some((StreamToken::Mark, common));
         }
         self.has_begun = common < chunk.len();
         if self.has_begun {
             return None;
         }
         self.in_event = true;
-        self.place = Place::Name { begins: Field::Other, seen: seen + common as u8 };
-        Some((Part::Name, common))
+        self.place = LinePosition::Name { begins: SseField::Other, seen: seen + common as u8 };
+        Some((StreamToken::Name, common))
     }
 
     /// A name that is cut, or none of those we know.
-    fn name(&mut self, chunk: &[u8], begins: Field, seen: u8) -> (Part, usize) {
+    fn name(&mut self, chunk: &[u8], begins: SseField, seen: u8) -> (StreamToken, usize) {
         let end = memchr::memchr3(b':', b'\n', b'\r', chunk).unwrap_or(chunk.len());
-        let (begins, seen) = begins.go_on(seen, &chunk[..end]);
+        let (begins, seen) = begins.extend_name(seen, &chunk[..end]);
         if chunk.get(end) == Some(&b':') {
-            return self.field(begins.if_whole(seen), chunk, end + 1);
+            return self.field(begins.if_complete(seen), chunk, end + 1);
         }
-        self.place = Place::Name { begins, seen };
-        (Part::Name, end)
+        self.place = LinePosition::Name { begins, seen };
+        (StreamToken::Name, end)
     }
 
     /// The name has ended with its colon, before this place.
     #[inline]
-    fn field(&mut self, field: Field, chunk: &[u8], colon: usize) -> (Part, usize) {
+    fn field(&mut self, field: SseField, chunk: &[u8], colon: usize) -> (StreamToken, usize) {
         let next = chunk.get(colon);
-        self.place = if next.is_some() { Place::Value(field) } else { Place::Space(field) };
-        (Part::Field(field), colon + usize::from(next == Some(&b' ')))
+        self.place = if next.is_some() { LinePosition::Value(field) } else { LinePosition::Space(field) };
+        (StreamToken::Field(field), colon + usize::from(next == Some(&b' ')))
     }
 
     /// The length of the line end that the chunk begins with.
@@ -186,7 +186,7 @@ impl Reader {
 
 // === impl Field ===
 
-impl Field {
+impl SseField {
     fn name(self) -> &'static [u8] {
         match self {
             Self::Data => b"data",
@@ -200,7 +200,7 @@ impl Field {
     /// The one whose name the chunk begins with, its colon included, and how long they are. Most names
     /// come whole: so they need no search.
     #[inline(always)]
-    fn whole(chunk: &[u8]) -> Option<(Self, usize)> {
+    fn match_prefix(chunk: &[u8]) -> Option<(Self, usize)> {
         match chunk {
             [b'd', b'a', b't', b'a', b':', ..] => Some((Self::Data, 5)),
             [b'e', b'v', b'e', b'n', b't', b':', ..] => Some((Self::Event, 6)),
@@ -212,7 +212,7 @@ impl Field {
 
     /// What a line may say of which so many bytes begin this name, and then comes `piece`; and how many
     /// begin it then.
-    fn go_on(self, seen: u8, piece: &[u8]) -> (Self, u8) {
+    fn extend_name(self, seen: u8, piece: &[u8]) -> (Self, u8) {
         let field = match (seen, piece.first()) {
             (0, Some(b'd')) => Self::Data,
             (0, Some(b'e')) => Self::Event,
@@ -228,16 +228,16 @@ impl Field {
     }
 
     /// What a line says that has no more of the name than this.
-    fn if_whole(self, seen: u8) -> Self {
+    fn if_complete(self, seen: u8) -> Self {
         if usize::from(seen) == self.name().len() { self } else { Self::Other }
     }
 }
 
 // === impl Place ===
 
-impl Default for Place {
+impl Default for LinePosition {
     fn default() -> Self {
-        Self::Name { begins: Field::Other, seen: 0 }
+        Self::Name { begins: SseField::Other, seen: 0 }
     }
 }
 
@@ -249,9 +249,9 @@ mod tests {
 
     /// What a stream is that comes in these chunks: each part with its bytes, and those of a name or a value
     /// together.
-    fn parts<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<(Part, String)> {
-        let mut reader = Reader::default();
-        let mut parts: Vec<(Part, String)> = Vec::new();
+    fn parts<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<(StreamToken, String)> {
+        let mut reader = EventStreamReader::default();
+        let mut parts: Vec<(StreamToken, String)> = Vec::new();
         for chunk in chunks {
             let mut rest = chunk;
             while let Some((part, length)) = reader.next(rest) {
@@ -260,17 +260,22 @@ mod tests {
                 rest = after;
                 match parts.last_mut() {
                     Some((last, bytes))
-                        if *last == Part::Name && matches!(part, Part::Field(_) | Part::Mark) =>
+                        if *last == StreamToken::Name
+                            && matches!(part, StreamToken::Field(_) | StreamToken::Mark) =>
                     {
                         *last = part;
                         bytes.push_str(&piece);
                     }
                     // The space between, or more of the same.
-                    Some((Part::Field(_), bytes)) if part == Part::Name => bytes.push_str(&piece),
-                    Some((last, bytes)) if *last == part && !matches!(part, Part::Blank) => {
+                    Some((StreamToken::Field(_), bytes)) if part == StreamToken::Name => {
                         bytes.push_str(&piece)
                     }
-                    Some((Part::End(_) | Part::Blank, bytes)) if part == Part::LineFeed => {
+                    Some((last, bytes)) if *last == part && !matches!(part, StreamToken::Blank) => {
+                        bytes.push_str(&piece)
+                    }
+                    Some((StreamToken::End(_) | StreamToken::Blank, bytes))
+                        if part == StreamToken::LineFeed =>
+                    {
                         bytes.push_str(&piece)
                     }
                     _ => parts.push((part, piece)),

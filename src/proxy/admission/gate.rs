@@ -14,39 +14,39 @@ use std::{
 use tokio::sync::oneshot;
 
 /// Lets so many calls through at a time.
-pub(super) struct Gate {
-    state: Mutex<State>,
+pub(super) struct ConcurrencyGate {
+    state: Mutex<GateState>,
 }
 
-struct State {
+struct GateState {
     limit: usize,
     running: usize,
     /// The callers that have calls here, by their turns. Each is in it once.
     rotation: BTreeMap<u64, Principal>,
-    waiting: HashMap<Principal, Calls>,
+    waiting: HashMap<Principal, CallerQueue>,
     /// Calls that go on after input responses, and were let through before.
-    continuing: BTreeMap<u64, Waiter>,
+    continuing: BTreeMap<u64, QueuedCall>,
     /// Of the next to wait.
     number: u64,
 }
 
 /// The calls of one caller that wait.
-struct Calls {
+struct CallerQueue {
     /// Of the caller, in the rotation.
     turn: u64,
     /// By the order in which they came. Never empty.
-    waiters: BTreeMap<u64, Waiter>,
+    waiters: BTreeMap<u64, QueuedCall>,
 }
 
-struct Waiter {
+struct QueuedCall {
     /// A batch is several calls.
     weight: usize,
-    permit: oneshot::Sender<Permit>,
+    permit: oneshot::Sender<ConcurrencyPermit>,
 }
 
 /// Who wants through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum AdmissionClass {
     /// A new call, where its caller has fewer than this many in the queue.
     New(usize),
     /// A call that has waited at another gate.
@@ -56,24 +56,24 @@ pub(super) enum Entry {
 }
 
 /// The calls of one message at the server. Dropped once they are there no more.
-pub(super) struct Permit {
-    gate: Arc<Gate>,
+pub(super) struct ConcurrencyPermit {
+    gate: Arc<ConcurrencyGate>,
     weight: usize,
 }
 
 /// A place in the queue; resolves to the permit. Dropped before that, it is free for another.
-pub(super) struct Place {
-    gate: Arc<Gate>,
+pub(super) struct QueuePosition {
+    gate: Arc<ConcurrencyGate>,
     /// None of one that goes on.
     principal: Option<Principal>,
     number: u64,
-    permit: oneshot::Receiver<Permit>,
+    permit: oneshot::Receiver<ConcurrencyPermit>,
 }
 
 /// A call is let through at once, or has a place in the queue.
-pub(super) enum Entered {
-    Through(Permit),
-    Waits(Place),
+pub(super) enum GateEntry {
+    Admitted(ConcurrencyPermit),
+    Queued(QueuePosition),
 }
 
 /// The caller has as many calls in the queue as it may.
@@ -82,9 +82,9 @@ pub(super) struct QueueFull;
 
 // === impl Gate ===
 
-impl Gate {
+impl ConcurrencyGate {
     pub(super) fn new(limit: usize) -> Arc<Self> {
-        let state = State {
+        let state = GateState {
             limit,
             running: 0,
             rotation: BTreeMap::new(),
@@ -98,7 +98,7 @@ impl Gate {
     /// So many may be through from now on. Those that are stay.
     pub(super) fn set_limit(self: &Arc<Self>, limit: usize) {
         self.state.lock().limit = limit;
-        self.let_through();
+        self.admit_waiting();
     }
 
     pub(super) fn limit(&self) -> usize {
@@ -111,47 +111,49 @@ impl Gate {
         self: &Arc<Self>,
         principal: Principal,
         weight: usize,
-        entry: Entry,
-    ) -> Result<Entered, QueueFull> {
+        entry: AdmissionClass,
+    ) -> Result<GateEntry, QueueFull> {
         let mut state = self.state.lock();
         let is_first = match entry {
-            Entry::Continuing => state.continuing.is_empty(),
-            Entry::New(_) | Entry::Admitted => state.continuing.is_empty() && state.rotation.is_empty(),
+            AdmissionClass::Continuing => state.continuing.is_empty(),
+            AdmissionClass::New(_) | AdmissionClass::Admitted => {
+                state.continuing.is_empty() && state.rotation.is_empty()
+            }
         };
         if is_first && state.has_room(weight) {
             state.running += weight;
             drop(state);
-            return Ok(Entered::Through(Permit::new(self, weight)));
+            return Ok(GateEntry::Admitted(ConcurrencyPermit::new(self, weight)));
         }
         let queued = state.waiting.get(&principal).map_or(0, |calls| calls.waiters.len());
-        if matches!(entry, Entry::New(most) if queued >= most) {
+        if matches!(entry, AdmissionClass::New(most) if queued >= most) {
             return Err(QueueFull);
         }
         let (sender, permit) = oneshot::channel();
         let number = state.number;
         state.number += 1;
-        let waiter = Waiter { weight, permit: sender };
+        let waiter = QueuedCall { weight, permit: sender };
         let principal = match entry {
-            Entry::Continuing => {
+            AdmissionClass::Continuing => {
                 state.continuing.insert(number, waiter);
                 None
             }
-            Entry::New(_) | Entry::Admitted => {
-                state.wait(principal, number, waiter);
+            AdmissionClass::New(_) | AdmissionClass::Admitted => {
+                state.enqueue(principal, number, waiter);
                 Some(principal)
             }
         };
         drop(state);
-        Ok(Entered::Waits(Place { gate: Arc::clone(self), principal, number, permit }))
+        Ok(GateEntry::Queued(QueuePosition { gate: Arc::clone(self), principal, number, permit }))
     }
 
     /// Lets those through for whom there is room.
-    fn let_through(self: &Arc<Self>) {
+    fn admit_waiting(self: &Arc<Self>) {
         loop {
             let next = self.state.lock().next();
-            let Some(Waiter { weight, permit }) = next else { return };
+            let Some(QueuedCall { weight, permit }) = next else { return };
             // One that leaves in this very moment drops the permit, which lets the next one through.
-            drop(permit.send(Permit::new(self, weight)));
+            drop(permit.send(ConcurrencyPermit::new(self, weight)));
         }
     }
 }
@@ -163,13 +165,13 @@ fn has_room(running: usize, limit: usize, weight: usize) -> bool {
 
 // === impl State ===
 
-impl State {
+impl GateState {
     fn has_room(&self, weight: usize) -> bool {
         has_room(self.running, self.limit, weight)
     }
 
     /// Who is let through next, where there is room.
-    fn next(&mut self) -> Option<Waiter> {
+    fn next(&mut self) -> Option<QueuedCall> {
         if let Some(first) = self.continuing.first_entry() {
             let weight = first.get().weight;
             if !has_room(self.running, self.limit, weight) {
@@ -197,17 +199,17 @@ impl State {
         Some(waiter)
     }
 
-    fn wait(&mut self, principal: Principal, number: u64, waiter: Waiter) {
+    fn enqueue(&mut self, principal: Principal, number: u64, waiter: QueuedCall) {
         let Self { rotation, waiting, .. } = self;
         let calls = waiting.entry(principal).or_insert_with(|| {
             rotation.insert(number, principal);
-            Calls { turn: number, waiters: BTreeMap::new() }
+            CallerQueue { turn: number, waiters: BTreeMap::new() }
         });
         calls.waiters.insert(number, waiter);
     }
 
     /// One leaves the queue; nothing where it was let through.
-    fn leaves(&mut self, principal: Option<Principal>, number: u64) {
+    fn remove(&mut self, principal: Option<Principal>, number: u64) {
         let Some(principal) = principal else {
             self.continuing.remove(&number);
             return;
@@ -223,37 +225,37 @@ impl State {
 
 // === impl Permit ===
 
-impl Permit {
-    fn new(gate: &Arc<Gate>, weight: usize) -> Self {
-        Limit::Concurrency.used(i64::try_from(weight).unwrap_or(i64::MAX));
+impl ConcurrencyPermit {
+    fn new(gate: &Arc<ConcurrencyGate>, weight: usize) -> Self {
+        Limit::Concurrency.add_used(i64::try_from(weight).unwrap_or(i64::MAX));
         Self { gate: Arc::clone(gate), weight }
     }
 }
 
-impl Drop for Permit {
+impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
-        Limit::Concurrency.used(-i64::try_from(self.weight).unwrap_or(i64::MAX));
+        Limit::Concurrency.add_used(-i64::try_from(self.weight).unwrap_or(i64::MAX));
         self.gate.state.lock().running -= self.weight;
-        self.gate.let_through();
+        self.gate.admit_waiting();
     }
 }
 
 // === impl Place ===
 
-impl Future for Place {
-    type Output = Permit;
+impl Future for QueuePosition {
+    type Output = ConcurrencyPermit;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Permit> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ConcurrencyPermit> {
         let permit = ready!(Pin::new(&mut self.permit).poll(cx));
         Poll::Ready(permit.expect("the gate, which the place holds, keeps its sender until it is used"))
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePosition {
     fn drop(&mut self) {
-        self.gate.state.lock().leaves(self.principal, self.number);
+        self.gate.state.lock().remove(self.principal, self.number);
         // The one behind it may be lighter.
-        self.gate.let_through();
+        self.gate.admit_waiting();
     }
 }
 
@@ -266,22 +268,22 @@ mod tests {
         Principal::from_bytes([n; 16])
     }
 
-    fn waits(gate: &Arc<Gate>, n: u8) -> Place {
-        match gate.enter(caller(n), 1, Entry::New(100)) {
-            Ok(Entered::Waits(place)) => place,
-            Ok(Entered::Through(_)) => panic!("there is room"),
+    fn waits(gate: &Arc<ConcurrencyGate>, n: u8) -> QueuePosition {
+        match gate.enter(caller(n), 1, AdmissionClass::New(100)) {
+            Ok(GateEntry::Queued(place)) => place,
+            Ok(GateEntry::Admitted(_)) => panic!("there is room"),
             Err(QueueFull) => panic!("the queue is full"),
         }
     }
 
-    fn through(gate: &Arc<Gate>, weight: usize) -> Permit {
-        match gate.enter(caller(0), weight, Entry::New(100)) {
-            Ok(Entered::Through(permit)) => permit,
-            Ok(Entered::Waits(_)) | Err(QueueFull) => panic!("there is no room"),
+    fn through(gate: &Arc<ConcurrencyGate>, weight: usize) -> ConcurrencyPermit {
+        match gate.enter(caller(0), weight, AdmissionClass::New(100)) {
+            Ok(GateEntry::Admitted(permit)) => permit,
+            Ok(GateEntry::Queued(_)) | Err(QueueFull) => panic!("there is no room"),
         }
     }
 
-    fn is_empty(gate: &Gate) -> bool {
+    fn is_empty(gate: &ConcurrencyGate) -> bool {
         let state = gate.state.lock();
         state.running == 0
             && state.rotation.is_empty()
@@ -291,7 +293,7 @@ mod tests {
 
     #[test]
     fn callers_take_turns_however_many_calls_one_has() {
-        let gate = Gate::new(1);
+        let gate = ConcurrencyGate::new(1);
         let mut permit = Some(through(&gate, 1));
         let mut places: Vec<_> = [1, 1, 1, 2, 3, 2].map(|n| Some((n, waits(&gate, n)))).into();
         let mut order = Vec::new();
@@ -312,7 +314,7 @@ mod tests {
 
     #[test]
     fn who_leaves_the_queue_frees_its_place_also_with_the_permit_on_its_way() {
-        let gate = Gate::new(1);
+        let gate = ConcurrencyGate::new(1);
         let permit = through(&gate, 1);
         let (first, second, third) = (waits(&gate, 1), waits(&gate, 1), waits(&gate, 2));
         drop(first);
@@ -325,21 +327,21 @@ mod tests {
 
     #[test]
     fn a_caller_has_so_many_calls_in_the_queue_and_others_have_theirs() {
-        let gate = Gate::new(1);
+        let gate = ConcurrencyGate::new(1);
         let _permit = through(&gate, 1);
-        let enter = |n| gate.enter(caller(n), 1, Entry::New(1));
+        let enter = |n| gate.enter(caller(n), 1, AdmissionClass::New(1));
         let Ok(_place) = enter(1) else { panic!("there is one place") };
         assert!(matches!(enter(1), Err(QueueFull)));
-        assert!(matches!(enter(2), Ok(Entered::Waits(_))));
-        assert!(matches!(gate.enter(caller(1), 1, Entry::Continuing), Ok(Entered::Waits(_))));
+        assert!(matches!(enter(2), Ok(GateEntry::Queued(_))));
+        assert!(matches!(gate.enter(caller(1), 1, AdmissionClass::Continuing), Ok(GateEntry::Queued(_))));
     }
 
     #[test]
     fn one_that_goes_on_is_before_all_others() {
-        let gate = Gate::new(1);
+        let gate = ConcurrencyGate::new(1);
         let permit = through(&gate, 1);
         let new = waits(&gate, 1);
-        let Ok(Entered::Waits(mut on)) = gate.enter(caller(2), 1, Entry::Continuing) else {
+        let Ok(GateEntry::Queued(mut on)) = gate.enter(caller(2), 1, AdmissionClass::Continuing) else {
             panic!("it waits")
         };
         drop(permit);
@@ -352,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_raised_limit_lets_those_through_who_wait_and_a_lowered_one_ends_nothing() {
-        let gate = Gate::new(1);
+        let gate = ConcurrencyGate::new(1);
         let _permit = through(&gate, 1);
         let (first, second, mut third) = (waits(&gate, 1), waits(&gate, 1), waits(&gate, 1));
         gate.set_limit(3);
@@ -365,9 +367,9 @@ mod tests {
 
     #[test]
     fn a_batch_waits_for_room_for_all_of_it_and_one_that_is_too_large_goes_alone() {
-        let gate = Gate::new(2);
+        let gate = ConcurrencyGate::new(2);
         let permit = through(&gate, 1);
-        let Ok(Entered::Waits(mut batch)) = gate.enter(caller(1), 5, Entry::Admitted) else {
+        let Ok(GateEntry::Queued(mut batch)) = gate.enter(caller(1), 5, AdmissionClass::Admitted) else {
             panic!("it waits")
         };
         let mut behind = waits(&gate, 2);

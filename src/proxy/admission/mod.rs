@@ -2,18 +2,18 @@
 //! (`concurrency`), and how many a caller may make in a minute (`calls_per_minute`).
 //!
 //! A call is admitted once, where it is known that it is to be made: it has a place at the gates of its rule and of
-//! its route, and is counted. Then it waits its [`Turn`], and holds [`Permits`] for as long as it is at the server.
+//! its route, and is counted. Then it waits its [`PendingAdmission`], and holds [`AdmissionPermits`] for as long as it is at the server.
 //! What it waits for is a part of the call: the threshold passes meanwhile, a task waits on, and a client that leaves
 //! or cancels frees the place, and nothing was sent.
 //!
-//! Gates and allowances outlast a reload ([`Gates`]): calls in a queue keep their places, and the new limits hold for
+//! Gates and allowances outlast a reload ([`LimiterRegistry`]): calls in a queue keep their places, and the new limits hold for
 //! all that come from then on. A route without such limits has none of this.
 
-mod driven;
 mod gate;
+mod limited_replies;
 mod rate;
 
-pub(super) use driven::{Dequeued, LimitedCall};
+pub(super) use limited_replies::{DequeueSignal, LimitedCall};
 
 use crate::{
     dialect::Principal,
@@ -23,7 +23,7 @@ use crate::{
     telemetry::Limit,
     upstream::CallError,
 };
-use gate::{Entered, Entry, Gate, Permit, Place};
+use gate::{AdmissionClass, ConcurrencyGate, ConcurrencyPermit, GateEntry, QueuePosition};
 use http::HeaderValue;
 use rate::RateLimit;
 use serde_json::json;
@@ -38,7 +38,7 @@ use tokio::time::sleep;
 
 /// What is limited: a route, or the tools of a rule, which is named by its pattern.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Scope {
+enum LimitScope {
     /// Before the route: a call is let through by its rule first, always in this order.
     Rule(Arc<str>),
     Route,
@@ -46,77 +46,77 @@ enum Scope {
 
 /// The limits of one scope at work.
 #[derive(Clone)]
-struct Limiter {
-    scope: Scope,
-    gate: Option<Arc<Gate>>,
+struct ScopeLimiter {
+    scope: LimitScope,
+    gate: Option<Arc<ConcurrencyGate>>,
     rate: Option<Arc<RateLimit>>,
 }
 
 /// What outlasts a reload.
 #[derive(Default)]
-pub(super) struct Gates(Mutex<BTreeMap<Scope, Limiter>>);
+pub(super) struct LimiterRegistry(Mutex<BTreeMap<LimitScope, ScopeLimiter>>);
 
 /// The limits of a route and its rules, as the configuration has them.
 pub(super) struct CallLimiters {
-    route: Option<Limiter>,
+    route: Option<ScopeLimiter>,
     /// By the position of the rule.
-    rules: Box<[Option<Limiter>]>,
+    rules: Box<[Option<ScopeLimiter>]>,
     queue: CallQueue,
 }
 
 /// Why a call is not admitted.
 #[derive(Clone, Debug)]
-pub(super) enum NotAdmitted {
+pub(super) enum CallLimitError {
     /// The caller has as many calls in the queue as it may.
     QueueFull { scope: String, running: usize, queue: usize },
     /// A batch holds more calls than may run at a time.
     BatchTooLarge { scope: String, calls: usize, limit: usize },
     /// The caller has made as many calls as it may.
-    TooMany { scope: String, per_minute: u32, wait: Duration },
+    RateLimited { scope: String, per_minute: u32, wait: Duration },
 }
 
 /// The wait of a call that was admitted.
-pub(super) struct Turn {
+pub(super) struct PendingAdmission {
     principal: Principal,
     patience: Duration,
-    permits: Permits,
-    waiting: Option<(Place, String)>,
+    permits: AdmissionPermits,
+    waiting: Option<(QueuePosition, String)>,
     /// Gates that it has yet to come to, the next first.
-    ahead: SmallVec<[(Arc<Gate>, usize, String); 2]>,
+    ahead: SmallVec<[(Arc<ConcurrencyGate>, usize, String); 2]>,
 }
 
 /// A call at the server. Dropped once it is there no more.
 #[derive(Default)]
-pub(super) struct Permits(SmallVec<[Permit; 2]>);
+pub(super) struct AdmissionPermits(SmallVec<[ConcurrencyPermit; 2]>);
 
 /// The gates of a call, to be passed once more when it goes on after input responses.
 #[derive(Clone)]
 pub(super) struct GatePath {
     principal: Principal,
     patience: Duration,
-    gates: SmallVec<[(Arc<Gate>, String); 2]>,
+    gates: SmallVec<[(Arc<ConcurrencyGate>, String); 2]>,
 }
 
 // === impl Gates ===
 
-impl Gates {
-    /// The limits of this route; `None` where it has none, and its calls pay for none. What there is of its gates and
+impl LimiterRegistry {
+    /// The limits of this route; `Missing` where it has none, and its calls pay for none. What there is of its gates and
     /// allowances goes on, within the new limits. A gate that is no more lets everybody through.
     pub(super) fn limiters(&self, route: &Route) -> Option<Arc<CallLimiters>> {
         let mut known = self.0.lock();
         let before = std::mem::take(&mut *known);
-        let mut limiter = |scope: Scope, limits: CallLimits| {
+        let mut limiter = |scope: LimitScope, limits: CallLimits| {
             if limits.is_empty() {
                 return None;
             }
-            let limiter = Limiter::renewed(before.get(&scope), scope.clone(), limits);
+            let limiter = ScopeLimiter::reconfigured(before.get(&scope), scope.clone(), limits);
             known.insert(scope, limiter.clone());
             Some(limiter)
         };
         let rules = route.tools.iter();
         let rules =
-            rules.map(|rule| limiter(Scope::Rule(rule.matches.as_str().into()), rule.limits)).collect();
-        let route_limiter = limiter(Scope::Route, route.limits);
+            rules.map(|rule| limiter(LimitScope::Rule(rule.matches.as_str().into()), rule.limits)).collect();
+        let route_limiter = limiter(LimitScope::Route, route.limits);
         for (scope, limiter) in &before {
             if known.get(scope).is_none_or(|now| now.gate.is_none()) {
                 limiter.gate.iter().for_each(|gate| gate.set_limit(usize::MAX));
@@ -129,11 +129,12 @@ impl Gates {
 
 // === impl Limiter ===
 
-impl Limiter {
-    fn renewed(before: Option<&Self>, scope: Scope, limits: CallLimits) -> Self {
+impl ScopeLimiter {
+    fn reconfigured(before: Option<&Self>, scope: LimitScope, limits: CallLimits) -> Self {
         let gate = limits.concurrency.map(|limit| {
-            let gate =
-                before.and_then(|before| before.gate.clone()).unwrap_or_else(|| Gate::new(limit.get()));
+            let gate = before
+                .and_then(|before| before.gate.clone())
+                .unwrap_or_else(|| ConcurrencyGate::new(limit.get()));
             gate.set_limit(limit.get());
             gate
         });
@@ -145,10 +146,10 @@ impl Limiter {
         Self { scope, gate, rate }
     }
 
-    fn named(&self, route: &Route) -> String {
+    fn scope_name(&self, route: &Route) -> String {
         match &self.scope {
-            Scope::Rule(pattern) => format!("the tools `{pattern}` of {}", route.path),
-            Scope::Route => format!("{}", route.path),
+            LimitScope::Rule(pattern) => format!("the tools `{pattern}` of {}", route.path),
+            LimitScope::Route => format!("{}", route.path),
         }
     }
 }
@@ -157,7 +158,7 @@ impl Limiter {
 
 impl CallLimiters {
     /// The limits of the calls of this tool: those of its rule, and the route's.
-    fn of_tool(&self, route: &Route, tool: &str) -> impl Iterator<Item = &Limiter> {
+    fn limiters_for(&self, route: &Route, tool: &str) -> impl Iterator<Item = &ScopeLimiter> {
         let rule = route.tools.iter().position(|rule| rule.matches.matches(tool));
         let rule = rule.and_then(|at| self.rules.get(at)?.as_ref());
         rule.into_iter().chain(&self.route)
@@ -166,24 +167,24 @@ impl CallLimiters {
     /// Admits the calls of one message: a call, or those of a batch. All of them, or none.
     ///
     /// # Errors
-    /// [`NotAdmitted`]: nothing was counted.
+    /// [`CallLimitError`]: nothing was counted.
     pub(super) fn admit<'a>(
         &self,
         route: &Route,
         tools: impl Iterator<Item = &'a str>,
         principal: Principal,
         now: Instant,
-    ) -> Result<Turn, NotAdmitted> {
-        let mut turn = Turn {
+    ) -> Result<PendingAdmission, CallLimitError> {
+        let mut turn = PendingAdmission {
             principal,
-            patience: self.queue.patience,
-            permits: Permits::default(),
+            patience: self.queue.max_wait,
+            permits: AdmissionPermits::default(),
             waiting: None,
             ahead: SmallVec::new(),
         };
-        let mut limiters: SmallVec<[(&Limiter, usize); 2]> = SmallVec::new();
+        let mut limiters: SmallVec<[(&ScopeLimiter, usize); 2]> = SmallVec::new();
         for tool in tools {
-            for limiter in self.of_tool(route, tool) {
+            for limiter in self.limiters_for(route, tool) {
                 match limiters.iter_mut().find(|(known, _)| known.scope == limiter.scope) {
                     Some((_, calls)) => *calls += 1,
                     None => limiters.push((limiter, 1)),
@@ -194,24 +195,24 @@ impl CallLimiters {
         limiters.sort_by(|(one, _), (other, _)| one.scope.cmp(&other.scope));
         for (limiter, calls) in &limiters {
             if let Some(gate) = &limiter.gate {
-                turn.comes_to(gate, *calls, self.queue.length, || limiter.named(route))?;
+                turn.enter_gate(gate, *calls, self.queue.length, || limiter.scope_name(route))?;
             }
         }
-        count(&limiters, route, principal, now)?;
+        count_calls(&limiters, route, principal, now)?;
         Ok(turn)
     }
 }
 
 /// Counts the calls towards the allowances of their caller: all of them, or none.
-fn count(
-    limiters: &[(&Limiter, usize)],
+fn count_calls(
+    limiters: &[(&ScopeLimiter, usize)],
     route: &Route,
     principal: Principal,
     now: Instant,
-) -> Result<(), NotAdmitted> {
+) -> Result<(), CallLimitError> {
     let rates = limiters.iter().filter_map(|(limiter, calls)| {
         let rate = limiter.rate.as_deref()?;
-        Some((*limiter, rate, u32::try_from(*calls).unwrap_or(u32::MAX), rate.of(principal)))
+        Some((*limiter, rate, u32::try_from(*calls).unwrap_or(u32::MAX), rate.allowance(principal)))
     });
     let rates: SmallVec<[_; 2]> = rates.collect();
     // In one order, as they were sorted.
@@ -219,8 +220,8 @@ fn count(
     let mut after: SmallVec<[_; 2]> = SmallVec::new();
     for ((limiter, rate, calls, _), allowance) in rates.iter().zip(&held) {
         let counted = rate.check(**allowance, *calls, now);
-        after.push(counted.map_err(|wait| NotAdmitted::TooMany {
-            scope: limiter.named(route),
+        after.push(counted.map_err(|wait| CallLimitError::RateLimited {
+            scope: limiter.scope_name(route),
             per_minute: rate.per_minute.get(),
             wait,
         })?);
@@ -231,37 +232,37 @@ fn count(
 
 // === impl Turn ===
 
-impl Turn {
-    fn comes_to(
+impl PendingAdmission {
+    fn enter_gate(
         &mut self,
-        gate: &Arc<Gate>,
+        gate: &Arc<ConcurrencyGate>,
         calls: usize,
         queue: usize,
         scope: impl Fn() -> String,
-    ) -> Result<(), NotAdmitted> {
+    ) -> Result<(), CallLimitError> {
         let limit = gate.limit();
         if calls > 1 && calls > limit {
-            return Err(NotAdmitted::BatchTooLarge { scope: scope(), calls, limit });
+            return Err(CallLimitError::BatchTooLarge { scope: scope(), calls, limit });
         }
         if self.waiting.is_some() {
             self.ahead.push((Arc::clone(gate), calls, scope()));
             return Ok(());
         }
-        match gate.enter(self.principal, calls, Entry::New(queue)) {
-            Ok(Entered::Through(permit)) => self.permits.0.push(permit),
-            Ok(Entered::Waits(place)) => {
-                Limit::Concurrency.hit();
+        match gate.enter(self.principal, calls, AdmissionClass::New(queue)) {
+            Ok(GateEntry::Admitted(permit)) => self.permits.0.push(permit),
+            Ok(GateEntry::Queued(place)) => {
+                Limit::Concurrency.record_hit();
                 self.waiting = Some((place, scope()));
             }
             Err(gate::QueueFull) => {
-                return Err(NotAdmitted::QueueFull { scope: scope(), running: limit, queue });
+                return Err(CallLimitError::QueueFull { scope: scope(), running: limit, queue });
             }
         }
         Ok(())
     }
 
     /// Whether it is over: nothing has to be waited for.
-    pub(super) fn is_through(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         self.waiting.is_none()
     }
 
@@ -269,15 +270,15 @@ impl Turn {
     ///
     /// # Errors
     /// Itself, where it has to.
-    pub(super) fn through(self) -> Result<Permits, Box<Self>> {
-        if self.is_through() { Ok(self.permits) } else { Err(Box::new(self)) }
+    pub(super) fn try_permits(self) -> Result<AdmissionPermits, Box<Self>> {
+        if self.is_ready() { Ok(self.permits) } else { Err(Box::new(self)) }
     }
 
     /// Waits at all gates. A call that is no task waits so long at most.
     ///
     /// # Errors
-    /// [`CallError::NoPermit`].
-    pub(super) async fn wait(mut self, is_task: impl Fn() -> bool) -> Result<Permits, CallError> {
+    /// [`CallError::ConcurrencyTimeout`].
+    pub(super) async fn wait(mut self, is_task: impl Fn() -> bool) -> Result<AdmissionPermits, CallError> {
         let mut patience = pin!(sleep(self.patience));
         let mut is_patient = false;
         loop {
@@ -286,12 +287,12 @@ impl Turn {
                 None if self.ahead.is_empty() => return Ok(self.permits),
                 None => {
                     let (gate, calls, scope) = self.ahead.remove(0);
-                    match gate.enter(self.principal, calls, Entry::Admitted) {
-                        Ok(Entered::Through(permit)) => {
+                    match gate.enter(self.principal, calls, AdmissionClass::Admitted) {
+                        Ok(GateEntry::Admitted(permit)) => {
                             self.permits.0.push(permit);
                             continue;
                         }
-                        Ok(Entered::Waits(place)) => (place, scope),
+                        Ok(GateEntry::Queued(place)) => (place, scope),
                         Err(gate::QueueFull) => unreachable!("one that was admitted has a place"),
                     }
                 }
@@ -303,7 +304,7 @@ impl Turn {
                     permit = &mut place => break permit,
                     () = &mut patience, if !is_patient => {
                         if !is_task() {
-                            return Err(CallError::NoPermit { scope, after: self.patience });
+                            return Err(CallError::ConcurrencyTimeout { scope, after: self.patience });
                         }
                         is_patient = true;
                     }
@@ -324,18 +325,18 @@ impl GatePath {
         tool: &str,
         principal: Principal,
     ) -> Option<Self> {
-        let of_call = limiters.of_tool(route, tool);
+        let of_call = limiters.limiters_for(route, tool);
         let gates: SmallVec<_> =
-            of_call.filter_map(|limiter| Some((limiter.gate.clone()?, limiter.named(route)))).collect();
-        (!gates.is_empty()).then_some(Self { principal, patience: limiters.queue.patience, gates })
+            of_call.filter_map(|limiter| Some((limiter.gate.clone()?, limiter.scope_name(route)))).collect();
+        (!gates.is_empty()).then_some(Self { principal, patience: limiters.queue.max_wait, gates })
     }
 
     /// The turn of a call that goes on: before those that are new, and never refused.
-    pub(super) fn turn(&self) -> Turn {
-        let mut turn = Turn {
+    pub(super) fn readmit(&self) -> PendingAdmission {
+        let mut turn = PendingAdmission {
             principal: self.principal,
             patience: self.patience,
-            permits: Permits::default(),
+            permits: AdmissionPermits::default(),
             waiting: None,
             ahead: SmallVec::new(),
         };
@@ -344,9 +345,9 @@ impl GatePath {
                 turn.ahead.push((Arc::clone(gate), 1, scope.clone()));
                 continue;
             }
-            match gate.enter(self.principal, 1, Entry::Continuing) {
-                Ok(Entered::Through(permit)) => turn.permits.0.push(permit),
-                Ok(Entered::Waits(place)) => turn.waiting = Some((place, scope.clone())),
+            match gate.enter(self.principal, 1, AdmissionClass::Continuing) {
+                Ok(GateEntry::Admitted(permit)) => turn.permits.0.push(permit),
+                Ok(GateEntry::Queued(place)) => turn.waiting = Some((place, scope.clone())),
                 Err(gate::QueueFull) => unreachable!("one that goes on has a place"),
             }
         }
@@ -356,12 +357,12 @@ impl GatePath {
 
 // === impl NotAdmitted ===
 
-impl NotAdmitted {
+impl CallLimitError {
     /// What the client is told. Counts the limit as met.
     pub(super) fn error(&self) -> ErrorObject {
         match self {
             Self::QueueFull { scope, running, queue } => {
-                Limit::Queue.hit();
+                Limit::Queue.record_hit();
                 let words = format!(
                     "the {running} calls of {scope} that may run at a time do (concurrency), and {queue} calls of this caller \
                      wait, as many as may (limits.queue); nothing was sent"
@@ -369,15 +370,15 @@ impl NotAdmitted {
                 ErrorObject::new(code::BUSY, words)
             }
             Self::BatchTooLarge { scope, calls, limit } => {
-                Limit::Concurrency.hit();
+                Limit::Concurrency.record_hit();
                 let words = format!(
                     "the batch holds {calls} calls of {scope}, of which {limit} may run at a time (concurrency); send \
                      fewer in one batch; nothing was sent"
                 );
                 ErrorObject::new(code::BUSY, words)
             }
-            Self::TooMany { scope, per_minute, wait } => {
-                Limit::CallsPerMinute.hit();
+            Self::RateLimited { scope, per_minute, wait } => {
+                Limit::CallsPerMinute.record_hit();
                 let seconds = seconds(*wait);
                 let words = format!(
                     "this caller has made the {per_minute} calls of {scope} that it may make in a minute (calls_per_minute); \
@@ -393,7 +394,7 @@ impl NotAdmitted {
     /// When to try again, where that is known.
     pub(super) fn retry_after(&self) -> Option<HeaderValue> {
         match self {
-            Self::TooMany { wait, .. } => Some(seconds(*wait).into()),
+            Self::RateLimited { wait, .. } => Some(seconds(*wait).into()),
             Self::QueueFull { .. } | Self::BatchTooLarge { .. } => None,
         }
     }

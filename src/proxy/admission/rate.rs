@@ -3,7 +3,7 @@
 //! A caller may make all of them at once; its allowance grows again evenly, a call each `60 s / limit`. What is kept
 //! of a caller is the moment at which it is whole again (the generic cell rate algorithm).
 
-use crate::{dialect::Principal, proxy::recent::Recent, runtime::Mutex};
+use crate::{dialect::Principal, proxy::recent_map::RecentMap, runtime::Mutex};
 use std::{
     num::NonZeroU32,
     sync::Arc,
@@ -12,27 +12,27 @@ use std::{
 
 /// Callers whose allowance is kept: about 150 bytes each. Beyond it those that called least lately are forgotten, and
 /// have all of it again.
-const KEPT: usize = 16 << 10;
+const MAX_CALLERS: usize = 16 << 10;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// The allowances of all callers.
 pub(super) struct RateLimit {
     pub(super) per_minute: NonZeroU32,
-    whole_at: Recent<Principal, Allowance>,
+    whole_at: RecentMap<Principal, CallAllowance>,
 }
 
 /// When the allowance of a caller is whole again.
-pub(super) type Allowance = Arc<Mutex<Option<Instant>>>;
+pub(super) type CallAllowance = Arc<Mutex<Option<Instant>>>;
 
 // === impl RateLimit ===
 
 impl RateLimit {
     pub(super) fn new(per_minute: NonZeroU32) -> Self {
-        Self { per_minute, whole_at: Recent::new(KEPT) }
+        Self { per_minute, whole_at: RecentMap::new(MAX_CALLERS) }
     }
 
-    pub(super) fn of(&self, principal: Principal) -> Allowance {
+    pub(super) fn allowance(&self, principal: Principal) -> CallAllowance {
         self.whole_at.get_or_insert_with(principal, Arc::default)
     }
 
@@ -81,11 +81,11 @@ mod tests {
     #[test]
     fn callers_beyond_the_bound_are_forgotten_and_others_keep_theirs() {
         let limit = RateLimit::new(NonZeroU32::MIN);
-        for n in 0..(KEPT as u32 + 1000) {
+        for n in 0..(MAX_CALLERS as u32 + 1000) {
             let mut bytes = [0; 16];
             bytes[..4].copy_from_slice(&n.to_be_bytes());
-            limit.of(Principal::from_bytes(bytes));
+            limit.allowance(Principal::from_bytes(bytes));
         }
-        assert!(limit.whole_at.len() <= KEPT);
+        assert!(limit.whole_at.len() <= MAX_CALLERS);
     }
 }

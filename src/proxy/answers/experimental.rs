@@ -4,21 +4,21 @@
 use super::TaskRefusal;
 use crate::{
     dialect::legacy,
-    protocol::{ErrorObject, Id, Kind, Method, Payload, Timestamp, code, sse},
+    protocol::{ErrorObject, Kind, Method, Payload, RequestId, Timestamp, code, sse},
     proxy::{
-        AccessSummary, Passage, Passed, Passing, Piece,
-        hub::Listener,
-        keep::STORE_PAUSE,
-        passage::{events, nothing, refusal, refused, success, task_end},
+        AccessSummary, BodyPiece, LegacyRequest, LegacyResponse, ResponseBody,
+        call_registry::{LocalRequest, MailboxMessage},
+        legacy_http::{empty_response, refusal, refused, stream_response, success, task_end},
+        persist::STORE_RETRY_DELAY,
         reply::lost_error,
-        session::Client,
-        shared::Shared,
-        switchboard::{Local, Mail},
+        route_context::RouteContext,
+        session::LegacyClient,
+        task_watchers::TaskWatcher,
     },
-    runtime::{or_never, reached},
-    store::Place,
-    task::{Canceller, Record, TaskId, View, view::experimental},
-    telemetry::Outcome,
+    runtime::{or_pending, wait_until},
+    store::ListCursor,
+    task::{Canceller, Record, TaskId, TaskView, view::experimental},
+    telemetry::RequestOutcome,
     upstream::CallError,
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -36,20 +36,20 @@ use tokio::{sync::mpsc, time::sleep_until};
 const NOT_FOUND: &str = "Failed to retrieve task: Task not found";
 
 /// Tasks on one page of `tasks/list`.
-const PAGE: usize = 50;
+const PAGE_SIZE: usize = 50;
 
 /// Messages that wait for a client that waits for a result.
-const WAITING: usize = 64;
+const MESSAGE_BUFFER: usize = 64;
 
 /// Answers one of the requests about tasks.
 pub(in crate::proxy) async fn serve(
-    shared: &Arc<Shared>,
-    passage: &Passage,
-    client: &Client,
+    shared: &Arc<RouteContext>,
+    passage: &LegacyRequest,
+    client: &LegacyClient,
     method: &Method,
-    id: &Id,
+    id: &RequestId,
     task: Option<&str>,
-) -> Passed {
+) -> LegacyResponse {
     if *method == Method::TasksList {
         return list(shared, passage, client, id).await;
     }
@@ -65,27 +65,28 @@ pub(in crate::proxy) async fn serve(
     }
 }
 
-fn not_found(id: &Id, missing: TaskRefusal) -> Passed {
+fn not_found(id: &RequestId, missing: TaskRefusal) -> LegacyResponse {
     // Always 200: an HTTP error is not shown to the caller by clients in the field.
     refusal(id, &missing.error(NOT_FOUND))
 }
 
 /// `tasks/get`, and what `tasks/cancel` gives back.
-fn show(shared: &Shared, id: &Id, record: &Record) -> Passed {
+fn show(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
     let terms = shared.legacy_terms();
-    let view = experimental::shown(record, shared.clock.timestamp(), terms);
-    success(id, &view, account(record, terms))
+    let view = experimental::task_object(record, shared.clock.timestamp(), terms);
+    success(id, &view, access_summary(record, terms))
 }
 
 /// The audit trail of retrievals is in the access line.
-fn account(record: &Record, terms: experimental::Terms) -> AccessSummary {
+fn access_summary(record: &Record, terms: experimental::ViewOptions) -> AccessSummary {
     let shown = Some(experimental::status(record, terms.tool_errors));
     AccessSummary { shown, origin: record.trace.clone(), ..AccessSummary::default() }
 }
 
 /// The task is cancelled before the answer is given; one that has ended cannot be.
-async fn cancel(shared: &Shared, id: &Id, record: &Record) -> Passed {
-    let now = match super::cancel(&shared.ledger, &shared.switchboard, &record.id, Canceller::Client).await {
+async fn cancel(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
+    let now = match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await
+    {
         Ok(Some(cancelled)) => return show(shared, id, &cancelled),
         Ok(None) => shared.ledger.load(&record.id).await,
         Err(error) => Err(error),
@@ -99,37 +100,42 @@ async fn cancel(shared: &Shared, id: &Id, record: &Record) -> Passed {
     refusal(id, &ErrorObject::new(code::INVALID_PARAMS, message))
 }
 
-async fn list(shared: &Shared, passage: &Passage, client: &Client, id: &Id) -> Passed {
+async fn list(
+    shared: &RouteContext,
+    passage: &LegacyRequest,
+    client: &LegacyClient,
+    id: &RequestId,
+) -> LegacyResponse {
     let refuse = |code, message: &str| refusal(id, &ErrorObject::new(code, message));
-    if !client.is_told_apart() {
+    if !client.is_identifiable() {
         // Nor was it declared.
         return refuse(
             code::METHOD_NOT_FOUND,
             "tasks/list is not served: nothing tells callers apart here, neither credentials nor a session",
         );
     }
-    let Ok(after) = cursor(passage.params()) else {
+    let Ok(after) = decode_cursor(passage.params()) else {
         return refuse(code::INVALID_PARAMS, "the cursor is not one of ours");
     };
-    if let Err(limited) = super::may_poll(shared, client.principal) {
+    if let Err(limited) = super::check_poll_limit(shared, client.principal) {
         return not_found(id, limited);
     }
     let owner = client.owner(&shared.route);
-    let (records, more) = match shared.ledger.page(&owner, after.as_ref(), PAGE).await {
+    let (records, more) = match shared.ledger.page(&owner, after.as_ref(), PAGE_SIZE).await {
         Ok(page) => page,
         Err(error) => return not_found(id, error.into()),
     };
-    let next = records.last().filter(|_| more).map(|last| written(&Place::of(last)));
+    let next = records.last().filter(|_| more).map(|last| encode_cursor(&ListCursor::of(last)));
     let now = shared.clock.timestamp();
     // What has outlived its time cannot be fetched either; and whoever holds a ticket knows no task.
-    let is_shown = |record: &&Arc<Record>| !record.is_expired(now) && record.view != View::Ticket;
+    let is_shown = |record: &&Arc<Record>| !record.is_expired(now) && record.view != TaskView::Ticket;
     let living = records.iter().filter(is_shown).map(|record| &**record);
-    let view = experimental::listed(living, next.as_deref(), now, shared.legacy_terms());
+    let view = experimental::task_list(living, next.as_deref(), now, shared.legacy_terms());
     success(id, &view, AccessSummary::default())
 }
 
 /// Where a page begins, by the cursor of the one before.
-fn cursor(params: Option<&Payload>) -> Result<Option<Place>, ()> {
+fn decode_cursor(params: Option<&Payload>) -> Result<Option<ListCursor>, ()> {
     let Some(params) = params else { return Ok(None) };
     let Some(raw) = params.object().ok_or(())?.get("cursor").filter(|raw| raw != "null") else {
         return Ok(None);
@@ -139,18 +145,23 @@ fn cursor(params: Option<&Payload>) -> Result<Option<Place>, ()> {
     let text = String::from_utf8(text).map_err(drop)?;
     let (created, id) = text.split_once(' ').ok_or(())?;
     let created = Timestamp::from_millis(created.parse().map_err(drop)?);
-    Ok(Some(Place { created, id: TaskId::parse(id).ok_or(())? }))
+    Ok(Some(ListCursor { created, id: TaskId::parse(id).ok_or(())? }))
 }
 
-fn written(place: &Place) -> String {
+fn encode_cursor(place: &ListCursor) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(format!("{} {}", place.created.as_millis(), place.id.as_str()))
 }
 
 /// What the call came to: at once where it has ended, else on a stream once it has
 /// (2025-11-25, *Tasks, Result Retrieval*).
-async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Record>) -> Passed {
+async fn result(
+    shared: &Arc<RouteContext>,
+    passage: &LegacyRequest,
+    id: &RequestId,
+    record: Arc<Record>,
+) -> LegacyResponse {
     // Before the record is looked at again: nothing may be missed in between.
-    let Some(changes) = shared.ledger.hub.wait_for(&record.id) else {
+    let Some(changes) = shared.ledger.watchers.wait_for(&record.id) else {
         return not_found(id, TaskRefusal::Busy);
     };
     let record = match shared.ledger.load(&record.id).await {
@@ -160,61 +171,63 @@ async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Re
     if let Some((body, account)) = outcome(shared, id, &record) {
         return task_end(body, account, Some(shared.ledger.delivery(&record.id)));
     }
-    let (tell, told) = mpsc::channel(WAITING);
+    let (tell, told) = mpsc::channel(MESSAGE_BUFFER);
     // Not held only where the call ended in this moment.
-    if shared.switchboard.attach(&record.id, Local::Waiting(tell)).is_err() {
+    if shared.call_registry.attach(&record.id, LocalRequest::ResultWaiter(tell)).is_err() {
         return not_found(id, TaskRefusal::Busy);
     }
-    let waiting = Waiting {
+    let waiting = TaskResultStream {
         shared: Arc::clone(shared),
         id: id.clone(),
         task: record.id.clone(),
         changes,
-        told: Some(told),
+        messages: Some(told),
         keep_alive: passage.keep_alive,
-        store_again: None,
-        over: false,
+        store_retry_at: None,
+        is_over: false,
     };
     let pieces = stream::unfold(waiting, async |mut waiting| {
         let piece = waiting.next().await?;
         Some((piece, waiting))
     });
-    events(Passing::Pieces(pieces.boxed()))
+    stream_response(ResponseBody::Pieces(pieces.boxed()))
 }
 
 /// The response to `tasks/result`, if the task has ended.
-fn outcome(shared: &Shared, id: &Id, record: &Record) -> Option<(Bytes, AccessSummary)> {
-    let refusal = |error: &ErrorObject| legacy::refusal(std::slice::from_ref(id), error);
+fn outcome(shared: &RouteContext, id: &RequestId, record: &Record) -> Option<(Bytes, AccessSummary)> {
+    let refusal = |error: &ErrorObject| legacy::error_responses(std::slice::from_ref(id), error);
     let (body, outcome) = match experimental::outcome(record)? {
-        experimental::Outcome::Result(result) => (legacy::success(id, &result), Outcome::Result),
-        experimental::Outcome::Error(error) => (refusal(&ErrorObject::from_raw(error)), Outcome::ServerError),
-        experimental::Outcome::Cancelled => {
+        experimental::TaskOutcome::Result(result) => (legacy::success(id, &result), RequestOutcome::Result),
+        experimental::TaskOutcome::Error(error) => {
+            (refusal(&ErrorObject::from_raw(error)), RequestOutcome::ServerError)
+        }
+        experimental::TaskOutcome::Cancelled => {
             let error = ErrorObject::new(code::INVALID_PARAMS, "the task was cancelled: it has no result");
-            (refusal(&error), Outcome::Refused)
+            (refusal(&error), RequestOutcome::Refused)
         }
     };
-    Some((body, AccessSummary { outcome, ..account(record, shared.legacy_terms()) }))
+    Some((body, AccessSummary { outcome, ..access_summary(record, shared.legacy_terms()) }))
 }
 
 /// A client that waits for a result.
-struct Waiting {
-    shared: Arc<Shared>,
-    id: Id,
+struct TaskResultStream {
+    shared: Arc<RouteContext>,
+    id: RequestId,
     task: TaskId,
-    changes: Listener,
-    /// What the task has to say meanwhile; `None` once it has no more.
-    told: Option<mpsc::Receiver<Bytes>>,
+    changes: TaskWatcher,
+    /// What the task has to say meanwhile; `Missing` once it has no more.
+    messages: Option<mpsc::Receiver<Bytes>>,
     keep_alive: Duration,
     /// When the store is asked again, which has failed.
-    store_again: Option<Instant>,
-    over: bool,
+    store_retry_at: Option<Instant>,
+    is_over: bool,
 }
 
 // === impl Waiting ===
 
-impl Waiting {
-    async fn next(&mut self) -> Option<Piece> {
-        if self.over {
+impl TaskResultStream {
+    async fn next(&mut self) -> Option<BodyPiece> {
+        if self.is_over {
             return None;
         }
         // Not begun anew with every change: a task may change often and say nothing.
@@ -223,42 +236,42 @@ impl Waiting {
             tokio::select! {
                 // What was said before the end is heard before it.
                 biased;
-                event = or_never(self.told.as_mut().map(mpsc::Receiver::recv)) => match event {
-                    Some(bytes) => return Some(Piece::of(bytes)),
-                    None => self.told = None,
+                event = or_pending(self.messages.as_mut().map(mpsc::Receiver::recv)) => match event {
+                    Some(bytes) => return Some(BodyPiece::of(bytes)),
+                    None => self.messages = None,
                 },
-                () = either(self.changes.changed(), reached(self.store_again)) => {
-                    if let Some(piece) = self.ended().await {
+                () = either(self.changes.changed(), wait_until(self.store_retry_at)) => {
+                    if let Some(piece) = self.read_result().await {
                         return Some(piece);
                     }
                 }
                 () = self.shared.overdue.stopped() => {
                     let error = lost_error(&CallError::Closing);
-                    let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
-                    return Some(self.last(&body, AccessSummary::of(Outcome::ProxyFailed)));
+                    let body = legacy::error_responses(std::slice::from_ref(&self.id), &error);
+                    return Some(self.last(&body, AccessSummary::of(RequestOutcome::ProxyFailed)));
                 }
                 () = sleep_until(silent.into()) => {
-                    return Some(Piece::of(sse::KEEP_ALIVE));
+                    return Some(BodyPiece::of(sse::KEEP_ALIVE));
                 }
             }
         }
     }
 
-    async fn ended(&mut self) -> Option<Piece> {
+    async fn read_result(&mut self) -> Option<BodyPiece> {
         let Ok(found) = self.shared.ledger.load(&self.task).await else {
-            self.store_again = Some(self.shared.clock.now() + STORE_PAUSE);
+            self.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
             return None;
         };
-        self.store_again = None;
+        self.store_retry_at = None;
         let Some(record) = found else {
             let error = ErrorObject::new(code::INVALID_PARAMS, "Failed to retrieve task: Task has expired");
-            let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
-            return Some(self.last(&body, AccessSummary::of(Outcome::Refused)));
+            let body = legacy::error_responses(std::slice::from_ref(&self.id), &error);
+            return Some(self.last(&body, AccessSummary::of(RequestOutcome::Refused)));
         };
         let (body, account) = outcome(&self.shared, &self.id, &record)?;
         // What was said on the way to the end may still be here.
         let mut words = Vec::new();
-        while let Some(Ok(event)) = self.told.as_mut().map(mpsc::Receiver::try_recv) {
+        while let Some(Ok(event)) = self.messages.as_mut().map(mpsc::Receiver::try_recv) {
             words.extend_from_slice(&event);
         }
         let mut last = self.last(&body, account);
@@ -270,9 +283,9 @@ impl Waiting {
         Some(last)
     }
 
-    fn last(&mut self, body: &[u8], account: AccessSummary) -> Piece {
-        self.over = true;
-        Piece::last(sse::message(body), account)
+    fn last(&mut self, body: &[u8], account: AccessSummary) -> BodyPiece {
+        self.is_over = true;
+        BodyPiece::last(sse::message(body), account)
     }
 }
 
@@ -286,14 +299,14 @@ async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>
 
 /// A client's answer to what its task has asked. The POST is taken, whatever it answers: what is
 /// answered twice, or too late, concerns nobody.
-pub(in crate::proxy) async fn answered(
-    shared: &Shared,
-    passage: &Passage,
-    client: &Client,
+pub(in crate::proxy) async fn receive_response(
+    shared: &RouteContext,
+    passage: &LegacyRequest,
+    client: &LegacyClient,
     task: &TaskId,
     key: String,
-) -> Passed {
-    let taken = || nothing(StatusCode::ACCEPTED);
+) -> LegacyResponse {
+    let taken = || empty_response(StatusCode::ACCEPTED);
     let Some(frame) = &passage.message else { return taken() };
     // Slices of the request would keep all of it.
     let (id, outcome) = match frame.kind() {
@@ -302,40 +315,42 @@ pub(in crate::proxy) async fn answered(
         Kind::Request { .. } | Kind::Notification { .. } => return taken(),
     };
     // No poll, whose limit would lose what the client says once.
-    let Ok(record) = shared.ledger.load(task).await else { return not_taken(TaskRefusal::StoreFailed) };
+    let Ok(record) = shared.ledger.load(task).await else {
+        return response_refused(TaskRefusal::StoreFailed);
+    };
     let owner = client.owner(&shared.route);
     if record.as_ref().is_none_or(|record| !owner.owns(record)) {
         let reason = if record.is_some() { "foreign" } else { "unknown" };
-        return match super::missed(shared, "response", client.principal, reason) {
-            refusal @ TaskRefusal::TooMany(_) => not_taken(refusal),
+        return match super::record_miss(shared, "response", client.principal, reason) {
+            refusal @ TaskRefusal::TooMany(_) => response_refused(refusal),
             _ => taken(),
         };
     }
     let answers = BTreeMap::from([(key.clone(), outcome.clone())]);
     // Where the request was sent as it is, before there was a task.
     let relayed = client.session.zip(id.cloned());
-    let lasting = Arc::clone(&shared.lasting);
-    let answered = super::answer(shared, task, answers, move |_, room| {
+    let lasting = Arc::clone(&shared.state);
+    let answered = super::deliver_responses(shared, task, answers, move |_, room| {
         if let Some((session, id)) = relayed {
-            lasting.sessions.questions.settled(session, &id);
+            lasting.sessions.input_requests.remove(session, &id);
         }
         // What the record does not know may still be open.
-        room.send(Mail::Replied(key, outcome));
+        room.send(MailboxMessage::RawResponse(key, outcome));
     });
     match answered.await {
         Ok(()) => taken(),
-        Err(refusal) => not_taken(refusal),
+        Err(refusal) => response_refused(refusal),
     }
 }
 
 /// An answer that cannot be taken: its input request stays open (2025-11-25, *Sending Messages to the
 /// Server*).
-fn not_taken(refusal: TaskRefusal) -> Passed {
+fn response_refused(refusal: TaskRefusal) -> LegacyResponse {
     let error = refusal.error(NOT_FOUND);
     let (status, outcome) = match refusal {
-        TaskRefusal::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, Outcome::Refused),
+        TaskRefusal::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, RequestOutcome::Refused),
         TaskRefusal::Unknown | TaskRefusal::Busy | TaskRefusal::StoreFull(_) | TaskRefusal::StoreFailed => {
-            (StatusCode::SERVICE_UNAVAILABLE, Outcome::ProxyFailed)
+            (StatusCode::SERVICE_UNAVAILABLE, RequestOutcome::ProxyFailed)
         }
     };
     refused(status, &[], &error, AccessSummary::failed(outcome, &error))
@@ -347,9 +362,10 @@ mod tests {
 
     #[test]
     fn a_cursor_is_a_place_and_nothing_else_is() {
-        let place = Place { created: Timestamp::from_millis(7), id: TaskId::from_entropy([1; 16]) };
-        let of = |params: &str| cursor(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
-        assert_eq!(of(&format!(r#"{{"cursor":"{}"}}"#, written(&place))), Ok(Some(place)));
+        let place = ListCursor { created: Timestamp::from_millis(7), id: TaskId::from_entropy([1; 16]) };
+        let of =
+            |params: &str| decode_cursor(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
+        assert_eq!(of(&format!(r#"{{"cursor":"{}"}}"#, encode_cursor(&place))), Ok(Some(place)));
         assert_eq!(of("{}"), Ok(None));
         assert_eq!(of(r#"{"cursor":null}"#), Ok(None));
         for wrong in [r#""""#, r#""x""#, r#""!!""#, "7", r#""NyA3""#] {

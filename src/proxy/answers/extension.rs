@@ -6,12 +6,12 @@ use crate::{
     dialect::{Call, Caller, modern::server_info_meta},
     protocol::{
         ErrorObject, Method, code,
-        frame::on_one_line,
+        frame::to_single_line,
         input::{InputRequest, InputResponses},
     },
-    proxy::{AccessSummary, Reply, reply, shared::Shared, switchboard::Mail},
-    task::{Canceller, Record, State, view},
-    telemetry::Outcome,
+    proxy::{AccessSummary, CallReply, call_registry::MailboxMessage, reply, route_context::RouteContext},
+    task::{Canceller, Record, TaskState, view},
+    telemetry::RequestOutcome,
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -22,12 +22,12 @@ const NOT_FOUND: &str = "Task not found";
 
 /// Answers one of the requests about tasks. Every result says who the server is (2026-07-28, *Base Protocol,
 /// `_meta`*).
-pub(in crate::proxy) async fn serve(shared: &Shared, call: &Call, caller: &Caller) -> Reply {
+pub(in crate::proxy) async fn serve(shared: &RouteContext, call: &Call, caller: &Caller) -> CallReply {
     // Before the id is looked at (tasks extension, *Protocol Errors*).
     if !caller.capabilities.declares_tasks() {
         return reply::tasks_required(call);
     }
-    let (owner, id) = (shared.owner(caller), call.target.as_deref());
+    let (owner, id) = (shared.task_owner(caller), call.target.as_deref());
     let record = match super::look_up(shared, &call.method, id, &owner, caller.principal).await {
         Ok(record) => record,
         Err(missing) => return refused(call, missing),
@@ -41,26 +41,26 @@ pub(in crate::proxy) async fn serve(shared: &Shared, call: &Call, caller: &Calle
     reply
 }
 
-pub(in crate::proxy) fn refused(call: &Call, missing: TaskRefusal) -> Reply {
+pub(in crate::proxy) fn refused(call: &Call, missing: TaskRefusal) -> CallReply {
     let error = missing.error(NOT_FOUND);
     match missing {
         TaskRefusal::TooMany(_) => reply::refuse(call, StatusCode::TOO_MANY_REQUESTS, &error),
         TaskRefusal::Unknown | TaskRefusal::Busy => reply::refuse(call, StatusCode::OK, &error),
         TaskRefusal::StoreFull(_) => {
-            let account = AccessSummary::failed(Outcome::ProxyFailed, &error);
-            Reply { account, ..reply::refuse(call, StatusCode::OK, &error) }
+            let account = AccessSummary::failed(RequestOutcome::ProxyFailed, &error);
+            CallReply { account, ..reply::refuse(call, StatusCode::OK, &error) }
         }
         TaskRefusal::StoreFailed => reply::store_failed(call),
     }
 }
 
 /// `tasks/get` (tasks extension, *Task Polling*).
-fn show(shared: &Shared, call: &Call, record: &Record) -> Reply {
+fn show(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     let about = server_info_meta(&shared.server_info_of(record));
     let (now, bounds) = (shared.clock.timestamp(), shared.ledger.quotas().poll_interval);
     let view = view::extension::detailed(record, now, bounds, Some(&about));
-    let mut reply = reply::success(call, &on_one_line(view.into()));
-    reply.commit = shared.ledger.shown(record);
+    let mut reply = reply::success(call, &to_single_line(view.into()));
+    reply.commit = shared.ledger.record_shown(record);
     // The audit trail of retrievals is in the access line.
     reply.account.shown = Some(record.state.status());
     reply
@@ -69,9 +69,9 @@ fn show(shared: &Shared, call: &Call, record: &Record) -> Reply {
 /// `tasks/update` (tasks extension, *Task Update Requests*): acknowledged; answers to what is not asked,
 /// or no longer, are ignored. One that is no answer to its question leaves it open, and is refused by its
 /// key; those beside it are given to the server all the same.
-async fn update(shared: &Shared, call: &Call, record: &Record) -> Reply {
-    match answered(shared, call, record).await {
-        Ok(()) => acknowledged(shared, call, record),
+async fn update(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
+    match receive_responses(shared, call, record).await {
+        Ok(()) => acknowledgement(shared, call, record),
         Err(refusal) => *refusal,
     }
 }
@@ -80,19 +80,20 @@ async fn update(shared: &Shared, call: &Call, record: &Record) -> Reply {
 ///
 /// # Errors
 /// What the client hears of those that were not taken.
-pub(in crate::proxy) async fn answered(
-    shared: &Shared,
+pub(in crate::proxy) async fn receive_responses(
+    shared: &RouteContext,
     call: &Call,
     record: &Record,
-) -> Result<(), Box<Reply>> {
+) -> Result<(), Box<CallReply>> {
     let refuse = |error: &ErrorObject| Box::new(reply::refuse(call, StatusCode::OK, error));
-    let Checked { answers, unfit } = checked_answers(call, record).map_err(|error| refuse(&error))?;
+    let CheckedResponses { answers, invalid: unfit } =
+        check_responses(call, record).map_err(|error| refuse(&error))?;
     let answers = answers.into_iter().map(|(key, answer)| (key, Ok(answer))).collect();
-    let answered = super::answer(shared, &record.id, answers, |answered, room| {
+    let answered = super::deliver_responses(shared, &record.id, answers, |answered, room| {
         let answered: Vec<_> =
             answered.into_iter().filter_map(|(key, response)| Some((key, response.ok()?))).collect();
         if !answered.is_empty() {
-            room.send(Mail::Answered(answered));
+            room.send(MailboxMessage::Responses(answered));
         }
     });
     // What is not stored is not acknowledged: the client answers again.
@@ -102,39 +103,41 @@ pub(in crate::proxy) async fn answered(
 
 /// `tasks/cancel` (tasks extension, *Task Cancellation*): acknowledged also where the task has ended; the
 /// server is told where it has not.
-async fn cancel(shared: &Shared, call: &Call, record: &Record) -> Reply {
-    match super::cancel(&shared.ledger, &shared.switchboard, &record.id, Canceller::Client).await {
-        Ok(_) => acknowledged(shared, call, record),
+async fn cancel(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
+    match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
+        Ok(_) => acknowledgement(shared, call, record),
         Err(error) => refused(call, error.into()),
     }
 }
 
-fn acknowledged(shared: &Shared, call: &Call, record: &Record) -> Reply {
+fn acknowledgement(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     let about = server_info_meta(&shared.server_info_of(record));
     let result = [br#"{"resultType":"complete","_meta":"#, &*about, b"}"].concat();
-    reply::success(call, &on_one_line(result.into()))
+    reply::success(call, &to_single_line(result.into()))
 }
 
 /// What came with a `tasks/update`.
 #[derive(Default)]
-struct Checked {
+struct CheckedResponses {
     /// The answers as the server may have them, without those to what is not asked.
     answers: BTreeMap<String, Bytes>,
     /// What is to be said of those that are no answers to their questions.
-    unfit: Option<ErrorObject>,
+    invalid: Option<ErrorObject>,
 }
 
 /// The answers of a `tasks/update`.
 ///
 /// # Errors
 /// `-32602` where they cannot be read: then nothing is answered.
-fn checked_answers(call: &Call, record: &Record) -> Result<Checked, ErrorObject> {
+fn check_responses(call: &Call, record: &Record) -> Result<CheckedResponses, ErrorObject> {
     let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
     let answers = InputResponses::read(call.params.as_ref())
         .map_err(|error| wrong(error.to_string()))?
         .ok_or_else(|| wrong("params.inputResponses is required".into()))?;
-    let State::InputRequired { outstanding } = &record.state else { return Ok(Checked::default()) };
-    let mut checked = Checked::default();
+    let TaskState::InputRequired { outstanding } = &record.state else {
+        return Ok(CheckedResponses::default());
+    };
+    let mut checked = CheckedResponses::default();
     let mut unfit = Vec::new();
     for (key, answer) in answers.iter() {
         let Some(question) = outstanding.get(key).and_then(|raw| InputRequest::from_raw(raw.clone())) else {
@@ -150,7 +153,7 @@ fn checked_answers(call: &Call, record: &Record) -> Result<Checked, ErrorObject>
     }
     if !unfit.is_empty() {
         let rest = if checked.answers.is_empty() { "" } else { "; the other answers were taken" };
-        checked.unfit = Some(wrong(format!("{}{rest}", unfit.join("; "))));
+        checked.invalid = Some(wrong(format!("{}{rest}", unfit.join("; "))));
     }
     Ok(checked)
 }

@@ -1,7 +1,7 @@
 //! The answers to what clients ask of their tasks, a file for each view of them.
 //!
 //! Here is what the views share: who may see a task, how one is cancelled, and how its input requests are answered.
-//! Whatever changes a task runs to its end with all that follows from it ([`Ledger::run_to_end`]): a client that
+//! Whatever changes a task runs to its end with all that follows from it ([`TaskLedger::run_to_end`]): a client that
 //! disconnects right behind its request must not leave a record that says one thing and a server that does another.
 
 pub(super) mod experimental;
@@ -9,16 +9,17 @@ pub(super) mod extension;
 pub(super) mod ticket;
 
 use super::{
-    Ledger, Switchboard, reply,
-    shared::Shared,
-    switchboard::{CallCancelled, MailRoom},
+    CallRegistry, TaskLedger,
+    call_registry::{CancelTarget, MailboxPermit},
+    reply,
+    route_context::RouteContext,
 };
 use crate::{
     dialect::Principal,
     protocol::{ErrorObject, Method, code},
-    store::{StoreError, Updated},
-    task::{Answer, Canceller, Effect, Event, Owner, Record, TaskId, View},
-    telemetry::{LookupFailed, OperatorCancelled},
+    store::{StoreError, UpdateOutcome},
+    task::{Canceller, InputAnswer, Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, TaskView},
+    telemetry::{TaskCancelledByOperator, TaskLookupFailed},
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -42,13 +43,13 @@ pub(super) enum TaskRefusal {
 /// # Errors
 /// [`TaskRefusal`]: the same for what is not there and for what is not the owner's.
 pub(super) async fn look_up(
-    shared: &Shared,
+    shared: &RouteContext,
     method: &Method,
     id: Option<&str>,
-    owner: &Owner,
+    owner: &TaskPrincipal,
     principal: Principal,
 ) -> Result<Arc<Record>, TaskRefusal> {
-    may_poll(shared, principal)?;
+    check_poll_limit(shared, principal)?;
     let found = match id.and_then(TaskId::parse) {
         None => None,
         Some(id) => shared.ledger.load(&id).await?,
@@ -56,18 +57,20 @@ pub(super) async fn look_up(
     let reason = match found {
         Some(record) if !owner.owns(&record) => "foreign",
         // Whoever holds a ticket knows no task, and the other way round.
-        Some(record) if (record.view == View::Ticket) != (*method == Method::ToolsCall) => "of another view",
+        Some(record) if (record.view == TaskView::Ticket) != (*method == Method::ToolsCall) => {
+            "of another view"
+        }
         Some(record) if record.is_expired(shared.clock.timestamp()) => "expired",
-        Some(record) => return Ok(shared.ledger.as_it_stands(record)),
+        Some(record) => return Ok(shared.ledger.with_store_status(record)),
         None => "unknown",
     };
-    Err(missed(shared, method.as_str(), principal, reason))
+    Err(record_miss(shared, method.as_str(), principal, reason))
 }
 
 /// A principal has named a task that it may not see, for this reason. Each counts against the limit on misses.
-fn missed(shared: &Shared, method: &str, principal: Principal, reason: &str) -> TaskRefusal {
-    LookupFailed { method, principal: &principal, reason }.emit();
-    match shared.ledger.limits.now().admits_miss(principal) {
+fn record_miss(shared: &RouteContext, method: &str, principal: Principal, reason: &str) -> TaskRefusal {
+    TaskLookupFailed { method, principal: &principal, reason }.emit();
+    match shared.ledger.limits.load().try_miss(principal) {
         true => TaskRefusal::Unknown,
         false => TaskRefusal::TooMany("limits.misses_per_minute"),
     }
@@ -75,39 +78,39 @@ fn missed(shared: &Shared, method: &str, principal: Principal, reason: &str) -> 
 
 /// # Errors
 /// [`TaskRefusal::TooMany`] for a principal that has asked too often just now.
-fn may_poll(shared: &Shared, principal: Principal) -> Result<(), TaskRefusal> {
-    match shared.ledger.limits.now().admits_poll(principal) {
+fn check_poll_limit(shared: &RouteContext, principal: Principal) -> Result<(), TaskRefusal> {
+    match shared.ledger.limits.load().try_poll(principal) {
         true => Ok(()),
         false => Err(TaskRefusal::TooMany("limits.polls_per_second")),
     }
 }
 
-/// Cancels a task, and its call. Gives the record as it is from now on; `None` where nothing is changed, as it had
+/// Cancels a task, and its call. Gives the record as it is from now on; `Missing` where nothing is changed, as it had
 /// ended or is there no longer.
 ///
 /// # Errors
 /// [`StoreError`]: what is not stored is not acknowledged, and the server is not told. The client cancels again.
 pub(super) async fn cancel(
-    ledger: &Arc<Ledger>,
-    switchboard: &Arc<Switchboard>,
+    ledger: &Arc<TaskLedger>,
+    switchboard: &Arc<CallRegistry>,
     id: &TaskId,
     by: Canceller,
 ) -> Result<Option<Arc<Record>>, StoreError> {
     let (kept, switchboard, id) = (Arc::clone(ledger), Arc::clone(switchboard), id.clone());
     let cancelled = async move {
-        let updated = kept.change(&id, &Event::Cancelled { by }).await.inspect_err(|error| {
+        let updated = kept.change(&id, &TaskEvent::Cancelled { by }).await.inspect_err(|error| {
             if let StoreError::Full(limit) = error {
-                kept.refused_as_full(&id, limit);
+                kept.log_quota_full(&id, limit);
             }
         });
-        let Updated::Done { after, effects, .. } = updated? else { return Ok(None) };
-        if effects.contains(&Effect::CancelUpstream) {
+        let UpdateOutcome::Applied { after, effects, .. } = updated? else { return Ok(None) };
+        if effects.contains(&TaskEffect::CancelUpstream) {
             // Not held only where the call ended in this moment.
-            switchboard.end(&id, CallCancelled::Task);
+            switchboard.cancel(&id, CancelTarget::Task);
         }
         if by == Canceller::Operator {
             let (owner, principal) = (&after.owner, Principal::from_bytes(after.owner.principal));
-            OperatorCancelled {
+            TaskCancelledByOperator {
                 task: &id.tag(),
                 route: &owner.route,
                 tool: &after.tool,
@@ -128,32 +131,32 @@ pub(super) async fn cancel(
 ///
 /// # Errors
 /// [`TaskRefusal`]: nothing is answered.
-async fn answer(
-    shared: &Shared,
+async fn deliver_responses(
+    shared: &RouteContext,
     id: &TaskId,
-    answers: BTreeMap<String, Answer>,
-    deliver: impl FnOnce(Vec<(String, Answer)>, MailRoom) + Send + 'static,
+    answers: BTreeMap<String, InputAnswer>,
+    deliver: impl FnOnce(Vec<(String, InputAnswer)>, MailboxPermit) + Send + 'static,
 ) -> Result<(), TaskRefusal> {
     // Before anything is stored: what is stored can be delivered.
-    let room = shared.switchboard.reserve(id).map_err(|_| TaskRefusal::Busy)?;
+    let room = shared.call_registry.reserve(id).map_err(|_| TaskRefusal::Busy)?;
     let (ledger, id) = (Arc::clone(&shared.ledger), id.clone());
     let answered = async move {
-        let event = |are_kept| Event::Answered { answers: answers.clone(), are_kept };
+        let event = |are_kept| TaskEvent::InputAnswered { answers: answers.clone(), are_stored: are_kept };
         let are_kept = ledger.outlives();
         let mut updated = ledger.change(&id, &event(are_kept)).await;
         if are_kept && matches!(updated, Err(StoreError::Full(_))) {
             updated = ledger.change(&id, &event(false)).await;
         }
         if let Err(StoreError::Full(limit)) = &updated {
-            ledger.refused_as_full(&id, limit);
+            ledger.log_quota_full(&id, limit);
         }
         let effects = match updated? {
-            Updated::Done { effects, .. } => effects,
-            Updated::Refused(_) | Updated::Unknown => Vec::new(),
+            UpdateOutcome::Applied { effects, .. } => effects,
+            UpdateOutcome::Refused(_) | UpdateOutcome::Unknown => Vec::new(),
         };
         let outstanding = effects.into_iter().filter_map(|effect| match effect {
-            Effect::AnswerUpstream { key, response } => Some((key, response)),
-            Effect::CancelUpstream | Effect::Announce => None,
+            TaskEffect::AnswerUpstream { key, response } => Some((key, response)),
+            TaskEffect::CancelUpstream | TaskEffect::Announce => None,
         });
         deliver(outstanding.collect(), room);
         Ok(())

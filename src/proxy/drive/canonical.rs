@@ -1,10 +1,10 @@
 //! A driven call in the words of 2026-07-28: of a client of that revision, in front of a server of another.
 
-use super::{First, book::OpenQuestion};
+use super::{DetachReason, open_requests::OpenRequest};
 use crate::{
     bridge::{
         deny, elicit,
-        resume::{Binding, Resumes, State},
+        request_state::{RequestBinding, RequestState, RetryTarget},
     },
     dialect::{Call, Caller, modern},
     policy::ToolPolicy,
@@ -13,17 +13,19 @@ use crate::{
         status_message,
     },
     proxy::{
-        Commit, Reply,
-        input_requests::{self, NOT_DECLARED, missing},
-        reply::{self, CallEnd, Verdict},
-        shared::Shared,
-        switchboard::Request,
-        tickets::Ticketing,
+        CallReply, DeliveryCommit,
+        call_registry::ReplyTarget,
+        input_requests::{self, NOT_DECLARED, missing_capability},
+        reply::{self, CallEnd, CallVerdict},
+        route_context::RouteContext,
+        tickets::TicketOptions,
     },
     runtime::random,
-    task::{self, Record, TaskId, View},
-    telemetry::{Limit, Outcome},
-    upstream::{CallError, Deferral, Description, Event, Identity, Question},
+    task::{self, Record, TaskId, TaskView},
+    telemetry::{Limit, RequestOutcome},
+    upstream::{
+        CallError, CallerIdentity, Deferral, PendingServerRequest, UpstreamDescription, UpstreamEvent,
+    },
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -35,13 +37,13 @@ use std::{
 use tokio::sync::oneshot;
 
 /// What is known of such a call.
-pub(super) struct Canonical {
+pub(super) struct CanonicalForm {
     /// Once it is held, without its bytes: what is left to know of it after it has been sent.
     pub(super) call: Arc<Call>,
     pub(super) caller: Arc<Caller>,
-    pub(super) server: Server,
+    pub(super) server: ServerCell,
     /// Ties a retry to this very request of this caller; there once the call is held.
-    pub(super) binding: Option<Binding>,
+    pub(super) binding: Option<RequestBinding>,
     /// What the server asked and could not have, if anything.
     pub(super) refused: Option<Box<Value>>,
     /// Answers that came with the call itself, before anything was asked.
@@ -49,22 +51,22 @@ pub(super) struct Canonical {
     /// Tells the upstream when the call has become a task, where it may.
     pub(super) deferral: Option<Deferral>,
     /// How its client is given a ticket, if that is how.
-    pub(super) ticketing: Option<Box<Ticketing>>,
+    pub(super) ticketing: Option<Box<TicketOptions>>,
     /// What was last said of the progress, where the ticket is to say it.
-    pub(super) said: Option<Box<str>>,
+    pub(super) progress: Option<Box<str>>,
     pub(super) began: Instant,
 }
 
 /// The server of a call, once it has spoken.
 #[derive(Clone, Default)]
-pub(super) struct Server(Arc<OnceLock<Arc<Description>>>);
+pub(super) struct ServerCell(Arc<OnceLock<Arc<UpstreamDescription>>>);
 
 // === impl Canonical ===
 
-impl Canonical {
+impl CanonicalForm {
     /// From here on the call is held by a runtime task of its own. Its bytes may be megabytes, and have been
     /// sent.
-    pub(super) fn hold(&mut self, shared: &Shared) {
+    pub(super) fn detach(&mut self, shared: &RouteContext) {
         self.binding = Some(input_requests::binding(shared, &self.caller, &self.call));
         self.call = Arc::new(self.call.without_bytes());
         self.caller = Arc::new(Caller::clone(&self.caller));
@@ -72,21 +74,27 @@ impl Canonical {
 
     /// What the server asks where the client is polled in place: for that it must be held, unless there is
     /// nobody who can be asked.
-    pub(super) fn asked_in_place(&mut self, route: &str, event: Event) -> Option<First> {
+    pub(super) fn detach_reason(&mut self, route: &str, event: UpstreamEvent) -> Option<DetachReason> {
         match event {
-            Event::Asked(question) if !self.caller.capabilities.can_be_asked() => {
-                self.may_be_put(route, question);
+            UpstreamEvent::ServerRequest(question)
+                if !self.caller.capabilities.can_receive_input_requests() =>
+            {
+                self.accept_request(route, question);
                 None
             }
-            asked => Some(First::Asked(asked)),
+            asked => Some(DetachReason::InputRequest(asked)),
         }
     }
 
     /// The question if it can be put to this client. What the client did not declare is refused, and
     /// remembered: a call that fails after that failed for it.
-    pub(super) fn may_be_put(&mut self, route: &str, question: Question) -> Option<Question> {
-        let request = question.asked.canonical();
-        let Some(missing) = missing(&self.caller.capabilities, request.into_iter()) else {
+    pub(super) fn accept_request(
+        &mut self,
+        route: &str,
+        question: PendingServerRequest,
+    ) -> Option<PendingServerRequest> {
+        let request = question.request.canonical();
+        let Some(missing) = missing_capability(&self.caller.capabilities, request.into_iter()) else {
             return Some(question);
         };
         self.refused = Some(Box::new(missing));
@@ -96,39 +104,48 @@ impl Canonical {
 
     /// Whether the client declared that it can be asked all of this; else the end of a call that cannot go
     /// on without.
-    pub(super) fn lacks<'a>(&self, asked: impl Iterator<Item = &'a InputRequest>) -> Option<CallEnd> {
-        let missing = missing(&self.caller.capabilities, asked)?;
-        Some(CallEnd::Refused(elicit::question_refused(&missing), Outcome::Refused))
+    pub(super) fn end_if_undeclared<'a>(
+        &self,
+        asked: impl Iterator<Item = &'a InputRequest>,
+    ) -> Option<CallEnd> {
+        let missing = missing_capability(&self.caller.capabilities, asked)?;
+        Some(CallEnd::Refused(elicit::input_refused(&missing), RequestOutcome::Refused))
     }
 
-    pub(super) fn record(&self, id: TaskId, shared: &Shared, policy: &ToolPolicy, now: Timestamp) -> Record {
+    pub(super) fn record(
+        &self,
+        id: TaskId,
+        shared: &RouteContext,
+        policy: &ToolPolicy,
+        now: Timestamp,
+    ) -> Record {
         let tool = self.call.target.clone().unwrap_or_default();
-        let record = Record::new(id, shared.owner(&self.caller), tool, policy.retention, now);
+        let record = Record::new(id, shared.task_owner(&self.caller), tool, policy.retention, now);
         let waited = shared.clock.now().saturating_duration_since(self.began);
-        Record { view: self.view(), waited, message: self.said.as_deref().map(str::to_owned), ..record }
+        Record { view: self.view(), waited, message: self.progress.as_deref().map(str::to_owned), ..record }
     }
 
     /// What the server tells on the way.
-    pub(super) fn hears(&mut self, frame: &Frame) {
+    pub(super) fn note_progress(&mut self, frame: &Frame) {
         if self.ticketing.is_some()
             && let Some(said) = status_message::of_progress(frame)
         {
-            self.said = Some(said.into());
+            self.progress = Some(said.into());
         }
     }
 
     /// How the task is shown that it may become.
-    pub(super) fn view(&self) -> View {
-        if self.ticketing.is_some() { View::Ticket } else { View::Extension }
+    pub(super) fn view(&self) -> TaskView {
+        if self.ticketing.is_some() { TaskView::Ticket } else { TaskView::Extension }
     }
 
     /// The response to `call`, which is this one or a client's coming back to it.
-    pub(super) fn reply(&self, shared: &Shared, call: &Call, word: CallEnd) -> Reply {
-        let (server, binding) = (self.server.known(), || self.binding(shared));
+    pub(super) fn reply(&self, shared: &RouteContext, call: &Call, word: CallEnd) -> CallReply {
+        let (server, binding) = (self.server.description(), || self.binding(shared));
         if is_refused_as_unknown(&call.method, &word) && !shared.declares(&call.method, &server) {
             return reply::not_served(call);
         }
-        let again = input_requests::again(shared, &self.caller, call, &server, binding, &word);
+        let again = input_requests::url_input_required(shared, &self.caller, call, &server, binding, &word);
         let mut reply =
             again.unwrap_or_else(|| reply::to_client(call, &shared.route, word, self.refused.as_deref()));
         if call.method == Method::ToolsList && shared.route.denies_tools() {
@@ -139,21 +156,21 @@ impl Canonical {
         reply
     }
 
-    fn binding(&self, shared: &Shared) -> Binding {
+    fn binding(&self, shared: &RouteContext) -> RequestBinding {
         self.binding.unwrap_or_else(|| input_requests::binding(shared, &self.caller, &self.call))
     }
 
     /// The result that sends the client away with these questions.
     pub(super) fn input_required<'a>(
         &self,
-        shared: &Shared,
+        shared: &RouteContext,
         id: &TaskId,
         round: u32,
-        open: impl Iterator<Item = &'a OpenQuestion>,
+        open: impl Iterator<Item = &'a OpenRequest>,
     ) -> Vec<u8> {
-        let state = State {
-            resumes: Resumes::Parked(id.clone()),
-            node: shared.switchboard.node,
+        let state = RequestState {
+            target: RetryTarget::Parked(id.clone()),
+            node: shared.call_registry.node,
             round,
             // A little longer than the call is parked, so that a late client hears that it is gone.
             expires: shared.clock.timestamp() + shared.route.questions.park * 2,
@@ -161,21 +178,21 @@ impl Canonical {
         };
         let sealed = shared.keyring.seal(&state, random());
         let questions: Vec<_> = open.filter_map(|open| Some((open.key.as_str(), request(open)?))).collect();
-        elicit::input_required(questions, &sealed, &self.server.known().server_info)
+        elicit::input_required(questions, &sealed, &self.server.description().server_info)
     }
 
     /// The call has become a task: it is shown as its client first hears of it.
-    pub(super) fn created(&mut self, shared: &Shared, record: &Record) -> Vec<u8> {
+    pub(super) fn create_result(&mut self, shared: &RouteContext, record: &Record) -> Vec<u8> {
         if let Some(deferral) = &self.deferral {
-            shared.upstream.deferred(&Identity::of(&self.caller), deferral);
+            shared.upstream.mark_deferred(&CallerIdentity::of(&self.caller), deferral);
         }
-        self.shown(shared, record)
+        self.handle_result(shared, record)
     }
 
     /// The task as its client first sees it.
-    pub(super) fn shown(&self, shared: &Shared, record: &Record) -> Vec<u8> {
+    pub(super) fn handle_result(&self, shared: &RouteContext, record: &Record) -> Vec<u8> {
         // A task that was made before its session was open: another may have been.
-        let server = if self.server.is_known() { self.server.known() } else { shared.server() };
+        let server = if self.server.is_known() { self.server.description() } else { shared.server() };
         match &self.ticketing {
             Some(ticketing) => modern::complete(ticketing.running(shared, record), &server.server_info),
             None => input_requests::created(shared, record, &server),
@@ -183,62 +200,62 @@ impl Canonical {
     }
 
     /// What the call came to, as the task keeps it.
-    pub(super) fn settled(&self, shared: &Shared, word: CallEnd) -> task::Event {
+    pub(super) fn end_event(&self, shared: &RouteContext, word: CallEnd) -> task::TaskEvent {
         let refused = self.refused.as_deref();
         match reply::verdict(&self.call, &shared.route, word, refused) {
-            Verdict::Result(result) => {
-                kept(result.len(), shared.ledger.quotas().stored_result_bytes, || result)
+            CallVerdict::Result(result) => {
+                result_event(result.len(), shared.ledger.quotas().stored_result_bytes, || result)
             }
-            Verdict::Error(error, _) => failed(&error),
+            CallVerdict::Error(error, _) => failure_event(&error),
         }
     }
 }
 
 /// A result of this size as the task keeps it, if it is not too large.
-pub(super) fn kept(size: usize, limit: usize, result: impl FnOnce() -> Bytes) -> task::Event {
+pub(super) fn result_event(size: usize, limit: usize, result: impl FnOnce() -> Bytes) -> task::TaskEvent {
     if size <= limit {
-        return task::Event::Returned { result: result() };
+        return task::TaskEvent::Returned { result: result() };
     }
-    Limit::StoredResultBytes.hit();
+    Limit::StoredResultBytes.record_hit();
     let why =
         format!("the result is {size} bytes; the proxy keeps at most {limit} (limits.stored_result_bytes)");
-    failed(&ErrorObject::new(code::RESULT_TOO_LARGE, why))
+    failure_event(&ErrorObject::new(code::RESULT_TOO_LARGE, why))
 }
 
-pub(super) fn failed(error: &ErrorObject) -> task::Event {
-    task::Event::Failed { error: error.as_bytes().clone(), message: Some(error.message()) }
+pub(super) fn failure_event(error: &ErrorObject) -> task::TaskEvent {
+    task::TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(error.message()) }
 }
 
 /// Answers a client with questions, if it can be asked them.
-pub(super) fn asked<'a>(
-    request: &Request,
-    open: impl Iterator<Item = &'a OpenQuestion>,
+pub(super) fn input_required_reply<'a>(
+    request: &ReplyTarget,
+    open: impl Iterator<Item = &'a OpenRequest>,
     result: &[u8],
-) -> Option<Reply> {
-    let Request::Canonical { call, capabilities } = request else { return None };
-    Some(match missing(capabilities, open.filter_map(self::request)) {
+) -> Option<CallReply> {
+    let ReplyTarget::Canonical { call, capabilities } = request else { return None };
+    Some(match missing_capability(capabilities, open.filter_map(self::request)) {
         None => reply::input_required(call, result),
         // 2026-07-28, *MRTR, Server Requirements*: nothing that was not declared.
-        Some(missing) => reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::question_refused(&missing)),
+        Some(missing) => reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::input_refused(&missing)),
     })
 }
 
 /// Answers a client with the handle of a task, if it can be given one; and how it is heard that it has it.
-pub(super) fn handle(
+pub(super) fn handle_reply(
     call: &Call,
     capabilities: &Capabilities,
     created: &[u8],
     id: &TaskId,
     is_ticket: bool,
-) -> (Reply, Option<oneshot::Receiver<()>>) {
+) -> (CallReply, Option<oneshot::Receiver<()>>) {
     if !is_ticket && !capabilities.declares_tasks() {
-        return (input_requests::became_a_task(call), None);
+        return (input_requests::tasks_undeclared_reply(call), None);
     }
-    let (commit, committed) = Commit::channel();
+    let (commit, committed) = DeliveryCommit::channel();
     (reply::handle(call, created, id.clone(), Some(commit)), Some(committed))
 }
 
-fn request(open: &OpenQuestion) -> Option<&InputRequest> {
+fn request(open: &OpenRequest) -> Option<&InputRequest> {
     open.asked.canonical()
 }
 
@@ -247,7 +264,7 @@ fn request(open: &OpenQuestion) -> Option<&InputRequest> {
 /// says so.
 fn is_refused_as_unknown(method: &Method, word: &CallEnd) -> bool {
     match word {
-        CallEnd::Said(response) => match ErrorObject::of(response.frame()) {
+        CallEnd::Response(response) => match ErrorObject::of(response.frame()) {
             Some(error) => {
                 method.is_list()
                     || error.code() == code::METHOD_NOT_FOUND
@@ -271,17 +288,17 @@ fn is_about_method(message: &str) -> bool {
 
 // === impl Server ===
 
-impl Server {
+impl ServerCell {
     /// What the server said of itself; a stand-in until it has.
-    pub(super) fn known(&self) -> Arc<Description> {
-        self.0.get().map_or_else(|| Arc::new(Description::unknown()), Arc::clone)
+    pub(super) fn description(&self) -> Arc<UpstreamDescription> {
+        self.0.get().map_or_else(|| Arc::new(UpstreamDescription::unknown()), Arc::clone)
     }
 
     pub(super) fn is_known(&self) -> bool {
         self.0.get().is_some()
     }
 
-    pub(super) fn learn(&self, description: Arc<Description>) {
+    pub(super) fn set(&self, description: Arc<UpstreamDescription>) {
         // Once: a call has one server.
         let _ = self.0.set(description);
     }

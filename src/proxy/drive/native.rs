@@ -5,31 +5,31 @@
 //! answer, which comes as a POST of its own, finds the call without anything being kept.
 
 use super::{
-    audience::Lines,
-    book::{OpenQuestion, Put},
-    canonical::{failed, kept},
+    canonical::{failure_event, result_event},
+    delivery::TaskStreams,
+    open_requests::{InlineRequest, OpenRequest},
 };
 use crate::{
     bridge::offer,
     dialect::legacy,
     policy::ToolPolicy,
     protocol::{
-        ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method, Timestamp, frame::on_one_line,
-        splice::Patch, status_message,
+        ErrorObject, Frame, InputKind, InputRequest, Kind, Method, RequestId, Timestamp,
+        frame::to_single_line, splice::BytesPatch, status_message,
     },
     proxy::{
-        AccessSummary, Reply,
+        AccessSummary, CallReply,
         reply::{CallEnd, lost_error, outcome_of},
-        session::{Key, OurCall, Whose},
-        shared::Shared,
-        tickets::Ticketing,
+        route_context::RouteContext,
+        session::{ProxyCallGuard, ResponseOwner, SessionKey},
+        tickets::TicketOptions,
     },
     task::{
-        self, Owner, Record, TaskId, View,
-        view::experimental::{self, Reader},
+        self, Record, TaskId, TaskPrincipal, TaskView,
+        view::experimental::{self, TaskResultFormat},
     },
-    telemetry::Outcome,
-    upstream::{Asked, CallError, Deferral},
+    telemetry::RequestOutcome,
+    upstream::{CallError, Deferral, ServerRequest},
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -39,59 +39,59 @@ use std::{
 };
 
 /// What is known of such a call.
-pub(in crate::proxy) struct Native {
-    pub(in crate::proxy) owner: Owner,
+pub(in crate::proxy) struct NativeForm {
+    pub(in crate::proxy) owner: TaskPrincipal,
     /// The client's session, where it has an id.
-    pub(in crate::proxy) session: Option<Key>,
+    pub(in crate::proxy) session: Option<SessionKey>,
     pub(in crate::proxy) tool: String,
     /// How long the client wants the task to be kept.
     pub(in crate::proxy) ttl: Option<Duration>,
     /// Whether the client wants to hear of progress; else the token is ours.
     pub(in crate::proxy) wants_progress: bool,
     /// How the task is shown.
-    pub(in crate::proxy) view: View,
+    pub(in crate::proxy) view: TaskView,
     /// Who is told that it is one.
-    pub(in crate::proxy) reader: Reader,
+    pub(in crate::proxy) reader: TaskResultFormat,
     /// How its client is given a ticket, if that is how.
-    pub(in crate::proxy) ticketing: Option<Ticketing>,
+    pub(in crate::proxy) ticketing: Option<TicketOptions>,
     /// What was last said of the progress, where the ticket is to say it.
-    pub(in crate::proxy) said: Option<String>,
+    pub(in crate::proxy) progress: Option<String>,
     /// Tells the upstream that the call has become a task.
     pub(in crate::proxy) deferral: Deferral,
     /// Its client shows credentials.
     pub(in crate::proxy) needs_credentials: bool,
     /// Given back after the replies.
-    pub(in crate::proxy) _in_flight: Option<OurCall>,
+    pub(in crate::proxy) _in_flight: Option<ProxyCallGuard>,
     pub(in crate::proxy) began: Instant,
     /// What the client has been told of the status.
-    pub(in crate::proxy) told: &'static str,
+    pub(in crate::proxy) last_status: &'static str,
 }
 
 // === impl Native ===
 
-impl Native {
+impl NativeForm {
     /// Whether its client can be asked this inside a task, as far as is known: whoever holds a ticket knows no task, and
     /// declines nothing that it is not asked.
-    pub(super) fn can_be_asked(&self, shared: &Shared, asked: &Asked) -> bool {
-        let Asked::Native(frame) = asked else { return true };
+    pub(super) fn can_be_asked(&self, shared: &RouteContext, asked: &ServerRequest) -> bool {
+        let ServerRequest::Native(frame) = asked else { return true };
         let Kind::Request { method, params, .. } = frame.kind() else { return true };
-        let known = self.session.filter(|_| self.view == View::Ticket);
-        let known = known.and_then(|session| shared.sessions.holders.client(session));
+        let known = self.session.filter(|_| self.view == TaskView::Ticket);
+        let known = known.and_then(|session| shared.sessions.ticket_holders.client(session));
         known.is_none_or(|client| client.can_be_asked(method, params.as_deref()))
     }
 
     /// Something the server tells, for a client that waits for the call itself.
-    pub(super) fn on_the_way(&self, frame: &Frame) -> Option<Bytes> {
+    pub(super) fn inline_message(&self, frame: &Frame) -> Option<Bytes> {
         let is_progress = matches!(frame.kind(), Kind::Notification { method: Method::Progress, .. });
-        (!is_progress || self.wants_progress).then(|| as_it_is(frame))
+        (!is_progress || self.wants_progress).then(|| verbatim(frame))
     }
 
     /// The same for a client that has a task, and is somewhere else by now.
-    pub(super) fn in_task(&self, frame: &Frame, task: &TaskId) -> Option<Bytes> {
+    pub(super) fn task_message(&self, frame: &Frame, task: &TaskId) -> Option<Bytes> {
         let Kind::Notification { method, .. } = frame.kind() else { return None };
-        if self.view == View::Ticket {
+        if self.view == TaskView::Ticket {
             // Its token was that of a request that has been answered.
-            return status_message::of_progress(frame).is_none().then(|| as_it_is(frame));
+            return status_message::of_progress(frame).is_none().then(|| verbatim(frame));
         }
         if status_message::of_progress(frame).is_some() && !self.wants_progress {
             return None;
@@ -101,56 +101,63 @@ impl Native {
             Method::ToolsListChanged
             | Method::PromptsListChanged
             | Method::ResourcesListChanged
-            | Method::ResourceUpdated => as_it_is(frame),
-            _ => offer::related(frame, task.as_str(), None),
+            | Method::ResourceUpdated => verbatim(frame),
+            _ => offer::with_related_task(frame, task.as_str(), None),
         })
     }
 
-    pub(super) fn record(&self, id: TaskId, shared: &Shared, policy: &ToolPolicy, now: Timestamp) -> Record {
+    pub(super) fn record(
+        &self,
+        id: TaskId,
+        shared: &RouteContext,
+        policy: &ToolPolicy,
+        now: Timestamp,
+    ) -> Record {
         let most = shared.route.legacy_tasks.max_ttl;
         let retention = self.ttl.map_or(policy.retention, |ttl| ttl.min(most));
         let mut record = Record::new(id, self.owner.clone(), self.tool.clone(), retention, now);
-        (record.view, record.raised, record.message) = (self.view, false, self.said.clone());
+        (record.view, record.is_translated, record.message) = (self.view, false, self.progress.clone());
         record.waited = shared.clock.now().saturating_duration_since(self.began);
         record
     }
 
     /// A task as its client first hears of it: a `CreateTaskResult`.
-    pub(super) fn created(shared: &Shared, record: &Record, reader: Reader) -> Vec<u8> {
+    pub(super) fn create_result(shared: &RouteContext, record: &Record, reader: TaskResultFormat) -> Vec<u8> {
         let immediate = shared.route.legacy_tasks.immediate_response.as_deref();
         let (now, terms) = (shared.clock.timestamp(), shared.legacy_terms());
         experimental::created(record, now, terms, reader, immediate)
     }
 
     /// The handle, for a client that waits for the call itself.
-    pub(super) fn handle(&self, shared: &Shared, id: &Id, record: &Record) -> Reply {
+    pub(super) fn handle(&self, shared: &RouteContext, id: &RequestId, record: &Record) -> CallReply {
         let result = match &self.ticketing {
             Some(ticketing) => ticketing.running(shared, record).to_string().into_bytes(),
-            None => Self::created(shared, record, self.reader),
+            None => Self::create_result(shared, record, self.reader),
         };
         let body = legacy::success(id, &result);
-        let mut reply = Reply::new(StatusCode::OK, body, Outcome::Task);
+        let mut reply = CallReply::new(StatusCode::OK, body, RequestOutcome::Task);
         reply.account.task = Some(record.id.clone());
         reply
     }
 
     /// The response, as the server gave it but for its id, or an error of ours.
-    pub(super) fn reply(&self, shared: &Shared, id: &Id, word: &CallEnd) -> Option<Reply> {
-        let answer = |frame: &Frame, theirs: &Id| {
-            let mut patch = Patch::new(frame.as_bytes().clone());
+    pub(super) fn reply(&self, shared: &RouteContext, id: &RequestId, word: &CallEnd) -> Option<CallReply> {
+        let answer = |frame: &Frame, theirs: &RequestId| {
+            let mut patch = BytesPatch::new(frame.as_bytes().clone());
             patch.replace(theirs.as_bytes(), id.as_bytes().clone());
             patch.apply()
         };
-        let refusal = |error: &ErrorObject| legacy::refusal(std::slice::from_ref(id), error);
+        let refusal = |error: &ErrorObject| legacy::error_responses(std::slice::from_ref(id), error);
         let (body, account) = match word {
-            CallEnd::Said(response) => match response.frame().kind() {
+            CallEnd::Response(response) => match response.frame().kind() {
                 Kind::Success { id, .. } => (answer(response.frame(), id), AccessSummary::default()),
                 Kind::Failure { id: Some(id), .. } => {
-                    (answer(response.frame(), id), AccessSummary::of(Outcome::ServerError))
+                    (answer(response.frame(), id), AccessSummary::of(RequestOutcome::ServerError))
                 }
-                Kind::Failure { id: None, error } => {
-                    (refusal(&ErrorObject::from_raw(error.clone())), AccessSummary::of(Outcome::ServerError))
-                }
+                Kind::Failure { id: None, error } => (
+                    refusal(&ErrorObject::from_raw(error.clone())),
+                    AccessSummary::of(RequestOutcome::ServerError),
+                ),
                 Kind::Request { .. } | Kind::Notification { .. } => return None,
             },
             CallEnd::Lost(lost) => {
@@ -160,90 +167,96 @@ impl Native {
             CallEnd::Refused(error, outcome) => (refusal(error), AccessSummary::failed(*outcome, error)),
         };
         let upstream = shared.clock.now().saturating_duration_since(self.began);
-        let mut reply = Reply::new(StatusCode::OK, on_one_line(body), account.outcome);
+        let mut reply = CallReply::new(StatusCode::OK, to_single_line(body), account.outcome);
         reply.account = AccessSummary { upstream, ..account };
         Some(reply)
     }
 
     /// What the call came to, exactly as the server said it.
-    pub(super) fn settled(&self, shared: &Shared, word: &CallEnd) -> task::Event {
+    pub(super) fn end_event(&self, shared: &RouteContext, word: &CallEnd) -> task::TaskEvent {
         let event = match word {
-            CallEnd::Said(response) => match response.frame().kind() {
+            CallEnd::Response(response) => match response.frame().kind() {
                 Kind::Success { result, .. } => {
-                    kept(result.len(), shared.ledger.quotas().stored_result_bytes, || {
+                    result_event(result.len(), shared.ledger.quotas().stored_result_bytes, || {
                         // In memory of its own: a slice would keep the server's whole message alive.
-                        on_one_line(Bytes::copy_from_slice(result))
+                        to_single_line(Bytes::copy_from_slice(result))
                     })
                 }
-                Kind::Failure { error, .. } => failed(&ErrorObject::from_raw(Bytes::copy_from_slice(error))),
+                Kind::Failure { error, .. } => {
+                    failure_event(&ErrorObject::from_raw(Bytes::copy_from_slice(error)))
+                }
                 Kind::Request { .. } | Kind::Notification { .. } => {
-                    failed(&lost_error(&CallError::Invalid("it is not a response".to_owned())))
+                    failure_event(&lost_error(&CallError::Invalid("it is not a response".to_owned())))
                 }
             },
-            CallEnd::Lost(lost) => failed(&lost_error(lost)),
-            CallEnd::Refused(error, _) => failed(error),
+            CallEnd::Lost(lost) => failure_event(&lost_error(lost)),
+            CallEnd::Refused(error, _) => failure_event(error),
         };
-        if matches!(event, task::Event::Failed { .. }) {
-            self.doubt(shared);
+        if matches!(event, task::TaskEvent::Failed { .. }) {
+            self.forget_presence(shared);
         }
         event
     }
 
     /// The call has come to nothing, perhaps because the session is gone: else a client whose calls are all
     /// answered here would never hear of that.
-    pub(super) fn doubt(&self, shared: &Shared) {
+    pub(super) fn forget_presence(&self, shared: &RouteContext) {
         if let Some(session) = self.session {
-            shared.sessions.presence.doubt(session);
+            shared.sessions.presence.forget(session);
         }
     }
 
     /// Where the client hears of its task.
-    pub(super) fn lines(&self, shared: &Shared) -> Lines {
-        Lines::new(self.session.map(|session| shared.sessions.streams.follow(session)))
+    pub(super) fn streams(&self, shared: &RouteContext) -> TaskStreams {
+        TaskStreams::new(self.session.map(|session| shared.sessions.streams.follow(session)))
     }
 
     /// What the client is to hear of the status, if it has changed
     /// (2025-11-25, *Tasks, Task Status Notification*).
-    pub(super) fn status(&mut self, shared: &Shared, task: &TaskId) -> Option<Bytes> {
-        let record = shared.ledger.last_kept(task).filter(|record| record.view != View::Ticket)?;
+    pub(super) fn status_notification(&mut self, shared: &RouteContext, task: &TaskId) -> Option<Bytes> {
+        let record = shared.ledger.last_stored(task).filter(|record| record.view != TaskView::Ticket)?;
         let terms = shared.legacy_terms();
         let status = experimental::status(&record, terms.tool_errors);
-        if std::mem::replace(&mut self.told, status) == status {
+        if std::mem::replace(&mut self.last_status, status) == status {
             return None;
         }
-        let shown = experimental::shown(&record, shared.clock.timestamp(), terms);
+        let shown = experimental::task_object(&record, shared.clock.timestamp(), terms);
         Some(legacy::notification(&Method::TaskStatus, &shown))
     }
 }
 
 /// A message of the server's for its client.
-pub(super) fn as_it_is(frame: &Frame) -> Bytes {
-    on_one_line(frame.as_bytes().clone())
+pub(super) fn verbatim(frame: &Frame) -> Bytes {
+    to_single_line(frame.as_bytes().clone())
 }
 
 /// Remembers a question that is put on the stream of the call itself: its answer may come once the call is a
 /// task.
-pub(super) fn put(shared: &Arc<Shared>, session: Option<Key>, id: &Id) -> Put {
-    let questions = &shared.sessions.questions;
-    Put { relayed: session.map(|session| questions.register(session, id, Whose::Call)) }
+pub(super) fn register_inline(
+    shared: &Arc<RouteContext>,
+    session: Option<SessionKey>,
+    id: &RequestId,
+) -> InlineRequest {
+    let questions = &shared.sessions.input_requests;
+    InlineRequest { relayed: session.map(|session| questions.register(session, id, ResponseOwner::Call)) }
 }
 
 /// A question as the record keeps it; what the revision has no word for is put all the same.
-pub(super) fn recorded(frame: &Frame) -> Option<Bytes> {
+pub(super) fn recordable_request(frame: &Frame) -> Option<Bytes> {
     let Kind::Request { method, params, .. } = frame.kind() else { return None };
     let kind = InputKind::of(method)?;
     Some(InputRequest::new(kind, params.as_deref()).as_bytes().clone())
 }
 
 /// A question as it is put in the task. `knows` is whether its client knows that there is one.
-pub(super) fn put_in_task(open: &OpenQuestion, task: &TaskId, knows: bool) -> Bytes {
-    let id = offer::question_id(task, &open.key);
+pub(super) fn task_request(open: &OpenRequest, task: &TaskId, knows: bool) -> Bytes {
+    let id = offer::input_request_id(task, &open.key);
     let named = knows.then(|| task.as_str());
     match &open.asked {
-        Asked::Canonical(request) => offer::asked(request, &id, named),
-        Asked::Native(frame) => match named {
-            Some(named) => offer::related(frame, named, Some(&id)),
-            None => offer::renamed(frame, &id),
+        ServerRequest::Canonical(request) => offer::input_request_message(request, &id, named),
+        ServerRequest::Native(frame) => match named {
+            Some(named) => offer::with_related_task(frame, named, Some(&id)),
+            None => offer::with_id(frame, &id),
         },
     }
 }

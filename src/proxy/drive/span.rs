@@ -4,17 +4,17 @@
 
 use super::super::{
     reply::{CallEnd, error_of},
-    shared::Shared,
+    route_context::RouteContext,
 };
 use crate::{
     dialect::Call,
-    protocol::{ErrorObject, Frame, Id, Kind, Method, TraceContext},
+    protocol::{ErrorObject, Frame, Kind, Method, RequestId, TraceContext},
     task::{self, Record, TaskId},
     telemetry::{
-        Outcome,
+        RequestOutcome,
         trace::{
-            Kind as SpanKind, Span,
-            mcp::{self, Message, task_tag},
+            Span, SpanKind,
+            mcp::{self, MessageAttributes, task_tag},
         },
     },
     upstream::ServerUrl,
@@ -26,9 +26,9 @@ use std::sync::Arc;
 pub(in crate::proxy) struct CallSpan {
     span: Span,
     /// The id that its server was sent is said.
-    names_id: bool,
+    has_id: bool,
     /// How it has ended is said.
-    is_over: bool,
+    is_ended: bool,
 }
 
 // === impl CallSpan ===
@@ -37,38 +37,38 @@ impl CallSpan {
     /// Begins one for a message that is a part of a span of ours, or of none where it is not traced. The `id` is the one that
     /// its server is sent, where that is known already.
     pub(in crate::proxy) fn begin(
-        shared: &Shared,
+        shared: &RouteContext,
         trace: Option<&TraceContext>,
         (method, target): (&Method, Option<&str>),
-        id: Option<&Id>,
+        id: Option<&RequestId>,
     ) -> Self {
         let Some(parent) = trace else { return Self::default() };
-        let message = Message { method: method.as_str(), target, id };
+        let message = MessageAttributes { method: method.as_str(), target, id };
         let mut span = message.begin(&shared.tracer, SpanKind::Client, Some(parent));
         if span.is_recorded() {
             span.set("deferral.route", shared.route.path.to_string());
-            located(&mut span, shared.upstream.address());
+            set_server_address(&mut span, shared.upstream.address());
         }
-        Self { span, names_id: id.is_some(), is_over: false }
+        Self { span, has_id: id.is_some(), is_ended: false }
     }
 
     /// Begins one for a call, which names it to its server from then on.
-    pub(super) fn of_call(shared: &Shared, call: &mut Arc<Call>) -> Self {
+    pub(super) fn of_call(shared: &RouteContext, call: &mut Arc<Call>) -> Self {
         let span = Self::begin(shared, call.trace.as_deref(), (&call.method, call.target.as_deref()), None);
         if let Some(context) = span.context() {
             let call = Arc::make_mut(call);
-            context.put_in_headers(call.headers.to_mut());
+            context.write_to_headers(call.headers.to_mut());
             call.trace = Some(Arc::new(context.clone()));
         }
         span
     }
 
     /// Begins one for the call of a task that the process before this one has held, in the trace that it began in.
-    pub(super) fn of_record(shared: &Shared, record: &Record, id: u64) -> Self {
+    pub(super) fn of_record(shared: &RouteContext, record: &Record, id: u64) -> Self {
         let call = (&Method::ToolsCall, Some(&*record.tool));
-        let mut span = Self::begin(shared, record.trace.as_deref(), call, Some(&Id::from_number(id)));
+        let mut span = Self::begin(shared, record.trace.as_deref(), call, Some(&RequestId::from_number(id)));
         span.event("deferral.task.resumed", &[]);
-        span.names(&record.id);
+        span.set_task_id(&record.id);
         span
     }
 
@@ -101,7 +101,7 @@ impl CallSpan {
     }
 
     /// The server asks something.
-    pub(super) fn asked(&mut self, key: &str, method: &str) {
+    pub(super) fn record_input_request(&mut self, key: &str, method: &str) {
         if self.span.is_recorded() {
             let with = [
                 ("mcp.method.name", method.to_owned().into()),
@@ -112,48 +112,48 @@ impl CallSpan {
     }
 
     /// The call has become this task.
-    pub(super) fn becomes(&mut self, task: &TaskId) {
+    pub(super) fn record_task(&mut self, task: &TaskId) {
         self.event("deferral.task.created", &[]);
-        self.names(task);
+        self.set_task_id(task);
     }
 
-    fn names(&mut self, task: &TaskId) {
+    fn set_task_id(&mut self, task: &TaskId) {
         if self.span.is_recorded() {
             self.span.set("deferral.task.id", task_tag(task.as_str()));
         }
     }
 
     /// The task of the call has ended like this.
-    pub(super) fn settled(&mut self, event: &task::Event) {
+    pub(super) fn record_task_end(&mut self, event: &task::TaskEvent) {
         let status = match event {
-            task::Event::Failed { .. } => "failed",
+            task::TaskEvent::Failed { .. } => "failed",
             _ => "completed",
         };
         self.span.set("deferral.task.status", status);
     }
 
     /// The call has ended.
-    pub(super) fn ends(&mut self, word: &CallEnd) {
-        if !self.span.is_recorded() || std::mem::replace(&mut self.is_over, true) {
+    pub(super) fn record_end(&mut self, word: &CallEnd) {
+        if !self.span.is_recorded() || std::mem::replace(&mut self.is_ended, true) {
             return;
         }
         match word {
-            CallEnd::Said(response) => self.answered(response.frame()),
+            CallEnd::Response(response) => self.record_response(response.frame()),
             CallEnd::Lost(lost) => self.span.fail(error_of(lost).code().to_string(), None),
             CallEnd::Refused(error, _) => self.span.fail(error.code().to_string(), Some(&error.message())),
         }
     }
 
-    fn answered(&mut self, frame: &Frame) {
+    fn record_response(&mut self, frame: &Frame) {
         // An answer has the id of its request, which is chosen only when that is written.
         if let (false, Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. }) =
-            (self.names_id, frame.kind())
+            (self.has_id, frame.kind())
         {
-            mcp::name_id(&mut self.span, id);
+            mcp::set_request_id(&mut self.span, id);
         }
         match frame.kind() {
             Kind::Success { result, .. } if result.get("isError").is_some_and(|value| value == "true") => {
-                self.span.fail(Outcome::ToolError.as_str(), None);
+                self.span.fail(RequestOutcome::ToolError.as_str(), None);
             }
             Kind::Failure { error, .. } => {
                 let code = ErrorObject::from_raw(error.clone()).code().to_string();
@@ -165,31 +165,31 @@ impl CallSpan {
     }
 
     /// The call has ended with this, which only goes by here.
-    pub(in crate::proxy) fn passes(&mut self, outcome: Outcome) {
-        if std::mem::replace(&mut self.is_over, true) {
+    pub(in crate::proxy) fn record_outcome(&mut self, outcome: RequestOutcome) {
+        if std::mem::replace(&mut self.is_ended, true) {
             return;
         }
         match outcome {
-            Outcome::Result | Outcome::Task | Outcome::InputRequired => {}
-            Outcome::ToolError
-            | Outcome::ServerError
-            | Outcome::Refused
-            | Outcome::TimedOut
-            | Outcome::UpstreamFailed
-            | Outcome::ProxyFailed
-            | Outcome::Departed => self.span.fail(outcome.as_str(), None),
+            RequestOutcome::Result | RequestOutcome::Task | RequestOutcome::InputRequired => {}
+            RequestOutcome::ToolError
+            | RequestOutcome::ServerError
+            | RequestOutcome::Refused
+            | RequestOutcome::TimedOut
+            | RequestOutcome::UpstreamFailed
+            | RequestOutcome::ProxyFailed
+            | RequestOutcome::Disconnected => self.span.fail(outcome.as_str(), None),
         }
     }
 
     /// The call goes on, and is left to the next process.
-    pub(super) fn released(&mut self) {
+    pub(super) fn record_release(&mut self) {
         self.event("deferral.task.released", &[]);
-        self.is_over = true;
+        self.is_ended = true;
     }
 }
 
 /// Says where the server is: what its URL has beside that may hold a key.
-fn located(span: &mut Span, address: Option<&ServerUrl>) {
+fn set_server_address(span: &mut Span, address: Option<&ServerUrl>) {
     let Some(url) = address else { return span.set("network.transport", "pipe") };
     span.set("network.transport", "tcp");
     span.set("network.protocol.name", "http");
@@ -202,7 +202,7 @@ fn located(span: &mut Span, address: Option<&ServerUrl>) {
 
 impl Drop for CallSpan {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.is_ended {
             self.span.fail("cancelled", None);
         }
     }

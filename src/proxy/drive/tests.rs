@@ -1,17 +1,18 @@
 //! Calls in front of a stand-in for a server of 2026-07-28, which asks by turning a call over.
 
 use crate::{
-    bridge::resume::Keyring,
-    dialect::{Caller, Credentials, Principal, Response, modern},
+    bridge::request_state::SealKeyring,
+    dialect::{CallResponse, Caller, Credentials, Principal, modern},
     policy,
-    protocol::{Frame, Id, InputRequest, Method, Payload, meta},
-    proxy::{Item, Items, Ledger, Service, endpoint::Endpoint},
-    runtime::{Drain, Stopping, SystemClock},
-    store::Memory,
-    telemetry::{Format, Lines},
+    protocol::{Frame, InputRequest, Method, Payload, RequestId, meta},
+    proxy::{ReplyItem, ReplyStream, RouteService, TaskLedger, endpoint::Endpoint},
+    runtime::{Drain, DrainWatch, SystemClock},
+    store::MemoryStore,
+    telemetry::{LineFormat, LogLayer},
     upstream::{
-        Answer, Asked, CallError, Changes, Description, Document, Event, Identity, Outgoing, Question,
-        Replies, Report, Subscription, TurnedOver, Upstream,
+        CallError, CallerIdentity, ChangeNotification, InputRequired, OriginResponse, OutgoingCall,
+        PendingServerRequest, Responder, ServerRequest, Subscription, ToolChanges, Upstream,
+        UpstreamDescription, UpstreamEvent, UpstreamEvents,
     },
 };
 use bytes::Bytes;
@@ -33,22 +34,23 @@ use tokio::{
 };
 use tracing_subscriber::layer::SubscriberExt;
 
-/// What stops an endpoint: `stopping`, `overdue`, `closing`.
-type Signals = [(Drain, Stopping); 3];
+/// What stops an endpoint: `stopping`, `overdue`, `closing_reply`.
+type Signals = [(Drain, DrainWatch); 3];
 
 /// What a client declares that takes tasks.
 pub(super) const TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
 
 /// A route in front of this server.
-pub(super) fn endpoint(server: impl Upstream, defer: policy::Defer) -> (Endpoint, Arc<SystemClock>) {
-    let (endpoint, clock, _) = with_ledger(server, defer, policy::Quotas::default());
+pub(super) fn endpoint(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Arc<SystemClock>) {
+    let (endpoint, clock, _) = with_ledger(server, defer, policy::TaskQuotas::default());
     (endpoint, clock)
 }
 
 /// The same, and what stops it.
-fn stoppable(server: impl Upstream, defer: policy::Defer) -> (Endpoint, Signals) {
+fn stoppable(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Signals) {
     let clock = Arc::new(SystemClock::new());
-    let ledger = Ledger::new(Arc::new(Memory::default()), None, policy::Quotas::default(), clock.clone());
+    let ledger =
+        TaskLedger::new(Arc::new(MemoryStore::default()), None, policy::TaskQuotas::default(), clock.clone());
     let signals = [Drain::new(), Drain::new(), Drain::new()];
     (on(server, defer, &ledger, clock, &signals), signals)
 }
@@ -56,11 +58,11 @@ fn stoppable(server: impl Upstream, defer: policy::Defer) -> (Endpoint, Signals)
 /// The same, and what is kept of its tasks.
 fn with_ledger(
     server: impl Upstream,
-    defer: policy::Defer,
-    quotas: policy::Quotas,
-) -> (Endpoint, Arc<SystemClock>, Arc<Ledger>) {
+    defer: policy::DeferPolicy,
+    quotas: policy::TaskQuotas,
+) -> (Endpoint, Arc<SystemClock>, Arc<TaskLedger>) {
     let clock = Arc::new(SystemClock::new());
-    let ledger = Ledger::new(Arc::new(Memory::default()), None, quotas, clock.clone());
+    let ledger = TaskLedger::new(Arc::new(MemoryStore::default()), None, quotas, clock.clone());
     let signals = [Drain::new(), Drain::new(), Drain::new()];
     let endpoint = on(server, defer, &ledger, clock.clone(), &signals);
     // Nobody stops it.
@@ -70,8 +72,8 @@ fn with_ledger(
 
 fn on(
     server: impl Upstream,
-    defer: policy::Defer,
-    ledger: &Arc<Ledger>,
+    defer: policy::DeferPolicy,
+    ledger: &Arc<TaskLedger>,
     clock: Arc<SystemClock>,
     signals: &Signals,
 ) -> Endpoint {
@@ -81,11 +83,11 @@ fn on(
         defer,
         tools: Vec::new(),
         principal: policy::PrincipalSource::Authorization,
-        questions: policy::Questions::default(),
-        legacy_tasks: policy::LegacyTasks::default(),
-        resume: policy::Resume::default(),
-        tickets: policy::Tickets::default(),
-        held: policy::Held::default(),
+        questions: policy::InputPolicy::default(),
+        legacy_tasks: policy::LegacyTaskPolicy::default(),
+        resume: policy::ResumePolicy::default(),
+        tickets: policy::TicketPolicy::default(),
+        held: policy::WaitPolicy::default(),
         forward: Vec::new(),
         limits: Default::default(),
         queue: Default::default(),
@@ -94,7 +96,7 @@ fn on(
         forwarded: false,
         empty_contents_is_error: false,
     };
-    let keyring = Arc::new(Keyring::new([7; 32], &[]));
+    let keyring = Arc::new(SealKeyring::new([7; 32], &[]));
     let (server, ledger) = (Arc::new(server), Arc::clone(ledger));
     Endpoint::new(Arc::new(route), server, ledger, Arc::default(), clock, keyring, heard)
 }
@@ -105,7 +107,7 @@ pub(super) async fn call(endpoint: &Endpoint, method: &str, declares: &str, para
 }
 
 /// The call of a client that declares this; it is made as it is polled.
-fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -> Items {
+fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -> ReplyStream {
     let declares: Value = serde_json::from_str(declares).expect("JSON");
     let name = params.get("name").or_else(|| params.get("taskId")).and_then(Value::as_str).map(str::to_owned);
     params["_meta"] = json!({ meta::PROTOCOL_VERSION: "2026-07-28", meta::CLIENT_CAPABILITIES: declares });
@@ -117,21 +119,21 @@ fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -
         headers.insert("mcp-name", HeaderValue::from_str(&name).expect("a header"));
     }
     let read = modern::read(Frame::parse(body.to_string().into()), &headers, None).expect("it is right");
-    let modern::Read::Request(call, capabilities) = read else { panic!("it is a request") };
+    let modern::ModernMessage::Request(call, capabilities) = read else { panic!("it is a request") };
     let caller = Caller {
         principal: Principal::from_bytes([1; 16]),
         credentials: Credentials::default(),
         capabilities,
         client_info: Default::default(),
-        signs: None,
-        standing: Default::default(),
+        match_headers: None,
+        rollout_membership: Default::default(),
     };
     endpoint.call(call, caller)
 }
 
-async fn answer(mut items: Items) -> Value {
+async fn answer(mut items: ReplyStream) -> Value {
     while let Some(item) = items.next().await {
-        if let Item::Reply(mut reply) = item {
+        if let ReplyItem::Reply(mut reply) = item {
             if let Some(commit) = reply.commit.take() {
                 commit.confirm();
             }
@@ -142,7 +144,7 @@ async fn answer(mut items: Items) -> Value {
 }
 
 /// Turns each call over so often, for two questions each time; then says what it was told last.
-struct Turning {
+struct MultiRoundServer {
     rounds: usize,
     /// How long its first turn takes, and the others.
     takes: [Duration; 2],
@@ -150,9 +152,9 @@ struct Turning {
     called: Arc<AtomicUsize>,
 }
 
-impl Turning {
-    fn stands_in(self) -> StandIn<impl Fn(Outgoing) -> Replies + Send + Sync + 'static> {
-        let answers = move |outgoing: Outgoing| match outgoing.call.method {
+impl MultiRoundServer {
+    fn stands_in(self) -> StandIn<impl Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> {
+        let answers = move |outgoing: OutgoingCall| match outgoing.call.method {
             Method::ToolsList => stream::iter([response(r#"{"tools":[]}"#)]).boxed(),
             _ => Self::turn((self.rounds, self.takes, Arc::clone(&self.called)), BTreeMap::new()),
         };
@@ -162,15 +164,15 @@ impl Turning {
     fn turn(
         (rounds, [takes, later], called): (usize, [Duration; 2], Arc<AtomicUsize>),
         answers: BTreeMap<String, Bytes>,
-    ) -> Replies {
+    ) -> UpstreamEvents {
         called.fetch_add(1, Ordering::Relaxed);
         let event = async move {
             sleep(takes).await;
             if rounds > 0 {
                 let again = (rounds - 1, [later, later], called);
-                return Event::TurnOver(TurnedOver {
-                    asked: ["name", "age"].map(|key| (key.to_owned(), question(key))).into(),
-                    again: Box::new(move |answers| Self::turn(again, answers)),
+                return UpstreamEvent::InputRequired(InputRequired {
+                    requests: ["name", "age"].map(|key| (key.to_owned(), question(key))).into(),
+                    retry: Box::new(move |answers| Self::turn(again, answers)),
                 });
             }
             let told = answers.iter().map(|(key, answer)| {
@@ -197,41 +199,45 @@ pub(super) struct StandIn<F> {
     pub(super) answers: F,
 }
 
-impl<F: Fn(Outgoing) -> Replies + Send + Sync + 'static> Upstream for StandIn<F> {
-    fn call(&self, call: Outgoing) -> Replies {
+impl<F: Fn(OutgoingCall) -> UpstreamEvents + Send + Sync + 'static> Upstream for StandIn<F> {
+    fn call(&self, call: OutgoingCall) -> UpstreamEvents {
         (self.answers)(call)
     }
 
-    fn describe(&self, _: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>> {
+    fn describe(&self, _: &CallerIdentity) -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>> {
         async {
             sleep(self.preparing).await;
             let capabilities = Payload::read(Bytes::from_static(br#"{"tools":{}}"#));
-            Ok(Arc::new(Description { capabilities, ..Description::unknown() }))
+            Ok(Arc::new(UpstreamDescription { capabilities, ..UpstreamDescription::unknown() }))
         }
         .boxed()
     }
 
-    fn takes_turns(&self) -> bool {
+    fn is_turn_based(&self) -> bool {
         true
     }
 
-    fn watch(&self, _: Principal) -> broadcast::Receiver<Report> {
+    fn watch(&self, _: Principal) -> broadcast::Receiver<ChangeNotification> {
         broadcast::channel(1).1
     }
 
-    fn changes(&self, _: Principal) -> Changes {
-        Changes::never()
+    fn tool_changes(&self, _: Principal) -> ToolChanges {
+        ToolChanges::never()
     }
 
     fn subscribe<'a>(
         &'a self,
-        _: &'a Identity,
+        _: &'a CallerIdentity,
         _: &'a str,
     ) -> BoxFuture<'a, Result<Subscription, CallError>> {
         pending().boxed()
     }
 
-    fn fetch<'a>(&'a self, _: &'a str, _: &'a Credentials) -> BoxFuture<'a, Result<Document, CallError>> {
+    fn fetch<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a Credentials,
+    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
         pending().boxed()
     }
 
@@ -241,41 +247,45 @@ impl<F: Fn(Outgoing) -> Replies + Send + Sync + 'static> Upstream for StandIn<F>
 }
 
 /// The server's response.
-pub(super) fn response(result: &str) -> Event {
-    let text = modern::success_response(&Id::from_number(0), result.as_bytes());
-    Event::Final(Response::as_it_is(Frame::parse(text).expect("a response")))
+pub(super) fn response(result: &str) -> UpstreamEvent {
+    let text = modern::success_response(&RequestId::from_number(0), result.as_bytes());
+    UpstreamEvent::Final(CallResponse::relayed(Frame::parse(text).expect("a response")))
 }
 
 /// Where an answer to a question comes to.
-struct Told(oneshot::Sender<Result<Bytes, Bytes>>);
+struct AnswerSender(oneshot::Sender<Result<Bytes, Bytes>>);
 
-impl Answer for Told {
-    fn send(self: Box<Self>, outcome: Result<Bytes, Bytes>) {
+impl Responder for AnswerSender {
+    fn respond(self: Box<Self>, outcome: Result<Bytes, Bytes>) {
         let _ = self.0.send(outcome);
     }
 
-    fn withdrawn(self: Box<Self>) {}
+    fn discard(self: Box<Self>) {}
 }
 
 /// A server that asks, and then says what it was told.
-fn asking(outgoing: &Outgoing) -> Replies {
+fn asking(outgoing: &OutgoingCall) -> UpstreamEvents {
     if outgoing.call.method == Method::ToolsList {
         return stream::iter([response(r#"{"tools":[]}"#)]).boxed();
     }
     let (told, answer) = oneshot::channel();
-    let asked = Asked::Canonical(question("name"));
-    let asks = Question { asked, id: Id::from_number(7), answer: Box::new(Told(told)) };
+    let asked = ServerRequest::Canonical(question("name"));
+    let asks = PendingServerRequest {
+        request: asked,
+        id: RequestId::from_number(7),
+        responder: Box::new(AnswerSender(told)),
+    };
     let says = async {
         let told = answer.await.expect("an answer").expect("no error");
         let told: Value = serde_json::from_slice(&told).expect("JSON");
         response(&json!({ "content": [{ "type": "text", "text": told["action"] }] }).to_string())
     };
-    stream::iter([Event::Asked(asks)]).chain(stream::once(says)).boxed()
+    stream::iter([UpstreamEvent::ServerRequest(asks)]).chain(stream::once(says)).boxed()
 }
 
 const ASKED: &str = r#"{"elicitation":{"form":{}}}"#;
 const BOTH: &str = r#"{"elicitation":{"form":{}},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
-const LATE: policy::Defer = policy::Defer {
+const LATE: policy::DeferPolicy = policy::DeferPolicy {
     mode: policy::Mode::Auto,
     after: Duration::from_secs(5),
     retention: Duration::from_secs(60),
@@ -284,7 +294,7 @@ const LATE: policy::Defer = policy::Defer {
 
 fn turning(rounds: usize, takes: Duration) -> (Endpoint, Arc<AtomicUsize>) {
     let called = Arc::new(AtomicUsize::new(0));
-    let server = Turning { rounds, takes: [takes, takes], called: Arc::clone(&called) };
+    let server = MultiRoundServer { rounds, takes: [takes, takes], called: Arc::clone(&called) };
     (endpoint(server.stands_in(), LATE).0, called)
 }
 
@@ -392,8 +402,8 @@ async fn a_server_that_turns_a_call_over_without_end_loses_it() {
 async fn a_task_whose_only_waiter_cannot_be_given_it_is_there_for_whoever_comes_back_with_the_extension() {
     let called = Arc::new(AtomicUsize::new(0));
     let takes = [Duration::ZERO, Duration::from_secs(60)];
-    let server = Turning { rounds: 1, takes, called }.stands_in();
-    let (endpoint, _, ledger) = with_ledger(server, LATE, policy::Quotas::default());
+    let server = MultiRoundServer { rounds: 1, takes, called }.stands_in();
+    let (endpoint, _, ledger) = with_ledger(server, LATE, policy::TaskQuotas::default());
     let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
     let again = json!({
         "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
@@ -421,8 +431,9 @@ async fn a_task_whose_only_waiter_cannot_be_given_it_is_there_for_whoever_comes_
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_turned_over_where_nobody_may_be_waited_for_ends_and_is_not_made_again() {
     let called = Arc::new(AtomicUsize::new(0));
-    let server = Turning { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::clone(&called) }.stands_in();
-    let quotas = policy::Quotas { tasks_per_principal: 0, ..policy::Quotas::default() };
+    let server =
+        MultiRoundServer { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::clone(&called) }.stands_in();
+    let quotas = policy::TaskQuotas { tasks_per_principal: 0, ..policy::TaskQuotas::default() };
     let (endpoint, ..) = with_ledger(server, LATE, quotas);
     let answer = call(&endpoint, "tools/call", ASKED, json!({ "name": "t" })).await;
     assert_eq!(answer["error"]["code"], crate::protocol::code::BUSY, "{answer}");
@@ -436,13 +447,14 @@ async fn of_two_clients_who_are_given_a_handle_it_is_enough_that_one_has_it() {
     for first_has_it in [true, false] {
         let called = Arc::new(AtomicUsize::new(0));
         let takes = [Duration::ZERO, Duration::from_secs(60)];
-        let (endpoint, _) = endpoint(Turning { rounds: 1, takes, called }.stands_in(), LATE);
+        let (endpoint, _) = endpoint(MultiRoundServer { rounds: 1, takes, called }.stands_in(), LATE);
         let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
         let again = json!({
             "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
         });
         let [mut first, mut second] = [(); 2].map(|()| begin(&endpoint, "tools/call", BOTH, again.clone()));
-        let (Some(Item::Reply(first)), Some(Item::Reply(second))) = tokio::join!(first.next(), second.next())
+        let (Some(ReplyItem::Reply(first)), Some(ReplyItem::Reply(second))) =
+            tokio::join!(first.next(), second.next())
         else {
             panic!("both are answered")
         };
@@ -461,11 +473,11 @@ async fn of_two_clients_who_are_given_a_handle_it_is_enough_that_one_has_it() {
 #[tokio::test(start_paused = true)]
 async fn a_question_that_nobody_answers_in_a_task_gives_up_its_turn() {
     let server = StandIn { preparing: Duration::ZERO, answers: |outgoing| asking(&outgoing) };
-    let defer = policy::Defer { mode: policy::Mode::Always, after: Duration::ZERO, ..LATE };
+    let defer = policy::DeferPolicy { mode: policy::Mode::Always, after: Duration::ZERO, ..LATE };
     let (endpoint, _) = endpoint(server, defer);
     let task = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await;
     let id = &task["result"]["taskId"];
-    let park = policy::Questions::default().park;
+    let park = policy::InputPolicy::default().park;
     let about = async || call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id })).await["result"].clone();
     sleep(park - Duration::from_secs(1)).await;
     let waits = about().await;
@@ -481,8 +493,11 @@ async fn in_memory_no_call_becomes_a_task_once_the_proxy_stops() {
     let minute = Duration::from_secs(60);
     // The server answers after its threshold; so it does once its client has come back with answers.
     for rounds in [0, 1] {
-        let server =
-            Turning { rounds, takes: [minute * (1 - rounds as u32), minute], called: Arc::default() };
+        let server = MultiRoundServer {
+            rounds,
+            takes: [minute * (1 - rounds as u32), minute],
+            called: Arc::default(),
+        };
         let (endpoint, signals) = stoppable(server.stands_in(), LATE);
         let mut call = begin(&endpoint, "tools/call", BOTH, json!({ "name": "t" }));
         if rounds == 1 {
@@ -490,12 +505,12 @@ async fn in_memory_no_call_becomes_a_task_once_the_proxy_stops() {
             let params = json!({
                 "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
             });
-            signals[0].0.tell();
+            signals[0].0.start();
             call = begin(&endpoint, "tools/call", BOTH, params);
         } else {
             assert!(call.next().now_or_never().is_none());
             sleep(Duration::from_secs(1)).await;
-            signals[0].0.tell();
+            signals[0].0.start();
         }
         let result = answer(call).await;
         assert!(result["result"]["content"].is_array(), "a result, not {result:#}");
@@ -504,14 +519,14 @@ async fn in_memory_no_call_becomes_a_task_once_the_proxy_stops() {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_to_be_a_task_at_once_is_none_where_its_client_comes_back_while_the_proxy_stops() {
-    let server = Turning { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::default() };
+    let server = MultiRoundServer { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::default() };
     let (endpoint, signals) = stoppable(server.stands_in(), LATE);
     let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
-    signals[0].0.tell();
+    signals[0].0.start();
     // By another configuration: its tools are tasks at once.
     let mut route = policy::Route::clone(endpoint.route());
     route.defer.mode = policy::Mode::Always;
-    let endpoint = endpoint.renewed(Arc::new(route), Arc::new(Keyring::new([7; 32], &[])));
+    let endpoint = endpoint.reconfigured(Arc::new(route), Arc::new(SealKeyring::new([7; 32], &[])));
     let params = json!({
         "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
     });
@@ -536,13 +551,13 @@ impl Observation {
         let written = Arc::new(Mutex::new(String::new()));
         let kept = Arc::clone(&written);
         let take = move |_: &tracing::Level, line: &str| kept.lock().expect("whole").push_str(line);
-        let lines = Lines::new(Format::Text, || std::time::UNIX_EPOCH, take);
+        let lines = LogLayer::new(LineFormat::Text, || std::time::UNIX_EPOCH, take);
         let _written = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
 
         let [preparing, takes, later] = self.takes.map(Duration::from_secs);
-        let server = Turning { rounds: self.rounds, takes: [takes, later], called: Arc::default() };
+        let server = MultiRoundServer { rounds: self.rounds, takes: [takes, later], called: Arc::default() };
         let server = StandIn { preparing, ..server.stands_in() };
-        let (endpoint, _) = endpoint(server, policy::Defer { mode, ..LATE });
+        let (endpoint, _) = endpoint(server, policy::DeferPolicy { mode, ..LATE });
         let (mut params, mut has_handle) = (json!({ "name": "t" }), false);
         for waits in self.waits {
             let items = begin(&endpoint, "tools/call", BOTH, params.clone());

@@ -5,12 +5,12 @@
 //! event.
 
 use super::{
-    Driver,
-    record_writes::{AfterWrite, WriteResult},
+    CallDriver,
+    record_writes::{WriteFollowUp, WriteResult},
 };
 use crate::{
-    proxy::keep::{STORE_PAUSE, buffer, keep},
-    store::{StoreError, Updated},
+    proxy::persist::{STORE_RETRY_DELAY, buffer, persist},
+    store::{StoreError, UpdateOutcome},
     task,
 };
 use futures_util::future::BoxFuture;
@@ -21,20 +21,20 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
 // === impl Driver ===
 
-impl Driver {
+impl CallDriver {
     /// Queues a change of the task's record, which is stored as soon as the store takes it.
-    pub(super) fn write(&mut self, event: task::Event, after: AfterWrite) {
+    pub(super) fn queue_write(&mut self, event: task::TaskEvent, after: WriteFollowUp) {
         let (ledger, overdue) = (Arc::clone(&self.shared.ledger), self.shared.overdue.clone());
-        let held = self.held();
-        let write: BoxFuture<'static, _> = match &held.task {
-            None => Box::pin(ready(Ok(Updated::Unknown))),
+        let held = self.detached();
+        let write: BoxFuture<'static, _> = match &held.lease {
+            None => Box::pin(ready(Ok(UpdateOutcome::Unknown))),
             Some(task) if held.writes.is_empty() => {
-                Box::pin(keep(ledger, task.id.clone(), event, overdue, None))
+                Box::pin(persist(ledger, task.id.clone(), event, overdue, None))
             }
             // It is in memory for as long as it waits behind others.
             Some(task) => match buffer(&ledger, &task.id, event) {
                 Ok((event, buffered)) => {
-                    Box::pin(keep(ledger, task.id.clone(), event, overdue, Some(buffered)))
+                    Box::pin(persist(ledger, task.id.clone(), event, overdue, Some(buffered)))
                 }
                 Err(full) => Box::pin(ready(Err(full))),
             },
@@ -43,89 +43,90 @@ impl Driver {
     }
 
     /// Queues who serves the call, where it became a task before the server had described itself.
-    pub(super) fn describe(&mut self) {
+    pub(super) fn write_description(&mut self) {
         let Some(server) = self.server() else { return };
-        let record = self.shared.ledger.last_kept(self.id());
+        let record = self.shared.ledger.last_stored(self.id());
         if record.is_some_and(|record| record.server_info.is_none()) {
-            let event = task::Event::Described { server_info: server.server_info.clone() };
-            self.write(event, AfterWrite::Nothing);
+            let event = task::TaskEvent::ServerDescribed { server_info: server.server_info.clone() };
+            self.queue_write(event, WriteFollowUp::Nothing);
         }
     }
 
     /// Queues the latest progress, where there is any. Tried once: newer progress may come.
     pub(super) fn write_progress(&mut self) {
         let ledger = Arc::clone(&self.shared.ledger);
-        let held = self.held();
+        let held = self.detached();
         if held.writes.has_progress() {
             return;
         }
         let Some(message) = held.progress.message.take() else { return };
-        let (id, event) = (held.hold.id().clone(), task::Event::Progressed { message: message.clone() });
+        let (id, event) =
+            (held.registration.id().clone(), task::TaskEvent::Progressed { message: message.clone() });
         let write = Box::pin(async move { ledger.change(&id, &event).await });
-        held.writes.push(AfterWrite::Progressed { message }, write);
+        held.writes.push(WriteFollowUp::Progress { message }, write);
     }
 
     /// Queues that a task is forgotten whose handle nobody has.
-    pub(super) fn forget(&mut self) {
-        let held = self.held();
-        if let Some(task) = held.task.take() {
+    pub(super) fn discard_task(&mut self) {
+        let held = self.detached();
+        if let Some(task) = held.lease.take() {
             let forget = async move {
-                task.forget().await;
-                Ok(Updated::Unknown)
+                task.discard().await;
+                Ok(UpdateOutcome::Unknown)
             };
-            held.writes.push(AfterWrite::Nothing, Box::pin(forget));
+            held.writes.push(WriteFollowUp::Nothing, Box::pin(forget));
         }
     }
 
     /// A queued change is stored, or cannot be.
-    pub(super) fn written(&mut self, after: AfterWrite, result: WriteResult) {
+    pub(super) fn handle_written(&mut self, after: WriteFollowUp, result: WriteResult) {
         match after {
-            AfterWrite::Nothing => {}
-            AfterWrite::Asked { ask, key } => {
+            WriteFollowUp::Nothing => {}
+            WriteFollowUp::InputRequested { ask, key } => {
                 if matches!(result, Err(StoreError::Exists | StoreError::Unavailable(_))) {
-                    self.held().is_place_fixed = true;
+                    self.detached().is_resume_point_fixed = true;
                 }
-                self.recorded(ask, key, result);
-                let held = self.held();
+                self.handle_recorded(ask, key, result);
+                let held = self.detached();
                 if !held.writes.has_input_request()
                     && let Some(point) = held.resume_point.take()
                 {
-                    self.moved(point);
+                    self.set_resume_point(point);
                 }
             }
             // Where it could not be written the next process delivers them again, which is nothing to the server.
-            AfterWrite::Delivered { keys } => {
+            WriteFollowUp::Delivered { keys } => {
                 if result.is_ok()
-                    && let Some(anchored) = &mut self.held().anchored
+                    && let Some(anchored) = &mut self.detached().anchor
                 {
-                    anchored.are_delivered(&keys);
+                    anchored.remove_delivered(&keys);
                 }
             }
-            AfterWrite::Withdrawn { key } => match result {
-                Ok(Updated::Done { .. }) => {}
+            WriteFollowUp::Withdrawn { key } => match result {
+                Ok(UpdateOutcome::Applied { .. }) => {}
                 // It has been answered in this moment, or the task has ended.
-                Ok(Updated::Refused(_) | Updated::Unknown) => self.delivered(vec![key]),
+                Ok(UpdateOutcome::Refused(_) | UpdateOutcome::Unknown) => self.write_delivered(vec![key]),
                 // The proxy ends. The record may have an answer by now, or get one.
-                Err(_) => self.withdrawn_without_record(key),
+                Err(_) => self.keep_withdrawal(key),
             },
             // Otherwise it has been answered in this moment, and the answer is on its way; or the task has ended, or the
             // proxy does.
-            AfterWrite::Lapsed { ask, key } => {
-                if matches!(result, Ok(Updated::Done { .. })) {
-                    self.lapsed(ask, &key);
+            WriteFollowUp::TimedOut { ask, key } => {
+                if matches!(result, Ok(UpdateOutcome::Applied { .. })) {
+                    self.handle_expired(ask, &key);
                 }
             }
-            AfterWrite::Progressed { message } => {
+            WriteFollowUp::Progress { message } => {
                 let now = self.shared.clock.now();
-                let progress = &mut self.held().progress;
-                let pause = if result.is_ok() { PROGRESS_PERIOD } else { STORE_PAUSE };
+                let progress = &mut self.detached().progress;
+                let pause = if result.is_ok() { PROGRESS_PERIOD } else { STORE_RETRY_DELAY };
                 progress.not_before = Some(now + pause);
                 if result.is_err() {
                     // Nobody has seen it yet, unless there is newer progress.
                     progress.message.get_or_insert(message);
                 }
             }
-            AfterWrite::Anchored { has_event } => self.anchor_written(has_event, result.is_ok()),
+            WriteFollowUp::Anchor { has_event } => self.handle_anchor_written(has_event, result.is_ok()),
         }
     }
 }

@@ -2,55 +2,59 @@
 //! own.
 
 use crate::{
-    bridge::offer::{self, Handshake},
+    bridge::offer::{self, ServerTaskSupport},
     dialect::{Principal, legacy},
-    policy::Standing,
+    policy::RolloutMembership,
     protocol::{Payload, Revision},
     proxy::{
-        Passage,
-        relay::Edit,
-        session::{Client, ClientInfo, Key},
-        shared::Shared,
+        LegacyRequest,
+        relay::ResponseEdit,
+        route_context::RouteContext,
+        session::{ClientDeclaration, LegacyClient, SessionKey},
     },
     telemetry::metrics,
 };
 use std::sync::Arc;
 
 /// Whether tasks are made here for this client.
-pub(super) async fn is_offered(shared: &Shared, client: &Client, passage: &Passage) -> bool {
-    client.knows_tasks() && !shared.server_has_tasks(client.principal, &passage.headers).await
+pub(super) async fn is_offered(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    passage: &LegacyRequest,
+) -> bool {
+    client.has_task_support() && !shared.server_has_tasks(client.principal, &passage.headers).await
 }
 
 /// What the answer to this `initialize` becomes: on a route without tasks what it is, and only learned
 /// from.
-pub(super) fn handshake(
-    shared: Arc<Shared>,
+pub(super) fn edit_initialize(
+    shared: Arc<RouteContext>,
     params: Option<&Payload>,
-    (principal, standing): (Principal, &Standing),
-) -> Edit {
+    (principal, standing): (Principal, &RolloutMembership),
+) -> ResponseEdit {
     let offers_tasks = shared.route.offers_tasks(standing);
-    let asked = params.and_then(legacy::asked_revision);
-    let client = shared.route.has_tickets().then(|| ClientInfo::of(params));
+    let asked = params.and_then(legacy::requested_revision);
+    let client = shared.route.has_tickets().then(|| ClientDeclaration::of(params));
     Box::new(move |answer, in_session| {
         if let (Some(client), Some(session)) = (&client, in_session) {
-            shared.sessions.holders.opens(Key::named(principal, session), client.clone());
+            shared.sessions.ticket_holders.add_session(SessionKey::named(principal, session), client.clone());
         }
-        if let Some(answered) = legacy::answered_revision(answer) {
+        if let Some(answered) = legacy::negotiated_revision(answer) {
             let revision = Revision::parse(&answered);
             shared.server_profile.learn_revision(asked, revision);
             if let (Some(session), Some(revision)) = (in_session, revision) {
-                shared.sessions.revisions.learn(Key::named(principal, session), revision);
+                shared.sessions.revisions.learn(SessionKey::named(principal, session), revision);
             }
         }
         if !shared.route.has_tasks() {
             return None;
         }
-        match offer::handshake(answer, !principal.is_anonymous() || in_session.is_some())? {
-            Handshake::Theirs => {
+        match offer::task_support(answer, !principal.is_anonymous() || in_session.is_some())? {
+            ServerTaskSupport::Native => {
                 shared.server_profile.learn_tasks(true);
                 None
             }
-            Handshake::None { offer } => {
+            ServerTaskSupport::Missing { offer } => {
                 shared.server_profile.learn_tasks(false);
                 offer.filter(|_| offers_tasks)
             }
@@ -58,12 +62,12 @@ pub(super) fn handshake(
     })
 }
 
-/// What the answer to `tools/list` becomes.
-pub(super) fn tools(shared: Arc<Shared>, standing: Standing) -> Edit {
+/// What the answer to `edit_tool_list/list` becomes.
+pub(super) fn edit_tool_list(shared: Arc<RouteContext>, standing: RolloutMembership) -> ResponseEdit {
     Box::new(move |answer, _| {
         offer::tools(answer, |tool| {
-            metrics::tool_listed(&shared.route.path, tool);
-            shared.route.treatment_for(tool, &standing).mode
+            metrics::mark_tool_listed(&shared.route.path, tool);
+            shared.route.tool_policy_for(tool, &standing).mode
         })
     })
 }

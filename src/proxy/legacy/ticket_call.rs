@@ -3,21 +3,21 @@
 
 use crate::{
     bridge::{offer, ticket},
-    dialect::legacy::{self, Message},
-    policy::{Holding, Standing},
-    protocol::{ErrorObject, Frame, Heartbeat, Id, Kind, Method, sse},
+    dialect::legacy::{self, ClientMessage},
+    policy::{RolloutMembership, TicketGrant},
+    protocol::{ErrorObject, Frame, Kind, Method, ProgressHeartbeat, RequestId, sse},
     proxy::{
-        AccessSummary, Commit, Passage, Passed, Passing, Piece,
-        answers::ticket::{Answer, Holder, Next, Watch, answer},
-        passage::{events, nothing, success, task_end},
-        relay::Edit,
+        AccessSummary, BodyPiece, DeliveryCommit, LegacyRequest, LegacyResponse, ResponseBody,
+        answers::ticket::{ResultWatch, TicketCaller, TicketToolAnswer, WatchEvent, call_ticket_tool},
+        legacy_http::{empty_response, stream_response, success, task_end},
+        relay::ResponseEdit,
         reply::lost_error,
-        session::{Client, ClientInfo, Registered},
-        shared::Shared,
+        route_context::RouteContext,
+        session::{ClientDeclaration, LegacyClient, RequestRegistration},
         tickets,
     },
     task::{Record, view},
-    telemetry::Outcome,
+    telemetry::RequestOutcome,
     upstream::CallError,
 };
 use bytes::Bytes;
@@ -28,51 +28,54 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::timeout};
 
 /// Whether a request is a call of a tool that takes a ticket, which begins nothing new.
-pub(super) fn is_one(shared: &Shared, client: &Client, passage: &Passage) -> bool {
-    let [Message::Request { method: Method::ToolsCall, target: Some(tool), .. }] = &passage.post.messages[..]
+pub(super) fn is_ticket_call(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
+    let [ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. }] =
+        &passage.post.messages[..]
     else {
         return false;
     };
-    tickets::wanted(shared, client, tool, || ticket::argument(passage.params())).is_some()
+    tickets::legacy_ticket_action(shared, client, tool, || ticket::ticket_argument(passage.params()))
+        .is_some()
 }
 
 /// Whether a request could be one of those that do not simply pass, where there are tickets or were: those that were given
 /// are good whatever the configuration says by now.
-pub(super) fn may_concern(shared: &Shared, client: &Client, passage: &Passage) -> bool {
+pub(super) fn can_concern(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     match &passage.post.messages[..] {
-        [Message::Request { method: Method::ToolsList, .. }] => shared.route.has_tickets(),
-        [Message::Request { method: Method::ToolsCall, target, .. }] => {
+        [ClientMessage::Request { method: Method::ToolsList, .. }] => shared.route.has_tickets(),
+        [ClientMessage::Request { method: Method::ToolsCall, target, .. }] => {
             let tool = target.as_deref().unwrap_or_default();
-            tool.starts_with(ticket::ToolNames::BEGINNING)
-                || tickets::ticketing(shared, client, passage, tool).is_some()
+            tool.starts_with(ticket::TicketToolNames::PREFIX)
+                || tickets::legacy_ticket_options(shared, client, passage, tool).is_some()
         }
-        [Message::Cancelled(_)] => {
-            !shared.sessions.waiting.is_empty() || !shared.sessions.with_tickets.is_empty()
+        [ClientMessage::Cancelled(_)] => {
+            !shared.sessions.waiting_calls.is_empty() || !shared.sessions.ticket_waits.is_empty()
         }
-        [Message::Response(Some(id))] => {
-            shared.route.has_tickets() && offer::is_ours(id) || !shared.sessions.questions.is_empty()
+        [ClientMessage::Response(Some(id))] => {
+            shared.route.has_tickets() && offer::is_own_input_request(id)
+                || !shared.sessions.input_requests.is_empty()
         }
         _ => false,
     }
 }
 
-/// What the answer to `tools/list` becomes for a client that gets tickets, behind what else is changed in it.
-pub(super) fn tools(
-    shared: &Arc<Shared>,
-    client: &Client,
-    (holding, standing): (Holding, Standing),
-    before: Option<Edit>,
-) -> Edit {
+/// What the answer to `edit_tool_list/edit_tool_list` becomes for a client that gets tickets, behind what else is changed in it.
+pub(super) fn edit_tool_list(
+    shared: &Arc<RouteContext>,
+    client: &LegacyClient,
+    (holding, standing): (TicketGrant, RolloutMembership),
+    before: Option<ResponseEdit>,
+) -> ResponseEdit {
     let (shared, session) = (Arc::clone(shared), client.session);
     let mut before = before;
     Box::new(move |answer, in_session| {
         let changed = before.as_mut().and_then(|edit| edit(answer, in_session));
         let frame = changed.clone().and_then(|bytes| Frame::parse(bytes).ok());
         let answer = frame.as_ref().unwrap_or(answer);
-        tickets::list(&shared, answer, (holding, &standing), |names| {
+        tickets::edit_tool_list(&shared, answer, (holding, &standing), |names| {
             // Without a session it is not known who has been given them; the operator has said so.
             session.is_none_or(|session| {
-                shared.sessions.holders.give(session, names);
+                shared.sessions.ticket_holders.set_given(session, names);
                 true
             })
         })
@@ -80,50 +83,60 @@ pub(super) fn tools(
     })
 }
 
-/// Answers a call of one of the tools that take a ticket; `None` where it is a tool of the server's.
+/// Answers a call of one of the tools that take a ticket; `Missing` where it is a tool of the server's.
 pub(super) async fn serve(
-    shared: &Arc<Shared>,
-    passage: &Passage,
-    client: &Client,
-    id: &Id,
+    shared: &Arc<RouteContext>,
+    passage: &LegacyRequest,
+    client: &LegacyClient,
+    id: &RequestId,
     tool: &str,
-) -> Option<Passed> {
+) -> Option<LegacyResponse> {
     let params = passage.params();
-    let (wanted, names) = tickets::wanted(shared, client, tool, || ticket::argument(params))?;
-    let holding = tickets::holding(shared, client, passage);
-    let holder = Holder {
+    let (wanted, names) =
+        tickets::legacy_ticket_action(shared, client, tool, || ticket::ticket_argument(params))?;
+    let holding = tickets::legacy_eligibility(shared, client, passage);
+    let holder = TicketCaller {
         owner: client.owner(&shared.route),
         principal: client.principal,
         names: &names,
-        wait: tickets::wait(shared, holding),
-        hears: true,
+        wait: tickets::result_wait(shared, holding),
+        accepts_messages: true,
     };
-    let watch = match answer(shared, holder, wanted, params).await {
-        Answer::Said(result, account) | Answer::About(_, result, account) => {
+    let watch = match call_ticket_tool(shared, holder, wanted, params).await {
+        TicketToolAnswer::Result(result, account) | TicketToolAnswer::CallResult(_, result, account) => {
             return Some(success(id, result.to_string().as_bytes(), account));
         }
-        Answer::Waits(watch) => watch,
+        TicketToolAnswer::Pending(watch) => watch,
     };
-    let token = params.and_then(offer::progress_token).and_then(Id::from_token);
-    let heartbeat =
-        token.map(|token| Heartbeat::new(token.detached().as_bytes().clone(), client.hears_messages()));
+    let token = params.and_then(offer::progress_token).and_then(RequestId::from_token);
+    let heartbeat = token.map(|token| {
+        ProgressHeartbeat::new(token.detached().as_bytes().clone(), client.has_progress_messages())
+    });
     let taken_back = Arc::new(Notify::new());
     let registered = client
         .session
-        .map(|session| shared.sessions.with_tickets.register(session, id, Arc::clone(&taken_back)));
-    let known = client.session.and_then(|session| shared.sessions.holders.client(session));
+        .map(|session| shared.sessions.ticket_waits.register(session, id, Arc::clone(&taken_back)));
+    let known = client.session.and_then(|session| shared.sessions.ticket_holders.client(session));
     let (id, over) = (id.detached(), false);
-    let waiting = Waiting { watch, id, heartbeat, taken_back, known, _registered: registered, over };
-    Some(waited(waiting, passage.keep_alive).await)
+    let waiting = TicketWait {
+        watch,
+        id,
+        heartbeat,
+        cancelled: taken_back,
+        declaration: known,
+        _registered: registered,
+        is_over: over,
+    };
+    Some(respond(waiting, passage.keep_alive).await)
 }
 
 /// The client takes requests back (2025-11-25, *Cancellation*): those that wait with a ticket end, and the calls that
 /// they wait for go on. Whether all of them did; the server has never heard of them.
-pub(super) fn taken_back(shared: &Shared, client: &Client, passage: &Passage) -> bool {
+pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     let Some(session) = client.session else { return false };
     let mut all = true;
-    for id in passage.post.cancels() {
-        match shared.sessions.with_tickets.get(session, id.clone()) {
+    for id in passage.post.cancelled_ids() {
+        match shared.sessions.ticket_waits.get(session, id.clone()) {
             Some(waiting) => waiting.notify_one(),
             None => all = false,
         }
@@ -132,86 +145,88 @@ pub(super) fn taken_back(shared: &Shared, client: &Client, passage: &Passage) ->
 }
 
 /// A client that waits for a result.
-struct Waiting {
-    watch: Box<Watch>,
-    id: Id,
+struct TicketWait {
+    watch: Box<ResultWatch>,
+    id: RequestId,
     /// For a client that gave its request a progress token.
-    heartbeat: Option<Heartbeat>,
+    heartbeat: Option<ProgressHeartbeat>,
     /// Told where the client takes its request back: then it is owed no answer, and some take one amiss.
-    taken_back: Arc<Notify>,
+    cancelled: Arc<Notify>,
     /// What its client has said of itself, where that is remembered.
-    known: Option<Arc<ClientInfo>>,
-    _registered: Option<Registered<Arc<Notify>>>,
-    over: bool,
+    declaration: Option<Arc<ClientDeclaration>>,
+    _registered: Option<RequestRegistration<Arc<Notify>>>,
+    is_over: bool,
 }
 
 /// Waits a moment for what is there at once, which is answered as a document; else on a stream.
-async fn waited(mut waiting: Waiting, keep_alive: Duration) -> Passed {
+async fn respond(mut waiting: TicketWait, keep_alive: Duration) -> LegacyResponse {
     let first = match timeout(keep_alive, waiting.next()).await {
-        Ok(Said::Last(body, account, commit)) => return task_end(body, account, commit),
-        Ok(Said::Nothing) => return nothing(StatusCode::ACCEPTED),
-        Ok(Said::Event(event)) => Piece::of(event),
-        Err(_silence) => Piece::of(sse::KEEP_ALIVE),
+        Ok(TicketWaitEvent::Response(body, account, commit)) => return task_end(body, account, commit),
+        Ok(TicketWaitEvent::Cancelled) => return empty_response(StatusCode::ACCEPTED),
+        Ok(TicketWaitEvent::Message(event)) => BodyPiece::of(event),
+        Err(_silence) => BodyPiece::of(sse::KEEP_ALIVE),
     };
     let rest = stream::unfold(waiting, move |mut waiting| async move {
-        if waiting.over {
+        if waiting.is_over {
             return None;
         }
         let piece = match timeout(keep_alive, waiting.next()).await {
-            Ok(Said::Last(body, account, commit)) => {
-                Piece { commit, ..Piece::last(sse::message(&body), account) }
+            Ok(TicketWaitEvent::Response(body, account, commit)) => {
+                BodyPiece { commit, ..BodyPiece::last(sse::message(&body), account) }
             }
-            Ok(Said::Nothing) => Piece::end(),
-            Ok(Said::Event(event)) => Piece::of(event),
-            Err(_silence) => Piece::of(sse::KEEP_ALIVE),
+            Ok(TicketWaitEvent::Cancelled) => BodyPiece::end(),
+            Ok(TicketWaitEvent::Message(event)) => BodyPiece::of(event),
+            Err(_silence) => BodyPiece::of(sse::KEEP_ALIVE),
         };
         Some((piece, waiting))
     });
-    events(Passing::Pieces(stream::once(std::future::ready(first)).chain(rest).boxed()))
+    stream_response(ResponseBody::Pieces(stream::once(std::future::ready(first)).chain(rest).boxed()))
 }
 
 /// What the client hears next.
-enum Said {
+enum TicketWaitEvent {
     /// As it stands on its stream.
-    Event(Bytes),
+    Message(Bytes),
     /// The response, to be confirmed where the call has ended with it.
-    Last(Bytes, AccessSummary, Option<Commit>),
+    Response(Bytes, AccessSummary, Option<DeliveryCommit>),
     /// The end, as it has taken its request back.
-    Nothing,
+    Cancelled,
 }
 
 // === impl Waiting ===
 
-impl Waiting {
-    async fn next(&mut self) -> Said {
+impl TicketWait {
+    async fn next(&mut self) -> TicketWaitEvent {
         loop {
             let next = tokio::select! {
                 biased;
-                () = self.taken_back.notified() => {
-                    self.over = true;
-                    return Said::Nothing;
+                () = self.cancelled.notified() => {
+                    self.is_over = true;
+                    return TicketWaitEvent::Cancelled;
                 }
                 next = self.watch.next() => next,
             };
             match next {
-                Next::Said(event) if self.can_be_told(&event) => return Said::Event(event),
-                Next::Said(_) => {}
-                Next::Progress(message) => {
-                    let beat = self.heartbeat.as_mut().and_then(|beat| beat.tell(&message));
+                WatchEvent::Message(event) if self.can_deliver(&event) => {
+                    return TicketWaitEvent::Message(event);
+                }
+                WatchEvent::Message(_) => {}
+                WatchEvent::Progress(message) => {
+                    let beat = self.heartbeat.as_mut().and_then(|beat| beat.beat_with_message(&message));
                     if let Some(beat) = beat {
-                        return Said::Event(sse::message(&beat));
+                        return TicketWaitEvent::Message(sse::message(&beat));
                     }
                 }
                 // What is left is put on this very stream, or on the session's.
-                Next::Asked(record) => {
-                    if let Some(known) = self.known.clone() {
+                WatchEvent::InputRequired(record) => {
+                    if let Some(known) = self.declaration.clone() {
                         let can = |method: &_, params: Option<&_>| known.can_be_asked(method, params);
-                        self.watch.decline(&record, can).await;
+                        self.watch.decline_undeclared(&record, can).await;
                     }
                 }
-                Next::Ended(record, commit) => return self.ended(&record, commit),
-                Next::Runs(record) => {
-                    let running = self.watch.running(&record);
+                WatchEvent::Ended(record, commit) => return self.ended(&record, commit),
+                WatchEvent::StillRunning(record) => {
+                    let running = self.watch.running_result(&record);
                     return self.last(
                         &running,
                         AccessSummary {
@@ -221,22 +236,27 @@ impl Waiting {
                         },
                     );
                 }
-                Next::Gone => {
-                    return self.last(&view::ticket::unknown(), AccessSummary::of(Outcome::Refused));
+                WatchEvent::Expired => {
+                    return self
+                        .last(&view::ticket::unknown_ticket(), AccessSummary::of(RequestOutcome::Refused));
                 }
-                Next::Closing => {
+                WatchEvent::Closing => {
                     let error = lost_error(&CallError::Closing);
-                    self.over = true;
-                    let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
-                    return Said::Last(body, AccessSummary::of(Outcome::ProxyFailed), None);
+                    self.is_over = true;
+                    let body = legacy::error_responses(std::slice::from_ref(&self.id), &error);
+                    return TicketWaitEvent::Response(
+                        body,
+                        AccessSummary::of(RequestOutcome::ProxyFailed),
+                        None,
+                    );
                 }
             }
         }
     }
 
     /// Whether an event is none that asks its client what it did not declare: that is declined.
-    fn can_be_told(&self, event: &Bytes) -> bool {
-        let Some(known) = &self.known else { return true };
+    fn can_deliver(&self, event: &Bytes) -> bool {
+        let Some(known) = &self.declaration else { return true };
         let Some(Ok(message)) = sse::data(event).map(Frame::parse) else { return true };
         match message.kind() {
             Kind::Request { method, params, .. } => known.can_be_asked(method, params.as_deref()),
@@ -245,27 +265,27 @@ impl Waiting {
     }
 
     /// Exactly what the call would have been answered with.
-    fn ended(&mut self, record: &Record, commit: Commit) -> Said {
-        self.over = true;
+    fn ended(&mut self, record: &Record, commit: DeliveryCommit) -> TicketWaitEvent {
+        self.is_over = true;
         let (shown, origin) = (Some(record.state.status()), record.trace.clone());
         let shown = AccessSummary { shown, origin, ..AccessSummary::default() };
         let (body, account) = match view::ticket::outcome(record, false) {
-            Some(view::ticket::Outcome::Result(result)) => (legacy::success(&self.id, &result), shown),
-            Some(view::ticket::Outcome::Error(error)) => {
+            Some(view::ticket::CallOutcome::Result(result)) => (legacy::success(&self.id, &result), shown),
+            Some(view::ticket::CallOutcome::Error(error)) => {
                 let error = ErrorObject::from_raw(error);
-                let account = AccessSummary { outcome: Outcome::ServerError, ..shown };
-                (legacy::refusal(std::slice::from_ref(&self.id), &error), account)
+                let account = AccessSummary { outcome: RequestOutcome::ServerError, ..shown };
+                (legacy::error_responses(std::slice::from_ref(&self.id), &error), account)
             }
-            Some(view::ticket::Outcome::Cancelled) | None => {
-                let result = view::ticket::over(record, &self.watch.ticketing.names.result);
+            Some(view::ticket::CallOutcome::Cancelled) | None => {
+                let result = view::ticket::already_ended(record, &self.watch.ticketing.names.result);
                 (legacy::success(&self.id, result.to_string().as_bytes()), shown)
             }
         };
-        Said::Last(body, account, Some(commit))
+        TicketWaitEvent::Response(body, account, Some(commit))
     }
 
-    fn last(&mut self, result: &Value, account: AccessSummary) -> Said {
-        self.over = true;
-        Said::Last(legacy::success(&self.id, result.to_string().as_bytes()), account, None)
+    fn last(&mut self, result: &Value, account: AccessSummary) -> TicketWaitEvent {
+        self.is_over = true;
+        TicketWaitEvent::Response(legacy::success(&self.id, result.to_string().as_bytes()), account, None)
     }
 }

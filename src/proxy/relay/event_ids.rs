@@ -2,30 +2,30 @@
 //!
 //! Off unless a route says `resume: { mint: true }`. The answer is then read by work of its own from the
 //! start, and kept, and whoever reads it reads what is kept: the client that called, and after a
-//! departure the client that comes back with `Last-Event-ID` (2025-11-25, *Resumability and
+//! departure the client that comes back with `Response-Event-ID` (2025-11-25, *Resumability and
 //! Redelivery*). Each event gets an id in front of what the server wrote, `deferral-STREAM-NUMBER`.
 //! A stream whose server gives ids itself is left as it is: the server redelivers.
 //!
-//! The bounds are named: `resume.bytes` of an answer, `resume.keep` after its end, and `resume.streams`
+//! The bounds are named: `resume.bytes` of an answer, `resume.buffer_response` after its end, and `resume.streams`
 //! answers at a time, beyond which answers go without ids.
 
 use crate::{
-    dialect::legacy::Answers,
+    dialect::legacy::ResponseTracker,
     protocol::{
-        ErrorObject, Id,
+        ErrorObject, RequestId,
         accept::{EVENT_STREAM, is_media},
         code,
         headers::LAST_EVENT_ID,
-        sse::{EventId, Minter, Numbered},
+        sse::{EventId, EventIdAssigner, NumberedEvent},
     },
     proxy::{
-        AccessSummary, Passage, Passed, Passing, Piece, Pieces, Then,
-        passage::{events, refused},
-        session::{Client, Key},
-        shared::Shared,
+        AccessSummary, BodyContinuation, BodyPiece, BodyStream, LegacyRequest, LegacyResponse, ResponseBody,
+        legacy_http::{refused, stream_response},
+        route_context::RouteContext,
+        session::{LegacyClient, SessionKey},
     },
     runtime::{Mutex, random},
-    telemetry::Outcome,
+    telemetry::RequestOutcome,
 };
 use dashmap::DashMap;
 use futures_util::{StreamExt, stream};
@@ -36,28 +36,28 @@ use tokio::{sync::watch, time::sleep};
 
 /// The answers that are kept, by the names of their streams.
 #[derive(Debug, Default)]
-pub(in crate::proxy) struct Minted {
-    kept: DashMap<[u8; 16], Arc<Kept>>,
+pub(in crate::proxy) struct ReplayBuffers {
+    buffers: DashMap<[u8; 16], Arc<ReplayBuffer>>,
 }
 
 /// One answer.
 #[derive(Debug)]
-struct Kept {
+struct ReplayBuffer {
     name: [u8; 16],
     /// Whose it is.
-    session: Option<Key>,
+    session: Option<SessionKey>,
     /// The requests that it answers.
-    waiting: SmallVec<[Id; 1]>,
+    waiting: SmallVec<[RequestId; 1]>,
     /// Bytes that are kept of it.
     limit: usize,
-    log: Mutex<Log>,
+    log: Mutex<ReplayLog>,
     changed: watch::Sender<()>,
 }
 
 /// What has come of an answer. The lock guards a few lines each time.
 #[derive(Debug, Default)]
-struct Log {
-    entries: VecDeque<Entry>,
+struct ReplayLog {
+    entries: VecDeque<ReplayEntry>,
     /// How many have been dropped: the place of the first that is kept.
     first: u64,
     bytes: usize,
@@ -69,31 +69,31 @@ struct Log {
     /// Where each who reads it is.
     readers: Vec<(u64, u64)>,
     next_reader: u64,
-    end: Option<(AccessSummary, Then)>,
+    end: Option<(AccessSummary, BodyContinuation)>,
 }
 
 /// What was told, and with it what is said of the call in the log.
 #[derive(Clone, Debug)]
-struct Entry {
-    told: Numbered,
+struct ReplayEntry {
+    event: NumberedEvent,
     account: Option<AccessSummary>,
 }
 
 /// Somebody who reads an answer. Dropped, it has left.
-struct Reader {
-    kept: Arc<Kept>,
+struct ReplayReader {
+    buffer: Arc<ReplayBuffer>,
     number: u64,
     at: u64,
     /// Up to here only what has an id is given: the client comes back, and comments are of no use to
     /// it any more.
-    again_until: u64,
+    replay_until: u64,
     changed: watch::Receiver<()>,
-    over: bool,
+    is_over: bool,
 }
 
 /// What there is for a client that comes back.
-enum Again {
-    Rest(Reader),
+enum ReplayLookup {
+    Rest(ReplayReader),
     /// The event was one of this answer, and what follows is not kept.
     Overflowed,
     /// No event of this answer has that id.
@@ -101,38 +101,47 @@ enum Again {
 }
 
 /// How an answer is to be kept, where it is.
-pub(in crate::proxy) struct Terms {
-    session: Option<Key>,
-    waiting: SmallVec<[Id; 1]>,
+pub(in crate::proxy) struct ReplayParams {
+    session: Option<SessionKey>,
+    waiting: SmallVec<[RequestId; 1]>,
     primes: bool,
 }
 
 /// Whether the answer to this request is to be kept: a route's calls and what else waits for an answer.
-pub(in crate::proxy) fn terms(shared: &Shared, client: &Client, passage: &Passage) -> Option<Terms> {
-    let waits = shared.route.resume.mint && passage.method == Method::POST && passage.post.may_ask();
-    waits.then(|| Terms {
+pub(in crate::proxy) fn replay_params(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    passage: &LegacyRequest,
+) -> Option<ReplayParams> {
+    let waits =
+        shared.route.resume.mint && passage.method == Method::POST && passage.post.can_request_input();
+    waits.then(|| ReplayParams {
         session: client.session,
-        waiting: passage.post.waiting(),
-        primes: client.knows_tasks(),
+        waiting: passage.post.request_ids(),
+        primes: client.has_task_support(),
     })
 }
 
 /// Keeps an answer, and gives its events ids, if it is an event stream.
-pub(in crate::proxy) fn keep(shared: &Arc<Shared>, terms: Terms, passed: Passed) -> Passed {
+pub(in crate::proxy) fn buffer_response(
+    shared: &Arc<RouteContext>,
+    terms: ReplayParams,
+    passed: LegacyResponse,
+) -> LegacyResponse {
     let is_events = is_media(passed.headers.get(CONTENT_TYPE), EVENT_STREAM);
-    let Passed { status, headers, body } = passed;
+    let LegacyResponse { status, headers, body } = passed;
     let pieces = match body {
-        Passing::Pieces(pieces)
+        ResponseBody::Pieces(pieces)
             if is_events
                 && status == StatusCode::OK
-                && shared.minted.kept.len() < shared.route.resume.streams =>
+                && shared.replay_buffers.buffers.len() < shared.route.resume.streams =>
         {
             pieces
         }
-        body => return Passed { status, headers, body },
+        body => return LegacyResponse { status, headers, body },
     };
     let name = random();
-    let kept = Arc::new(Kept {
+    let kept = Arc::new(ReplayBuffer {
         name,
         session: terms.session,
         waiting: terms.waiting,
@@ -140,27 +149,32 @@ pub(in crate::proxy) fn keep(shared: &Arc<Shared>, terms: Terms, passed: Passed)
         log: Mutex::default(),
         changed: watch::Sender::new(()),
     });
-    shared.minted.kept.insert(name, Arc::clone(&kept));
-    let reader = kept.read();
-    let minter = Minter::new(name, terms.primes, shared.route.resume.bytes);
+    shared.replay_buffers.buffers.insert(name, Arc::clone(&kept));
+    let reader = kept.read_all();
+    let minter = EventIdAssigner::new(name, terms.primes, shared.route.resume.bytes);
     let pump = pump(Arc::clone(shared), kept, pieces, minter);
     shared.closing.spawn(pump);
-    Passed { status, headers, body: Passing::Pieces(reader.into_pieces()) }
+    LegacyResponse { status, headers, body: ResponseBody::Pieces(reader.into_pieces()) }
 }
 
 /// Reads an answer to its end, and forgets it after a while.
-async fn pump(shared: Arc<Shared>, kept: Arc<Kept>, mut pieces: Pieces, mut minter: Minter) {
+async fn pump(
+    shared: Arc<RouteContext>,
+    kept: Arc<ReplayBuffer>,
+    mut pieces: BodyStream,
+    mut minter: EventIdAssigner,
+) {
     let resume = shared.route.resume;
     // What has been said of the call, until there is something to say it with.
     let mut said = None;
-    let mut end = Then::End;
-    while let Some(Piece { bytes, account, then, .. }) = pieces.next().await {
+    let mut end = BodyContinuation::End;
+    while let Some(BodyPiece { bytes, account, then, .. }) = pieces.next().await {
         said = account.or(said);
         let told = minter.feed(bytes);
-        let entry = |told| Entry { told, account: None };
+        let entry = |told| ReplayEntry { event: told, account: None };
         let mut entries: Vec<_> = told.into_iter().map(entry).collect();
-        if then != Then::More {
-            entries.extend(minter.rest().map(entry));
+        if then != BodyContinuation::More {
+            entries.extend(minter.finish().map(entry));
             kept.add(entries, resume.bytes).await;
             end = then;
             break;
@@ -177,27 +191,31 @@ async fn pump(shared: Arc<Shared>, kept: Arc<Kept>, mut pieces: Pieces, mut mint
         () = sleep(resume.keep) => {}
         () = shared.closing.stopped() => {}
     }
-    shared.minted.kept.remove(&kept.name);
+    shared.replay_buffers.buffers.remove(&kept.name);
 }
 
 /// The answer to a client that comes back to a stream of ours; nothing for any other request.
-pub(in crate::proxy) fn resume(shared: &Shared, client: &Client, passage: &Passage) -> Option<Passed> {
+pub(in crate::proxy) fn resume(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    passage: &LegacyRequest,
+) -> Option<LegacyResponse> {
     if passage.method != Method::GET || !shared.route.resume.mint {
         return None;
     }
     let id = passage.headers.get(&LAST_EVENT_ID)?.to_str().ok()?;
     let EventId { stream, number } = EventId::parse(id)?;
-    let kept = shared.minted.kept.get(&stream).map(|kept| Arc::clone(&kept));
+    let kept = shared.replay_buffers.buffers.get(&stream).map(|kept| Arc::clone(&kept));
     let kept = kept.filter(|kept| kept.session == client.session);
-    let again = kept.as_ref().map_or(Again::Unknown, |kept| kept.read_again(number));
+    let again = kept.as_ref().map_or(ReplayLookup::Unknown, |kept| kept.replay_after(number));
     match (again, kept) {
-        (Again::Rest(reader), _) => Some(events(Passing::Pieces(reader.into_pieces()))),
-        (Again::Overflowed, Some(kept)) => Some(kept.overflowed()),
-        (Again::Overflowed | Again::Unknown, _) => {
+        (ReplayLookup::Rest(reader), _) => Some(stream_response(ResponseBody::Pieces(reader.into_pieces()))),
+        (ReplayLookup::Overflowed, Some(kept)) => Some(kept.overflowed()),
+        (ReplayLookup::Overflowed | ReplayLookup::Unknown, _) => {
             let words =
                 "the stream that this event id belongs to is no longer kept (resume.keep, resume.bytes)";
             let error = ErrorObject::new(code::INVALID_REQUEST, words);
-            let account = AccessSummary::failed(Outcome::Refused, &error);
+            let account = AccessSummary::failed(RequestOutcome::Refused, &error);
             Some(refused(StatusCode::BAD_REQUEST, &[], &error, account))
         }
     }
@@ -205,19 +223,19 @@ pub(in crate::proxy) fn resume(shared: &Shared, client: &Client, passage: &Passa
 
 // === impl Kept ===
 
-impl Kept {
+impl ReplayBuffer {
     /// Adds what has come. Waits for those who read, but not for those who have left.
-    async fn add(&self, entries: Vec<Entry>, limit: usize) {
+    async fn add(&self, entries: Vec<ReplayEntry>, limit: usize) {
         let mut changed = self.changed.subscribe();
         {
             let mut log = self.log.lock();
             let is_read = !log.readers.is_empty();
             for entry in entries {
-                log.last_id = entry.told.number.or(log.last_id);
-                log.has_unnumbered |= entry.told.is_unnumbered_message;
+                log.last_id = entry.event.number.or(log.last_id);
+                log.has_unnumbered |= entry.event.is_unnumbered_message;
                 // A comment to nobody.
-                if entry.told.number.is_some() || is_read {
-                    log.bytes += entry.told.bytes.len();
+                if entry.event.number.is_some() || is_read {
+                    log.bytes += entry.event.bytes.len();
                     log.entries.push_back(entry);
                 }
             }
@@ -228,29 +246,29 @@ impl Kept {
         }
     }
 
-    fn end(&self, account: AccessSummary, then: Then) {
+    fn end(&self, account: AccessSummary, then: BodyContinuation) {
         self.log.lock().end = Some((account, then));
         self.changed.send_replace(());
     }
 
     /// From the beginning.
-    fn read(self: &Arc<Self>) -> Reader {
+    fn read_all(self: &Arc<Self>) -> ReplayReader {
         self.reader(0, 0)
     }
 
     /// What follows the event with this id.
-    fn read_again(self: &Arc<Self>, id: u64) -> Again {
+    fn replay_after(self: &Arc<Self>, id: u64) -> ReplayLookup {
         let (at, until) = {
             let log = self.log.lock();
             if log.last_id.is_none_or(|last| last < id) {
-                return Again::Unknown;
+                return ReplayLookup::Unknown;
             }
             if log.has_unnumbered {
-                return Again::Overflowed;
+                return ReplayLookup::Overflowed;
             }
             let end = log.first + log.entries.len() as u64;
             let found =
-                log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.told.number {
+                log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.event.number {
                     Some(kept) if kept == id => Some(place + 1),
                     // The event itself may be kept no more, but what follows it. Whoever comes back names any
                     // number.
@@ -259,26 +277,29 @@ impl Kept {
                 });
             match found.or_else(|| (log.last_id == Some(id)).then_some(end)) {
                 Some(at) => (at, end),
-                None => return Again::Overflowed,
+                None => return ReplayLookup::Overflowed,
             }
         };
-        Again::Rest(self.reader(at, until))
+        ReplayLookup::Rest(self.reader(at, until))
     }
 
     /// The answer to a client that has come back too late: an HTTP error would answer none of its requests, and it
     /// would wait for ever.
-    fn overflowed(&self) -> Passed {
+    fn overflowed(&self) -> LegacyResponse {
         let words = format!(
             "the rest of this answer cannot be given again, as it is larger than {} bytes (resume.bytes) or has event ids of \
              its server's; the call may have run",
             self.limit
         );
         let error = ErrorObject::new(code::RESULT_TOO_LARGE, words);
-        let account = AccessSummary::failed(Outcome::ProxyFailed, &error);
-        events(Passing::Whole(Answers::to(self.waiting.clone(), 0).last_words(&error), account))
+        let account = AccessSummary::failed(RequestOutcome::ProxyFailed, &error);
+        stream_response(ResponseBody::Whole(
+            ResponseTracker::new(self.waiting.clone(), 0).closing_errors(&error),
+            account,
+        ))
     }
 
-    fn reader(self: &Arc<Self>, at: u64, again_until: u64) -> Reader {
+    fn reader(self: &Arc<Self>, at: u64, again_until: u64) -> ReplayReader {
         let mut log = self.log.lock();
         let number = log.next_reader;
         log.next_reader += 1;
@@ -286,13 +307,20 @@ impl Kept {
         drop(log);
         let mut changed = self.changed.subscribe();
         changed.mark_changed();
-        Reader { kept: Arc::clone(self), number, at, again_until, changed, over: false }
+        ReplayReader {
+            buffer: Arc::clone(self),
+            number,
+            at,
+            replay_until: again_until,
+            changed,
+            is_over: false,
+        }
     }
 }
 
 // === impl Log ===
 
-impl Log {
+impl ReplayLog {
     /// Drops the oldest that everybody has read, while there is too much. Whether it is enough now:
     /// what somebody is still to read is not dropped, but what nobody reads is.
     fn shrink(&mut self, limit: usize) -> bool {
@@ -302,7 +330,7 @@ impl Log {
                 return false;
             }
             let Some(oldest) = self.entries.pop_front() else { return true };
-            self.bytes -= oldest.told.bytes.len();
+            self.bytes -= oldest.event.bytes.len();
             self.first += 1;
         }
         true
@@ -311,8 +339,8 @@ impl Log {
 
 // === impl Reader ===
 
-impl Reader {
-    fn into_pieces(self) -> Pieces {
+impl ReplayReader {
+    fn into_pieces(self) -> BodyStream {
         stream::unfold(self, async |mut reader| {
             let piece = reader.next().await?;
             Some((piece, reader))
@@ -320,8 +348,8 @@ impl Reader {
         .boxed()
     }
 
-    async fn next(&mut self) -> Option<Piece> {
-        if self.over {
+    async fn next(&mut self) -> Option<BodyPiece> {
+        if self.is_over {
             return None;
         }
         loop {
@@ -335,16 +363,16 @@ impl Reader {
     }
 
     /// What there is to read.
-    fn take(&mut self) -> Option<Piece> {
-        let mut log = self.kept.log.lock();
+    fn take(&mut self) -> Option<BodyPiece> {
+        let mut log = self.buffer.log.lock();
         let from = self.at;
         let mut found = None;
         while found.is_none() {
             let index = usize::try_from(self.at.saturating_sub(log.first)).unwrap_or(usize::MAX);
             let Some(entry) = log.entries.get(index) else { break };
-            if entry.told.number.is_some() || self.at >= self.again_until {
-                let Entry { told: Numbered { bytes, .. }, account } = entry.clone();
-                found = Some(Piece { account, ..Piece::of(bytes) });
+            if entry.event.number.is_some() || self.at >= self.replay_until {
+                let ReplayEntry { event: NumberedEvent { bytes, .. }, account } = entry.clone();
+                found = Some(BodyPiece { account, ..BodyPiece::of(bytes) });
             }
             self.at += 1;
         }
@@ -355,20 +383,20 @@ impl Reader {
         drop(log);
         if self.at != from {
             // Who adds may have waited for it.
-            self.kept.changed.send_replace(());
+            self.buffer.changed.send_replace(());
         }
         if found.is_some() {
             return found;
         }
         let (account, then) = end?;
-        self.over = true;
-        Some(Piece { account: Some(account), then, ..Piece::end() })
+        self.is_over = true;
+        Some(BodyPiece { account: Some(account), then, ..BodyPiece::end() })
     }
 }
 
-impl Drop for Reader {
+impl Drop for ReplayReader {
     fn drop(&mut self) {
-        self.kept.log.lock().readers.retain(|(number, _)| *number != self.number);
-        self.kept.changed.send_replace(());
+        self.buffer.log.lock().readers.retain(|(number, _)| *number != self.number);
+        self.buffer.changed.send_replace(());
     }
 }

@@ -1,7 +1,7 @@
 //! A legacy client's request on its way to a legacy server, and the beginning of the answer.
 //!
-//! Bytes go by as they come; what is added is what keeps a client from waiting for ever (`sent`; an event stream
-//! that ends without the response is the business of `answer`).
+//! Bytes go by as they come; what is added is what keeps a client from waiting for ever (`request`; an event stream
+//! that ends without the response is the business of `response`).
 //!
 //! A server may say nothing at all until it is done, and then answer with JSON. It is waited for as
 //! long as a client can be expected to wait in silence; then, if the client takes event streams, one
@@ -9,35 +9,38 @@
 //! before its server's: what a handshake, a list or a notification is answered with may be a status.
 
 use super::{
-    answer::{Changes, Edit, Edited, Relaying},
-    deferred_head::{self, Body},
+    deferred_head::{self, UpstreamBody},
+    forwarded_request::{ForwardedRequest, outcome_of_status, transport_error},
     requester::Requester,
-    sent::{Sent, outcome, untold},
+    response::{EditedStream, RelayedResponse, ResponseEdit, StreamEdits},
     session_stream::SessionStream,
 };
 use crate::{
-    bridge::{Relay, deny, offer},
-    dialect::legacy::{Answers, Message, Post},
-    policy::{Route, Silence, silence::Beginning},
+    bridge::{ResponseRelay, deny, offer},
+    dialect::legacy::{ClientMessage, LegacyPost, ResponseTracker},
+    policy::{KeepAliveTimer, Route, keep_alive::ResponseStart},
     protocol::{
-        self, Frame, Heartbeat, Id,
+        self, Frame, ProgressHeartbeat, RequestId,
         accept::{EVENT_STREAM, accepts},
         headers::{LAST_EVENT_ID, SESSION_ID},
-        sse::Editor,
+        sse::ResponseEditor,
     },
     proxy::{
-        KeepAlive, Passage, Passed, Passing,
-        admission::{Permits, Turn},
+        KeepAlive, LegacyRequest, LegacyResponse, ResponseBody,
+        admission::{AdmissionPermits, PendingAdmission},
         drive::CallSpan,
+        legacy_http::stream_response,
         observed_call::ObservedCall,
-        passage::events,
         reply::{lost_error, outcome_of},
-        session::{Asked, Client, Key, TheirCall},
-        shared::Shared,
+        route_context::RouteContext,
+        session::{ClientCall, LegacyClient, PendingRequest, SessionKey},
     },
     runtime::Mutex,
-    telemetry::{Limit, Outcome},
-    upstream::{self, CallError, Forward, Forwarded, Interest, Purpose, ReadingOn, Upstream},
+    telemetry::{Limit, RequestOutcome},
+    upstream::{
+        self, BackgroundRead, CallError, HttpRequest, HttpResponse, RequestPurpose, ResponseInterest,
+        Upstream,
+    },
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture};
@@ -51,52 +54,52 @@ use tokio_util::sync::CancellationToken;
 
 /// A JSON answer of at most this length is passed on whole, so that one that breaks off is still
 /// a clear error. A longer one, or one of unknown length, is passed as it comes.
-const WHOLE: u64 = 64 << 10;
+const MAX_WHOLE: u64 = 64 << 10;
 
 /// How an answer is passed on.
-struct Terms {
-    sent: Sent,
+struct RelayContext {
+    request: ForwardedRequest,
     /// The requests that it answers.
-    waiting: SmallVec<[Id; 1]>,
-    edit: Option<Edit>,
+    waiting: SmallVec<[RequestId; 1]>,
+    edit: Option<ResponseEdit>,
     /// Its answer may hold a list of tools, of which some are denied.
-    hides: bool,
-    listens: Option<Listens>,
-    ladder: KeepAlive,
+    hides_tools: bool,
+    listener: Option<SessionListener>,
+    keep_alive: KeepAlive,
 }
 
 /// A session that listens on the answer.
-struct Listens {
-    key: Key,
+struct SessionListener {
+    key: SessionKey,
     /// It goes on where another stream broke.
     resumed: bool,
 }
 
 /// Passes one request on, and gives what the client is answered with. Not itself asynchronous: what waits for a
 /// call holds nothing of its request.
-pub(in crate::proxy) fn pass(
-    shared: Arc<Shared>,
-    client: Client,
-    passage: Passage,
-    edit: Option<Edit>,
-    (turn, observed): (Option<Turn>, Option<Box<ObservedCall>>),
-) -> impl Future<Output = Passed> {
-    takes_back(&shared, &client, &passage);
+pub(in crate::proxy) fn forward(
+    shared: Arc<RouteContext>,
+    client: LegacyClient,
+    passage: LegacyRequest,
+    edit: Option<ResponseEdit>,
+    (turn, observed): (Option<PendingAdmission>, Option<Box<ObservedCall>>),
+) -> impl Future<Output = LegacyResponse> {
+    cancel_requests(&shared, &client, &passage);
     let began = shared.clock.now();
-    let is_call = passage.post.may_ask();
+    let is_call = passage.post.can_request_input();
     let ladder = match is_call {
         true => KeepAlive::new(shared.route.held, heartbeat(&shared, &client, &passage), began),
-        false => KeepAlive::of_comments(passage.keep_alive, began),
+        false => KeepAlive::comments_only(passage.keep_alive, began),
     };
     let mut requester = Requester::of(&shared.sessions, &client, &passage);
-    let left = requester.comes_back(&passage);
-    let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
+    let left = requester.resume(&passage);
+    let may_begin = (is_call && edit.is_none() || left.len() == 1) && can_begin(&passage);
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
-    let token = passage.params().and_then(offer::progress_token).and_then(Id::from_token);
-    let hides = shared.route.denies_tools() && may_list(&passage);
+    let token = passage.params().and_then(offer::progress_token).and_then(RequestId::from_token);
+    let hides = shared.route.denies_tools() && can_list_tools(&passage);
     let (span, passage) = traced(&shared, passage);
-    let Passage {
+    let LegacyRequest {
         principal,
         standing: _,
         method,
@@ -108,32 +111,37 @@ pub(in crate::proxy) fn pass(
         keep_alive: _,
         trace: _,
     } = passage;
-    let waiting = if left.is_empty() { post.waiting() } else { left };
+    let waiting = if left.is_empty() { post.request_ids() } else { left };
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
     let (stopping, work) = match method {
         Method::GET => (shared.closing.clone(), None),
-        _ => (shared.overdue.clone(), Some(shared.stopping.work())),
+        _ => (shared.overdue.clone(), Some(shared.stopping.track())),
     };
     let purpose = purpose(&method, &post, &waiting);
-    let is_handshake = purpose == Purpose::Begin
-        || matches!(&post.messages[..], [Message::Request { method: protocol::Method::Initialize, .. }]);
+    let is_handshake = purpose == RequestPurpose::Initialized
+        || matches!(
+            &post.messages[..],
+            [ClientMessage::Request { method: protocol::Method::Initialize, .. }]
+        );
     let resumed = headers.contains_key(&LAST_EVENT_ID);
-    let (listens, call) = in_session(&shared, &client, purpose, &waiting, &requester, resumed);
+    let (listens, call) = register_in_session(&shared, &client, purpose, &waiting, &requester, resumed);
     if let Some(key) = client.session {
         waiting.iter().chain(&token).for_each(|id| shared.sessions.client_ids.mark_used(key, id));
     }
     let is_answered = method == Method::POST && !waiting.is_empty();
-    let interest = is_answered.then(|| -> Arc<dyn Interest> {
+    let interest = is_answered.then(|| -> Arc<dyn ResponseInterest> {
         match &call {
             Some(call) => call.clone(),
-            None => requester.asked.clone(),
+            None => requester.pending.clone(),
         }
     });
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
     let timeout = call_timeout(&shared.route, &post);
-    let forward = Forward { principal, method, query, headers, body, purpose, calls, interest, timeout };
-    let forwarding = match (turn, requester.reader()) {
-        (Some(turn), _) => in_turn(Arc::clone(&shared.upstream), forward, turn, Arc::clone(&requester.asked)),
+    let forward = HttpRequest { principal, method, query, headers, body, purpose, calls, interest, timeout };
+    let forwarding = match (turn, requester.pending_reader()) {
+        (Some(turn), _) => {
+            in_turn(Arc::clone(&shared.upstream), forward, turn, Arc::clone(&requester.pending))
+        }
         (None, None) => shared.upstream.forward(forward),
         (None, Some(asked)) => {
             let shared = Arc::clone(&shared);
@@ -146,28 +154,35 @@ pub(in crate::proxy) fn pass(
     };
     let is_waited_for = is_call || requester.resumed.is_some();
     let (span, observed) = (Mutex::new(span), Mutex::new(observed));
-    let sent = Sent {
+    let sent = ForwardedRequest {
         shared,
         began,
         _work: work,
         requester,
         is_handshake,
         call,
-        giving_up,
+        cancel_session: giving_up,
         stopping,
         span,
         observed,
     };
-    let terms = Box::new(Terms { sent, waiting, edit, hides, listens, ladder });
+    let terms = Box::new(RelayContext {
+        request: sent,
+        waiting,
+        edit,
+        hides_tools: hides,
+        listener: listens,
+        keep_alive: ladder,
+    });
     wait(forwarding, terms, is_waited_for, may_begin)
 }
 
 /// How long the calls of a request may take at the server, where that is not what the server is held to.
-fn call_timeout(route: &Route, post: &Post) -> Option<Duration> {
-    if !route.has_timeouts() || !post.may_ask() {
+fn call_timeout(route: &Route, post: &LegacyPost) -> Option<Duration> {
+    if !route.has_timeouts() || !post.can_request_input() {
         return None;
     }
-    let mut calls = post.calls().map(|tool| route.call_timeout(tool)).peekable();
+    let mut calls = post.called_tools().map(|tool| route.call_timeout(tool)).peekable();
     if calls.peek().is_none() {
         return route.timeout;
     }
@@ -179,56 +194,56 @@ fn call_timeout(route: &Route, post: &Post) -> Option<Duration> {
 /// their client stays. Calls that are cancelled in the queue are never sent.
 fn in_turn(
     upstream: Arc<dyn Upstream>,
-    mut forward: Forward,
-    turn: Turn,
-    asked: Arc<Asked>,
-) -> BoxFuture<'static, Result<Forwarded, CallError>> {
-    let is_through = turn.is_through();
+    mut forward: HttpRequest,
+    turn: PendingAdmission,
+    asked: Arc<PendingRequest>,
+) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
+    let is_through = turn.is_ready();
     if !is_through {
         asked.enter_queue();
     }
     async move {
         let permits = tokio::select! {
             biased;
-            () = asked.lost().cancelled(), if !is_through => return Err(CallError::SessionEnded),
+            () = asked.cancellation().cancelled(), if !is_through => return Err(CallError::SessionEnded),
             permits = turn.wait(|| false) => permits?,
         };
         if !is_through && !asked.leave_queue() {
             return Err(CallError::SessionEnded);
         }
-        let interest: Arc<dyn Interest> = asked;
+        let interest: Arc<dyn ResponseInterest> = asked;
         let interest = forward.interest.take().unwrap_or(interest);
-        forward.interest = Some(Arc::new(Permitted { interest, _permits: permits }));
+        forward.interest = Some(Arc::new(PermittedInterest { interest, _permits: permits }));
         upstream.forward(forward).await
     }
     .boxed()
 }
 
 /// Who waits for the answer to calls that hold permits.
-struct Permitted {
-    interest: Arc<dyn Interest>,
-    _permits: Permits,
+struct PermittedInterest {
+    interest: Arc<dyn ResponseInterest>,
+    _permits: AdmissionPermits,
 }
 
-impl Interest for Permitted {
-    fn lost(&self) -> &CancellationToken {
-        self.interest.lost()
+impl ResponseInterest for PermittedInterest {
+    fn cancellation(&self) -> &CancellationToken {
+        self.interest.cancellation()
     }
 
-    fn answered(&self) {
-        self.interest.answered();
+    fn mark_answered(&self) {
+        self.interest.mark_answered();
     }
 
-    fn reading_on(&self) -> &ReadingOn {
-        self.interest.reading_on()
+    fn background_read(&self) -> &BackgroundRead {
+        self.interest.background_read()
     }
 }
 
 /// The request as its server is sent it, and the span of the server's call, where it is traced: both name it. A
 /// notification has none, nor has a batch.
-fn traced(shared: &Shared, mut passage: Passage) -> (CallSpan, Passage) {
+fn traced(shared: &RouteContext, mut passage: LegacyRequest) -> (CallSpan, LegacyRequest) {
     let span = match &passage.post.messages[..] {
-        [Message::Request { id, method, target }] => {
+        [ClientMessage::Request { id, method, target }] => {
             // A process is sent one of ours, which is chosen where it is written.
             let id = shared.upstream.address().map(|_| id);
             CallSpan::begin(shared, passage.trace.as_deref(), (method, target.as_deref()), id)
@@ -236,172 +251,195 @@ fn traced(shared: &Shared, mut passage: Passage) -> (CallSpan, Passage) {
         _ => CallSpan::default(),
     };
     if let Some(context) = span.context() {
-        context.put_in_headers(&mut passage.headers);
-        if let Some(named) = passage.message.as_ref().and_then(|message| context.put_in(message)) {
+        context.write_to_headers(&mut passage.headers);
+        if let Some(named) = passage.message.as_ref().and_then(|message| context.inject(message)) {
             passage.body = named;
         }
     }
     (span, passage)
 }
 
-/// Waits for the server to begin its answer, or, where `may_begin`, until one is begun for it.
+/// Waits for the server to begin its answer, or, where `can_begin`, until one is begun for it.
 async fn wait(
-    mut forwarding: BoxFuture<'static, Result<Forwarded, CallError>>,
-    mut terms: Box<Terms>,
+    mut forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
+    mut terms: Box<RelayContext>,
     is_waited_for: bool,
     may_begin: bool,
-) -> Passed {
+) -> LegacyResponse {
     let forwarded = tokio::select! {
         // An answer that is there is passed on, whatever else is due.
         biased;
         forwarded = &mut forwarding => forwarded,
-        () = terms.sent.stopping.stopped() => Err(CallError::Closing),
-        beginning = terms.ladder.beginning(may_begin), if is_waited_for => return match beginning {
-            Beginning::Due => begin(forwarding, *terms),
-            Beginning::Deadline => give_up(&mut terms),
+        () = terms.request.stopping.stopped() => Err(CallError::Closing),
+        beginning = terms.keep_alive.response_due(may_begin), if is_waited_for => return match beginning {
+            ResponseStart::Due => begin_early(forwarding, *terms),
+            ResponseStart::Deadline => time_out(&mut terms),
         },
     };
     match forwarded {
-        forwarded if terms.sent.requester.resumed.is_some() => Box::pin(take_up(forwarded, terms)).await,
+        forwarded if terms.request.requester.resumed.is_some() => {
+            Box::pin(resume_response(forwarded, terms)).await
+        }
         Ok(forwarded) => answer(forwarded, terms).await,
         Err(lost) => {
-            terms.sent.is_lost(&lost);
-            Box::pin(terms.sent.refused(&terms.waiting, &lost)).await
+            terms.request.mark_lost(&lost);
+            Box::pin(terms.request.refused(&terms.waiting, &lost)).await
         }
     }
 }
 
 /// The client may take requests back.
-fn takes_back(shared: &Shared, client: &Client, passage: &Passage) {
+fn cancel_requests(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) {
     if let Some(key) = client.session {
-        for id in passage.post.cancels() {
-            shared.sessions.ended.cancel(key, id.clone());
+        for id in passage.post.cancelled_ids() {
+            shared.sessions.pending_requests.cancel(key, id.clone());
             shared.sessions.in_flight.cancel(key);
         }
     }
 }
 
 /// What the request is to its session, where tasks are made for that: they may have something to say on it.
-fn in_session(
-    shared: &Shared,
-    client: &Client,
-    purpose: Purpose,
-    waiting: &SmallVec<[Id; 1]>,
+fn register_in_session(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    purpose: RequestPurpose,
+    waiting: &SmallVec<[RequestId; 1]>,
     requester: &Requester,
     resumed: bool,
-) -> (Option<Listens>, Option<Arc<TheirCall>>) {
-    let has_tasks = || shared.route.has_tasks() && client.knows_tasks() || shared.route.has_tickets();
+) -> (Option<SessionListener>, Option<Arc<ClientCall>>) {
+    let has_tasks = || shared.route.has_tasks() && client.has_task_support() || shared.route.has_tickets();
     let key = client.session.filter(|_| has_tasks());
     match (key, purpose) {
-        (Some(key), Purpose::Listen) => (Some(Listens { key, resumed }), None),
-        (Some(key), Purpose::Call | Purpose::Resume) => {
-            let (in_flight, comes_back) = (&shared.sessions.in_flight, purpose == Purpose::Resume);
-            (None, Some(in_flight.begin_theirs(key, waiting.clone(), comes_back, &requester.asked)))
+        (Some(key), RequestPurpose::Listen) => (Some(SessionListener { key, resumed }), None),
+        (Some(key), RequestPurpose::Call | RequestPurpose::Resume) => {
+            let (in_flight, comes_back) = (&shared.sessions.in_flight, purpose == RequestPurpose::Resume);
+            (None, Some(in_flight.begin_client_call(key, waiting.clone(), comes_back, &requester.pending)))
         }
-        (Some(_), Purpose::Begin | Purpose::Ask | Purpose::Once | Purpose::Tell) | (None, _) => (None, None),
+        (
+            Some(_),
+            RequestPurpose::Initialized
+            | RequestPurpose::Idempotent
+            | RequestPurpose::NonIdempotent
+            | RequestPurpose::Notify,
+        )
+        | (None, _) => (None, None),
     }
 }
 
-fn purpose(method: &Method, post: &Post, waiting: &[Id]) -> Purpose {
+fn purpose(method: &Method, post: &LegacyPost, waiting: &[RequestId]) -> RequestPurpose {
     match *method {
-        Method::GET if waiting.is_empty() => Purpose::Listen,
-        Method::GET => Purpose::Resume,
-        _ if post.may_ask() => Purpose::Call,
-        _ if !waiting.is_empty() && post.messages.iter().all(may_be_asked_twice) => Purpose::Ask,
-        _ if !waiting.is_empty() => Purpose::Once,
+        Method::GET if waiting.is_empty() => RequestPurpose::Listen,
+        Method::GET => RequestPurpose::Resume,
+        _ if post.can_request_input() => RequestPurpose::Call,
+        _ if !waiting.is_empty() && post.messages.iter().all(is_repeatable) => RequestPurpose::Idempotent,
+        _ if !waiting.is_empty() => RequestPurpose::NonIdempotent,
         // Alone: what else is told may not be told twice.
-        _ if post.begins() && post.messages.len() == 1 => Purpose::Begin,
-        _ => Purpose::Tell,
+        _ if post.completes_handshake() && post.messages.len() == 1 => RequestPurpose::Initialized,
+        _ => RequestPurpose::Notify,
     }
 }
 
 /// Whether a list of tools may be in the answer: it is asked for, or a stream that could hold one is opened.
-fn may_list(passage: &Passage) -> bool {
-    let lists =
-        |message: &Message| matches!(message, Message::Request { method: protocol::Method::ToolsList, .. });
+fn can_list_tools(passage: &LegacyRequest) -> bool {
+    let lists = |message: &ClientMessage| {
+        matches!(message, ClientMessage::Request { method: protocol::Method::ToolsList, .. })
+    };
     passage.method == Method::GET || passage.post.messages.iter().any(lists)
 }
 
-fn may_be_asked_twice(message: &Message) -> bool {
+fn is_repeatable(message: &ClientMessage) -> bool {
     match message {
-        Message::Request { method, .. } => method.is_repeatable(),
-        Message::Notification(_) | Message::Cancelled(_) | Message::Response(_) => false,
+        ClientMessage::Request { method, .. } => method.is_repeatable(),
+        ClientMessage::Notification(_) | ClientMessage::Cancelled(_) | ClientMessage::Response(_) => false,
     }
 }
 
 /// Whether an event stream can be begun for the client before its server begins: it waits for one
 /// response, or comes back for the rest of an answer, and takes event streams.
-fn may_begin(passage: &Passage) -> bool {
+fn can_begin(passage: &LegacyRequest) -> bool {
     // A batch is answered with one, which is no message of an event stream.
     passage.post.messages.len() <= 1 && !passage.post.is_batch && accepts(&passage.headers, EVENT_STREAM)
 }
 
 /// For a client that gave its one call a progress token.
-fn heartbeat(shared: &Shared, client: &Client, passage: &Passage) -> Option<Heartbeat> {
+fn heartbeat(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    passage: &LegacyRequest,
+) -> Option<ProgressHeartbeat> {
     shared.route.held.progress?;
-    let token = Id::from_token(offer::progress_token(passage.params()?)?)?;
-    Some(Heartbeat::new(token.detached().as_bytes().clone(), client.hears_messages()))
+    let token = RequestId::from_token(offer::progress_token(passage.params()?)?)?;
+    Some(ProgressHeartbeat::new(token.detached().as_bytes().clone(), client.has_progress_messages()))
 }
 
 /// Begins an answer whose server has not.
-fn begin(forwarding: BoxFuture<'static, Result<Forwarded, CallError>>, terms: Terms) -> Passed {
-    let Terms { sent, waiting, edit: _, hides, listens: _, ladder } = terms;
+fn begin_early(
+    forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
+    terms: RelayContext,
+) -> LegacyResponse {
+    let RelayContext { request: sent, waiting, edit: _, hides_tools: hides, listener: _, keep_alive: ladder } =
+        terms;
     let id = waiting.first().expect("a call has an id").clone();
-    let body = Body::late(forwarding, id, sent.requester.clone());
+    let body = UpstreamBody::deferred(forwarding, id, sent.requester.clone());
     let (silence, timer) = ladder.into_parts();
-    let relay = Relay::of_events(answers(waiting, &silence, &sent.requester, 0), silence);
-    let mut relaying = Relaying::new(sent, relay, body, Outcome::Result, timer);
+    let relay = ResponseRelay::of_events(answers(waiting, &silence, &sent.requester, 0), silence);
+    let mut relaying = RelayedResponse::new(sent, relay, body, RequestOutcome::Result, timer);
     if hides {
         // What its server holds an event to is not known before it has begun.
-        relaying.hides_tools(upstream::Limits::default().result_bytes);
+        relaying.hide_tools(upstream::UpstreamLimits::default().result_bytes);
     }
-    events(Passing::Pieces(relaying.boxed()))
+    stream_response(ResponseBody::Pieces(relaying.boxed()))
 }
 
 /// `limit` is for one message of a batch's answer, in bytes.
-fn answers(waiting: SmallVec<[Id; 1]>, silence: &Silence, requester: &Requester, limit: usize) -> Answers {
-    let mut answers = Answers::to(waiting, limit);
+fn answers(
+    waiting: SmallVec<[RequestId; 1]>,
+    silence: &KeepAliveTimer,
+    requester: &Requester,
+    limit: usize,
+) -> ResponseTracker {
+    let mut answers = ResponseTracker::new(waiting, limit);
     if silence.wants_messages() {
-        answers = answers.listening();
+        answers = answers.collecting_messages();
     }
     if let Some(last_id) = &requester.resumed {
-        answers.go_on_after(last_id.as_bytes());
+        answers.resume_after(last_id.as_bytes());
     }
     answers
 }
 
 /// The server has begun its answer.
-async fn answer(forwarded: Forwarded, mut terms: Box<Terms>) -> Passed {
+async fn answer(forwarded: HttpResponse, mut terms: Box<RelayContext>) -> LegacyResponse {
     let status = forwarded.status;
     let is_waited_for = !terms.waiting.is_empty();
     if status.is_redirection() && status != StatusCode::NOT_MODIFIED
         || status.is_server_error() && is_waited_for
     {
-        terms.sent.is_lost(&CallError::Status { status, detail: String::new(), retry_after: None });
-        return Box::pin(terms.sent.refused_by(forwarded, &terms.waiting)).await;
+        terms.request.mark_lost(&CallError::Status { status, detail: String::new(), retry_after: None });
+        return Box::pin(terms.request.refused_by(forwarded, &terms.waiting)).await;
     }
     if forwarded.headers.contains_key(CONTENT_ENCODING) {
         // What cannot be read is left alone.
-        (terms.edit, terms.hides) = (None, false);
+        (terms.edit, terms.hides_tools) = (None, false);
     }
     // One that is only taken (202) is answered on the session's own stream.
     let is_answer = is_waited_for && status.is_success() && status != StatusCode::ACCEPTED;
-    if is_answer && forwarded.body.is_over() && terms.sent.requester.resumed.is_none() {
-        return Box::pin(terms.sent.refused(&terms.waiting, &deferred_head::empty())).await;
+    if is_answer && forwarded.body.is_end() && terms.request.requester.resumed.is_none() {
+        return Box::pin(terms.request.refused(&terms.waiting, &deferred_head::empty_response_error())).await;
     }
-    let limit = match terms.edit.is_some() || terms.hides {
+    let limit = match terms.edit.is_some() || terms.hides_tools {
         true if status.is_success() => Some(forwarded.limit),
         true | false => {
-            let is_short = forwarded.body.length().is_some_and(|length| length <= WHOLE);
-            (is_waited_for && is_short).then_some(WHOLE as usize)
+            let is_short = forwarded.body.length().is_some_and(|length| length <= MAX_WHOLE);
+            (is_waited_for && is_short).then_some(MAX_WHOLE as usize)
         }
     };
     match limit.filter(|_| !forwarded.is_events()) {
         Some(limit) => {
             let (status, headers) = (forwarded.status, forwarded.headers.clone());
-            document(status, headers, forwarded.whole(limit), is_answer, terms).await
+            document(status, headers, forwarded.collect(limit), is_answer, terms).await
         }
-        None => go_by(forwarded, is_answer, *terms),
+        None => relay_stream(forwarded, is_answer, *terms),
     }
 }
 
@@ -411,30 +449,30 @@ async fn document(
     mut headers: HeaderMap,
     body: impl Future<Output = Result<Bytes, CallError>>,
     is_answer: bool,
-    mut terms: Box<Terms>,
-) -> Passed {
+    mut terms: Box<RelayContext>,
+) -> LegacyResponse {
     let body = tokio::select! {
         biased;
         body = body => body,
-        () = terms.sent.stopping.stopped() => Err(CallError::Closing),
-        _deadline = terms.ladder.beginning(false) => return give_up(&mut terms),
+        () = terms.request.stopping.stopped() => Err(CallError::Closing),
+        _deadline = terms.keep_alive.response_due(false) => return time_out(&mut terms),
     };
     let body = match body {
         Ok(body) => {
-            terms.sent.is_over();
+            terms.request.mark_ended();
             body
         }
-        Err(lost) => return Box::pin(terms.sent.refused(&terms.waiting, &lost)).await,
+        Err(lost) => return Box::pin(terms.request.refused(&terms.waiting, &lost)).await,
     };
     if body.is_empty() && is_answer {
-        return Box::pin(terms.sent.refused(&terms.waiting, &deferred_head::empty())).await;
+        return Box::pin(terms.request.refused(&terms.waiting, &deferred_head::empty_response_error())).await;
     }
-    if !status.is_success() || terms.edit.is_none() && !terms.hides {
-        return terms.sent.whole(status, headers, body);
+    if !status.is_success() || terms.edit.is_none() && !terms.hides_tools {
+        return terms.request.full_response(status, headers, body);
     }
     let mut body = body;
-    if terms.hides {
-        let route = &terms.sent.shared.route;
+    if terms.hides_tools {
+        let route = &terms.request.shared.route;
         let listed = Frame::parse(body.clone()).ok();
         body = listed.and_then(|list| deny::hide(&list, |tool| route.denies(tool))).unwrap_or(body);
     }
@@ -444,61 +482,75 @@ async fn document(
         body = edited.unwrap_or(body);
     }
     headers.insert(CONTENT_LENGTH, body.len().into());
-    terms.sent.whole(status, headers, body)
+    terms.request.full_response(status, headers, body)
 }
 
 /// An answer that goes by as it comes.
-fn go_by(forwarded: Forwarded, is_answer: bool, terms: Terms) -> Passed {
+fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -> LegacyResponse {
     let is_events = forwarded.is_events();
-    let Forwarded { status, mut headers, body, limit } = forwarded;
-    let Terms { sent, waiting, edit, hides, listens, ladder } = terms;
+    let HttpResponse { status, mut headers, body, limit } = forwarded;
+    let RelayContext {
+        request: sent,
+        waiting,
+        edit,
+        hides_tools: hides,
+        listener: listens,
+        keep_alive: ladder,
+    } = terms;
     // As long as nothing of it has been sent, an error can take its place: of any length, and to be read.
     let may_be_replaced =
         is_answer && !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
-    if body.is_over() {
-        sent.is_over();
-        return sent.whole(status, headers, Bytes::new());
+    if body.is_end() {
+        sent.mark_ended();
+        return sent.full_response(status, headers, Bytes::new());
     }
-    let outcome = match outcome(status) {
-        Outcome::ServerError => sent.requester.of_error(),
+    let outcome = match outcome_of_status(status) {
+        RequestOutcome::ServerError => sent.requester.error_outcome(),
         outcome => outcome,
     };
     let (silence, timer) = ladder.into_parts();
     let relay = match is_events {
-        true => Relay::of_events(answers(waiting, &silence, &sent.requester, limit), silence),
+        true => ResponseRelay::of_events(answers(waiting, &silence, &sent.requester, limit), silence),
         false => {
             let unsaid = if may_be_replaced { waiting } else { SmallVec::new() };
-            Relay::of_document(unsaid, outcome == Outcome::Result, silence)
+            ResponseRelay::of_document(unsaid, outcome == RequestOutcome::Result, silence)
         }
     };
-    let mut relaying = Relaying::new(sent, relay, Body::Here(body), outcome, timer);
+    let mut relaying = RelayedResponse::new(sent, relay, UpstreamBody::Streaming(body), outcome, timer);
     if is_events {
         // Comments of ours come between its events, and perhaps an error behind them.
         headers.remove(CONTENT_LENGTH);
     }
     if is_events && status.is_success() {
         if hides {
-            relaying.hides_tools(limit);
+            relaying.hide_tools(limit);
         }
         relaying.changes = match (edit, listens) {
             (Some(edit), _) => {
                 let in_session = headers.get(&SESSION_ID).cloned();
-                Changes::Edited(Box::new(Edited { edit, in_session, editor: Editor::new(limit) }))
+                StreamEdits::Edited(Box::new(EditedStream {
+                    edit,
+                    in_session,
+                    editor: ResponseEditor::new(limit),
+                }))
             }
-            (None, Some(Listens { key, resumed })) => {
-                let shared = &relaying.sent.shared;
+            (None, Some(SessionListener { key, resumed })) => {
+                let shared = &relaying.request.shared;
                 let of = (&shared.route.path, &shared.sessions);
-                Changes::OfSession(Box::new(SessionStream::open(of, key, resumed, limit)))
+                StreamEdits::SessionStream(Box::new(SessionStream::open(of, key, resumed, limit)))
             }
-            (None, None) => Changes::None,
+            (None, None) => StreamEdits::None,
         };
     }
-    Passed { status, headers, body: Passing::Pieces(relaying.boxed()) }
+    LegacyResponse { status, headers, body: ResponseBody::Pieces(relaying.boxed()) }
 }
 
 /// The client has come back for the rest of an answer. Where there is none it is told on an event stream:
 /// an HTTP error would answer nothing, and some clients would wait for ever.
-async fn take_up(forwarded: Result<Forwarded, CallError>, mut terms: Box<Terms>) -> Passed {
+async fn resume_response(
+    forwarded: Result<HttpResponse, CallError>,
+    mut terms: Box<RelayContext>,
+) -> LegacyResponse {
     let lost = match forwarded {
         Ok(forwarded) if forwarded.status.is_success() && forwarded.is_events() => {
             return answer(forwarded, terms).await;
@@ -508,33 +560,35 @@ async fn take_up(forwarded: Result<Forwarded, CallError>, mut terms: Box<Terms>)
             terms.waiting.clear();
             return answer(forwarded, terms).await;
         }
-        Ok(forwarded) => forwarded.not_taken_up(terms.sent.requester.is_in_session()).await,
+        Ok(forwarded) => forwarded.resume_refusal(terms.request.requester.is_in_session()).await,
         // With the next of us.
-        Err(lost @ CallError::Closing) => return untold(&lost, terms.sent.account(outcome_of(&lost))),
-        Err(lost) => lost.when_resuming(),
+        Err(lost @ CallError::Closing) => {
+            return transport_error(&lost, terms.request.summarize(outcome_of(&lost)));
+        }
+        Err(lost) => lost.into_resume_failure(),
     };
-    let Terms { sent, waiting, .. } = *terms;
-    let owed = sent.requester.asked.owed(waiting).await;
-    sent.requester.answered();
+    let RelayContext { request: sent, waiting, .. } = *terms;
+    let owed = sent.requester.pending.owed(waiting).await;
+    sent.requester.mark_answered();
     if owed.is_empty() {
         return sent.unanswered();
     }
     let error = lost_error(&lost);
-    let account = sent.account(outcome_of(&lost)).because(&error);
-    events(Passing::Whole(Answers::to(owed, 0).last_words(&error), account))
+    let account = sent.summarize(outcome_of(&lost)).with_reason(&error);
+    stream_response(ResponseBody::Whole(ResponseTracker::new(owed, 0).closing_errors(&error), account))
 }
 
 /// The client has waited long enough, and nothing has begun.
-fn give_up(terms: &mut Terms) -> Passed {
-    terms.sent.give_up();
-    Limit::HeldDeadline.hit();
-    terms.sent.failed(&terms.waiting, &terms.ladder.overdue(), Outcome::UpstreamFailed)
+fn time_out(terms: &mut RelayContext) -> LegacyResponse {
+    terms.request.cancel_overdue();
+    Limit::HeldDeadline.record_hit();
+    terms.request.failed(&terms.waiting, &terms.keep_alive.deadline_error(), RequestOutcome::UpstreamFailed)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{dialect::Principal, protocol::Messages};
+    use crate::{dialect::Principal, protocol::MessageReader};
     use http::HeaderValue;
 
     #[test]
@@ -542,13 +596,13 @@ mod tests {
         let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}"#;
         let begins = |body: &str, accept: &'static str| {
             let body = Bytes::copy_from_slice(body.as_bytes());
-            may_begin(&Passage {
+            can_begin(&LegacyRequest {
                 standing: Default::default(),
                 principal: Principal::from_bytes([1; 16]),
                 method: Method::POST,
                 query: None,
                 headers: HeaderMap::from_iter([(http::header::ACCEPT, HeaderValue::from_static(accept))]),
-                post: Post::read(&mut Messages::of(body.clone())).expect("a message"),
+                post: LegacyPost::read(&mut MessageReader::of(body.clone())).expect("a message"),
                 message: None,
                 body,
                 keep_alive: Duration::ZERO,

@@ -1,13 +1,15 @@
 //! To whom an answer is owed.
 
 use crate::{
-    dialect::{Principal, legacy::Anchor},
-    protocol::{Id, headers::LAST_EVENT_ID},
+    dialect::{Principal, legacy::ResumePosition},
+    protocol::{RequestId, headers::LAST_EVENT_ID},
     proxy::{
-        Passage,
-        session::{Asked, Client, Left, Place, Sessions, Unfinished},
+        LegacyRequest,
+        session::{
+            EventKey, LegacyClient, LegacySessions, PendingRequest, UnfinishedStream, UnfinishedStreams,
+        },
     },
-    telemetry::Outcome,
+    telemetry::RequestOutcome,
 };
 use http::{HeaderValue, Method};
 use smallvec::SmallVec;
@@ -16,8 +18,8 @@ use std::sync::Arc;
 /// Who asked, in which session.
 #[derive(Clone)]
 pub(super) struct Requester {
-    pub(super) asked: Arc<Asked>,
-    unfinished: Arc<Unfinished>,
+    pub(super) pending: Arc<PendingRequest>,
+    unfinished: Arc<UnfinishedStreams>,
     principal: Principal,
     /// The client has come back for it, behind this event.
     pub(super) resumed: Option<HeaderValue>,
@@ -26,10 +28,14 @@ pub(super) struct Requester {
 // === impl Requester ===
 
 impl Requester {
-    pub(super) fn of(sessions: &Sessions, client: &Client, passage: &Passage) -> Self {
+    pub(super) fn of(sessions: &LegacySessions, client: &LegacyClient, passage: &LegacyRequest) -> Self {
         Self {
-            asked: Asked::new(&sessions.ended, client.session, passage.post.waiting()),
-            unfinished: Arc::clone(&sessions.unfinished),
+            pending: PendingRequest::new(
+                &sessions.pending_requests,
+                client.session,
+                passage.post.request_ids(),
+            ),
+            unfinished: Arc::clone(&sessions.unfinished_streams),
             principal: client.principal,
             resumed: None,
         }
@@ -37,51 +43,51 @@ impl Requester {
 
     /// What the request comes back for, where it does, and where that is known: what a stream has left
     /// unanswered.
-    pub(super) fn comes_back(&mut self, passage: &Passage) -> SmallVec<[Id; 1]> {
+    pub(super) fn resume(&mut self, passage: &LegacyRequest) -> SmallVec<[RequestId; 1]> {
         let last_id = passage.headers.get(&LAST_EVENT_ID).filter(|_| passage.method == Method::GET);
-        let left = last_id.and_then(|last_id| self.unfinished.left(self.place(last_id.as_bytes())));
-        let Some(Left { waiting, asked }) = left else { return SmallVec::new() };
+        let left = last_id.and_then(|last_id| self.unfinished.get(self.event_key(last_id.as_bytes())));
+        let Some(UnfinishedStream { waiting, pending: asked }) = left else { return SmallVec::new() };
         self.resumed = last_id.cloned();
-        self.asked = asked;
+        self.pending = asked;
         waiting
     }
 
     pub(super) fn is_in_session(&self) -> bool {
-        self.asked.key.is_some()
+        self.pending.key.is_some()
     }
 
     /// The stream ends here, or its client leaves, and these are not answered. The client may have lost the last
     /// events, and come back behind an `earlier` one.
-    pub(super) fn leave<'a>(
+    pub(super) fn save_unfinished<'a>(
         &self,
-        behind: &'a Anchor,
+        behind: &'a ResumePosition,
         earlier: impl Iterator<Item = &'a [u8]>,
-        waiting: &SmallVec<[Id; 1]>,
+        waiting: &SmallVec<[RequestId; 1]>,
     ) {
         for last_id in earlier.chain([behind.last_id.as_bytes()]) {
-            self.unfinished.leave(self.place(last_id), waiting.clone(), Arc::clone(&self.asked));
+            self.unfinished.insert(self.event_key(last_id), waiting.clone(), Arc::clone(&self.pending));
         }
     }
 
     /// Whose reading of the answer has to end before the server is asked for the rest, as it may give that to one
     /// connection alone.
-    pub(super) fn reader(&self) -> Option<Arc<Asked>> {
-        self.resumed.is_some().then(|| Arc::clone(&self.asked))
+    pub(super) fn pending_reader(&self) -> Option<Arc<PendingRequest>> {
+        self.resumed.is_some().then(|| Arc::clone(&self.pending))
     }
 
     /// All has been answered.
-    pub(super) fn answered(&self) {
+    pub(super) fn mark_answered(&self) {
         if let Some(last_id) = &self.resumed {
-            self.unfinished.finish(self.place(last_id.as_bytes()));
+            self.unfinished.remove(self.event_key(last_id.as_bytes()));
         }
     }
 
-    fn place(&self, last_id: &[u8]) -> Place {
-        Place::of(self.principal, self.asked.key, last_id)
+    fn event_key(&self, last_id: &[u8]) -> EventKey {
+        EventKey::of(self.principal, self.pending.key, last_id)
     }
 
     /// What an error of the server means.
-    pub(super) fn of_error(&self) -> Outcome {
-        if self.asked.is_taken_back() { Outcome::Departed } else { Outcome::ServerError }
+    pub(super) fn error_outcome(&self) -> RequestOutcome {
+        if self.pending.is_cancelled() { RequestOutcome::Disconnected } else { RequestOutcome::ServerError }
     }
 }

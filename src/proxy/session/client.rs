@@ -4,32 +4,32 @@
 //! name it in a header; where one lacks that, it is what the handshake agreed on (2025-11-25, *Protocol Version
 //! Header*), so that is remembered of the sessions of 2025-11-25, the only one that has tasks.
 
-use super::{Key, latest::Latest};
+use super::{SessionKey, bounded_map::BoundedMap};
 use crate::{
     dialect::{Principal, legacy},
     policy::Route,
     protocol::{Revision, headers::PROTOCOL_VERSION},
     runtime::Mutex,
-    task::{Owner, Scope},
+    task::{TaskPrincipal, TaskSharing},
 };
 use http::HeaderMap;
 use std::sync::Arc;
 
 /// Who sends a request.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::proxy) struct Client {
+pub(in crate::proxy) struct LegacyClient {
     pub(in crate::proxy) principal: Principal,
     /// The session's name; none where it has no id.
-    pub(in crate::proxy) session: Option<Key>,
+    pub(in crate::proxy) session: Option<SessionKey>,
     /// Where it is known.
     revision: Option<Revision>,
 }
 
 /// The sessions whose handshake agreed on a revision that has tasks, the last [`REMEMBERED`] of them.
 #[derive(Debug, Default)]
-pub(in crate::proxy) struct Revisions {
+pub(in crate::proxy) struct SessionRevisions {
     /// Held for one insertion or look-up.
-    sessions: Mutex<Latest<Key, Revision, REMEMBERED>>,
+    sessions: Mutex<BoundedMap<SessionKey, Revision, REMEMBERED>>,
 }
 
 /// How many such sessions are remembered. Each costs about 50 bytes; one that is forgotten is told by its header
@@ -38,9 +38,13 @@ const REMEMBERED: usize = 16 << 10;
 
 // === impl Client ===
 
-impl Client {
-    pub(in crate::proxy) fn of(principal: Principal, headers: &HeaderMap, revisions: &Revisions) -> Self {
-        let session = Key::of(principal, headers);
+impl LegacyClient {
+    pub(in crate::proxy) fn of(
+        principal: Principal,
+        headers: &HeaderMap,
+        revisions: &SessionRevisions,
+    ) -> Self {
+        let session = SessionKey::of(principal, headers);
         let revision = match headers.contains_key(&PROTOCOL_VERSION) {
             true => legacy::revision(headers),
             false => session.and_then(|session| revisions.of(session)),
@@ -49,37 +53,37 @@ impl Client {
     }
 
     /// Whether its revision knows tasks.
-    pub(in crate::proxy) fn knows_tasks(&self) -> bool {
+    pub(in crate::proxy) fn has_task_support(&self) -> bool {
         self.revision.is_some_and(Revision::has_tasks)
     }
 
     /// Whether progress may come with a message. Only from 2025-06-18 on do clients name their revision.
-    pub(in crate::proxy) fn hears_messages(&self) -> bool {
+    pub(in crate::proxy) fn has_progress_messages(&self) -> bool {
         self.revision.is_none_or(Revision::progress_has_message)
     }
 
     /// Whose the tasks are that it makes, and asks for.
-    pub(in crate::proxy) fn owner(&self, route: &Route) -> Owner {
+    pub(in crate::proxy) fn owner(&self, route: &Route) -> TaskPrincipal {
         let scope = match self.session {
             // Nothing tells them apart but the session.
-            Some(session) if self.principal.is_anonymous() => Scope::Session(session.digest()),
-            _ if route.legacy_tasks.across_eras && !self.principal.is_anonymous() => Scope::Principal,
-            _ => Scope::Legacy,
+            Some(session) if self.principal.is_anonymous() => TaskSharing::Session(session.digest()),
+            _ if route.legacy_tasks.across_eras && !self.principal.is_anonymous() => TaskSharing::Principal,
+            _ => TaskSharing::Legacy,
         };
-        Owner { principal: *self.principal.as_bytes(), route: Arc::clone(&route.path), scope }
+        TaskPrincipal { principal: *self.principal.as_bytes(), route: Arc::clone(&route.path), scope }
     }
 
     /// Whether this client's tasks can be told from others', so that they can be listed.
-    pub(in crate::proxy) fn is_told_apart(&self) -> bool {
+    pub(in crate::proxy) fn is_identifiable(&self) -> bool {
         self.session.is_some() || !self.principal.is_anonymous()
     }
 }
 
 // === impl Revisions ===
 
-impl Revisions {
+impl SessionRevisions {
     /// The handshake that opened this session has agreed on this revision.
-    pub(in crate::proxy) fn learn(&self, session: Key, revision: Revision) {
+    pub(in crate::proxy) fn learn(&self, session: SessionKey, revision: Revision) {
         let mut sessions = self.sessions.lock();
         match revision.has_tasks() {
             true => drop(sessions.insert(session, revision)),
@@ -88,7 +92,7 @@ impl Revisions {
         }
     }
 
-    fn of(&self, session: Key) -> Option<Revision> {
+    fn of(&self, session: SessionKey) -> Option<Revision> {
         self.sessions.lock().get(&session).copied()
     }
 }
@@ -99,36 +103,36 @@ mod tests {
     use crate::protocol::headers::SESSION_ID;
     use http::HeaderValue;
 
-    fn client(session: usize, named: Option<&'static str>, revisions: &Revisions) -> Client {
+    fn client(session: usize, named: Option<&'static str>, revisions: &SessionRevisions) -> LegacyClient {
         let mut headers = HeaderMap::from_iter([(SESSION_ID.clone(), session.into())]);
         headers.extend(named.map(|named| (PROTOCOL_VERSION.clone(), HeaderValue::from_static(named))));
-        Client::of(Principal::ANONYMOUS, &headers, revisions)
+        LegacyClient::of(Principal::ANONYMOUS, &headers, revisions)
     }
 
     #[test]
     fn a_client_is_of_the_revision_that_it_names_or_else_of_the_one_of_its_handshake() {
-        let revisions = Revisions::default();
+        let revisions = SessionRevisions::default();
         let key = client(0, None, &revisions).session.expect("it has one");
         revisions.learn(key, Revision::V2025_06_18);
-        assert!(!client(0, None, &revisions).knows_tasks());
+        assert!(!client(0, None, &revisions).has_task_support());
         revisions.learn(key, Revision::V2025_11_25);
-        assert!(client(0, None, &revisions).knows_tasks());
-        assert!(!client(0, Some("2025-06-18"), &revisions).knows_tasks());
-        assert!(!client(0, Some("v999.0.0"), &revisions).knows_tasks());
-        assert!(client(1, Some("2025-11-25"), &revisions).knows_tasks());
-        assert!(!client(1, None, &revisions).knows_tasks());
-        assert!(client(1, None, &revisions).hears_messages());
-        assert!(!client(1, Some("2024-11-05"), &revisions).hears_messages());
+        assert!(client(0, None, &revisions).has_task_support());
+        assert!(!client(0, Some("2025-06-18"), &revisions).has_task_support());
+        assert!(!client(0, Some("v999.0.0"), &revisions).has_task_support());
+        assert!(client(1, Some("2025-11-25"), &revisions).has_task_support());
+        assert!(!client(1, None, &revisions).has_task_support());
+        assert!(client(1, None, &revisions).has_progress_messages());
+        assert!(!client(1, Some("2024-11-05"), &revisions).has_progress_messages());
     }
 
     #[test]
     fn only_so_many_sessions_of_a_revision_with_tasks_are_remembered() {
-        let revisions = Revisions::default();
+        let revisions = SessionRevisions::default();
         for session in 0..=REMEMBERED {
             let key = client(session, None, &revisions).session.expect("it has one");
             revisions.learn(key, Revision::V2025_11_25);
         }
-        let knows_tasks = |session| client(session, None, &revisions).knows_tasks();
+        let knows_tasks = |session| client(session, None, &revisions).has_task_support();
         assert!(!knows_tasks(0) && knows_tasks(1) && knows_tasks(REMEMBERED));
     }
 }

@@ -3,17 +3,17 @@
 //! A request of ours in a session that its client has opened has an id from 2^30 on ([`own_ids`]). A client that counts
 //! there too is rare; what it has used is passed over.
 
-use super::{Key, latest::Latest};
-use crate::{protocol::Id, runtime::Mutex, upstream::own_ids};
+use super::{SessionKey, bounded_map::BoundedMap};
+use crate::{protocol::RequestId, runtime::Mutex, upstream::own_ids};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// What the clients of a route have used, as ids of requests and as progress tokens.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct ClientIds {
     /// Whether there is any.
-    any: AtomicBool,
+    has_any: AtomicBool,
     /// Held for one insertion or look-up.
-    used: Mutex<Latest<(Key, u64), (), REMEMBERED>>,
+    used: Mutex<BoundedMap<(SessionKey, u64), (), REMEMBERED>>,
 }
 
 /// How many ids are remembered for all sessions of a route. Each costs about 60 bytes; one that is forgotten may be
@@ -24,15 +24,15 @@ const REMEMBERED: usize = 16 << 10;
 
 impl ClientIds {
     /// The client uses this in a request. Cheap where it is none of our range, as most are.
-    pub(in crate::proxy) fn mark_used(&self, session: Key, id: &Id) {
-        if let Some(number) = id.as_number().filter(|&number| own_ids::may_be_in_client_session(number)) {
+    pub(in crate::proxy) fn mark_used(&self, session: SessionKey, id: &RequestId) {
+        if let Some(number) = id.as_number().filter(|&number| own_ids::is_client_session_id(number)) {
             self.used.lock().insert((session, number), ());
-            self.any.store(true, Relaxed);
+            self.has_any.store(true, Relaxed);
         }
     }
 
     /// An id for a request of ours in this session.
-    pub(in crate::proxy) fn next_of_ours(&self, session: Option<Key>) -> u64 {
+    pub(in crate::proxy) fn next_of_ours(&self, session: Option<SessionKey>) -> u64 {
         loop {
             let number = own_ids::next_in_client_session();
             if !session.is_some_and(|session| self.has_used(session, number)) {
@@ -41,8 +41,8 @@ impl ClientIds {
         }
     }
 
-    fn has_used(&self, session: Key, number: u64) -> bool {
-        self.any.load(Relaxed) && self.used.lock().contains(&(session, number))
+    fn has_used(&self, session: SessionKey, number: u64) -> bool {
+        self.has_any.load(Relaxed) && self.used.lock().contains(&(session, number))
     }
 }
 
@@ -54,12 +54,12 @@ mod tests {
 
     #[test]
     fn an_id_that_the_client_has_used_is_passed_over_in_its_session_alone() {
-        let key = |name| Key::named(Principal::ANONYMOUS, &HeaderValue::from_static(name));
+        let key = |name| SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from_static(name));
         let ids = ClientIds::default();
         let first = ids.next_of_ours(Some(key("a")));
         // Other tests may take some meanwhile.
         for number in first..first + 1000 {
-            ids.mark_used(key("a"), &Id::from_token(format!("{number}.0").into()).expect("an id"));
+            ids.mark_used(key("a"), &RequestId::from_token(format!("{number}.0").into()).expect("an id"));
         }
         assert!(ids.next_of_ours(Some(key("b"))) < first + 1000);
         assert!(ids.next_of_ours(Some(key("a"))) >= first + 1000);
@@ -67,14 +67,14 @@ mod tests {
 
     #[test]
     fn only_so_many_are_remembered_and_none_of_another_range() {
-        let key = Key::named(Principal::ANONYMOUS, &HeaderValue::from_static("a"));
+        let key = SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from_static("a"));
         let ids = ClientIds::default();
         for id in ["1", "\"1073741824\"", "1073741824.5", "2147483648", "-1073741824"] {
-            ids.mark_used(key, &Id::from_token(id.into()).expect("an id"));
+            ids.mark_used(key, &RequestId::from_token(id.into()).expect("an id"));
         }
-        assert!(!ids.any.load(Relaxed));
+        assert!(!ids.has_any.load(Relaxed));
         for number in 0..2 * REMEMBERED as u64 {
-            ids.mark_used(key, &Id::from_number((1 << 30) + number));
+            ids.mark_used(key, &RequestId::from_number((1 << 30) + number));
         }
         assert_eq!(ids.used.lock().sizes(), (REMEMBERED, REMEMBERED));
     }

@@ -5,11 +5,11 @@ use http::{HeaderMap, HeaderValue};
 
 /// A session of a principal: a digest of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::proxy) struct Key(Principal);
+pub(in crate::proxy) struct SessionKey(Principal);
 
 // === impl Key ===
 
-impl Key {
+impl SessionKey {
     /// The session a request belongs to; none where it names none.
     pub(in crate::proxy) fn of(principal: Principal, headers: &HeaderMap) -> Option<Self> {
         Some(Self::named(principal, headers.get(&SESSION_ID)?))

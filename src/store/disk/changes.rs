@@ -1,21 +1,21 @@
 //! The changes, as SQL: each is made in the transaction that the [writer](super::writer) commits.
 //!
-//! What a change does besides is gathered in a [`Batch`], and done once it is committed.
+//! What a change does besides is gathered in a [`CommitBatch`], and done once it is committed.
 
 use super::{
-    held::Kept,
+    record_cache::CachedRecord,
     recount::CountChange,
     reserved::ByteReservation,
-    results::{self, Written},
-    row::{self, Columns, Row},
-    writer::{Change, Done, Writer},
+    results::{self, ResultFile},
+    row::{self, RecordRow, RowColumns},
+    writer::{ChangeOutcome, StoreChange, StoreWriter},
 };
 use crate::{
     store::{
-        Bounds, Orphan, StoreError, Version,
-        counts::{Counted, Counts, Share},
+        OrphanTask, RecordVersion, StoreBounds, StoreError,
+        counts::{CountedTask, StoreCounts, UsageShare},
     },
-    task::{Record, State, TaskId},
+    task::{Record, TaskId, TaskState},
 };
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -23,8 +23,8 @@ use std::{collections::HashMap, sync::Arc};
 
 /// What a commit changes besides the database.
 #[derive(Default)]
-pub(super) struct Batch {
-    pub(super) records: HashMap<TaskId, Option<Kept>>,
+pub(super) struct CommitBatch {
+    pub(super) records: HashMap<TaskId, Option<CachedRecord>>,
     pub(super) counted: Vec<CountChange>,
     /// The counts had less than was to be subtracted.
     pub(super) is_miscounted: bool,
@@ -32,16 +32,16 @@ pub(super) struct Batch {
     pub(super) dropped: Vec<String>,
     pub(super) file_bytes: (u64, u64),
     /// How much the folder may still get, beside what is reserved, where that is bounded.
-    pub(super) room: Option<u64>,
+    pub(super) free_bytes: Option<u64>,
 }
 
 /// What is there of a record that is to be changed.
-struct Before {
+struct CurrentRow {
     number: i64,
-    version: Version,
+    version: RecordVersion,
     bytes: usize,
-    /// `None` of an owner that cannot be read, for whom nothing is counted.
-    counted: Option<Counted>,
+    /// `Missing` of an owner that cannot be read, for whom nothing is counted.
+    counted: Option<CountedTask>,
     file: Option<String>,
     /// As it is in memory.
     record: Option<Arc<Record>>,
@@ -49,17 +49,17 @@ struct Before {
 
 // === impl Writer ===
 
-impl Writer {
+impl StoreWriter {
     pub(super) fn apply(
         &self,
-        change: &Change,
-        batch: &mut Batch,
-    ) -> rusqlite::Result<Result<Done, StoreError>> {
+        change: &StoreChange,
+        batch: &mut CommitBatch,
+    ) -> rusqlite::Result<Result<ChangeOutcome, StoreError>> {
         match change {
-            Change::Insert(row, file) => self.insert(row, file.as_ref(), batch),
-            Change::Swap { version, row, file, .. } => self.swap(*version, row, file.as_ref(), batch),
-            Change::Reserve { version, record, bytes } => self.reserve(*version, record, *bytes, batch),
-            Change::Anchor { id, anchor } => {
+            StoreChange::Insert(row, file) => self.insert(row, file.as_ref(), batch),
+            StoreChange::Swap { version, row, file, .. } => self.swap(*version, row, file.as_ref(), batch),
+            StoreChange::Reserve { version, record, bytes } => self.reserve(*version, record, *bytes, batch),
+            StoreChange::Anchor { id, anchor } => {
                 match self.live(id, batch) {
                     // No index is touched.
                     Some(live) => {
@@ -67,31 +67,31 @@ impl Writer {
                     }
                     None => self.statement(ANCHOR)?.execute(params![id.entropy(), anchor.as_deref()])?,
                 };
-                Ok(Ok(Done::Kept))
+                Ok(Ok(ChangeOutcome::Stored))
             }
-            Change::Orphans { limit } => Ok(Ok(Done::Orphans(self.orphans(*limit, batch)?))),
-            Change::Remove(id) => self.remove(id, batch),
+            StoreChange::Orphans { limit } => Ok(Ok(ChangeOutcome::Orphans(self.orphans(*limit, batch)?))),
+            StoreChange::Remove(id) => self.remove(id, batch),
         }
     }
 
     fn insert(
         &self,
-        row: &Row,
-        file: Option<&Written>,
-        batch: &mut Batch,
-    ) -> rusqlite::Result<Result<Done, StoreError>> {
-        let Row { record, head, body } = row;
+        row: &RecordRow,
+        file: Option<&ResultFile>,
+        batch: &mut CommitBatch,
+    ) -> rusqlite::Result<Result<ChangeOutcome, StoreError>> {
+        let RecordRow { record, head, body } = row;
         let reservation = file.and_then(|file| file.reservation.as_ref());
-        if !batch.takes(row.bytes().saturating_sub(reservation.map_or(0, ByteReservation::bytes))) {
+        if !batch.try_take(row.bytes().saturating_sub(reservation.map_or(0, ByteReservation::bytes))) {
             return Ok(Err(StoreError::Full(MAX_BYTES)));
         }
         let inserted = self.statement(INSERT)?.execute(params![
             record.id.entropy(),
-            number(Version::FIRST),
+            number(RecordVersion::FIRST),
             self.node,
             record.state.status(),
             !record.state.is_ended(),
-            row::time(record.due()),
+            row::time(record.due_at()),
             row::owner(&record.owner),
             row::time(record.created),
             saturated(record.stored_bytes()),
@@ -103,24 +103,25 @@ impl Writer {
             return Ok(Err(StoreError::Exists));
         }
         let number = self.connection.last_insert_rowid();
-        self.count(batch, CountChange { number, was: None, is: Some(Counted::of(record)) });
+        self.record_count(batch, CountChange { number, was: None, is: Some(CountedTask::of(record)) });
         reservation.inspect(|reservation| reservation.release());
         batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
-        let kept = Kept { version: Version::FIRST, record: Arc::clone(record), number };
+        let kept = CachedRecord { version: RecordVersion::FIRST, record: Arc::clone(record), number };
         batch.records.insert(record.id.clone(), Some(kept));
-        Ok(Ok(Done::Kept))
+        Ok(Ok(ChangeOutcome::Stored))
     }
 
     fn swap(
         &self,
-        version: Version,
-        row: &Row,
-        file: Option<&Written>,
-        batch: &mut Batch,
-    ) -> rusqlite::Result<Result<Done, StoreError>> {
-        let Row { record, head, body } = row;
-        let Some(before) = self.before(&record.id, batch)?.filter(|before| before.version == version) else {
-            return Ok(Ok(Done::Lost));
+        version: RecordVersion,
+        row: &RecordRow,
+        file: Option<&ResultFile>,
+        batch: &mut CommitBatch,
+    ) -> rusqlite::Result<Result<ChangeOutcome, StoreError>> {
+        let RecordRow { record, head, body } = row;
+        let Some(before) = self.current_row(&record.id, batch)?.filter(|before| before.version == version)
+        else {
+            return Ok(Ok(ChangeOutcome::Conflict));
         };
         let bytes = record.stored_bytes();
         let reservation = file.and_then(|file| file.reservation.as_ref());
@@ -135,7 +136,7 @@ impl Writer {
             self.statement(OWN)?.execute(params![before.number, owner, created])?;
         }
         let is_ended = record.state.is_ended();
-        if was.is_some_and(|was| was.due() == record.due() && !was.state.is_ended() && !is_ended) {
+        if was.is_some_and(|was| was.due_at() == record.due_at() && !was.state.is_ended() && !is_ended) {
             // No index is touched.
             self.statement(CHANGE)?.execute(params![
                 before.number,
@@ -151,46 +152,50 @@ impl Writer {
                 number(version),
                 record.state.status(),
                 !is_ended,
-                row::time(record.due()),
+                row::time(record.due_at()),
                 saturated(bytes),
                 head,
                 file.map(|file| &file.name),
                 in_row(body, file),
                 // What has ended by itself needs it no more.
-                !is_ended || record.state == State::Cancelled,
+                !is_ended || record.state == TaskState::Cancelled,
             ])?;
         }
         self.drop_file(before.file, before.bytes, batch);
-        let is = Some(Counted::of(record));
-        self.count(batch, CountChange { number: before.number, was: before.counted, is });
+        let is = Some(CountedTask::of(record));
+        self.record_count(batch, CountChange { number: before.number, was: before.counted, is });
         reservation.inspect(|reservation| reservation.release());
         batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
-        let kept = Kept { version, record: Arc::clone(record), number: before.number };
+        let kept = CachedRecord { version, record: Arc::clone(record), number: before.number };
         batch.records.insert(record.id.clone(), Some(kept));
-        Ok(Ok(Done::Kept))
+        Ok(Ok(ChangeOutcome::Stored))
     }
 
     /// Admits a change whose bytes are to be written to a file, and reserves room for it: a new record where there is no
     /// `version`.
     fn reserve(
         &self,
-        version: Option<Version>,
+        version: Option<RecordVersion>,
         record: &Record,
         bytes: usize,
-        batch: &mut Batch,
-    ) -> rusqlite::Result<Result<Done, StoreError>> {
+        batch: &mut CommitBatch,
+    ) -> rusqlite::Result<Result<ChangeOutcome, StoreError>> {
         let Some(version) = version else {
-            return Ok(match batch.takes(bytes) {
-                true => Ok(Done::Reserved(self.shared.reserved.reserve(record.owner.principal, bytes))),
+            return Ok(match batch.try_take(bytes) {
+                true => {
+                    Ok(ChangeOutcome::Reserved(self.shared.reserved.reserve(record.owner.principal, bytes)))
+                }
                 false => Err(StoreError::Full(MAX_BYTES)),
             });
         };
-        let Some(before) = self.before(&record.id, batch)?.filter(|before| before.version == version) else {
-            return Ok(Ok(Done::Lost));
+        let Some(before) = self.current_row(&record.id, batch)?.filter(|before| before.version == version)
+        else {
+            return Ok(Ok(ChangeOutcome::Conflict));
         };
         let grows = record.stored_bytes().saturating_sub(before.bytes);
         let admitted = self.admit(before.bytes, record, 0, batch);
-        Ok(admitted.map(|()| Done::Reserved(self.shared.reserved.reserve(record.owner.principal, grows))))
+        Ok(admitted
+            .map(|()| ChangeOutcome::Reserved(self.shared.reserved.reserve(record.owner.principal, grows))))
     }
 
     /// Whether `record` may take the place of one of `was` bytes; `reserved` bytes are reserved for it already.
@@ -202,40 +207,44 @@ impl Writer {
         was: usize,
         record: &Record,
         reserved: usize,
-        batch: &mut Batch,
+        batch: &mut CommitBatch,
     ) -> Result<(), StoreError> {
         let mut usage = self.shared.counts.lock().usage(&record.owner.principal);
         let (all, of_principal) = self.shared.reserved.of(&record.owner.principal);
         usage.stored_bytes += all.saturating_sub(reserved);
         usage.stored_bytes_of_principal += of_principal.saturating_sub(reserved);
-        self.bounds.now().admit(was, record, usage)?;
+        self.bounds.load().admit(was, record, usage)?;
         let grows = record.stored_bytes().saturating_sub(was);
-        match Bounds::always(was, record) || batch.takes(grows.saturating_sub(reserved)) {
+        match StoreBounds::is_always_admitted(was, record) || batch.try_take(grows.saturating_sub(reserved)) {
             true => Ok(()),
             false => Err(StoreError::Full(MAX_BYTES)),
         }
     }
 
-    fn remove(&self, id: &TaskId, batch: &mut Batch) -> rusqlite::Result<Result<Done, StoreError>> {
+    fn remove(
+        &self,
+        id: &TaskId,
+        batch: &mut CommitBatch,
+    ) -> rusqlite::Result<Result<ChangeOutcome, StoreError>> {
         let mut statement = self.statement(REMOVE)?;
         let removed = statement.query_row([id.entropy()], |row| {
-            Ok((counted(row, 0)?, size(row.get(1)?), row.get(3)?, row.get(4)?))
+            Ok((read_counted(row, 0)?, size(row.get(1)?), row.get(3)?, row.get(4)?))
         });
         if let Some((was, bytes, file, number)) = removed.optional()? {
             self.drop_file(file, bytes, batch);
-            self.count(batch, CountChange { number, was, is: None });
+            self.record_count(batch, CountChange { number, was, is: None });
             batch.records.insert(id.clone(), None);
         }
-        Ok(Ok(Done::Kept))
+        Ok(Ok(ChangeOutcome::Stored))
     }
 
-    fn orphans(&self, limit: usize, batch: &mut Batch) -> rusqlite::Result<Vec<Orphan>> {
+    fn orphans(&self, limit: usize, batch: &mut CommitBatch) -> rusqlite::Result<Vec<OrphanTask>> {
         let mut orphans = Vec::new();
         let mut statement = self.statement(ORPHANS)?;
         let mut rows = statement.query(params![self.node, saturated(limit)])?;
         while let Some(row) = rows.next()? {
             let (number, version) = (row.get(0)?, version(row.get(1)?));
-            let columns = Columns {
+            let columns = RowColumns {
                 id: row.get(2)?,
                 owner: row.get_ref(3)?.as_blob()?,
                 created: row.get(4)?,
@@ -245,13 +254,13 @@ impl Writer {
             match columns.record(body.unwrap_or_default().into()) {
                 Ok(record) => {
                     let record = Arc::new(record);
-                    let kept = Kept { version, record: Arc::clone(&record), number };
+                    let kept = CachedRecord { version, record: Arc::clone(&record), number };
                     batch.records.insert(record.id.clone(), Some(kept));
                     let anchor = row.get::<_, Option<Vec<u8>>>(7)?.map(Bytes::from);
-                    orphans.push((number, Some(Orphan { version, record, anchor })));
+                    orphans.push((number, Some(OrphanTask { version, record, anchor })));
                 }
                 Err(error) => {
-                    self.shared.unreadables.tell(&TaskId::from_entropy(columns.id), &error);
+                    self.shared.unreadables.report(&TaskId::from_entropy(columns.id), &error);
                     orphans.push((number, None));
                 }
             }
@@ -264,21 +273,28 @@ impl Writer {
     }
 
     /// The record as this commit would leave it.
-    fn before(&self, id: &TaskId, batch: &Batch) -> rusqlite::Result<Option<Before>> {
+    fn current_row(&self, id: &TaskId, batch: &CommitBatch) -> rusqlite::Result<Option<CurrentRow>> {
         if let Some(None) = batch.records.get(id) {
             return Ok(None);
         }
         // What has ended may have a file.
-        if let Some(Kept { version, record, number }) = self.live(id, batch) {
-            let (bytes, counted) = (record.stored_bytes(), Some(Counted::of(&record)));
-            return Ok(Some(Before { number, version, bytes, counted, file: None, record: Some(record) }));
+        if let Some(CachedRecord { version, record, number }) = self.live(id, batch) {
+            let (bytes, counted) = (record.stored_bytes(), Some(CountedTask::of(&record)));
+            return Ok(Some(CurrentRow {
+                number,
+                version,
+                bytes,
+                counted,
+                file: None,
+                record: Some(record),
+            }));
         }
         let found = self.statement(BEFORE)?.query_row([id.entropy()], |row| {
-            Ok(Before {
+            Ok(CurrentRow {
                 number: row.get(0)?,
                 version: version(row.get(1)?),
                 bytes: size(row.get(3)?),
-                counted: counted(row, 2)?,
+                counted: read_counted(row, 2)?,
                 file: row.get(5)?,
                 record: None,
             })
@@ -287,35 +303,35 @@ impl Writer {
     }
 
     /// The record as this commit would leave it, where it is in memory and has not ended.
-    fn live(&self, id: &TaskId, batch: &Batch) -> Option<Kept> {
+    fn live(&self, id: &TaskId, batch: &CommitBatch) -> Option<CachedRecord> {
         let kept = match batch.records.get(id) {
             Some(changed) => changed.clone(),
-            None => self.shared.held.live(id),
+            None => self.shared.cache.live(id),
         };
         kept.filter(|kept| !kept.record.state.is_ended())
     }
 
-    fn drop_file(&self, file: Option<String>, bytes: usize, batch: &mut Batch) {
+    fn drop_file(&self, file: Option<String>, bytes: usize, batch: &mut CommitBatch) {
         if let Some(file) = file.filter(|file| results::path(file).is_some()) {
             batch.file_bytes.1 += wide(bytes);
             batch.dropped.push(file);
         }
     }
 
-    fn count(&self, batch: &mut Batch, change: CountChange) {
+    fn record_count(&self, batch: &mut CommitBatch, change: CountChange) {
         if change.was != change.is {
             let counts = &mut self.shared.counts.lock();
-            batch.is_miscounted |= !count(counts, change.was.as_ref(), change.is.as_ref());
+            batch.is_miscounted |= !apply_count(counts, change.was.as_ref(), change.is.as_ref());
             batch.counted.push(change);
         }
     }
 
     /// Writes down by how much this commit changes what has ended.
-    pub(super) fn write_counts(&self, batch: &Batch) -> rusqlite::Result<()> {
+    pub(super) fn write_counts(&self, batch: &CommitBatch) -> rusqlite::Result<()> {
         let mut changed = HashMap::<_, (i64, i64)>::new();
         for CountChange { was, is, .. } in &batch.counted {
             for (sign, counted) in [(-1, was), (1, is)] {
-                if let Some(Counted { principal, route, status, bytes }) = counted
+                if let Some(CountedTask { principal, route, status, bytes }) = counted
                     && row::is_ended(status)
                 {
                     let (tasks, sum) = changed.entry((principal, route, *status)).or_default();
@@ -337,10 +353,10 @@ impl Writer {
 
 // === impl Batch ===
 
-impl Batch {
+impl CommitBatch {
     /// Whether the folder has room for so many bytes more; they are taken then.
-    fn takes(&mut self, bytes: usize) -> bool {
-        let Some(room) = &mut self.room else { return true };
+    fn try_take(&mut self, bytes: usize) -> bool {
+        let Some(room) = &mut self.free_bytes else { return true };
         let left = room.checked_sub(wide(bytes));
         *room = left.unwrap_or(*room);
         left.is_some()
@@ -348,7 +364,11 @@ impl Batch {
 }
 
 /// Whether there was as much as is subtracted.
-pub(super) fn count(counts: &mut Counts, was: Option<&Counted>, is: Option<&Counted>) -> bool {
+pub(super) fn apply_count(
+    counts: &mut StoreCounts,
+    was: Option<&CountedTask>,
+    is: Option<&CountedTask>,
+) -> bool {
     if let Some(is) = is {
         counts.add(is);
     }
@@ -356,29 +376,29 @@ pub(super) fn count(counts: &mut Counts, was: Option<&Counted>, is: Option<&Coun
 }
 
 /// What is counted of a row whose columns from `first` on are the owner, the bytes and the state.
-fn counted(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Option<Counted>> {
+fn read_counted(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Option<CountedTask>> {
     let Some((principal, route)) = row::counted_for(row.get_ref(first)?.as_blob()?) else { return Ok(None) };
     let (status, bytes) = (row::status(row.get_ref(first + 2)?.as_str()?), size(row.get(first + 1)?));
-    Ok(Some(Counted { principal, route: route.into(), status, bytes }))
+    Ok(Some(CountedTask { principal, route: route.into(), status, bytes }))
 }
 
 /// How much there is, as the tables say, and bytes of results that are files.
-pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(Counts, u64)> {
-    let mut counts = Counts::default();
+pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(StoreCounts, u64)> {
+    let mut counts = StoreCounts::default();
     let mut statement = connection.prepare(ENDED)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         // What this program has not written is left out, and mended later.
         let Some(principal) = row::principal(row.get_ref(0)?.as_blob()?) else { continue };
         let (route, status) = (row.get::<_, String>(1)?.into(), row::status(row.get_ref(2)?.as_str()?));
-        let of = Counted { principal, route, status, bytes: 0 };
-        counts.add_share(&of, Share { tasks: size(row.get(3)?), stored_bytes: size(row.get(4)?) });
+        let of = CountedTask { principal, route, status, bytes: 0 };
+        counts.add_share(&of, UsageShare { tasks: size(row.get(3)?), stored_bytes: size(row.get(4)?) });
     }
     let mut statement = connection.prepare(LIVE)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        if let Some(of) = counted(row, 0)? {
-            counts.add_share(&of, Share { tasks: size(row.get(3)?), stored_bytes: size(row.get(1)?) });
+        if let Some(of) = read_counted(row, 0)? {
+            counts.add_share(&of, UsageShare { tasks: size(row.get(3)?), stored_bytes: size(row.get(1)?) });
         }
     }
     let files = "SELECT ifnull(sum(bytes), 0) FROM tasks WHERE file IS NOT NULL";
@@ -387,16 +407,16 @@ pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(Counts, 
 }
 
 /// The body where it is in the row.
-fn in_row<'a>(body: &'a Bytes, file: Option<&Written>) -> Option<&'a [u8]> {
+fn in_row<'a>(body: &'a Bytes, file: Option<&ResultFile>) -> Option<&'a [u8]> {
     (file.is_none() && !body.is_empty()).then_some(body)
 }
 
-fn number(version: Version) -> i64 {
+fn number(version: RecordVersion) -> i64 {
     version.0.cast_signed()
 }
 
-pub(super) fn version(number: i64) -> Version {
-    Version(number.cast_unsigned())
+pub(super) fn version(number: i64) -> RecordVersion {
+    RecordVersion(number.cast_unsigned())
 }
 
 fn saturated(size: usize) -> i64 {
@@ -441,7 +461,7 @@ const UNCOUNT: &str = "DELETE FROM usage WHERE principal = ?1 AND route = ?2 AND
 
 // === impl Row ===
 
-impl Row {
+impl RecordRow {
     /// Bytes that are written, about.
     pub(super) fn bytes(&self) -> usize {
         self.head.len() + self.body.len()

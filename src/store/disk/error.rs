@@ -1,6 +1,6 @@
 //! Why a folder cannot be used, and why one that is used fails.
 
-use super::{results::is_no_space, row::Unreadable};
+use super::{results::is_no_space, row::RowError};
 use crate::{runtime::Mutex, store::StoreError, task::TaskId};
 use rusqlite::{ErrorCode, ffi};
 use std::{
@@ -16,7 +16,7 @@ pub enum Error {
     Folder { path: PathBuf, source: io::Error },
     #[error("the task store {} is no folder; name one, or a path where one can be made", path.display())]
     NoFolder { path: PathBuf },
-    #[error("the task store {} is in use by another process{}; each needs a folder of its own", path.display(), Process(*pid))]
+    #[error("the task store {} is in use by another process{}; each needs a folder of its own", path.display(), PidSuffix(*pid))]
     InUse { path: PathBuf, pid: Option<u32> },
     #[error(
         "the task store {} was written by a newer version of this program (schema {found}, and this one knows {known}); \
@@ -33,7 +33,7 @@ pub enum Error {
     #[error("the task store {} cannot be used: {}", path.display(), reason(source))]
     Database { path: PathBuf, source: rusqlite::Error },
     #[error("there is no task store in {}", path.display())]
-    Nothing { path: PathBuf },
+    NoStore { path: PathBuf },
     #[error("{} is there already; a backup overwrites nothing", path.display())]
     Exists { path: PathBuf },
     #[error("the key {} of the task store cannot be used: {source}", path.display())]
@@ -44,37 +44,37 @@ pub enum Error {
         "the task store {} has tasks, and its key {} is not there: they would belong to nobody; put the key back, or \
          move the folder away to begin anew", path.display(), key.display()
     )]
-    KeyLost { path: PathBuf, key: PathBuf },
+    KeyMissing { path: PathBuf, key: PathBuf },
     #[error("the task store {} has no place for a key beside it; name one with `key`", path.display())]
-    KeyPlace { path: PathBuf },
-    #[error("{} is not safe to keep tasks in: {} (owner: user {owner}, mode {mode:04o}); {}", path.display(), why.what(), why.remedy(path))]
-    Unsafe { path: PathBuf, owner: u32, mode: u32, why: Unsafe },
+    NoKeyPath { path: PathBuf },
+    #[error("{} is not safe to keep tasks in: {} (owner: user {owner}, mode {mode:04o}); {}", path.display(), why.description(), why.remedy(path))]
+    Unsafe { path: PathBuf, owner: u32, mode: u32, why: UnsafeReason },
 }
 
 /// Why a folder, or a file in it, is not used: somebody else could have tasks written, cut or removed where they do not belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unsafe {
+pub enum UnsafeReason {
     /// It belongs neither to the user of this process nor to root.
     Owner { user: u32 },
     /// Every user can write to it.
     Writable,
     /// It is a symbolic link in the place of a file or a folder of the store.
-    Link,
+    Symlink,
     /// It has other names, somewhere else.
-    Linked,
+    HardLink,
     /// It is neither a file nor a link.
-    NoFile,
+    NotAFile,
 }
 
 /// The rows that are no records and were told of: each is told once, as clients look at their lists again and again.
 #[derive(Debug, Default)]
-pub(super) struct Unreadables(Mutex<HashSet<TaskId>>);
+pub(super) struct UnreadableRows(Mutex<HashSet<TaskId>>);
 
 /// So many of them are told of; further ones are told by `deferral store check` alone.
-const TOLD: usize = 1024;
+const MAX_REPORTED: usize = 1024;
 
 /// A process, where it is known.
-struct Process(Option<u32>);
+struct PidSuffix(Option<u32>);
 
 // === impl Error ===
 
@@ -95,16 +95,16 @@ impl Error {
 
 // === impl Unsafe ===
 
-impl Unsafe {
-    fn what(self) -> String {
+impl UnsafeReason {
+    fn description(self) -> String {
         match self {
             Self::Owner { user } => {
                 format!("it belongs to another user than this process, which is user {user}")
             }
             Self::Writable => "every user can write to it".to_owned(),
-            Self::Link => "it is a symbolic link, and the store follows none".to_owned(),
-            Self::Linked => "it is a hard link, and a change here would change a file elsewhere".to_owned(),
-            Self::NoFile => "it is no file".to_owned(),
+            Self::Symlink => "it is a symbolic link, and the store follows none".to_owned(),
+            Self::HardLink => "it is a hard link, and a change here would change a file elsewhere".to_owned(),
+            Self::NotAFile => "it is no file".to_owned(),
         }
     }
 
@@ -119,18 +119,20 @@ impl Unsafe {
                     "run `chmod 700 {path}`, or name a folder below it that does not exist, which is made with mode 0700"
                 )
             }
-            Self::Link | Self::Linked | Self::NoFile => format!("look who put it there, and remove {path}"),
+            Self::Symlink | Self::HardLink | Self::NotAFile => {
+                format!("look who put it there, and remove {path}")
+            }
         }
     }
 }
 
 // === impl Unreadables ===
 
-impl Unreadables {
+impl UnreadableRows {
     /// The row of this task is passed over.
-    pub(super) fn tell(&self, task: &TaskId, error: &Unreadable) {
+    pub(super) fn report(&self, task: &TaskId, error: &RowError) {
         let mut told = self.0.lock();
-        if told.len() < TOLD && told.insert(task.clone()) {
+        if told.len() < MAX_REPORTED && told.insert(task.clone()) {
             tracing::error!(target: "deferral::task", event = "task_unreadable", task = %task.tag(), %error);
         }
     }
@@ -138,7 +140,7 @@ impl Unreadables {
 
 // === impl Process ===
 
-impl fmt::Display for Process {
+impl fmt::Display for PidSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |pid| write!(f, " (pid {pid})"))
     }

@@ -1,6 +1,6 @@
 //! The folder: made, locked, and its database opened.
 
-use super::{Error, error::Unsafe, schema};
+use super::{Error, error::UnsafeReason, schema};
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 use rustix::{
     fs::{
@@ -51,10 +51,10 @@ const CACHE_KIB: i64 = 2048;
 /// Its owner is the user of this process or root, and it cannot be written by every user: either could replace what is in
 /// it by links to files elsewhere, which would then be cut, removed or read in their place. Clones share the descriptor.
 #[derive(Clone, Debug)]
-pub(super) struct StoreFolder(Arc<Opened>);
+pub(super) struct StoreFolder(Arc<OpenFolder>);
 
 #[derive(Debug)]
-struct Opened {
+struct OpenFolder {
     /// As it was named.
     path: PathBuf,
     folder: OwnedFd,
@@ -93,12 +93,12 @@ impl StoreFolder {
             })
         };
         if !is_trusted(found.st_uid) {
-            return refused(Unsafe::Owner { user: geteuid().as_raw() });
+            return refused(UnsafeReason::Owner { user: geteuid().as_raw() });
         }
         if found.st_mode & 0o002 != 0 {
-            return refused(Unsafe::Writable);
+            return refused(UnsafeReason::Writable);
         }
-        Ok(Self(Arc::new(Opened { path: path.to_owned(), folder })))
+        Ok(Self(Arc::new(OpenFolder { path: path.to_owned(), folder })))
     }
 
     /// As it was named, for messages. What is opened by this path may be another folder by now.
@@ -112,7 +112,7 @@ impl StoreFolder {
     /// [`Error::InUse`], [`Error::Unsafe`], [`Error::Folder`].
     pub(super) fn lock(&self) -> Result<File, Error> {
         let failed = |source| Error::Folder { path: self.path().to_owned(), source };
-        let mut lock = self.private(LOCK)?;
+        let mut lock = self.open_private(LOCK)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -124,9 +124,9 @@ impl StoreFolder {
         Ok(lock)
     }
 
-    /// The process that has locked the folder, if one has; `None` of it where it did not say which.
-    pub(super) fn user(&self) -> Option<Option<u32>> {
-        let mut lock = self.read(Path::new(LOCK)).ok()?;
+    /// The process that has locked the folder, if one has; `Missing` of it where it did not say which.
+    pub(super) fn lock_holder(&self) -> Option<Option<u32>> {
+        let mut lock = self.open_file(Path::new(LOCK)).ok()?;
         let is_free = flock(&lock, FlockOperation::NonBlockingLockShared).is_ok();
         (!is_free).then(|| pid(&mut lock))
     }
@@ -135,7 +135,7 @@ impl StoreFolder {
     ///
     /// # Errors
     /// [`Error::Unsafe`], [`Error::Folder`].
-    pub(super) fn private(&self, name: &str) -> Result<File, Error> {
+    pub(super) fn open_private(&self, name: &str) -> Result<File, Error> {
         let path = self.path().join(name);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(&self.0.folder, name, flags, Mode::RUSR | Mode::WUSR) {
@@ -147,9 +147,9 @@ impl StoreFolder {
         let refused =
             |why| Err(Error::Unsafe { path, owner: found.uid(), mode: permissions(found.mode()), why });
         match () {
-            () if !found.is_file() => refused(Unsafe::NoFile),
-            () if !is_trusted(found.uid()) => refused(Unsafe::Owner { user: geteuid().as_raw() }),
-            () if found.nlink() > 1 => refused(Unsafe::Linked),
+            () if !found.is_file() => refused(UnsafeReason::NotAFile),
+            () if !is_trusted(found.uid()) => refused(UnsafeReason::Owner { user: geteuid().as_raw() }),
+            () if found.nlink() > 1 => refused(UnsafeReason::HardLink),
             () => Ok(file),
         }
     }
@@ -188,10 +188,10 @@ impl StoreFolder {
     ///
     /// # Errors
     /// Those of the system; a link is one.
-    pub(super) fn read(&self, path: &Path) -> io::Result<File> {
+    pub(super) fn open_file(&self, path: &Path) -> io::Result<File> {
         let (folder, name) = self.parent(path)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(openat(folder.as_fd(), name, flags, Mode::empty()).map_err(no_link)?);
+        let file = File::from(openat(folder.as_fd(), name, flags, Mode::empty()).map_err(link_error)?);
         match file.metadata()?.is_file() {
             true => Ok(file),
             false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file")),
@@ -219,7 +219,7 @@ impl StoreFolder {
                 }
                 opened => opened,
             };
-            at = Some(next.map_err(no_link)?);
+            at = Some(next.map_err(link_error)?);
         }
         let folder = at.as_ref().map_or_else(|| self.0.folder.as_fd(), AsFd::as_fd);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -240,7 +240,7 @@ impl StoreFolder {
     /// # Errors
     /// Those of the system.
     pub(super) fn length(&self, path: &Path) -> io::Result<u64> {
-        Ok(self.read(path)?.metadata()?.len())
+        Ok(self.open_file(path)?.metadata()?.len())
     }
 
     /// What is in a folder below it, by name; nothing where that is none.
@@ -266,7 +266,7 @@ impl StoreFolder {
     fn folder(&self, path: &Path) -> io::Result<OwnedFd> {
         let mut at = self.0.folder.try_clone()?;
         for part in path {
-            at = open_folder(at.as_fd(), part).map_err(no_link)?;
+            at = open_folder(at.as_fd(), part).map_err(link_error)?;
         }
         Ok(at)
     }
@@ -279,7 +279,7 @@ impl StoreFolder {
     fn refused_link(&self, name: &str) -> Error {
         let found = statat(&self.0.folder, name, AtFlags::SYMLINK_NOFOLLOW);
         let (owner, mode) = found.map_or((0, 0), |found| (found.st_uid, permissions(found.st_mode)));
-        Error::Unsafe { path: self.path().join(name), owner, mode, why: Unsafe::Link }
+        Error::Unsafe { path: self.path().join(name), owner, mode, why: UnsafeReason::Symlink }
     }
 }
 
@@ -305,7 +305,7 @@ fn open_named(path: &Path) -> Result<OwnedFd, Error> {
             path: path.to_owned(),
             owner,
             mode,
-            why: Unsafe::Owner { user: geteuid().as_raw() },
+            why: UnsafeReason::Owner { user: geteuid().as_raw() },
         });
     }
     open(path, flags, Mode::empty()).map_err(failed)
@@ -330,7 +330,7 @@ pub(super) fn is_trusted(owner: u32) -> bool {
 }
 
 /// What the system says of a link that is not followed, in words.
-fn no_link(error: Errno) -> io::Error {
+fn link_error(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => {
             io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link, and the store follows none")
@@ -358,11 +358,11 @@ pub(super) fn log_bytes(max_bytes: Option<u64>) -> u64 {
 /// Opens the database for the one who writes, with the tables of this version.
 ///
 /// # Errors
-/// As [`schema::bring_up`]; [`Error::Unsafe`].
+/// As [`schema::upgrade`]; [`Error::Unsafe`].
 pub(super) fn open_to_write(folder: &StoreFolder, max_bytes: Option<u64>) -> Result<Connection, Error> {
     let is_new = !folder.has_database()?;
     // Before SQLite does, which lets others read; what it keeps beside it has the same mode.
-    drop(folder.private(DATABASE)?);
+    drop(folder.open_private(DATABASE)?);
     let path = folder.path();
     let failed = || Error::database(path);
     let mut connection = connect_to_write(folder).map_err(failed())?;
@@ -372,9 +372,12 @@ pub(super) fn open_to_write(folder: &StoreFolder, max_bytes: Option<u64>) -> Res
     mode.map_err(failed())?;
     let log_pages = i64::try_from(log_bytes(max_bytes) / PAGE).unwrap_or(i64::MAX);
     connection.pragma_update(None, "wal_autocheckpoint", log_pages).map_err(failed())?;
-    schema::bring_up(path, &mut connection)?;
+    schema::upgrade(path, &mut connection)?;
     if is_new {
-        folder.flush(Path::new("")).and_then(|()| flush_folder(&above(path))).map_err(Error::folder(path))?;
+        folder
+            .flush(Path::new(""))
+            .and_then(|()| flush_folder(&parent_folder(path)))
+            .map_err(Error::folder(path))?;
     }
     Ok(connection)
 }
@@ -414,7 +417,7 @@ pub(super) fn identity(folder: &Path) -> io::Result<(u64, u64)> {
 }
 
 /// The folder that this one is in.
-pub(super) fn above(path: &Path) -> PathBuf {
+pub(super) fn parent_folder(path: &Path) -> PathBuf {
     match path.parent() {
         Some(above) if above.as_os_str().is_empty() => ".".into(),
         Some(above) => above.to_owned(),

@@ -6,7 +6,7 @@ use super::{
     folder::{self, DATABASE, StoreFolder},
     recount::RowCount,
     results,
-    row::{self, Columns, Unreadable},
+    row::{self, RowColumns, RowError},
     schema,
 };
 use crate::task::TaskId;
@@ -21,9 +21,9 @@ use std::{
 
 /// What is in a store, and what is not.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Contents {
-    /// The process that uses it, if one does; `None` of it where that is not known.
-    pub user: Option<Option<u32>>,
+pub struct CheckReport {
+    /// The process that uses it, if one does; `Missing` of it where that is not known.
+    pub process: Option<Option<u32>>,
     pub schema: i64,
     pub tasks: usize,
     /// Those of them that have not ended.
@@ -35,11 +35,11 @@ pub struct Contents {
     /// Files that no task names: a start removes them.
     pub unnamed: usize,
     /// What is lost or wrong, one by one.
-    pub lost: Vec<String>,
+    pub faults: Vec<String>,
 }
 
 /// A task as it is read.
-struct Found {
+struct FoundTask {
     id: TaskId,
     bytes: i64,
     is_live: bool,
@@ -50,7 +50,7 @@ struct Found {
 
 /// What a copy has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copied {
+pub struct BackupSummary {
     pub tasks: usize,
     pub files: usize,
 }
@@ -59,20 +59,20 @@ pub struct Copied {
 ///
 /// # Errors
 /// [`Error`] where there is nothing that can be read.
-pub fn check(path: &Path) -> Result<Contents, Error> {
+pub fn check(path: &Path) -> Result<CheckReport, Error> {
     let (folder, connection, schema) = open(path)?;
     let failed = || Error::database(path);
     // One state of it, however it changes meanwhile.
     connection.execute_batch("BEGIN").map_err(failed())?;
-    let mut contents = Contents { user: folder.user(), schema, ..Contents::default() };
-    contents.lost.extend(faults_of_database(&connection));
+    let mut contents = CheckReport { process: folder.lock_holder(), schema, ..CheckReport::default() };
+    contents.faults.extend(faults_of_database(&connection));
     let mut named = HashSet::new();
     let mut gone = Vec::new();
     let read = each(&connection, |found| {
         contents.tasks += 1;
         match found {
-            Err((id, error)) => contents.lost.push(format!("task {}: {error}", id.as_str())),
-            Ok(Found { id, bytes, is_live, file, length }) => {
+            Err((id, error)) => contents.faults.push(format!("task {}: {error}", id.as_str())),
+            Ok(FoundTask { id, bytes, is_live, file, length }) => {
                 contents.live += usize::from(is_live);
                 contents.stored_bytes += bytes.cast_unsigned();
                 if let Some(file) = file {
@@ -83,23 +83,23 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
             }
         }
     });
-    match read.and_then(|()| RowCount::has_usage_of(&connection)) {
+    match read.and_then(|()| RowCount::is_usage_correct(&connection)) {
         Ok(true) => {}
-        Ok(false) => contents.lost.push(
+        Ok(false) => contents.faults.push(
             "what each caller has: the table `usage` differs from the tasks; the next start mends it"
                 .to_owned(),
         ),
-        Err(error) => contents.lost.push(format!("what cannot be read any more: {error}")),
+        Err(error) => contents.faults.push(format!("what cannot be read any more: {error}")),
     }
     // It has only read.
     let _ = connection.execute_batch("COMMIT");
     for (id, fault) in gone {
         // It may have been forgotten while this was read.
-        if is_there(&connection, &id).unwrap_or(true) {
-            contents.lost.push(format!("task {}: {fault}", id.as_str()));
+        if is_stored(&connection, &id).unwrap_or(true) {
+            contents.faults.push(format!("task {}: {fault}", id.as_str()));
         }
     }
-    contents.unnamed = results::each(&folder).filter(|(name, _)| !named.contains(name)).count();
+    contents.unnamed = results::files(&folder).filter(|(name, _)| !named.contains(name)).count();
     Ok(contents)
 }
 
@@ -107,7 +107,7 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
 ///
 /// # Errors
 /// [`Error`]; nothing is left there then.
-pub fn backup(path: &Path, to: &Path) -> Result<Copied, Error> {
+pub fn backup(path: &Path, to: &Path) -> Result<BackupSummary, Error> {
     let (folder, connection, _) = open(path)?;
     if to.symlink_metadata().is_ok() {
         return Err(Error::Exists { path: to.to_owned() });
@@ -117,10 +117,10 @@ pub fn backup(path: &Path, to: &Path) -> Result<Copied, Error> {
     copy(&folder, &connection, &target).inspect_err(|_| drop(fs::remove_dir_all(to)))
 }
 
-fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result<Copied, Error> {
+fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result<BackupSummary, Error> {
     let failed = || Error::database(to.path());
     let failed_folder = || Error::folder(to.path());
-    drop(to.private(DATABASE)?);
+    drop(to.open_private(DATABASE)?);
     let file = to.path_for_sqlite(DATABASE).map_err(failed_folder())?;
     // A name that is no text cannot be told to SQLite.
     let name = file.to_str().ok_or_else(|| io::ErrorKind::InvalidFilename.into()).map_err(failed_folder())?;
@@ -135,7 +135,7 @@ fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result
             // A process beside us may have forgotten the task since.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
-                    && !is_there(connection, &id).map_err(Error::database(from.path()))? =>
+                    && !is_stored(connection, &id).map_err(Error::database(from.path()))? =>
             {
                 forgotten.push(id);
             }
@@ -143,23 +143,23 @@ fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result
         }
     }
     if !forgotten.is_empty() {
-        forget(&copy, &forgotten).map_err(failed())?;
+        remove_tasks(&copy, &forgotten).map_err(failed())?;
     }
     let tasks: i64 = copy.query_row("SELECT count(*) FROM tasks", [], |row| row.get(0)).map_err(failed())?;
     drop(copy);
-    let flushed = to.read(Path::new(DATABASE)).and_then(|file| file.sync_all());
+    let flushed = to.open_file(Path::new(DATABASE)).and_then(|file| file.sync_all());
     flushed.and_then(|()| to.flush(Path::new(""))).map_err(failed_folder())?;
-    folder::flush_folder(&folder::above(to.path())).map_err(failed_folder())?;
-    Ok(Copied { tasks: usize::try_from(tasks).unwrap_or_default(), files })
+    folder::flush_folder(&folder::parent_folder(to.path())).map_err(failed_folder())?;
+    Ok(BackupSummary { tasks: usize::try_from(tasks).unwrap_or_default(), files })
 }
 
 fn copy_file(from: &StoreFolder, to: &StoreFolder, name: &str) -> io::Result<()> {
     let path = results::path(name).ok_or(io::ErrorKind::InvalidData)?;
-    let mut from = from.read(&path)?;
+    let mut from = from.open_file(&path)?;
     let mut copy = to.create(&path)?;
     io::copy(&mut from, &mut copy)?;
     copy.sync_all()?;
-    to.flush(&folder::above(&path))
+    to.flush(&folder::parent_folder(&path))
 }
 
 /// The tasks whose results are files.
@@ -170,7 +170,7 @@ fn files_of(connection: &Connection) -> rusqlite::Result<Vec<(TaskId, String)>> 
 }
 
 /// Makes a copy one of a moment later.
-fn forget(copy: &Connection, ids: &[TaskId]) -> rusqlite::Result<()> {
+fn remove_tasks(copy: &Connection, ids: &[TaskId]) -> rusqlite::Result<()> {
     copy.execute_batch("BEGIN")?;
     for id in ids {
         copy.execute("DELETE FROM tasks WHERE id = ?1", [id.entropy()])?;
@@ -186,7 +186,7 @@ fn forget(copy: &Connection, ids: &[TaskId]) -> rusqlite::Result<()> {
 }
 
 fn open(path: &Path) -> Result<(StoreFolder, Connection, i64), Error> {
-    let nothing = || Error::Nothing { path: path.to_owned() };
+    let nothing = || Error::NoStore { path: path.to_owned() };
     if fs::metadata(path).is_err() {
         return Err(nothing());
     }
@@ -217,13 +217,13 @@ fn faults_of_database(connection: &Connection) -> Vec<String> {
 
 fn each(
     connection: &Connection,
-    mut look: impl FnMut(Result<Found, (TaskId, Unreadable)>),
+    mut look: impl FnMut(Result<FoundTask, (TaskId, RowError)>),
 ) -> rusqlite::Result<()> {
     let text = "SELECT id, owner, created, head, state, bytes, file, body FROM tasks";
     let mut statement = connection.prepare(text)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        let columns = Columns {
+        let columns = RowColumns {
             id: row.get(0)?,
             owner: row.get_ref(1)?.as_blob()?,
             created: row.get(2)?,
@@ -235,15 +235,17 @@ fn each(
         let read = match (&file, row::body_bytes(columns.head)) {
             (_, Err(error)) => Err(error),
             // Its length is looked at where it is.
-            (Some(_), Ok(length)) => columns.listed().map(|record| (record, length)),
+            (Some(_), Ok(length)) => columns.without_body().map(|record| (record, length)),
             (None, Ok(length)) => {
                 columns.record(body.unwrap_or_default().into()).map(|record| (record, length))
             }
         };
         let (state, bytes): (String, i64) = (row.get(4)?, row.get(5)?);
         look(match read {
-            Ok((record, _)) if record.state.status() != state => Err((id, Unreadable::State)),
-            Ok((record, length)) => Ok(Found { id, bytes, is_live: !record.state.is_ended(), file, length }),
+            Ok((record, _)) if record.state.status() != state => Err((id, RowError::State)),
+            Ok((record, length)) => {
+                Ok(FoundTask { id, bytes, is_live: !record.state.is_ended(), file, length })
+            }
             Err(error) => Err((id, error)),
         });
     }
@@ -260,7 +262,7 @@ fn fault_of_file(folder: &StoreFolder, name: &str, length: usize) -> Option<Stri
     }
 }
 
-fn is_there(connection: &Connection, id: &TaskId) -> rusqlite::Result<bool> {
+fn is_stored(connection: &Connection, id: &TaskId) -> rusqlite::Result<bool> {
     let found = connection.query_row("SELECT 1 FROM tasks WHERE id = ?1", [id.entropy()], |_| Ok(()));
     Ok(found.optional()?.is_some())
 }

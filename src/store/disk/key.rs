@@ -21,11 +21,11 @@ use std::{
 /// # Errors
 /// [`Error`] says what is wrong with the file, and what helps.
 pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
-    let path = given.map_or_else(|| beside(folder), |given| Ok(given.to_owned()))?;
+    let path = given.map_or_else(|| default_path(folder), |given| Ok(given.to_owned()))?;
     match read_file(&path, given.is_none()) {
-        Ok(text) => read(&text).ok_or(Error::NoKey { path }),
+        Ok(text) => parse(&text).ok_or(Error::NoKey { path }),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::Key { path, source: error }),
-        Err(_) if has_tasks(folder)? => Err(Error::KeyLost { path: folder.to_owned(), key: path }),
+        Err(_) if has_tasks(folder)? => Err(Error::KeyMissing { path: folder.to_owned(), key: path }),
         Err(_) => {
             let key = random();
             write(&path, &key).map_err(|source| Error::Key { path, source })?;
@@ -49,11 +49,11 @@ fn read_file(path: &Path, is_ours: bool) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
-fn beside(folder: &Path) -> Result<PathBuf, Error> {
+fn default_path(folder: &Path) -> Result<PathBuf, Error> {
     // `.` has no name of its own.
     let named = if folder.file_name().is_none() { fs::canonicalize(folder).ok() } else { None };
     let named = named.unwrap_or_else(|| folder.to_owned());
-    let mut name = named.file_name().ok_or(Error::KeyPlace { path: folder.to_owned() })?.to_owned();
+    let mut name = named.file_name().ok_or(Error::NoKeyPath { path: folder.to_owned() })?.to_owned();
     name.push(".key");
     Ok(named.with_file_name(name))
 }
@@ -72,7 +72,7 @@ fn has_tasks(path: &Path) -> Result<bool, Error> {
     found.map_err(Error::database(path))
 }
 
-fn read(text: &str) -> Option<[u8; 32]> {
+fn parse(text: &str) -> Option<[u8; 32]> {
     let text = text.trim();
     if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
@@ -100,5 +100,5 @@ fn write(path: &Path, key: &[u8; 32]) -> io::Result<()> {
     let put =
         writeln!(file, "{text}").and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&new, path));
     fs::remove_file(&new).and(put)?;
-    folder::flush_folder(&folder::above(path))
+    folder::flush_folder(&folder::parent_folder(path))
 }

@@ -6,7 +6,7 @@
 //! * `folder`: made, locked, opened, and what is below it, without following links; `schema`: the tables; `row`: a record as a row of them
 //! * `writer`: the one thread that changes anything, one commit for all that is asked for by then
 //! * `changes`: the SQL of each change; `recount`: the counts, checked against the rows after a start
-//! * `held`: what is in memory, too, so that most of what is read costs no look at the disk
+//! * `record_cache`: what is in memory, too, so that most of what is read costs no look at the disk
 //! * `readers`: who looks there, on threads that may wait
 //! * `results`: the files; `reserved`: the room that they have before they are written
 //! * `inspect`: what an operator does with a store, whether a process uses it or not
@@ -15,10 +15,10 @@
 mod changes;
 mod error;
 mod folder;
-mod held;
 mod inspect;
 mod key;
 mod readers;
+mod record_cache;
 mod recount;
 mod reserved;
 mod results;
@@ -27,25 +27,28 @@ mod schema;
 mod writer;
 
 pub use error::Error;
-pub use inspect::{Contents, Copied, backup, check};
+pub use inspect::{BackupSummary, CheckReport, backup, check};
 pub use key::key;
-pub use row::{Columns, Row, Unreadable, owner};
+pub use row::{RecordRow, RowColumns, RowError, owner};
 
-use super::{Bounds, Due, Flush, Orphan, Place, Recount, Store, StoreError, Tally, Usage, Version};
+use super::{
+    DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Recount, Store, StoreBounds, StoreError,
+    StoreUsage, TaskTally,
+};
 use crate::{
     protocol::Timestamp,
-    runtime::{Live, Mutex, random},
-    task::{Owner, Record, TaskId},
+    runtime::{Mutex, SwapCell, random},
+    task::{Record, TaskId, TaskPrincipal},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use error::{Unreadables, file_error};
+use error::{UnreadableRows, file_error};
 use folder::StoreFolder;
-use held::Held;
-use readers::{Listed, Readers};
+use readers::{ListPage, ReaderPool};
+use record_cache::RecordCache;
 use recount::{FIRST_STEPS, RowCount};
 use reserved::{ByteReservation, ReservedBytes};
-use results::{Broom, LARGEST_IN_ROW, Written};
+use results::{FileRemover, LARGEST_IN_ROW, ResultFile};
 use std::{
     path::Path,
     sync::{Arc, mpsc},
@@ -55,22 +58,22 @@ use tokio::{
     sync::{Semaphore, oneshot},
     task::spawn_blocking,
 };
-use writer::{Ask, Change, Done, Shared, Told, Writer};
+use writer::{ChangeOutcome, StoreChange, StoreState, StoreWriter, WriteRequest, WriterMessage};
 
 /// Keeps tasks in a folder.
 #[derive(Debug)]
-pub struct Disk {
+pub struct DiskStore {
     folder: StoreFolder,
     /// Which of the processes that use it one after the other this is.
     node: i64,
-    shared: Arc<Shared>,
-    readers: Arc<Readers>,
-    writer: mpsc::Sender<Told>,
+    shared: Arc<StoreState>,
+    readers: Arc<ReaderPool>,
+    writer: mpsc::Sender<WriterMessage>,
     /// Places in the writer's queue.
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// Those who write a file.
     files: Semaphore,
-    bounds: Live<Bounds>,
+    bounds: SwapCell<StoreBounds>,
 }
 
 /// Changes that wait for the writer or are being committed; whoever comes then waits for a place.
@@ -80,13 +83,13 @@ const FILES: usize = 4;
 
 // === impl Disk ===
 
-impl Disk {
+impl DiskStore {
     /// Opens the store in `folder`, which is made if it is not there, and keeps others out of it. `max_bytes` bounds
     /// the folder. Waits for the disk.
     ///
     /// # Errors
     /// [`Error`] says what is wrong with the folder, and what helps.
-    pub fn open(folder: &Path, bounds: Bounds, max_bytes: Option<u64>) -> Result<Self, Error> {
+    pub fn open(folder: &Path, bounds: StoreBounds, max_bytes: Option<u64>) -> Result<Self, Error> {
         let path = folder;
         let folder = StoreFolder::make(path)?;
         let lock = folder.lock()?;
@@ -95,20 +98,20 @@ impl Disk {
         let identity = folder::identity(path).map_err(failed())?;
         let (counts, file_bytes) = changes::read_counts(&connection).map_err(Error::database(path))?;
         let node = i64::from_be_bytes(random());
-        let bounds = Live::new(bounds);
+        let bounds = SwapCell::new(bounds);
         let named = {
             let folder = folder.clone();
-            move || results::named(&folder::open_to_read(&folder).ok()?).ok()
+            move || results::named_files(&folder::open_to_read(&folder).ok()?).ok()
         };
-        let broom = Broom::start(folder.clone(), node, named).map_err(failed())?;
-        let shared = Arc::new(Shared {
-            held: Held::new(),
+        let broom = FileRemover::start(folder.clone(), node, named).map_err(failed())?;
+        let shared = Arc::new(StoreState {
+            cache: RecordCache::new(),
             counts: Mutex::new(counts),
             reserved: Arc::new(ReservedBytes::default()),
-            unreadables: Unreadables::default(),
+            unreadables: UnreadableRows::default(),
         });
         let (told, asks) = mpsc::channel();
-        let mut writer = Writer {
+        let mut writer = StoreWriter {
             folder: folder.clone(),
             node,
             bounds: bounds.clone(),
@@ -116,8 +119,8 @@ impl Disk {
             connection,
             identity,
             shared: Arc::clone(&shared),
-            told: asks,
-            broom,
+            messages: asks,
+            remover: broom,
             file_bytes,
             row_count: Some(RowCount::default()),
             is_broken: false,
@@ -130,12 +133,12 @@ impl Disk {
         let thread = thread::Builder::new().name("deferral-store".to_owned());
         thread.spawn(move || writer.run()).map_err(failed())?;
         Ok(Self {
-            readers: Readers::new(folder.clone()),
+            readers: ReaderPool::new(folder.clone()),
             folder,
             node,
             shared,
             writer: told,
-            places: Arc::new(Semaphore::new(QUEUE)),
+            permits: Arc::new(Semaphore::new(QUEUE)),
             files: Semaphore::new(FILES),
             bounds,
         })
@@ -147,33 +150,47 @@ impl Disk {
     /// [`StoreError`] where they cannot be read.
     pub async fn recount(&self) -> Result<Recount, StoreError> {
         let (answer, answered) = oneshot::channel();
-        self.writer.send(Told::Recount(answer)).map_err(|_| closed())?;
-        answered.await.map_err(|_| closed())?
+        self.writer.send(WriterMessage::Recount(answer)).map_err(|_| closed_error())?;
+        answered.await.map_err(|_| closed_error())?
     }
 
     /// Has a change made.
-    async fn ask(&self, change: Change) -> Result<Done, StoreError> {
-        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| closed())?;
+    async fn submit(&self, change: StoreChange) -> Result<ChangeOutcome, StoreError> {
+        let place = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| closed_error())?;
         let (answer, answered) = oneshot::channel();
-        self.writer.send(Told::Change(Ask { change, answer, place })).map_err(|_| closed())?;
-        answered.await.map_err(|_| closed())?
+        self.writer
+            .send(WriterMessage::Change(WriteRequest { change, answer, place }))
+            .map_err(|_| closed_error())?;
+        answered.await.map_err(|_| closed_error())?
     }
 
     /// Writes the file of a body that is too large for the database, once there is room for it. `version` is that of the record
     /// that it is to change; a new record has none.
-    async fn prepare(&self, version: Option<Version>, row: &Row) -> Result<Prepared, StoreError> {
+    async fn prepare(
+        &self,
+        version: Option<RecordVersion>,
+        row: &RecordRow,
+    ) -> Result<PreparedBody, StoreError> {
         if row.body.len() <= LARGEST_IN_ROW || !row.record.state.is_ended() {
-            return Ok(Prepared::InRow);
+            return Ok(PreparedBody::InRow);
         }
-        let reserve = Change::Reserve { version, record: Arc::clone(&row.record), bytes: row.bytes() };
-        match self.ask(reserve).await? {
-            Done::Reserved(reservation) => self.write_file(row, reservation).await.map(Prepared::File),
-            Done::Kept | Done::Lost | Done::Orphans(_) => Ok(Prepared::Lost),
+        let reserve = StoreChange::Reserve { version, record: Arc::clone(&row.record), bytes: row.bytes() };
+        match self.submit(reserve).await? {
+            ChangeOutcome::Reserved(reservation) => {
+                self.write_file(row, reservation).await.map(PreparedBody::File)
+            }
+            ChangeOutcome::Stored | ChangeOutcome::Conflict | ChangeOutcome::Orphans(_) => {
+                Ok(PreparedBody::Conflict)
+            }
         }
     }
 
-    async fn write_file(&self, row: &Row, reservation: ByteReservation) -> Result<Written, StoreError> {
-        let _turn = self.files.acquire().await.map_err(|_| closed())?;
+    async fn write_file(
+        &self,
+        row: &RecordRow,
+        reservation: ByteReservation,
+    ) -> Result<ResultFile, StoreError> {
+        let _turn = self.files.acquire().await.map_err(|_| closed_error())?;
         let (folder, node, id, body) =
             (self.folder.clone(), self.node, row.record.id.clone(), row.body.clone());
         let written = spawn_blocking(move || {
@@ -187,80 +204,85 @@ impl Disk {
 }
 
 /// What is prepared for a change before it is asked for.
-enum Prepared {
+enum PreparedBody {
     /// Nothing: its bytes go into the database.
     InRow,
-    File(Written),
+    File(ResultFile),
     /// There is another version, or none.
-    Lost,
+    Conflict,
 }
 
-fn closed() -> StoreError {
+fn closed_error() -> StoreError {
     StoreError::Unavailable("it is closed".to_owned())
 }
 
 #[async_trait]
-impl Store for Disk {
+impl Store for DiskStore {
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
-        let row = Row::of(record);
+        let row = RecordRow::of(record);
         let file = match self.prepare(None, &row).await? {
-            Prepared::File(file) => Some(file),
-            Prepared::InRow | Prepared::Lost => None,
+            PreparedBody::File(file) => Some(file),
+            PreparedBody::InRow | PreparedBody::Conflict => None,
         };
-        self.ask(Change::Insert(row, file)).await.map(drop)
+        self.submit(StoreChange::Insert(row, file)).await.map(drop)
     }
 
-    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
-        if let Some(found) = self.shared.held.get(id) {
+    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
+        if let Some(found) = self.shared.cache.get(id) {
             return Ok(Some(found));
         }
-        let (forgotten, id) = (self.shared.held.forgotten(), id.clone());
+        let (forgotten, id) = (self.shared.cache.removals(), id.clone());
         let found =
             self.readers.read(move |folder, connection| readers::load(folder, connection, &id)).await?;
         Ok(found.map(|kept| {
             let found = (kept.version, Arc::clone(&kept.record));
             if kept.record.state.is_ended() {
-                self.shared.held.add(forgotten, kept);
+                self.shared.cache.add(forgotten, kept);
             }
             found
         }))
     }
 
-    async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
-        let row = Row::of(record);
+    async fn swap(
+        &self,
+        version: RecordVersion,
+        record: Arc<Record>,
+        flush: Durability,
+    ) -> Result<bool, StoreError> {
+        let row = RecordRow::of(record);
         let file = match self.prepare(Some(version), &row).await? {
-            Prepared::InRow => None,
-            Prepared::File(file) => Some(file),
-            Prepared::Lost => return Ok(false),
+            PreparedBody::InRow => None,
+            PreparedBody::File(file) => Some(file),
+            PreparedBody::Conflict => return Ok(false),
         };
-        let done = self.ask(Change::Swap { version, row, file, flush }).await?;
-        Ok(matches!(done, Done::Kept))
+        let done = self.submit(StoreChange::Swap { version, row, file, flush }).await?;
+        Ok(matches!(done, ChangeOutcome::Stored))
     }
 
     async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
-        self.ask(Change::Anchor { id: id.clone(), anchor }).await.map(drop)
+        self.submit(StoreChange::Anchor { id: id.clone(), anchor }).await.map(drop)
     }
 
-    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
-        match self.ask(Change::Orphans { limit }).await? {
-            Done::Orphans(orphans) => Ok(orphans),
-            Done::Kept | Done::Lost | Done::Reserved(_) => Ok(Vec::new()),
+    async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
+        match self.submit(StoreChange::Orphans { limit }).await? {
+            ChangeOutcome::Orphans(orphans) => Ok(orphans),
+            ChangeOutcome::Stored | ChangeOutcome::Conflict | ChangeOutcome::Reserved(_) => Ok(Vec::new()),
         }
     }
 
-    fn outlives(&self) -> bool {
+    fn is_durable(&self) -> bool {
         true
     }
 
-    fn bound_by(&self, bounds: Bounds) {
+    fn set_bounds(&self, bounds: StoreBounds) {
         self.bounds.set(bounds);
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
-        self.ask(Change::Remove(id.clone())).await.map(drop)
+        self.submit(StoreChange::Remove(id.clone())).await.map(drop)
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError> {
         let node = self.node;
         self.readers
             .read(move |folder, connection| readers::due(folder.path(), connection, node, now, limit))
@@ -269,17 +291,17 @@ impl Store for Disk {
 
     async fn list(
         &self,
-        owner: &Owner,
-        after: Option<&Place>,
+        owner: &TaskPrincipal,
+        after: Option<&ListCursor>,
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
         let (owner, after) = (owner.clone(), after.cloned());
         let read = self.readers.read(move |folder, connection| {
             readers::list(folder.path(), connection, &owner, after.as_ref(), limit)
         });
-        let Listed { records, unreadable } = read.await?;
+        let ListPage { records, unreadable } = read.await?;
         for (id, error) in unreadable {
-            self.shared.unreadables.tell(&id, &error);
+            self.shared.unreadables.report(&id, &error);
         }
         Ok(records)
     }
@@ -296,11 +318,11 @@ impl Store for Disk {
         read.await
     }
 
-    fn usage(&self, principal: &[u8; 16]) -> Usage {
+    fn usage(&self, principal: &[u8; 16]) -> StoreUsage {
         self.shared.counts.lock().usage(principal)
     }
 
-    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+    async fn census(&self) -> Result<Vec<TaskTally>, StoreError> {
         Ok(self.shared.counts.lock().census())
     }
 
@@ -308,7 +330,7 @@ impl Store for Disk {
         self.readers.close();
         let (answer, closed) = oneshot::channel();
         // Where it is closed already there is nobody to wait for.
-        if self.writer.send(Told::Close(answer)).is_ok() {
+        if self.writer.send(WriterMessage::Close(answer)).is_ok() {
             let _ = closed.await;
         }
     }

@@ -4,15 +4,15 @@ use super::{
     changes::version,
     error::{file_error, store_error},
     folder::{self, StoreFolder},
-    held::Kept,
+    record_cache::CachedRecord,
     results,
-    row::{self, Columns, Unreadable, time},
+    row::{self, RowColumns, RowError, time},
 };
 use crate::{
     protocol::Timestamp,
     runtime::Mutex,
-    store::{Due, Place, StoreError},
-    task::{Owner, Record, TaskId},
+    store::{DueTask, ListCursor, StoreError},
+    task::{Record, TaskId, TaskPrincipal},
 };
 use rusqlite::{Connection, ToSql, params};
 use std::{
@@ -24,7 +24,7 @@ use tokio::{sync::Semaphore, task::spawn_blocking};
 
 /// Who reads, one after the other where there are many.
 #[derive(Debug)]
-pub(super) struct Readers {
+pub(super) struct ReaderPool {
     folder: StoreFolder,
     /// Nobody uses these now.
     idle: Mutex<Vec<Connection>>,
@@ -36,7 +36,7 @@ const READERS: usize = 2;
 
 // === impl Readers ===
 
-impl Readers {
+impl ReaderPool {
     pub(super) fn new(folder: StoreFolder) -> Arc<Self> {
         let permits = Arc::new(Semaphore::new(READERS));
         Arc::new(Self { folder, idle: Mutex::default(), permits })
@@ -79,7 +79,7 @@ pub(super) fn load(
     folder: &StoreFolder,
     connection: &Connection,
     id: &TaskId,
-) -> Result<Option<Kept>, StoreError> {
+) -> Result<Option<CachedRecord>, StoreError> {
     let failed = |error| store_error(folder.path(), &error);
     let mut statement = connection.prepare_cached(LOAD).map_err(failed)?;
     let mut rows = statement.query([id.entropy()]).map_err(failed)?;
@@ -98,11 +98,11 @@ pub(super) fn load(
     let record =
         columns(row).map_err(failed)?.record(body).map_err(|error| unreadable(folder.path(), id, &error))?;
     let (number, version) = (row.get(4).map_err(failed)?, version(row.get(5).map_err(failed)?));
-    Ok(Some(Kept { version, record: Arc::new(record), number }))
+    Ok(Some(CachedRecord { version, record: Arc::new(record), number }))
 }
 
 fn read_all(folder: &StoreFolder, path: &Path) -> io::Result<Vec<u8>> {
-    let mut file = folder.read(path)?;
+    let mut file = folder.open_file(path)?;
     let mut bytes = Vec::with_capacity(usize::try_from(file.metadata()?.len()).unwrap_or_default());
     file.read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -115,7 +115,7 @@ pub(super) fn due(
     node: i64,
     now: Timestamp,
     limit: usize,
-) -> Result<Vec<Due>, StoreError> {
+) -> Result<Vec<DueTask>, StoreError> {
     let (now, limit_of_each) = (time(now), count(limit));
     let mut found = Vec::new();
     let mut add = |text, values: &[&dyn ToSql]| -> rusqlite::Result<()> {
@@ -124,13 +124,13 @@ pub(super) fn due(
         while let Some(row) = rows.next()? {
             let is_ended = row::is_ended(row.get_ref(2)?.as_str()?);
             let due: i64 = row.get(0)?;
-            found.push((due, Due { id: TaskId::from_entropy(row.get(1)?), is_ended }));
+            found.push((due, DueTask { id: TaskId::from_entropy(row.get(1)?), is_ended }));
         }
         Ok(())
     };
     add(DUE_ENDED, params![now, limit_of_each])
         .and_then(|()| add(DUE_OPEN, params![now, limit_of_each, node]))
-        .and_then(|()| add(DUE_ELSEWHERE, params![now, limit_of_each, node]))
+        .and_then(|()| add(DUE_OTHER_NODES, params![now, limit_of_each, node]))
         .map_err(|error| store_error(folder, &error))?;
     found.sort_by_key(|(due, _)| *due);
     found.truncate(limit);
@@ -139,26 +139,26 @@ pub(super) fn due(
 
 /// A page of an owner's records.
 #[derive(Default)]
-pub(super) struct Listed {
+pub(super) struct ListPage {
     pub(super) records: Vec<Arc<Record>>,
     /// What stands between them and is none.
-    pub(super) unreadable: Vec<(TaskId, Unreadable)>,
+    pub(super) unreadable: Vec<(TaskId, RowError)>,
 }
 
 /// The records of an owner, without what they ended with.
 pub(super) fn list(
     folder: &Path,
     connection: &Connection,
-    owner: &Owner,
-    after: Option<&Place>,
+    owner: &TaskPrincipal,
+    after: Option<&ListCursor>,
     limit: usize,
-) -> Result<Listed, StoreError> {
+) -> Result<ListPage, StoreError> {
     let failed = |error| store_error(folder, &error);
     let (created, id) =
-        after.map_or((-1, Vec::new()), |Place { created, id }| (time(*created), id.entropy().into()));
+        after.map_or((-1, Vec::new()), |ListCursor { created, id }| (time(*created), id.entropy().into()));
     let mut statement = connection.prepare_cached(LIST).map_err(failed)?;
     let mut rows = statement.query(params![row::owner(owner), created, id]).map_err(failed)?;
-    let mut listed = Listed::default();
+    let mut listed = ListPage::default();
     // A page that is not full says that there are no more: so many are read, whatever else is met on the way.
     while listed.records.len() < limit
         && let Some(row) = rows.next().map_err(failed)?
@@ -166,7 +166,7 @@ pub(super) fn list(
         let columns = columns(row).map_err(failed)?;
         let record = match row.get::<_, Option<Vec<u8>>>(4).map_err(failed)? {
             Some(body) => columns.record(body.into()),
-            None => columns.listed(),
+            None => columns.without_body(),
         };
         match record {
             Ok(record) => listed.records.push(Arc::new(record)),
@@ -190,9 +190,9 @@ pub(super) fn recent(
     found.map_err(|error| store_error(folder, &error))
 }
 
-type Numbered = (u64, Arc<Record>);
+type NumberedRecord = (u64, Arc<Record>);
 
-fn ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<Numbered>> {
+fn ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
     let mut statement = connection.prepare_cached(ENDED)?;
     let mut rows = statement.query(params![below])?;
     let mut found = Vec::new();
@@ -206,7 +206,7 @@ fn ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<
 
 /// Of all that are at work the index is read, which has their numbers, and of those that are wanted alone the rows: a
 /// page that is open asks each second.
-fn live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<Numbered>> {
+fn live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
     let mut numbers = connection.prepare_cached(OPEN)?;
     let mut numbers = numbers.query(params![below])?;
     let mut statement = connection.prepare_cached(LIVE)?;
@@ -223,18 +223,18 @@ fn live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<V
 }
 
 /// The record in a row, unless it cannot be read.
-fn numbered(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<Numbered>> {
+fn numbered(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<NumberedRecord>> {
     let columns = columns(row)?;
     let record = match row.get::<_, Option<Vec<u8>>>(4)? {
         Some(body) => columns.record(body.into()),
-        None => columns.listed(),
+        None => columns.without_body(),
     };
     let number: i64 = row.get(5)?;
     Ok(record.ok().map(|record| (number.cast_unsigned(), Arc::new(record))))
 }
 
-fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<Columns<'a>> {
-    Ok(Columns {
+fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<RowColumns<'a>> {
+    Ok(RowColumns {
         id: row.get(0)?,
         owner: row.get_ref(1)?.as_blob()?,
         created: row.get(2)?,
@@ -242,7 +242,7 @@ fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<Columns<'a>> {
     })
 }
 
-fn unreadable(folder: &Path, id: &TaskId, error: &Unreadable) -> StoreError {
+fn unreadable(folder: &Path, id: &TaskId, error: &RowError) -> StoreError {
     let folder = folder.display();
     StoreError::Unavailable(format!(
         "task {} in {folder}: {error}; `deferral store check {folder}` tells more",
@@ -259,7 +259,7 @@ const DUE_ENDED: &str = "SELECT due, id, state FROM tasks WHERE NOT open AND due
 const DUE_OPEN: &str =
     "SELECT due, id, state FROM tasks WHERE open AND node = ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 /// There are none once what a former process held is taken over.
-const DUE_ELSEWHERE: &str = "SELECT due, id, state FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
+const DUE_OTHER_NODES: &str = "SELECT due, id, state FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
     UNION ALL SELECT due, id, state FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
     FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id";

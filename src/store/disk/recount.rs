@@ -9,7 +9,7 @@
 use super::{changes::size, row};
 use crate::store::{
     Recount,
-    counts::{Counted, Counts, Share},
+    counts::{CountedTask, StoreCounts, UsageShare},
 };
 use rusqlite::{Connection, params};
 use std::{collections::HashMap, sync::Arc};
@@ -23,14 +23,14 @@ pub(super) const FIRST_STEPS: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct RowCount {
     /// The last row that is counted.
-    upto: i64,
+    last_row: i64,
     /// Each route once, and its number.
     routes: HashMap<Arc<str>, usize>,
-    shares: HashMap<Key, Share>,
+    shares: HashMap<UsageKey, UsageShare>,
 }
 
 /// A principal, the number of a route, and a status.
-type Key = ([u8; 16], usize, &'static str);
+type UsageKey = ([u8; 16], usize, &'static str);
 
 /// What the table `usage` has for a principal, a route and a status: tasks and bytes.
 type UsageTable = HashMap<([u8; 16], String, String), (i64, i64)>;
@@ -39,8 +39,8 @@ type UsageTable = HashMap<([u8; 16], String, String), (i64, i64)>;
 #[derive(Debug)]
 pub(super) struct CountChange {
     pub(super) number: i64,
-    pub(super) was: Option<Counted>,
-    pub(super) is: Option<Counted>,
+    pub(super) was: Option<CountedTask>,
+    pub(super) is: Option<CountedTask>,
 }
 
 // === impl RowCount ===
@@ -49,34 +49,34 @@ impl RowCount {
     /// Counts some more rows. Whether there are no more.
     pub(super) fn step(&mut self, connection: &Connection, rows: i64) -> rusqlite::Result<bool> {
         let mut statement = connection.prepare_cached(ROWS)?;
-        let mut found = statement.query(params![self.upto, rows])?;
+        let mut found = statement.query(params![self.last_row, rows])?;
         let mut left = rows;
         while let Some(row) = found.next()? {
             left -= 1;
-            self.upto = row.get(0)?;
+            self.last_row = row.get(0)?;
             if let Some((principal, route)) = row::counted_for(row.get_ref(1)?.as_blob()?) {
                 let (bytes, status) = (size(row.get(2)?), row::status(row.get_ref(3)?.as_str()?));
-                self.share(principal, route, status).add(Share { tasks: 1, stored_bytes: bytes });
+                self.share(principal, route, status).add(UsageShare { tasks: 1, stored_bytes: bytes });
             }
         }
         Ok(left > 0)
     }
 
     /// Counts what a commit has changed, where its row is counted already.
-    pub(super) fn follow(&mut self, CountChange { number, was, is }: &CountChange) {
-        if *number > self.upto {
+    pub(super) fn apply(&mut self, CountChange { number, was, is }: &CountChange) {
+        if *number > self.last_row {
             return;
         }
-        if let Some(Counted { principal, route, status, bytes }) = is {
-            self.share(*principal, route, status).add(Share { tasks: 1, stored_bytes: *bytes });
+        if let Some(CountedTask { principal, route, status, bytes }) = is {
+            self.share(*principal, route, status).add(UsageShare { tasks: 1, stored_bytes: *bytes });
         }
-        if let Some(Counted { principal, route, status, bytes }) = was {
-            self.share(*principal, route, status).subtract(Share { tasks: 1, stored_bytes: *bytes });
+        if let Some(CountedTask { principal, route, status, bytes }) = was {
+            self.share(*principal, route, status).subtract(UsageShare { tasks: 1, stored_bytes: *bytes });
         }
     }
 
     /// Has the table say what the rows do, once all are counted.
-    pub(super) fn mend(&self, connection: &Connection) -> rusqlite::Result<()> {
+    pub(super) fn repair_usage(&self, connection: &Connection) -> rusqlite::Result<()> {
         let wanted = self.usage_table();
         if read_usage(connection)?.as_ref() == Some(&wanted) {
             return Ok(());
@@ -92,7 +92,7 @@ impl RowCount {
     }
 
     /// What the rows come to, and where the table and the counts in memory differ from it.
-    pub(super) fn compare(&self, connection: &Connection, counts: &Counts) -> rusqlite::Result<Recount> {
+    pub(super) fn compare(&self, connection: &Connection, counts: &StoreCounts) -> rusqlite::Result<Recount> {
         let mut recount = self.counts().compare(counts);
         let (wanted, found) = (self.usage_table(), read_usage(connection)?);
         if found.as_ref() != Some(&wanted) {
@@ -102,18 +102,18 @@ impl RowCount {
     }
 
     /// Whether the table says what the rows do, all of which are counted for it.
-    pub(super) fn has_usage_of(connection: &Connection) -> rusqlite::Result<bool> {
+    pub(super) fn is_usage_correct(connection: &Connection) -> rusqlite::Result<bool> {
         let mut rows = Self::default();
         rows.step(connection, i64::MAX)?;
         Ok(read_usage(connection)?.as_ref() == Some(&rows.usage_table()))
     }
 
     /// What should be in memory, once all rows are counted.
-    pub(super) fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
+    pub(super) fn counts(&self) -> StoreCounts {
+        let mut counts = StoreCounts::default();
         for (principal, route, status, share) in self.each() {
             counts.add_share(
-                &Counted { principal: *principal, route: Arc::clone(route), status, bytes: 0 },
+                &CountedTask { principal: *principal, route: Arc::clone(route), status, bytes: 0 },
                 share,
             );
         }
@@ -123,7 +123,7 @@ impl RowCount {
     /// What should be in the table, which has what has ended.
     fn usage_table(&self) -> UsageTable {
         let ended = self.each().filter(|(_, _, status, _)| row::is_ended(status));
-        let entry = |(principal, route, status, share): (&[u8; 16], &Arc<str>, &str, Share)| {
+        let entry = |(principal, route, status, share): (&[u8; 16], &Arc<str>, &str, UsageShare)| {
             let key = (*principal, route.to_string(), status.to_owned());
             (key, (saturated(share.tasks), saturated(share.stored_bytes)))
         };
@@ -131,13 +131,13 @@ impl RowCount {
     }
 
     /// What there is of each principal, route and status.
-    fn each(&self) -> impl Iterator<Item = (&[u8; 16], &Arc<str>, &'static str, Share)> {
+    fn each(&self) -> impl Iterator<Item = (&[u8; 16], &Arc<str>, &'static str, UsageShare)> {
         let names: HashMap<_, _> = self.routes.iter().map(|(route, number)| (*number, route)).collect();
         let there = self.shares.iter().filter(|(_, share)| share.tasks > 0);
         there.map(move |((principal, route, status), share)| (principal, names[route], *status, *share))
     }
 
-    fn share(&mut self, principal: [u8; 16], route: &str, status: &'static str) -> &mut Share {
+    fn share(&mut self, principal: [u8; 16], route: &str, status: &'static str) -> &mut UsageShare {
         let next = self.routes.len();
         let route = match self.routes.get(route) {
             Some(number) => *number,
@@ -147,7 +147,7 @@ impl RowCount {
     }
 }
 
-/// The table `usage`; `None` where something is in it that this program does not write.
+/// The table `usage`; `Missing` where something is in it that this program does not write.
 fn read_usage(connection: &Connection) -> rusqlite::Result<Option<UsageTable>> {
     let mut statement = connection.prepare("SELECT principal, route, state, tasks, bytes FROM usage")?;
     let mut rows = statement.query([])?;

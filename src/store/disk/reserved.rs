@@ -14,10 +14,10 @@ use std::{
 
 /// What is reserved, in all and by principal.
 #[derive(Debug, Default)]
-pub(super) struct ReservedBytes(Mutex<Reserved>);
+pub(super) struct ReservedBytes(Mutex<ReservedTotals>);
 
 #[derive(Debug, Default)]
-struct Reserved {
+struct ReservedTotals {
     all: usize,
     /// A principal with nothing reserved is not in it.
     principals: HashMap<[u8; 16], usize>,

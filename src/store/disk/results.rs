@@ -29,7 +29,7 @@ const RESULTS: &str = "results";
 
 /// A file that is written, and goes with this unless a row names it.
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct ResultFile {
     folder: StoreFolder,
     path: PathBuf,
     pub(super) name: String,
@@ -40,13 +40,13 @@ pub(super) struct Written {
 
 /// Removes files, so that nobody waits for it.
 #[derive(Debug)]
-pub(super) struct Broom(Sender<String>);
+pub(super) struct FileRemover(Sender<String>);
 
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 // === impl Written ===
 
-impl Drop for Written {
+impl Drop for ResultFile {
     fn drop(&mut self) {
         if !self.is_kept {
             let _ = self.folder.remove(&self.path);
@@ -54,7 +54,7 @@ impl Drop for Written {
     }
 }
 
-/// Where the file of this name is, below the folder; `None` of what cannot be one.
+/// Where the file of this name is, below the folder; `Missing` of what cannot be one.
 pub(super) fn path(name: &str) -> Option<PathBuf> {
     let plain = name.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'.');
     let first = name.get(..2).filter(|first| plain && !first.contains('.'))?;
@@ -65,12 +65,12 @@ pub(super) fn path(name: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// Where the disk fails; nothing is left then.
-pub(super) fn write(folder: &StoreFolder, node: i64, id: &TaskId, body: &[u8]) -> io::Result<Written> {
+pub(super) fn write(folder: &StoreFolder, node: i64, id: &TaskId, body: &[u8]) -> io::Result<ResultFile> {
     let count = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let name = format!("{}.{}.{count:x}", id.as_str(), of_process(node));
+    let name = format!("{}.{}.{count:x}", id.as_str(), node_suffix(node));
     let path = path(&name).expect("an id is hexadecimal digits");
     let mut file = folder.create(&path)?;
-    let written = Written { folder: folder.clone(), path, name, is_kept: false, reservation: None };
+    let written = ResultFile { folder: folder.clone(), path, name, is_kept: false, reservation: None };
     file.write_all(body)?;
     file.sync_all()?;
     folder.flush(written.path.parent().expect("it is in a folder"))?;
@@ -79,7 +79,7 @@ pub(super) fn write(folder: &StoreFolder, node: i64, id: &TaskId, body: &[u8]) -
 
 /// Whether the disk refuses a small file for want of space. SQLite says of some of what a system answers only that the disk
 /// does not write; a quota that is used up is among it.
-pub(super) fn lacks_space(folder: &StoreFolder, node: i64) -> bool {
+pub(super) fn is_out_of_space(folder: &StoreFolder, node: i64) -> bool {
     let tried = write(folder, node, &TaskId::from_entropy([0; 16]), &[0; PROBE]);
     tried.is_err_and(|error| is_no_space(&error))
 }
@@ -90,7 +90,7 @@ pub(super) fn is_no_space(error: &io::Error) -> bool {
 }
 
 /// Every file there is, by its name.
-pub(super) fn each(folder: &StoreFolder) -> impl Iterator<Item = (String, PathBuf)> {
+pub(super) fn files(folder: &StoreFolder) -> impl Iterator<Item = (String, PathBuf)> {
     let all = Path::new(RESULTS);
     folder.names(all).into_iter().flat_map(move |first| {
         let below = all.join(first);
@@ -103,19 +103,19 @@ pub(super) fn each(folder: &StoreFolder) -> impl Iterator<Item = (String, PathBu
 }
 
 /// The files that rows name.
-pub(super) fn named(connection: &Connection) -> rusqlite::Result<HashSet<String>> {
+pub(super) fn named_files(connection: &Connection) -> rusqlite::Result<HashSet<String>> {
     let mut statement = connection.prepare("SELECT file FROM tasks WHERE file IS NOT NULL")?;
     statement.query_map([], |row| row.get(0))?.collect()
 }
 
-fn of_process(node: i64) -> String {
+fn node_suffix(node: i64) -> String {
     format!("{:016x}", node.cast_unsigned())
 }
 
 // === impl Broom ===
 
-impl Broom {
-    /// Sweeps once, when `named` says which files are named by rows, and then removes what it is told to.
+impl FileRemover {
+    /// Sweeps once, when `named_files` says which files are named by rows, and then removes what it is told to.
     pub(super) fn start(
         folder: StoreFolder,
         node: i64,
@@ -124,10 +124,10 @@ impl Broom {
         let (removed, told): (_, Receiver<String>) = mpsc::channel();
         thread::Builder::new().name("deferral-files".to_owned()).spawn(move || {
             // Those of this process may be named in a moment.
-            let ours = format!(".{}.", of_process(node));
+            let ours = format!(".{}.", node_suffix(node));
             // Without the rows nobody knows which are named.
             if let Some(named) = named() {
-                let left = each(&folder).filter(|(name, _)| !(named.contains(name) || name.contains(&ours)));
+                let left = files(&folder).filter(|(name, _)| !(named.contains(name) || name.contains(&ours)));
                 left.for_each(|(_, path)| remove(&folder, &path));
             }
             told.into_iter().filter_map(|name| path(&name)).for_each(|path| remove(&folder, &path));

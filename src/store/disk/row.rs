@@ -6,7 +6,10 @@
 
 use crate::{
     protocol::{Timestamp, TraceContext},
-    task::{Answer, Cause, Life, Owner, Record, Scope, State, TaskId, View, retention},
+    task::{
+        InputAnswer, Record, TaskCause, TaskHistory, TaskId, TaskPrincipal, TaskSharing, TaskState, TaskView,
+        retention,
+    },
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -14,14 +17,14 @@ use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeSet, str, sync::Arc, time::Duration};
 
 /// A record, ready to be written.
-pub struct Row {
+pub struct RecordRow {
     pub record: Arc<Record>,
     pub head: String,
     pub body: Bytes,
 }
 
 /// What is read of a row.
-pub struct Columns<'a> {
+pub struct RowColumns<'a> {
     pub id: [u8; 16],
     pub owner: &'a [u8],
     pub created: i64,
@@ -30,14 +33,14 @@ pub struct Columns<'a> {
 
 /// What has no column of its own.
 #[derive(Serialize, Deserialize)]
-struct Head<'a> {
+struct RowHead<'a> {
     #[serde(borrow)]
     tool: Cow<'a, str>,
     updated: Timestamp,
     status_since: Timestamp,
     ttl_ms: u64,
     retention_ms: u64,
-    view: View,
+    view: TaskView,
     waited_ms: u64,
     /// As it is raw.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
@@ -53,16 +56,16 @@ struct Head<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     trace: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    cause: Option<Cow<'a, Cause>>,
-    life: Cow<'a, Life>,
+    cause: Option<Cow<'a, TaskCause>>,
+    life: Cow<'a, TaskHistory>,
     #[serde(borrow)]
-    state: Shape<'a>,
+    state: StoredState<'a>,
 }
 
 /// A state without its bytes, but with their lengths.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Shape<'a> {
+enum StoredState<'a> {
     Working,
     InputRequired {
         #[serde(borrow)]
@@ -80,7 +83,7 @@ enum Shape<'a> {
 
 /// How a row is no record: it was damaged, or written by something else.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub enum RowError {
     #[error("its head cannot be read: {0}")]
     Head(String),
     #[error("its owner cannot be read")]
@@ -97,22 +100,22 @@ pub enum Unreadable {
 
 // === impl Row ===
 
-impl Row {
+impl RecordRow {
     pub fn of(record: Arc<Record>) -> Self {
         let (state, body) = match &record.state {
-            State::Working => (Shape::Working, Bytes::new()),
-            State::InputRequired { outstanding } => {
+            TaskState::Working => (StoredState::Working, Bytes::new()),
+            TaskState::InputRequired { outstanding } => {
                 let lengths = outstanding.iter().map(|(key, request)| (key.as_str().into(), request.len()));
                 let requests: Vec<_> = outstanding.values().map(|request| &request[..]).collect();
-                (Shape::InputRequired { outstanding: lengths.collect() }, requests.concat().into())
+                (StoredState::InputRequired { outstanding: lengths.collect() }, requests.concat().into())
             }
-            State::Completed { result, is_error } => {
-                (Shape::Completed { is_error: *is_error, bytes: result.len() }, result.clone())
+            TaskState::Completed { result, is_error } => {
+                (StoredState::Completed { is_error: *is_error, bytes: result.len() }, result.clone())
             }
-            State::Failed { error } => (Shape::Failed { bytes: error.len() }, error.clone()),
-            State::Cancelled => (Shape::Cancelled, Bytes::new()),
+            TaskState::Failed { error } => (StoredState::Failed { bytes: error.len() }, error.clone()),
+            TaskState::Cancelled => (StoredState::Cancelled, Bytes::new()),
         };
-        let head = Head {
+        let head = RowHead {
             tool: (&*record.tool).into(),
             updated: record.updated,
             status_since: record.status_since,
@@ -121,13 +124,13 @@ impl Row {
             view: record.view,
             waited_ms: millis(record.waited),
             server_info: record.server_info.as_ref().and_then(|raw| serde_json::from_slice(raw).ok()),
-            raised: record.raised,
+            raised: record.is_translated,
             message: record.message.as_ref().map(Into::into),
             keys_used: Cow::Borrowed(&record.keys_used),
-            undelivered: record.undelivered.iter().map(written).collect(),
+            undelivered: record.undelivered.iter().map(undelivered_entry).collect(),
             trace: record.trace.as_ref().map(ToString::to_string),
             cause: record.cause.as_deref().map(Cow::Borrowed),
-            life: Cow::Borrowed(&record.life),
+            life: Cow::Borrowed(&record.history),
             state,
         };
         let head = serde_json::to_string(&head).expect("text and numbers are JSON");
@@ -135,7 +138,7 @@ impl Row {
     }
 }
 
-fn written((key, answer): (&String, &Answer)) -> (String, bool, String) {
+fn undelivered_entry((key, answer): (&String, &InputAnswer)) -> (String, bool, String) {
     let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
     match answer {
         Ok(result) => (key.clone(), true, text(result)),
@@ -143,47 +146,47 @@ fn written((key, answer): (&String, &Answer)) -> (String, bool, String) {
     }
 }
 
-fn answer_of((key, is_result, raw): (String, bool, String)) -> (String, Answer) {
+fn undelivered_answer((key, is_result, raw): (String, bool, String)) -> (String, InputAnswer) {
     (key, if is_result { Ok(raw.into()) } else { Err(raw.into()) })
 }
 
 // === impl Columns ===
 
-impl Columns<'_> {
+impl RowColumns<'_> {
     /// The record with this body.
     ///
     /// # Errors
-    /// [`Unreadable`].
-    pub fn record(&self, body: Bytes) -> Result<Record, Unreadable> {
+    /// [`RowError`].
+    pub fn record(&self, body: Bytes) -> Result<Record, RowError> {
         self.read(Some(body))
     }
 
     /// The record without what it ended with.
     ///
     /// # Errors
-    /// [`Unreadable`].
-    pub fn listed(&self) -> Result<Record, Unreadable> {
+    /// [`RowError`].
+    pub fn without_body(&self) -> Result<Record, RowError> {
         self.read(None)
     }
 
-    fn read(&self, body: Option<Bytes>) -> Result<Record, Unreadable> {
+    fn read(&self, body: Option<Bytes>) -> Result<Record, RowError> {
         let head = head(self.head)?;
         if !head.state.has_questions() {
-            return Err(Unreadable::Questions);
+            return Err(RowError::Questions);
         }
         let retention = Duration::from_millis(head.retention_ms);
-        if retention::kept(retention) != retention {
-            return Err(Unreadable::Retention);
+        if retention::clamp_retention(retention) != retention {
+            return Err(RowError::Retention);
         }
         let should = head.state.bytes();
         let body = match body {
             Some(body) if body.len() == should => body,
-            Some(body) => return Err(Unreadable::Body { is: body.len(), should }),
+            Some(body) => return Err(RowError::Body { is: body.len(), should }),
             None => Bytes::new(),
         };
         Ok(Record {
             id: TaskId::from_entropy(self.id),
-            owner: owner_of(self.owner).ok_or(Unreadable::Owner)?,
+            owner: owner_of(self.owner).ok_or(RowError::Owner)?,
             tool: head.tool.into(),
             created: Timestamp::from_millis(self.created.cast_unsigned()),
             updated: head.updated,
@@ -193,13 +196,13 @@ impl Columns<'_> {
             waited: Duration::from_millis(head.waited_ms),
             server_info: head.server_info.map(|raw| Bytes::copy_from_slice(raw.get().as_bytes())),
             view: head.view,
-            raised: head.raised,
+            is_translated: head.raised,
             message: head.message.map(Cow::into_owned),
             keys_used: Arc::new(head.keys_used.into_owned()),
-            undelivered: head.undelivered.into_iter().map(answer_of).collect(),
+            undelivered: head.undelivered.into_iter().map(undelivered_answer).collect(),
             trace: head.trace.and_then(|text| TraceContext::parse(&text)).map(Box::new),
             cause: head.cause.map(|cause| Arc::new(cause.into_owned())),
-            life: head.life.into_owned(),
+            history: head.life.into_owned(),
             state: head.state.with(body),
         })
     }
@@ -207,7 +210,7 @@ impl Columns<'_> {
 
 // === impl Shape ===
 
-impl Shape<'_> {
+impl StoredState<'_> {
     /// Those of the body.
     fn bytes(&self) -> usize {
         match self {
@@ -231,43 +234,43 @@ impl Shape<'_> {
     }
 
     /// The state with its bytes, which are as many as it says, or none where they are left out.
-    fn with(self, mut body: Bytes) -> State {
+    fn with(self, mut body: Bytes) -> TaskState {
         match self {
-            Self::Working => State::Working,
+            Self::Working => TaskState::Working,
             Self::InputRequired { outstanding } => {
                 let mut one = |(key, bytes): (Cow<'_, str>, usize)| {
                     (key.into_owned(), body.split_to(bytes.min(body.len())))
                 };
-                State::InputRequired { outstanding: outstanding.into_iter().map(&mut one).collect() }
+                TaskState::InputRequired { outstanding: outstanding.into_iter().map(&mut one).collect() }
             }
-            Self::Completed { is_error, .. } => State::Completed { result: body, is_error },
-            Self::Failed { .. } => State::Failed { error: body },
-            Self::Cancelled => State::Cancelled,
+            Self::Completed { is_error, .. } => TaskState::Completed { result: body, is_error },
+            Self::Failed { .. } => TaskState::Failed { error: body },
+            Self::Cancelled => TaskState::Cancelled,
         }
     }
 }
 
-fn head(text: &str) -> Result<Head<'_>, Unreadable> {
-    serde_json::from_str(text).map_err(|error| Unreadable::Head(error.to_string()))
+fn head(text: &str) -> Result<RowHead<'_>, RowError> {
+    serde_json::from_str(text).map_err(|error| RowError::Head(error.to_string()))
 }
 
 /// How many bytes the body has of a row with this head.
 ///
 /// # Errors
-/// [`Unreadable::Head`].
-pub(super) fn body_bytes(text: &str) -> Result<usize, Unreadable> {
+/// [`RowError::Head`].
+pub(super) fn body_bytes(text: &str) -> Result<usize, RowError> {
     Ok(head(text)?.state.bytes())
 }
 
 /// An owner as it is compared: the principal, what shares its tasks, and the route.
-pub fn owner(owner: &Owner) -> Vec<u8> {
-    let Owner { principal, route, scope } = owner;
+pub fn owner(owner: &TaskPrincipal) -> Vec<u8> {
+    let TaskPrincipal { principal, route, scope } = owner;
     let mut bytes = Vec::with_capacity(principal.len() + 17 + route.len());
     bytes.extend(principal);
     match scope {
-        Scope::Principal => bytes.push(PRINCIPAL),
-        Scope::Legacy => bytes.push(LEGACY),
-        Scope::Session(session) => {
+        TaskSharing::Principal => bytes.push(PRINCIPAL),
+        TaskSharing::Legacy => bytes.push(LEGACY),
+        TaskSharing::Session(session) => {
             bytes.push(SESSION);
             bytes.extend(session);
         }
@@ -276,16 +279,16 @@ pub fn owner(owner: &Owner) -> Vec<u8> {
     bytes
 }
 
-fn owner_of(bytes: &[u8]) -> Option<Owner> {
+fn owner_of(bytes: &[u8]) -> Option<TaskPrincipal> {
     let (principal, rest) = bytes.split_first_chunk()?;
     let (scope, rest) = rest.split_first()?;
     let (scope, route) = match *scope {
-        PRINCIPAL => (Scope::Principal, rest),
-        LEGACY => (Scope::Legacy, rest),
-        SESSION => rest.split_first_chunk().map(|(session, rest)| (Scope::Session(*session), rest))?,
+        PRINCIPAL => (TaskSharing::Principal, rest),
+        LEGACY => (TaskSharing::Legacy, rest),
+        SESSION => rest.split_first_chunk().map(|(session, rest)| (TaskSharing::Session(*session), rest))?,
         _ => return None,
     };
-    Some(Owner { principal: *principal, route: str::from_utf8(route).ok()?.into(), scope })
+    Some(TaskPrincipal { principal: *principal, route: str::from_utf8(route).ok()?.into(), scope })
 }
 
 /// The principal of an owner that was read, which is all of it or its beginning.
@@ -293,7 +296,7 @@ pub(super) fn principal(owner: &[u8]) -> Option<[u8; 16]> {
     owner.first_chunk().copied()
 }
 
-/// The principal and the route that a task of this owner is counted for; `None` where the owner has no principal. A route
+/// The principal and the route that a task of this owner is counted for; `Missing` where the owner has no principal. A route
 /// that cannot be read is empty.
 pub(super) fn counted_for(owner: &[u8]) -> Option<([u8; 16], &str)> {
     let (principal, rest) = owner.split_first_chunk()?;
@@ -315,7 +318,7 @@ pub(super) fn status(state: &str) -> &'static str {
 
 /// Whether a task with this in the column `state` has ended.
 pub(super) fn is_ended(state: &str) -> bool {
-    ![State::Working.status(), "input_required"].contains(&state)
+    ![TaskState::Working.status(), "input_required"].contains(&state)
 }
 
 /// A time as a column has it.

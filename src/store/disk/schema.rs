@@ -56,7 +56,7 @@ pub(super) const KNOWN: i64 = MIGRATIONS.len().cast_signed() as i64;
 ///
 /// # Errors
 /// [`Error::Newer`], [`Error::Foreign`], and what the database says.
-pub(super) fn bring_up(folder: &Path, connection: &mut Connection) -> Result<(), Error> {
+pub(super) fn upgrade(folder: &Path, connection: &mut Connection) -> Result<(), Error> {
     migrate(folder, connection, MIGRATIONS)
 }
 
@@ -131,7 +131,7 @@ mod tests {
     fn what_another_program_wrote_is_left_alone() {
         let mut file = Connection::open_in_memory().expect("opens");
         file.execute_batch(FIRST).expect("written");
-        let foreign = bring_up(Path::new("folder"), &mut file).expect_err("foreign");
+        let foreign = upgrade(Path::new("folder"), &mut file).expect_err("foreign");
         assert!(matches!(foreign, Error::Foreign { .. }), "{foreign}");
     }
 }

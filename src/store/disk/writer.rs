@@ -6,23 +6,23 @@
 
 use super::{
     Error,
-    changes::{Batch, count, read_counts},
-    error::{Unreadables, is_full, store_error},
+    changes::{CommitBatch, apply_count, read_counts},
+    error::{UnreadableRows, is_full, store_error},
     folder::{self, StoreFolder},
-    held::Held,
+    record_cache::RecordCache,
     recount::{CountChange, RowCount, STEP},
     reserved::{ByteReservation, ReservedBytes},
-    results::{self, Broom, Written},
-    row::Row,
+    results::{self, FileRemover, ResultFile},
+    row::RecordRow,
 };
 use crate::{
-    runtime::{Live, Mutex},
+    runtime::{Mutex, SwapCell},
     store::{
-        Bounds, Flush, Orphan, Recount, StoreError, Version,
-        counts::{CountError, Counts},
+        Durability, OrphanTask, RecordVersion, Recount, StoreBounds, StoreError,
+        counts::{CountDifference, StoreCounts},
     },
     task::{Record, TaskId},
-    telemetry::{StoreCountsMended, StoreCountsUnchecked},
+    telemetry::{StoreCountsRepaired, StoreCountsUnchecked},
 };
 use bytes::Bytes;
 use rusqlite::{CachedStatement, Connection, ErrorCode, ffi};
@@ -37,8 +37,8 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// What the writer is told.
-pub(super) enum Told {
-    Change(Ask),
+pub(super) enum WriterMessage {
+    Change(WriteRequest),
     /// Compares the counts with the rows.
     Recount(oneshot::Sender<Result<Recount, StoreError>>),
     /// Lets go of the folder, and answers.
@@ -46,26 +46,26 @@ pub(super) enum Told {
 }
 
 /// A change, and who waits for it.
-pub(super) struct Ask {
-    pub(super) change: Change,
-    pub(super) answer: oneshot::Sender<Result<Done, StoreError>>,
+pub(super) struct WriteRequest {
+    pub(super) change: StoreChange,
+    pub(super) answer: oneshot::Sender<Result<ChangeOutcome, StoreError>>,
     /// Its place in the queue.
     pub(super) place: OwnedSemaphorePermit,
 }
 
 /// A change that is asked for.
-pub(super) enum Change {
-    Insert(Row, Option<Written>),
+pub(super) enum StoreChange {
+    Insert(RecordRow, Option<ResultFile>),
     Swap {
-        version: Version,
-        row: Row,
-        file: Option<Written>,
-        flush: Flush,
+        version: RecordVersion,
+        row: RecordRow,
+        file: Option<ResultFile>,
+        flush: Durability,
     },
     /// Changes nothing: admits a change whose result will be a file, before that is written. Without a version it is a new
     /// record, of so many bytes.
     Reserve {
-        version: Option<Version>,
+        version: Option<RecordVersion>,
         record: Arc<Record>,
         bytes: usize,
     },
@@ -80,46 +80,46 @@ pub(super) enum Change {
 }
 
 /// What became of a change.
-pub(super) enum Done {
-    Kept,
+pub(super) enum ChangeOutcome {
+    Stored,
     /// There is another version, or none.
-    Lost,
-    Orphans(Vec<Orphan>),
+    Conflict,
+    Orphans(Vec<OrphanTask>),
     Reserved(ByteReservation),
 }
 
 /// The one who writes.
-pub(super) struct Writer {
+pub(super) struct StoreWriter {
     pub(super) folder: StoreFolder,
     pub(super) node: i64,
-    pub(super) bounds: Live<Bounds>,
+    pub(super) bounds: SwapCell<StoreBounds>,
     /// Those of the folder.
     pub(super) max_bytes: Option<u64>,
     pub(super) connection: Connection,
     /// What tells the database from another in its place.
     pub(super) identity: (u64, u64),
-    pub(super) shared: Arc<Shared>,
-    pub(super) told: Receiver<Told>,
-    pub(super) broom: Broom,
+    pub(super) shared: Arc<StoreState>,
+    pub(super) messages: Receiver<WriterMessage>,
+    pub(super) remover: FileRemover,
     /// Bytes of results that are files.
     pub(super) file_bytes: u64,
     /// The rows as far as they are counted, until all are.
     pub(super) row_count: Option<RowCount>,
     /// The connection is of no use any more.
     pub(super) is_broken: bool,
-    /// What a commit survives now; `None` where that is not known.
-    pub(super) survives: Option<Flush>,
+    /// What a commit survives now; `Missing` where that is not known.
+    pub(super) survives: Option<Durability>,
     /// Locks the folder.
     pub(super) _lock: File,
 }
 
 /// What the writer writes and others read.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) held: Held,
-    pub(super) counts: Mutex<Counts>,
+pub(super) struct StoreState {
+    pub(super) cache: RecordCache,
+    pub(super) counts: Mutex<StoreCounts>,
     pub(super) reserved: Arc<ReservedBytes>,
-    pub(super) unreadables: Unreadables,
+    pub(super) unreadables: UnreadableRows,
 }
 
 /// Changes in one commit.
@@ -129,46 +129,46 @@ const BATCH_BYTES: usize = 4 << 20;
 /// How long nothing is asked for before some more rows are counted, until all are.
 const COUNT_PAUSE: Duration = Duration::from_millis(1);
 /// How long nothing is asked for before pages that are free are given back.
-const IDLE: Duration = Duration::from_secs(1);
+const IDLE_BEFORE_VACUUM: Duration = Duration::from_secs(1);
 /// How long after some of them the next are, if nothing is asked for meanwhile.
-const BETWEEN: Duration = Duration::from_millis(10);
+const VACUUM_INTERVAL: Duration = Duration::from_millis(10);
 /// Pages that are given back at a time: a change that comes then waits for it.
-const PAGES: i64 = 256;
+const VACUUM_PAGES: i64 = 256;
 /// Pages that are kept, as they will be needed again.
 const SPARE_PAGES: i64 = 256;
 /// Bytes by which the log may be larger than when it is carried over, and of what else is in the folder.
-const BESIDE: u64 = 4 << 20;
+const OVERHEAD_BYTES: u64 = 4 << 20;
 
 // === impl Writer ===
 
-impl Writer {
+impl StoreWriter {
     /// Works until it is told to close, or nobody can tell it anything.
     pub(super) fn run(mut self) {
         // How long it is waited before pages are given back, where there are any.
-        let mut patience = Some(IDLE);
+        let mut patience = Some(IDLE_BEFORE_VACUUM);
         loop {
             let mut told = match patience {
-                _ if self.row_count.is_some() => self.told.recv_timeout(COUNT_PAUSE),
-                Some(patience) => self.told.recv_timeout(patience),
-                None => self.told.recv().map_err(Into::into),
+                _ if self.row_count.is_some() => self.messages.recv_timeout(COUNT_PAUSE),
+                Some(patience) => self.messages.recv_timeout(patience),
+                None => self.messages.recv().map_err(Into::into),
             };
             let (mut asks, mut recounts) = (Vec::new(), Vec::new());
             let mut bytes = 0;
             let closing = loop {
                 match told {
-                    Ok(Told::Change(ask)) => {
+                    Ok(WriterMessage::Change(ask)) => {
                         bytes += ask.change.bytes();
                         asks.push(ask);
                     }
-                    Ok(Told::Recount(answer)) => recounts.push(answer),
-                    Ok(Told::Close(answer)) => break Some(Some(answer)),
+                    Ok(WriterMessage::Recount(answer)) => recounts.push(answer),
+                    Ok(WriterMessage::Close(answer)) => break Some(Some(answer)),
                     Err(RecvTimeoutError::Disconnected) => break Some(None),
                     Err(RecvTimeoutError::Timeout) => break None,
                 }
                 if asks.len() == BATCH || bytes >= BATCH_BYTES {
                     break None;
                 }
-                told = self.told.try_recv().map_err(|error| match error {
+                told = self.messages.try_recv().map_err(|error| match error {
                     TryRecvError::Empty => RecvTimeoutError::Timeout,
                     TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
                 });
@@ -178,12 +178,12 @@ impl Writer {
                     self.count_rows();
                     continue;
                 }
-                let is_tidy = self.tidy().unwrap_or(true);
-                patience = (!is_tidy).then_some(BETWEEN);
+                let is_tidy = self.vacuum().unwrap_or(true);
+                patience = (!is_tidy).then_some(VACUUM_INTERVAL);
                 continue;
             }
-            let removes = asks.iter().any(|ask| matches!(ask.change, Change::Remove(_)));
-            patience = (removes || patience.is_some()).then_some(IDLE);
+            let removes = asks.iter().any(|ask| matches!(ask.change, StoreChange::Remove(_)));
+            patience = (removes || patience.is_some()).then_some(IDLE_BEFORE_VACUUM);
             self.commit(asks);
             recounts.into_iter().for_each(|answer| drop(answer.send(self.recount())));
             self.count_rows();
@@ -197,7 +197,7 @@ impl Writer {
     }
 
     /// Commits all of them or, where that fails, each alone.
-    fn commit(&mut self, mut asks: Vec<Ask>) {
+    fn commit(&mut self, mut asks: Vec<WriteRequest>) {
         match self.attempt(&mut asks) {
             Ok(done) => {
                 for (ask, done) in asks.into_iter().zip(done) {
@@ -214,18 +214,21 @@ impl Writer {
     }
 
     /// Commits them, and says what became of each; or why nothing has changed.
-    fn attempt(&mut self, asks: &mut [Ask]) -> Result<Vec<Result<Done, StoreError>>, StoreError> {
-        self.mend()?;
-        let mut batch = Batch::default();
+    fn attempt(
+        &mut self,
+        asks: &mut [WriteRequest],
+    ) -> Result<Vec<Result<ChangeOutcome, StoreError>>, StoreError> {
+        self.reopen_if_broken()?;
+        let mut batch = CommitBatch::default();
         match self.transact(asks, &mut batch) {
             Ok(done) => {
-                self.keep(asks, &done, batch);
+                self.publish(asks, &done, batch);
                 Ok(done)
             }
             Err(error) => {
                 self.undo(&batch);
                 let lacks_space =
-                    is_full(&error) || (is_io(&error) && results::lacks_space(&self.folder, self.node));
+                    is_full(&error) || (is_io(&error) && results::is_out_of_space(&self.folder, self.node));
                 // What lacks space has written nothing, and may be tried again as it is. What may be written and not
                 // flushed is read anew.
                 self.is_broken |= is_broken(&error) && (!lacks_space || is_unflushed(&error));
@@ -246,14 +249,14 @@ impl Writer {
     }
 
     /// Opens the database anew where it has failed.
-    fn mend(&mut self) -> Result<(), StoreError> {
+    fn reopen_if_broken(&mut self) -> Result<(), StoreError> {
         let path = self.folder.path();
         if folder::has_moved(path, self.identity) {
             let words = format!("{} was moved away, or another put in its place", path.display());
             return Err(StoreError::Unavailable(words));
         }
         if self.is_broken {
-            self.open_anew().map_err(|error| match error {
+            self.reopen().map_err(|error| match error {
                 Error::Database { path, source } => store_error(&path, &source),
                 error => StoreError::Unavailable(error.to_string()),
             })?;
@@ -261,12 +264,12 @@ impl Writer {
         Ok(())
     }
 
-    fn open_anew(&mut self) -> Result<(), Error> {
+    fn reopen(&mut self) -> Result<(), Error> {
         self.connection = folder::open_to_write(&self.folder, self.max_bytes)?;
         let (counts, file_bytes) =
             read_counts(&self.connection).map_err(Error::database(self.folder.path()))?;
         // What was said to have failed may be there after all.
-        self.shared.held.clear();
+        self.shared.cache.clear();
         *self.shared.counts.lock() = counts;
         self.row_count = Some(RowCount::default());
         (self.file_bytes, self.is_broken, self.survives) = (file_bytes, false, None);
@@ -275,21 +278,21 @@ impl Writer {
 
     fn transact(
         &mut self,
-        asks: &mut [Ask],
-        batch: &mut Batch,
-    ) -> rusqlite::Result<Vec<Result<Done, StoreError>>> {
-        let survives = asks.iter().map(|ask| ask.change.flush()).max().unwrap_or(Flush::Process);
+        asks: &mut [WriteRequest],
+        batch: &mut CommitBatch,
+    ) -> rusqlite::Result<Vec<Result<ChangeOutcome, StoreError>>> {
+        let survives = asks.iter().map(|ask| ask.change.flush()).max().unwrap_or(Durability::Process);
         if self.survives != Some(survives) {
             let synchronous = match survives {
-                Flush::Machine => "FULL",
-                Flush::Process => "NORMAL",
+                Durability::Machine => "FULL",
+                Durability::Process => "NORMAL",
             };
             self.connection.pragma_update(None, "synchronous", synchronous)?;
             self.survives = Some(survives);
         }
         if let Some(max) = self.max_bytes {
             let reserved = self.shared.reserved.all() as u64;
-            batch.room = Some(max.saturating_sub(self.used()?.saturating_add(reserved)));
+            batch.free_bytes = Some(max.saturating_sub(self.used_bytes()?.saturating_add(reserved)));
         }
         self.statement("BEGIN IMMEDIATE")?.execute([])?;
         let done =
@@ -300,32 +303,37 @@ impl Writer {
     }
 
     /// What is committed is what is in memory from now on.
-    fn keep(&mut self, asks: &mut [Ask], done: &[Result<Done, StoreError>], batch: Batch) {
+    fn publish(
+        &mut self,
+        asks: &mut [WriteRequest],
+        done: &[Result<ChangeOutcome, StoreError>],
+        batch: CommitBatch,
+    ) {
         for (ask, done) in asks.iter_mut().zip(done) {
-            if matches!(done, Ok(Done::Kept))
+            if matches!(done, Ok(ChangeOutcome::Stored))
                 && let Some(file) = ask.change.file()
             {
                 file.is_kept = true;
             }
         }
         if let Some(rows) = &mut self.row_count {
-            batch.counted.iter().for_each(|change| rows.follow(change));
+            batch.counted.iter().for_each(|change| rows.apply(change));
         } else if batch.is_miscounted {
             self.row_count = Some(RowCount::default());
         }
         for (id, kept) in batch.records {
-            self.shared.held.commit(id, kept);
+            self.shared.cache.commit(id, kept);
         }
         let (came, went) = batch.file_bytes;
         self.file_bytes = (self.file_bytes + came).saturating_sub(went);
-        batch.dropped.into_iter().for_each(|name| self.broom.remove(name));
+        batch.dropped.into_iter().for_each(|name| self.remover.remove(name));
     }
 
-    fn undo(&self, batch: &Batch) {
+    fn undo(&self, batch: &CommitBatch) {
         let mut counts = self.shared.counts.lock();
         for CountChange { was, is, .. } in batch.counted.iter().rev() {
             // What it did not find when it was made it finds no better now.
-            let _ = count(&mut counts, is.as_ref(), was.as_ref());
+            let _ = apply_count(&mut counts, is.as_ref(), was.as_ref());
         }
     }
 
@@ -334,18 +342,18 @@ impl Writer {
         let Some(rows) = self.row_count.as_mut().filter(|_| !self.is_broken) else { return };
         let counted = match rows.step(&self.connection, STEP) {
             Ok(false) => return,
-            Ok(true) => rows.mend(&self.connection).map(|()| rows.counts()),
+            Ok(true) => rows.repair_usage(&self.connection).map(|()| rows.counts()),
             Err(error) => Err(error),
         };
         self.row_count = None;
         match counted {
             Ok(right) => {
                 let mut counts = self.shared.counts.lock();
-                let error = counts.error(&right);
+                let error = counts.difference(&right);
                 *counts = right;
                 drop(counts);
-                if error != CountError::default() {
-                    StoreCountsMended {
+                if error != CountDifference::default() {
+                    StoreCountsRepaired {
                         folder: &self.folder.path().display(),
                         counts: error.counts,
                         surplus_tasks: error.surplus.tasks,
@@ -370,29 +378,29 @@ impl Writer {
     }
 
     /// Bytes of the folder that cannot be used again.
-    fn used(&self) -> rusqlite::Result<u64> {
+    fn used_bytes(&self) -> rusqlite::Result<u64> {
         let number = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let pages = number("page_count")? - number("freelist_count")?;
         let bytes = pages.saturating_mul(number("page_size")?);
-        Ok(bytes.cast_unsigned() + self.file_bytes + folder::log_bytes(self.max_bytes) + BESIDE)
+        Ok(bytes.cast_unsigned() + self.file_bytes + folder::log_bytes(self.max_bytes) + OVERHEAD_BYTES)
     }
 
     /// Gives some of the free pages back to the system. Whether there are no more of them.
-    fn tidy(&mut self) -> rusqlite::Result<bool> {
+    fn vacuum(&mut self) -> rusqlite::Result<bool> {
         let number = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let free = number("freelist_count")? - SPARE_PAGES;
         if free > 0 && !self.is_broken {
             // One step a page.
-            let give = format!("PRAGMA incremental_vacuum({})", free.min(PAGES));
+            let give = format!("PRAGMA incremental_vacuum({})", free.min(VACUUM_PAGES));
             let mut give = self.connection.prepare(&give)?;
             let mut given = give.raw_query();
             while given.next()?.is_some() {}
         }
-        if free <= PAGES {
+        if free <= VACUUM_PAGES {
             // The file is cut where the log is carried over.
             self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
         }
-        Ok(free <= PAGES)
+        Ok(free <= VACUUM_PAGES)
     }
 
     pub(super) fn statement(&self, text: &str) -> rusqlite::Result<CachedStatement<'_>> {
@@ -402,8 +410,8 @@ impl Writer {
 
 // === impl Ask ===
 
-impl Ask {
-    fn answer(self, done: Result<Done, StoreError>) {
+impl WriteRequest {
+    fn answer(self, done: Result<ChangeOutcome, StoreError>) {
         let Self { change, answer, place } = self;
         // A file that no row names goes with the change.
         drop((change, place));
@@ -414,14 +422,14 @@ impl Ask {
 
 // === impl Change ===
 
-impl Change {
+impl StoreChange {
     /// What it must survive once it is answered.
-    fn flush(&self) -> Flush {
+    fn flush(&self) -> Durability {
         match self {
-            Self::Insert(..) => Flush::Machine,
+            Self::Insert(..) => Durability::Machine,
             Self::Swap { flush, .. } => *flush,
             Self::Reserve { .. } | Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => {
-                Flush::Process
+                Durability::Process
             }
         }
     }
@@ -435,7 +443,7 @@ impl Change {
         }
     }
 
-    fn file(&mut self) -> Option<&mut Written> {
+    fn file(&mut self) -> Option<&mut ResultFile> {
         match self {
             Self::Insert(_, file) | Self::Swap { file, .. } => file.as_mut(),
             Self::Reserve { .. } | Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => None,

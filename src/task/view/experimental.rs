@@ -4,20 +4,20 @@
 //! Every member of the revision is in every view: clients of that time refuse a task without `ttl`
 //! or `lastUpdatedAt` (`WIRE`, B 1, rule 11).
 
-use super::Writer;
+use super::ObjectWriter;
 use crate::{
     protocol::{
         Timestamp, meta,
-        splice::{Edit, Object},
+        splice::{JsonObject, ObjectEdit},
     },
-    task::{PollBounds, Record, State},
+    task::{PollBounds, Record, TaskState},
 };
 use bytes::Bytes;
 use serde_json::json;
 
 /// How tasks are shown on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct ViewOptions {
     /// The least and the greatest `pollInterval`.
     pub poll: PollBounds,
     pub tool_errors: ToolErrors,
@@ -35,7 +35,7 @@ pub enum ToolErrors {
 
 /// Who reads a `CreateTaskResult`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
+pub enum TaskResultFormat {
     /// A client of the revision as it was published.
     Published,
     /// One that takes it for the call's own result, which must have `content`, and finds its task by
@@ -46,7 +46,7 @@ pub enum Reader {
 
 /// What a call that is a task has come to, as the call itself would have been answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TaskOutcome {
     /// The raw result object, with the task it belongs to in `_meta`.
     Result(Bytes),
     /// The raw error object.
@@ -60,12 +60,12 @@ pub enum Outcome {
 pub fn created(
     record: &Record,
     now: Timestamp,
-    terms: Terms,
-    reader: Reader,
+    terms: ViewOptions,
+    reader: TaskResultFormat,
     immediate: Option<&str>,
 ) -> Vec<u8> {
-    let mut out = Writer::sized(512 + immediate.map_or(0, str::len));
-    if reader == Reader::Draft {
+    let mut out = ObjectWriter::with_capacity(512 + immediate.map_or(0, str::len));
+    if reader == TaskResultFormat::Draft {
         out.key("content");
         out.raw(b"[]");
     }
@@ -76,8 +76,8 @@ pub fn created(
     out.key("_meta");
     out.raw(b"{");
     out.key(meta::RELATED_TASK);
-    out.raw(&related(record));
-    if reader == Reader::Draft {
+    out.raw(&related_task(record));
+    if reader == TaskResultFormat::Draft {
         out.key(meta::DRAFT_TASK);
         let status = status(record, terms.tool_errors);
         out.raw(json!({ "taskId": record.id.as_str(), "status": status }).to_string().as_bytes());
@@ -91,20 +91,20 @@ pub fn created(
 
 /// The task itself: the result of `tasks/get` and `tasks/cancel`, the params of
 /// `notifications/tasks/status`.
-pub fn shown(record: &Record, now: Timestamp, terms: Terms) -> Vec<u8> {
-    let mut out = Writer::sized(384 + record.message.as_ref().map_or(0, String::len));
+pub fn task_object(record: &Record, now: Timestamp, terms: ViewOptions) -> Vec<u8> {
+    let mut out = ObjectWriter::with_capacity(384 + record.message.as_ref().map_or(0, String::len));
     task(&mut out, record, now, terms);
     out.finish()
 }
 
 /// The result of `tasks/list`: one page, and the cursor of the next if there is one.
-pub fn listed<'a>(
+pub fn task_list<'a>(
     records: impl IntoIterator<Item = &'a Record>,
     next: Option<&str>,
     now: Timestamp,
-    terms: Terms,
+    terms: ViewOptions,
 ) -> Vec<u8> {
-    let mut out = Writer::sized(1024);
+    let mut out = ObjectWriter::with_capacity(1024);
     out.key("tasks");
     out.raw(b"[");
     for (at, record) in records.into_iter().enumerate() {
@@ -122,7 +122,7 @@ pub fn listed<'a>(
 /// The status, as this revision counts a tool that failed.
 pub fn status(record: &Record, tool_errors: ToolErrors) -> &'static str {
     match (&record.state, tool_errors) {
-        (State::Completed { is_error: true, .. }, ToolErrors::Failed) => "failed",
+        (TaskState::Completed { is_error: true, .. }, ToolErrors::Failed) => "failed",
         (state, ToolErrors::Failed | ToolErrors::Completed) => state.status(),
     }
 }
@@ -131,43 +131,43 @@ pub fn status(record: &Record, tool_errors: ToolErrors) -> &'static str {
 ///
 /// What a 2026-07-28 client's call left behind is a result of that revision: `resultType` and the
 /// server's name are taken off again.
-pub fn outcome(record: &Record) -> Option<Outcome> {
+pub fn outcome(record: &Record) -> Option<TaskOutcome> {
     match &record.state {
-        State::Working | State::InputRequired { .. } => None,
-        State::Completed { result, .. } => Some(Outcome::Result(related_result(record, result))),
-        State::Failed { error } => Some(Outcome::Error(error.clone())),
-        State::Cancelled => Some(Outcome::Cancelled),
+        TaskState::Working | TaskState::InputRequired { .. } => None,
+        TaskState::Completed { result, .. } => Some(TaskOutcome::Result(related_result(record, result))),
+        TaskState::Failed { error } => Some(TaskOutcome::Error(error.clone())),
+        TaskState::Cancelled => Some(TaskOutcome::Cancelled),
     }
 }
 
-/// The value of `io.modelcontextprotocol/related-task`.
-pub fn related(record: &Record) -> Vec<u8> {
+/// The value of `io.modelcontextprotocol/related_task-task`.
+pub fn related_task(record: &Record) -> Vec<u8> {
     json!({ "taskId": record.id.as_str() }).to_string().into()
 }
 
 fn related_result(record: &Record, result: &Bytes) -> Bytes {
-    let Ok(object) = Object::read(result) else { return result.clone() };
-    let mut edit = Edit::new(&object);
-    if record.raised {
+    let Ok(object) = JsonObject::read(result) else { return result.clone() };
+    let mut edit = ObjectEdit::new(&object);
+    if record.is_translated {
         edit.remove("resultType");
     }
-    let about = match object.get("_meta").map(|raw| Object::read(&raw)) {
+    let about = match object.get("_meta").map(|raw| JsonObject::read(&raw)) {
         Some(Ok(about)) => {
-            let mut inner = Edit::new(&about);
-            if record.raised {
+            let mut inner = ObjectEdit::new(&about);
+            if record.is_translated {
                 inner.remove(meta::SERVER_INFO);
             }
-            inner.set(meta::RELATED_TASK, related(record));
+            inner.set(meta::RELATED_TASK, related_task(record));
             inner.apply()
         }
-        _ => [b"{\"", meta::RELATED_TASK.as_bytes(), b"\":", &related(record), b"}"].concat().into(),
+        _ => [b"{\"", meta::RELATED_TASK.as_bytes(), b"\":", &related_task(record), b"}"].concat().into(),
     };
     edit.set("_meta", about);
     edit.apply()
 }
 
 /// The members of a task.
-fn task(out: &mut Writer, record: &Record, now: Timestamp, terms: Terms) {
+fn task(out: &mut ObjectWriter, record: &Record, now: Timestamp, terms: ViewOptions) {
     out.string("taskId", record.id.as_str());
     out.string("status", status(record, terms.tool_errors));
     if let Some(message) = &record.message {

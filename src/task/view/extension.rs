@@ -8,13 +8,13 @@
 //! `meta` is a raw `_meta` object to put in, for what the caller knows: who serves, which
 //! subscription.
 
-use super::Writer;
+use super::ObjectWriter;
 use crate::{
     protocol::{
         ErrorObject, Timestamp, meta,
-        splice::{Edit, Object},
+        splice::{JsonObject, ObjectEdit},
     },
-    task::{PollBounds, Record, State},
+    task::{PollBounds, Record, TaskState},
 };
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 /// The `CreateTaskResult` of the extension: flat, `resultType: "task"`, without result, error or
 /// input requests whatever the state.
 pub fn created(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
-    let mut view = View::sized(record, meta, 0);
+    let mut view = ExtensionWriter::with_capacity(record, meta, 0);
     view.0.string("resultType", "task");
     view.task(record, now, bounds);
     view.finish(meta)
@@ -31,7 +31,7 @@ pub fn created(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option
 /// The `GetTaskResult` of the extension: `resultType: "complete"` and the detailed task. The inlined
 /// result carries its own `resultType` (added where the server's had none).
 pub fn detailed(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
-    let mut view = View::sized(record, meta, record.stored_bytes());
+    let mut view = ExtensionWriter::with_capacity(record, meta, record.stored_bytes());
     view.0.string("resultType", "complete");
     view.task(record, now, bounds);
     view.details(record);
@@ -40,24 +40,29 @@ pub fn detailed(record: &Record, now: Timestamp, bounds: PollBounds, meta: Optio
 
 /// The params of `notifications/tasks`: the detailed task, identical to what `tasks/get` would say
 /// at this moment but for `resultType`, which belongs to results.
-pub fn notified(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
-    let mut view = View::sized(record, meta, record.stored_bytes());
+pub fn notification_params(
+    record: &Record,
+    now: Timestamp,
+    bounds: PollBounds,
+    meta: Option<&[u8]>,
+) -> Vec<u8> {
+    let mut view = ExtensionWriter::with_capacity(record, meta, record.stored_bytes());
     view.task(record, now, bounds);
     view.details(record);
     view.finish(meta)
 }
 
 /// A view that is being written.
-struct View(Writer);
+struct ExtensionWriter(ObjectWriter);
 
 // === impl View ===
 
-impl View {
+impl ExtensionWriter {
     /// With room for the whole view, so that a large result is not copied again on the way.
-    fn sized(record: &Record, meta: Option<&[u8]>, details: usize) -> Self {
+    fn with_capacity(record: &Record, meta: Option<&[u8]>, details: usize) -> Self {
         // The fixed fields take about 260 bytes; quotes around keys are few.
         let message = record.message.as_ref().map_or(0, String::len);
-        Self(Writer::sized(384 + message + details + meta.map_or(0, <[u8]>::len)))
+        Self(ObjectWriter::with_capacity(384 + message + details + meta.map_or(0, <[u8]>::len)))
     }
 
     /// The members that every view of a task has.
@@ -76,13 +81,13 @@ impl View {
     /// The members that belong to one status.
     fn details(&mut self, record: &Record) {
         match &record.state {
-            State::Working | State::Cancelled => {}
-            State::InputRequired { outstanding } => self.input_requests(outstanding),
-            State::Completed { result, .. } if record.raised => self.result(result),
-            State::Completed { result, .. } => self.result(&of_this_era(result)),
-            State::Failed { error } if record.raised => self.error(error),
-            State::Failed { error } => {
-                self.error(ErrorObject::from_raw(error.clone()).of_this_era().as_bytes());
+            TaskState::Working | TaskState::Cancelled => {}
+            TaskState::InputRequired { outstanding } => self.input_requests(outstanding),
+            TaskState::Completed { result, .. } if record.is_translated => self.result(result),
+            TaskState::Completed { result, .. } => self.result(&to_modern(result)),
+            TaskState::Failed { error } if record.is_translated => self.error(error),
+            TaskState::Failed { error } => {
+                self.error(ErrorObject::from_raw(error.clone()).into_modern().as_bytes());
             }
         }
     }
@@ -106,7 +111,7 @@ impl View {
     /// does.
     fn result(&mut self, result: &Bytes) {
         self.0.key("result");
-        let rest = match Object::read(result) {
+        let rest = match JsonObject::read(result) {
             Ok(object) if !object.contains("resultType") => {
                 let open =
                     result.iter().position(|&byte| byte == b'{').expect("an object begins with a brace");
@@ -137,14 +142,14 @@ impl View {
 
 /// What a call of an older revision left behind, without what means something else here: there a
 /// server's own `resultType` is one more unknown member, and it may have tasks of its own.
-fn of_this_era(result: &Bytes) -> Bytes {
-    let Ok(object) = Object::read(result) else { return result.clone() };
-    let mut edit = Edit::new(&object);
+fn to_modern(result: &Bytes) -> Bytes {
+    let Ok(object) = JsonObject::read(result) else { return result.clone() };
+    let mut edit = ObjectEdit::new(&object);
     edit.remove("resultType");
-    if let Some(Ok(about)) = object.get("_meta").map(|raw| Object::read(&raw))
+    if let Some(Ok(about)) = object.get("_meta").map(|raw| JsonObject::read(&raw))
         && about.contains(meta::RELATED_TASK)
     {
-        let mut inner = Edit::new(&about);
+        let mut inner = ObjectEdit::new(&about);
         inner.remove(meta::RELATED_TASK);
         edit.set("_meta", inner.apply());
     }

@@ -11,12 +11,12 @@ pub mod extension;
 pub mod ticket;
 
 /// A JSON object that is being written, straight into one buffer.
-struct Writer(Vec<u8>);
+struct ObjectWriter(Vec<u8>);
 
 // === impl Writer ===
 
-impl Writer {
-    fn sized(bytes: usize) -> Self {
+impl ObjectWriter {
+    fn with_capacity(bytes: usize) -> Self {
         let mut out = Vec::with_capacity(bytes);
         out.push(b'{');
         Self(out)

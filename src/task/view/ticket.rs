@@ -7,28 +7,28 @@
 use crate::{
     protocol::{
         Timestamp, meta,
-        splice::{Edit, Object},
+        splice::{JsonObject, ObjectEdit},
     },
-    task::{Record, State},
+    task::{Record, TaskState},
 };
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::time::Duration;
 
 /// What stands for something in words of the operator's.
-pub const PLACES: [&str; 7] =
+pub const PLACEHOLDERS: [&str; 7] =
     ["{tool}", "{elapsed}", "{progress}", "{ticket}", "{result}", "{cancel}", "{wait}"];
 /// What must be in them: without it no model comes back.
-pub const NEEDED: [&str; 2] = ["{ticket}", "{result}"];
+pub const REQUIRED_PLACEHOLDERS: [&str; 2] = ["{ticket}", "{result}"];
 
-const WORDS: &str = "{tool} is still running, {elapsed} so far{progress}. This is not its result yet. To get it, call the tool \
+const DEFAULT_TEXT: &str = "{tool} is still running, {elapsed} so far{progress}. This is not its result yet. To get it, call the tool \
      {result} with {\"ticket\": \"{ticket}\"}: it waits up to {wait}, and is to be called again for as long as it says \
      that {tool} is still running. Do not call {tool} again for this; it runs only once. To stop it, call {cancel} \
      with the same ticket.";
 
 /// How a ticket is spoken of.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms<'a> {
+pub struct TicketPrompt<'a> {
     pub ticket: &'a str,
     /// The tools that take it, as this client was given them.
     pub result: &'a str,
@@ -40,18 +40,18 @@ pub struct Terms<'a> {
 }
 
 /// The result of a call, or of asking for it, that is not done yet.
-pub fn running(record: &Record, now: Timestamp, terms: &Terms<'_>) -> Value {
+pub fn running(record: &Record, now: Timestamp, terms: &TicketPrompt<'_>) -> Value {
     let elapsed = record.waited + now.since(record.created);
     let progress = record.message.as_deref().map(|said| format!(" (last progress: {said})"));
-    let text = filled(terms.text.unwrap_or(WORDS), |place| {
+    let text = fill_placeholders(terms.text.unwrap_or(DEFAULT_TEXT), |place| {
         Some(match place {
             "{tool}" => record.tool.to_string(),
-            "{elapsed}" => in_words(elapsed),
+            "{elapsed}" => format_duration(elapsed),
             "{progress}" => progress.clone().unwrap_or_default(),
             "{ticket}" => terms.ticket.to_owned(),
             "{result}" => terms.result.to_owned(),
             "{cancel}" => terms.cancel.to_owned(),
-            "{wait}" => in_words(terms.wait),
+            "{wait}" => format_duration(terms.wait),
             _ => return None,
         })
     });
@@ -72,7 +72,7 @@ pub fn running(record: &Record, now: Timestamp, terms: &Terms<'_>) -> Value {
 
 /// What a call has come to, exactly as it would have been answered; nothing while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// The raw result object.
     Result(Bytes),
     /// The raw error object.
@@ -81,23 +81,25 @@ pub enum Outcome {
 }
 
 /// What a call has come to, in the words of 2026-07-28 where `modern`, else in those of before.
-pub fn outcome(record: &Record, modern: bool) -> Option<Outcome> {
+pub fn outcome(record: &Record, modern: bool) -> Option<CallOutcome> {
     match &record.state {
-        State::Working | State::InputRequired { .. } => None,
-        State::Completed { result, .. } if record.raised && !modern => Some(Outcome::Result(lowered(result))),
-        State::Completed { result, .. } => Some(Outcome::Result(result.clone())),
-        State::Failed { error } => Some(Outcome::Error(error.clone())),
-        State::Cancelled => Some(Outcome::Cancelled),
+        TaskState::Working | TaskState::InputRequired { .. } => None,
+        TaskState::Completed { result, .. } if record.is_translated && !modern => {
+            Some(CallOutcome::Result(to_legacy(result)))
+        }
+        TaskState::Completed { result, .. } => Some(CallOutcome::Result(result.clone())),
+        TaskState::Failed { error } => Some(CallOutcome::Error(error.clone())),
+        TaskState::Cancelled => Some(CallOutcome::Cancelled),
     }
 }
 
 /// A result of 2026-07-28 without what older clients do not know.
-fn lowered(result: &Bytes) -> Bytes {
-    let Ok(object) = Object::read(result) else { return result.clone() };
-    let mut edit = Edit::new(&object);
+fn to_legacy(result: &Bytes) -> Bytes {
+    let Ok(object) = JsonObject::read(result) else { return result.clone() };
+    let mut edit = ObjectEdit::new(&object);
     edit.remove("resultType");
-    if let Some(Ok(about)) = object.get("_meta").map(|raw| Object::read(&raw)) {
-        let mut inner = Edit::new(&about);
+    if let Some(Ok(about)) = object.get("_meta").map(|raw| JsonObject::read(&raw)) {
+        let mut inner = ObjectEdit::new(&about);
         inner.remove(meta::SERVER_INFO);
         edit.set("_meta", inner.apply());
     }
@@ -110,17 +112,17 @@ pub fn cancelled(tool: &str) -> Value {
 }
 
 /// The result of stopping a tool that is done.
-pub fn over(record: &Record, result_tool: &str) -> Value {
+pub fn already_ended(record: &Record, result_tool: &str) -> Value {
     let tool = &record.tool;
     let text = match record.state {
-        State::Cancelled => format!("{tool} had been stopped already. It has no result."),
+        TaskState::Cancelled => format!("{tool} had been stopped already. It has no result."),
         _ => format!("{tool} is done: it cannot be stopped any more. Its result is had from {result_tool}."),
     };
     json!({ "content": [{ "type": "text", "text": text }] })
 }
 
 /// What everybody hears of a ticket that is not known, or not theirs, or whose result is gone.
-pub fn unknown() -> Value {
+pub fn unknown_ticket() -> Value {
     let text = "This ticket is not known: it is not written exactly as it was given, or its result was kept for as long as \
                 results are and is gone.";
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
@@ -136,13 +138,13 @@ pub fn busy(reason: &str) -> Value {
 }
 
 /// What a tool of ours that takes a ticket says where it was given none.
-pub fn missing(name: &str) -> Value {
+pub fn missing_ticket(name: &str) -> Value {
     let text = format!("{name} needs the argument `ticket`: the ticket, exactly as it was given.");
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
 /// What looks like a place in a text: `{`, small letters, `}`.
-pub fn places(text: &str) -> impl Iterator<Item = &str> {
+pub fn placeholders(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         loop {
@@ -160,10 +162,10 @@ pub fn places(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// A text with its places filled. What is filled in is not looked at again.
-fn filled(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
+fn fill_placeholders(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
     let mut out = String::with_capacity(text.len() + 128);
     let mut rest = text;
-    for place in places(text) {
+    for place in placeholders(text) {
         let at = place.as_ptr() as usize - rest.as_ptr() as usize;
         out.push_str(&rest[..at]);
         out.push_str(value(place).as_deref().unwrap_or(place));
@@ -174,7 +176,7 @@ fn filled(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
 }
 
 /// A time as a model reads it: `45 s`, `2 min 5 s`, `1 h 3 min`.
-fn in_words(duration: Duration) -> String {
+fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let two = |most: u64, unit: &str, rest: u64, small: &str| match rest {
         0 => format!("{most} {unit}"),
@@ -195,20 +197,20 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::{Owner, Scope, TaskId, View};
+    use crate::task::{TaskId, TaskPrincipal, TaskSharing, TaskView};
     use expect_test::expect;
 
     fn record() -> Record {
-        let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Legacy };
+        let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Legacy };
         let id = TaskId::from_entropy([7; 16]);
         let mut record = Record::new(id, owner, "index_repo", Duration::ZERO, Timestamp::from_millis(41_000));
-        (record.view, record.waited) = (View::Ticket, Duration::from_secs(40));
+        (record.view, record.waited) = (TaskView::Ticket, Duration::from_secs(40));
         record
     }
 
-    fn terms(text: Option<&str>) -> Terms<'_> {
+    fn terms(text: Option<&str>) -> TicketPrompt<'_> {
         let (result, cancel) = ("deferral_result", "deferral_cancel");
-        Terms { ticket: "T-1", result, cancel, wait: Duration::from_secs(45), text }
+        TicketPrompt { ticket: "T-1", result, cancel, wait: Duration::from_secs(45), text }
     }
 
     #[test]
@@ -240,7 +242,7 @@ mod tests {
 
     #[test]
     fn only_small_letters_in_braces_are_a_place() {
-        let found: Vec<_> = places("{a} {{b}} {\"c\"} {d {e} {F} {}").collect();
+        let found: Vec<_> = placeholders("{a} {{b}} {\"c\"} {d {e} {F} {}").collect();
         assert_eq!(found, ["{a}", "{b}", "{e}"]);
     }
 
@@ -251,19 +253,19 @@ mod tests {
         let result: Bytes =
             r#"{"resultType":"complete","content":[],"_meta":{"io.modelcontextprotocol/serverInfo":{},"x":1}}"#
                 .into();
-        record.state = State::Completed { result: result.clone(), is_error: false };
-        assert_eq!(outcome(&record, true), Some(Outcome::Result(result)));
-        let lowered = Outcome::Result(r#"{"content":[],"_meta":{"x":1}}"#.into());
+        record.state = TaskState::Completed { result: result.clone(), is_error: false };
+        assert_eq!(outcome(&record, true), Some(CallOutcome::Result(result)));
+        let lowered = CallOutcome::Result(r#"{"content":[],"_meta":{"x":1}}"#.into());
         assert_eq!(outcome(&record, false), Some(lowered));
-        record.raised = false;
+        record.is_translated = false;
         let same = outcome(&record, false);
         assert_eq!(same, outcome(&record, true));
     }
 
     #[test]
     fn times_are_read_by_people() {
-        let shown = |seconds| in_words(Duration::from_secs(seconds));
+        let shown = |seconds| format_duration(Duration::from_secs(seconds));
         assert_eq!([45, 60, 125, 3600, 3780].map(shown), ["45 s", "1 min", "2 min 5 s", "1 h", "1 h 3 min"]);
-        assert_eq!(in_words(Duration::from_millis(300)), "300 ms");
+        assert_eq!(format_duration(Duration::from_millis(300)), "300 ms");
     }
 }

@@ -53,7 +53,7 @@ pub(super) const SHOWN: [u64; 18] = [
 
 /// Counts how long things took. Some 750 bytes.
 #[derive(Debug)]
-pub struct Latencies {
+pub struct LatencyHistogram {
     counts: [AtomicU64; STEPS + 1],
     /// In microseconds.
     sum: AtomicU64,
@@ -68,13 +68,13 @@ pub struct LatencySnapshot {
     pub sum_us: u64,
     pub longest_us: u64,
     /// How many took so long or less, and longer than the step before: the upper end of the step in microseconds,
-    /// and the count. Steps without any are left out; the last may have no end, which is `None`.
+    /// and the count. Steps without any are left out; the last may have no end, which is `Missing`.
     pub steps: Vec<(Option<u64>, u64)>,
 }
 
 // === impl Latencies ===
 
-impl Default for Latencies {
+impl Default for LatencyHistogram {
     fn default() -> Self {
         Self {
             counts: [const { AtomicU64::new(0) }; STEPS + 1],
@@ -84,8 +84,8 @@ impl Default for Latencies {
     }
 }
 
-impl Latencies {
-    pub fn add(&self, took: Duration) {
+impl LatencyHistogram {
+    pub fn record(&self, took: Duration) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let step = BOUNDS.partition_point(|bound| *bound < took);
         self.counts[step].fetch_add(1, Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl Latencies {
     }
 
     /// Counts all that another has counted, too.
-    pub fn absorb(&self, other: &Self) {
+    pub fn merge(&self, other: &Self) {
         for (count, others) in self.counts.iter().zip(&other.counts) {
             count.fetch_add(others.load(Ordering::Relaxed), Ordering::Relaxed);
         }
@@ -151,7 +151,7 @@ impl LatencySnapshot {
         within
     }
 
-    /// The time within which this share of all was over, of `0.0..=1.0`; `None` where nothing was counted. Within
+    /// The time within which this share of all was over, of `0.0..=1.0`; `Missing` where nothing was counted. Within
     /// the step that it is in the times are taken for evenly spread.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let mut left = share.clamp(0.0, 1.0) * self.count as f64;
@@ -187,18 +187,19 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(times: &[Duration]) -> LatencySnapshot {
-        let latencies = Latencies::default();
-        times.iter().for_each(|time| latencies.add(*time));
+        let latencies = LatencyHistogram::default();
+        times.iter().for_each(|time| latencies.record(*time));
         latencies.snapshot()
     }
 
     #[test]
     fn a_part_can_be_left_out_of_what_was_counted() {
-        let (all, part, rest) = (Latencies::default(), Latencies::default(), Latencies::default());
+        let (all, part, rest) =
+            (LatencyHistogram::default(), LatencyHistogram::default(), LatencyHistogram::default());
         for millis in [1, 20, 20, 300, 70_000] {
-            all.add(Duration::from_millis(millis));
+            all.record(Duration::from_millis(millis));
             let is_part = matches!(millis, 20 | 70_000);
-            if is_part { &part } else { &rest }.add(Duration::from_millis(millis));
+            if is_part { &part } else { &rest }.record(Duration::from_millis(millis));
         }
         let left = all.snapshot().without(&part.snapshot());
         assert_eq!(left, rest.snapshot());

@@ -2,7 +2,7 @@
 //! it was met.
 
 use super::expose;
-use crate::runtime::Striped;
+use crate::runtime::PerThread;
 use prometheus::proto::MetricFamily;
 use serde::Serialize;
 use std::sync::{
@@ -83,31 +83,31 @@ const COUNT: usize = Limit::ALL.len();
 
 /// What is known of one.
 #[derive(Debug)]
-struct Known {
+struct LimitState {
     /// Its value, as the bits of a float: times are in seconds. Not a number where it was not told.
     value: AtomicU64,
     /// Whether it is a limit on what there is at a time, so that some of it can be taken.
-    is_taken: bool,
+    has_usage: bool,
     hits: AtomicU64,
 }
 
 /// How much of each is taken. Each call takes of some, and gives it back; what it took on one stripe it may give back
 /// on another.
-static USED: LazyLock<Striped<[AtomicI64; COUNT]>> =
-    LazyLock::new(|| Striped::of(|| [const { AtomicI64::new(0) }; COUNT]));
+static USED: LazyLock<PerThread<[AtomicI64; COUNT]>> =
+    LazyLock::new(|| PerThread::from_fn(|| [const { AtomicI64::new(0) }; COUNT]));
 
-static KNOWN: [Known; COUNT] = {
-    let mut known = [const { Known::new(false) }; COUNT];
+static STATES: [LimitState; COUNT] = {
+    let mut known = [const { LimitState::new(false) }; COUNT];
     let mut at = 0;
-    while at < TAKEN.len() {
-        known[TAKEN[at] as usize] = Known::new(true);
+    while at < USAGE_LIMITS.len() {
+        known[USAGE_LIMITS[at] as usize] = LimitState::new(true);
         at += 1;
     }
     known
 };
 
 /// Those on what there is at a time, of all callers together.
-const TAKEN: &[Limit] = &[
+const USAGE_LIMITS: &[Limit] = &[
     Limit::BodyMemory,
     Limit::Connections,
     Limit::UpstreamConnections,
@@ -123,7 +123,7 @@ const TAKEN: &[Limit] = &[
 
 /// So much of a limit is taken; given back when dropped.
 #[derive(Debug)]
-pub struct Taken {
+pub struct UsageGuard {
     limit: Limit,
     amount: i64,
 }
@@ -142,43 +142,43 @@ pub struct LimitSnapshot {
 
 // === impl Known ===
 
-impl Known {
+impl LimitState {
     const fn new(is_taken: bool) -> Self {
-        Self { value: AtomicU64::new(f64::NAN.to_bits()), is_taken, hits: AtomicU64::new(0) }
+        Self { value: AtomicU64::new(f64::NAN.to_bits()), has_usage: is_taken, hits: AtomicU64::new(0) }
     }
 }
 
 // === impl Limit ===
 
 impl Limit {
-    const fn known(self) -> &'static Known {
-        &KNOWN[self as usize]
+    const fn state(self) -> &'static LimitState {
+        &STATES[self as usize]
     }
 
     /// It is this, times in seconds.
-    pub fn is(self, value: f64) {
-        self.known().value.store(value.to_bits(), Ordering::Relaxed);
+    pub fn set_value(self, value: f64) {
+        self.state().value.store(value.to_bits(), Ordering::Relaxed);
     }
 
     /// It was met.
-    pub fn hit(self) {
-        self.known().hits.fetch_add(1, Ordering::Relaxed);
+    pub fn record_hit(self) {
+        self.state().hits.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The limit of this key was met. A key that is none of these is not counted.
-    pub fn hit_by_key(key: &str) {
+    pub fn record_hit_by_key(key: &str) {
         if let Some(limit) = Self::ALL.iter().find(|limit| limit.key() == key) {
-            limit.hit();
+            limit.record_hit();
         }
     }
 
     /// So much more of it is taken, or less.
-    pub fn used(self, more: i64) {
-        USED.mine()[self as usize].fetch_add(more, Ordering::Relaxed);
+    pub fn add_used(self, more: i64) {
+        USED.local()[self as usize].fetch_add(more, Ordering::Relaxed);
     }
 
     /// So much of it is taken, where one place knows that: nobody says then of what becomes more or less.
-    pub fn is_used(self, amount: usize) {
+    pub fn set_used(self, amount: usize) {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
         for (stripe, used) in USED.iter().enumerate() {
             used[self as usize].store(if stripe == 0 { amount } else { 0 }, Ordering::Relaxed);
@@ -186,14 +186,14 @@ impl Limit {
     }
 
     /// So much of it is taken until what is given is dropped.
-    pub fn take(self, amount: usize) -> Taken {
+    pub fn take(self, amount: usize) -> UsageGuard {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
-        self.used(amount);
-        Taken { limit: self, amount }
+        self.add_used(amount);
+        UsageGuard { limit: self, amount }
     }
 
     pub(crate) fn snapshot(self) -> LimitSnapshot {
-        let Known { value, is_taken, hits } = self.known();
+        let LimitState { value, has_usage: is_taken, hits } = self.state();
         // What began on a stripe that was looked at and ended on one that was not is missing for a moment.
         let used = || {
             let sum: i64 = USED.iter().map(|used| used[self as usize].load(Ordering::Relaxed)).sum();
@@ -209,9 +209,9 @@ impl Limit {
     }
 }
 
-impl Drop for Taken {
+impl Drop for UsageGuard {
     fn drop(&mut self) {
-        self.limit.used(-self.amount);
+        self.limit.add_used(-self.amount);
     }
 }
 
@@ -255,8 +255,8 @@ mod tests {
     #[test]
     fn a_limit_is_counted_by_the_key_that_an_error_names() {
         let before = Limit::PollsPerSecond.snapshot().hits;
-        Limit::hit_by_key("limits.polls_per_second");
-        Limit::hit_by_key("limits.nonsense");
+        Limit::record_hit_by_key("limits.polls_per_second");
+        Limit::record_hit_by_key("limits.nonsense");
         assert_eq!(Limit::PollsPerSecond.snapshot().hits, before + 1);
     }
 }

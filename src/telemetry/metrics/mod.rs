@@ -2,10 +2,10 @@
 //!
 //! There is one set of counts a process, as there is one log: whoever lets something be known
 //! ([`events`](super::events)) moves the count with the line, so that the two agree. What is not counted but there
-//! (tasks, sessions, processes) is asked of whoever has it when the counts are read: [`write()`] takes it as [`Seen`].
+//! (tasks, sessions, processes) is asked of whoever has it when the counts are read: [`write()`] takes it as [`GaugeSnapshot`].
 //!
 //! Names and labels are an interface: dashboards and alerts are made of them. `manual::metrics` lists them, and
-//! `tests/it/metrics.rs` holds the list to what is written. A label's values are bounded: routes are the
+//! `tests/it/metrics/mod.rs` holds the list to what is written. A label's values are bounded: routes are the
 //! configuration's, methods the specification's, tools are at most [`tools::TOOLS`] a route.
 //!
 //! | file | |
@@ -25,24 +25,24 @@ mod process;
 mod requests;
 mod tools;
 
-pub use latency::{Latencies, LatencySnapshot};
-pub use limits::{Limit, LimitSnapshot, Taken};
-pub use requests::InFlight;
+pub use latency::{LatencyHistogram, LatencySnapshot};
+pub use limits::{Limit, LimitSnapshot, UsageGuard};
+pub use requests::InFlightRequest;
 pub use tools::{OTHER, TOOLS, ToolSnapshot};
 
-use super::{events::Outcome, tap};
+use super::{events::RequestOutcome, tap};
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
     TextEncoder, core::Collector, proto::MetricFamily,
 };
-use requests::Requests;
+use requests::RequestCounters;
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, LazyLock, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
-use tools::{Tool, Tools};
+use tools::{ToolCounters, ToolCounts};
 
 /// What is counted.
 struct Metrics {
@@ -50,8 +50,8 @@ struct Metrics {
     /// Each route of the configurations since the start. Its counters are written from then on, with the value 0: a
     /// counter that first appears with the value 1 shows no increase, so an alert would miss the first event.
     routes: Mutex<BTreeSet<Arc<str>>>,
-    requests: Requests,
-    tools: Tools,
+    requests: RequestCounters,
+    tools: ToolCounters,
     task_polls: HistogramVec,
     results_uncollected: IntCounterVec,
     questions: IntCounterVec,
@@ -67,15 +67,15 @@ struct Metrics {
 
 /// What there is when the counts are read, which nobody counts as it comes and goes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
+pub struct GaugeSnapshot {
     /// Route, status and how many.
     pub tasks: Vec<(Arc<str>, &'static str, usize)>,
-    pub servers: Vec<SeenServer>,
+    pub servers: Vec<ServerSnapshot>,
 }
 
 /// One route's server at a moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SeenServer {
+pub struct ServerSnapshot {
     pub route: Arc<str>,
     /// Whether it could be spoken to when that was tried last; none where it was not.
     pub is_up: Option<bool>,
@@ -92,18 +92,18 @@ const UNSPECIFIED: &str = "other";
 const KINDS: [&str; 3] = ["elicitation", "sampling", "roots"];
 
 /// The route of what is on none.
-const NOWHERE: &str = "none";
+const NO_ROUTE: &str = "none";
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
 /// A question of a server that waits for its answer. Dropped before it was told what it came to, it was withdrawn.
 #[derive(Debug)]
-pub struct OpenQuestion {
+pub struct OpenInputRequest {
     route: Arc<str>,
     origin: CallOrigin,
     method: String,
     kind: &'static str,
-    is_over: bool,
+    is_closed: bool,
 }
 
 /// The caller and the tool of the call that an input request belongs to.
@@ -117,7 +117,7 @@ pub struct CallOrigin {
 
 /// What became of something that a server asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QuestionOutcome {
+pub enum InputRequestOutcome {
     /// Its client answered, with a result or an error.
     Answered,
     /// Nobody answered in time.
@@ -131,7 +131,7 @@ pub enum QuestionOutcome {
 /// What became of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TicketOutcome {
-    Given,
+    Issued,
     /// The result was fetched with it.
     Collected,
     /// Its time was over before anybody fetched the result.
@@ -155,8 +155,8 @@ impl Metrics {
         };
         Self {
             routes: Mutex::default(),
-            requests: Requests::default(),
-            tools: Tools::default(),
+            requests: RequestCounters::default(),
+            tools: ToolCounters::default(),
             task_polls: histograms(
                 "deferral_task_polls",
                 "How often a task was asked for until its end was fetched.",
@@ -221,8 +221,8 @@ impl Metrics {
         }
     }
 
-    fn tool<T>(&self, route: &str, tool: &str, is_real: bool, count: impl FnOnce(&Tool) -> T) -> T {
-        self.tools.with(route, tool, is_real, count)
+    fn tool<T>(&self, route: &str, tool: &str, is_real: bool, count: impl FnOnce(&ToolCounts) -> T) -> T {
+        self.tools.count_in(route, tool, is_real, count)
     }
 }
 
@@ -234,7 +234,7 @@ fn registered<M: Collector + Clone + 'static>(registry: &Registry, metric: prome
 
 /// What is counted of the requests of clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Calls {
+pub struct CallCounts {
     /// That are being answered.
     pub in_flight: u64,
     /// That have ended, since the start.
@@ -244,8 +244,8 @@ pub struct Calls {
 }
 
 /// What is counted of the requests of clients, on all routes.
-pub fn calls() -> Calls {
-    let mut calls = Calls::default();
+pub fn calls() -> CallCounts {
+    let mut calls = CallCounts::default();
     for of_route in METRICS.requests.snapshot().values() {
         calls.in_flight += of_route.in_flight.and_then(|count| u64::try_from(count).ok()).unwrap_or_default();
         for ended in &of_route.ended {
@@ -271,7 +271,7 @@ pub fn questions_waiting() -> u64 {
 }
 
 /// All that is counted, as Prometheus reads it (text format 0.0.4).
-pub fn write(seen: &Seen) -> Vec<u8> {
+pub fn write(seen: &GaugeSnapshot) -> Vec<u8> {
     let metrics = &*METRICS;
     let mut families = metrics.registry.gather();
     let routes = metrics.routes.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -303,7 +303,7 @@ pub fn limits() -> Vec<LimitSnapshot> {
 
 /// A route is served: each of its counters exists from now on. `has_processes` where its server is a program that the
 /// proxy starts.
-pub fn route_served(route: &Arc<str>, has_processes: bool) {
+pub fn register_route(route: &Arc<str>, has_processes: bool) {
     let metrics = &*METRICS;
     metrics.routes.lock().unwrap_or_else(PoisonError::into_inner).insert(Arc::clone(route));
     let of_route: &[&str] = &[route];
@@ -318,7 +318,7 @@ pub fn route_served(route: &Arc<str>, has_processes: bool) {
     }
     metrics.questions_waiting.with_label_values(of_route);
     for kind in KINDS.into_iter().chain([UNSPECIFIED]) {
-        for outcome in QuestionOutcome::ALL {
+        for outcome in InputRequestOutcome::ALL {
             metrics.questions.with_label_values(&[route, kind, outcome.as_str()]);
         }
     }
@@ -328,66 +328,69 @@ pub fn route_served(route: &Arc<str>, has_processes: bool) {
 }
 
 /// The operations of the task store, each of which is counted from now on.
-pub fn store_operations(operations: &[&str]) {
+pub fn register_store_operations(operations: &[&str]) {
     for op in operations {
         METRICS.store_seconds.with_label_values(&[op]);
     }
 }
 
 /// One request has ended so.
-pub(super) fn request(route: &str, method: &str, outcome: Outcome) {
-    let route = if route.is_empty() { NOWHERE } else { route };
-    METRICS.requests.ended(route, method, outcome);
+pub(super) fn record_request(route: &str, method: &str, outcome: RequestOutcome) {
+    let route = if route.is_empty() { NO_ROUTE } else { route };
+    METRICS.requests.record_end(route, method, outcome);
 }
 
 /// The call of a tool has ended so, after this time. One that has become a task ends with that.
-pub(super) fn call(route: &str, tool: &str, outcome: Outcome, took: Duration) {
-    if outcome == Outcome::Task {
+pub(super) fn record_call(route: &str, tool: &str, outcome: RequestOutcome, took: Duration) {
+    if outcome == RequestOutcome::Task {
         return;
     }
     // Any other outcome can be had with a name that the client has made up.
-    METRICS.tool(route, tool, outcome == Outcome::Result, |tool| {
+    METRICS.tool(route, tool, outcome == RequestOutcome::Result, |tool| {
         match outcome {
             // Nothing was asked of the server, or it is asked again.
-            Outcome::Refused | Outcome::InputRequired => return,
-            Outcome::TimedOut => drop(tool.timed_out.fetch_add(1, Ordering::Relaxed)),
-            Outcome::Departed => drop(tool.departed.fetch_add(1, Ordering::Relaxed)),
-            Outcome::ToolError | Outcome::ServerError | Outcome::UpstreamFailed | Outcome::ProxyFailed => {
-                tool.failed_calls.add(took);
+            RequestOutcome::Refused | RequestOutcome::InputRequired => return,
+            RequestOutcome::TimedOut => drop(tool.timed_out.fetch_add(1, Ordering::Relaxed)),
+            RequestOutcome::Disconnected => drop(tool.departed.fetch_add(1, Ordering::Relaxed)),
+            RequestOutcome::ToolError
+            | RequestOutcome::ServerError
+            | RequestOutcome::UpstreamFailed
+            | RequestOutcome::ProxyFailed => {
+                tool.failed_calls.record(took);
             }
-            Outcome::Result | Outcome::Task => {}
+            RequestOutcome::Result | RequestOutcome::Task => {}
         }
-        tool.calls.add(took);
+        tool.calls.record(took);
     });
 }
 
 /// The server of this route lists a tool of this name.
-pub fn tool_listed(route: &str, tool: &str) {
-    METRICS.tools.listed(route, tool);
+pub fn mark_tool_listed(route: &str, tool: &str) {
+    METRICS.tools.mark_listed(route, tool);
 }
 
-pub(super) fn task_created(route: &str, tool: &str) {
+pub(super) fn record_task_created(route: &str, tool: &str) {
     METRICS.tool(route, tool, false, |tool| tool.tasks_created.fetch_add(1, Ordering::Relaxed));
 }
 
 /// A task has ended with this status, `age` after its creation; its call had run for `waited` by then. `is_success`
 /// where the tool did not say that it failed.
-pub(super) fn task_ended(
+pub(super) fn record_task_ended(
     (route, tool): (&str, &str),
     status: &str,
     is_success: bool,
     waited: Duration,
     age: Duration,
 ) {
-    METRICS.tool(route, tool, is_success, |tool| tool.ended(status, waited, age));
+    METRICS.tool(route, tool, is_success, |tool| tool.record_task_end(status, waited, age));
 }
 
 /// `is_success` where the call has ended without an error.
-pub(super) fn would_defer(route: &str, tool: &str, is_success: bool) {
+pub(super) fn record_would_defer(route: &str, tool: &str, is_success: bool) {
     METRICS.tool(route, tool, is_success, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
 }
 
-pub(super) fn log_lines_dropped(count: u64) {
+pub(super) fn record_log_lines_dropped(count: u64) {
     METRICS.log_lines_dropped.inc_by(count);
 }
 
@@ -396,32 +399,32 @@ pub(super) fn log_lines_dropped_so_far() -> u64 {
     METRICS.log_lines_dropped.get()
 }
 
-pub(super) fn outcome_unknown(route: &str) {
+pub(super) fn record_outcome_unknown(route: &str) {
     METRICS.outcome_unknown.with_label_values(&[route]).inc();
 }
 
 /// A process of a server is started after one had ended by itself.
-pub fn child_restarted(route: &str) {
+pub fn record_child_restart(route: &str) {
     METRICS.child_restarts.with_label_values(&[route]).inc();
 }
 
 /// An event in a stream of a route's server was no message.
-pub(super) fn event_skipped(route: &str) {
+pub(super) fn record_event_skipped(route: &str) {
     METRICS.events_skipped.with_label_values(&[route]).inc();
 }
 
 /// A task's end was fetched, after so many questions after it.
-pub fn task_fetched(route: &str, polls: u32) {
+pub fn record_task_fetched(route: &str, polls: u32) {
     METRICS.task_polls.with_label_values(&[route]).observe(f64::from(polls));
 }
 
 /// The time of a task's result was over before anybody fetched it.
-pub fn result_uncollected(route: &str) {
+pub fn record_uncollected_result(route: &str) {
     METRICS.results_uncollected.with_label_values(&[route]).inc();
 }
 
 /// What a server asked by this method has come to this.
-pub(super) fn question(route: &str, method: &str, outcome: QuestionOutcome) {
+pub(super) fn record_input_request(route: &str, method: &str, outcome: InputRequestOutcome) {
     METRICS.questions.with_label_values(&[route, kind_of(method), outcome.as_str()]).inc();
 }
 
@@ -431,61 +434,62 @@ fn kind_of(method: &str) -> &'static str {
 }
 
 /// A server has taken a cancel, this long after it was told.
-pub fn cancelled(route: &str, took: Duration) {
+pub fn record_cancel(route: &str, took: Duration) {
     METRICS.cancel_seconds.with_label_values(&[route]).observe(took.as_secs_f64());
 }
 
 /// The store has done this, in this time.
-pub fn stored(op: &str, took: Duration) {
+pub fn record_store_operation(op: &str, took: Duration) {
     METRICS.store_seconds.with_label_values(&[op]).observe(took.as_secs_f64());
 }
 
-pub fn ticket(route: &str, outcome: TicketOutcome) {
+pub fn record_ticket(route: &str, outcome: TicketOutcome) {
     METRICS.tickets.with_label_values(&[route, outcome.as_str()]).inc();
 }
 
 // === impl OpenQuestion ===
 
-impl OpenQuestion {
+impl OpenInputRequest {
     /// A server asks by this method.
-    pub fn asked(route: &Arc<str>, origin: CallOrigin, method: &str) -> Self {
+    pub fn open(route: &Arc<str>, origin: CallOrigin, method: &str) -> Self {
         METRICS.questions_waiting.with_label_values(&[&**route]).inc();
         let method = method.to_owned();
-        let open = Self { route: Arc::clone(route), origin, kind: kind_of(&method), method, is_over: false };
-        open.show("asked");
+        let open =
+            Self { route: Arc::clone(route), origin, kind: kind_of(&method), method, is_closed: false };
+        open.publish("asked");
         open
     }
 
     /// Its client has answered.
-    pub fn answered(self) {
-        self.came_to(QuestionOutcome::Answered);
+    pub fn close_answered(self) {
+        self.close(InputRequestOutcome::Answered);
     }
 
     /// Nobody has answered it in time.
-    pub fn declined(self) {
-        self.came_to(QuestionOutcome::Declined);
+    pub fn close_declined(self) {
+        self.close(InputRequestOutcome::Declined);
     }
 
-    fn came_to(mut self, outcome: QuestionOutcome) {
-        self.is_over = true;
-        self.show(outcome.as_str());
+    fn close(mut self, outcome: InputRequestOutcome) {
+        self.is_closed = true;
+        self.publish(outcome.as_str());
         METRICS.questions.with_label_values(&[&*self.route, self.kind, outcome.as_str()]).inc();
     }
 
     /// It has come to this, which is counted elsewhere.
-    pub fn told(mut self, outcome: QuestionOutcome) {
-        self.is_over = true;
-        self.show(outcome.as_str());
+    pub fn close_uncounted(mut self, outcome: InputRequestOutcome) {
+        self.is_closed = true;
+        self.publish(outcome.as_str());
     }
 
     /// Offers it to the open taps.
-    fn show(&self, outcome: &str) {
+    fn publish(&self, outcome: &str) {
         if !tap::is_open() {
             return;
         }
         let (principal, tool) = (&self.origin.principal, &*self.origin.tool);
-        let about = tap::About { route: &self.route, principal, token: None, tool };
-        tap::show("input_request", about, None, |line| {
+        let about = tap::TapSubject { route: &self.route, principal, token: None, tool };
+        tap::publish("input_request", about, None, |line| {
             for (name, value) in [("method", &*self.method), ("tool", tool), ("outcome", outcome)] {
                 line.insert(name.to_owned(), value.into());
             }
@@ -493,12 +497,12 @@ impl OpenQuestion {
     }
 }
 
-impl Drop for OpenQuestion {
+impl Drop for OpenInputRequest {
     fn drop(&mut self) {
         METRICS.questions_waiting.with_label_values(&[&*self.route]).dec();
-        if !self.is_over {
-            self.show(QuestionOutcome::Withdrawn.as_str());
-            let labels = [&*self.route, self.kind, QuestionOutcome::Withdrawn.as_str()];
+        if !self.is_closed {
+            self.publish(InputRequestOutcome::Withdrawn.as_str());
+            let labels = [&*self.route, self.kind, InputRequestOutcome::Withdrawn.as_str()];
             METRICS.questions.with_label_values(&labels).inc();
         }
     }
@@ -506,7 +510,7 @@ impl Drop for OpenQuestion {
 
 // === impl QuestionOutcome ===
 
-impl QuestionOutcome {
+impl InputRequestOutcome {
     const ALL: [Self; 4] = [Self::Answered, Self::Declined, Self::Refused, Self::Withdrawn];
 
     const fn as_str(self) -> &'static str {
@@ -522,11 +526,11 @@ impl QuestionOutcome {
 // === impl TicketOutcome ===
 
 impl TicketOutcome {
-    const ALL: [Self; 3] = [Self::Given, Self::Collected, Self::NeverCollected];
+    const ALL: [Self; 3] = [Self::Issued, Self::Collected, Self::NeverCollected];
 
     const fn as_str(self) -> &'static str {
         match self {
-            Self::Given => "given",
+            Self::Issued => "given",
             Self::Collected => "collected",
             Self::NeverCollected => "never_collected",
         }
@@ -535,13 +539,13 @@ impl TicketOutcome {
 
 // === impl Seen ===
 
-impl Seen {
+impl GaugeSnapshot {
     fn families(&self) -> Vec<MetricFamily> {
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         let tasks = self.tasks.iter().map(|(route, status, count)| {
             expose::gauge(&[("route", &**route), ("status", *status)], *count as f64)
         });
-        let of_servers = |value: fn(&SeenServer) -> Option<f64>| {
+        let of_servers = |value: fn(&ServerSnapshot) -> Option<f64>| {
             let each = self.servers.iter();
             each.filter_map(move |server| Some(expose::gauge(&[("route", &*server.route)], value(server)?)))
         };

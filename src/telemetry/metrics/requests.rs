@@ -3,7 +3,7 @@
 //! Each of them moves three counts, so it moves those of its thread's stripe: what is shown is the sum.
 
 use super::expose;
-use crate::{protocol::Method, runtime::Striped, telemetry::events::Outcome};
+use crate::{protocol::Method, runtime::PerThread, telemetry::events::RequestOutcome};
 use prometheus::proto::MetricFamily;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,46 +12,47 @@ use std::{
 
 /// The requests on all routes.
 #[derive(Debug, Default)]
-pub(super) struct Requests(Striped<Mutex<Counts>>);
+pub(super) struct RequestCounters(PerThread<Mutex<CountsByRoute>>);
 
 /// What was counted on one stripe, or in all, by route.
-type Counts = BTreeMap<Box<str>, OfRoute>;
+type CountsByRoute = BTreeMap<Box<str>, RouteCounts>;
 
 #[derive(Debug, Default)]
-pub(super) struct OfRoute {
+pub(super) struct RouteCounts {
     /// That have begun here, less those that have ended here: on another stripe than they began, mostly. None where
     /// none began: of what is on no route, nothing is in flight there.
     pub(super) in_flight: Option<i64>,
     /// Few, so they are looked through.
-    pub(super) ended: Vec<Ended>,
+    pub(super) ended: Vec<OutcomeCount>,
 }
 
 /// Requests of one method that ended in the same way.
 #[derive(Clone, Debug)]
-pub(super) struct Ended {
+pub(super) struct OutcomeCount {
     pub(super) method: Box<str>,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: RequestOutcome,
     pub(super) count: u64,
 }
 
 /// The outcomes of which an alert is made.
-const FAILURES: [Outcome; 3] = [Outcome::UpstreamFailed, Outcome::TimedOut, Outcome::ProxyFailed];
+const FAILURES: [RequestOutcome; 3] =
+    [RequestOutcome::UpstreamFailed, RequestOutcome::TimedOut, RequestOutcome::ProxyFailed];
 
 // === impl Requests ===
 
-impl Requests {
+impl RequestCounters {
     /// One more is being answered on a route, or one less.
-    pub(super) fn in_flight(&self, route: &str, more: i64) {
-        self.at(route, |of_route| *of_route.in_flight.get_or_insert(0) += more);
+    pub(super) fn add_in_flight(&self, route: &str, more: i64) {
+        self.update_route(route, |of_route| *of_route.in_flight.get_or_insert(0) += more);
     }
 
     /// One has ended so.
-    pub(super) fn ended(&self, route: &str, method: &str, outcome: Outcome) {
-        self.at(route, |of_route| of_route.add(method, outcome, 1));
+    pub(super) fn record_end(&self, route: &str, method: &str, outcome: RequestOutcome) {
+        self.update_route(route, |of_route| of_route.add(method, outcome, 1));
     }
 
-    fn at(&self, route: &str, change: impl FnOnce(&mut OfRoute)) {
-        let mut counts = lock(self.0.mine());
+    fn update_route(&self, route: &str, change: impl FnOnce(&mut RouteCounts)) {
+        let mut counts = lock(self.0.local());
         match counts.get_mut(route) {
             Some(of_route) => change(of_route),
             None => change(counts.entry(route.into()).or_default()),
@@ -59,15 +60,15 @@ impl Requests {
     }
 
     /// What was counted so far.
-    pub(super) fn snapshot(&self) -> Counts {
-        let mut sum = Counts::new();
+    pub(super) fn snapshot(&self) -> CountsByRoute {
+        let mut sum = CountsByRoute::new();
         for stripe in self.0.iter() {
             for (route, counted) in &*lock(stripe) {
                 let of_route = sum.entry(route.clone()).or_default();
                 if let Some(in_flight) = counted.in_flight {
                     *of_route.in_flight.get_or_insert(0) += in_flight;
                 }
-                for Ended { method, outcome, count } in &counted.ended {
+                for OutcomeCount { method, outcome, count } in &counted.ended {
                     of_route.add(method, *outcome, *count);
                 }
             }
@@ -81,7 +82,9 @@ impl Requests {
         let mut counts = self.snapshot();
         for route in routes {
             let of_route = counts.entry((**route).into()).or_default();
-            Outcome::ALL.into_iter().for_each(|outcome| of_route.add(Method::ToolsCall.as_str(), outcome, 0));
+            RequestOutcome::ALL
+                .into_iter()
+                .for_each(|outcome| of_route.add(Method::ToolsCall.as_str(), outcome, 0));
             let methods: BTreeSet<_> = of_route.ended.iter().map(|ended| ended.method.clone()).collect();
             for (method, outcome) in
                 methods.iter().flat_map(|method| FAILURES.map(|failure| (method, failure)))
@@ -116,33 +119,33 @@ impl Requests {
     }
 }
 
-fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
+fn lock(counts: &Mutex<CountsByRoute>) -> MutexGuard<'_, CountsByRoute> {
     counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl OfRoute ===
 
-impl OfRoute {
-    fn add(&mut self, method: &str, outcome: Outcome, more: u64) {
+impl RouteCounts {
+    fn add(&mut self, method: &str, outcome: RequestOutcome, more: u64) {
         let known = self.ended.iter_mut().find(|ended| ended.outcome == outcome && *ended.method == *method);
         match known {
             Some(ended) => ended.count += more,
-            None => self.ended.push(Ended { method: method.into(), outcome, count: more }),
+            None => self.ended.push(OutcomeCount { method: method.into(), outcome, count: more }),
         }
     }
 }
 
 /// A request is being answered on a route, until this is dropped.
 #[derive(Debug)]
-pub struct InFlight {
+pub struct InFlightRequest {
     route: Arc<str>,
 }
 
 // === impl InFlight ===
 
-impl InFlight {
-    pub fn on(route: &Arc<str>) -> Self {
-        super::METRICS.requests.in_flight(route, 1);
+impl InFlightRequest {
+    pub fn begin(route: &Arc<str>) -> Self {
+        super::METRICS.requests.add_in_flight(route, 1);
         Self { route: Arc::clone(route) }
     }
 
@@ -151,9 +154,9 @@ impl InFlight {
     }
 }
 
-impl Drop for InFlight {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        super::METRICS.requests.in_flight(&self.route, -1);
+        super::METRICS.requests.add_in_flight(&self.route, -1);
     }
 }
 
@@ -164,35 +167,35 @@ mod tests {
 
     #[test]
     fn what_is_shown_is_the_sum_of_what_all_threads_have_counted() {
-        let requests = Requests::default();
+        let requests = RequestCounters::default();
         thread::scope(|threads| {
             for number in 0..20_i64 {
                 let requests = &requests;
                 // It begins on one thread, and ends on another.
-                threads.spawn(move || requests.in_flight("/a", 1));
+                threads.spawn(move || requests.add_in_flight("/a", 1));
                 threads.spawn(move || {
-                    requests.ended(
+                    requests.record_end(
                         "/a",
                         "tools/call",
-                        if number < 5 { Outcome::Task } else { Outcome::Result },
+                        if number < 5 { RequestOutcome::Task } else { RequestOutcome::Result },
                     );
                     if number < 17 {
-                        requests.in_flight("/a", -1);
+                        requests.add_in_flight("/a", -1);
                     }
                 });
             }
         });
-        requests.ended("none", "GET", Outcome::Refused);
+        requests.record_end("none", "GET", RequestOutcome::Refused);
         let counted = requests.snapshot();
         let of_route = &counted["/a"];
         assert_eq!(of_route.in_flight, Some(3));
         let count =
             |outcome| of_route.ended.iter().find(|ended| ended.outcome == outcome).map(|ended| ended.count);
-        assert_eq!((count(Outcome::Task), count(Outcome::Result)), (Some(5), Some(15)));
+        assert_eq!((count(RequestOutcome::Task), count(RequestOutcome::Result)), (Some(5), Some(15)));
         assert_eq!(counted["none"].in_flight, None);
         let shown = |routes| requests.families(&routes).map(|family| family.get_metric().len());
         assert_eq!(shown(BTreeSet::new()), [3, 1]);
-        let of_calls = Outcome::ALL.len();
+        let of_calls = RequestOutcome::ALL.len();
         assert_eq!(
             shown(BTreeSet::from(["/a".into()])),
             [of_calls + 1, 1],

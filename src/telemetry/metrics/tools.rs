@@ -5,7 +5,7 @@
 
 use super::{
     expose,
-    latency::{Latencies, LatencySnapshot},
+    latency::{LatencyHistogram, LatencySnapshot},
 };
 use arc_swap::ArcSwap;
 use prometheus::proto::MetricFamily;
@@ -31,9 +31,9 @@ pub const OTHER: &str = "other";
 
 /// The tools of all routes.
 #[derive(Debug, Default)]
-pub(super) struct Tools {
+pub(super) struct ToolCounters {
     /// Looked at by each call, side by side.
-    known: ArcSwap<Known>,
+    known: ArcSwap<ToolsByRoute>,
     /// Held while one is added, to what is then known instead.
     adding: Mutex<()>,
     /// Hashes of the names that the server of each route lists.
@@ -42,20 +42,20 @@ pub(super) struct Tools {
 }
 
 /// The tools of each route, by name.
-type Known = BTreeMap<Arc<str>, Arc<OfRoute>>;
-type OfRoute = BTreeMap<Box<str>, Arc<Tool>>;
+type ToolsByRoute = BTreeMap<Arc<str>, Arc<ToolsByName>>;
+type ToolsByName = BTreeMap<Box<str>, Arc<ToolCounts>>;
 
 /// One of the counts.
-type Count = fn(&ToolSnapshot) -> u64;
+type CountFn = fn(&ToolSnapshot) -> u64;
 
 /// What is counted of one tool.
 #[derive(Debug, Default)]
-pub(super) struct Tool {
+pub(super) struct ToolCounts {
     /// Calls, from the request to the server's answer, whether or not they became tasks; of one that was left or
     /// cancelled how long it had run by then.
-    pub(super) calls: Latencies,
+    pub(super) calls: LatencyHistogram,
     /// Of those, calls that ended in an error: the tool's own or the server's, or that the server failed.
-    pub(super) failed_calls: Latencies,
+    pub(super) failed_calls: LatencyHistogram,
     /// Of those, calls whose servers did not answer in time.
     pub(super) timed_out: AtomicU64,
     /// Of those, calls whose clients left before the answer, or cancelled them.
@@ -65,7 +65,7 @@ pub(super) struct Tool {
     pub(super) failed: AtomicU64,
     pub(super) cancelled: AtomicU64,
     /// Tasks, from their creation to their end.
-    pub(super) tasks: Latencies,
+    pub(super) tasks: LatencyHistogram,
     /// Calls that would have become tasks, in mode `observe`.
     pub(super) would_defer: AtomicU64,
 }
@@ -91,11 +91,11 @@ pub struct ToolSnapshot {
 
 // === impl Tools ===
 
-impl Tools {
+impl ToolCounters {
     /// The server of this route lists a tool of this name. Beyond [`LISTED`] names it is not kept.
-    pub(super) fn listed(&self, route: &str, tool: &str) {
+    pub(super) fn mark_listed(&self, route: &str, tool: &str) {
         let hash = self.hashes.hash_one(tool);
-        if self.has_listed(route, hash) {
+        if self.is_listed(route, hash) {
             return;
         }
         let mut listed = self.listed.write().unwrap_or_else(PoisonError::into_inner);
@@ -107,25 +107,25 @@ impl Tools {
         }
     }
 
-    fn has_listed(&self, route: &str, hash: u64) -> bool {
+    fn is_listed(&self, route: &str, hash: u64) -> bool {
         let listed = self.listed.read().unwrap_or_else(PoisonError::into_inner);
         listed.get(route).is_some_and(|names| names.contains(&hash))
     }
 
     /// Counts for a tool of this name, or for all others. `is_real` where a call of it has ended without an error.
-    pub(super) fn with<T>(
+    pub(super) fn count_in<T>(
         &self,
         route: &str,
         tool: &str,
         is_real: bool,
-        count: impl FnOnce(&Tool) -> T,
+        count: impl FnOnce(&ToolCounts) -> T,
     ) -> T {
         let known = self.known.load();
         let of_route = known.get(route);
         if let Some(known) = of_route.and_then(|tools| tools.get(tool)) {
             return count(known);
         }
-        let is_real = is_real || self.has_listed(route, self.hashes.hash_one(tool));
+        let is_real = is_real || self.is_listed(route, self.hashes.hash_one(tool));
         let name = if is_real { tool } else { OTHER };
         // Once all places are taken there is nothing to add for any further name.
         let others = of_route.filter(|tools| !is_real || tools.len() >= TOOLS);
@@ -135,10 +135,10 @@ impl Tools {
         }
     }
 
-    fn add(&self, route: &str, tool: &str) -> Arc<Tool> {
+    fn add(&self, route: &str, tool: &str) -> Arc<ToolCounts> {
         let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known = Known::clone(&self.known.load());
-        let mut of_route = known.get(route).map(|tools| OfRoute::clone(tools)).unwrap_or_default();
+        let mut known = ToolsByRoute::clone(&self.known.load());
+        let mut of_route = known.get(route).map(|tools| ToolsByName::clone(tools)).unwrap_or_default();
         // Another may have taken the last place meanwhile.
         let is_full = !of_route.contains_key(tool) && of_route.len() >= TOOLS;
         let name = if is_full { OTHER } else { tool };
@@ -157,7 +157,7 @@ impl Tools {
 
 // === impl Tool ===
 
-impl Tool {
+impl ToolCounts {
     fn snapshot(&self, route: Arc<str>, tool: Box<str>) -> ToolSnapshot {
         let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
         ToolSnapshot {
@@ -177,7 +177,7 @@ impl Tool {
     }
 
     /// A task of this tool has ended, with this status.
-    pub(super) fn ended(&self, status: &str, waited: Duration, age: Duration) {
+    pub(super) fn record_task_end(&self, status: &str, waited: Duration, age: Duration) {
         let count = match status {
             "completed" => &self.completed,
             "failed" => &self.failed,
@@ -187,16 +187,16 @@ impl Tool {
             }
         };
         count.fetch_add(1, Ordering::Relaxed);
-        self.tasks.add(age);
+        self.tasks.record(age);
         let took = waited.saturating_add(age);
-        self.calls.add(took);
+        self.calls.record(took);
         if status == "failed" {
-            self.failed_calls.add(took);
+            self.failed_calls.record(took);
         }
     }
 }
 
-impl Tools {
+impl ToolCounters {
     /// As Prometheus is shown them. A tool that is counted by name has all its counters; each of `routes` has those of
     /// [`OTHER`].
     pub(super) fn families(&self, routes: &BTreeSet<Arc<str>>) -> Vec<MetricFamily> {
@@ -204,8 +204,8 @@ impl Tools {
         let others = tools.iter().filter(|tool| &*tool.tool == OTHER);
         let others: BTreeSet<_> = others.map(|tool| Arc::clone(&tool.route)).collect();
         let missing = routes.difference(&others);
-        tools.extend(missing.map(|route| Tool::default().snapshot(Arc::clone(route), OTHER.into())));
-        let count = |name: &str, help: &str, of: Count| {
+        tools.extend(missing.map(|route| ToolCounts::default().snapshot(Arc::clone(route), OTHER.into())));
+        let count = |name: &str, help: &str, of: CountFn| {
             let each = tools.iter().map(|tool| expose::counter(&labels(tool), of(tool) as f64));
             expose::family(name, help, expose::COUNTER, each)
         };
@@ -214,7 +214,7 @@ impl Tools {
             let each = each.map(|tool| expose::histogram(&labels(tool), of(tool)));
             expose::family(name, help, expose::HISTOGRAM, each)
         };
-        let ended: [(_, Count); 3] = [
+        let ended: [(_, CountFn); 3] = [
             ("completed", |tool| tool.tasks_completed),
             ("failed", |tool| tool.tasks_failed),
             ("cancelled", |tool| tool.tasks_cancelled),
@@ -260,32 +260,32 @@ mod tests {
 
     #[test]
     fn tools_beyond_the_places_of_a_route_are_counted_together() {
-        let tools = Tools::default();
+        let tools = ToolCounters::default();
         for number in 0..TOOLS + 50 {
             let name = format!("tool-{number}");
-            tools.with("/a", &name, true, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
+            tools.count_in("/a", &name, true, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
         }
         let counted = tools.snapshot();
         assert_eq!(counted.len(), TOOLS + 1);
         let other = counted.iter().find(|tool| &*tool.tool == OTHER).expect("the rest");
         assert_eq!(other.would_defer, 50);
-        tools.with("/b", "tool-7", true, |_| ());
+        tools.count_in("/b", "tool-7", true, |_| ());
         assert_eq!(tools.snapshot().len(), TOOLS + 2, "another route has places of its own");
     }
 
     #[test]
     fn a_name_that_no_server_has_answered_to_takes_no_place() {
-        let tools = Tools::default();
+        let tools = ToolCounters::default();
         for number in 0..1000 {
-            tools.with("/a", &format!("nonsense-{number}"), false, |_| ());
+            tools.count_in("/a", &format!("nonsense-{number}"), false, |_| ());
         }
         assert_eq!(tools.snapshot().len(), 1);
-        tools.with("/a", "real", true, |tool| tool.timed_out.fetch_add(1, Ordering::Relaxed));
-        let again = tools.with("/a", "real", false, |tool| tool.timed_out.load(Ordering::Relaxed));
+        tools.count_in("/a", "real", true, |tool| tool.timed_out.fetch_add(1, Ordering::Relaxed));
+        let again = tools.count_in("/a", "real", false, |tool| tool.timed_out.load(Ordering::Relaxed));
         assert_eq!(again, 1, "it is known by then");
-        tools.listed("/a", "listed");
-        tools.with("/a", "listed", false, |_| ());
-        tools.with("/b", "listed", false, |_| ());
+        tools.mark_listed("/a", "listed");
+        tools.count_in("/a", "listed", false, |_| ());
+        tools.count_in("/b", "listed", false, |_| ());
         let names: Vec<_> = tools.snapshot().into_iter().map(|it| (it.route, it.tool)).collect();
         assert!(names.contains(&("/a".into(), "listed".into())), "{names:?}");
         assert!(!names.contains(&("/b".into(), "listed".into())), "another server lists it: {names:?}");
@@ -293,12 +293,12 @@ mod tests {
 
     #[test]
     fn no_more_names_are_kept_than_a_list_may_have() {
-        let tools = Tools::default();
+        let tools = ToolCounters::default();
         for number in 0..=LISTED {
-            tools.listed("/a", &format!("tool-{number}"));
+            tools.mark_listed("/a", &format!("tool-{number}"));
         }
-        tools.with("/a", &format!("tool-{LISTED}"), false, |_| ());
-        tools.with("/a", "tool-0", false, |_| ());
+        tools.count_in("/a", &format!("tool-{LISTED}"), false, |_| ());
+        tools.count_in("/a", "tool-0", false, |_| ());
         let mut names: Vec<_> = tools.snapshot().into_iter().map(|it| it.tool).collect();
         names.sort_unstable();
         assert_eq!(names, [OTHER.into(), Box::<str>::from("tool-0")]);

@@ -1,6 +1,6 @@
 //! What stands for traces in a program without them: values of no size that do nothing.
 
-use super::{Kind, Settings, Value, World};
+use super::{AttributeValue, ExportSettings, SpanKind, TraceSources};
 use crate::protocol::TraceContext;
 use std::time::Duration;
 
@@ -11,17 +11,20 @@ pub struct Tracer(());
 pub struct Span(());
 
 #[derive(Debug)]
-pub struct Exporting;
+pub struct ExporterHandle;
 
 /// Nothing is sent anywhere.
-pub fn start(_settings: &Settings, World { now, random }: World) -> (Tracer, Exporting) {
+pub fn start(
+    _settings: &ExportSettings,
+    TraceSources { now, random }: TraceSources,
+) -> (Tracer, ExporterHandle) {
     let _ = (now, random);
-    (Tracer(()), Exporting)
+    (Tracer(()), ExporterHandle)
 }
 
-// === impl Exporting ===
+// === impl ExporterHandle ===
 
-impl Exporting {
+impl ExporterHandle {
     pub async fn close(self, _limit: Duration) {}
 }
 
@@ -32,7 +35,12 @@ impl Tracer {
         false
     }
 
-    pub fn begin(&self, _kind: Kind, _parent: Option<&TraceContext>, _name: impl FnOnce() -> String) -> Span {
+    pub fn begin(
+        &self,
+        _kind: SpanKind,
+        _parent: Option<&TraceContext>,
+        _name: impl FnOnce() -> String,
+    ) -> Span {
         Span(())
     }
 }
@@ -52,11 +60,12 @@ impl Span {
         None
     }
 
-    pub fn set(&mut self, _key: &'static str, _value: impl Into<Value>) {}
+    pub fn set(&mut self, _key: &'static str, _value: impl Into<AttributeValue>) {}
 
-    pub fn event<const N: usize>(&mut self, _name: &'static str, _with: [(&'static str, Value); N]) {}
+    pub fn event<const N: usize>(&mut self, _name: &'static str, _with: [(&'static str, AttributeValue); N]) {
+    }
 
     pub fn link(&mut self, _to: &TraceContext) {}
 
-    pub fn fail(&mut self, _kind: impl Into<Value>, _message: Option<&str>) {}
+    pub fn fail(&mut self, _kind: impl Into<AttributeValue>, _message: Option<&str>) {}
 }

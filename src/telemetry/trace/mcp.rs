@@ -1,31 +1,31 @@
 //! What the semantic conventions for MCP have every span say of a request or notification, whoever makes it
 //! (github.com/open-telemetry/semantic-conventions-genai, *Semantic conventions for Model Context Protocol*).
 
-use super::{Kind, Span, Tracer};
-use crate::protocol::{Id, Method, TraceContext};
+use super::{Span, SpanKind, Tracer};
+use crate::protocol::{Method, RequestId, TraceContext};
 
 /// One message, as a span names it.
 #[derive(Clone, Copy, Debug)]
-pub struct Message<'a> {
+pub struct MessageAttributes<'a> {
     pub method: &'a str,
     /// The tool's or the prompt's name. Of anything else there may be as many as there are callers, or it may be a
     /// secret: it is not told.
     pub target: Option<&'a str>,
-    pub id: Option<&'a Id>,
+    pub id: Option<&'a RequestId>,
 }
 
 /// Characters of what a client has chosen that are told.
 const SHOWN: usize = 200;
 
 /// Digits of a task's id that are told: enough to find it in the log, too few to be shown it.
-const TASK: usize = 8;
+const TASK_TAG_CHARS: usize = 8;
 
 // === impl Message ===
 
-impl Message<'_> {
+impl MessageAttributes<'_> {
     /// Begins a span for it.
-    pub fn begin(self, tracer: &Tracer, kind: Kind, parent: Option<&TraceContext>) -> Span {
-        let target = self.named();
+    pub fn begin(self, tracer: &Tracer, kind: SpanKind, parent: Option<&TraceContext>) -> Span {
+        let target = self.target_attribute();
         let mut span = tracer.begin(kind, parent, || match target {
             Some((_, name)) => format!("{} {}", shown(self.method), shown(name)),
             None => shown(self.method).to_owned(),
@@ -38,19 +38,19 @@ impl Message<'_> {
 
     fn describe(self, span: &mut Span) {
         span.set("mcp.method.name", shown(self.method).to_owned());
-        if let Some((key, name)) = self.named() {
+        if let Some((key, name)) = self.target_attribute() {
             span.set(key, shown(name).to_owned());
         }
         if self.method == Method::ToolsCall.as_str() {
             span.set("gen_ai.operation.name", "execute_tool");
         }
         if let Some(id) = self.id {
-            name_id(span, id);
+            set_request_id(span, id);
         }
     }
 
     /// The name that it is about, and what that is a name of.
-    fn named(&self) -> Option<(&'static str, &str)> {
+    fn target_attribute(&self) -> Option<(&'static str, &str)> {
         let key = match self.method {
             "tools/call" => "gen_ai.tool.name",
             "prompts/get" => "gen_ai.prompt.name",
@@ -61,7 +61,7 @@ impl Message<'_> {
 }
 
 /// Says which request it is, to whoever has answered it.
-pub fn name_id(span: &mut Span, id: &Id) {
+pub fn set_request_id(span: &mut Span, id: &RequestId) {
     if let Ok(text) = std::str::from_utf8(id.as_bytes()) {
         span.set("jsonrpc.request.id", shown(text.trim_matches('"')).to_owned());
     }
@@ -69,7 +69,7 @@ pub fn name_id(span: &mut Span, id: &Id) {
 
 /// What is told of a task's id.
 pub fn task_tag(id: &str) -> String {
-    id.chars().take(TASK).collect()
+    id.chars().take(TASK_TAG_CHARS).collect()
 }
 
 /// The beginning of a text.

@@ -22,10 +22,10 @@ pub mod settings;
 mod span;
 
 #[cfg(not(feature = "otlp"))]
-pub use absent::{Exporting, Span, Tracer, start};
+pub use absent::{ExporterHandle, Span, Tracer, start};
 #[cfg(feature = "otlp")]
-pub use otlp::{Exporting, start};
-pub use settings::Settings;
+pub use otlp::{ExporterHandle, start};
+pub use settings::ExportSettings;
 #[cfg(feature = "otlp")]
 pub use span::{Span, Tracer};
 
@@ -33,7 +33,7 @@ use std::time::SystemTime;
 
 /// What a span is asked for, or does itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SpanKind {
     /// A client's request is answered.
     Server,
     /// A server is asked.
@@ -42,7 +42,7 @@ pub enum Kind {
 
 /// What something is, beside its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum AttributeValue {
     Word(&'static str),
     Text(Box<str>),
     Number(i64),
@@ -51,7 +51,7 @@ pub enum Value {
 
 /// What traces need of the world.
 #[derive(Clone, Copy)]
-pub struct World {
+pub struct TraceSources {
     /// The wall clock: other programs' spans of the same trace have its times, too.
     pub now: fn() -> SystemTime,
     /// By chance: 16 bytes for a trace, 8 for a span.
@@ -60,25 +60,25 @@ pub struct World {
 
 // === impl Value ===
 
-impl From<&'static str> for Value {
+impl From<&'static str> for AttributeValue {
     fn from(word: &'static str) -> Self {
         Self::Word(word)
     }
 }
 
-impl From<String> for Value {
+impl From<String> for AttributeValue {
     fn from(text: String) -> Self {
         Self::Text(text.into())
     }
 }
 
-impl From<i64> for Value {
+impl From<i64> for AttributeValue {
     fn from(number: i64) -> Self {
         Self::Number(number)
     }
 }
 
-impl From<bool> for Value {
+impl From<bool> for AttributeValue {
     fn from(truth: bool) -> Self {
         Self::Truth(truth)
     }

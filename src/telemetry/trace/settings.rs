@@ -6,15 +6,15 @@ use std::time::Duration;
 
 /// Where traces go, and which.
 #[derive(Clone, PartialEq)]
-pub struct Settings {
+pub struct ExportSettings {
     /// With the path that spans are posted to.
     pub endpoint: Uri,
     /// The collector as it is shown: variables by their names, and no query.
     pub shown: String,
-    pub protocol: Protocol,
+    pub protocol: OtlpProtocol,
     /// Sent with each export. May hold a key.
     pub headers: HeaderMap,
-    pub sampler: Sampler,
+    pub sampler: TraceSampler,
     /// For one export, its answer included.
     pub timeout: Duration,
     /// What is said of this process, beside what it says itself.
@@ -23,7 +23,7 @@ pub struct Settings {
 
 /// How spans are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Protocol {
+pub enum OtlpProtocol {
     /// Protobuf in the body of a POST.
     #[default]
     Http,
@@ -32,7 +32,7 @@ pub enum Protocol {
 
 /// Which traces are recorded.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampler {
+pub struct TraceSampler {
     /// What the client has decided holds, where it has.
     pub follows_parent: bool,
     /// The share of all others, from 0 to 1.
@@ -48,22 +48,22 @@ const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Ex
 
 // === impl Settings ===
 
-impl Settings {
+impl ExportSettings {
     /// Traces go to this collector, and nothing else is set.
-    pub fn to(collector: &Uri, protocol: Protocol) -> Self {
+    pub fn for_collector(collector: &Uri, protocol: OtlpProtocol) -> Self {
         Self {
             endpoint: protocol.endpoint(collector),
             shown: String::new(),
             protocol,
             headers: HeaderMap::new(),
-            sampler: Sampler::default(),
+            sampler: TraceSampler::default(),
             timeout: TIMEOUT,
             resource: Vec::new(),
         }
     }
 }
 
-impl std::fmt::Debug for Settings {
+impl std::fmt::Debug for ExportSettings {
     /// Without the headers, which may hold a key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { endpoint: _, shown, protocol, headers, sampler, timeout, resource } = self;
@@ -80,7 +80,7 @@ impl std::fmt::Debug for Settings {
 
 // === impl Protocol ===
 
-impl Protocol {
+impl OtlpProtocol {
     /// Where spans are posted to at this collector. One that names the whole path already is taken at its word.
     pub fn endpoint(self, collector: &Uri) -> Uri {
         let base = collector.path().trim_end_matches('/');
@@ -101,15 +101,15 @@ impl Protocol {
 
 // === impl Sampler ===
 
-impl Default for Sampler {
+impl Default for TraceSampler {
     fn default() -> Self {
         Self { follows_parent: true, share: 1.0 }
     }
 }
 
-impl Sampler {
+impl TraceSampler {
     /// Whether a trace of this id is recorded; `parent` is the client's span.
-    pub fn samples(self, trace: &[u8; 16], parent: Option<&TraceContext>) -> bool {
+    pub fn is_sampled(self, trace: &[u8; 16], parent: Option<&TraceContext>) -> bool {
         if let Some(parent) = parent
             && self.follows_parent
         {
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn spans_go_below_the_collectors_url() {
         let at =
-            |protocol: Protocol, url: &'static str| protocol.endpoint(&Uri::from_static(url)).to_string();
+            |protocol: OtlpProtocol, url: &'static str| protocol.endpoint(&Uri::from_static(url)).to_string();
         for (url, endpoint) in [
             ("http://c:4318", "http://c:4318/v1/traces"),
             ("http://c:4318/", "http://c:4318/v1/traces"),
@@ -137,34 +137,35 @@ mod tests {
             ("https://c/v1/traces", "https://c/v1/traces"),
             ("https://c/otlp?k=v", "https://c/otlp/v1/traces?k=v"),
         ] {
-            assert_eq!(at(Protocol::Http, url), endpoint);
+            assert_eq!(at(OtlpProtocol::Http, url), endpoint);
         }
-        assert_eq!(at(Protocol::Grpc, "http://c:4317/ignored?x"), format!("http://c:4317{GRPC_PATH}"));
+        assert_eq!(at(OtlpProtocol::Grpc, "http://c:4317/ignored?x"), format!("http://c:4317{GRPC_PATH}"));
     }
 
     #[test]
     fn a_share_of_the_traces_is_recorded_and_what_the_client_decided_holds() {
         let parent = |flags| TraceContext { trace: [9; 16], span: [1; 8], flags, state: None };
-        let tenth = Sampler { share: 0.1, ..Sampler::default() };
+        let tenth = TraceSampler { share: 0.1, ..TraceSampler::default() };
         let mut ids = (0..10_000_u64).map(|n| {
             let mut id = [0; 16];
             // Spread over all there are.
             id[8..].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
             id
         });
-        let taken = ids.clone().filter(|id| tenth.samples(id, None)).count();
+        let taken = ids.clone().filter(|id| tenth.is_sampled(id, None)).count();
         assert!((950..1050).contains(&taken), "{taken}");
-        assert!(tenth.samples(&[0xff; 16], Some(&parent(1))));
-        assert!(!Sampler::default().samples(&[0; 16], Some(&parent(0))));
-        let own = Sampler { follows_parent: false, share: 1.0 };
-        assert!(ids.clone().all(|id| own.samples(&id, Some(&parent(0)))));
-        let none = Sampler { follows_parent: false, share: 0.0 };
-        assert!(!ids.any(|id| none.samples(&id, Some(&parent(1)))));
+        assert!(tenth.is_sampled(&[0xff; 16], Some(&parent(1))));
+        assert!(!TraceSampler::default().is_sampled(&[0; 16], Some(&parent(0))));
+        let own = TraceSampler { follows_parent: false, share: 1.0 };
+        assert!(ids.clone().all(|id| own.is_sampled(&id, Some(&parent(0)))));
+        let none = TraceSampler { follows_parent: false, share: 0.0 };
+        assert!(!ids.any(|id| none.is_sampled(&id, Some(&parent(1)))));
     }
 
     #[test]
     fn headers_do_not_show_themselves() {
-        let mut settings = Settings::to(&Uri::from_static("http://c:4318"), Protocol::Http);
+        let mut settings =
+            ExportSettings::for_collector(&Uri::from_static("http://c:4318"), OtlpProtocol::Http);
         settings.headers.insert("api-key", "secret-0000".parse().unwrap());
         assert!(!format!("{settings:?}").contains("secret-0000"));
     }

@@ -1,6 +1,6 @@
 //! What is recorded of one request or call, from its beginning until it is dropped.
 
-use super::{Kind, Value, World, settings::Sampler};
+use super::{AttributeValue, SpanKind, TraceSources, settings::TraceSampler};
 use crate::protocol::{
     TraceContext,
     trace_context::{RANDOM, SAMPLED},
@@ -18,13 +18,13 @@ use tokio::sync::mpsc;
 
 /// Makes spans, or none where traces are off. Clones are the same.
 #[derive(Clone, Default)]
-pub struct Tracer(Option<Arc<Recorder>>);
+pub struct Tracer(Option<Arc<SpanRecorder>>);
 
 /// Where spans go that have ended.
-pub(super) struct Recorder {
-    pub(super) sampler: Sampler,
-    pub(super) world: World,
-    pub(super) ended: mpsc::Sender<Box<Recorded>>,
+pub(super) struct SpanRecorder {
+    pub(super) sampler: TraceSampler,
+    pub(super) world: TraceSources,
+    pub(super) ended: mpsc::Sender<Box<SpanRecord>>,
     /// Those that there was no room for.
     pub(super) dropped: Arc<AtomicU64>,
 }
@@ -32,25 +32,25 @@ pub(super) struct Recorder {
 /// One span. Where traces are off there is nothing in it; one that is not sampled has a name that others are told,
 /// and nothing else. It ends when it is dropped.
 #[derive(Default)]
-pub struct Span(Option<Box<Live>>);
+pub struct Span(Option<Box<LiveSpan>>);
 
-struct Live {
+struct LiveSpan {
     context: TraceContext,
     /// Absent where the trace is not sampled.
-    recorded: Option<(Box<Recorded>, Arc<Recorder>)>,
+    recorded: Option<(Box<SpanRecord>, Arc<SpanRecorder>)>,
 }
 
 /// What the collector is told.
 #[derive(Debug)]
-pub(super) struct Recorded {
+pub(super) struct SpanRecord {
     pub(super) context: TraceContext,
-    pub(super) parent: Option<Parent>,
-    pub(super) kind: Kind,
+    pub(super) parent: Option<SpanParent>,
+    pub(super) kind: SpanKind,
     pub(super) name: String,
     pub(super) began: SystemTime,
     pub(super) ended: SystemTime,
-    pub(super) attributes: SmallVec<[(&'static str, Value); 10]>,
-    pub(super) events: Vec<Happened>,
+    pub(super) attributes: SmallVec<[(&'static str, AttributeValue); 10]>,
+    pub(super) events: Vec<SpanEvent>,
     /// Events that are not told.
     pub(super) events_omitted: u32,
     pub(super) links: SmallVec<[TraceContext; 1]>,
@@ -59,7 +59,7 @@ pub(super) struct Recorded {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Parent {
+pub(super) struct SpanParent {
     pub(super) span: [u8; 8],
     /// It is somebody else's.
     pub(super) is_remote: bool,
@@ -67,10 +67,10 @@ pub(super) struct Parent {
 
 /// An event of a span.
 #[derive(Debug)]
-pub(super) struct Happened {
+pub(super) struct SpanEvent {
     pub(super) at: SystemTime,
     pub(super) name: &'static str,
-    pub(super) with: SmallVec<[(&'static str, Value); 2]>,
+    pub(super) attributes: SmallVec<[(&'static str, AttributeValue); 2]>,
 }
 
 /// Events of one span; further ones are counted. As many as the SDKs keep.
@@ -82,7 +82,7 @@ const LINKS: usize = 8;
 // === impl Tracer ===
 
 impl Tracer {
-    pub(super) fn new(recorder: Recorder) -> Self {
+    pub(super) fn new(recorder: SpanRecorder) -> Self {
         Self(Some(Arc::new(recorder)))
     }
 
@@ -92,24 +92,30 @@ impl Tracer {
 
     /// Begins a span. The parent of one of a client's request is the client's own, that of a server's call one of
     /// ours; without a parent it begins a trace. `name` is asked for where it is recorded.
-    pub fn begin(&self, kind: Kind, parent: Option<&TraceContext>, name: impl FnOnce() -> String) -> Span {
+    pub fn begin(
+        &self,
+        kind: SpanKind,
+        parent: Option<&TraceContext>,
+        name: impl FnOnce() -> String,
+    ) -> Span {
         let Some(recorder) = &self.0 else { return Span::default() };
         let [trace, span] = ids((recorder.world.random)());
         let trace = parent.map_or(trace, |parent| parent.trace);
         let mut context = match parent {
-            Some(parent) => parent.at(last(span)),
+            Some(parent) => parent.with_span(last(span)),
             None => TraceContext { trace, span: last(span), flags: RANDOM, state: None },
         };
         // What is ours has been decided with its parent.
         let is_sampled = match (kind, parent) {
-            (Kind::Client, Some(parent)) => parent.is_sampled(),
-            (Kind::Client | Kind::Server, _) => recorder.sampler.samples(&trace, parent),
+            (SpanKind::Client, Some(parent)) => parent.is_sampled(),
+            (SpanKind::Client | SpanKind::Server, _) => recorder.sampler.is_sampled(&trace, parent),
         };
         context.flags = context.flags & !SAMPLED | if is_sampled { SAMPLED } else { 0 };
         let recorded = is_sampled.then(|| {
             let now = (recorder.world.now)();
-            let parent = parent.map(|parent| Parent { span: parent.span, is_remote: kind == Kind::Server });
-            let recorded = Recorded {
+            let parent =
+                parent.map(|parent| SpanParent { span: parent.span, is_remote: kind == SpanKind::Server });
+            let recorded = SpanRecord {
                 context: context.clone(),
                 parent,
                 kind,
@@ -124,7 +130,7 @@ impl Tracer {
             };
             (Box::new(recorded), Arc::clone(recorder))
         });
-        Span(Some(Box::new(Live { context, recorded })))
+        Span(Some(Box::new(LiveSpan { context, recorded })))
     }
 }
 
@@ -149,7 +155,7 @@ fn last([.., a, b, c, d, e, f, g, h]: [u8; 16]) -> [u8; 8] {
 // === impl Span ===
 
 impl Span {
-    fn recorded(&mut self) -> Option<(&mut Recorded, &Recorder)> {
+    fn recorded(&mut self) -> Option<(&mut SpanRecord, &SpanRecorder)> {
         let (recorded, recorder) = self.0.as_mut()?.recorded.as_mut()?;
         Some((recorded, recorder))
     }
@@ -159,7 +165,7 @@ impl Span {
         self.0.as_ref().is_some_and(|live| live.recorded.is_some())
     }
 
-    /// By what others know it; `None` where traces are off.
+    /// By what others know it; `Missing` where traces are off.
     pub fn context(&self) -> Option<&TraceContext> {
         self.0.as_ref().map(|live| &live.context)
     }
@@ -168,25 +174,25 @@ impl Span {
     pub fn parent(&self) -> Option<TraceContext> {
         let (recorded, _) = self.0.as_ref()?.recorded.as_ref()?;
         let parent = recorded.parent?;
-        Some(TraceContext { state: None, ..recorded.context.at(parent.span) })
+        Some(TraceContext { state: None, ..recorded.context.with_span(parent.span) })
     }
 
     /// Says something of it, once for each key.
-    pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
+    pub fn set(&mut self, key: &'static str, value: impl Into<AttributeValue>) {
         if let Some((recorded, _)) = self.recorded() {
             recorded.attributes.push((key, value.into()));
         }
     }
 
     /// Something happens to it now.
-    pub fn event<const N: usize>(&mut self, name: &'static str, with: [(&'static str, Value); N]) {
+    pub fn event<const N: usize>(&mut self, name: &'static str, with: [(&'static str, AttributeValue); N]) {
         let Some((recorded, recorder)) = self.recorded() else { return };
         if recorded.events.len() >= EVENTS {
             recorded.events_omitted = recorded.events_omitted.saturating_add(1);
             return;
         }
         let at = (recorder.world.now)();
-        recorded.events.push(Happened { at, name, with: SmallVec::from_iter(with) });
+        recorded.events.push(SpanEvent { at, name, attributes: SmallVec::from_iter(with) });
     }
 
     /// It has to do with another span, which is not its parent.
@@ -199,7 +205,7 @@ impl Span {
     }
 
     /// It has failed: of this kind (`error.type`), in words of ours where there are some.
-    pub fn fail(&mut self, kind: impl Into<Value>, message: Option<&str>) {
+    pub fn fail(&mut self, kind: impl Into<AttributeValue>, message: Option<&str>) {
         if let Some((recorded, _)) = self.recorded() {
             recorded.attributes.push(("error.type", kind.into()));
             recorded.failed = Some(message.unwrap_or_default().into());
@@ -232,7 +238,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn tracer(share: f64, room: usize) -> (Tracer, mpsc::Receiver<Box<Recorded>>, Arc<AtomicU64>) {
+    fn tracer(share: f64, room: usize) -> (Tracer, mpsc::Receiver<Box<SpanRecord>>, Arc<AtomicU64>) {
         static DRAWN: AtomicU64 = AtomicU64::new(1);
         let now = || SystemTime::UNIX_EPOCH + Duration::from_secs(1);
         let random = || {
@@ -242,9 +248,13 @@ mod tests {
         };
         let (ended, received) = mpsc::channel(room);
         let dropped = Arc::<AtomicU64>::default();
-        let sampler = Sampler { share, ..Sampler::default() };
-        let recorder =
-            Recorder { sampler, world: World { now, random }, ended, dropped: Arc::clone(&dropped) };
+        let sampler = TraceSampler { share, ..TraceSampler::default() };
+        let recorder = SpanRecorder {
+            sampler,
+            world: TraceSources { now, random },
+            ended,
+            dropped: Arc::clone(&dropped),
+        };
         (Tracer::new(recorder), received, dropped)
     }
 
@@ -255,8 +265,8 @@ mod tests {
     #[test]
     fn a_span_is_sent_when_it_is_dropped() {
         let (tracer, mut received, _) = tracer(1.0, 8);
-        let mut server = tracer.begin(Kind::Server, None, named);
-        let client = tracer.begin(Kind::Client, server.context(), named);
+        let mut server = tracer.begin(SpanKind::Server, None, named);
+        let client = tracer.begin(SpanKind::Client, server.context(), named);
         server.set("k", 1);
         server.event("e", [("a", true.into())]);
         server.fail("timeout", None);
@@ -265,7 +275,7 @@ mod tests {
         drop((client, server));
         let (client, server) = (received.try_recv().unwrap(), received.try_recv().unwrap());
         assert_eq!(client.context.trace, outer.trace);
-        assert_eq!(client.parent, Some(Parent { span: outer.span, is_remote: false }));
+        assert_eq!(client.parent, Some(SpanParent { span: outer.span, is_remote: false }));
         assert_eq!((server.parent, server.events.len()), (None, 1));
         assert_eq!(server.attributes[..], [("k", 1.into()), ("error.type", "timeout".into())]);
         assert!(server.failed.is_some());
@@ -274,10 +284,10 @@ mod tests {
     #[test]
     fn what_is_not_sampled_is_told_to_others_and_not_recorded() {
         let (tracer, mut received, _) = tracer(0.0, 8);
-        let server = tracer.begin(Kind::Server, None, || unreachable!("nobody sees its name"));
+        let server = tracer.begin(SpanKind::Server, None, || unreachable!("nobody sees its name"));
         let context = server.context().expect("it is on").clone();
         assert!(!context.is_sampled() && !server.is_recorded());
-        let client = tracer.begin(Kind::Client, Some(&context), named);
+        let client = tracer.begin(SpanKind::Client, Some(&context), named);
         assert_eq!(client.context().unwrap().trace, context.trace);
         drop((server, client));
         assert!(received.try_recv().is_err());
@@ -287,7 +297,7 @@ mod tests {
     fn what_there_is_no_room_for_is_counted_and_nobody_waits() {
         let (tracer, _received, dropped) = tracer(1.0, 3);
         for _ in 0..10 {
-            tracer.begin(Kind::Server, None, named);
+            tracer.begin(SpanKind::Server, None, named);
         }
         assert_eq!(dropped.load(Ordering::Relaxed), 7);
     }
@@ -295,7 +305,7 @@ mod tests {
     #[test]
     fn a_span_keeps_so_many_events_and_links_and_counts_the_others() {
         let (tracer, mut received, _) = tracer(1.0, 1);
-        let mut span = tracer.begin(Kind::Client, None, named);
+        let mut span = tracer.begin(SpanKind::Client, None, named);
         let other = span.context().unwrap().clone();
         for _ in 0..EVENTS + 5 {
             span.event("e", []);
@@ -308,7 +318,7 @@ mod tests {
 
     #[test]
     fn off_it_is_nothing() {
-        let mut span = Tracer::default().begin(Kind::Server, None, || unreachable!());
+        let mut span = Tracer::default().begin(SpanKind::Server, None, || unreachable!());
         span.set("k", 1);
         assert!(span.context().is_none() && !span.is_recorded());
         assert_eq!(size_of::<Span>(), size_of::<usize>());

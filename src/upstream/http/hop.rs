@@ -10,9 +10,9 @@ use std::borrow::Cow;
 pub(super) fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str> {
     let Some(query) = query.filter(|query| !query.is_empty()) else { return path.into() };
     let Some((_, own)) = path.split_once('?') else { return format!("{path}?{query}").into() };
-    let own: Vec<_> = names(own).collect();
+    let own: Vec<_> = query_names(own).collect();
     let mut whole = path.to_owned();
-    for pair in query.split('&').filter(|pair| !names(pair).any(|name| own.contains(&name))) {
+    for pair in query.split('&').filter(|pair| !query_names(pair).any(|name| own.contains(&name))) {
         whole.push('&');
         whole.push_str(pair);
     }
@@ -21,7 +21,7 @@ pub(super) fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str>
 
 /// The names in a query as the most generous reader takes them: with `;` between pairs too, escapes
 /// decoded, and in small letters.
-fn names(query: &str) -> impl Iterator<Item = Vec<u8>> {
+fn query_names(query: &str) -> impl Iterator<Item = Vec<u8>> {
     query.split(['&', ';']).filter(|pair| !pair.is_empty()).map(|pair| {
         let name = pair.split_once('=').map_or(pair, |(name, _)| name).as_bytes();
         let digit = |at: usize| name.get(at).and_then(|&byte| char::from(byte).to_digit(16));
@@ -41,20 +41,25 @@ fn names(query: &str) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// The header lines of a request: the client's own but those of its hop and those that are `ours`, which each request
+/// The header lines of a request: the client's own but those of its hop and those that are `configured_lines`, which each request
 /// says as they are then; with the server's name, and that of the proxy behind those it has passed before. What the
 /// client's `Connection` names has been removed by the front.
-pub(super) fn lines(host: &HeaderValue, via: &HeaderValue, headers: &HeaderMap, ours: &HeaderMap) -> Vec<u8> {
+pub(super) fn request_lines(
+    host: &HeaderValue,
+    via: &HeaderValue,
+    headers: &HeaderMap,
+    ours: &HeaderMap,
+) -> Vec<u8> {
     let mut lines = Vec::with_capacity(64 + headers.len() * 48);
-    http1::line(&mut lines, &header::HOST, host);
+    http1::write_header_line(&mut lines, &header::HOST, host);
     for (name, value) in headers {
         if HeaderScope::of(name).is_relayed() && !ours.contains_key(name) {
-            http1::line(&mut lines, name, value);
+            http1::write_header_line(&mut lines, name, value);
         }
     }
-    http1::line(&mut lines, &header::VIA, via);
+    http1::write_header_line(&mut lines, &header::VIA, via);
     if !ours.contains_key(header::ACCEPT_ENCODING) {
-        http1::line(&mut lines, &header::ACCEPT_ENCODING, &NO_CODING);
+        http1::write_header_line(&mut lines, &header::ACCEPT_ENCODING, &NO_CODING);
     }
     lines
 }
@@ -64,7 +69,7 @@ pub(super) const NO_CODING: HeaderValue = HeaderValue::from_static("identity");
 
 /// The headers of an answer but those of its hop, and those by which a server lets pages of other sites read it: who
 /// may is said by `access.origins` alone.
-pub(super) fn without_hop(mut headers: HeaderMap) -> HeaderMap {
+pub(super) fn strip_hop_headers(mut headers: HeaderMap) -> HeaderMap {
     // A length beside a coding does not count (RFC 9112, 6.3).
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);

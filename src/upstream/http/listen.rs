@@ -6,7 +6,7 @@
 //! Not behind the last event, whatever ids the events have: a server that keeps the events of all its sessions in
 //! one place gives back what was said on the GET stream of any of them, questions included, and those would be put
 //! to somebody they were not meant for. (The event stores that SDKs give as examples are such, where a server
-//! hands all its sessions the same.) What was said in between is told to be [missed](Beside::Missed).
+//! hands all its sessions the same.) What was said in between is told to be [missed](SessionEvent::Gap).
 
 use http::StatusCode;
 use std::{
@@ -17,10 +17,10 @@ use std::{
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    line::HttpLine,
-    messages::{Messages, Opening, Stop},
+    messages::{ReadEnd, ResponseClass, ResponseReader},
+    session::HttpSession,
 };
-use crate::upstream::{http1::Incoming, wire::Beside};
+use crate::upstream::{http1::IncomingBody, transport::SessionEvent};
 
 /// The pause before a closed stream is opened again, where the server names none. Doubles with
 /// every attempt that brings nothing.
@@ -34,12 +34,12 @@ const MISSED_PERIOD: Duration = Duration::from_secs(30);
 const FRUITLESS: u32 = 5;
 
 /// What came of asking for the stream.
-enum Attempt {
-    Open(Box<Messages>),
+enum StreamAttempt {
+    Open(Box<ResponseReader>),
     /// This server has no such stream, or not for us.
     Refused,
     /// The same, where there has been one: the server may have lost the session.
-    Doubtful,
+    Suspect,
     /// The session is gone.
     Ended,
     /// Perhaps later.
@@ -48,7 +48,7 @@ enum Attempt {
 
 /// What was said while there was no stream.
 #[derive(Default)]
-struct Missed {
+struct GapNotice {
     /// There is something to tell.
     any: bool,
     /// Until it may be told again.
@@ -57,10 +57,10 @@ struct Missed {
 
 // === impl Missed ===
 
-impl Missed {
+impl GapNotice {
     /// Resolves when it is to be told, once for each time that something was missed. Dropping it in between loses
     /// nothing.
-    async fn is_due(&mut self) {
+    async fn wait_due(&mut self) {
         if !self.any {
             return pending().await;
         }
@@ -72,31 +72,34 @@ impl Missed {
 }
 
 /// Asks for the stream and reads it, again and again, until it is refused or the session is gone.
-pub(super) async fn listen(line: &HttpLine, mut tell: impl FnMut(Beside) + Send) {
+pub(super) async fn listen(line: &HttpSession, mut tell: impl FnMut(SessionEvent) + Send) {
     let mut retry = None;
     let mut fruitless = 0;
     let mut had_one = false;
-    let mut missed = Missed::default();
+    let mut missed = GapNotice::default();
     loop {
-        let attempt = ask(line, had_one).await;
+        let attempt = open_stream(line, had_one).await;
         match attempt {
-            Attempt::Refused => tell(Beside::Deaf),
-            Attempt::Open(_) if had_one => missed.any = true,
-            Attempt::Open(_) | Attempt::Doubtful | Attempt::Ended | Attempt::Failed => {}
+            StreamAttempt::Refused => tell(SessionEvent::Unavailable),
+            StreamAttempt::Open(_) if had_one => missed.any = true,
+            StreamAttempt::Open(_)
+            | StreamAttempt::Suspect
+            | StreamAttempt::Ended
+            | StreamAttempt::Failed => {}
         }
-        tell(Beside::Settled);
+        tell(SessionEvent::Settled);
         match attempt {
-            Attempt::Open(mut messages) => {
+            StreamAttempt::Open(mut messages) => {
                 had_one = true;
-                if read(&mut messages, &mut missed, &mut tell).await {
+                if read_stream(&mut messages, &mut missed, &mut tell).await {
                     fruitless = 0;
                 }
                 retry = messages.resumption().and_then(|resumption| resumption.retry).or(retry);
             }
-            Attempt::Refused => return,
-            Attempt::Doubtful => return tell(Beside::Doubtful),
-            Attempt::Ended => return tell(Beside::Ended),
-            Attempt::Failed => {}
+            StreamAttempt::Refused => return,
+            StreamAttempt::Suspect => return tell(SessionEvent::Suspect),
+            StreamAttempt::Ended => return tell(SessionEvent::Ended),
+            StreamAttempt::Failed => {}
         }
         sleep(pause(retry, fruitless)).await;
         fruitless = fruitless.saturating_add(1);
@@ -113,41 +116,47 @@ fn pause(named: Option<Duration>, fruitless: u32) -> Duration {
     }
 }
 
-async fn ask(line: &HttpLine, had_one: bool) -> Attempt {
-    let Ok(response) = line.get(None).await else { return Attempt::Failed };
+async fn open_stream(line: &HttpSession, had_one: bool) -> StreamAttempt {
+    let Ok(response) = line.get(None).await else { return StreamAttempt::Failed };
     let status = response.status();
-    match Opening::of(response, &line.http) {
-        Ok(Opening::Messages(messages)) if messages.resumption().is_some() => {
-            Attempt::Open(Box::new(messages))
+    match ResponseClass::of(response, &line.http) {
+        Ok(ResponseClass::Messages(messages)) if messages.resumption().is_some() => {
+            StreamAttempt::Open(Box::new(messages))
         }
         // Some answer 200 or 202 with nothing in it.
-        Ok(Opening::Messages(_) | Opening::Accepted) | Err(_) => Attempt::Refused,
-        Ok(Opening::Refused(_, body)) => refused(line, status, body, had_one),
+        Ok(ResponseClass::Messages(_) | ResponseClass::Accepted) | Err(_) => StreamAttempt::Refused,
+        Ok(ResponseClass::Refused(_, body)) => judge_refusal(line, status, body, had_one),
     }
 }
 
-fn refused(line: &HttpLine, status: StatusCode, body: Incoming, had_one: bool) -> Attempt {
+fn judge_refusal(line: &HttpSession, status: StatusCode, body: IncomingBody, had_one: bool) -> StreamAttempt {
     line.http.drain_later(body);
     match status {
         // Where there has been a stream, this is about the session.
-        StatusCode::NOT_FOUND | StatusCode::GONE if had_one && line.has_id => Attempt::Ended,
-        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE if had_one => Attempt::Doubtful,
+        StatusCode::NOT_FOUND | StatusCode::GONE if had_one && line.has_id => StreamAttempt::Ended,
+        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE if had_one => {
+            StreamAttempt::Suspect
+        }
         // Only one stream at a time, and the one that broke still counts; or too many requests.
-        StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS => Attempt::Failed,
-        StatusCode::NOT_IMPLEMENTED => Attempt::Refused,
-        status if status.is_client_error() => Attempt::Refused,
-        _ => Attempt::Failed,
+        StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS => StreamAttempt::Failed,
+        StatusCode::NOT_IMPLEMENTED => StreamAttempt::Refused,
+        status if status.is_client_error() => StreamAttempt::Refused,
+        _ => StreamAttempt::Failed,
     }
 }
 
 /// Reads a stream to its end, and tells what was missed before it. Whether it was worth having.
-async fn read(messages: &mut Messages, missed: &mut Missed, tell: &mut (impl FnMut(Beside) + Send)) -> bool {
+async fn read_stream(
+    messages: &mut ResponseReader,
+    missed: &mut GapNotice,
+    tell: &mut (impl FnMut(SessionEvent) + Send),
+) -> bool {
     let mut worth = false;
     loop {
         let next = tokio::select! {
             biased;
-            () = missed.is_due() => {
-                tell(Beside::Missed);
+            () = missed.wait_due() => {
+                tell(SessionEvent::Gap);
                 continue;
             }
             next = poll_fn(|cx| messages.poll_next(cx)) => next,
@@ -155,10 +164,10 @@ async fn read(messages: &mut Messages, missed: &mut Missed, tell: &mut (impl FnM
         match next {
             Ok(frame) => {
                 worth = true;
-                tell(Beside::Message(frame));
+                tell(SessionEvent::Message(frame));
             }
-            Err(Stop::Ended(_)) => return worth,
-            Err(Stop::Lost(lost)) => {
+            Err(ReadEnd::Ended(_)) => return worth,
+            Err(ReadEnd::Lost(lost)) => {
                 // Where the next event begins behind one that is too large is unknown: begin with a new stream.
                 tracing::debug!(error = %lost, "an event on the session's own stream could not be read");
                 return worth;
@@ -175,16 +184,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_missed_is_told_at_once_and_then_only_so_often() {
-        let mut missed = Missed { any: true, quiet: None };
-        assert!(missed.is_due().now_or_never().is_some(), "at once");
-        assert!(missed.is_due().now_or_never().is_none(), "nothing more was missed");
+        let mut missed = GapNotice { any: true, quiet: None };
+        assert!(missed.wait_due().now_or_never().is_some(), "at once");
+        assert!(missed.wait_due().now_or_never().is_none(), "nothing more was missed");
         missed.any = true;
-        assert!(timeout(MISSED_PERIOD - PAUSE, missed.is_due()).await.is_err());
+        assert!(timeout(MISSED_PERIOD - PAUSE, missed.wait_due()).await.is_err());
         missed.any = true;
-        missed.is_due().await;
+        missed.wait_due().await;
         sleep(10 * MISSED_PERIOD).await;
         missed.any = true;
-        assert!(missed.is_due().now_or_never().is_some());
+        assert!(missed.wait_due().now_or_never().is_some());
     }
 
     #[test]

@@ -14,31 +14,31 @@ use std::{
     time::Duration,
 };
 
-use super::server::Http;
+use super::server::StreamableHttp;
 use crate::{
     protocol::{
-        Frame, FrameError, Messages as Parts,
+        Frame, FrameError, MessageReader as Parts,
         accept::{self, is_media},
-        sse::{self, Decoder},
+        sse::{self, EventDecoder},
     },
     telemetry::EventSkipped,
-    upstream::{CallError, http1::Incoming, root_cause},
+    upstream::{CallError, http1::IncomingBody, root_cause},
 };
 
 /// What an answer's head announces.
-pub(super) enum Opening {
+pub(super) enum ResponseClass {
     /// Messages follow.
-    Messages(Messages),
+    Messages(ResponseReader),
     /// Taken, and nothing follows here (202).
     Accepted,
     /// An HTTP error, whose body may still be a JSON-RPC message.
-    Refused(http::response::Parts, Incoming),
+    Refused(http::response::Parts, IncomingBody),
 }
 
 /// Reads messages from an answer's body.
-pub(super) struct Messages {
-    body: Incoming,
-    form: Form,
+pub(super) struct ResponseReader {
+    body: IncomingBody,
+    form: BodyFormat,
     /// For one message, in bytes.
     limit: usize,
     /// Something has arrived since this was last asked.
@@ -51,22 +51,22 @@ pub(super) struct Messages {
     skipped: Option<FrameError>,
 }
 
-enum Form {
+enum BodyFormat {
     /// One JSON document: what has come of it, where it took more than one chunk.
     Document(BytesMut),
-    Events(Box<Events>),
+    Events(Box<SseEvents>),
     /// The body has ended.
     Ended,
 }
 
-struct Events {
-    decoder: Decoder,
-    resumption: Resumption,
+struct SseEvents {
+    decoder: EventDecoder,
+    resumption: SseResumption,
 }
 
 /// What is needed to take up a broken stream again.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Resumption {
+pub(super) struct SseResumption {
     /// The id of the last event that had one.
     pub(super) last_id: Option<String>,
     /// How long the server wants to be left alone before.
@@ -77,7 +77,7 @@ pub(super) struct Resumption {
 
 /// Why reading stopped.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum ReadEnd {
     /// The body ended, or broke (then there is a reason).
     Ended(Option<String>),
     Lost(CallError),
@@ -85,13 +85,16 @@ pub(super) enum Stop {
 
 // === impl Opening ===
 
-impl Opening {
+impl ResponseClass {
     /// Reads the head of an answer of `server`.
     ///
     /// # Errors
     /// [`CallError::Invalid`] where no message can follow: the body is empty, or of another content type.
-    pub(super) fn of(response: http::Response<Incoming>, server: &Http) -> Result<Self, CallError> {
-        let limit = server.config.now().limits.result_bytes;
+    pub(super) fn of(
+        response: http::Response<IncomingBody>,
+        server: &StreamableHttp,
+    ) -> Result<Self, CallError> {
+        let limit = server.config.load().limits.result_bytes;
         let (head, body) = response.into_parts();
         if !head.status.is_success() {
             return Ok(Self::Refused(head, body));
@@ -105,9 +108,9 @@ impl Opening {
             return Err(no_response());
         }
         let form = match head.headers.get(header::CONTENT_TYPE) {
-            _ if is_events(&head.headers) => Form::Events(Box::new(Events::new(limit))),
-            None => Form::Document(BytesMut::new()),
-            kind if is_media(kind, accept::JSON) => Form::Document(BytesMut::new()),
+            _ if is_events(&head.headers) => BodyFormat::Events(Box::new(SseEvents::new(limit))),
+            None => BodyFormat::Document(BytesMut::new()),
+            kind if is_media(kind, accept::JSON) => BodyFormat::Document(BytesMut::new()),
             Some(kind) => {
                 let kind = String::from_utf8_lossy(kind.as_bytes()).into_owned();
                 return Err(CallError::Invalid(format!(
@@ -115,7 +118,7 @@ impl Opening {
                 )));
             }
         };
-        Ok(Self::Messages(Messages {
+        Ok(Self::Messages(ResponseReader {
             body,
             form,
             limit,
@@ -133,9 +136,9 @@ pub(super) fn is_events(headers: &HeaderMap) -> bool {
 
 // === impl Events ===
 
-impl Events {
+impl SseEvents {
     fn new(limit: usize) -> Self {
-        Self { decoder: Decoder::new(limit), resumption: Resumption::default() }
+        Self { decoder: EventDecoder::new(limit), resumption: SseResumption::default() }
     }
 
     /// The data of the next event that holds a message.
@@ -160,14 +163,14 @@ impl Events {
 
 // === impl Messages ===
 
-impl Messages {
-    /// The next message. Once this has given [`Stop`] there is no further one.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Stop>> {
+impl ResponseReader {
+    /// The next message. Once this has given [`ReadEnd`] there is no further one.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, ReadEnd>> {
         loop {
             while let Some(part) = self.left.next() {
                 match part {
                     Ok(frame) => {
-                        if let Form::Events(events) = &mut self.form {
+                        if let BodyFormat::Events(events) = &mut self.form {
                             events.resumption.fruitless = 0;
                         }
                         return Poll::Ready(Ok(frame));
@@ -176,16 +179,16 @@ impl Messages {
                 }
             }
             match &mut self.form {
-                Form::Ended => return Poll::Ready(Err(Stop::Lost(self.no_response()))),
-                Form::Events(events) => match events.next() {
+                BodyFormat::Ended => return Poll::Ready(Err(ReadEnd::Lost(self.no_response()))),
+                BodyFormat::Events(events) => match events.next() {
                     Ok(Some(data)) => {
                         self.take_event(data);
                         continue;
                     }
                     Ok(None) => {}
-                    Err(lost) => return Poll::Ready(Err(Stop::Lost(lost))),
+                    Err(lost) => return Poll::Ready(Err(ReadEnd::Lost(lost))),
                 },
-                Form::Document(_) => {}
+                BodyFormat::Document(_) => {}
             }
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => {
@@ -196,33 +199,33 @@ impl Messages {
                     }
                 }
                 Some(Err(error)) => {
-                    return Poll::Ready(Err(Stop::Ended(Some(root_cause(&error)))));
+                    return Poll::Ready(Err(ReadEnd::Ended(Some(root_cause(&error)))));
                 }
-                None => match std::mem::replace(&mut self.form, Form::Ended) {
-                    Form::Document(document) if !document.is_empty() => {
+                None => match std::mem::replace(&mut self.form, BodyFormat::Ended) {
+                    BodyFormat::Document(document) if !document.is_empty() => {
                         self.left = Parts::of(document.freeze());
                     }
-                    events @ Form::Events(_) => {
+                    events @ BodyFormat::Events(_) => {
                         self.form = events;
-                        return Poll::Ready(Err(Stop::Ended(self.why_ended())));
+                        return Poll::Ready(Err(ReadEnd::Ended(self.why_ended())));
                     }
-                    Form::Document(_) | Form::Ended => {}
+                    BodyFormat::Document(_) | BodyFormat::Ended => {}
                 },
             }
         }
     }
 
     /// Takes a chunk, and gives the whole document where this completed it.
-    fn feed(&mut self, chunk: Bytes) -> Result<Option<Bytes>, Stop> {
+    fn feed(&mut self, chunk: Bytes) -> Result<Option<Bytes>, ReadEnd> {
         match &mut self.form {
-            Form::Events(events) => events.decoder.feed(chunk),
-            Form::Document(document) => {
+            BodyFormat::Events(events) => events.decoder.feed(chunk),
+            BodyFormat::Document(document) => {
                 if document.len() + chunk.len() > self.limit {
-                    return Err(Stop::Lost(CallError::TooLarge { limit: self.limit }));
+                    return Err(ReadEnd::Lost(CallError::TooLarge { limit: self.limit }));
                 }
                 // The usual case, a small answer of known length, is not copied.
                 if document.is_empty() && self.body.is_end_stream() {
-                    self.form = Form::Ended;
+                    self.form = BodyFormat::Ended;
                     return Ok(Some(chunk));
                 }
                 if document.is_empty() {
@@ -232,7 +235,7 @@ impl Messages {
                 }
                 document.extend_from_slice(&chunk);
             }
-            Form::Ended => {}
+            BodyFormat::Ended => {}
         }
         Ok(None)
     }
@@ -242,7 +245,7 @@ impl Messages {
         let parts = Parts::of(data);
         // One message is looked at again where it cannot be read; the parts of a batch are read one by one.
         self.left = match parts.is_batch() {
-            true => sse::replaced(parts.bytes()).map_or(parts, Parts::of),
+            true => sse::decode_lossy(parts.bytes()).map_or(parts, Parts::of),
             false => parts,
         };
         if self.left.is_empty() {
@@ -252,9 +255,9 @@ impl Messages {
 
     /// Passes over a part of the answer that is no message. Of a document, that is all of it.
     fn skip(&mut self, error: FrameError) {
-        if matches!(self.form, Form::Events(_)) {
+        if matches!(self.form, BodyFormat::Events(_)) {
             if !self.left.is_batch()
-                && let Some(text) = sse::replaced(self.left.bytes())
+                && let Some(text) = sse::decode_lossy(self.left.bytes())
             {
                 self.left = Parts::of(text);
                 return;
@@ -281,28 +284,28 @@ impl Messages {
     }
 
     /// Whether anything has arrived since this was last asked.
-    pub(super) fn took_progress(&mut self) -> bool {
+    pub(super) fn take_progress(&mut self) -> bool {
         std::mem::take(&mut self.progress)
     }
 
-    /// Where a broken stream can be taken up; `None` for what is no stream.
-    pub(super) fn resumption(&self) -> Option<&Resumption> {
+    /// Where a broken stream can be taken up; `Missing` for what is no stream.
+    pub(super) fn resumption(&self) -> Option<&SseResumption> {
         match &self.form {
-            Form::Events(events) => Some(&events.resumption),
-            Form::Document(_) | Form::Ended => None,
+            BodyFormat::Events(events) => Some(&events.resumption),
+            BodyFormat::Document(_) | BodyFormat::Ended => None,
         }
     }
 
     /// Goes on from where an earlier stream broke.
-    pub(super) fn go_on_from(&mut self, earlier: Resumption) {
-        if let Form::Events(events) = &mut self.form {
+    pub(super) fn continue_from(&mut self, earlier: SseResumption) {
+        if let BodyFormat::Events(events) = &mut self.form {
             events.resumption = earlier;
         }
     }
 
     /// The body, where there may be more of it to read before the connection is free.
-    pub(super) fn into_rest(self) -> Option<Incoming> {
-        (!matches!(self.form, Form::Ended) && !self.body.is_end_stream()).then_some(self.body)
+    pub(super) fn into_rest(self) -> Option<IncomingBody> {
+        (!matches!(self.form, BodyFormat::Ended) && !self.body.is_end_stream()).then_some(self.body)
     }
 }
 
@@ -310,11 +313,11 @@ fn no_response() -> CallError {
     CallError::Invalid("it holds no response to the request".to_owned())
 }
 
-impl From<Stop> for CallError {
-    fn from(stop: Stop) -> Self {
+impl From<ReadEnd> for CallError {
+    fn from(stop: ReadEnd) -> Self {
         match stop {
-            Stop::Lost(lost) => lost,
-            Stop::Ended(why) => {
+            ReadEnd::Lost(lost) => lost,
+            ReadEnd::Ended(why) => {
                 Self::Broken(why.unwrap_or_else(|| "the answer ended without a response".to_owned()))
             }
         }

@@ -1,22 +1,22 @@
-//! Streamable HTTP (2025-03-26 to 2025-11-25), as a [`Wire`].
+//! Streamable HTTP (2025-03-26 to 2025-11-25), as a [`Transport`].
 //!
 //! A call is a POST, whose answer is one document or a stream of events (`messages`), a refusal
-//! (`refusal`), or a 202; a stream that breaks is taken up (`resume`). What the server says of its own
+//! (`resume_error`), or a 202; a stream that breaks is taken up (`resume`). What the server says of its own
 //! accord comes on the session's GET stream (`listen`; that of a client's own session is read by whoever
-//! passes it on). `server` is the server, `line` one session with it. `forward` passes on what a legacy
-//! client sends as it is, in `stream_before_call`, but for what `hop` keeps back, and `passing` is the
+//! passes it on). `server` is the server, `session` one session with it. `forward` passes on what a legacy
+//! client sends as it is, in `stream_before_call`, but for what `hop` keeps back, and `relayed_body` is the
 //! answer's body. `http1` beside this folder is the way there.
 
 mod forward;
 mod hop;
-mod line;
+mod http_sse_probe;
 mod listen;
 mod messages;
-mod old_transport;
-mod passing;
 mod refusal;
+mod relayed_body;
 mod resume;
 mod server;
+mod session;
 mod stream_before_call;
 mod via;
 
@@ -32,47 +32,50 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    Anchor, CallError, Change, ClientSession, Config, Description, Document, Identity, NotStarted,
-    OriginRequest, ServerUrl,
-    forward::{Forward, Forwarded},
-    http1::{self, Answering, CookieJar, Reuse, SendOptions, Traffic},
-    legacy::Legacy,
-    wire::{Again, Beside, Heard, Hello, Line, Place, Progress, Refusal, Reply, Wire, modern_only},
-    work::Work,
+    ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, OriginRequest, OriginResponse,
+    ServerUrl, UpstreamDescription, UpstreamSetupError,
+    background::BackgroundTasks,
+    forward::{HttpRequest, HttpResponse},
+    http1::{self, ConnectionReuse, CookieJar, PendingResponse, SendOptions, TrafficClass},
+    legacy::LegacyUpstream,
+    transport::{
+        CallEvent, CallProgress, CallRefusal, InitializeReply, InitializeRequest, ResumePoint, RetryOnLoss,
+        SessionEvent, Transport, TransportSession, modern_only_error,
+    },
 };
 use crate::{
     dialect::Credentials,
-    protocol::{headers, splice::Object},
-    runtime::Net,
+    protocol::{headers, splice::JsonObject},
+    runtime::Network,
 };
-use line::HttpLine;
-use messages::{Messages, Opening, Resumption, Stop};
-use server::{Http, error_body};
+use messages::{ReadEnd, ResponseClass, ResponseReader, SseResumption};
+use server::{StreamableHttp, error_body};
+use session::HttpSession;
 
-pub use passing::Passing;
-pub(super) use resume::refusal as not_taken_up;
-pub(super) use server::{ERROR_BODY, ERROR_BODY_TIME, refused, retry_after};
+pub use relayed_body::RelayedBody;
+pub(super) use resume::resume_error as not_taken_up;
+pub(super) use server::{ERROR_BODY, ERROR_BODY_TIME, retry_after, status_error};
 
 /// A server of the older era, over Streamable HTTP.
-pub type Streamable = Legacy<Http>;
+pub type HttpUpstream = LegacyUpstream<StreamableHttp>;
 
 /// What comes of a POST that is a call.
-pub struct Answer(Stage);
+pub struct HttpCall(HttpCallStage);
 
-enum Stage {
+enum HttpCallStage {
     /// Its head is waited for.
-    Sent(Answering),
-    Reading(Messages),
+    Sent(PendingResponse),
+    Reading(ResponseReader),
     /// Takes up a stream that broke.
-    Resuming(BoxFuture<'static, Result<Messages, CallError>>),
+    Resuming(BoxFuture<'static, Result<ResponseReader, CallError>>),
     /// Reads what an HTTP error says.
-    Refused(BoxFuture<'static, Refusal>),
+    Refused(BoxFuture<'static, CallRefusal>),
 }
 
 // === impl Http ===
 
-impl Wire for Http {
-    type Line = HttpLine;
+impl Transport for StreamableHttp {
+    type Line = HttpSession;
 
     const IS_HTTP: bool = true;
 
@@ -82,37 +85,37 @@ impl Wire for Http {
 
     async fn open(
         self: &Arc<Self>,
-        caller: &Identity,
-        hello: &mut Hello,
-    ) -> Result<(Description, HttpLine), CallError> {
-        let limit = self.config.now().timeouts.first_byte;
-        let posting = self.posting(&caller.credentials);
+        caller: &CallerIdentity,
+        hello: &mut InitializeRequest,
+    ) -> Result<(UpstreamDescription, HttpSession), CallError> {
+        let limit = self.config.load().timeouts.first_byte;
+        let posting = self.post_headers(&caller.credentials);
         let cookies = Arc::new(CookieJar::new(self.url.uri()));
-        let said = timeout(limit, self.hello(&posting, hello, &cookies)).await;
+        let said = timeout(limit, self.initialize(&posting, hello, &cookies)).await;
         let (description, id) = said.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
-        let line = HttpLine::begun(Arc::clone(self), &description, posting, id, cookies)?;
+        let line = HttpSession::from_initialize(Arc::clone(self), &description, posting, id, cookies)?;
         Ok((description, line))
     }
 
-    fn join(self: &Arc<Self>, session: &ClientSession) -> Option<HttpLine> {
-        Some(HttpLine::of_client(Arc::clone(self), session))
+    fn join_client_session(self: &Arc<Self>, session: &ClientSession) -> Option<HttpSession> {
+        Some(HttpSession::of_client(Arc::clone(self), session))
     }
 
-    fn take_up(
+    fn resume_session(
         self: &Arc<Self>,
         credentials: &Credentials,
-        anchor: &Anchor,
-    ) -> Option<(Arc<HttpLine>, Option<Answer>)> {
-        let line = Arc::new(HttpLine::taken_up(Arc::clone(self), self.posting(credentials), anchor)?);
+        anchor: &CallAnchor,
+    ) -> Option<(Arc<HttpSession>, Option<HttpCall>)> {
+        let line = Arc::new(HttpSession::resumed(Arc::clone(self), self.post_headers(credentials), anchor)?);
         let answer = anchor.last_event.clone().map(|last_id| {
-            let from = Resumption { last_id: Some(last_id), ..Resumption::default() };
-            Answer(Stage::Resuming(resume::resume(Arc::clone(&line), from).boxed()))
+            let from = SseResumption { last_id: Some(last_id), ..SseResumption::default() };
+            HttpCall(HttpCallStage::Resuming(resume::resume(Arc::clone(&line), from).boxed()))
         });
         Some((line, answer))
     }
 
-    fn otherwise(self: &Arc<Self>, config: &Config) -> Result<Change, NotStarted> {
-        Self::otherwise(self, config)
+    fn prepare_reload(self: &Arc<Self>, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
+        Self::prepare_reload(self, config)
     }
 
     fn sweep(&self) {
@@ -120,7 +123,7 @@ impl Wire for Http {
     }
 
     fn is_up(&self) -> Option<bool> {
-        self.client.reached()
+        self.client.last_connect_succeeded()
     }
 
     fn failure(&self) -> Option<Arc<str>> {
@@ -131,7 +134,10 @@ impl Wire for Http {
         self.client.close_idle()
     }
 
-    fn forward(self: &Arc<Self>, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
+    fn forward(
+        self: &Arc<Self>,
+        request: HttpRequest,
+    ) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
         forward::forward(Arc::clone(self), request).boxed()
     }
 
@@ -139,80 +145,84 @@ impl Wire for Http {
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, CallError>> {
-        self.document(path, credentials).boxed()
+    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
+        self.fetch_document(path, credentials).boxed()
     }
 
     fn passes_authorization(&self) -> bool {
-        !self.config.now().headers.contains_key(http::header::AUTHORIZATION)
+        !self.config.load().headers.contains_key(http::header::AUTHORIZATION)
     }
 
-    fn ask_origin(
+    fn request_origin(
         self: &Arc<Self>,
         request: OriginRequest,
-    ) -> BoxFuture<'static, Result<Document, CallError>> {
+    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
         let server = Arc::clone(self);
         async move { server.send_to_origin(request).await }.boxed()
     }
 
-    fn has_sent(&self, headers: &HeaderMap) -> bool {
+    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
         self.via.is_in(headers)
     }
 }
 
-impl Http {
+impl StreamableHttp {
     /// Sends `initialize`, again for each revision that is offered. Gives the server's description and the id of the
     /// session.
-    async fn hello(
+    async fn initialize(
         &self,
         posting: &HeaderMap,
-        hello: &mut Hello,
+        hello: &mut InitializeRequest,
         cookies: &Arc<CookieJar>,
-    ) -> Result<(Description, Option<HeaderValue>), CallError> {
-        let mut lines = http1::lines(posting);
-        lines.extend_from_slice(self.agent(posting));
+    ) -> Result<(UpstreamDescription, Option<HeaderValue>), CallError> {
+        let mut lines = http1::header_lines(posting);
+        lines.extend_from_slice(self.user_agent_line(posting));
         loop {
-            let (body, ours) = (hello.body(), self.ours());
+            let (body, ours) = (hello.body(), self.configured_lines());
             let both: [&[u8]; 2] = [&lines, &ours];
-            let options = SendOptions { reuse: Reuse::Any, traffic: Traffic::Call, cookies: Some(cookies) };
+            let options = SendOptions {
+                reuse: ConnectionReuse::Any,
+                traffic: TrafficClass::Call,
+                cookies: Some(cookies),
+            };
             let sent = self.client.send(&Method::POST, &self.path, both, body, options);
-            let response = self.taken(sent).await?;
+            let response = self.await_head(sent).await?;
             let id = response.headers().get(&headers::SESSION_ID).cloned();
             let status = response.status();
-            match Opening::of(response, self)? {
-                Opening::Messages(messages) => {
-                    if let Some(description) = self.read_reply(messages, hello).await? {
+            match ResponseClass::of(response, self)? {
+                ResponseClass::Messages(messages) => {
+                    if let Some(description) = self.read_initialize_reply(messages, hello).await? {
                         return Ok((description, id));
                     }
                 }
-                Opening::Accepted => {
+                ResponseClass::Accepted => {
                     let why = format!("initialize was answered with HTTP {status} and no body");
                     return Err(CallError::Invalid(why));
                 }
-                Opening::Refused(head, body) => {
+                ResponseClass::Refused(head, body) => {
                     let body = error_body(body).await;
-                    let words = unwelcome(head.status, &body);
+                    let words = json_rpc_refusal(head.status, &body);
                     let is_modern = matches!(words, Some(CallError::ModernOnly(_)));
-                    if !is_modern && hello.offers.change_after_status(head.status, &body) {
+                    if !is_modern && hello.offers.offer_next_after_status(head.status, &body) {
                         continue;
                     }
                     if let Some(error) = words {
                         return Err(error);
                     }
-                    let error = refused(head.status, &head.headers, &body);
-                    return Err(self.explain(error, posting).await);
+                    let error = status_error(head.status, &head.headers, &body);
+                    return Err(self.explain_missing_endpoint(error, posting).await);
                 }
             }
         }
     }
 
     /// The same error, with what may be wrong with the URL where nothing is served there.
-    async fn explain(&self, error: CallError, posting: &HeaderMap) -> CallError {
+    async fn explain_missing_endpoint(&self, error: CallError, posting: &HeaderMap) -> CallError {
         let CallError::Status { status, detail, retry_after } = error else { return error };
         if !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
             return CallError::Status { status, detail, retry_after };
         }
-        let detail = match old_transport::is_spoken(self, posting).await {
+        let detail = match http_sse_probe::is_http_sse(self, posting).await {
             true => format!(
                 "{detail}; the server speaks HTTP+SSE (2024-11-05), which is supported towards clients alone: name its \
                  Streamable HTTP endpoint in upstream.url, or update the server to one that has it"
@@ -226,17 +236,17 @@ impl Http {
 
     /// The server's answer among its messages; notifications before it concern no handshake. None where it refuses the
     /// revision and another is offered.
-    async fn read_reply(
+    async fn read_initialize_reply(
         &self,
-        mut messages: Messages,
-        hello: &mut Hello,
-    ) -> Result<Option<Description>, CallError> {
+        mut messages: ResponseReader,
+        hello: &mut InitializeRequest,
+    ) -> Result<Option<UpstreamDescription>, CallError> {
         let reply = loop {
             let frame = poll_fn(|cx| messages.poll_next(cx)).await?;
-            match hello.read(&frame)? {
-                Reply::Description(description) => break Some(description),
-                Reply::Refused => break None,
-                Reply::Other => {}
+            match hello.read_reply(&frame)? {
+                InitializeReply::Description(description) => break Some(description),
+                InitializeReply::Refused => break None,
+                InitializeReply::Other => {}
             }
         };
         if let Some(rest) = messages.into_rest() {
@@ -248,95 +258,102 @@ impl Http {
 
 // === impl HttpLine ===
 
-impl Line for HttpLine {
-    type Answer = Answer;
+impl TransportSession for HttpSession {
+    type Answer = HttpCall;
 
     /// Waits for the GET stream that the client has asked for before it called.
-    async fn settled(&self) {
+    async fn wait_settled(&self) {
         if let Some(id) = self.id() {
-            self.http.order.wait(id).await;
+            self.http.stream_order.wait(id).await;
         }
     }
 
-    fn send(&self, body: Bytes, headers: &HeaderMap) -> Answer {
-        Answer(Stage::Sent(self.call(body, headers)))
+    fn send_call(&self, body: Bytes, headers: &HeaderMap) -> HttpCall {
+        HttpCall(HttpCallStage::Sent(self.call(body, headers)))
     }
 
-    fn poll_answer(self: &Arc<Self>, answer: &mut Answer, call: u64, cx: &mut Context<'_>) -> Poll<Heard> {
+    fn poll_call(
+        self: &Arc<Self>,
+        answer: &mut HttpCall,
+        call: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<CallEvent> {
         loop {
             match &mut answer.0 {
-                Stage::Sent(answering) => {
+                HttpCallStage::Sent(answering) => {
                     let response = match ready!(Pin::new(answering).poll(cx)) {
                         Ok(response) => response,
-                        Err(lost) => return Poll::Ready(Heard::Lost(lost)),
+                        Err(lost) => return Poll::Ready(CallEvent::Lost(lost)),
                     };
-                    match Opening::of(response, &self.http) {
-                        Ok(Opening::Messages(messages)) => {
-                            answer.0 = Stage::Reading(messages);
-                            return Poll::Ready(Heard::Served);
+                    match ResponseClass::of(response, &self.http) {
+                        Ok(ResponseClass::Messages(messages)) => {
+                            answer.0 = HttpCallStage::Reading(messages);
+                            return Poll::Ready(CallEvent::Accepted);
                         }
-                        Ok(Opening::Accepted) => return Poll::Ready(Heard::Elsewhere),
-                        Ok(Opening::Refused(head, body)) => {
-                            answer.0 = Stage::Refused(refusal::read(self.has_id, call, head, body).boxed());
+                        Ok(ResponseClass::Accepted) => return Poll::Ready(CallEvent::AnsweredOffStream),
+                        Ok(ResponseClass::Refused(head, body)) => {
+                            answer.0 = HttpCallStage::Refused(
+                                refusal::read_refusal(self.has_id, call, head, body).boxed(),
+                            );
                         }
-                        Err(lost) => return Poll::Ready(Heard::Lost(lost)),
+                        Err(lost) => return Poll::Ready(CallEvent::Lost(lost)),
                     }
                 }
-                Stage::Reading(messages) => match ready!(messages.poll_next(cx)) {
-                    Ok(frame) => return Poll::Ready(Heard::Message(frame)),
+                HttpCallStage::Reading(messages) => match ready!(messages.poll_next(cx)) {
+                    Ok(frame) => return Poll::Ready(CallEvent::Message(frame)),
                     // The stream ended before the response.
                     Err(stop) => match (stop, messages.resumption()) {
-                        (Stop::Ended(_), Some(resumption)) if resumption.last_id.is_some() => {
+                        (ReadEnd::Ended(_), Some(resumption)) if resumption.last_id.is_some() => {
                             let resuming = resume::resume(Arc::clone(self), resumption.clone());
-                            answer.0 = Stage::Resuming(resuming.boxed());
+                            answer.0 = HttpCallStage::Resuming(resuming.boxed());
                         }
-                        (stop, _) => return Poll::Ready(Heard::Lost(stop.into())),
+                        (stop, _) => return Poll::Ready(CallEvent::Lost(stop.into())),
                     },
                 },
-                Stage::Resuming(resuming) => match ready!(resuming.poll_unpin(cx)) {
-                    Ok(messages) => answer.0 = Stage::Reading(messages),
-                    Err(lost) => return Poll::Ready(Heard::Lost(lost)),
+                HttpCallStage::Resuming(resuming) => match ready!(resuming.poll_unpin(cx)) {
+                    Ok(messages) => answer.0 = HttpCallStage::Reading(messages),
+                    Err(lost) => return Poll::Ready(CallEvent::Lost(lost)),
                 },
-                Stage::Refused(reading) => return reading.poll_unpin(cx).map(Heard::Refused),
+                HttpCallStage::Refused(reading) => return reading.poll_unpin(cx).map(CallEvent::Refused),
             }
         }
     }
 
-    fn progress(answer: &mut Answer) -> Progress {
+    fn progress(answer: &mut HttpCall) -> CallProgress {
         match &mut answer.0 {
-            Stage::Sent(answering) if answering.is_connecting() => Progress::Unsent,
-            Stage::Sent(_) => Progress::Sent,
-            Stage::Reading(messages) => Progress::Begun { moved: messages.took_progress() },
-            Stage::Resuming(_) => Progress::Begun { moved: false },
-            Stage::Refused(_) => Progress::Refused,
+            HttpCallStage::Sent(answering) if answering.is_connecting() => CallProgress::Unsent,
+            HttpCallStage::Sent(_) => CallProgress::Sent,
+            HttpCallStage::Reading(messages) => CallProgress::Begun { moved: messages.take_progress() },
+            HttpCallStage::Resuming(_) => CallProgress::Begun { moved: false },
+            HttpCallStage::Refused(_) => CallProgress::Refused,
         }
     }
 
-    fn anchor<'a>(&'a self, answer: &'a Answer) -> Option<Place<'a>> {
-        let (session, revision) = self.can_be_taken_up()?;
+    fn resume_point<'a>(&'a self, answer: &'a HttpCall) -> Option<ResumePoint<'a>> {
+        let (session, revision) = self.resume_ids()?;
         let last_event = match &answer.0 {
-            Stage::Reading(messages) => messages.resumption()?.last_id.as_deref(),
+            HttpCallStage::Reading(messages) => messages.resumption()?.last_id.as_deref(),
             // Known already, or there is none.
-            Stage::Sent(_) | Stage::Resuming(_) | Stage::Refused(_) => return None,
+            HttpCallStage::Sent(_) | HttpCallStage::Resuming(_) | HttpCallStage::Refused(_) => return None,
         };
-        Some(Place { session, revision, last_event })
+        Some(ResumePoint { session, revision, last_event })
     }
 
     /// Reads the rest of an answer, so that its connection can be used again. Mostly it is there.
-    fn finish(&self, answer: Answer) {
-        if let Stage::Reading(messages) = answer.0
+    fn finish(&self, answer: HttpCall) {
+        if let HttpCallStage::Reading(messages) = answer.0
             && let Some(rest) = messages.into_rest()
         {
             self.http.drain_later(rest);
         }
     }
 
-    async fn tell(&self, body: Bytes, again: Again) -> Result<(), CallError> {
+    async fn send_message(&self, body: Bytes, again: RetryOnLoss) -> Result<(), CallError> {
         let reuse = match again {
-            Again::Yes => Reuse::Any,
-            Again::No => Reuse::Proven,
+            RetryOnLoss::Yes => ConnectionReuse::Any,
+            RetryOnLoss::No => ConnectionReuse::Proven,
         };
-        let response = self.http.taken(self.post(body, reuse)).await?;
+        let response = self.http.await_head(self.post(body, reuse)).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
             // The status is the whole answer. What a server leaves open behind it (a 202 whose body
@@ -344,16 +361,16 @@ impl Line for HttpLine {
             self.http.drain_later(body);
             return Ok(());
         }
-        Err(refused(head.status, &head.headers, &error_body(body).await))
+        Err(status_error(head.status, &head.headers, &error_body(body).await))
     }
 
-    async fn listen(self: Arc<Self>, tell: impl FnMut(Beside) + Send) {
+    async fn listen(self: Arc<Self>, tell: impl FnMut(SessionEvent) + Send) {
         listen::listen(&self, tell).await;
     }
 
     async fn close(&self) {
         let Some(told) = self.delete() else { return };
-        match self.http.taken(told).await {
+        match self.http.await_head(told).await {
             Ok(response) => self.http.drain_later(response.into_body()),
             Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
         }
@@ -362,33 +379,39 @@ impl Line for HttpLine {
 
 // === impl Streamable ===
 
-impl Streamable {
+impl HttpUpstream {
     /// A server at this URL. Nothing is sent before it is called.
     ///
     /// # Errors
-    /// [`NotStarted`] where the URL is not one to speak HTTP to, the system's certificates cannot be
+    /// [`UpstreamSetupError`] where the URL is not one to speak HTTP to, the system's certificates cannot be
     /// read, or there is no tokio runtime around.
-    pub fn new(url: &Uri, config: Config) -> Result<Self, NotStarted> {
-        Self::on("", &url.clone().into(), config, &Net::System)
+    pub fn new(url: &Uri, config: Config) -> Result<Self, UpstreamSetupError> {
+        Self::for_route("", &url.clone().into(), config, &Network::System)
     }
 
     /// The same for this route, on a network of the caller's choice.
     ///
     /// # Errors
-    /// As [`Streamable::new`].
-    pub fn on(route: &str, url: &ServerUrl, config: Config, net: &Net) -> Result<Self, NotStarted> {
-        let work = Work::new()?;
-        let http = Http::new(route, url, config.clone(), work.clone(), net)?;
-        Ok(Self::over(http, route, config, work, net))
+    /// As [`HttpUpstream::new`].
+    pub fn for_route(
+        route: &str,
+        url: &ServerUrl,
+        config: Config,
+        net: &Network,
+    ) -> Result<Self, UpstreamSetupError> {
+        let work = BackgroundTasks::new()?;
+        let http = StreamableHttp::new(route, url, config.clone(), work.clone(), net)?;
+        Ok(Self::with_transport(http, route, config, work, net))
     }
 }
 
 /// The server's words, where an HTTP error carries a JSON-RPC error; not for refused credentials.
-fn unwelcome(status: StatusCode, body: &Bytes) -> Option<CallError> {
+fn json_rpc_refusal(status: StatusCode, body: &Bytes) -> Option<CallError> {
     if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
         return None;
     }
-    let error = Object::read(body).ok()?.get("error")?;
-    let refused = || CallError::Status { status, detail: Hello::refused(&error), retry_after: None };
-    Some(modern_only(&error).unwrap_or_else(refused))
+    let error = JsonObject::read(body).ok()?.get("error")?;
+    let refused =
+        || CallError::Status { status, detail: InitializeRequest::refusal_text(&error), retry_after: None };
+    Some(modern_only_error(&error).unwrap_or_else(refused))
 }

@@ -1,15 +1,15 @@
 //! What an HTTP error says about a call.
 
-use super::server::{error_body, refused, retry_after};
+use super::server::{error_body, retry_after, status_error};
 use crate::{
     protocol::{
         ErrorObject, Frame, Kind, code,
-        splice::{Edit, Object},
+        splice::{JsonObject, ObjectEdit},
     },
     upstream::{
         CallError,
-        http1::Incoming,
-        wire::{Refusal, is_ours},
+        http1::IncomingBody,
+        transport::{CallRefusal, is_answer_to},
     },
 };
 use http::StatusCode;
@@ -19,11 +19,16 @@ use http::StatusCode;
 /// An error that answers this exchange is the call's, whatever id it carries: transports write
 /// `null` or `"server-error"`. Servers that do not know a session any more answer 404 (2025-11-25, *Session
 /// Management*), 400, 410 or 503. A JSON-RPC error for this very call, or for its method, is the call's own.
-pub(super) async fn read(has_id: bool, call: u64, head: http::response::Parts, body: Incoming) -> Refusal {
+pub(super) async fn read_refusal(
+    has_id: bool,
+    call: u64,
+    head: http::response::Parts,
+    body: IncomingBody,
+) -> CallRefusal {
     let body = error_body(body).await;
-    let lost = refused(head.status, &head.headers, &body);
+    let lost = status_error(head.status, &head.headers, &body);
     if matches!(lost, CallError::Unauthorized { .. } | CallError::Forbidden { .. }) {
-        return Refusal::Lost(lost);
+        return CallRefusal::Lost(lost);
     }
     let answer = Frame::parse(body).ok().filter(|frame| matches!(frame.kind(), Kind::Failure { .. }));
     let answer = answer.map(|answer| match retry_after(&head.headers) {
@@ -32,12 +37,12 @@ pub(super) async fn read(has_id: bool, call: u64, head: http::response::Parts, b
     });
     let is_certain = has_id && matches!(head.status, StatusCode::NOT_FOUND | StatusCode::GONE);
     match answer {
-        Some(answer) if !may_mean_no_session(head.status) || is_of_call(&answer, call) => {
-            Refusal::Answer(answer)
+        Some(answer) if !is_session_status(head.status) || is_of_call(&answer, call) => {
+            CallRefusal::Response(answer)
         }
-        Some(answer) => Refusal::NoSession { is_certain, words: Ok(answer) },
-        None if may_mean_no_session(head.status) => Refusal::NoSession { is_certain, words: Err(lost) },
-        None => Refusal::Lost(lost),
+        Some(answer) => CallRefusal::NoSession { is_certain, response: Ok(answer) },
+        None if is_session_status(head.status) => CallRefusal::NoSession { is_certain, response: Err(lost) },
+        None => CallRefusal::Lost(lost),
     }
 }
 
@@ -45,8 +50,8 @@ pub(super) async fn read(has_id: bool, call: u64, head: http::response::Parts, b
 /// and event streams.
 fn with_retry_after(answer: Frame, after: &str) -> Frame {
     let edited = ErrorObject::of(&answer).and_then(|error| {
-        let object = Object::read(answer.as_bytes()).ok()?;
-        let mut edit = Edit::new(&object);
+        let object = JsonObject::read(answer.as_bytes()).ok()?;
+        let mut edit = ObjectEdit::new(&object);
         edit.set("error", error.with_retry_after(after).as_bytes().clone());
         Frame::parse(edit.apply()).ok()
     });
@@ -54,7 +59,7 @@ fn with_retry_after(answer: Frame, after: &str) -> Frame {
 }
 
 /// Whether servers in the field refuse a call like this in a session that they do not know.
-fn may_mean_no_session(status: StatusCode) -> bool {
+fn is_session_status(status: StatusCode) -> bool {
     matches!(
         status,
         StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE | StatusCode::SERVICE_UNAVAILABLE
@@ -65,11 +70,12 @@ fn may_mean_no_session(status: StatusCode) -> bool {
 fn is_of_call(answer: &Frame, call: u64) -> bool {
     let error = ErrorObject::of(answer);
     let is_of_method = error.as_ref().is_some_and(|error| error.code() == code::METHOD_NOT_FOUND);
-    is_of_method || names(answer, call) && !error.is_some_and(|error| is_about_session(&error.message()))
+    is_of_method
+        || is_for_call(answer, call) && !error.is_some_and(|error| is_about_session(&error.message()))
 }
 
-fn names(answer: &Frame, call: u64) -> bool {
-    matches!(answer.kind(), Kind::Failure { id: Some(id), .. } if is_ours(id, call))
+fn is_for_call(answer: &Frame, call: u64) -> bool {
+    matches!(answer.kind(), Kind::Failure { id: Some(id), .. } if is_answer_to(id, call))
 }
 
 fn is_about_session(message: &str) -> bool {

@@ -19,13 +19,13 @@ use std::{
 use tokio::time::sleep;
 
 use super::{
-    line::HttpLine,
-    messages::{Messages, Opening, Resumption},
-    server::{error_body, refused},
+    messages::{ResponseClass, ResponseReader, SseResumption},
+    server::{error_body, status_error},
+    session::HttpSession,
 };
 use crate::upstream::{
     CallError,
-    http1::{Answering, Incoming},
+    http1::{IncomingBody, PendingResponse},
 };
 
 /// The pause before a stream is taken up, where the server named none.
@@ -45,16 +45,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What came of one attempt that brought no stream.
-pub(super) enum Refused<R> {
+pub(super) enum AttemptFailure<R> {
     /// The server cannot be reached, or has no time: another attempt may be worth it.
-    ForNow(R),
+    Transient(R),
     /// It has nothing more to give.
-    ForGood(R),
+    Permanent(R),
 }
 
 /// Whether an attempt has reached the server.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Reached(Arc<AtomicBool>);
+pub(super) struct ReachedFlag(Arc<AtomicBool>);
 
 /// The pause before a stream is taken up, if the server has not just broken it off in vain.
 pub(super) fn first_pause(retry: Option<Duration>, fruitless: u32) -> Duration {
@@ -65,23 +65,23 @@ pub(super) fn first_pause(retry: Option<Duration>, fruitless: u32) -> Duration {
 /// Makes attempts until one brings something, is refused for good, or has been refused for too long;
 /// the last reason is what it gives then. `retry` is the pause that the server named. How long an attempt
 /// that has reached the server may take is for the caller to say.
-pub(super) async fn persist<T, R, A>(
+pub(super) async fn retry_resume<T, R, A>(
     retry: Option<Duration>,
-    mut attempt: impl FnMut(Reached) -> A,
+    mut attempt: impl FnMut(ReachedFlag) -> A,
 ) -> Result<T, R>
 where
-    A: Future<Output = Result<T, Refused<R>>>,
+    A: Future<Output = Result<T, AttemptFailure<R>>>,
 {
     let pause = retry.unwrap_or_default().clamp(REFUSED_PAUSE, LONGEST_PAUSE);
-    let mut last = match attempt(Reached::default()).await {
+    let mut last = match attempt(ReachedFlag::default()).await {
         Ok(there) => return Ok(there),
-        Err(Refused::ForGood(why)) => return Err(why),
-        Err(Refused::ForNow(why)) => why,
+        Err(AttemptFailure::Permanent(why)) => return Err(why),
+        Err(AttemptFailure::Transient(why)) => why,
     };
     // At least one more, however long the server wants to be left alone.
     let mut over = pin!(sleep(PATIENCE.max(pause + REFUSED_PAUSE)));
     loop {
-        let reached = Reached::default();
+        let reached = ReachedFlag::default();
         let again = async {
             sleep(pause).await;
             attempt(reached.clone()).await
@@ -91,28 +91,28 @@ where
             // What an attempt has brought counts, whatever else is due.
             biased;
             outcome = &mut again => outcome,
-            () = &mut over => match reached.is_there() {
+            () = &mut over => match reached.is_set() {
                 true => again.await,
                 false => return Err(last),
             },
         };
         match outcome {
             Ok(there) => return Ok(there),
-            Err(Refused::ForGood(why)) => return Err(why),
-            Err(Refused::ForNow(why)) => last = why,
+            Err(AttemptFailure::Permanent(why)) => return Err(why),
+            Err(AttemptFailure::Transient(why)) => last = why,
         }
     }
 }
 
 /// Whether a server that answers like this may have more to give later: only one stream at a time, and
 /// the one that broke still counts; or too much to do.
-pub(super) fn is_for_now(status: StatusCode) -> bool {
+pub(super) fn is_transient(status: StatusCode) -> bool {
     status.is_server_error() || matches!(status, StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS)
 }
 
 /// What it means that a server refuses to go on with a stream. `in_session` is whether there is a session
 /// that it can have lost.
-pub(in crate::upstream) fn refusal(
+pub(in crate::upstream) fn resume_error(
     status: StatusCode,
     headers: &HeaderMap,
     body: &Bytes,
@@ -121,9 +121,9 @@ pub(in crate::upstream) fn refusal(
     let lost = match status {
         StatusCode::NOT_FOUND if in_session => CallError::SessionEnded,
         _ if status.is_success() => CallError::Invalid("it is no event stream".to_owned()),
-        _ => refused(status, headers, body),
+        _ => status_error(status, headers, body),
     };
-    lost.when_resuming()
+    lost.into_resume_failure()
 }
 
 /// Waits as long as the server wants, and asks for what followed the last event.
@@ -131,49 +131,59 @@ pub(in crate::upstream) fn refusal(
 /// # Errors
 /// [`CallError::SessionEnded`], [`CallError::Unauthorized`], or [`CallError::Broken`] where the server has nothing
 /// more to give, or cannot be reached for a while.
-pub(super) async fn resume(line: Arc<HttpLine>, mut from: Resumption) -> Result<Messages, CallError> {
+pub(super) async fn resume(
+    line: Arc<HttpSession>,
+    mut from: SseResumption,
+) -> Result<ResponseReader, CallError> {
     sleep(first_pause(from.retry, from.fruitless)).await;
     from.fruitless = from.fruitless.saturating_add(1);
-    persist(from.retry, |reached| attempt(&line, &from, reached)).await
+    retry_resume(from.retry, |reached| attempt(&line, &from, reached)).await
 }
 
 async fn attempt(
-    line: &HttpLine,
-    from: &Resumption,
-    reached: Reached,
-) -> Result<Messages, Refused<CallError>> {
-    let response = match reached.by(line.get(from.last_id.as_deref())).await {
+    line: &HttpSession,
+    from: &SseResumption,
+    reached: ReachedFlag,
+) -> Result<ResponseReader, AttemptFailure<CallError>> {
+    let response = match reached.track(line.get(from.last_id.as_deref())).await {
         Ok(response) => response,
-        Err(lost) => return Err(Refused::ForNow(lost.when_resuming())),
+        Err(lost) => return Err(AttemptFailure::Transient(lost.into_resume_failure())),
     };
-    let (head, body) = match Opening::of(response, &line.http).map_err(Refused::ForGood)? {
-        Opening::Messages(mut messages) => {
-            messages.go_on_from(from.clone());
+    let (head, body) = match ResponseClass::of(response, &line.http).map_err(AttemptFailure::Permanent)? {
+        ResponseClass::Messages(mut messages) => {
+            messages.continue_from(from.clone());
             return Ok(messages);
         }
-        Opening::Accepted => {
-            return Err(Refused::ForGood(refusal(
+        ResponseClass::Accepted => {
+            return Err(AttemptFailure::Permanent(resume_error(
                 StatusCode::ACCEPTED,
                 &HeaderMap::new(),
                 &Bytes::new(),
                 false,
             )));
         }
-        Opening::Refused(head, body) => (head, body),
+        ResponseClass::Refused(head, body) => (head, body),
     };
     let body = error_body(body).await;
-    let lost = match refused(head.status, &head.headers, &body) {
+    let lost = match status_error(head.status, &head.headers, &body) {
         lost @ (CallError::Unauthorized { .. } | CallError::Forbidden { .. }) => lost,
-        _ => refusal(head.status, &head.headers, &body, line.has_id),
+        _ => resume_error(head.status, &head.headers, &body, line.has_id),
     };
-    Err(if is_for_now(head.status) { Refused::ForNow(lost) } else { Refused::ForGood(lost) })
+    Err(if is_transient(head.status) {
+        AttemptFailure::Transient(lost)
+    } else {
+        AttemptFailure::Permanent(lost)
+    })
 }
 
 // === impl Reached ===
 
-impl Reached {
+impl ReachedFlag {
     /// Waits for an answer, and says as soon as its request has a connection.
-    pub(super) async fn by(&self, mut answering: Answering) -> Result<http::Response<Incoming>, CallError> {
+    pub(super) async fn track(
+        &self,
+        mut answering: PendingResponse,
+    ) -> Result<http::Response<IncomingBody>, CallError> {
         poll_fn(|cx| {
             let answer = Pin::new(&mut answering).poll(cx);
             if !answering.is_connecting() {
@@ -184,7 +194,7 @@ impl Reached {
         .await
     }
 
-    fn is_there(&self) -> bool {
+    fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -202,9 +212,13 @@ mod tests {
         let began = clock.now();
         let after = || (clock.now() - began).as_secs();
         let times = RefCell::new(Vec::new());
-        let outcome = persist(retry.map(Duration::from_secs), |_| {
+        let outcome = retry_resume(retry.map(Duration::from_secs), |_| {
             times.borrow_mut().push(after());
-            std::future::ready(if after() < refuses_for { Err(Refused::ForNow(())) } else { Ok(()) })
+            std::future::ready(if after() < refuses_for {
+                Err(AttemptFailure::Transient(()))
+            } else {
+                Ok(())
+            })
         })
         .await;
         let times = times.borrow().clone();
@@ -228,12 +242,12 @@ mod tests {
             let clock = SystemClock::new();
             let began = clock.now();
             let times = Cell::new(0);
-            let outcome = persist(None, |reached| {
+            let outcome = retry_resume(None, |reached| {
                 times.set(times.get() + 1);
                 let first = times.get() == 1;
                 async move {
                     if first {
-                        return Err(Refused::ForNow(()));
+                        return Err(AttemptFailure::Transient(()));
                     }
                     reached.0.store(reaches, Ordering::Relaxed);
                     sleep(Duration::from_secs(14)).await;
@@ -249,9 +263,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_refused_for_good_is_not_asked_for_again() {
         let times = Cell::new(0);
-        let refused: Result<(), _> = persist(None, |_| {
+        let refused: Result<(), _> = retry_resume(None, |_| {
             times.set(times.get() + 1);
-            std::future::ready(Err(Refused::ForGood("no")))
+            std::future::ready(Err(AttemptFailure::Permanent("no")))
         })
         .await;
         assert_eq!((refused, times.get()), (Err("no"), 1));

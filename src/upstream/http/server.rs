@@ -8,25 +8,27 @@ use http_body_util::{BodyExt, Limited};
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, time::timeout};
 
-use super::{hop, line::OpenIds, stream_before_call::InOrder, via::Via};
+use super::{hop, session::OpenSessionIds, stream_before_call::StreamOrder, via::Via};
 use crate::{
     dialect::Credentials,
     protocol::{ErrorObject, Frame, Kind},
-    runtime::{Live, Net, resize},
+    runtime::{Network, SwapCell, resize_semaphore},
     upstream::{
-        CallError, Change, Config, Document, NotStarted, OriginRequest, ServerUrl,
-        http1::{self, Answering, HttpClient, Incoming, Reuse, SendOptions, Traffic},
-        work::Work,
+        ApplyReload, CallError, Config, OriginRequest, OriginResponse, ServerUrl, UpstreamSetupError,
+        background::BackgroundTasks,
+        http1::{
+            self, ConnectionReuse, HttpClient, IncomingBody, PendingResponse, SendOptions, TrafficClass,
+        },
     },
 };
 
 /// One server over HTTP.
-pub struct Http {
+pub struct StreamableHttp {
     /// The route it is for.
     pub(super) route: Arc<str>,
     /// As it is shown to people.
     pub(super) url: ServerUrl,
-    pub(super) config: Live<Config>,
+    pub(super) config: SwapCell<Config>,
     pub(super) client: HttpClient,
     /// The path of the MCP endpoint, its query included.
     pub(super) path: String,
@@ -37,10 +39,10 @@ pub struct Http {
     /// Places for answers that are read on after their client left.
     pub(super) departed: Arc<Semaphore>,
     /// GET streams of legacy clients that are about to be opened.
-    pub(super) order: InOrder,
+    pub(super) stream_order: StreamOrder,
     /// The ids of the sessions of ours.
-    pub(super) open_ids: OpenIds,
-    pub(super) work: Work,
+    pub(super) open_ids: OpenSessionIds,
+    pub(super) work: BackgroundTasks,
 }
 
 /// Who we say we are.
@@ -56,16 +58,16 @@ const DOCUMENT: usize = 1 << 20;
 
 // === impl Http ===
 
-impl Http {
+impl StreamableHttp {
     /// # Errors
-    /// [`NotStarted`] where the URL cannot be spoken to.
+    /// [`UpstreamSetupError`] where the URL cannot be spoken to.
     pub(super) fn new(
         route: &str,
         shown: &ServerUrl,
         config: Config,
-        work: Work,
-        net: &Net,
-    ) -> Result<Self, NotStarted> {
+        work: BackgroundTasks,
+        net: &Network,
+    ) -> Result<Self, UpstreamSetupError> {
         let url = shown.uri();
         let client = HttpClient::new(shown, &config, net)?;
         let path = url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
@@ -75,7 +77,7 @@ impl Http {
         });
         let host = host
             .and_then(|host| HeaderValue::from_str(host).ok())
-            .ok_or_else(|| NotStarted::NoHost(url.clone()))?;
+            .ok_or_else(|| UpstreamSetupError::NoHost(url.clone()))?;
         let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
         Ok(Self {
             route: route.into(),
@@ -86,13 +88,13 @@ impl Http {
             host,
             via: Via::new(),
             departed,
-            order: InOrder::default(),
-            open_ids: OpenIds::default(),
+            stream_order: StreamOrder::default(),
+            open_ids: OpenSessionIds::default(),
             work,
         })
     }
 
-    /// What every request of a caller carries, beside [`Http::ours`] and [`Http::agent`].
+    /// What every request of a caller carries, beside [`StreamableHttp::configured_lines`] and [`StreamableHttp::user_agent_line`].
     pub(super) fn headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = credentials.headers().clone();
         headers.insert(header::HOST, self.host.clone());
@@ -100,40 +102,43 @@ impl Http {
         headers.append(header::VIA, self.via.0.clone());
         headers.insert(header::ACCEPT_ENCODING, hop::NO_CODING);
         // Ours stand in their place, with each request.
-        for name in self.config.now().headers.keys() {
+        for name in self.config.load().headers.keys() {
             headers.remove(name);
         }
         headers
     }
 
     /// Our `User-Agent` as a header line, where neither these headers nor the configuration have one.
-    pub(super) fn agent(&self, headers: &HeaderMap) -> &'static [u8] {
+    pub(super) fn user_agent_line(&self, headers: &HeaderMap) -> &'static [u8] {
         let is_said = headers.contains_key(header::USER_AGENT)
-            || self.config.now().headers.contains_key(header::USER_AGENT);
+            || self.config.load().headers.contains_key(header::USER_AGENT);
         if is_said { b"" } else { USER_AGENT.as_bytes() }
     }
 
     /// The header lines that are configured: as they are now, behind what a session always says.
-    pub(super) fn ours(&self) -> Vec<u8> {
-        http1::lines(&self.config.now().headers)
+    pub(super) fn configured_lines(&self) -> Vec<u8> {
+        http1::header_lines(&self.config.load().headers)
     }
 
     /// Gets ready to speak to the server in another way.
     ///
     /// # Errors
-    /// [`NotStarted`] where TLS cannot be set up.
-    pub(super) fn otherwise(self: &Arc<Self>, config: &Config) -> Result<Change, NotStarted> {
-        let way = self.client.otherwise(config)?;
+    /// [`UpstreamSetupError`] where TLS cannot be set up.
+    pub(super) fn prepare_reload(
+        self: &Arc<Self>,
+        config: &Config,
+    ) -> Result<ApplyReload, UpstreamSetupError> {
+        let way = self.client.prepare_reload(config)?;
         let (this, config) = (Arc::clone(self), config.clone());
         Ok(Box::new(move || {
-            resize(&this.departed, this.config.now().limits.departed, config.limits.departed);
-            this.client.goes(way);
+            resize_semaphore(&this.departed, this.config.load().limits.departed, config.limits.departed);
+            this.client.apply(way);
             this.config.set(config);
         }))
     }
 
     /// What every message of a caller carries.
-    pub(super) fn posting(&self, credentials: &Credentials) -> HeaderMap {
+    pub(super) fn post_headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = self.headers(credentials);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
@@ -141,14 +146,17 @@ impl Http {
     }
 
     /// Waits for an answer that is not worth more than its status. Bounded by the first-byte timeout.
-    pub(super) async fn taken(&self, answering: Answering) -> Result<http::Response<Incoming>, CallError> {
-        let limit = self.config.now().timeouts.first_byte;
+    pub(super) async fn await_head(
+        &self,
+        answering: PendingResponse,
+    ) -> Result<http::Response<IncomingBody>, CallError> {
+        let limit = self.config.load().timeouts.first_byte;
         timeout(limit, answering).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
 
     /// Reads an answer's rest, so that its connection can serve the next request; in the background
     /// where it is not there yet. Mostly it is.
-    pub(super) fn drain_later(&self, mut rest: Incoming) {
+    pub(super) fn drain_later(&self, mut rest: IncomingBody) {
         if rest.is_end_stream() {
             return;
         }
@@ -158,51 +166,54 @@ impl Http {
         }
     }
 
-    pub(super) async fn document(
+    pub(super) async fn fetch_document(
         &self,
         path: &str,
         credentials: &Credentials,
-    ) -> Result<Document, CallError> {
+    ) -> Result<OriginResponse, CallError> {
         // Only a path goes out, whatever is asked for.
         let path: PathAndQuery =
             path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
-        let limit = self.config.now().timeouts.first_byte;
+        let limit = self.config.load().timeouts.first_byte;
         let headers = self.headers(credentials);
-        let mut lines = http1::lines(&headers);
-        lines.extend_from_slice(self.agent(&headers));
+        let mut lines = http1::header_lines(&headers);
+        lines.extend_from_slice(self.user_agent_line(&headers));
         let asked = async {
             let (client, path, nothing) = (&self.client, path.as_str(), Bytes::new());
             let answer = client.send(
                 &Method::GET,
                 path,
-                [&lines, &self.ours()],
+                [&lines, &self.configured_lines()],
                 nothing,
-                SendOptions { reuse: Reuse::Any, traffic: Traffic::Call, cookies: None },
+                SendOptions { reuse: ConnectionReuse::Any, traffic: TrafficClass::Call, cookies: None },
             );
             let (head, body) = answer.await?.into_parts();
-            let body = whole(body, DOCUMENT).await?;
-            Ok(Document { status: head.status, headers: head.headers, body })
+            let body = collect_body(body, DOCUMENT).await?;
+            Ok(OriginResponse { status: head.status, headers: head.headers, body })
         };
         timeout(limit, asked).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
 }
 
-impl Http {
-    pub(super) async fn send_to_origin(&self, request: OriginRequest) -> Result<Document, CallError> {
+impl StreamableHttp {
+    pub(super) async fn send_to_origin(&self, request: OriginRequest) -> Result<OriginResponse, CallError> {
         let OriginRequest { method, path, headers, body } = request;
         let path: PathAndQuery =
             path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
-        let config = self.config.now();
-        let (limit, lines) =
-            (config.timeouts.first_byte, hop::lines(&self.host, &self.via.0, &headers, &config.headers));
+        let config = self.config.load();
+        let (limit, lines) = (
+            config.timeouts.first_byte,
+            hop::request_lines(&self.host, &self.via.0, &headers, &config.headers),
+        );
         drop(config);
         let asked = async {
-            let (lines, ours) = (&lines[..], self.ours());
-            let options = SendOptions { reuse: Reuse::Proven, traffic: Traffic::Call, cookies: None };
+            let (lines, ours) = (&lines[..], self.configured_lines());
+            let options =
+                SendOptions { reuse: ConnectionReuse::Proven, traffic: TrafficClass::Call, cookies: None };
             let answer = self.client.send(&method, path.as_str(), [lines, &ours], body, options);
             let (head, body) = answer.await?.into_parts();
-            let body = whole(body, DOCUMENT).await?;
-            Ok(Document { status: head.status, headers: hop::without_hop(head.headers), body })
+            let body = collect_body(body, DOCUMENT).await?;
+            Ok(OriginResponse { status: head.status, headers: hop::strip_hop_headers(head.headers), body })
         };
         timeout(limit, asked).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
@@ -212,7 +223,7 @@ impl Http {
 ///
 /// # Errors
 /// [`CallError::TooLarge`] and [`CallError::Broken`].
-pub(super) async fn whole(body: Incoming, limit: usize) -> Result<Bytes, CallError> {
+pub(super) async fn collect_body(body: IncomingBody, limit: usize) -> Result<Bytes, CallError> {
     match Limited::new(body, limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(CallError::TooLarge { limit }),
@@ -221,8 +232,8 @@ pub(super) async fn whole(body: Incoming, limit: usize) -> Result<Bytes, CallErr
 }
 
 /// The body of an answer that reports an error; empty where it does not come in time.
-pub(super) async fn error_body(body: Incoming) -> Bytes {
-    match timeout(ERROR_BODY_TIME, whole(body, ERROR_BODY)).await {
+pub(super) async fn error_body(body: IncomingBody) -> Bytes {
+    match timeout(ERROR_BODY_TIME, collect_body(body, ERROR_BODY)).await {
         Ok(Ok(body)) => body,
         Ok(Err(_)) | Err(_) => Bytes::new(),
     }
@@ -232,7 +243,7 @@ pub(super) async fn error_body(body: Incoming) -> Bytes {
 /// credentials (RFC 9110, 11.6.1; RFC 6750, 3.1); without one a 403 is not, and its words are all there
 /// is: a server that does not know the name it is called by says so like that. The target of a redirect
 /// that was not followed is named.
-pub(in crate::upstream) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
+pub(in crate::upstream) fn status_error(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
     let challenge = headers.get(header::WWW_AUTHENTICATE);
     match (status, challenge) {
         (StatusCode::UNAUTHORIZED, challenge) => {
@@ -246,8 +257,8 @@ pub(in crate::upstream) fn refused(status: StatusCode, headers: &HeaderMap, body
                 Kind::Failure { error, .. } => Some(ErrorObject::from_raw(Bytes::copy_from_slice(error))),
                 Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } => None,
             });
-            let words = error.as_ref().map(|error| shown(&error.message()));
-            return CallError::Forbidden { detail: words.unwrap_or_else(|| in_words(status, body)), error };
+            let words = error.as_ref().map(|error| shorten(&error.message()));
+            return CallError::Forbidden { detail: words.unwrap_or_else(|| error_text(status, body)), error };
         }
         _ => {}
     }
@@ -261,7 +272,7 @@ pub(in crate::upstream) fn refused(status: StatusCode, headers: &HeaderMap, body
         _ if status == StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
             "the proxy on the way wants a user and a password; write them into its URL".to_owned()
         }
-        Some(_) | None => in_words(status, body),
+        Some(_) | None => error_text(status, body),
     };
     CallError::Status { status, detail, retry_after: retry_after(headers) }
 }
@@ -272,19 +283,19 @@ pub(in crate::upstream) fn retry_after(headers: &HeaderMap) -> Option<String> {
 }
 
 /// What an error's body says, or else its status.
-fn in_words(status: StatusCode, body: &Bytes) -> String {
+fn error_text(status: StatusCode, body: &Bytes) -> String {
     match std::str::from_utf8(body).map(str::trim) {
-        Ok(text) if !text.is_empty() => shown(text),
+        Ok(text) if !text.is_empty() => shorten(text),
         Ok(_) | Err(_) => status.canonical_reason().unwrap_or("no reason given").to_owned(),
     }
 }
 
-fn shown(text: &str) -> String {
+fn shorten(text: &str) -> String {
     text.chars().take(DETAIL_CHARS).collect()
 }
 
 /// Reads an answer's rest in the background, so that its connection can serve the next request.
 /// Gives up soon: a server may leave a stream open for no reason.
-async fn drain(mut body: Incoming) {
+async fn drain(mut body: IncomingBody) {
     let _ = timeout(Duration::from_secs(1), async { while let Some(Ok(_)) = body.frame().await {} }).await;
 }

@@ -16,13 +16,13 @@ use tokio_util::sync::CancellationToken;
 
 /// The sessions whose stream is about to be opened, by their ids.
 #[derive(Clone, Debug, Default)]
-pub(super) struct InOrder {
-    sessions: Arc<DashMap<HeaderValue, Awaited>>,
+pub(super) struct StreamOrder {
+    sessions: Arc<DashMap<HeaderValue, AwaitedStream>>,
 }
 
 /// A stream that is not open yet.
 #[derive(Clone, Debug, Default)]
-struct Awaited {
+struct AwaitedStream {
     /// Cancelled once it is open, or will not be.
     settled: CancellationToken,
     /// It has been asked for.
@@ -30,8 +30,8 @@ struct Awaited {
 }
 
 /// A stream that is being opened; dropped when it is, or when that failed.
-pub(super) struct Opening {
-    sessions: Arc<DashMap<HeaderValue, Awaited>>,
+pub(super) struct OpeningStream {
+    sessions: Arc<DashMap<HeaderValue, AwaitedStream>>,
     session: HeaderValue,
     settled: CancellationToken,
 }
@@ -44,14 +44,14 @@ const BEGINS: Duration = Duration::from_millis(25);
 
 // === impl InOrder ===
 
-impl InOrder {
+impl StreamOrder {
     /// The handshake is over. `spawn` runs what ends the wait for a client that does not listen.
-    pub(super) fn begins<F>(&self, session: &HeaderValue, spawn: F)
+    pub(super) fn handshake_completed<F>(&self, session: &HeaderValue, spawn: F)
     where
         F: FnOnce(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>),
     {
         let Entry::Vacant(vacant) = self.sessions.entry(session.clone()) else { return };
-        vacant.insert(Awaited::default());
+        vacant.insert(AwaitedStream::default());
         let (sessions, session) = (self.sessions.clone(), session.clone());
         spawn(Box::pin(async move {
             sleep(BEGINS).await;
@@ -62,23 +62,23 @@ impl InOrder {
     }
 
     /// A stream is asked for.
-    pub(super) fn opens(&self, session: &HeaderValue) -> Opening {
+    pub(super) fn begin_opening(&self, session: &HeaderValue) -> OpeningStream {
         let mut awaited = self.sessions.entry(session.clone()).or_default();
         awaited.asked = true;
         let settled = awaited.settled.clone();
         drop(awaited);
-        Opening { sessions: self.sessions.clone(), session: session.clone(), settled }
+        OpeningStream { sessions: self.sessions.clone(), session: session.clone(), settled }
     }
 
     /// Waits for the stream that comes before a call.
     pub(super) async fn wait(&self, session: &HeaderValue) {
-        if let Some(awaited) = self.awaited(session) {
+        if let Some(awaited) = self.stream_wait(session) {
             awaited.await;
         }
     }
 
     /// The wait for the stream that comes before a call, where there is one. It may outlast the call's client.
-    pub(super) fn awaited(&self, session: &HeaderValue) -> Option<BoxFuture<'static, ()>> {
+    pub(super) fn stream_wait(&self, session: &HeaderValue) -> Option<BoxFuture<'static, ()>> {
         let settled = self.sessions.get(session)?.settled.clone();
         let (sessions, session) = (self.sessions.clone(), session.clone());
         Some(Box::pin(async move {
@@ -90,7 +90,11 @@ impl InOrder {
     }
 }
 
-fn settle(sessions: &DashMap<HeaderValue, Awaited>, session: &HeaderValue, settled: &CancellationToken) {
+fn settle(
+    sessions: &DashMap<HeaderValue, AwaitedStream>,
+    session: &HeaderValue,
+    settled: &CancellationToken,
+) {
     settled.cancel();
     // Another stream may have been asked for since.
     sessions.remove_if(session, |_, awaited| awaited.settled.is_cancelled());
@@ -98,7 +102,7 @@ fn settle(sessions: &DashMap<HeaderValue, Awaited>, session: &HeaderValue, settl
 
 // === impl Opening ===
 
-impl Drop for Opening {
+impl Drop for OpeningStream {
     fn drop(&mut self) {
         settle(&self.sessions, &self.session, &self.settled);
     }
@@ -111,17 +115,17 @@ mod tests {
 
     static SESSION: HeaderValue = HeaderValue::from_static("s");
 
-    fn begun() -> InOrder {
-        let order = InOrder::default();
-        order.begins(&SESSION, |expiry| drop(tokio::spawn(expiry)));
+    fn begun() -> StreamOrder {
+        let order = StreamOrder::default();
+        order.handshake_completed(&SESSION, |expiry| drop(tokio::spawn(expiry)));
         order
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_waits_for_the_stream_that_was_asked_for_before_it() {
-        let order = InOrder::default();
+        let order = StreamOrder::default();
         assert!(order.wait(&SESSION).now_or_never().is_some(), "there is none");
-        let opening = order.opens(&SESSION);
+        let opening = order.begin_opening(&SESSION);
         assert!(order.wait(&HeaderValue::from_static("t")).now_or_never().is_some(), "it is another's");
         let mut wait = Box::pin(order.wait(&SESSION));
         assert!(wait.as_mut().now_or_never().is_none());
@@ -132,8 +136,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_call_does_not_wait_for_ever() {
-        let order = InOrder::default();
-        let _opening = order.opens(&SESSION);
+        let order = StreamOrder::default();
+        let _opening = order.begin_opening(&SESSION);
         order.wait(&SESSION).await;
         assert!(order.wait(&SESSION).now_or_never().is_some(), "the next does not wait at all");
     }
@@ -143,7 +147,7 @@ mod tests {
         let order = begun();
         let mut wait = Box::pin(order.wait(&SESSION));
         assert!(wait.as_mut().now_or_never().is_none());
-        let opening = order.opens(&SESSION);
+        let opening = order.begin_opening(&SESSION);
         sleep(BEGINS * 2).await;
         assert!(wait.as_mut().now_or_never().is_none(), "it has been asked for");
         drop(opening);

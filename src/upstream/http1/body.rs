@@ -8,8 +8,8 @@ use super::head::{HEAD, invalid, is_bodiless};
 
 /// Where a body ends (RFC 9112, 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Framing {
-    Over,
+pub enum BodyFraming {
+    Ended,
     /// This many bytes are still to come.
     Length(u64),
     UntilClose,
@@ -28,12 +28,12 @@ pub enum Framing {
 
 /// What the bytes that have arrived of a body are.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum BodyPart {
     /// A part of the body; never empty.
     Data(Bytes),
     /// Nothing yet. At most this many bytes more belong to what is read now, as far as is known.
-    Wants(usize),
-    Over,
+    NeedsMore(usize),
+    Ended,
 }
 
 /// What follows the last chunk, mostly.
@@ -41,14 +41,14 @@ const END: &[u8] = b"\r\n0\r\n\r\n";
 
 // === impl Framing ===
 
-impl Framing {
+impl BodyFraming {
     /// How the body behind this head is delimited.
     ///
     /// # Errors
     /// `InvalidData` where two readers could see its end in two places.
     pub fn of(head: &http::Response<()>) -> io::Result<Self> {
         if is_bodiless(head.status()) {
-            return Ok(Self::Over);
+            return Ok(Self::Ended);
         }
         let headers = head.headers();
         // What was written for a reader that knows no codings, and has one, may have passed somebody who took
@@ -76,7 +76,7 @@ impl Framing {
         // Digits alone: a number could have a sign as well.
         let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
         match digits.and_then(|text| text.parse().ok()) {
-            Some(0) => Ok(Self::Over),
+            Some(0) => Ok(Self::Ended),
             // The two greatest numbers mean something else to hyper, which refuses them for a length.
             Some(length) if length < u64::MAX - 1 => Ok(Self::Length(length)),
             Some(_) | None => Err(invalid("its length is no number, or no body's")),
@@ -87,16 +87,16 @@ impl Framing {
     ///
     /// # Errors
     /// `InvalidData` where it is not delimited as its head says.
-    pub fn next(&mut self, read: &mut BytesMut) -> io::Result<Next> {
+    pub fn next(&mut self, read: &mut BytesMut) -> io::Result<BodyPart> {
         loop {
             match *self {
-                Self::Over => return Ok(Next::Over),
+                Self::Ended => return Ok(BodyPart::Ended),
                 Self::UntilClose | Self::Length(_) | Self::Chunk(_) if !read.is_empty() => {
-                    return Ok(Next::Data(self.data(read)));
+                    return Ok(BodyPart::Data(self.data(read)));
                 }
-                Self::UntilClose => return Ok(Next::Wants(0)),
+                Self::UntilClose => return Ok(BodyPart::NeedsMore(0)),
                 Self::Length(left) | Self::Chunk(left) => {
-                    return Ok(Next::Wants(usize::try_from(left).unwrap_or(usize::MAX)));
+                    return Ok(BodyPart::NeedsMore(usize::try_from(left).unwrap_or(usize::MAX)));
                 }
                 // Refused before its line ends; and the parser would read a line without digits as the last chunk's.
                 Self::ChunkSize(_) if read.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) => {
@@ -111,7 +111,7 @@ impl Framing {
                     }
                     None if read.len() < HEAD => {
                         *self = Self::ChunkSize(read.len());
-                        return Ok(Next::Wants(0));
+                        return Ok(BodyPart::NeedsMore(0));
                     }
                     Some(_) | None => return Err(invalid("a chunk has no size")),
                 },
@@ -120,13 +120,13 @@ impl Framing {
                         read.advance(2);
                         *self = Self::ChunkSize(0);
                     }
-                    [] | [b'\r'] => return Ok(Next::Wants(0)),
+                    [] | [b'\r'] => return Ok(BodyPart::NeedsMore(0)),
                     _ => return Err(invalid("a chunk is longer than its size")),
                 },
                 Self::Trailers { before, searched } => match end_of_line(read, searched) {
                     Some(end) if before + end <= HEAD => {
                         *self = match &read.split_to(end)[..] {
-                            b"\r\n" => Self::Over,
+                            b"\r\n" => Self::Ended,
                             line if line.ends_with(b"\r\n") => {
                                 Self::Trailers { before: before + end, searched: 0 }
                             }
@@ -136,7 +136,7 @@ impl Framing {
                     }
                     None if before + read.len() < HEAD => {
                         *self = Self::Trailers { before, searched: read.len() };
-                        return Ok(Next::Wants(0));
+                        return Ok(BodyPart::NeedsMore(0));
                     }
                     Some(_) | None => return Err(invalid("its trailers are too long")),
                 },
@@ -150,12 +150,12 @@ impl Framing {
         let here = read.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let data = read.split_to(here).freeze();
         *self = match (*self, left - here as u64) {
-            (Self::Length(_), 0) => Self::Over,
+            (Self::Length(_), 0) => Self::Ended,
             (Self::Length(_), left) => Self::Length(left),
             // On past the last chunk, if the rest is there already: the connection is free at once.
             (_, 0) if read.starts_with(END) => {
                 read.advance(END.len());
-                Self::Over
+                Self::Ended
             }
             (_, 0) => Self::ChunkEnd,
             (_, left) => Self::Chunk(left),
@@ -194,9 +194,12 @@ mod tests {
     fn a_length_that_nobody_could_send_is_refused() {
         let framing = |length: &str| {
             let head = http::Response::builder().header(header::CONTENT_LENGTH, length).body(());
-            Framing::of(&head.expect("a head"))
+            BodyFraming::of(&head.expect("a head"))
         };
-        assert_eq!(framing("00018446744073709551613").expect("the longest"), Framing::Length(u64::MAX - 2));
+        assert_eq!(
+            framing("00018446744073709551613").expect("the longest"),
+            BodyFraming::Length(u64::MAX - 2)
+        );
         for length in ["18446744073709551614", "0018446744073709551615", "18446744073709551616"] {
             assert_eq!(framing(length).expect_err(length).kind(), io::ErrorKind::InvalidData, "{length}");
         }

@@ -23,32 +23,35 @@ use tokio::{
 };
 use tokio_util::either::Either;
 
-use super::{Framing, HeadReader, Next, head::announced_idle, is_kept, pool::Pool, tls::is_refusal};
-use crate::runtime::{Place, Stream};
-use crate::telemetry::{Limit, Taken};
+use super::{
+    BodyFraming, BodyPart, HeadReader, head::announced_idle, is_keep_alive, pool::ConnectionPool,
+    tls::is_certificate_refusal,
+};
+use crate::runtime::{ConnectionPermit, NetworkStream};
+use crate::telemetry::{Limit, UsageGuard};
 
 /// A connection, plain or encrypted.
-pub(super) type Io = Either<Stream, Box<dyn Encrypted>>;
+pub(super) type UpstreamIo = Either<NetworkStream, Box<dyn EncryptedIo>>;
 
 /// What may stand between us and a plain connection.
-pub(super) trait Encrypted: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait EncryptedIo: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Encrypted for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> EncryptedIo for T {}
 
 /// A connection that serves one exchange at a time.
-pub(super) struct Connection {
-    io: Io,
+pub(super) struct UpstreamConnection {
+    io: UpstreamIo,
     /// What has arrived and was not yet understood. Empty while a call waits for its answer.
     read: BytesMut,
-    place: Place,
+    place: ConnectionPermit,
     /// How long the server says that it keeps the connection while it is idle (`Keep-Alive: timeout`).
     announced_idle: Option<Duration>,
-    _counted: Taken,
+    _counted: UsageGuard,
 }
 
 /// A request on its way out, until the head of its answer is there.
-pub(super) struct Sending {
-    connection: Option<Box<Connection>>,
+pub(super) struct ExchangeFuture {
+    connection: Option<Box<UpstreamConnection>>,
     head: Bytes,
     body: Bytes,
     /// Not a byte of it was taken by the connection.
@@ -60,18 +63,18 @@ pub(super) struct Sending {
     reader: HeadReader,
     /// The head of an answer that began before it had all of the request.
     early: Option<Box<http::Response<()>>>,
-    pool: Arc<Pool>,
+    pool: Arc<ConnectionPool>,
 }
 
 /// The body of a response as the server sent it. Returns its connection to the pool when it has been read to the
 /// end; dropped before, it closes it.
 pub(in crate::upstream) struct RawBody {
-    connection: Option<Box<Connection>>,
-    framing: Framing,
+    connection: Option<Box<UpstreamConnection>>,
+    framing: BodyFraming,
     reusable: bool,
     /// It only says that a message was taken.
     accepted: bool,
-    pool: Arc<Pool>,
+    pool: Arc<ConnectionPool>,
 }
 
 /// Read at a time, on the stack.
@@ -81,8 +84,8 @@ const READ_IN_PLACE: usize = 64 << 10;
 
 // === impl Connection ===
 
-impl Connection {
-    pub(super) fn new(io: Io, place: Place) -> Self {
+impl UpstreamConnection {
+    pub(super) fn new(io: UpstreamIo, place: ConnectionPermit) -> Self {
         let _counted = Limit::UpstreamConnections.take(1);
         Self { io, read: BytesMut::new(), place, announced_idle: None, _counted }
     }
@@ -93,13 +96,13 @@ impl Connection {
     }
 
     /// Whether it may be kept for another request.
-    pub(super) fn may_be_kept(&self) -> bool {
-        !self.place.is_spare()
+    pub(super) fn is_poolable(&self) -> bool {
+        !self.place.is_reserved()
     }
 
     /// Whether it can take another request: the server has neither closed it nor said anything.
     pub(super) fn is_idle(&mut self) -> bool {
-        // Unconstrained: a task that has done much is told `Pending` without a look at the socket.
+        // Unconstrained: a task that has done much is told `PendingEvent` without a look at the socket.
         // An answer nobody asked for would then be taken for the next caller's.
         let looked = unconstrained(poll_fn(|cx| self.poll_fill(cx))).now_or_never();
         looked.is_none() && self.read.is_empty()
@@ -167,8 +170,13 @@ fn closed() -> io::Error {
 
 // === impl Sending ===
 
-impl Sending {
-    pub(super) fn new(connection: Box<Connection>, head: Bytes, body: Bytes, pool: Arc<Pool>) -> Self {
+impl ExchangeFuture {
+    pub(super) fn new(
+        connection: Box<UpstreamConnection>,
+        head: Bytes,
+        body: Bytes,
+        pool: Arc<ConnectionPool>,
+    ) -> Self {
         let (connection, reader) = (Some(connection), HeadReader::default());
         Self { connection, head, body, untouched: true, sent: false, unsent: None, reader, early: None, pool }
     }
@@ -179,7 +187,7 @@ impl Sending {
     }
 }
 
-impl Future for Sending {
+impl Future for ExchangeFuture {
     type Output = io::Result<http::Response<RawBody>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -204,7 +212,7 @@ impl Future for Sending {
             None => match ready!(connection.poll_head(&mut this.reader, cx)) {
                 Ok(head) => head,
                 // That it was refused says more than that it could not be sent.
-                Err(error) if is_refusal(&error) => return Poll::Ready(Err(error)),
+                Err(error) if is_certificate_refusal(&error) => return Poll::Ready(Err(error)),
                 Err(error) => return Poll::Ready(Err(this.unsent.take().unwrap_or(error))),
             },
         };
@@ -214,16 +222,19 @@ impl Future for Sending {
             this.early = Some(Box::new(head));
             return Poll::Pending;
         }
-        let framing = Framing::of(&head)?;
+        let framing = BodyFraming::of(&head)?;
         connection.announced_idle = announced_idle(&head);
         let mut body = RawBody {
             connection: this.connection.take(),
             framing,
-            reusable: is_kept(&head) && this.sent && this.unsent.is_none() && framing != Framing::UntilClose,
+            reusable: is_keep_alive(&head)
+                && this.sent
+                && this.unsent.is_none()
+                && framing != BodyFraming::UntilClose,
             accepted: head.status() == http::StatusCode::ACCEPTED,
             pool: this.pool.clone(),
         };
-        if framing == Framing::Over {
+        if framing == BodyFraming::Ended {
             body.finish();
         }
         Poll::Ready(Ok(head.map(|()| body)))
@@ -235,7 +246,7 @@ impl Future for Sending {
 impl RawBody {
     /// The body is over: its connection can serve the next request.
     fn finish(&mut self) {
-        self.framing = Framing::Over;
+        self.framing = BodyFraming::Ended;
         if let Some(connection) = self.connection.take().filter(|_| self.reusable) {
             self.pool.put_back(connection, self.accepted);
         }
@@ -245,17 +256,17 @@ impl RawBody {
         loop {
             let Some(connection) = &mut self.connection else { return Poll::Ready(None) };
             let wants = match self.framing.next(&mut connection.read) {
-                Ok(Next::Data(data)) => {
-                    if self.framing == Framing::Over {
+                Ok(BodyPart::Data(data)) => {
+                    if self.framing == BodyFraming::Ended {
                         self.finish();
                     }
                     return Poll::Ready(Some(Ok(data)));
                 }
-                Ok(Next::Over) => {
+                Ok(BodyPart::Ended) => {
                     self.finish();
                     return Poll::Ready(None);
                 }
-                Ok(Next::Wants(more)) => more,
+                Ok(BodyPart::NeedsMore(more)) => more,
                 Err(error) => return Poll::Ready(Some(Err(error))),
             };
             let filled = match wants {
@@ -263,7 +274,7 @@ impl RawBody {
                 _ => ready!(connection.poll_fill_in_place(wants.min(READ_IN_PLACE), cx)),
             };
             match filled {
-                Ok(0) if self.framing == Framing::UntilClose => {
+                Ok(0) if self.framing == BodyFraming::UntilClose => {
                     self.finish();
                     return Poll::Ready(None);
                 }
@@ -290,18 +301,18 @@ impl Body for RawBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.framing == Framing::Over
+        self.framing == BodyFraming::Ended
     }
 
     fn size_hint(&self) -> SizeHint {
         match self.framing {
-            Framing::Over => SizeHint::with_exact(0),
-            Framing::Length(left) => SizeHint::with_exact(left),
-            Framing::UntilClose
-            | Framing::ChunkSize(_)
-            | Framing::Chunk(_)
-            | Framing::ChunkEnd
-            | Framing::Trailers { .. } => SizeHint::default(),
+            BodyFraming::Ended => SizeHint::with_exact(0),
+            BodyFraming::Length(left) => SizeHint::with_exact(left),
+            BodyFraming::UntilClose
+            | BodyFraming::ChunkSize(_)
+            | BodyFraming::Chunk(_)
+            | BodyFraming::ChunkEnd
+            | BodyFraming::Trailers { .. } => SizeHint::default(),
         }
     }
 }
@@ -316,12 +327,15 @@ mod tests {
 
     /// Asks, over a connection that does what the script says; gives the answer, and the pool the
     /// connection may have come back to.
-    async fn ask(script: Mock) -> (io::Result<http::Response<RawBody>>, Arc<Pool>) {
-        let pool = Arc::new(Pool::default());
-        let connection = Box::new(Connection::new(Io::Right(Box::new(script)), Place::default()));
+    async fn ask(script: Mock) -> (io::Result<http::Response<RawBody>>, Arc<ConnectionPool>) {
+        let pool = Arc::new(ConnectionPool::default());
+        let connection = Box::new(UpstreamConnection::new(
+            UpstreamIo::Right(Box::new(script)),
+            ConnectionPermit::default(),
+        ));
         let (head, body) = ASKED;
         let sending =
-            Sending::new(connection, Bytes::from_static(head), Bytes::from_static(body), pool.clone());
+            ExchangeFuture::new(connection, Bytes::from_static(head), Bytes::from_static(body), pool.clone());
         (sending.await, pool)
     }
 
@@ -510,13 +524,13 @@ mod tests {
         use tokio::io::{AsyncWriteExt, BufWriter, duplex};
         let (ours, mut theirs) = duplex(64);
         theirs.write_all(b"HTTP/1.1 413 x\r\ncontent-length: 2\r\n\r\nno").await.expect("taken");
-        let connection = Box::new(Connection::new(
-            Io::Right(Box::new(BufWriter::with_capacity(1, ours))),
-            Place::default(),
+        let connection = Box::new(UpstreamConnection::new(
+            UpstreamIo::Right(Box::new(BufWriter::with_capacity(1, ours))),
+            ConnectionPermit::default(),
         ));
         let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from(vec![b'x'; 1000]));
-        let pool = Arc::new(Pool::default());
-        let sending = Sending::new(connection, head, body, pool.clone());
+        let pool = Arc::new(ConnectionPool::default());
+        let sending = ExchangeFuture::new(connection, head, body, pool.clone());
         let answer = sending.now_or_never().expect("the refusal was heard").expect("an answer");
         assert_eq!(answer.status(), 413);
         assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes(), "no");
@@ -529,13 +543,13 @@ mod tests {
         let (ours, mut theirs) = duplex(128);
         let answer = b"HTTP/1.1 307 x\r\nlocation: /there\r\ncontent-length: 2\r\n\r\nno";
         theirs.write_all(answer).await.expect("taken");
-        let connection = Box::new(Connection::new(
-            Io::Right(Box::new(BufWriter::with_capacity(1, ours))),
-            Place::default(),
+        let connection = Box::new(UpstreamConnection::new(
+            UpstreamIo::Right(Box::new(BufWriter::with_capacity(1, ours))),
+            ConnectionPermit::default(),
         ));
         let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from(vec![b'x'; 1000]));
-        let pool = Arc::new(Pool::default());
-        let sending = Sending::new(connection, head, body, pool.clone());
+        let pool = Arc::new(ConnectionPool::default());
+        let sending = ExchangeFuture::new(connection, head, body, pool.clone());
         let answer = sending.now_or_never().expect("the redirection was heard").expect("an answer");
         assert_eq!(
             (answer.status().as_u16(), &answer.headers()["location"]),
@@ -553,8 +567,11 @@ mod tests {
             format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "x".repeat(8_000)),
         ] {
             let (ours, mut theirs) = duplex(1 << 20);
-            let sending = Sending::new(
-                Box::new(Connection::new(Io::Right(Box::new(BufWriter::new(ours))), Place::default())),
+            let sending = ExchangeFuture::new(
+                Box::new(UpstreamConnection::new(
+                    UpstreamIo::Right(Box::new(BufWriter::new(ours))),
+                    ConnectionPermit::default(),
+                )),
                 Bytes::from_static(ASKED.0),
                 Bytes::from_static(ASKED.1),
                 Arc::default(),
@@ -584,10 +601,14 @@ mod tests {
     async fn what_the_socket_does_not_take_at_once_is_sent_all_the_same() {
         use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter, duplex};
         let (ours, mut theirs) = duplex(8);
-        let io = Io::Right(Box::new(BufWriter::new(ours)));
+        let io = UpstreamIo::Right(Box::new(BufWriter::new(ours)));
         let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from_static(ASKED.1));
-        let sending =
-            Sending::new(Box::new(Connection::new(io, Place::default())), head, body, Arc::default());
+        let sending = ExchangeFuture::new(
+            Box::new(UpstreamConnection::new(io, ConnectionPermit::default())),
+            head,
+            body,
+            Arc::default(),
+        );
         let server = async {
             let mut request = [0; ASKED.0.len() + ASKED.1.len()];
             theirs.read_exact(&mut request).await.expect("the whole request");
@@ -608,20 +629,22 @@ mod tests {
         let (mut theirs, _) = listener.accept().await.expect("accepted");
         theirs.write_all(b"HTTP/1.1 200 OK\r\n").await.expect("written");
         ours.readable().await.expect("it has arrived");
-        let mut connection = Connection::new(Io::Left(Stream::Left(ours)), Place::default());
+        let mut connection =
+            UpstreamConnection::new(UpstreamIo::Left(NetworkStream::Left(ours)), ConnectionPermit::default());
         while tokio::task::coop::consume_budget().now_or_never().is_some() {}
         assert!(!connection.is_idle());
     }
 
     #[tokio::test]
     async fn a_connection_on_which_something_arrived_takes_no_request() {
-        let mut connection = Connection::new(
-            Io::Right(Box::new(Builder::new().read(b"HTTP/1.1 408 x\r\n\r\n").build())),
-            Place::default(),
+        let mut connection = UpstreamConnection::new(
+            UpstreamIo::Right(Box::new(Builder::new().read(b"HTTP/1.1 408 x\r\n\r\n").build())),
+            ConnectionPermit::default(),
         );
         assert!(!connection.is_idle());
         let (_held, script) = (0, Builder::new().wait(Duration::from_secs(3600)).read(b"x").build());
-        let mut connection = Connection::new(Io::Right(Box::new(script)), Place::default());
+        let mut connection =
+            UpstreamConnection::new(UpstreamIo::Right(Box::new(script)), ConnectionPermit::default());
         assert!(connection.is_idle());
         std::mem::forget(connection);
     }

@@ -25,13 +25,13 @@ use super::connection::RawBody;
 use crate::upstream::CallError;
 
 /// The body of a response, as the server means it.
-pub(in crate::upstream) enum Incoming {
+pub(in crate::upstream) enum IncomingBody {
     Plain(RawBody),
-    Decoded(Box<Decoded>),
+    Decoded(Box<DecodedBody>),
 }
 
 /// A body whose coding is undone as it comes.
-pub(in crate::upstream) struct Decoded {
+pub(in crate::upstream) struct DecodedBody {
     pieces: ReaderStream<Pin<Box<dyn AsyncRead + Send>>>,
     codings: String,
     is_over: bool,
@@ -48,15 +48,15 @@ const ZSTD_WINDOW_LOG: u32 = 23;
 ///
 /// # Errors
 /// [`CallError::Invalid`] where the body has a coding that is not known.
-pub(super) fn decode(response: http::Response<RawBody>) -> Result<http::Response<Incoming>, CallError> {
+pub(super) fn decode(response: http::Response<RawBody>) -> Result<http::Response<IncomingBody>, CallError> {
     if !response.headers().contains_key(header::CONTENT_ENCODING) {
-        return Ok(response.map(Incoming::Plain));
+        return Ok(response.map(IncomingBody::Plain));
     }
     let (mut head, body) = response.into_parts();
     let codings = codings(&head.headers);
     head.headers.remove(header::CONTENT_ENCODING);
     if codings.is_empty() || body.is_end_stream() {
-        return Ok(http::Response::from_parts(head, Incoming::Plain(body)));
+        return Ok(http::Response::from_parts(head, IncomingBody::Plain(body)));
     }
     head.headers.remove(header::CONTENT_LENGTH);
     let named = codings.join(", ");
@@ -69,8 +69,8 @@ pub(super) fn decode(response: http::Response<RawBody>) -> Result<http::Response
         reader = decoder(coding, BufReader::new(reader)).ok_or_else(|| unknown(&named))?;
     }
     let pieces = ReaderStream::with_capacity(reader, PIECE);
-    let decoded = Decoded { pieces, codings: named, is_over: false };
-    Ok(http::Response::from_parts(head, Incoming::Decoded(Box::new(decoded))))
+    let decoded = DecodedBody { pieces, codings: named, is_over: false };
+    Ok(http::Response::from_parts(head, IncomingBody::Decoded(Box::new(decoded))))
 }
 
 /// The codings in the order in which they were applied, without those that change nothing.
@@ -109,7 +109,7 @@ fn unknown(codings: &str) -> CallError {
 
 // === impl Incoming ===
 
-impl Body for Incoming {
+impl Body for IncomingBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -138,7 +138,7 @@ impl Body for Incoming {
 
 // === impl Decoded ===
 
-impl Decoded {
+impl DecodedBody {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         if self.is_over {
             return Poll::Ready(None);

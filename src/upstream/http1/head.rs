@@ -28,7 +28,7 @@ const BEFORE: usize = 256 << 10;
 // === impl HeadReader ===
 
 impl HeadReader {
-    /// Takes the head of an answer off what has arrived. `None` where it is not all there. Its values share
+    /// Takes the head of an answer off what has arrived. `Missing` where it is not all there. Its values share
     /// the buffer's allocation.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ pub(super) fn is_bodiless(status: StatusCode) -> bool {
 }
 
 /// Whether the server keeps the connection for another request.
-pub fn is_kept(head: &http::Response<()>) -> bool {
+pub fn is_keep_alive(head: &http::Response<()>) -> bool {
     let said = |name, token: &str| {
         let values = head.headers().get_all(name).iter();
         let tokens = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
@@ -159,8 +159,8 @@ pub(super) fn announced_idle(head: &http::Response<()>) -> Option<Duration> {
     })
 }
 
-/// The head of a request for a path, or towards a proxy for a whole URL, with so many bytes of body. `lines` are
-/// header lines ([`lines`]), `proxy` that of a proxy.
+/// The head of a request for a path, or towards a proxy for a whole URL, with so many bytes of body. `header_lines` are
+/// header lines ([`header_lines`]), `proxy` that of a proxy.
 pub(super) fn request_head(
     method: &Method,
     target: &str,
@@ -184,15 +184,15 @@ pub(super) fn request_head(
 }
 
 /// Headers as they go over the wire.
-pub(in crate::upstream) fn lines(headers: &HeaderMap) -> Vec<u8> {
+pub(in crate::upstream) fn header_lines(headers: &HeaderMap) -> Vec<u8> {
     let mut lines = Vec::with_capacity(headers.len() * 40);
     for (name, value) in headers {
-        line(&mut lines, name, value);
+        write_header_line(&mut lines, name, value);
     }
     lines
 }
 
-pub(in crate::upstream) fn line(lines: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
+pub(in crate::upstream) fn write_header_line(lines: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
     for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
         lines.extend_from_slice(part);
     }

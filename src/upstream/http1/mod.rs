@@ -17,13 +17,13 @@ mod proxy;
 mod redirect;
 mod tls;
 
-pub use body::{Framing, Next};
-pub use head::{HeadReader, is_kept};
-pub use proxy::{NoProxy, Proxy};
-pub use tls::{Tls, TlsError, TlsFiles};
+pub use body::{BodyFraming, BodyPart};
+pub use head::{HeadReader, is_keep_alive};
+pub use proxy::{Proxy, ProxyUrlError};
+pub use tls::{TlsError, TlsFiles, UpstreamTls};
 
-pub(super) use content::Incoming;
+pub(super) use content::IncomingBody;
 pub(super) use cookies::CookieJar;
-pub(super) use exchange::Answering;
-pub(super) use head::{line, lines};
-pub(super) use pool::{HttpClient, Reuse, SendOptions, Traffic};
+pub(super) use exchange::PendingResponse;
+pub(super) use head::{header_lines, write_header_line};
+pub(super) use pool::{ConnectionReuse, HttpClient, SendOptions, TrafficClass};

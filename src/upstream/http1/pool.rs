@@ -20,53 +20,53 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    connection::{Connection, Io, RawBody, Sending},
+    connection::{ExchangeFuture, RawBody, UpstreamConnection, UpstreamIo},
     cookies::CookieJar,
-    exchange::{Answering, Request},
+    exchange::{BufferedRequest, PendingResponse},
     head::request_head,
     proxy::Proxy,
     redirect::redirect,
-    tls::{self, Secure},
+    tls::{self, TlsEndpoint},
 };
 use crate::{
-    runtime::{Clock, Connector, Live, Mutex, Net, SystemClock},
-    upstream::{CallError, Config, NotStarted, ServerUrl, Tls, root_cause},
+    runtime::{Clock, Mutex, Network, NetworkConnector, SwapCell, SystemClock},
+    upstream::{CallError, Config, ServerUrl, UpstreamSetupError, UpstreamTls, root_cause},
 };
 
 /// Sends requests with whole bodies to one server.
 pub(in crate::upstream) struct HttpClient {
-    site: Arc<Site>,
-    way: Live<Way>,
+    origin: Arc<ServerOrigin>,
+    connector: SwapCell<ConnectorConfig>,
 }
 
 /// Which server it is, and what connects to it.
-struct Site {
+struct ServerOrigin {
     url: Uri,
     /// As it is shown: a path that a variable of the environment has a part in is not logged.
     shown: ServerUrl,
-    tcp: Connector,
+    tcp: NetworkConnector,
     /// That it redirects has been logged.
     has_redirected: AtomicBool,
 }
 
 /// How the server is reached.
 #[derive(Clone)]
-pub(in crate::upstream) struct Way {
-    site: Arc<Site>,
+pub(in crate::upstream) struct ConnectorConfig {
+    origin: Arc<ServerOrigin>,
     proxy: Option<Arc<Proxy>>,
     /// As it is configured, and so set up.
-    tls: (Option<Arc<Tls>>, Option<Secure>),
+    tls: (Option<Arc<UpstreamTls>>, Option<TlsEndpoint>),
     /// For a connection, a tunnel and TLS included.
     limit: Duration,
     /// Connections that were made so.
-    pub(super) pool: Arc<Pool>,
+    pub(super) pool: Arc<ConnectionPool>,
 }
 
 /// Connections that wait for their next request.
 #[derive(Default)]
-pub(super) struct Pool {
+pub(super) struct ConnectionPool {
     /// Guarded for a few lines each time.
-    idle: Mutex<Shelves>,
+    idle: Mutex<ReusableConnections>,
     clock: SystemClock,
     /// Whether the last connection that was tried came about.
     reached: Mutex<Option<bool>>,
@@ -76,17 +76,17 @@ pub(super) struct Pool {
 
 /// The last used last, on each.
 #[derive(Default)]
-struct Shelves {
-    proven: Vec<Idle>,
+struct ReusableConnections {
+    proven: Vec<IdleConnection>,
     /// Those whose last answer only said that a message was taken (202). Some servers close such a
     /// connection without saying so, when the next request may be on its way.
-    doubtful: Vec<Idle>,
+    doubtful: Vec<IdleConnection>,
 }
 
 /// Which kept connections a request may go on. A reset before the first byte of an answer proves nothing,
 /// so what must not be sent twice is lost with its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum Reuse {
+pub(in crate::upstream) enum ConnectionReuse {
     /// Any; the request may be sent twice, and is where its connection fails. Those first that other requests are
     /// kept off.
     Any,
@@ -97,24 +97,24 @@ pub(in crate::upstream) enum Reuse {
 
 /// What a request is, and so which places are there for a connection of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::upstream) enum Traffic {
+pub(in crate::upstream) enum TrafficClass {
     /// It may take as long as it likes.
     Call,
     /// It is over soon and must not wait for calls: an answer to a question of theirs, a cancel, a farewell.
-    InPassing,
+    Control,
 }
 
 /// How one request is sent.
 #[derive(Clone, Copy)]
 pub(in crate::upstream) struct SendOptions<'a> {
-    pub(in crate::upstream) reuse: Reuse,
-    pub(in crate::upstream) traffic: Traffic,
+    pub(in crate::upstream) reuse: ConnectionReuse,
+    pub(in crate::upstream) traffic: TrafficClass,
     /// Those of the session, where the proxy owns it.
     pub(in crate::upstream) cookies: Option<&'a Arc<CookieJar>>,
 }
 
-struct Idle {
-    connection: Box<Connection>,
+struct IdleConnection {
+    connection: Box<UpstreamConnection>,
     since: Instant,
 }
 
@@ -140,38 +140,45 @@ impl HttpClient {
     /// A client for the server of `url`, which is reached as it is configured.
     ///
     /// # Errors
-    /// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates
+    /// [`UpstreamSetupError`] where the URL is not one to speak HTTP to, or the system's certificates
     /// cannot be read.
-    pub(in crate::upstream) fn new(url: &ServerUrl, config: &Config, net: &Net) -> Result<Self, NotStarted> {
+    pub(in crate::upstream) fn new(
+        url: &ServerUrl,
+        config: &Config,
+        net: &Network,
+    ) -> Result<Self, UpstreamSetupError> {
         let (shown, url) = (url.clone(), url.uri().clone());
-        let tls = (config.tls.clone(), tls::secure(&url, config.tls.as_deref())?);
+        let tls = (config.tls.clone(), tls::tls_endpoint(&url, config.tls.as_deref())?);
         let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
         let (tcp, has_redirected) = (net.connector(TCP_KEEP_ALIVE), AtomicBool::new(false));
-        let site = Arc::new(Site { url, shown, tcp, has_redirected });
-        let way = Way { site: site.clone(), proxy, tls, limit, pool: Arc::default() }.into();
-        Ok(Self { site, way })
+        let site = Arc::new(ServerOrigin { url, shown, tcp, has_redirected });
+        let way = ConnectorConfig { origin: site.clone(), proxy, tls, limit, pool: Arc::default() }.into();
+        Ok(Self { origin: site, connector: way })
     }
 
     /// Another way to the same server. Connections are kept where they would be made as they were.
     ///
     /// # Errors
     /// As [`HttpClient::new`].
-    pub(in crate::upstream) fn otherwise(&self, config: &Config) -> Result<Way, NotStarted> {
-        let now = self.way.kept();
+    pub(in crate::upstream) fn prepare_reload(
+        &self,
+        config: &Config,
+    ) -> Result<ConnectorConfig, UpstreamSetupError> {
+        let now = self.connector.load_full();
         let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
         if now.proxy == proxy && now.tls.0 == config.tls {
-            return Ok(Way { limit, ..Way::clone(&now) });
+            return Ok(ConnectorConfig { limit, ..ConnectorConfig::clone(&now) });
         }
-        let tls = (config.tls.clone(), tls::secure(&self.site.url, config.tls.as_deref())?);
-        Ok(Way { site: self.site.clone(), proxy, tls, limit, pool: Arc::default() })
+        let tls = (config.tls.clone(), tls::tls_endpoint(&self.origin.url, config.tls.as_deref())?);
+        Ok(ConnectorConfig { origin: self.origin.clone(), proxy, tls, limit, pool: Arc::default() })
     }
 
     /// Goes this way from now on.
-    pub(in crate::upstream) fn goes(&self, way: Way) {
-        self.way.set(way);
+    pub(in crate::upstream) fn apply(&self, way: ConnectorConfig) {
+        self.connector.set(way);
     }
 
-    /// Sends a request. `lines` are header lines ([`super::lines`]): the same for many requests, and those of
+    /// Sends a request. `lines` are header lines ([`super::header_lines`]): the same for many requests, and those of
     /// this one.
     pub(in crate::upstream) fn send(
         &self,
@@ -180,49 +187,50 @@ impl HttpClient {
         lines: [&[u8]; 2],
         body: Bytes,
         options: SendOptions<'_>,
-    ) -> Answering {
+    ) -> PendingResponse {
         let SendOptions { reuse, traffic, cookies } = options;
-        let way = self.way.kept();
+        let way = self.connector.load_full();
         let head = request_head(method, &way.target(path), lines, way.proxy_line(), body.len());
         let cookies = cookies.cloned();
-        Answering::new(way, Request { head, body, cookies, reuse, traffic })
+        PendingResponse::new(way, BufferedRequest { head, body, cookies, reuse, traffic })
     }
 
     /// Whether the last connection that was tried came about; none where none was.
-    pub(in crate::upstream) fn reached(&self) -> Option<bool> {
-        *self.way.now().pool.reached.lock()
+    pub(in crate::upstream) fn last_connect_succeeded(&self) -> Option<bool> {
+        *self.connector.load().pool.reached.lock()
     }
 
     /// Why the last connection that was tried did not come about.
     pub(in crate::upstream) fn failure(&self) -> Option<Arc<str>> {
-        self.way.now().pool.failure.lock().clone()
+        self.connector.load().pool.failure.lock().clone()
     }
 
     /// Closes all idle connections; says whether there were any.
     pub(in crate::upstream) fn close_idle(&self) -> bool {
-        let Shelves { proven, doubtful } = std::mem::take(&mut *self.way.now().pool.idle.lock());
+        let ReusableConnections { proven, doubtful } =
+            std::mem::take(&mut *self.connector.load().pool.idle.lock());
         !(proven.is_empty() && doubtful.is_empty())
     }
 
     /// Closes idle connections that are too old to be used.
     pub(in crate::upstream) fn sweep(&self) {
-        self.way.now().pool.sweep();
+        self.connector.load().pool.sweep();
     }
 }
 
 // === impl Way ===
 
-impl Way {
+impl ConnectorConfig {
     /// A connection of its own for a request, which then goes on it.
     pub(super) fn connect(
         &self,
         head: Bytes,
         body: Bytes,
-        traffic: Traffic,
-    ) -> impl Future<Output = Result<Sending, CallError>> + use<> {
-        let mut tcp = self.site.tcp.clone();
-        let Self { site, proxy, tls: (_, tls), limit, pool } = self.clone();
-        let (place, places) = (tcp.place(traffic == Traffic::InPassing), tcp.places());
+        traffic: TrafficClass,
+    ) -> impl Future<Output = Result<ExchangeFuture, CallError>> + use<> {
+        let mut tcp = self.origin.tcp.clone();
+        let Self { origin: site, proxy, tls: (_, tls), limit, pool } = self.clone();
+        let (place, places) = (tcp.permit(traffic == TrafficClass::Control), tcp.connection_limit());
         let tcp = match &proxy {
             None => {
                 let address = site.shown.authority();
@@ -236,33 +244,36 @@ impl Way {
         let connecting = async move {
             let tcp = tcp.await.map_err(CallError::Unreachable)?;
             Ok(match tls {
-                None => Io::Left(tcp),
-                Some(Secure { connector, name }) => {
+                None => UpstreamIo::Left(tcp),
+                Some(TlsEndpoint { connector, name }) => {
                     let stream = connector.connect(name, tcp).await;
-                    Io::Right(Box::new(stream.map_err(|error| CallError::Unreachable(error.to_string()))?))
+                    UpstreamIo::Right(Box::new(
+                        stream.map_err(|error| CallError::Unreachable(error.to_string()))?,
+                    ))
                 }
             })
         };
         async move {
-            let place = timeout(limit, place).await.map_err(|_| CallError::NoRoom { limit: places })?;
+            let place =
+                timeout(limit, place).await.map_err(|_| CallError::ConnectionsInUse { limit: places })?;
             let io = timeout(limit, connecting).await.unwrap_or(Err(CallError::ConnectTimeout(limit)));
             *pool.reached.lock() = Some(io.is_ok());
             *pool.failure.lock() = io.as_ref().err().map(|error| error.to_string().into());
             let io = io?;
-            Ok(Sending::new(Box::new(Connection::new(io, place)), head, body, pool))
+            Ok(ExchangeFuture::new(Box::new(UpstreamConnection::new(io, place)), head, body, pool))
         }
     }
 
     /// The proxy that is asked for each request, as it is where the server has no TLS (RFC 9110, 7.1; RFC 9112,
     /// 3.2.2).
-    fn asked_proxy(&self) -> Option<&Proxy> {
+    fn forwarding_proxy(&self) -> Option<&Proxy> {
         self.proxy.as_deref().filter(|_| self.tls.1.is_none())
     }
 
     /// What a request for a path names: the path, or towards a proxy the whole URL.
     pub(super) fn target<'a>(&self, path: &'a str) -> Cow<'a, str> {
-        let host = || self.site.url.authority().map_or("", |authority| host_and_port(authority.as_str()));
-        match self.asked_proxy() {
+        let host = || self.origin.url.authority().map_or("", |authority| host_and_port(authority.as_str()));
+        match self.forwarding_proxy() {
             Some(_) => format!("http://{}{path}", host()).into(),
             None => path.into(),
         }
@@ -270,16 +281,16 @@ impl Way {
 
     /// The credentials of the proxy that is asked.
     fn proxy_line(&self) -> &[u8] {
-        self.asked_proxy().map_or(&[], Proxy::authorization_line)
+        self.forwarding_proxy().map_or(&[], Proxy::authorization_line)
     }
 
     /// Where a response sends the request at this path, if that is at the same server. Logged once.
     pub(super) fn redirect(&self, response: &http::Response<RawBody>, path: &str) -> Option<String> {
-        let to = redirect(&self.site.url, path, response.status(), response.headers())?;
-        if !self.site.has_redirected.swap(true, Ordering::Relaxed) {
+        let to = redirect(&self.origin.url, path, response.status(), response.headers())?;
+        if !self.origin.has_redirected.swap(true, Ordering::Relaxed) {
             let status = response.status().as_u16();
             let [path, shown_to] =
-                [path, &to].map(|path| (!self.site.shown.has_variables()).then(|| path_alone(path)));
+                [path, &to].map(|path| (!self.origin.shown.has_variables()).then(|| path_alone(path)));
             tracing::info!(target: "deferral::upstream", event = "redirected", status, path, to = shown_to,
                 "the server redirects each request: name the new path in upstream.url to save a round trip");
         }
@@ -299,21 +310,21 @@ fn host_and_port(authority: &str) -> &str {
 
 // === impl Pool ===
 
-impl Pool {
+impl ConnectionPool {
     /// The connection that was used last, if the server has kept it.
-    pub(super) fn take(&self, reuse: Reuse) -> Option<Box<Connection>> {
+    pub(super) fn take(&self, reuse: ConnectionReuse) -> Option<Box<UpstreamConnection>> {
         let doubtful = match reuse {
-            Reuse::Any => self.take_from(reuse, |shelves| &mut shelves.doubtful),
-            Reuse::Proven => None,
+            ConnectionReuse::Any => self.take_from(reuse, |shelves| &mut shelves.doubtful),
+            ConnectionReuse::Proven => None,
         };
         doubtful.or_else(|| self.take_from(reuse, |shelves| &mut shelves.proven))
     }
 
     fn take_from(
         &self,
-        reuse: Reuse,
-        shelf: impl Fn(&mut Shelves) -> &mut Vec<Idle>,
-    ) -> Option<Box<Connection>> {
+        reuse: ConnectionReuse,
+        shelf: impl Fn(&mut ReusableConnections) -> &mut Vec<IdleConnection>,
+    ) -> Option<Box<UpstreamConnection>> {
         let now = self.clock.now();
         loop {
             let mut idle = shelf(&mut self.idle.lock()).pop()?;
@@ -322,7 +333,7 @@ impl Pool {
                 // Dropped. Those before it may be of a server that announces more.
                 continue;
             }
-            if reuse == Reuse::Proven && age >= idle.certain() {
+            if reuse == ConnectionReuse::Proven && age >= idle.reuse_limit() {
                 // The last used is the last: all others are as uncertain, but for what the server has announced.
                 shelf(&mut self.idle.lock()).push(idle);
                 return None;
@@ -334,12 +345,12 @@ impl Pool {
     }
 
     /// Keeps a connection for the next request. `accepted` is whether its last answer was a 202.
-    pub(super) fn put_back(&self, connection: Box<Connection>, accepted: bool) {
+    pub(super) fn put_back(&self, connection: Box<UpstreamConnection>, accepted: bool) {
         let since = self.clock.now();
         let mut idle = self.idle.lock();
-        if idle.proven.len() + idle.doubtful.len() < IDLE_CONNECTIONS && connection.may_be_kept() {
+        if idle.proven.len() + idle.doubtful.len() < IDLE_CONNECTIONS && connection.is_poolable() {
             let shelf = if accepted { &mut idle.doubtful } else { &mut idle.proven };
-            shelf.push(Idle { connection, since });
+            shelf.push(IdleConnection { connection, since });
         }
     }
 
@@ -354,8 +365,8 @@ impl Pool {
         // Closed outside the lock.
         let old = {
             let mut idle = self.idle.lock();
-            let Shelves { proven, doubtful } = &mut *idle;
-            let old_of = |shelf: &mut Vec<Idle>| {
+            let ReusableConnections { proven, doubtful } = &mut *idle;
+            let old_of = |shelf: &mut Vec<IdleConnection>| {
                 shelf
                     .extract_if(.., |idle| now.saturating_duration_since(idle.since) >= idle.limit())
                     .collect::<Vec<_>>()
@@ -368,14 +379,14 @@ impl Pool {
 
 // === impl Idle ===
 
-impl Idle {
+impl IdleConnection {
     /// How long it is kept.
     fn limit(&self) -> Duration {
         self.announced().unwrap_or(IDLE)
     }
 
     /// How long it may be used for what must not be sent twice.
-    fn certain(&self) -> Duration {
+    fn reuse_limit(&self) -> Duration {
         self.announced().unwrap_or(CERTAIN)
     }
 
@@ -387,17 +398,17 @@ impl Idle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Place;
+    use crate::runtime::ConnectionPermit;
     use tokio::io::{AsyncReadExt, BufWriter, duplex};
 
     #[tokio::test(start_paused = true)]
     async fn so_many_idle_connections_are_kept_and_not_for_long() {
-        let pool = Pool::default();
+        let pool = ConnectionPool::default();
         let mut servers = Vec::new();
         for n in 0..IDLE_CONNECTIONS + 10 {
             let (ours, theirs) = duplex(8);
-            let io = Io::Right(Box::new(BufWriter::new(ours)));
-            pool.put_back(Box::new(Connection::new(io, Place::default())), n % 2 == 0);
+            let io = UpstreamIo::Right(Box::new(BufWriter::new(ours)));
+            pool.put_back(Box::new(UpstreamConnection::new(io, ConnectionPermit::default())), n % 2 == 0);
             servers.push(theirs);
         }
         let kept = || {
@@ -409,21 +420,21 @@ mod tests {
         assert_eq!(last.read_u8().await.ok(), None, "what is not kept is closed");
 
         tokio::time::advance(IDLE - Duration::from_millis(1)).await;
-        assert!(pool.take(Reuse::Any).is_some());
+        assert!(pool.take(ConnectionReuse::Any).is_some());
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(pool.take(Reuse::Any).is_none(), "the server may be closing it");
+        assert!(pool.take(ConnectionReuse::Any).is_none(), "the server may be closing it");
         pool.sweep();
         assert_eq!(kept(), 0);
     }
     /// A connection whose last response announced this.
-    async fn kept(pool: &Arc<Pool>, announced: &str) -> tokio::io::DuplexStream {
+    async fn kept(pool: &Arc<ConnectionPool>, announced: &str) -> tokio::io::DuplexStream {
         let (ours, mut theirs) = duplex(1024);
-        let io = Io::Right(Box::new(BufWriter::new(ours)));
-        let connection = Box::new(Connection::new(io, Place::default()));
+        let io = UpstreamIo::Right(Box::new(BufWriter::new(ours)));
+        let connection = Box::new(UpstreamConnection::new(io, ConnectionPermit::default()));
         let request = (Bytes::from_static(b"GET / HTTP/1.1\r\n\r\n"), Bytes::new());
         let response = format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{announced}\r\n");
         tokio::io::AsyncWriteExt::write_all(&mut theirs, response.as_bytes()).await.expect("it fits");
-        let sent = Sending::new(connection, request.0, request.1, Arc::clone(pool)).await;
+        let sent = ExchangeFuture::new(connection, request.0, request.1, Arc::clone(pool)).await;
         sent.expect("a response");
         theirs
     }
@@ -439,12 +450,12 @@ mod tests {
             ("keep-alive: timeout=soon\r\n", 1000, 4000),
         ] {
             let is_usable = async |reuse, idle: u64| {
-                let pool = Arc::new(Pool::default());
+                let pool = Arc::new(ConnectionPool::default());
                 let _server = kept(&pool, announced).await;
                 tokio::time::advance(Duration::from_millis(idle)).await;
                 pool.take(reuse).is_some()
             };
-            for (reuse, time) in [(Reuse::Proven, certain), (Reuse::Any, limit)] {
+            for (reuse, time) in [(ConnectionReuse::Proven, certain), (ConnectionReuse::Any, limit)] {
                 assert!(time == 0 || is_usable(reuse, time - 1).await, "{announced:?} {reuse:?}");
                 assert!(!is_usable(reuse, time).await, "{announced:?} {reuse:?}");
             }
@@ -453,11 +464,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_too_old_for_a_call_is_kept_for_what_may_be_repeated() {
-        let pool = Arc::new(Pool::default());
+        let pool = Arc::new(ConnectionPool::default());
         let _server = kept(&pool, "").await;
         tokio::time::advance(CERTAIN).await;
-        assert!(pool.take(Reuse::Proven).is_none());
+        assert!(pool.take(ConnectionReuse::Proven).is_none());
         assert!(pool.holds_one());
-        assert!(pool.take(Reuse::Any).is_some());
+        assert!(pool.take(ConnectionReuse::Any).is_some());
     }
 }

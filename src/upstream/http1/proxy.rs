@@ -9,9 +9,9 @@ use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use std::{fmt, io, net::IpAddr};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::head::{HeadReader, line};
+use super::head::{HeadReader, write_header_line};
 use crate::{
-    runtime::{Connector, Stream},
+    runtime::{NetworkConnector, NetworkStream},
     upstream::root_cause,
 };
 
@@ -26,7 +26,7 @@ pub struct Proxy {
 
 /// A text that names no proxy that can be used. It is not shown: it may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoProxy {
+pub enum ProxyUrlError {
     #[error("the value is not a proxy URL; write it as in `http://proxy.example.com:3128`")]
     Unreadable,
     #[error(
@@ -41,29 +41,29 @@ impl Proxy {
     /// The proxy of this URL, with the credentials that it has.
     ///
     /// # Errors
-    /// [`NoProxy`]
-    pub fn at(url: &str) -> Result<Self, NoProxy> {
+    /// [`ProxyUrlError`]
+    pub fn parse(url: &str) -> Result<Self, ProxyUrlError> {
         let server = Uri::from_static("https://server");
         let named = Matcher::builder().all(url.to_owned()).build().intercept(&server);
-        Self::of(&named.ok_or(NoProxy::Unreadable)?)
+        Self::of(&named.ok_or(ProxyUrlError::Unreadable)?)
     }
 
-    fn of(named: &Intercept) -> Result<Self, NoProxy> {
+    fn of(named: &Intercept) -> Result<Self, ProxyUrlError> {
         match named.uri().scheme_str() {
             Some("http") => {
                 let mut authorization = Vec::new();
                 if let Some(credentials) = named.basic_auth() {
-                    line(&mut authorization, &PROXY_AUTHORIZATION, credentials);
+                    write_header_line(&mut authorization, &PROXY_AUTHORIZATION, credentials);
                 }
                 Ok(Self { address: named.uri().clone(), authorization })
             }
-            scheme => Err(NoProxy::Scheme(scheme.unwrap_or_default().to_owned())),
+            scheme => Err(ProxyUrlError::Scheme(scheme.unwrap_or_default().to_owned())),
         }
     }
 
     /// Whether this server is spoken to directly by `NO_PROXY`, which has names, with all that end in them,
     /// addresses, networks and `*`, each with a port behind it or without. What is on this machine always is.
-    pub fn spares(server: &Uri, no_proxy: &str) -> bool {
+    pub fn is_bypassed(server: &Uri, no_proxy: &str) -> bool {
         let host = server.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let is_local = host.eq_ignore_ascii_case("localhost")
             || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
@@ -90,9 +90,9 @@ impl Proxy {
     /// Why there is none, with the name of the proxy, and the status where it refused a tunnel.
     pub(super) fn connect(
         &self,
-        tcp: &Connector,
+        tcp: &NetworkConnector,
         server: &Uri,
-    ) -> BoxFuture<'static, Result<Stream, String>> {
+    ) -> BoxFuture<'static, Result<NetworkStream, String>> {
         let mut tcp = tcp.clone();
         let (name, address) = (self.to_string(), self.address.clone());
         // A tunnel is to a port, which the URL need not have.
@@ -121,7 +121,11 @@ impl Proxy {
 }
 
 /// Asks a proxy for a tunnel to this host and port.
-async fn open_tunnel(mut stream: Stream, to: &str, authorization: &[u8]) -> Result<Stream, String> {
+async fn open_tunnel(
+    mut stream: NetworkStream,
+    to: &str,
+    authorization: &[u8],
+) -> Result<NetworkStream, String> {
     let why = |error: io::Error| error.to_string();
     let request =
         [b"CONNECT ", to.as_bytes(), b" HTTP/1.1\r\nhost: ", to.as_bytes(), b"\r\n", authorization, b"\r\n"];
@@ -181,20 +185,23 @@ mod tests {
             ("http://me:hunter2@proxy:1", "http://proxy:1"),
             ("http://[::1]:3128", "http://[::1]:3128"),
         ] {
-            let proxy = Proxy::at(url).expect(url);
+            let proxy = Proxy::parse(url).expect(url);
             assert_eq!(
                 (proxy.to_string(), format!("{proxy:?}")),
                 (shown.to_owned(), format!("Proxy({shown})"))
             );
         }
-        let proxy = Proxy::at("http://me:hunter%202@proxy").expect("it is one");
+        let proxy = Proxy::parse("http://me:hunter%202@proxy").expect("it is one");
         assert_eq!(proxy.authorization_line(), b"proxy-authorization: Basic bWU6aHVudGVyIDI=\r\n");
-        assert_eq!(Proxy::at("socks5://me:hunter2@proxy"), Err(NoProxy::Scheme("socks5".to_owned())));
-        assert_eq!(Proxy::at("https://proxy"), Err(NoProxy::Scheme("https".to_owned())));
+        assert_eq!(
+            Proxy::parse("socks5://me:hunter2@proxy"),
+            Err(ProxyUrlError::Scheme("socks5".to_owned()))
+        );
+        assert_eq!(Proxy::parse("https://proxy"), Err(ProxyUrlError::Scheme("https".to_owned())));
         for url in ["", "ftp://proxy", "http://", "a b", "/proxy"] {
-            assert_eq!(Proxy::at(url), Err(NoProxy::Unreadable), "{url}");
+            assert_eq!(Proxy::parse(url), Err(ProxyUrlError::Unreadable), "{url}");
         }
-        assert_ne!(Proxy::at("http://a:b@proxy"), Proxy::at("http://a:c@proxy"));
+        assert_ne!(Proxy::parse("http://a:b@proxy"), Proxy::parse("http://a:c@proxy"));
     }
 
     #[test]
@@ -228,7 +235,7 @@ mod tests {
             ("", "http://localhost.example.com/", false),
         ] {
             assert_eq!(
-                Proxy::spares(&server.parse().expect("a URL"), no_proxy),
+                Proxy::is_bypassed(&server.parse().expect("a URL"), no_proxy),
                 spared,
                 "{no_proxy:?} {server}"
             );

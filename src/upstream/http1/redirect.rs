@@ -5,7 +5,7 @@
 
 use http::{HeaderMap, StatusCode, Uri, header, uri::PathAndQuery};
 
-/// The path, with its query, to which a response sends the request that was at `path` of this server. `None` where it
+/// The path, with its query, to which a response sends the request that was at `path` of this server. `Missing` where it
 /// does not, or to another origin.
 pub(super) fn redirect(server: &Uri, path: &str, status: StatusCode, headers: &HeaderMap) -> Option<String> {
     if !matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
@@ -20,7 +20,7 @@ pub(super) fn redirect(server: &Uri, path: &str, status: StatusCode, headers: &H
     {
         of_this_server(server, scheme, rest)?
     } else {
-        beside(path, location)?
+        resolve_reference(path, location)?
     };
     // Only a path goes out, whatever the server writes.
     target
@@ -43,7 +43,7 @@ fn of_this_server(server: &Uri, scheme: &str, rest: &str) -> Option<String> {
 }
 
 /// A reference without a host, as seen from the path that was asked for (RFC 3986, 5.2).
-fn beside(path: &str, reference: &str) -> Option<String> {
+fn resolve_reference(path: &str, reference: &str) -> Option<String> {
     let asked = path.split_once('?').map_or(path, |(path, _)| path);
     match reference.bytes().next()? {
         b'/' => Some(reference.to_owned()),

@@ -15,23 +15,23 @@ use tokio_rustls::TlsConnector;
 
 use crate::{
     runtime::{PrivateKey, read_pem},
-    upstream::NotStarted,
+    upstream::UpstreamSetupError,
 };
 
 /// What is particular about TLS with one server. Two are the same where what they hold is.
 #[derive(Default, PartialEq, Eq)]
-pub struct Tls {
+pub struct UpstreamTls {
     /// Who signs for the server, in the place of those whom the system trusts.
     authorities: Option<Vec<CertificateDer<'static>>>,
     /// What we show to a server that wants to know its clients.
-    identity: Option<Certified>,
-    /// The name that the server is asked for (SNI) and that its certificate must have; `None` for the URL's host.
+    identity: Option<ClientCertificate>,
+    /// The name that the server is asked for (SNI) and that its certificate must have; `Missing` for the URL's host.
     name: Option<ServerName<'static>>,
 }
 
 /// Our certificate, followed by those that lead to its root, and its key.
 #[derive(PartialEq, Eq)]
-struct Certified {
+struct ClientCertificate {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
@@ -60,64 +60,73 @@ pub enum TlsError {
 
 /// Speaks TLS on connections to one server.
 #[derive(Clone)]
-pub(super) struct Secure {
+pub(super) struct TlsEndpoint {
     pub(super) connector: TlsConnector,
     pub(super) name: ServerName<'static>,
 }
 
-/// What speaks TLS with the server at this URL; `None` for one that is spoken to without.
+/// What speaks TLS with the server at this URL; `Missing` for one that is spoken to without.
 ///
 /// # Errors
-/// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates cannot be read.
-pub(super) fn secure(url: &Uri, tls: Option<&Tls>) -> Result<Option<Secure>, NotStarted> {
+/// [`UpstreamSetupError`] where the URL is not one to speak HTTP to, or the system's certificates cannot be read.
+pub(super) fn tls_endpoint(
+    url: &Uri,
+    tls: Option<&UpstreamTls>,
+) -> Result<Option<TlsEndpoint>, UpstreamSetupError> {
     let Some(host) = url.host().filter(|host| !host.is_empty()) else {
-        return Err(NotStarted::NoHost(url.clone()));
+        return Err(UpstreamSetupError::NoHost(url.clone()));
     };
     match url.scheme_str() {
         // The system's certificates are not even read.
         Some("http") => return Ok(None),
         Some("https") => {}
-        _ => return Err(NotStarted::Scheme(url.clone())),
+        _ => return Err(UpstreamSetupError::Scheme(url.clone())),
     }
     let name = match tls.and_then(|tls| tls.name.clone()) {
         Some(name) => name,
         None => {
             let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-            ServerName::try_from(name).map_err(|_| NotStarted::NoHost(url.clone()))?
+            ServerName::try_from(name).map_err(|_| UpstreamSetupError::NoHost(url.clone()))?
         }
     };
     let roots = match tls.and_then(|tls| tls.authorities.as_deref()) {
-        Some(authorities) => trusting(authorities),
-        None => system_trust()?,
+        Some(authorities) => root_store(authorities),
+        None => system_roots()?,
     };
-    let config = client(roots, tls.and_then(|tls| tls.identity.as_ref())).map_err(NotStarted::Tls)?;
-    Ok(Some(Secure { connector: TlsConnector::from(Arc::new(config)), name }))
+    let config =
+        client_config(roots, tls.and_then(|tls| tls.identity.as_ref())).map_err(UpstreamSetupError::Tls)?;
+    Ok(Some(TlsEndpoint { connector: TlsConnector::from(Arc::new(config)), name }))
 }
 
-fn client(roots: RootCertStore, identity: Option<&Certified>) -> Result<ClientConfig, rustls::Error> {
+fn client_config(
+    roots: RootCertStore,
+    identity: Option<&ClientCertificate>,
+) -> Result<ClientConfig, rustls::Error> {
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots);
     match identity {
-        Some(Certified { chain, key }) => config.with_client_auth_cert(chain.clone(), key.clone_key()),
+        Some(ClientCertificate { chain, key }) => {
+            config.with_client_auth_cert(chain.clone(), key.clone_key())
+        }
         None => Ok(config.with_no_client_auth()),
     }
 }
 
 /// Trusts what the system trusts, or what `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
-fn system_trust() -> Result<RootCertStore, NotStarted> {
+fn system_roots() -> Result<RootCertStore, UpstreamSetupError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
     let (usable, _) = roots.add_parsable_certificates(found.certs);
     if usable == 0 {
         let problems: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
-        return Err(NotStarted::NoRoots(problems.join("; ")));
+        return Err(UpstreamSetupError::NoRoots(problems.join("; ")));
     }
     Ok(roots)
 }
 
 /// Trusts these, as far as they can be read.
-fn trusting(authorities: &[CertificateDer<'static>]) -> RootCertStore {
+fn root_store(authorities: &[CertificateDer<'static>]) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(authorities.iter().cloned());
     roots
@@ -125,7 +134,7 @@ fn trusting(authorities: &[CertificateDer<'static>]) -> RootCertStore {
 
 /// Whether the server refuses, in TLS, whom we show ourselves to be. In TLS 1.3 it does so when our handshake is over
 /// already, in the place of an answer; it has read nothing of what was asked (RFC 8446, 4.4.2 and 6.2).
-pub(super) fn is_refusal(error: &io::Error) -> bool {
+pub(super) fn is_certificate_refusal(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     let Some(rustls::Error::AlertReceived(alert)) = error else { return false };
     matches!(
@@ -143,40 +152,40 @@ pub(super) fn is_refusal(error: &io::Error) -> bool {
 
 // === impl Tls ===
 
-impl Tls {
+impl UpstreamTls {
     /// Reads the files.
     ///
     /// # Errors
     /// [`TlsError`] names the file and what is wrong with it.
     pub fn read(files: TlsFiles) -> Result<Self, TlsError> {
         let TlsFiles { ca, identity, name } = files;
-        let authorities = ca.map(authorities).transpose()?;
-        let identity = identity.map(|(cert, key)| certified(cert, key)).transpose()?;
+        let authorities = ca.map(read_authorities).transpose()?;
+        let identity = identity.map(|(cert, key)| read_client_certificate(cert, key)).transpose()?;
         Ok(Self { authorities, identity, name })
     }
 }
 
-fn authorities(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    match certificates(&path) {
+fn read_authorities(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    match read_certificates(&path) {
         Err(why) => Err(TlsError::Authorities { path, why }),
-        Ok(found) if trusting(&found).is_empty() => {
+        Ok(found) if root_store(&found).is_empty() => {
             Err(TlsError::Authorities { path, why: "none of its certificates is one".to_owned() })
         }
         Ok(found) => Ok(found),
     }
 }
 
-fn certified(cert: PathBuf, key: PrivateKey) -> Result<Certified, TlsError> {
-    let chain = certificates(&cert).map_err(|why| TlsError::Certificate { path: cert.clone(), why })?;
+fn read_client_certificate(cert: PathBuf, key: PrivateKey) -> Result<ClientCertificate, TlsError> {
+    let chain = read_certificates(&cert).map_err(|why| TlsError::Certificate { path: cert.clone(), why })?;
     let read = key.read().map_err(|why| TlsError::Key { key: key.clone(), why })?;
-    let certified = Certified { chain, key: read };
-    match client(RootCertStore::empty(), Some(&certified)) {
+    let certified = ClientCertificate { chain, key: read };
+    match client_config(RootCertStore::empty(), Some(&certified)) {
         Ok(_) => Ok(certified),
         Err(source) => Err(TlsError::Pair { cert, key, source }),
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let bytes = read_pem(path)?;
     let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
     match found {
@@ -186,7 +195,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-impl fmt::Debug for Tls {
+impl fmt::Debug for UpstreamTls {
     /// Without what the files hold.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")

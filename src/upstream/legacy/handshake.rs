@@ -9,15 +9,15 @@ use tokio::{sync::oneshot, time::timeout};
 use super::{
     check::check_later,
     message,
-    reports::Reports,
-    server::Server,
-    session::{Keeper, Session},
+    reports::ChangeNotifier,
+    server::ServerContext,
+    session::{SessionOwner, UpstreamSession},
 };
 use crate::{
     runtime::Clock,
     upstream::{
-        CallError, Identity,
-        wire::{Again, Beside, Hello, Line, Wire},
+        CallError, CallerIdentity,
+        transport::{InitializeRequest, RetryOnLoss, SessionEvent, Transport, TransportSession},
     },
 };
 
@@ -30,13 +30,13 @@ const OPENING: Duration = Duration::from_millis(100);
 /// then listens beside calls, because many servers put a call's questions there.
 ///
 /// # Errors
-/// What became of the handshake, as an error that says that no call was sent ([`CallError::before_sending`]).
-pub(super) async fn open<W: Wire>(
-    server: &Arc<Server<W>>,
-    caller: &Identity,
-    keeper: Arc<dyn Keeper<W>>,
-    reports: &Reports,
-) -> Result<Arc<Session<W>>, CallError> {
+/// What became of the handshake, as an error that says that no call was sent ([`CallError::into_not_sent`]).
+pub(super) async fn open<W: Transport>(
+    server: &Arc<ServerContext<W>>,
+    caller: &CallerIdentity,
+    keeper: Arc<dyn SessionOwner<W>>,
+    reports: &ChangeNotifier,
+) -> Result<Arc<UpstreamSession<W>>, CallError> {
     let keeper = Arc::downgrade(&keeper);
     let opened = match attempt(server, caller, keeper.clone(), reports).await {
         // A kept connection that the server closed in this very moment. A handshake runs nothing of a
@@ -44,29 +44,30 @@ pub(super) async fn open<W: Wire>(
         Err(CallError::Broken(_)) => attempt(server, caller, keeper, reports).await,
         other => other,
     };
-    opened.map_err(CallError::before_sending)
+    opened.map_err(CallError::into_not_sent)
 }
 
-async fn attempt<W: Wire>(
-    server: &Arc<Server<W>>,
-    caller: &Identity,
-    keeper: Weak<dyn Keeper<W>>,
-    reports: &Reports,
-) -> Result<Arc<Session<W>>, CallError> {
+async fn attempt<W: Transport>(
+    server: &Arc<ServerContext<W>>,
+    caller: &CallerIdentity,
+    keeper: Weak<dyn SessionOwner<W>>,
+    reports: &ChangeNotifier,
+) -> Result<Arc<UpstreamSession<W>>, CallError> {
     let number = server.next_id();
     let (capabilities, client_info) = (Arc::clone(&caller.capabilities), caller.client_info.clone());
     let write = move |revision| message::initialize(number, revision, capabilities.legacy(), &client_info);
-    let mut hello = Hello::new(number, server.offer.first(server.clock.now()), write);
-    let opened = server.wire.open(caller, &mut hello).await;
+    let mut hello = InitializeRequest::new(number, server.offer.first_offer(server.clock.now()), write);
+    let opened = server.transport.open(caller, &mut hello).await;
     // Whether or not a session came of it: a process may have ended with its refusal.
-    server.offer.learn(&hello.offers, server.clock.now());
+    server.offer.remember(&hello.offers, server.clock.now());
     let (mut description, line) = opened?;
     // Those of a server that many share would be everybody's.
     description.has_tasks &= W::IS_HTTP;
-    let is_askable = caller.capabilities.can_be_asked();
-    let session = Session::new(server.clone(), description, line, is_askable, keeper, reports.clone());
+    let is_askable = caller.capabilities.can_receive_input_requests();
+    let session =
+        UpstreamSession::new(server.clone(), description, line, is_askable, keeper, reports.clone());
     let session = Arc::new(session);
-    if let Err(lost) = session.line.tell(message::INITIALIZED, Again::No).await {
+    if let Err(lost) = session.transport.send_message(message::INITIALIZED, RetryOnLoss::No).await {
         session.retire();
         return Err(lost);
     }
@@ -76,28 +77,28 @@ async fn attempt<W: Wire>(
 
 /// Hears what the server says beside calls, in the background until the session is over. Returns when it is
 /// known whether there is anything to hear, or after a short while.
-pub(super) async fn listen<W: Wire>(session: &Arc<Session<W>>) {
+pub(super) async fn listen<W: Transport>(session: &Arc<UpstreamSession<W>>) {
     let (settled, known) = oneshot::channel::<()>();
     let mut settled = Some(settled);
     let listener = session.clone();
     session.server.work.spawn(async move {
         let tell = |beside| match beside {
-            Beside::Message(frame) => listener.hear(frame),
-            Beside::TooLarge(call) => listener.hear_too_large(call),
-            Beside::Invalid(call, why) => listener.hear_invalid(call, why),
-            Beside::Settled => drop(settled.take()),
-            Beside::Missed => listener.has_missed(),
-            Beside::Deaf => listener.set_deaf(),
-            Beside::Doubtful => {
+            SessionEvent::Message(frame) => listener.receive_off_stream(frame),
+            SessionEvent::TooLarge(call) => listener.fail_too_large(call),
+            SessionEvent::Invalid(call, why) => listener.fail_invalid(call, why),
+            SessionEvent::Settled => drop(settled.take()),
+            SessionEvent::Gap => listener.notify_gap(),
+            SessionEvent::Unavailable => listener.set_deaf(),
+            SessionEvent::Suspect => {
                 listener.set_deaf();
                 check_later(&listener);
             }
-            Beside::Ended => listener.ended(),
+            SessionEvent::Ended => listener.mark_ended(),
         };
         let over = listener.over.clone();
         tokio::select! {
             () = over.cancelled() => {}
-            () = listener.line.clone().listen(tell) => {}
+            () = listener.transport.clone().listen(tell) => {}
         }
     });
     // A listener that ends has nothing more to wait for either.

@@ -6,18 +6,18 @@ use std::{
 };
 
 use crate::{
-    protocol::{Frame, Id},
+    protocol::{Frame, RequestId},
     runtime::Mutex,
-    upstream::{Answer, CallError},
+    upstream::{CallError, Responder},
 };
 
 /// What a legacy server has said to one call, in its own words.
-pub(super) enum Said {
+pub(super) enum CallMessage {
     Notification(Frame),
     /// A request of the server's, and the way back for its answer.
-    Request(Frame, Box<dyn Answer>),
+    Request(Frame, Box<dyn Responder>),
     /// It took a request back.
-    Withdrawn(Id),
+    RequestCancelled(RequestId),
     Response(Frame),
     /// It will say nothing more.
     Lost(CallError),
@@ -25,15 +25,15 @@ pub(super) enum Said {
 
 /// What is said to one call, put there by whoever reads the session's GET stream.
 #[derive(Default)]
-pub(super) struct Mailbox(Mutex<Contents>);
+pub(super) struct SessionMailbox(Mutex<MailboxContents>);
 
 #[derive(Default)]
-struct Contents {
-    said: VecDeque<Said>,
+struct MailboxContents {
+    messages: VecDeque<CallMessage>,
     /// Of the notifications and the requests among them.
     bytes: usize,
     /// What nothing follows: most calls hear nothing else, and need no queue.
-    last: Option<Box<Said>>,
+    last: Option<Box<CallMessage>>,
     reader: Option<Waker>,
     /// The last is here, or has been fetched.
     is_complete: bool,
@@ -49,42 +49,47 @@ const KEPT_BYTES: usize = 4 << 20;
 
 // === impl Said ===
 
-impl Said {
+impl CallMessage {
     /// Bytes that it counts for.
     fn weight(&self) -> usize {
         match self {
             Self::Notification(frame) | Self::Request(frame, _) => frame.as_bytes().len(),
-            Self::Withdrawn(_) | Self::Response(_) | Self::Lost(_) => 0,
+            Self::RequestCancelled(_) | Self::Response(_) | Self::Lost(_) => 0,
         }
     }
 }
 
 // === impl Mailbox ===
 
-impl Mailbox {
+impl SessionMailbox {
     /// Delivers something. Only notifications are ever lost. All is bounded: they by number and bytes, questions by
     /// how many a call may have open and by bytes, each is taken back once, and nothing follows the last.
-    pub(super) fn push(&self, said: Said) {
+    pub(super) fn push(&self, said: CallMessage) {
         let dropped = self.change(|contents| {
             let is_needless = match &said {
-                Said::Notification(_) => contents.said.len() >= KEPT || contents.has_no_room(&said),
-                // It refuses itself when it is dropped.
-                Said::Request(..) => contents.has_no_room(&said),
-                Said::Withdrawn(id) => {
-                    contents.said.iter().any(|said| matches!(said, Said::Withdrawn(other) if other == id))
+                CallMessage::Notification(_) => {
+                    contents.messages.len() >= KEPT || contents.is_full_for(&said)
                 }
-                Said::Response(_) | Said::Lost(_) => false,
+                // It refuses itself when it is dropped.
+                CallMessage::Request(..) => contents.is_full_for(&said),
+                CallMessage::RequestCancelled(id) => contents
+                    .messages
+                    .iter()
+                    .any(|said| matches!(said, CallMessage::RequestCancelled(other) if other == id)),
+                CallMessage::Response(_) | CallMessage::Lost(_) => false,
             };
             if contents.is_complete || is_needless {
                 return Some(said);
             }
             match said {
-                Said::Response(_) | Said::Lost(_) => {
+                CallMessage::Response(_) | CallMessage::Lost(_) => {
                     (contents.last, contents.is_complete) = (Some(Box::new(said)), true);
                 }
-                Said::Notification(_) | Said::Request(..) | Said::Withdrawn(_) => {
+                CallMessage::Notification(_)
+                | CallMessage::Request(..)
+                | CallMessage::RequestCancelled(_) => {
                     contents.bytes += said.weight();
-                    contents.said.push_back(said);
+                    contents.messages.push_back(said);
                 }
             }
             None
@@ -104,7 +109,7 @@ impl Mailbox {
         self.0.lock().ended
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Contents) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut MailboxContents) -> T) -> T {
         let (changed, reader) = {
             let mut contents = self.0.lock();
             (change(&mut contents), contents.reader.take())
@@ -116,9 +121,9 @@ impl Mailbox {
     }
 
     /// What comes next; else the task is woken when there is something.
-    pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<Said> {
+    pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<CallMessage> {
         let mut contents = self.0.lock();
-        if let Some(said) = contents.said.pop_front() {
+        if let Some(said) = contents.messages.pop_front() {
             contents.bytes -= said.weight();
             return Poll::Ready(said);
         }
@@ -135,8 +140,8 @@ impl Mailbox {
 
 // === impl Contents ===
 
-impl Contents {
-    fn has_no_room(&self, said: &Said) -> bool {
+impl MailboxContents {
+    fn is_full_for(&self, said: &CallMessage) -> bool {
         self.bytes > 0 && self.bytes + said.weight() > KEPT_BYTES
     }
 }
@@ -151,15 +156,15 @@ mod tests {
     };
 
     /// Counts those that were dropped.
-    struct Unanswered(Arc<AtomicUsize>);
+    struct CountingResponder(Arc<AtomicUsize>);
 
-    impl Answer for Unanswered {
-        fn send(self: Box<Self>, _: Result<Bytes, Bytes>) {}
+    impl Responder for CountingResponder {
+        fn respond(self: Box<Self>, _: Result<Bytes, Bytes>) {}
 
-        fn withdrawn(self: Box<Self>) {}
+        fn discard(self: Box<Self>) {}
     }
 
-    impl Drop for Unanswered {
+    impl Drop for CountingResponder {
         fn drop(&mut self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -167,36 +172,36 @@ mod tests {
 
     #[test]
     fn of_questions_that_nobody_fetches_so_many_bytes_are_kept_and_the_others_refused() {
-        let (mailbox, refused) = (Mailbox::default(), Arc::<AtomicUsize>::default());
+        let (mailbox, refused) = (SessionMailbox::default(), Arc::<AtomicUsize>::default());
         for id in 0..8 {
             let text = format!(
                 r#"{{"id":{id},"method":"sampling/createMessage","params":{{"data":"{}"}}}}"#,
                 "x".repeat(1 << 20)
             );
             let frame = Frame::parse(text.into()).expect("a message");
-            mailbox.push(Said::Request(frame, Box::new(Unanswered(refused.clone()))));
+            mailbox.push(CallMessage::Request(frame, Box::new(CountingResponder(refused.clone()))));
         }
-        assert_eq!((mailbox.0.lock().said.len(), refused.load(Ordering::Relaxed)), (3, 5));
+        assert_eq!((mailbox.0.lock().messages.len(), refused.load(Ordering::Relaxed)), (3, 5));
     }
 
     #[test]
     fn of_notifications_that_nobody_fetches_so_many_bytes_are_kept() {
-        let mailbox = Mailbox::default();
+        let mailbox = SessionMailbox::default();
         let notification = |bytes: usize| {
             let text = format!(
                 r#"{{"method":"notifications/message","params":{{"data":"{}"}}}}"#,
                 "x".repeat(bytes)
             );
-            Said::Notification(Frame::parse(text.into()).expect("a message"))
+            CallMessage::Notification(Frame::parse(text.into()).expect("a message"))
         };
-        let kept = || mailbox.0.lock().said.len();
+        let kept = || mailbox.0.lock().messages.len();
         for _ in 0..8 {
             mailbox.push(notification(1 << 20));
         }
         assert_eq!(kept(), 3, "with what is around it the fourth is too much");
         let cx = &Context::from_waker(Waker::noop());
         while let Poll::Ready(said) = mailbox.poll(cx) {
-            assert!(matches!(said, Said::Notification(_)));
+            assert!(matches!(said, CallMessage::Notification(_)));
         }
         // A single one that is larger is somebody's all the same.
         for _ in 0..2 {
@@ -207,16 +212,16 @@ mod tests {
 
     #[test]
     fn what_a_server_says_again_and_again_to_a_call_that_does_not_fetch_it_is_kept_once() {
-        let mailbox = Mailbox::default();
+        let mailbox = SessionMailbox::default();
         for _ in 0..1000 {
-            mailbox.push(Said::Withdrawn(Id::from_number(3)));
+            mailbox.push(CallMessage::RequestCancelled(RequestId::from_number(3)));
         }
-        assert_eq!(mailbox.0.lock().said.len(), 1);
+        assert_eq!(mailbox.0.lock().messages.len(), 1);
         for _ in 0..1000 {
-            mailbox.push(Said::Lost(CallError::SessionEnded));
-            mailbox.push(Said::Withdrawn(Id::from_number(4)));
+            mailbox.push(CallMessage::Lost(CallError::SessionEnded));
+            mailbox.push(CallMessage::RequestCancelled(RequestId::from_number(4)));
         }
         let contents = mailbox.0.lock();
-        assert!(contents.said.len() == 1 && contents.last.is_some(), "nothing follows the last");
+        assert!(contents.messages.len() == 1 && contents.last.is_some(), "nothing follows the last");
     }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{
     dialect::ClientInfo,
-    protocol::{ErrorObject, Frame, Id, List, Method, Revision},
+    protocol::{ErrorObject, Frame, ListKind, Method, RequestId, Revision},
 };
 
 /// Who we say we are in `initialize`, where the client does not say who it is, or a process is shared by several.
@@ -66,8 +66,8 @@ pub(super) fn about_resource(id: u64, method: &str, uri: &str) -> Bytes {
 }
 
 /// What a server says where this list has changed.
-pub(super) fn list_changed(list: List) -> Frame {
-    let message = format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, list.changed());
+pub(super) fn list_changed(list: ListKind) -> Frame {
+    let message = format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, list.changed_notification());
     Frame::parse(message.into()).expect("it is a message")
 }
 
@@ -79,7 +79,7 @@ pub(super) fn resource_updated(uri: &str) -> Frame {
 }
 
 /// A response to a request of the server, whose id goes back byte for byte.
-pub(super) fn response(id: &Id, outcome: &Result<Bytes, Bytes>) -> Bytes {
+pub(super) fn response(id: &RequestId, outcome: &Result<Bytes, Bytes>) -> Bytes {
     let (member, value) = match outcome {
         Ok(result) => (&b"result"[..], result),
         Err(error) => (&b"error"[..], error),
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn ids_of_the_server_go_back_byte_for_byte() {
         for token in ["0", "1.0", r#""a\u0062""#] {
-            let id = Id::from_token(Bytes::copy_from_slice(token.as_bytes())).expect("an id");
+            let id = RequestId::from_token(Bytes::copy_from_slice(token.as_bytes())).expect("an id");
             let written = response(&id, &Ok(Bytes::from_static(b"{}")));
             assert_eq!(written, format!(r#"{{"jsonrpc":"2.0","id":{token},"result":{{}}}}"#));
         }

@@ -1,35 +1,35 @@
-//! A server of the older era, over whatever transport carries its messages ([`Wire`]).
+//! A server of the older era, over whatever transport carries its messages ([`Transport`]).
 //!
-//! [`Legacy`] keeps a `group` of sessions for each caller (`groups`). Reading order: `exchange` is one call from its
-//! first poll to its last event, and where what the server says is raised; `group` says which session it goes
+//! [`LegacyUpstream`] keeps a `pool` of sessions for each caller (`pools`). Reading order: `exchange` is one call from its
+//! first poll to its last event, and where what the server says is raised; `pool` says which session it goes
 //! to; `session` is one session and the calls in flight on it, `attribution` whose is what arrives there;
-//! `handshake` opens one, `check` finds out whether its server still has it; `telling` is what a server is told beside calls; `server` is the server as a whole,
+//! `handshake` opens one, `check` finds out whether its server still has it; `outbound` is what a server is told beside calls; `server` is the server as a whole,
 //! `reports` what it says of its own accord. A call that is made for a client in its own session
 //! ([`Upstream::call_in`]) is an `exchange` like any other; what is said of it elsewhere is told to
 //! `off_stream`.
 
-mod answer;
 mod attribution;
-mod audience;
 mod check;
+mod emulated;
 mod exchange;
-mod group;
-mod groups;
 mod handshake;
-mod hosted;
+mod listeners;
 mod mailbox;
 mod message;
 mod off_stream;
+mod outbound;
 #[cfg(test)]
 mod over_lines;
+mod pool;
+mod pools;
 mod reports;
 mod request;
+mod responder;
 #[cfg(test)]
 mod schedules;
 mod server;
 mod session;
 mod subscribe;
-mod telling;
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::HeaderMap;
@@ -37,225 +37,245 @@ use std::sync::{Arc, Weak};
 use tokio::sync::{broadcast, oneshot};
 
 use super::{
-    Anchor, Answer, CallError, Calls, Change, ClientSession, Config, Deferral, Description, Document, Event,
-    Forward, Forwarded, Health, Identity, Known, NativeCall, NotStarted, OriginRequest, Outgoing,
-    ProcessTable, Replies, Report, ServerUrl, Subscription, TakenUp, Upstream,
-    wire::{Again, Line, TakenUpOn, Wire},
-    work::Work,
+    ApplyReload, CallAnchor, CallError, CallTarget, CallerIdentity, ChangeNotification, ClientSession,
+    Config, Deferral, HttpRequest, HttpResponse, NativeCall, OriginRequest, OriginResponse, OutgoingCall,
+    ProcessTable, ReadyServer, Responder, ResumedCall, ServerUrl, Subscription, Upstream,
+    UpstreamDescription, UpstreamEvent, UpstreamEvents, UpstreamHealth, UpstreamSetupError,
+    background::BackgroundTasks,
+    transport::{ResumedSession, RetryOnLoss, Transport, TransportSession},
 };
 use crate::{
-    dialect::{Call, Credentials, Further, Principal, raise},
-    protocol::{Id, Method, headers::SESSION_ID},
-    runtime::Net,
+    dialect::{Call, Credentials, ExtraHeaders, Principal, translate},
+    protocol::{Method, RequestId, headers::SESSION_ID},
+    runtime::Network,
 };
-use answer::Reply;
 use bytes::Bytes;
-use exchange::Exchange;
-use group::Group;
-use groups::Groups;
-use hosted::Sessions;
-use request::Request;
-use server::Server;
-use session::Session;
-use telling::OutboundQueue;
+use emulated::EmulatedSessions;
+use exchange::CallExchange;
+use outbound::OutboundQueue;
+use pool::SessionPool;
+use pools::SessionPools;
+use request::CallRequest;
+use responder::SessionResponder;
+use server::ServerContext;
+use session::UpstreamSession;
 
-pub use off_stream::OffStream;
-pub use reports::Changes;
+pub use off_stream::OffStreamCall;
+pub use reports::ToolChanges;
 
-pub(crate) use attribution::only_one;
+pub(crate) use attribution::sole_call;
 
 /// One server of the older era. Cheap to clone; all clones are the same.
-pub struct Legacy<W: Wire>(Arc<Groups<W>>);
+pub struct LegacyUpstream<W: Transport>(Arc<SessionPools<W>>);
 
 // === impl Legacy ===
 
-impl<W: Wire> Clone for Legacy<W> {
+impl<W: Transport> Clone for LegacyUpstream<W> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<W: Wire> Legacy<W> {
+impl<W: Transport> LegacyUpstream<W> {
     /// A server at the end of this wire.
-    pub(in crate::upstream) fn over(wire: W, route: &str, config: Config, work: Work, net: &Net) -> Self {
-        let server = Arc::new(Server::new(wire, route, config, work));
-        let hosted = (!W::IS_HTTP).then(|| Arc::new(Sessions::new(server.clone())));
-        let groups = Arc::new(Groups::new(server, hosted));
-        if let Some(room) = net.room() {
-            let keeper: Weak<Groups<W>> = Arc::downgrade(&groups);
-            room.ask(keeper);
+    pub(in crate::upstream) fn with_transport(
+        wire: W,
+        route: &str,
+        config: Config,
+        work: BackgroundTasks,
+        net: &Network,
+    ) -> Self {
+        let server = Arc::new(ServerContext::new(wire, route, config, work));
+        let hosted = (!W::IS_HTTP).then(|| Arc::new(EmulatedSessions::new(server.clone())));
+        let groups = Arc::new(SessionPools::new(server, hosted));
+        if let Some(room) = net.limiter() {
+            let keeper: Weak<SessionPools<W>> = Arc::downgrade(&groups);
+            room.register(keeper);
         }
         Self(groups)
     }
 
     /// The session of a call that the process before this one has made, and what becomes of that call.
-    fn taken_up(&self, caller: &Identity, anchor: &Anchor) -> TakenUpOn<Session<W>, W> {
+    fn resume_session(
+        &self,
+        caller: &CallerIdentity,
+        anchor: &CallAnchor,
+    ) -> ResumedSession<UpstreamSession<W>, W> {
         let server = self.0.server.clone();
-        let (line, answer) = server.wire.take_up(&caller.credentials, anchor)?;
-        Some((Arc::new(Session::taken_up(server, line, anchor)), answer))
+        let (line, answer) = server.transport.resume_session(&caller.credentials, anchor)?;
+        Some((Arc::new(UpstreamSession::resumed(server, line, anchor)), answer))
     }
 
     /// The session that a client has opened itself.
-    fn joined(&self, session: &ClientSession) -> Option<Arc<Session<W>>> {
-        let line = self.0.server.wire.join(session)?;
+    fn client_session(&self, session: &ClientSession) -> Option<Arc<UpstreamSession<W>>> {
+        let line = self.0.server.transport.join_client_session(session)?;
         let id = session.headers.get(&SESSION_ID).cloned();
-        Some(Arc::new(Session::of_client(self.0.server.clone(), line, id)))
+        Some(Arc::new(UpstreamSession::of_client(self.0.server.clone(), line, id)))
     }
 
     /// What is queued in the session that this request ends, if it ends one.
-    fn queued_before(&self, request: &Forward) -> Option<Arc<OutboundQueue>> {
+    fn queue_before_delete(&self, request: &HttpRequest) -> Option<Arc<OutboundQueue>> {
         let session = request.headers.get(&SESSION_ID).filter(|_| request.method == http::Method::DELETE)?;
         self.0.server.client_queues.get(session)
     }
 
     /// Forwards a request behind what is queued. As work of its own: a client that leaves meanwhile has ended its
     /// session all the same.
-    async fn forward_behind(
-        server: Arc<Server<W>>,
+    async fn forward_after_queue(
+        server: Arc<ServerContext<W>>,
         queue: Arc<OutboundQueue>,
-        request: Forward,
-    ) -> Result<Forwarded, CallError> {
+        request: HttpRequest,
+    ) -> Result<HttpResponse, CallError> {
         let (sender, forwarded) = oneshot::channel();
         let work = server.work.clone();
         work.spawn(async move {
             queue.flush().await;
-            let _ = sender.send(server.wire.forward(request).await);
+            let _ = sender.send(server.transport.forward(request).await);
         });
         forwarded.await.unwrap_or(Err(CallError::Closing))
     }
 }
 
-impl<W: Wire> Calls for Group<W> {
-    fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> Replies {
+impl<W: Transport> CallTarget for SessionPool<W> {
+    fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> UpstreamEvents {
         // What may become a task is watched: its progress is shown in the task's status message.
         let wants_progress = call.progress_token.is_some() || deferral.is_some();
-        let request = Request {
+        let request = CallRequest {
             id,
             method: call.method.clone(),
-            body: raise::request(call, id, wants_progress),
+            body: translate::request(call, id, wants_progress),
             headers: call.headers.clone(),
             deferral,
             timeout: None,
         };
-        self.audience.is_joined_by_another();
-        Exchange::new(self, request).boxed()
+        self.listeners.mark_shared();
+        CallExchange::new(self, request).boxed()
     }
 }
 
-impl<W: Wire> Upstream for Legacy<W> {
-    fn call(&self, call: Outgoing) -> Replies {
-        let Outgoing { id, call, caller, deferral } = call;
-        self.0.group(&caller).call(id, &call, deferral)
+impl<W: Transport> Upstream for LegacyUpstream<W> {
+    fn call(&self, call: OutgoingCall) -> UpstreamEvents {
+        let OutgoingCall { id, call, caller, deferral } = call;
+        self.0.pool(&caller).call(id, &call, deferral)
     }
 
-    fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<Arc<dyn OffStream>>) {
+    fn call_in(
+        &self,
+        session: ClientSession,
+        call: NativeCall,
+    ) -> (UpstreamEvents, Option<Arc<dyn OffStreamCall>>) {
         if let Some(hosted) = &self.0.hosted {
-            return match hosted.call_in(&session, call, &|caller| self.0.group(caller)) {
+            return match hosted.call_in(&session, call, &|caller| self.0.pool(caller)) {
                 Some(call) => (call.boxed(), None),
-                None => (lost(CallError::SessionEnded), None),
+                None => (failed_events(CallError::SessionEnded), None),
             };
         }
         let NativeCall { id, method, body, deferral } = call;
-        let request = Request { id, method, body, headers: Further::default(), deferral, timeout: None };
-        let Some(session) = self.joined(&session) else {
-            return (lost(CallError::not_over_http()), None);
+        let request =
+            CallRequest { id, method, body, headers: ExtraHeaders::default(), deferral, timeout: None };
+        let Some(session) = self.client_session(&session) else {
+            return (failed_events(CallError::not_over_http()), None);
         };
-        (Exchange::within(session.clone(), request).boxed(), Some(session))
+        (CallExchange::in_client_session(session.clone(), request).boxed(), Some(session))
     }
 
-    fn take_up(
+    fn resume_call(
         &self,
-        caller: &Identity,
-        anchor: &Anchor,
-        open: Vec<Id>,
+        caller: &CallerIdentity,
+        anchor: &CallAnchor,
+        open: Vec<RequestId>,
         deferral: Deferral,
-    ) -> Option<TakenUp> {
-        let (session, answer) = self.taken_up(caller, anchor)?;
-        let request = Request {
+    ) -> Option<ResumedCall> {
+        let (session, answer) = self.resume_session(caller, anchor)?;
+        let request = CallRequest {
             id: anchor.call,
             method: Method::ToolsCall,
             body: Bytes::new(),
-            headers: Further::default(),
+            headers: ExtraHeaders::default(),
             deferral: Some(deferral),
             timeout: None,
         };
-        let call = Exchange::taken_up(session.clone(), request, answer?, &open)?;
+        let call = CallExchange::resumed(session.clone(), request, answer?, &open)?;
         if !anchor.is_clients {
             let session = session.clone();
             self.0.server.work.spawn(async move { handshake::listen(&session).await });
         }
-        let way = |id| -> Box<dyn Answer> { Box::new(Reply::new(session.clone(), anchor.call, id)) };
-        Some(TakenUp {
+        let way =
+            |id| -> Box<dyn Responder> { Box::new(SessionResponder::new(session.clone(), anchor.call, id)) };
+        Some(ResumedCall {
             replies: call.boxed(),
             open: open.into_iter().map(way).collect(),
-            elsewhere: anchor.is_clients.then(|| session.clone() as Arc<dyn OffStream>),
+            off_stream: anchor.is_clients.then(|| session.clone() as Arc<dyn OffStreamCall>),
         })
     }
 
-    fn cancel_at(&self, caller: &Identity, anchor: &Anchor) -> BoxFuture<'_, bool> {
-        let taken_up = self.taken_up(caller, anchor);
+    fn cancel_at(&self, caller: &CallerIdentity, anchor: &CallAnchor) -> BoxFuture<'_, bool> {
+        let taken_up = self.resume_session(caller, anchor);
         let call = anchor.call;
         async move {
             let Some((session, _)) = taken_up else { return false };
             let cancelled = message::cancelled(call, "the client no longer waits");
-            let is_told = session.line.tell(cancelled, Again::Yes).await.is_ok();
+            let is_told = session.transport.send_message(cancelled, RetryOnLoss::Yes).await.is_ok();
             session.retire();
             is_told
         }
         .boxed()
     }
 
-    fn cancel_in(&self, session: ClientSession, calls: &[Id], reason: &str) {
+    fn cancel_in(&self, session: ClientSession, calls: &[RequestId], reason: &str) {
         if let Some(hosted) = &self.0.hosted {
             return hosted.cancel_in(&session, calls);
         }
-        let Some(session) = self.joined(&session) else { return };
+        let Some(session) = self.client_session(&session) else { return };
         for call in calls {
             session.cancel_later(call, reason);
         }
     }
 
-    fn deferred(&self, caller: &Identity, deferral: &Deferral) {
-        deferral.comes();
+    fn mark_deferred(&self, caller: &CallerIdentity, deferral: &Deferral) {
+        deferral.mark_deferred();
         // Somebody may have room now.
-        for group in self.0.sharing(caller) {
-            group.pass_on();
+        for group in self.0.pools_of(caller) {
+            group.serve_queue();
         }
     }
 
-    fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>> {
-        let group = self.0.group(caller);
-        async move { Ok(group.lists().await?.description.clone()) }.boxed()
+    fn describe(
+        &self,
+        caller: &CallerIdentity,
+    ) -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>> {
+        let group = self.0.pool(caller);
+        async move { Ok(group.list_session().await?.description.clone()) }.boxed()
     }
 
     /// Only looks: what has to give way to a further session does to whoever then opens it.
-    fn known(&self, caller: &Identity) -> Option<Known> {
-        let group = self.0.known(caller)?;
-        Some(Known { description: group.known_description()?, calls: group })
+    fn ready_server(&self, caller: &CallerIdentity) -> Option<ReadyServer> {
+        let group = self.0.find(caller)?;
+        Some(ReadyServer { description: group.known_description()?, calls: group })
     }
 
-    fn described(&self) -> Option<Arc<Description>> {
-        self.0.server.described()
+    fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
+        self.0.server.last_description()
     }
 
-    fn watch(&self, principal: Principal) -> broadcast::Receiver<Report> {
-        self.0.reports(principal).listen()
+    fn watch(&self, principal: Principal) -> broadcast::Receiver<ChangeNotification> {
+        self.0.reports(principal).subscribe()
     }
 
-    fn takes_turns(&self) -> bool {
+    fn is_turn_based(&self) -> bool {
         W::IS_COSTLY
     }
 
-    fn changes(&self, principal: Principal) -> Changes {
+    fn tool_changes(&self, principal: Principal) -> ToolChanges {
         self.0.reports(principal).changes()
     }
 
     fn subscribe<'a>(
         &'a self,
-        caller: &'a Identity,
+        caller: &'a CallerIdentity,
         uri: &'a str,
     ) -> BoxFuture<'a, Result<Subscription, CallError>> {
-        let group = self.0.group(caller);
+        let group = self.0.pool(caller);
         async move {
             let guard = subscribe::subscribe(group, uri).await.map_err(CallError::from)?;
             Ok(Box::new(guard) as Subscription)
@@ -267,59 +287,62 @@ impl<W: Wire> Upstream for Legacy<W> {
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, CallError>> {
-        self.0.server.wire.fetch(path, credentials)
+    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
+        self.0.server.transport.fetch(path, credentials)
     }
 
     fn passes_authorization(&self) -> bool {
-        self.0.server.wire.passes_authorization()
+        self.0.server.transport.passes_authorization()
     }
 
-    fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<Document, CallError>> {
-        self.0.server.wire.ask_origin(request)
+    fn request_origin(
+        &self,
+        request: OriginRequest,
+    ) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
+        self.0.server.transport.request_origin(request)
     }
 
-    fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
+    fn forward(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
         match self.0.hosted.clone() {
-            None => match self.queued_before(&request) {
-                None => self.0.server.wire.forward(request),
-                Some(queue) => Self::forward_behind(self.0.server.clone(), queue, request).boxed(),
+            None => match self.queue_before_delete(&request) {
+                None => self.0.server.transport.forward(request),
+                Some(queue) => Self::forward_after_queue(self.0.server.clone(), queue, request).boxed(),
             },
             Some(hosted) => {
                 let groups = self.0.clone();
-                async move { hosted.serve(request, &|caller| groups.group(caller)).await }.boxed()
+                async move { hosted.serve(request, &|caller| groups.pool(caller)).await }.boxed()
             }
         }
     }
 
-    fn health(&self) -> Health {
+    fn health(&self) -> UpstreamHealth {
         self.0.server.health()
     }
 
     fn address(&self) -> Option<&ServerUrl> {
-        self.0.server.wire.address()
+        self.0.server.transport.address()
     }
 
     fn processes(&self) -> Option<ProcessTable> {
-        self.0.server.wire.processes()
+        self.0.server.transport.processes()
     }
 
-    fn has_sent(&self, headers: &HeaderMap) -> bool {
-        self.0.server.wire.has_sent(headers)
+    fn is_own_hop(&self, headers: &HeaderMap) -> bool {
+        self.0.server.transport.is_own_hop(headers)
     }
 
-    fn otherwise(&self, config: &Config) -> Result<Change, NotStarted> {
-        let wired = self.0.server.wire.otherwise(config)?;
-        let (groups, limits) = (Arc::clone(&self.0), self.0.server.wire.limits(config.limits));
+    fn prepare_reload(&self, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
+        let wired = self.0.server.transport.prepare_reload(config)?;
+        let (groups, limits) = (Arc::clone(&self.0), self.0.server.transport.limits(config.limits));
         let config = Config { limits, ..config.clone() };
         Ok(Box::new(move || {
             wired();
             if let Some(hosted) = &groups.hosted {
-                hosted.bound_by(&config.limits);
+                hosted.set_limits(&config.limits);
             }
-            let before = groups.server.config.now().limits.messages;
-            groups.server.errands.bound_by(before, config.limits.messages);
-            groups.server.offer.forget();
+            let before = groups.server.config.load().limits.messages;
+            groups.server.outbound.set_limit(before, config.limits.messages);
+            groups.server.offer.clear();
             groups.server.config.set(config);
         }))
     }
@@ -330,6 +353,6 @@ impl<W: Wire> Upstream for Legacy<W> {
 }
 
 /// Of a call that cannot be made.
-fn lost(why: CallError) -> Replies {
-    stream::once(std::future::ready(Event::Lost(why))).boxed()
+fn failed_events(why: CallError) -> UpstreamEvents {
+    stream::once(std::future::ready(UpstreamEvent::Lost(why))).boxed()
 }

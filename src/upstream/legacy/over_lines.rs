@@ -10,32 +10,33 @@ use tokio::{
     sync::mpsc,
 };
 
-use super::Legacy;
+use super::LegacyUpstream;
 use crate::{
     dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Method},
-    runtime::Net,
+    runtime::Network,
     upstream::{
-        CallError, Config, Event, Identity, Outgoing, Replies, Upstream, duplex::Duplexes, work::Work,
+        CallError, CallerIdentity, Config, OutgoingCall, Upstream, UpstreamEvent, UpstreamEvents,
+        background::BackgroundTasks, duplex::DuplexTransport,
     },
 };
 
 /// The server's side.
-struct Child {
+struct LineServer {
     reads: Lines<BufReader<ReadHalf<DuplexStream>>>,
     writes: WriteHalf<DuplexStream>,
 }
 
 // === impl Child ===
 
-impl From<DuplexStream> for Child {
+impl From<DuplexStream> for LineServer {
     fn from(theirs: DuplexStream) -> Self {
         let (reads, writes) = split(theirs);
         Self { reads: BufReader::new(reads).lines(), writes }
     }
 }
 
-impl Child {
+impl LineServer {
     /// The next message that it is sent; none where its input has ended.
     async fn reads(&mut self) -> Option<Value> {
         let line = self.reads.next_line().await.expect("it can be read")?;
@@ -61,23 +62,34 @@ impl Child {
 }
 
 /// A server over lines, and its children as they are started.
-fn server() -> (Legacy<Duplexes>, mpsc::UnboundedReceiver<DuplexStream>) {
+fn server() -> (LegacyUpstream<DuplexTransport>, mpsc::UnboundedReceiver<DuplexStream>) {
     let (children, started) = mpsc::unbounded_channel();
-    let work = Work::new().expect("a runtime is entered");
-    (Legacy::over(Duplexes(children), "", Config::default(), work, &Net::System), started)
+    let work = BackgroundTasks::new().expect("a runtime is entered");
+    (
+        LegacyUpstream::with_transport(
+            DuplexTransport(children),
+            "",
+            Config::default(),
+            work,
+            &Network::System,
+        ),
+        started,
+    )
 }
 
 /// A call of a client that can be asked, polled to its first event in a task of its own.
-fn begin(server: &Legacy<Duplexes>) -> tokio::task::JoinHandle<(Option<Event>, Replies)> {
+fn begin(
+    server: &LegacyUpstream<DuplexTransport>,
+) -> tokio::task::JoinHandle<(Option<UpstreamEvent>, UpstreamEvents)> {
     let capabilities = Capabilities::read(Bytes::from_static(br#"{"elicitation":{}}"#)).expect("an object");
-    let caller = Identity {
+    let caller = CallerIdentity {
         principal: Principal::ANONYMOUS,
         credentials: Credentials::default(),
         capabilities: Arc::new(capabilities),
         client_info: Default::default(),
     };
     let call = Arc::new(modern::request(&Method::ToolsCall, r#"{"name":"t"}"#));
-    let mut replies = server.call(Outgoing { id: 7, call, caller, deferral: None });
+    let mut replies = server.call(OutgoingCall { id: 7, call, caller, deferral: None });
     tokio::spawn(async move { (replies.next().await, replies) })
 }
 
@@ -85,23 +97,23 @@ fn begin(server: &Legacy<Duplexes>) -> tokio::task::JoinHandle<(Option<Event>, R
 async fn a_call_over_lines_is_answered_beside_it_and_asked_something_in_between() {
     let (server, mut started) = server();
     let call = begin(&server);
-    let mut child = Child::from(started.recv().await.expect("a child"));
+    let mut child = LineServer::from(started.recv().await.expect("a child"));
     assert_eq!(child.begins().await["id"], 7);
     let question = json!({ "message": "?", "requestedSchema": { "type": "object" } });
     child
         .says(json!({ "jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": question }))
         .await;
     let (event, mut replies) = call.await.expect("it goes on");
-    let Some(Event::Asked(asked)) = event else { panic!("it is asked: {event:?}") };
-    asked.answer.send(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    let Some(UpstreamEvent::ServerRequest(asked)) = event else { panic!("it is asked: {event:?}") };
+    asked.responder.respond(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
     let answer = json!({ "jsonrpc": "2.0", "id": "q", "result": { "action": "decline" } });
     assert_eq!(child.reads().await, Some(answer));
     child.says(json!({ "jsonrpc": "2.0", "id": 7, "result": { "content": [] } })).await;
-    let Some(Event::Final(response)) = replies.next().await else { panic!("it is answered") };
+    let Some(UpstreamEvent::Final(response)) = replies.next().await else { panic!("it is answered") };
     let raised = response.result(&Method::ToolsCall).expect("a result");
     let raised: Value = serde_json::from_slice(&raised).expect("JSON");
     assert_eq!(raised["resultType"], "complete");
-    let about = server.described().expect("it has spoken");
+    let about = server.last_description().expect("it has spoken");
     assert_eq!((&**about.capabilities, about.has_tasks), (&br#"{"tools":{}}"#[..], false));
     server.close().await;
     assert_eq!(child.reads().await, None, "its input ends");
@@ -111,7 +123,7 @@ async fn a_call_over_lines_is_answered_beside_it_and_asked_something_in_between(
 async fn a_call_over_lines_whose_client_leaves_is_cancelled_and_its_child_takes_no_other() {
     let (server, mut started) = server();
     let call = begin(&server);
-    let mut child = Child::from(started.recv().await.expect("a child"));
+    let mut child = LineServer::from(started.recv().await.expect("a child"));
     child.begins().await;
     call.abort();
     let cancelled = child.reads().await.expect("a cancel");
@@ -119,25 +131,25 @@ async fn a_call_over_lines_whose_client_leaves_is_cancelled_and_its_child_takes_
     assert_eq!(cancelled["params"]["requestId"], 7);
     assert_eq!(child.reads().await, None, "its input ends");
     let _next = begin(&server);
-    Child::from(started.recv().await.expect("another child")).begins().await;
+    LineServer::from(started.recv().await.expect("another child")).begins().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_child_that_ends_loses_its_calls_and_a_server_that_closes_cancels_them() {
     let (server, mut started) = server();
     let call = begin(&server);
-    let mut child = Child::from(started.recv().await.expect("a child"));
+    let mut child = LineServer::from(started.recv().await.expect("a child"));
     child.begins().await;
     drop(child);
     let (event, _) = call.await.expect("it goes on");
-    assert!(matches!(event, Some(Event::Lost(CallError::SessionEnded))), "{event:?}");
+    assert!(matches!(event, Some(UpstreamEvent::Lost(CallError::SessionEnded))), "{event:?}");
 
     let call = begin(&server);
-    let mut child = Child::from(started.recv().await.expect("another child"));
+    let mut child = LineServer::from(started.recv().await.expect("another child"));
     child.begins().await;
     server.close().await;
     let (event, _) = call.await.expect("it goes on");
-    assert!(matches!(event, Some(Event::Lost(CallError::Closing))), "{event:?}");
+    assert!(matches!(event, Some(UpstreamEvent::Lost(CallError::Closing))), "{event:?}");
     assert_eq!(child.reads().await.expect("a cancel")["method"], "notifications/cancelled");
     assert_eq!(child.reads().await, None, "its input ends");
 }

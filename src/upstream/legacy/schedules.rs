@@ -25,8 +25,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::{
     dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Method},
-    runtime::{Listener, Net, Pipes, Stream, try_orders},
-    upstream::{CallError, Config, Event, Identity, Limits, Outgoing, Streamable, Upstream},
+    runtime::{Network, NetworkListener, NetworkStream, PipeNetwork, explore_schedules},
+    upstream::{
+        CallError, CallerIdentity, Config, HttpUpstream, OutgoingCall, Upstream, UpstreamEvent,
+        UpstreamLimits,
+    },
 };
 
 const ADDRESS: &str = "127.0.0.1:1";
@@ -35,16 +38,16 @@ const SESSIONS: usize = 2;
 
 /// A server that asks on its sessions' GET streams, or would: its calls must not share one.
 #[derive(Debug, Default)]
-struct Server {
+struct ScheduledServer {
     /// The system's own lock: what the server does is one step.
-    seen: Mutex<BTreeMap<usize, Seen>>,
+    seen: Mutex<BTreeMap<usize, SessionTrace>>,
     /// Calls that arrived, those for a session that has ended too.
     arrived: AtomicUsize,
 }
 
 /// What happened in one session.
 #[derive(Debug, Default)]
-struct Seen {
+struct SessionTrace {
     running: Vec<u64>,
     calls: Vec<u64>,
     cancelled: Vec<u64>,
@@ -53,7 +56,7 @@ struct Seen {
 
 /// What became of a call.
 #[derive(Debug, PartialEq, Eq)]
-enum End {
+enum CallResult {
     Answered,
     Closing,
     /// By its caller.
@@ -62,18 +65,18 @@ enum End {
 
 // === impl Server ===
 
-impl Server {
-    fn seen(&self) -> MutexGuard<'_, BTreeMap<usize, Seen>> {
+impl ScheduledServer {
+    fn seen(&self) -> MutexGuard<'_, BTreeMap<usize, SessionTrace>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn listen(self: Arc<Self>, mut listener: Listener) {
+    async fn listen(self: Arc<Self>, mut listener: NetworkListener) {
         while let Ok(connection) = poll_fn(|cx| listener.poll_accept(cx)).await {
             drop(spawn(self.clone().serve(connection)));
         }
     }
 
-    async fn serve(self: Arc<Self>, mut connection: Stream) {
+    async fn serve(self: Arc<Self>, mut connection: NetworkStream) {
         let mut read = Vec::new();
         while let Some((head, body)) = request(&mut connection, &mut read).await {
             let session = head.split("mcp-session-id: ").nth(1).and_then(number);
@@ -86,7 +89,7 @@ impl Server {
                 }
                 ("POST", None) => {
                     let session = self.seen().len();
-                    self.seen().insert(session, Seen::default());
+                    self.seen().insert(session, SessionTrace::default());
                     let result = r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"}}"#;
                     format!("mcp-session-id: {session}\r\n{}", response(id as u64, result))
                 }
@@ -133,13 +136,13 @@ impl Server {
         true
     }
 
-    fn session(&self, session: usize, change: impl FnOnce(&mut Seen)) {
+    fn session(&self, session: usize, change: impl FnOnce(&mut SessionTrace)) {
         change(self.seen().get_mut(&session).expect("a session of this server"));
     }
 }
 
 /// The next request on a connection: its head and its body.
-async fn request(connection: &mut Stream, read: &mut Vec<u8>) -> Option<(String, String)> {
+async fn request(connection: &mut NetworkStream, read: &mut Vec<u8>) -> Option<(String, String)> {
     loop {
         let text = String::from_utf8(read.clone()).expect("UTF-8");
         if let Some((head, rest)) = text.split_once("\r\n\r\n") {
@@ -168,33 +171,34 @@ fn response(id: u64, result: &str) -> String {
     json(&format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#))
 }
 
-fn world() -> (Arc<Server>, Arc<Streamable>) {
-    let (server, pipes) = (Arc::new(Server::default()), Pipes::default());
+fn world() -> (Arc<ScheduledServer>, Arc<HttpUpstream>) {
+    let (server, pipes) = (Arc::new(ScheduledServer::default()), PipeNetwork::default());
     let address: SocketAddr = ADDRESS.parse().expect("an address");
     drop(spawn(server.clone().listen(pipes.listen(address))));
     let url = format!("http://{ADDRESS}/mcp").parse::<http::Uri>().expect("a URL").into();
-    let limits = Limits { sessions: SESSIONS, ..Limits::default() };
+    let limits = UpstreamLimits { sessions: SESSIONS, ..UpstreamLimits::default() };
     let config = Config { limits, ..Config::default() };
-    let upstream = Streamable::on("", &url, config, &Net::Pipes(pipes)).expect("a runtime is entered");
+    let upstream =
+        HttpUpstream::for_route("", &url, config, &Network::Pipes(pipes)).expect("a runtime is entered");
     // What is begun once for all is begun before anybody could meet it half done.
     drop(upstream.call(call(0, "{}")));
     (server, Arc::new(upstream))
 }
 
-fn call(id: u64, capabilities: &'static str) -> Outgoing {
+fn call(id: u64, capabilities: &'static str) -> OutgoingCall {
     let capabilities = Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object");
-    let caller = Identity {
+    let caller = CallerIdentity {
         principal: Principal::ANONYMOUS,
         credentials: Credentials::default(),
         capabilities: Arc::new(capabilities),
         client_info: Default::default(),
     };
     let call = Arc::new(modern::request(&Method::ToolsCall, r#"{"name":"t"}"#));
-    Outgoing { id, call, caller, deferral: None }
+    OutgoingCall { id, call, caller, deferral: None }
 }
 
 /// Makes a call whose client can be asked, and leaves after some steps, if it has not ended.
-async fn make(upstream: Arc<Streamable>, id: u64, steps: Option<usize>) -> End {
+async fn make(upstream: Arc<HttpUpstream>, id: u64, steps: Option<usize>) -> CallResult {
     let mut replies = upstream.call(call(id, r#"{"elicitation":{}}"#));
     let ended = pin!(async move { end(replies.next().await) });
     let left = pin!(async move {
@@ -202,15 +206,15 @@ async fn make(upstream: Arc<Streamable>, id: u64, steps: Option<usize>) -> End {
         for _ in 0..steps {
             yield_now().await;
         }
-        End::Left
+        CallResult::Left
     });
     futures_util::future::select(ended, left).await.factor_first().0
 }
 
-fn end(event: Option<Event>) -> End {
+fn end(event: Option<UpstreamEvent>) -> CallResult {
     match event {
-        Some(Event::Final(_)) => End::Answered,
-        Some(Event::Lost(CallError::Closing | CallError::SessionEnded)) => End::Closing,
+        Some(UpstreamEvent::Final(_)) => CallResult::Answered,
+        Some(UpstreamEvent::Lost(CallError::Closing | CallError::SessionEnded)) => CallResult::Closing,
         other => panic!("{other:?}"),
     }
 }
@@ -221,20 +225,22 @@ async fn some_steps(most: usize) {
     }
 }
 
-fn all<F: Future<Output = End> + Send + 'static>(calls: Vec<F>) -> impl Future<Output = Vec<End>> {
+fn all<F: Future<Output = CallResult> + Send + 'static>(
+    calls: Vec<F>,
+) -> impl Future<Output = Vec<CallResult>> {
     let calls: Vec<_> = calls.into_iter().map(spawn).collect();
     async { join_all(calls).await.into_iter().map(|end| end.expect("it is not aborted")).collect() }
 }
 
 #[test]
 fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
-    try_orders(60, || async {
+    explore_schedules(60, || async {
         let (server, upstream) = world();
         let leaves = |id| (id % 2 == 0).then(|| thread_rng().gen_range(0..40));
         let calls = (1..=5).map(|id| make(upstream.clone(), id, leaves(id))).collect();
         let ends = all(calls).await;
         for (id, end) in (1..).zip(&ends) {
-            assert!(*end == End::Answered || id % 2 == 0, "{id}: {end:?}");
+            assert!(*end == CallResult::Answered || id % 2 == 0, "{id}: {end:?}");
         }
         upstream.close().await;
         for (session, seen) in &*server.seen() {
@@ -243,7 +249,7 @@ fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
             assert!(seen.deleted <= 1, "session {session}: {seen:?}");
             for (id, end) in (1..).zip(&ends) {
                 let cancels = seen.cancelled.iter().filter(|call| **call == id).count();
-                assert!(cancels <= usize::from(*end == End::Left), "{id} {end:?}: {seen:?}");
+                assert!(cancels <= usize::from(*end == CallResult::Left), "{id} {end:?}: {seen:?}");
             }
         }
         let made = server.seen().values().flat_map(|seen| seen.calls.clone()).collect::<Vec<_>>();
@@ -255,7 +261,7 @@ fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
 
 #[test]
 fn who_closes_beside_calls_leaves_nobody_waiting_and_no_session_behind() {
-    try_orders(60, || async {
+    explore_schedules(60, || async {
         let (server, upstream) = world();
         let calls = (1..=4).map(|id| make(upstream.clone(), id, None)).collect();
         let ends = all(calls);
@@ -263,7 +269,7 @@ fn who_closes_beside_calls_leaves_nobody_waiting_and_no_session_behind() {
             yield_now().await;
         }
         upstream.close().await;
-        assert!(!ends.await.contains(&End::Left));
+        assert!(!ends.await.contains(&CallResult::Left));
         for (session, seen) in &*server.seen() {
             assert!(seen.deleted <= 1, "session {session}: {seen:?}");
             assert!(seen.deleted == 1 || seen.calls.is_empty(), "session {session}: {seen:?}");
@@ -273,7 +279,7 @@ fn who_closes_beside_calls_leaves_nobody_waiting_and_no_session_behind() {
 
 #[test]
 fn a_call_that_was_given_its_session_before_all_closed_is_not_sent_afterwards() {
-    try_orders(60, || async {
+    explore_schedules(60, || async {
         let (server, upstream) = world();
         // Each has come as far as it may, from the search for a session to its answer, when nobody looks
         // after it any more.
@@ -289,7 +295,7 @@ fn a_call_that_was_given_its_session_before_all_closed_is_not_sent_afterwards() 
                 some_steps(40).await;
             }
             match event {
-                Some(event) => assert_eq!(end(Some(event)), End::Answered),
+                Some(event) => assert_eq!(end(Some(event)), CallResult::Answered),
                 None => waiting.push(replies),
             }
         }

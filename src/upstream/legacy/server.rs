@@ -9,30 +9,33 @@ use std::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::telling::{ClientQueues, Errands};
+use super::outbound::{ClientQueues, OutboundLimiter};
 use crate::{
-    runtime::{Clock, Live, Mutex, SystemClock},
-    upstream::{Config, Description, Health, negotiation::RememberedOffer, own_ids, wire::Wire, work::Work},
+    runtime::{Clock, Mutex, SwapCell, SystemClock},
+    upstream::{
+        Config, UpstreamDescription, UpstreamHealth, background::BackgroundTasks,
+        negotiation::RememberedOffer, own_ids, transport::Transport,
+    },
 };
 
 /// What all sessions with one server share.
-pub(super) struct Server<W> {
+pub(super) struct ServerContext<W> {
     /// The route it is for, by which it is known to operators.
     pub(super) route: Arc<str>,
-    pub(super) config: Live<Config>,
-    pub(super) wire: Arc<W>,
-    pub(super) asks: Asks,
+    pub(super) config: SwapCell<Config>,
+    pub(super) transport: Arc<W>,
+    pub(super) request_placement: RequestPlacement,
     /// What the server said of itself last. Locked to put it in or to look at it.
-    described: Mutex<Option<Arc<Description>>>,
+    description: Mutex<Option<Arc<UpstreamDescription>>>,
     /// Which revision it is offered first.
     pub(super) offer: RememberedOffer,
     /// What is told the server beside calls.
-    pub(super) errands: Errands,
+    pub(super) outbound: OutboundLimiter,
     /// What is queued in the sessions of clients.
     pub(super) client_queues: Arc<ClientQueues>,
     /// Bytes that the identities with sessions keep together.
     pub(super) identity_bytes: Arc<AtomicUsize>,
-    pub(super) work: Work,
+    pub(super) work: BackgroundTasks,
     pub(super) clock: SystemClock,
     /// Sessions that are open.
     sessions: Arc<AtomicUsize>,
@@ -43,12 +46,12 @@ pub(super) struct Server<W> {
 }
 
 /// A session that is open; counted until it is dropped.
-pub(super) struct OpenSession(Arc<AtomicUsize>);
+pub(super) struct OpenSessionGuard(Arc<AtomicUsize>);
 
 /// Where a server has been seen to ask its questions. Learned for the server as a whole: it is a
 /// habit of its code.
 #[derive(Debug, Default)]
-pub(super) struct Asks {
+pub(super) struct RequestPlacement {
     on_stream: AtomicBool,
     off_stream: AtomicBool,
     /// Sessions are shared until it has been seen off a call's stream.
@@ -62,31 +65,31 @@ const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 // === impl Server ===
 
-impl Drop for OpenSession {
+impl Drop for OpenSessionGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl<W: Wire> Server<W> {
+impl<W: Transport> ServerContext<W> {
     /// How it is, for operators.
-    pub(super) fn health(&self) -> Health {
-        Health {
-            is_up: self.wire.is_up(),
-            failure: self.wire.failure(),
+    pub(super) fn health(&self) -> UpstreamHealth {
+        UpstreamHealth {
+            is_up: self.transport.is_up(),
+            failure: self.transport.failure(),
             sessions: self.sessions.load(Ordering::Relaxed),
         }
     }
 
-    pub(super) fn new(wire: W, route: &str, config: Config, work: Work) -> Self {
+    pub(super) fn new(wire: W, route: &str, config: Config, work: BackgroundTasks) -> Self {
         Self {
             route: route.into(),
-            errands: Errands::new(config.limits.messages),
+            outbound: OutboundLimiter::new(config.limits.messages),
             client_queues: Arc::default(),
             config: config.into(),
-            wire: Arc::new(wire),
-            asks: Asks { is_trusted: W::IS_COSTLY, ..Asks::default() },
-            described: Mutex::default(),
+            transport: Arc::new(wire),
+            request_placement: RequestPlacement { is_trusted: W::IS_COSTLY, ..RequestPlacement::default() },
+            description: Mutex::default(),
             offer: RememberedOffer::default(),
             identity_bytes: Arc::default(),
             work,
@@ -108,7 +111,7 @@ impl<W: Wire> Server<W> {
     }
 
     /// Whether a session may be checked by a `ping` now: once in [`CHECK_PERIOD`]. Counts as checked then.
-    pub(super) fn may_check(&self) -> bool {
+    pub(super) fn claim_check(&self) -> bool {
         let now = self.clock.now();
         let mut checked = self.checked.lock();
         let is_due = checked.is_none_or(|last| now.saturating_duration_since(last) >= CHECK_PERIOD);
@@ -119,9 +122,9 @@ impl<W: Wire> Server<W> {
     }
 
     /// One more session is open.
-    pub(super) fn opens_session(&self) -> OpenSession {
+    pub(super) fn count_session(&self) -> OpenSessionGuard {
         self.sessions.fetch_add(1, Ordering::Relaxed);
-        OpenSession(Arc::clone(&self.sessions))
+        OpenSessionGuard(Arc::clone(&self.sessions))
     }
 
     /// An id for a request of our own.
@@ -130,21 +133,21 @@ impl<W: Wire> Server<W> {
     }
 
     /// The server has said something of itself.
-    pub(super) fn describes_itself(&self, description: &Arc<Description>) {
-        *self.described.lock() = Some(Arc::clone(description));
+    pub(super) fn set_description(&self, description: &Arc<UpstreamDescription>) {
+        *self.description.lock() = Some(Arc::clone(description));
     }
 
     /// What the server said of itself last.
-    pub(super) fn described(&self) -> Option<Arc<Description>> {
-        self.described.lock().clone()
+    pub(super) fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
+        self.description.lock().clone()
     }
 }
 
 // === impl Asks ===
 
-impl Asks {
+impl RequestPlacement {
     /// A question came on the stream of the call it belongs to.
-    pub(super) fn saw_on_stream(&self) {
+    pub(super) fn note_on_stream(&self) {
         if !self.on_stream.load(Ordering::Relaxed) {
             self.on_stream.store(true, Ordering::Relaxed);
             self.shown.cancel();
@@ -152,18 +155,18 @@ impl Asks {
     }
 
     /// Resolves when it has been seen to ask on the stream of the call it belongs to.
-    pub(super) async fn shown(&self) {
+    pub(super) async fn wait_on_stream(&self) {
         self.shown.cancelled().await;
     }
 
     /// A question came elsewhere. This outweighs all that came on a call's stream: once is enough
     /// to need a session for each call.
-    pub(super) fn saw_off_stream(&self) {
+    pub(super) fn note_off_stream(&self) {
         self.off_stream.store(true, Ordering::Relaxed);
     }
 
     /// Whether its questions name their call, or are taken to, so that calls can share a session.
-    pub(super) fn tells_apart(&self) -> bool {
+    pub(super) fn can_share_sessions(&self) -> bool {
         (self.is_trusted || self.on_stream.load(Ordering::Relaxed))
             && !self.off_stream.load(Ordering::Relaxed)
     }

@@ -19,43 +19,43 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     attribution::OF_NO_CALL,
-    audience::{Audience, Census, Listener},
-    mailbox::{Mailbox, Said},
+    listeners::{BroadcastListener, BroadcastListeners, ListenerCensus},
+    mailbox::{CallMessage, SessionMailbox},
     message,
-    reports::Reports,
-    request::Request,
-    server::{OpenSession, Server},
-    telling::{Errand, OutboundQueue, PAUSES, QueuedMessage, TURN},
+    outbound::{OutboundMessage, OutboundQueue, PAUSES, QueuedMessage, TURN},
+    reports::ChangeNotifier,
+    request::CallRequest,
+    server::{OpenSessionGuard, ServerContext},
 };
 use crate::{
     dialect::legacy,
-    protocol::{Frame, Id},
+    protocol::{Frame, RequestId},
     runtime::{Clock, Mutex},
-    telemetry::{Untold, metrics},
+    telemetry::{MessageUndelivered, metrics},
     upstream::{
-        Anchor, CallError, Deferral, Description,
-        wire::{Again, Line, Wire},
+        CallAnchor, CallError, Deferral, UpstreamDescription,
+        transport::{RetryOnLoss, Transport, TransportSession},
     },
 };
 
 /// A session, or what stands for one with a server that has none.
-pub(super) struct Session<W: Wire> {
-    pub(super) server: Arc<Server<W>>,
+pub(super) struct UpstreamSession<W: Transport> {
+    pub(super) server: Arc<ServerContext<W>>,
     /// Greater than those of all sessions that were made before.
     pub(super) number: u64,
-    pub(super) description: Arc<Description>,
-    pub(super) line: Arc<W::Line>,
+    pub(super) description: Arc<UpstreamDescription>,
+    pub(super) transport: Arc<W::Line>,
     /// Whom to tell when it ends; gone when nobody is left who could use another.
-    keeper: Option<Weak<dyn Keeper<W>>>,
-    pub(super) reports: Reports,
+    owner: Option<Weak<dyn SessionOwner<W>>>,
+    pub(super) reports: ChangeNotifier,
     /// Who there was that could be served in it, when it began.
-    pub(super) census: Census,
-    pub(super) inside: Mutex<Inside>,
+    pub(super) census: ListenerCensus,
+    pub(super) state: Mutex<SessionState>,
     /// Stops the reader of what is said beside calls.
     pub(super) over: CancellationToken,
     /// Nothing can arrive outside a call's own response.
     deaf: AtomicBool,
-    /// Used since [`Session::was_used`] was last asked.
+    /// Used since [`UpstreamSession::take_used`] was last asked.
     used: AtomicBool,
     /// Somebody can be asked in it.
     is_askable: bool,
@@ -67,17 +67,17 @@ pub(super) struct Session<W: Wire> {
     /// What is queued in a session of ours, once something is.
     queue: OnceLock<Arc<OutboundQueue>>,
     /// Of one whose call the process before this one has made.
-    resuming: Option<Box<Resuming>>,
+    resuming: Option<Box<ResumingStream>>,
     /// Where it is ours.
-    _counted: Option<OpenSession>,
+    _counted: Option<OpenSessionGuard>,
 }
 
 /// The stream of a call that is taken up.
-struct Resuming {
+struct ResumingStream {
     /// The last event that is known.
     behind: Option<String>,
     /// The server has said something in it.
-    begun: CancellationToken,
+    resumed: CancellationToken,
 }
 
 /// How long the answer to a question waits for the stream of its call to be taken up. Until a server has written to
@@ -88,17 +88,17 @@ const TAKING_UP: Duration = Duration::from_secs(2);
 /// The lock guards a few lines each time. It is never held while waiting; where both are needed,
 /// the group's lock is taken first.
 #[derive(Default)]
-pub(super) struct Inside {
-    pub(super) calls: HashMap<u64, InFlight, RandomState>,
+pub(super) struct SessionState {
+    pub(super) calls: HashMap<u64, InFlightCall, RandomState>,
     /// Calls that may be asked and have left without their ends. The server may still be at them, so what it
     /// asks or says without naming a call may be meant for one of those, whoever else is in flight.
     pub(super) abandoned: HashSet<u64, RandomState>,
     /// Others that have left so. Nothing that names no call is for those; a server that answers none of many is given up.
     pub(super) unanswered: HashSet<u64, RandomState>,
     /// The server's questions outside any call that were put to a client, until the server has their answers.
-    pub(super) of_no_call: Vec<OfNoCall>,
+    pub(super) unattributed: Vec<UnattributedRequest>,
     /// Everybody who still needs the session: calls, and farewells under way.
-    stays: usize,
+    holds: usize,
     /// No new calls; closed when the last stay ends.
     retired: bool,
     /// The server has ended it, or it has been closed: nothing more to say to it.
@@ -110,8 +110,8 @@ pub(super) struct Inside {
 }
 
 /// A call whose answer is awaited.
-pub(super) struct InFlight {
-    pub(super) mailbox: Arc<Mailbox>,
+pub(super) struct InFlightCall {
+    pub(super) mailbox: Arc<SessionMailbox>,
     /// The server may ask the client something while it serves this.
     pub(super) may_be_asked: bool,
     /// Whether it has become a task, where it can.
@@ -119,45 +119,45 @@ pub(super) struct InFlight {
     /// No other call that may be asked is on this session.
     pub(super) exclusive: bool,
     /// The server's questions that were put to this call, until the server has their answers.
-    pub(super) questions: Vec<Id>,
+    pub(super) requests: Vec<RequestId>,
     /// Those that were put to it before it was taken up. A server may say them again, as they may stand behind the
     /// event that is the last that is known, and they may have been answered by then.
-    pub(super) known: Box<[Id]>,
+    pub(super) known: Box<[RequestId]>,
 }
 
 /// A question outside any call.
-pub(super) struct OfNoCall {
+pub(super) struct UnattributedRequest {
     /// Its id at the server.
-    pub(super) theirs: Id,
+    pub(super) theirs: RequestId,
     /// Its id at the client that it was put to.
-    pub(super) own: Id,
-    pub(super) client: Weak<dyn Listener>,
+    pub(super) own: RequestId,
+    pub(super) client: Weak<dyn BroadcastListener>,
 }
 
 /// Who keeps the sessions of somebody, and hears what becomes of each.
-pub(super) trait Keeper<W: Wire>: Send + Sync {
+pub(super) trait SessionOwner<W: Transport>: Send + Sync {
     /// It has ended, or is to take no more calls.
-    fn remove(self: Arc<Self>, session: &Arc<Session<W>>);
+    fn remove(self: Arc<Self>, session: &Arc<UpstreamSession<W>>);
 
     /// It has reported a change of what is listed.
-    fn lists_from(&self, session: &Arc<Session<W>>);
+    fn use_for_lists(&self, session: &Arc<UpstreamSession<W>>);
 
     /// That each of the resources that are subscribed in it has changed.
-    fn subscribed(&self, session: &Arc<Session<W>>) -> Vec<Frame>;
+    fn resource_updates(&self, session: &Arc<UpstreamSession<W>>) -> Vec<Frame>;
 
     /// Who else hears what is said in it.
-    fn audience(&self) -> &Audience;
+    fn listeners(&self) -> &BroadcastListeners;
 
     /// Something may be free that somebody waits for.
-    fn pass_on(self: Arc<Self>);
+    fn serve_queue(self: Arc<Self>);
 
     /// Waits until there is another session for those who listen, or it is clear that there is none yet.
-    fn has_successor(self: Arc<Self>) -> BoxFuture<'static, ()>;
+    fn wait_for_successor(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
 
 /// Keeps a session open. A call's stay also keeps it in the session's table.
-pub(super) struct Stay<W: Wire> {
-    pub(super) session: Arc<Session<W>>,
+pub(super) struct SessionHold<W: Transport> {
+    pub(super) session: Arc<UpstreamSession<W>>,
     call: Option<u64>,
 }
 
@@ -169,82 +169,83 @@ const AT_ONCE: usize = 32;
 
 // === impl Session ===
 
-impl<W: Wire> Session<W> {
+impl<W: Transport> UpstreamSession<W> {
     /// A session that has been opened.
     pub(super) fn new(
-        server: Arc<Server<W>>,
-        description: Description,
+        server: Arc<ServerContext<W>>,
+        description: UpstreamDescription,
         line: W::Line,
         is_askable: bool,
-        keeper: Weak<dyn Keeper<W>>,
-        reports: Reports,
+        keeper: Weak<dyn SessionOwner<W>>,
+        reports: ChangeNotifier,
     ) -> Self {
         let session = Self {
             is_askable,
             reports,
-            census: keeper.upgrade().map(|keeper| keeper.audience().census()).unwrap_or_default(),
-            _counted: Some(server.opens_session()),
-            ..Self::at(server, description, Arc::new(line), Some(keeper))
+            census: keeper.upgrade().map(|keeper| keeper.listeners().census()).unwrap_or_default(),
+            _counted: Some(server.count_session()),
+            ..Self::with_owner(server, description, Arc::new(line), Some(keeper))
         };
-        session.server.describes_itself(&session.description);
+        session.server.set_description(&session.description);
         session
     }
 
     /// The session that the process before this one has used for a call.
-    pub(super) fn taken_up(server: Arc<Server<W>>, line: Arc<W::Line>, anchor: &Anchor) -> Self {
-        let description = Description {
+    pub(super) fn resumed(server: Arc<ServerContext<W>>, line: Arc<W::Line>, anchor: &CallAnchor) -> Self {
+        let description = UpstreamDescription {
             version: anchor.revision.clone(),
             server_info: Bytes::copy_from_slice(anchor.server_info.as_bytes()),
-            ..Description::unknown()
+            ..UpstreamDescription::unknown()
         };
-        let session = Self::at(server, description, line, None);
+        let session = Self::with_owner(server, description, line, None);
         session.deaf.store(anchor.is_clients, Ordering::Relaxed);
         let client_id = anchor.is_clients.then(|| HeaderValue::from_str(&anchor.session).ok()).flatten();
-        let resuming = Resuming { behind: anchor.last_event.clone(), begun: CancellationToken::new() };
+        let resuming =
+            ResumingStream { behind: anchor.last_event.clone(), resumed: CancellationToken::new() };
         Self { is_clients: anchor.is_clients, client_id, resuming: Some(Box::new(resuming)), ..session }
     }
 
     /// The stream of a call in it has come to this event.
-    pub(super) fn has_come_to(&self, event: Option<&str>) {
+    pub(super) fn note_event(&self, event: Option<&str>) {
         if let Some(resuming) = self.resuming.as_ref().filter(|resuming| resuming.behind.as_deref() != event)
         {
-            resuming.begun.cancel();
+            resuming.resumed.cancel();
         }
     }
 
     /// Waits until the stream of the call is taken up, but no longer than that may take.
-    async fn is_taken_up(&self) {
+    async fn wait_resumed(&self) {
         let Some(resuming) = &self.resuming else { return };
         tokio::select! {
-            _ = timeout(TAKING_UP, resuming.begun.cancelled()) => {}
+            _ = timeout(TAKING_UP, resuming.resumed.cancelled()) => {}
             () = self.server.work.closing.cancelled() => {}
         }
     }
 
     /// The session of a client of the older era, which has this id where it has one.
-    pub(super) fn of_client(server: Arc<Server<W>>, line: W::Line, id: Option<HeaderValue>) -> Self {
-        let session = Self::at(server, Description::unknown(), Arc::new(line), None);
+    pub(super) fn of_client(server: Arc<ServerContext<W>>, line: W::Line, id: Option<HeaderValue>) -> Self {
+        let session = Self::with_owner(server, UpstreamDescription::unknown(), Arc::new(line), None);
         // What is said there beside calls is heard by the client.
         session.deaf.store(true, Ordering::Relaxed);
         Self { is_clients: true, client_id: id, ..session }
     }
 
-    fn at(
-        server: Arc<Server<W>>,
-        description: Description,
+    fn with_owner(
+        server: Arc<ServerContext<W>>,
+        description: UpstreamDescription,
         line: Arc<W::Line>,
-        keeper: Option<Weak<dyn Keeper<W>>>,
+        keeper: Option<Weak<dyn SessionOwner<W>>>,
     ) -> Self {
         Self {
             over: server.work.closing.child_token(),
             number: server.next_session(),
             server,
             description: Arc::new(description),
-            line,
-            keeper,
-            reports: Reports::default(),
-            census: Census::default(),
-            inside: Mutex::default(),
+            transport: line,
+            owner: keeper,
+            reports: ChangeNotifier::default(),
+            census: ListenerCensus::default(),
+            state: Mutex::default(),
             deaf: AtomicBool::new(false),
             used: AtomicBool::new(true),
             is_askable: true,
@@ -256,28 +257,28 @@ impl<W: Wire> Session<W> {
         }
     }
 
-    pub(super) fn keeper(&self) -> Option<Arc<dyn Keeper<W>>> {
-        self.keeper.as_ref()?.upgrade()
+    pub(super) fn owner(&self) -> Option<Arc<dyn SessionOwner<W>>> {
+        self.owner.as_ref()?.upgrade()
     }
 
-    /// Registers a call before it is sent, so that nothing can arrive for it unseen. `None` where the
+    /// Registers a call before it is sent, so that nothing can arrive for it unseen. `Missing` where the
     /// session has ended: the server has been told so, or will be, and is sent nothing behind that.
-    pub(super) fn enter(
+    pub(super) fn register_call(
         self: &Arc<Self>,
-        request: &Request,
-        mailbox: &Arc<Mailbox>,
+        request: &CallRequest,
+        mailbox: &Arc<SessionMailbox>,
         exclusive: bool,
-    ) -> Option<Stay<W>> {
-        let call = InFlight {
+    ) -> Option<SessionHold<W>> {
+        let call = InFlightCall {
             mailbox: mailbox.clone(),
-            may_be_asked: request.method.may_ask(),
+            may_be_asked: request.method.can_request_input(),
             deferral: request.deferral.clone(),
             exclusive,
-            questions: Vec::new(),
+            requests: Vec::new(),
             known: Box::default(),
         };
         self.used.store(true, Ordering::Relaxed);
-        let mut inside = self.inside.lock();
+        let mut inside = self.state.lock();
         // Under the lock: whoever ends the session says so here, and cancels the calls that are in it then.
         if inside.ended && !self.is_clients {
             return None;
@@ -287,58 +288,58 @@ impl<W: Wire> Session<W> {
             inside.calls.values_mut().for_each(|other| other.exclusive = false);
         }
         inside.calls.insert(request.id, call);
-        inside.stays += 1;
-        Some(Stay { session: self.clone(), call: Some(request.id) })
+        inside.holds += 1;
+        Some(SessionHold { session: self.clone(), call: Some(request.id) })
     }
 
     /// These questions were put to a call before it was taken up.
-    pub(super) fn takes_up(&self, call: u64, open: &[Id]) {
-        if let Some(call) = self.inside.lock().calls.get_mut(&call) {
-            call.questions.extend_from_slice(open);
+    pub(super) fn restore_requests(&self, call: u64, open: &[RequestId]) {
+        if let Some(call) = self.state.lock().calls.get_mut(&call) {
+            call.requests.extend_from_slice(open);
             call.known = open.into();
         }
     }
 
     /// Keeps the session open for something that is no call.
-    fn stay(self: &Arc<Self>) -> Stay<W> {
-        self.inside.lock().stays += 1;
-        Stay { session: self.clone(), call: None }
+    fn hold(self: &Arc<Self>) -> SessionHold<W> {
+        self.state.lock().holds += 1;
+        SessionHold { session: self.clone(), call: None }
     }
 
     /// Answers, in the background, a question that the server asked in the course of this call.
-    pub(super) fn answer_later(self: &Arc<Self>, call: u64, id: Id, outcome: &Result<Bytes, Bytes>) {
+    pub(super) fn answer_later(self: &Arc<Self>, call: u64, id: RequestId, outcome: &Result<Bytes, Bytes>) {
         let body = message::response(&id, outcome);
-        self.stay().tell_in_turn(Errand::Answer { call, id }, body);
+        self.hold().send_in_turn(OutboundMessage::Response { call, id }, body);
     }
 
     /// Answers, in the background, a request of the server that concerns no call. One that asks faster
     /// than it takes the answers does not get them all.
-    pub(super) fn respond_later(self: &Arc<Self>, id: &Id, outcome: &Result<Bytes, Bytes>) {
-        self.tell_later(message::response(id, outcome));
+    pub(super) fn respond_later(self: &Arc<Self>, id: &RequestId, outcome: &Result<Bytes, Bytes>) {
+        self.send_later(message::response(id, outcome));
     }
 
     /// Tells the server something, in the background. One that does not take what it is told is not told all.
-    pub(super) fn tell_later(self: &Arc<Self>, body: Bytes) {
-        if let Some(courtesy) = self.server.errands.courtesy() {
-            self.stay().tell_in_turn(courtesy, body);
+    pub(super) fn send_later(self: &Arc<Self>, body: Bytes) {
+        if let Some(courtesy) = self.server.outbound.best_effort() {
+            self.hold().send_in_turn(courtesy, body);
         }
     }
 
     /// Tells the server, in the background, that nobody waits any more for a call that its client has made.
-    pub(super) fn cancel_later(self: &Arc<Self>, call: &Id, reason: &str) {
-        self.stay().tell_in_turn(Errand::Cancel, legacy::cancelled(call, reason));
+    pub(super) fn cancel_later(self: &Arc<Self>, call: &RequestId, reason: &str) {
+        self.hold().send_in_turn(OutboundMessage::Cancel, legacy::cancelled_notification(call, reason));
     }
 
     /// A question is over, be it answered or taken back. Gives the call that it was put to, if that is
     /// still in flight.
-    pub(super) fn was_answered(&self, call: u64, id: &Id) -> Option<Arc<Mailbox>> {
-        let mut inside = self.inside.lock();
+    pub(super) fn finish_request(&self, call: u64, id: &RequestId) -> Option<Arc<SessionMailbox>> {
+        let mut inside = self.state.lock();
         if call == OF_NO_CALL {
-            inside.take_of_no_call(id);
+            inside.take_unattributed(id);
         }
         let call = inside.calls.get_mut(&call)?;
-        if let Some(at) = call.questions.iter().position(|question| question == id) {
-            call.questions.swap_remove(at);
+        if let Some(at) = call.requests.iter().position(|question| question == id) {
+            call.requests.swap_remove(at);
         }
         Some(call.mailbox.clone())
     }
@@ -351,66 +352,68 @@ impl<W: Wire> Session<W> {
     /// response wait in vain.
     pub(super) fn set_deaf(&self) {
         self.deaf.store(true, Ordering::Relaxed);
-        let calls: Vec<_> = self.inside.lock().calls.values().map(|call| call.mailbox.clone()).collect();
+        let calls: Vec<_> = self.state.lock().calls.values().map(|call| call.mailbox.clone()).collect();
         for mailbox in calls {
             mailbox.session_ended();
         }
         // Nothing can be asked where it could not be told apart: who waits for a session can share it.
-        if let Some(keeper) = self.keeper() {
-            keeper.pass_on();
+        if let Some(keeper) = self.owner() {
+            keeper.serve_queue();
         }
     }
 
     /// What was said beside calls for a while was not heard: whatever the server says it reports may have changed.
-    pub(super) fn has_missed(self: &Arc<Self>) {
-        let Some(keeper) = self.keeper() else { return };
-        for notice in self.description.reported().map(message::list_changed).chain(keeper.subscribed(self)) {
-            self.hear(notice);
+    pub(super) fn notify_gap(self: &Arc<Self>) {
+        let Some(keeper) = self.owner() else { return };
+        for notice in
+            self.description.reported_lists().map(message::list_changed).chain(keeper.resource_updates(self))
+        {
+            self.receive_off_stream(notice);
         }
     }
 
     /// Whether somebody still needs it, who has to be told when it is closed.
     pub(super) fn is_needed(&self) -> bool {
-        let inside = self.inside.lock();
-        inside.stays > 0 && !inside.ended
+        let inside = self.state.lock();
+        inside.holds > 0 && !inside.ended
     }
 
     /// Whether a call is in flight on it that the server may ask something.
     pub(super) fn may_be_asked(&self) -> bool {
-        self.inside.lock().calls.values().any(|call| call.may_be_asked)
+        self.state.lock().calls.values().any(|call| call.may_be_asked)
     }
 
     /// Calls that are in flight on it.
     pub(super) fn in_flight(&self) -> usize {
-        self.inside.lock().calls.len()
+        self.state.lock().calls.len()
     }
 
     /// Whether a call is in flight on it that the server may ask something, and that is a task.
     pub(super) fn has_task(&self) -> bool {
-        self.inside.lock().calls.values().any(|call| call.may_be_asked && call.is_task())
+        self.state.lock().calls.values().any(|call| call.may_be_asked && call.is_task())
     }
 
     /// The same, and that is none.
-    pub(super) fn is_in_turn(&self) -> bool {
-        self.inside.lock().calls.values().any(|call| call.may_be_asked && !call.is_task())
+    pub(super) fn has_waited_call(&self) -> bool {
+        self.state.lock().calls.values().any(|call| call.may_be_asked && !call.is_task())
     }
 
     /// Whether all calls in flight on it that the server may ask something are tasks, and there is one.
-    pub(super) fn is_kept_by_tasks(&self) -> bool {
-        let inside = self.inside.lock();
+    pub(super) fn is_held_by_tasks(&self) -> bool {
+        let inside = self.state.lock();
         let mut askable = inside.calls.values().filter(|call| call.may_be_asked).peekable();
-        askable.peek().is_some() && askable.all(InFlight::is_task)
+        askable.peek().is_some() && askable.all(InFlightCall::is_task)
     }
 
     /// Whether all that was ever called in it was called by one client: what is left of a call of its is nobody
     /// else's. It takes the audience's lock, and may drop the last of a listener: not under the session's.
     pub(super) fn is_of_one_client(&self) -> bool {
-        self.keeper().is_some_and(|keeper| keeper.audience().only(self.census).is_some())
+        self.owner().is_some_and(|keeper| keeper.listeners().sole_listener(self.census).is_some())
     }
 
     /// Whether it has been in use since this was last asked.
-    pub(super) fn was_used(&self) -> bool {
-        self.used.swap(false, Ordering::Relaxed) | (self.inside.lock().stays > 0)
+    pub(super) fn take_used(&self) -> bool {
+        self.used.swap(false, Ordering::Relaxed) | (self.state.lock().holds > 0)
     }
 
     /// No new calls from here on. Those in flight go on.
@@ -419,33 +422,33 @@ impl<W: Wire> Session<W> {
             return;
         }
         let close = {
-            let mut inside = self.inside.lock();
+            let mut inside = self.state.lock();
             inside.retired = true;
-            inside.stays == 0 && !std::mem::replace(&mut inside.ended, true)
+            inside.holds == 0 && !std::mem::replace(&mut inside.ended, true)
         };
-        if let Some(keeper) = self.keeper() {
+        if let Some(keeper) = self.owner() {
             keeper.remove(self);
         }
         if close {
             let session = self.clone();
-            self.server.work.spawn(async move { session.depart().await });
+            self.server.work.spawn(async move { session.close_after_successor().await });
         }
     }
 
     /// The server no longer knows it. Calls that wait for an answer outside their own response wait
     /// in vain.
-    pub(super) fn ended(self: &Arc<Self>) {
+    pub(super) fn mark_ended(self: &Arc<Self>) {
         let calls: Vec<_> = {
-            let mut inside = self.inside.lock();
+            let mut inside = self.state.lock();
             inside.retired = true;
             inside.ended = true;
             inside.calls.values().map(|call| call.mailbox.clone()).collect()
         };
         self.over.cancel();
-        self.takes_back_questions();
-        self.reports.is_lost();
-        if let Some(keeper) = self.keeper() {
-            keeper.audience().is_lost(&self.description);
+        self.cancel_unattributed();
+        self.reports.notify_all_changed();
+        if let Some(keeper) = self.owner() {
+            keeper.listeners().notify_lists_changed(&self.description);
             keeper.remove(self);
         }
         for mailbox in calls {
@@ -456,30 +459,33 @@ impl<W: Wire> Session<W> {
     /// Cancels what is in flight and ends the session, as far as the server survives that.
     pub(super) async fn close(self: Arc<Self>) {
         let (calls, known) = {
-            let mut inside = self.inside.lock();
+            let mut inside = self.state.lock();
             inside.retired = true;
             let known = !std::mem::replace(&mut inside.ended, true);
             (std::mem::take(&mut inside.calls), known)
         };
         for call in calls.values() {
-            call.mailbox.push(Said::Lost(CallError::Closing));
+            call.mailbox.push(CallMessage::Lost(CallError::Closing));
         }
         if known {
             let cancelling = stream::iter(calls.into_keys()).for_each_concurrent(AT_ONCE, |id| {
                 let session = self.clone();
-                async move { session.cancel_at_the_end(id).await }
+                async move { session.cancel_on_close(id).await }
             });
             // The server has these, and whatever was queued before, before the session ends. One that takes none of them
             // holds up no end.
             let _ = tokio::join!(timeout(TURN, cancelling), self.flush());
-            self.bid_farewell().await;
+            self.close_at_server().await;
         }
     }
 
-    async fn cancel_at_the_end(&self, call: u64) {
-        let _place = self.server.errands.place().await;
+    async fn cancel_on_close(&self, call: u64) {
+        let _place = self.server.outbound.acquire_one().await;
         // A server that does not take it sees the session end, or the connection.
-        let _ = self.line.tell(message::cancelled(call, "the proxy is shutting down"), Again::No).await;
+        let _ = self
+            .transport
+            .send_message(message::cancelled(call, "the proxy is shutting down"), RetryOnLoss::No)
+            .await;
     }
 
     /// Waits until what is queued has been sent, at most for [`TURN`].
@@ -498,58 +504,58 @@ impl<W: Wire> Session<W> {
     }
 
     /// Says goodbye, but not before another session hears what somebody listens for.
-    async fn depart(&self) {
-        if let Some(keeper) = self.keeper() {
+    async fn close_after_successor(&self) {
+        if let Some(keeper) = self.owner() {
             tokio::select! {
-                () = keeper.has_successor() => {}
+                () = keeper.wait_for_successor() => {}
                 // There is no place for another but its own.
-                () = self.server.wire.none_gives_way() => {}
+                () = self.server.transport.eviction_failed() => {}
             }
         }
-        self.bid_farewell().await;
+        self.close_at_server().await;
     }
 
-    async fn bid_farewell(&self) {
+    async fn close_at_server(&self) {
         self.over.cancel();
-        if self.inside.lock().is_released {
+        if self.state.lock().is_released {
             return;
         }
-        self.takes_back_questions();
-        let _place = self.server.errands.place().await;
-        self.line.close().await;
+        self.cancel_unattributed();
+        let _place = self.server.outbound.acquire_one().await;
+        self.transport.close().await;
     }
 
     /// What was asked in it outside any call is answered by nobody any more.
-    fn takes_back_questions(&self) {
-        let questions = std::mem::take(&mut self.inside.lock().of_no_call);
-        questions.iter().for_each(|question| question.is_taken_back("the server is no longer there"));
+    fn cancel_unattributed(&self) {
+        let questions = std::mem::take(&mut self.state.lock().unattributed);
+        questions.iter().for_each(|question| question.cancel("the server is no longer there"));
     }
 
     /// Tells the server something, again where it was not taken. If it cannot be told, whom it
     /// concerns hears of it.
-    async fn run_errand(&self, errand: Errand, body: Bytes) {
-        if let Errand::Answer { .. } = errand {
-            self.is_taken_up().await;
+    async fn send_outbound(&self, errand: OutboundMessage, body: Bytes) {
+        if let OutboundMessage::Response { .. } = errand {
+            self.wait_resumed().await;
         }
         let since = self.server.clock.now();
-        let outcome = self.tell_again(&errand, body).await;
-        if let (Errand::Cancel, Ok(())) = (&errand, &outcome) {
-            metrics::cancelled(&self.server.route, self.server.clock.now() - since);
+        let outcome = self.send_with_retries(&errand, body).await;
+        if let (OutboundMessage::Cancel, Ok(())) = (&errand, &outcome) {
+            metrics::record_cancel(&self.server.route, self.server.clock.now() - since);
         }
         if let Err(lost) = &outcome {
-            Untold { what: errand.what(), error: lost }.emit();
+            MessageUndelivered { what: errand.describe(), error: lost }.emit();
         }
-        let Errand::Answer { call, id } = errand else { return };
-        let asked = self.was_answered(call, &id);
+        let OutboundMessage::Response { call, id } = errand else { return };
+        let asked = self.finish_request(call, &id);
         if let (Some(mailbox), Err(lost)) = (asked, outcome) {
-            mailbox.push(Said::Lost(CallError::Untold(lost.to_string())));
+            mailbox.push(CallMessage::Lost(CallError::ResponseUndelivered(lost.to_string())));
         }
     }
 
-    async fn tell_again(&self, errand: &Errand, body: Bytes) -> Result<(), CallError> {
+    async fn send_with_retries(&self, errand: &OutboundMessage, body: Bytes) -> Result<(), CallError> {
         for pause in PAUSES {
-            match self.tell_once(errand, body.clone()).await {
-                Err(lost) if lost.may_be_taken_later() => {}
+            match self.send_once(errand, body.clone()).await {
+                Err(lost) if lost.is_transient() => {}
                 other => return other,
             }
             if !pause.is_zero() {
@@ -560,40 +566,40 @@ impl<W: Wire> Session<W> {
                 }
             }
         }
-        self.tell_once(errand, body).await
+        self.send_once(errand, body).await
     }
 
-    async fn tell_once(&self, errand: &Errand, body: Bytes) -> Result<(), CallError> {
-        let _places = self.server.errands.places(errand).await;
-        self.line.tell(body, Again::Yes).await
+    async fn send_once(&self, errand: &OutboundMessage, body: Bytes) -> Result<(), CallError> {
+        let _places = self.server.outbound.acquire(errand).await;
+        self.transport.send_message(body, RetryOnLoss::Yes).await
     }
 }
 
 // === impl InFlight ===
 
-impl InFlight {
+impl InFlightCall {
     fn is_task(&self) -> bool {
-        self.deferral.as_ref().is_some_and(Deferral::has_come)
+        self.deferral.as_ref().is_some_and(Deferral::is_deferred)
     }
 }
 
 // === impl Stay ===
 
-impl<W: Wire> Stay<W> {
+impl<W: Transport> SessionHold<W> {
     /// The call has ended. Whether it had still been in flight: whoever hears `true` says what is
     /// to be said about it, and nobody else does.
     pub(super) fn finish(&mut self) -> bool {
         let Some(call) = self.call.take() else { return false };
-        self.session.inside.lock().calls.remove(&call).is_some()
+        self.session.state.lock().calls.remove(&call).is_some()
     }
 
     /// The call leaves without its end: the server may still be at it. Nothing that names no call is
     /// given to anybody in this session from now on, and no further call is sent in it. Whether the
-    /// call had still been in flight, as in [`Stay::finish`].
+    /// call had still been in flight, as in [`SessionHold::finish`].
     pub(super) fn abandon(&mut self) -> bool {
         let Some(call) = self.call.take() else { return false };
         let was_in_flight = {
-            let mut inside = self.session.inside.lock();
+            let mut inside = self.session.state.lock();
             inside.calls.remove(&call).map(|in_flight| {
                 let left = match in_flight.may_be_asked {
                     true => &mut inside.abandoned,
@@ -608,7 +614,7 @@ impl<W: Wire> Stay<W> {
         // asks for the first time: the session is given up then.
         let is_trusted = !may_be_asked
             || !self.session.is_askable
-            || self.session.server.asks.tells_apart()
+            || self.session.server.request_placement.can_share_sessions()
             || self.session.is_of_one_client();
         if !(W::IS_COSTLY && is_trusted && left < ABANDONED) {
             self.session.retire();
@@ -618,7 +624,7 @@ impl<W: Wire> Stay<W> {
 
     /// Another process goes on with the call: its server hears nothing, and the session stays.
     pub(super) fn release(&mut self) {
-        self.session.inside.lock().is_released = true;
+        self.session.state.lock().is_released = true;
         self.finish();
     }
 
@@ -627,37 +633,37 @@ impl<W: Wire> Stay<W> {
     /// cancelled request ends the session).
     pub(super) fn cancel(mut self, reason: &'static str) {
         let Some(call) = self.call else { return };
-        self.session.inside.lock().cancelled_at = Some(self.session.server.clock.now());
+        self.session.state.lock().cancelled_at = Some(self.session.server.clock.now());
         if self.abandon() {
-            self.tell_in_turn(Errand::Cancel, message::cancelled(call, reason));
+            self.send_in_turn(OutboundMessage::Cancel, message::cancelled(call, reason));
         }
     }
 
     /// Sends a message in the background, after those that were to be sent before it. Servers on the
     /// Python SDK lose the whole session if the answer to a question comes while they cancel the call
     /// that asked; behind the cancellation it does no harm.
-    fn tell_in_turn(self, errand: Errand, body: Bytes) {
+    fn send_in_turn(self, errand: OutboundMessage, body: Bytes) {
         let mut queued = self.session.enqueue();
         let server = self.session.server.clone();
         server.work.spawn(async move {
-            queued.turn().await;
-            self.session.run_errand(errand, body).await;
+            queued.wait_turn().await;
+            self.session.send_outbound(errand, body).await;
             drop(queued);
         });
     }
 }
 
-impl<W: Wire> Drop for Stay<W> {
+impl<W: Transport> Drop for SessionHold<W> {
     fn drop(&mut self) {
         self.finish();
         let close = {
-            let mut inside = self.session.inside.lock();
-            inside.stays -= 1;
-            inside.retired && inside.stays == 0 && !std::mem::replace(&mut inside.ended, true)
+            let mut inside = self.session.state.lock();
+            inside.holds -= 1;
+            inside.retired && inside.holds == 0 && !std::mem::replace(&mut inside.ended, true)
         };
         if close {
             let session = self.session.clone();
-            self.session.server.work.spawn(async move { session.depart().await });
+            self.session.server.work.spawn(async move { session.close_after_successor().await });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One process of a server, from its start until nothing is left of it.
 //!
-//! A [`Child`] is what the rest holds of it: what is to be written, and how it ends. Its pipes and its supervisor
+//! A [`ChildProcess`] is what the rest holds of it: what is to be written, and how it ends. Its pipes and its supervisor
 //! are kept by one task, which outlives whoever has it: it writes, takes the process's remarks to the log, and
 //! sees to its end: its input is closed, then SIGTERM goes to its group, then SIGKILL to everything it has started.
 
@@ -38,84 +38,84 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     STATUS,
-    command::Command,
+    command::ServerCommand,
     message_line::{MessageLine, MessagePipe},
-    remarks::Remarks,
-    starts::Starts,
-    supervisor::{self, Report, TERMINATE},
-    table::{CallInHand, Entry},
+    process_table::{PendingCallGuard, RegistryEntry},
+    start_limiter::StartLimiter,
+    stderr::StderrLines,
+    supervisor::{self, SupervisorReport, TERMINATE},
 };
 use crate::{
     dialect::Principal,
-    runtime::{Clock, Mutex, Seldom, SystemClock},
-    telemetry::{ServerEnded, ServerSaid},
-    upstream::{CallError, work::Work},
+    runtime::{Clock, Mutex, PollOnWake, SystemClock},
+    telemetry::{ServerProcessEnded, ServerStderrLine},
+    upstream::{CallError, background::BackgroundTasks},
 };
 
 /// The ends of a process that was started. Boxed, so that a test can be the process.
-pub struct Ends {
+pub struct ProcessIo {
     pub stdin: MessagePipe,
     pub stdout: Box<dyn AsyncRead + Send + Unpin>,
     pub stderr: Box<dyn AsyncRead + Send + Unpin>,
     /// To its supervisor.
-    pub control: Box<dyn Control>,
+    pub control: Box<dyn ControlSocket>,
     /// Resolves when the supervisor has been reaped: whether it was killed.
     pub reaped: BoxFuture<'static, bool>,
 }
 
-pub trait Control: AsyncRead + AsyncWrite + Send + Unpin {}
+pub trait ControlSocket: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<C: AsyncRead + AsyncWrite + Send + Unpin> Control for C {}
+impl<C: AsyncRead + AsyncWrite + Send + Unpin> ControlSocket for C {}
 
 /// The place of a process among those of its server.
-pub struct Place {
+pub struct ProcessPermit {
     pub permit: OwnedSemaphorePermit,
     /// How many leave theirs.
     pub leaving: Arc<AtomicUsize>,
 }
 
 /// Starts a process.
-pub type Spawn = Box<dyn Fn(&Command) -> io::Result<Ends> + Send + Sync>;
+pub type SpawnFn = Box<dyn Fn(&ServerCommand) -> io::Result<ProcessIo> + Send + Sync>;
 
 /// One process.
-pub struct Child {
+pub struct ChildProcess {
     lines: UnboundedSender<MessageLine>,
-    life: Arc<Life>,
+    state: Arc<ProcessState>,
 }
 
 /// What is known of a process.
-pub struct Life {
+pub struct ProcessState {
     route: Arc<str>,
     clock: SystemClock,
     started: Instant,
-    starts: Arc<Mutex<Starts>>,
+    starts: Arc<Mutex<StartLimiter>>,
     /// Whose start it was.
     caller: Principal,
     /// How many of the same server leave their places.
     leaving: Arc<AtomicUsize>,
-    entry: Entry,
-    waiting: Waiting,
+    entry: RegistryEntry,
+    backlog: WriteBacklog,
     /// It is to end.
-    ends: CancellationToken,
+    end_requested: CancellationToken,
     /// The same, or it has ended: for each call to look at without a lock, and for whoever waits for its place.
     is_leaving: AtomicBool,
     /// The id of the command, and of its group.
     command: OnceLock<Pid>,
-    end: OnceLock<End>,
+    end: OnceLock<ProcessEnd>,
     /// It has ended, or cannot go on.
     ended: CancellationToken,
     /// Nothing is left of it.
     gone: CancellationToken,
     /// The latest line on its standard error; empty where there is none.
-    latest_remark: Mutex<String>,
+    latest_stderr_line: Mutex<String>,
     /// Its standard error has ended.
-    has_remarked: CancellationToken,
+    stderr_ended: CancellationToken,
     /// What has become of its start is counted, once.
     is_counted: AtomicBool,
 }
 
 #[derive(Debug)]
-struct End {
+struct ProcessEnd {
     /// In words.
     how: String,
     /// We have ended it.
@@ -123,14 +123,14 @@ struct End {
 }
 
 /// What the supervisor says.
-struct Reports {
-    lines: Lines<BufReader<ReadHalf<Box<dyn Control>>>>,
+struct ReportReader {
+    lines: Lines<BufReader<ReadHalf<Box<dyn ControlSocket>>>>,
     has_ended: bool,
 }
 
 /// What waits to be written to a process.
 #[derive(Debug, Default)]
-struct Waiting {
+struct WriteBacklog {
     lines: AtomicUsize,
     bytes: AtomicUsize,
 }
@@ -157,11 +157,11 @@ pub const REMARKS: usize = 8 << 10;
 ///
 /// # Errors
 /// Those of the system.
-pub fn spawn(command: &Command) -> io::Result<Ends> {
+pub fn spawn(command: &ServerCommand) -> io::Result<ProcessIo> {
     let (ours, theirs) = UnixStream::pair()?;
     let (their_input, stdin) = io::pipe()?;
     let (stdout, their_output) = io::pipe()?;
-    supervisor::hand_over(&ours, [their_input.as_fd(), their_output.as_fd()])?;
+    supervisor::send_stdio(&ours, [their_input.as_fd(), their_output.as_fd()])?;
     let mut words = std::process::Command::new(command.supervisor());
     words.arg0(env!("CARGO_PKG_NAME")).args(["supervise", "--"]).args(&command.words);
     words.env_clear().envs(command.environment());
@@ -172,7 +172,7 @@ pub fn spawn(command: &Command) -> io::Result<Ends> {
     }
     let mut supervisor = tokio::process::Command::from(words).spawn()?;
     ours.set_nonblocking(true)?;
-    Ok(Ends {
+    Ok(ProcessIo {
         stdin: MessagePipe::new(pipe::Sender::from_owned_fd(stdin.into())?),
         stdout: Box::new(pipe::Receiver::from_owned_fd(stdout.into())?),
         stderr: Box::new(supervisor.stderr.take().expect("it is piped")),
@@ -183,22 +183,22 @@ pub fn spawn(command: &Command) -> io::Result<Ends> {
 
 // === impl Child ===
 
-impl Child {
+impl ChildProcess {
     /// Takes charge of a process that was started. `place` is given back when nothing is left of it, and it is taken
     /// out of the table.
-    pub fn keep(
-        ends: Ends,
+    pub fn manage(
+        ends: ProcessIo,
         route: Arc<str>,
-        (starts, caller): (Arc<Mutex<Starts>>, Principal),
-        entry: Entry,
-        place: Place,
-        work: &Work,
+        (starts, caller): (Arc<Mutex<StartLimiter>>, Principal),
+        entry: RegistryEntry,
+        place: ProcessPermit,
+        work: &BackgroundTasks,
     ) -> (Self, Box<dyn AsyncRead + Send + Unpin>) {
-        let Ends { stdin, stdout, stderr, control, reaped } = ends;
-        let Place { permit, leaving } = place;
+        let ProcessIo { stdin, stdout, stderr, control, reaped } = ends;
+        let ProcessPermit { permit, leaving } = place;
         let clock = SystemClock::new();
         let (lines, to_write) = unbounded_channel();
-        let life = Arc::new(Life {
+        let life = Arc::new(ProcessState {
             route,
             started: clock.now(),
             clock,
@@ -206,49 +206,52 @@ impl Child {
             caller,
             leaving,
             entry,
-            waiting: Waiting::default(),
-            ends: CancellationToken::new(),
+            backlog: WriteBacklog::default(),
+            end_requested: CancellationToken::new(),
             is_leaving: AtomicBool::new(false),
             command: OnceLock::new(),
             end: OnceLock::new(),
             ended: CancellationToken::new(),
             gone: CancellationToken::new(),
-            latest_remark: Mutex::default(),
-            has_remarked: CancellationToken::new(),
+            latest_stderr_line: Mutex::default(),
+            stderr_ended: CancellationToken::new(),
             is_counted: AtomicBool::new(false),
         });
         let kept = life.clone();
         work.spawn(async move {
-            kept.keep(stdin, to_write, stderr, control).await;
+            kept.run(stdin, to_write, stderr, control).await;
             if timeout(KILLING, reaped).await == Ok(true) {
                 kept.kill_group();
             }
             kept.gone.cancel();
-            kept.leaves();
+            kept.mark_leaving();
             kept.leaving.fetch_sub(1, Ordering::Relaxed);
             drop(permit);
         });
-        let child = Self { lines, life };
+        let child = Self { lines, state: life };
         (child, stdout)
     }
 
-    pub fn life(&self) -> &Arc<Life> {
-        &self.life
+    pub fn state(&self) -> &Arc<ProcessState> {
+        &self.state
     }
 
     /// Has a message written, after those that wait.
     ///
     /// # Errors
-    /// [`CallError::Unread`] where too much waits; what became of the process where it has ended.
+    /// [`CallError::InputBacklogFull`] where too much waits; what became of the process where it has ended.
     pub fn write(&self, message: Bytes) -> Result<(), CallError> {
-        if self.life.is_leaving.load(Ordering::Relaxed) {
-            return Err(CallError::Unreachable(format!("its process has ended: {}", self.life.how())));
+        if self.state.is_leaving.load(Ordering::Relaxed) {
+            return Err(CallError::Unreachable(format!(
+                "its process has ended: {}",
+                self.state.end_reason()
+            )));
         }
         let line = MessageLine::of(message);
         let length = line.len();
-        self.life.waiting.add(length)?;
+        self.state.backlog.add(length)?;
         self.lines.send(line).map_err(|_| {
-            self.life.waiting.take(1, length);
+            self.state.backlog.take(1, length);
             CallError::Unreachable("its process reads nothing any more".to_owned())
         })
     }
@@ -256,58 +259,58 @@ impl Child {
     /// Has a call written, likewise. It counts as in hand until what is given is dropped.
     ///
     /// # Errors
-    /// As [`Child::write`].
-    pub fn call(&self, message: Bytes) -> Result<CallInHand, CallError> {
+    /// As [`ChildProcess::write`].
+    pub fn call(&self, message: Bytes) -> Result<PendingCallGuard, CallError> {
         self.write(message)?;
-        Ok(self.life.entry.takes_call())
+        Ok(self.state.entry.begin_call())
     }
 
     /// Ends it. Resolves when nothing is left of it.
     pub async fn end(&self) {
-        self.life.ends();
-        self.life.gone().await;
+        self.state.request_end();
+        self.state.wait_gone().await;
     }
 }
 
-impl Drop for Child {
+impl Drop for ChildProcess {
     /// A process that nobody holds ends.
     fn drop(&mut self) {
-        self.life.ends();
+        self.state.request_end();
     }
 }
 
 // === impl Life ===
 
-impl Life {
+impl ProcessState {
     /// Resolves when the process has ended, or cannot go on.
-    pub async fn ended(&self) {
+    pub async fn wait_ended(&self) {
         self.ended.cancelled().await;
     }
 
     /// Resolves when nothing is left of it.
-    pub async fn gone(&self) {
+    pub async fn wait_gone(&self) {
         self.gone.cancelled().await;
     }
 
     /// How it has ended, in words.
-    pub fn how(&self) -> &str {
+    pub fn end_reason(&self) -> &str {
         self.end.get().map_or("it is being ended", |end| &end.how)
     }
 
     /// It cannot go on, for this reason: it is ended.
-    pub fn cannot_go_on(&self, why: &str) {
-        self.has_ended(why);
-        self.ends();
+    pub fn fail(&self, why: &str) {
+        self.record_end(why);
+        self.request_end();
     }
 
     /// It is to end.
-    fn ends(&self) {
-        self.leaves();
-        self.ends.cancel();
+    fn request_end(&self) {
+        self.mark_leaving();
+        self.end_requested.cancel();
     }
 
     /// It is about to leave its place.
-    fn leaves(&self) {
+    fn mark_leaving(&self) {
         if !self.is_leaving.swap(true, Ordering::Relaxed) {
             self.leaving.fetch_add(1, Ordering::Relaxed);
         }
@@ -319,45 +322,45 @@ impl Life {
     }
 
     /// It did not come up.
-    pub fn did_not_start(&self) {
-        self.count(|starts, now| starts.failed(now, self.caller, self.started, Duration::ZERO));
+    pub fn record_failed_start(&self) {
+        self.count_start(|starts, now| starts.record_failure(now, self.caller, self.started, Duration::ZERO));
     }
 
     /// The first time, it has ended like this.
-    fn has_ended(&self, how: &str) {
-        let is_wanted = self.ends.is_cancelled();
-        self.count(|starts, now| {
+    fn record_end(&self, how: &str) {
+        let is_wanted = self.end_requested.is_cancelled();
+        self.count_start(|starts, now| {
             let up = now - self.started;
             match is_wanted {
-                true => starts.was_up(self.caller, up),
-                false => starts.failed(now, self.caller, self.started, up),
+                true => starts.record_stop(self.caller, up),
+                false => starts.record_failure(now, self.caller, self.started, up),
             }
         });
-        let _ = self.end.set(End { how: how.to_owned(), is_wanted });
-        self.leaves();
+        let _ = self.end.set(ProcessEnd { how: how.to_owned(), is_wanted });
+        self.mark_leaving();
         self.ended.cancel();
     }
 
     /// Counted before anybody is told, so that whoever starts another knows of it.
-    fn count(&self, count: impl FnOnce(&mut Starts, Instant)) {
+    fn count_start(&self, count: impl FnOnce(&mut StartLimiter, Instant)) {
         if !self.is_counted.swap(true, Ordering::Relaxed) {
             count(&mut self.starts.lock(), self.clock.now());
         }
     }
 
-    async fn keep(
+    async fn run(
         &self,
         stdin: MessagePipe,
         to_write: UnboundedReceiver<MessageLine>,
         stderr: impl AsyncRead + Unpin,
-        control: Box<dyn Control>,
+        control: Box<dyn ControlSocket>,
     ) {
-        let mut remarks = Remarks::default();
+        let mut remarks = StderrLines::default();
         {
             let mut writing = pin!(self.write(stdin, to_write).fuse());
             // Beside the lines that are written for each call.
-            let mut remarking = pin!(Seldom::new(self.remark(stderr, &mut remarks).fuse()));
-            let mut living = pin!(Seldom::new(self.live(control)));
+            let mut remarking = pin!(PollOnWake::new(self.log_stderr(stderr, &mut remarks).fuse()));
+            let mut living = pin!(PollOnWake::new(self.supervise(control)));
             loop {
                 tokio::select! {
                     biased;
@@ -372,13 +375,20 @@ impl Life {
         let is_wanted = self.end.get().is_some_and(|end| end.is_wanted);
         let up = self.clock.now() - self.started;
         let said = remarks.last();
-        ServerEnded { route: &self.route, how: self.how(), up, is_wanted, said: &said.join("\n") }.emit();
-        self.entry.has_ended(self.clock.timestamp(), self.how(), is_wanted, said);
+        ServerProcessEnded {
+            route: &self.route,
+            how: self.end_reason(),
+            up,
+            is_wanted,
+            said: &said.join("\n"),
+        }
+        .emit();
+        self.entry.record_end(self.clock.timestamp(), self.end_reason(), is_wanted, said);
     }
 
     /// Writes what is to be written, short messages together; what waits when it is to end, too. Then its input ends.
     async fn write(&self, mut stdin: MessagePipe, mut lines: UnboundedReceiver<MessageLine>) {
-        let mut ends = pin!(Seldom::new(self.ends.cancelled()));
+        let mut ends = pin!(PollOnWake::new(self.end_requested.cancelled()));
         loop {
             let line = tokio::select! {
                 line = lines.recv() => line,
@@ -388,23 +398,23 @@ impl Life {
                 }
             };
             let Some(first) = line else { return };
-            if self.entry.calls_in_hand() > 1 {
+            if self.entry.pending_calls() > 1 {
                 // Whoever else is about to write does so first: calls that come together share a write, and a wake of
                 // the process, where each of them would cost as much as all.
                 yield_now().await;
             }
             let (taken, written) = stdin.write(first, || lines.try_recv().ok()).await;
-            self.waiting.take(taken.messages, taken.bytes);
+            self.backlog.take(taken.messages, taken.bytes);
             if let Err(error) = written {
                 // A process that has ended reads nothing either, and its supervisor is about to say how it has.
                 let _ = timeout(STATUS, self.ended.cancelled()).await;
-                return self.cannot_go_on(&format!("it reads nothing any more ({error})"));
+                return self.fail(&format!("it reads nothing any more ({error})"));
             }
         }
     }
 
     /// Takes what it writes to standard error to the log.
-    async fn remark(&self, mut stderr: impl AsyncRead + Unpin, remarks: &mut Remarks) {
+    async fn log_stderr(&self, mut stderr: impl AsyncRead + Unpin, remarks: &mut StderrLines) {
         let mut read = vec![0; REMARKS];
         loop {
             // What cannot be read has ended.
@@ -415,16 +425,16 @@ impl Life {
                 _ => remarks.next(&mut input),
             };
             while let Some(line) = next() {
-                ServerSaid { route: &self.route, line: &line }.emit();
+                ServerStderrLine { route: &self.route, line: &line }.emit();
             }
             if let Some(latest) = remarks.latest() {
-                let mut kept = self.latest_remark.lock();
+                let mut kept = self.latest_stderr_line.lock();
                 if *kept != latest {
                     latest.clone_into(&mut kept);
                 }
             }
             if count == 0 {
-                return self.has_remarked.cancel();
+                return self.stderr_ended.cancel();
             }
             // There may always be more, and others of this thread have calls.
             yield_now().await;
@@ -432,66 +442,66 @@ impl Life {
     }
 
     /// The latest line on standard error; of a process that has ended the last one, once it was read.
-    pub async fn latest_remark(&self) -> Option<String> {
+    pub async fn latest_stderr_line(&self) -> Option<String> {
         if self.ended.is_cancelled() {
-            let _ = timeout(LAST_WORDS, self.has_remarked.cancelled()).await;
+            let _ = timeout(LAST_WORDS, self.stderr_ended.cancelled()).await;
         }
-        Some(self.latest_remark.lock().clone()).filter(|remark| !remark.is_empty())
+        Some(self.latest_stderr_line.lock().clone()).filter(|remark| !remark.is_empty())
     }
 
     /// Until nothing is left of it.
-    async fn live(&self, control: Box<dyn Control>) {
+    async fn supervise(&self, control: Box<dyn ControlSocket>) {
         let (reports, mut orders) = split(control);
-        let mut reports = Reports { lines: BufReader::new(reports).lines(), has_ended: false };
+        let mut reports = ReportReader { lines: BufReader::new(reports).lines(), has_ended: false };
         tokio::select! {
-            () = reports.until_it_ends(self) => {}
-            () = self.ends.cancelled() => {}
+            () = reports.wait_command_end(self) => {}
+            () = self.end_requested.cancelled() => {}
         }
-        let _ = timeout(CLOSING, reports.until_it_ends(self)).await;
+        let _ = timeout(CLOSING, reports.wait_command_end(self)).await;
         if !reports.has_ended {
             // One that is gone need not be told.
             let _ = orders.write_all(&[TERMINATE]).await;
-            let _ = timeout(TERMINATING, reports.until_it_ends(self)).await;
+            let _ = timeout(TERMINATING, reports.wait_command_end(self)).await;
         }
         if reports.has_ended {
-            let _ = timeout(LEFT_BEHIND, reports.until_nothing_is_left(self)).await;
+            let _ = timeout(LEFT_BEHIND, reports.wait_all_gone(self)).await;
         }
         // The end of what the supervisor hears.
         let _ = orders.shutdown().await;
-        let _ = timeout(KILLING, reports.until_nothing_is_left(self)).await;
-        self.has_ended("it could not be killed");
+        let _ = timeout(KILLING, reports.wait_all_gone(self)).await;
+        self.record_end("it could not be killed");
     }
 }
 
 // === impl Reports ===
 
-impl Reports {
-    async fn until_it_ends(&mut self, life: &Life) {
+impl ReportReader {
+    async fn wait_command_end(&mut self, life: &ProcessState) {
         while !self.has_ended && self.take(life).await {}
     }
 
-    async fn until_nothing_is_left(&mut self, life: &Life) {
+    async fn wait_all_gone(&mut self, life: &ProcessState) {
         while self.take(life).await {}
     }
 
     /// Takes the next report. Whether there was one.
-    async fn take(&mut self, life: &Life) -> bool {
+    async fn take(&mut self, life: &ProcessState) -> bool {
         let Ok(Some(line)) = self.lines.next_line().await else {
             if !self.has_ended {
                 self.has_ended = true;
-                life.has_ended("its supervisor was killed");
+                life.record_end("its supervisor was killed");
                 life.kill_group();
             }
             return false;
         };
-        match Report::read(&line) {
-            Some(Report::Started { pid }) => {
+        match SupervisorReport::read(&line) {
+            Some(SupervisorReport::Started { pid }) => {
                 let _ = Pid::from_raw(pid).map(|command| life.command.set(command));
-                life.entry.is(pid);
+                life.entry.set_pid(pid);
             }
-            Some(Report::NotStarted { why } | Report::Ended { how: why }) => {
+            Some(SupervisorReport::NotStarted { why } | SupervisorReport::Ended { how: why }) => {
                 self.has_ended = true;
-                life.has_ended(&why);
+                life.record_end(&why);
             }
             None => {}
         }
@@ -501,9 +511,9 @@ impl Reports {
 
 // === impl Waiting ===
 
-impl Waiting {
+impl WriteBacklog {
     /// # Errors
-    /// [`CallError::Unread`] where too much waits.
+    /// [`CallError::InputBacklogFull`] where too much waits.
     fn add(&self, bytes: usize) -> Result<(), CallError> {
         let lines = self.lines.fetch_add(1, Ordering::Relaxed);
         let others = self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -511,7 +521,7 @@ impl Waiting {
             return Ok(());
         }
         self.take(1, bytes);
-        Err(CallError::Unread { waiting: lines })
+        Err(CallError::InputBacklogFull { waiting: lines })
     }
 
     fn take(&self, lines: usize, bytes: usize) {

@@ -13,24 +13,24 @@ use std::{
 
 /// How the processes of a server are started and shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Command {
+pub struct ServerCommand {
     /// The program and its arguments: one word at least.
     pub words: Vec<String>,
     /// Variables beside those that are inherited, or in their place.
-    pub env: Variables,
-    pub inherit: Inherit,
+    pub env: EnvVariables,
+    pub inherit: EnvInheritance,
     /// Where it runs; else where the proxy does.
     pub folder: Option<PathBuf>,
-    pub start: When,
+    pub start: StartMode,
     /// For the answer to `initialize`. Default 60 s: a first start may install what it needs.
     pub start_timeout: Duration,
-    pub instances: Instances,
-    /// How long a process that nobody uses is kept, looked at once a minute; `None` for ever. Default 30 min. A second one
+    pub instances: ProcessSharing,
+    /// How long a process that nobody uses is kept, looked at once a minute; `Missing` for ever. Default 30 min. A second one
     /// for callers that declare the same is kept for five minutes at most.
     pub idle: Option<Duration>,
     /// Callers of a server that does not start are told its last line on standard error. It may hold what is not theirs to
     /// know: only where all of them are on this machine.
-    pub tells_remarks: bool,
+    pub reveals_stderr: bool,
     /// Variables that hold secrets of the proxy, by their names: no process inherits them.
     pub withheld: Arc<[String]>,
     /// What watches over each process, where it is not this program but that of a test.
@@ -39,11 +39,11 @@ pub struct Command {
 
 /// Variables by their names. `Debug` shows the names alone: what they hold may be a secret.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Variables(pub Vec<(String, String)>);
+pub struct EnvVariables(pub Vec<(String, String)>);
 
 /// What of the proxy's environment a process gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Inherit {
+pub enum EnvInheritance {
     All,
     /// What the SDKs' own clients pass on ([`SAFE`]).
     #[default]
@@ -54,7 +54,7 @@ pub enum Inherit {
 
 /// When the first process starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum When {
+pub enum StartMode {
     /// With the first call.
     #[default]
     Lazy,
@@ -64,7 +64,7 @@ pub enum When {
 
 /// Who shares a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Instances {
+pub enum ProcessSharing {
     /// All callers that declare the same; so many processes at most.
     Shared(usize),
     /// Nobody: each caller has its own.
@@ -73,7 +73,7 @@ pub enum Instances {
 
 /// A command that cannot be started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotFound {
+pub enum CommandNotFound {
     #[error("`{program}` is not found in PATH ({path}); install it, or write where it is")]
     InPath { program: String, path: String },
     #[error("there is no `{}`", .0.display())]
@@ -100,19 +100,19 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 // === impl Command ===
 
-impl Command {
+impl ServerCommand {
     /// With all that need not be written.
     pub fn new(words: Vec<String>) -> Self {
         Self {
             words,
-            env: Variables::default(),
-            inherit: Inherit::default(),
+            env: EnvVariables::default(),
+            inherit: EnvInheritance::default(),
             folder: None,
-            start: When::default(),
+            start: StartMode::default(),
             start_timeout: START_TIMEOUT,
-            instances: Instances::Shared(INSTANCES),
+            instances: ProcessSharing::Shared(INSTANCES),
             idle: Some(IDLE),
-            tells_remarks: false,
+            reveals_stderr: false,
             withheld: Arc::default(),
             supervisor: None,
         }
@@ -126,26 +126,28 @@ impl Command {
     /// Looks whether there is something to start. It may be gone when it is started.
     ///
     /// # Errors
-    /// [`NotFound`] says what is missing where.
-    pub fn find(&self) -> Result<PathBuf, NotFound> {
+    /// [`CommandNotFound`] says what is missing where.
+    pub fn find(&self) -> Result<PathBuf, CommandNotFound> {
         let folder = self.folder.as_deref().unwrap_or_else(|| Path::new(""));
         if self.folder.is_some() && !folder.is_dir() {
-            return Err(NotFound::NoFolder(folder.to_owned()));
+            return Err(CommandNotFound::NoFolder(folder.to_owned()));
         }
         let program = self.program();
         if program.contains('/') {
             let path = folder.join(program);
             return match path.metadata() {
-                Err(_) => Err(NotFound::NoFile(path)),
+                Err(_) => Err(CommandNotFound::NoFile(path)),
                 Ok(_) if is_executable(&path) => Ok(path),
-                Ok(_) => Err(NotFound::NotExecutable(path)),
+                Ok(_) => Err(CommandNotFound::NotExecutable(path)),
             };
         }
         let path = self.environment().into_iter().find(|(name, _)| name == "PATH");
         let path = path.map_or_else(OsString::new, |(_, path)| path);
         let found = env::split_paths(&path).map(|place| folder.join(place).join(program));
-        let not_found =
-            || NotFound::InPath { program: program.to_owned(), path: path.to_string_lossy().into_owned() };
+        let not_found = || CommandNotFound::InPath {
+            program: program.to_owned(),
+            path: path.to_string_lossy().into_owned(),
+        };
         found.into_iter().find(|path| is_executable(path)).ok_or_else(not_found)
     }
 
@@ -163,14 +165,15 @@ impl Command {
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         let is_written = |name: &OsStr| self.env.0.iter().any(|(written, _)| name == written.as_str());
         let is_inherited = |name: &OsStr| match &self.inherit {
-            Inherit::All => true,
-            Inherit::Safe => SAFE.iter().any(|safe| name == *safe),
-            Inherit::Also(names) => {
+            EnvInheritance::All => true,
+            EnvInheritance::Safe => SAFE.iter().any(|safe| name == *safe),
+            EnvInheritance::Also(names) => {
                 SAFE.iter().any(|safe| name == *safe) || names.iter().any(|also| name == also.as_str())
             }
         };
         // What begins so is a function of a shell, and a danger to others (as the SDKs have it).
-        let is_function = |value: &OsStr| self.inherit != Inherit::All && value.as_bytes().starts_with(b"()");
+        let is_function =
+            |value: &OsStr| self.inherit != EnvInheritance::All && value.as_bytes().starts_with(b"()");
         let is_withheld = |name: &OsStr| {
             name == notify::SOCKET
                 || name.as_bytes().starts_with(OWN.as_bytes())
@@ -186,13 +189,13 @@ impl Command {
 
 // === impl Variables ===
 
-impl FromIterator<(String, String)> for Variables {
+impl FromIterator<(String, String)> for EnvVariables {
     fn from_iter<I: IntoIterator<Item = (String, String)>>(variables: I) -> Self {
         Self(variables.into_iter().collect())
     }
 }
 
-impl fmt::Debug for Variables {
+impl fmt::Debug for EnvVariables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
     }
@@ -206,8 +209,8 @@ fn is_executable(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn command(words: &[&str]) -> Command {
-        Command::new(words.iter().map(|word| (*word).to_owned()).collect())
+    fn command(words: &[&str]) -> ServerCommand {
+        ServerCommand::new(words.iter().map(|word| (*word).to_owned()).collect())
     }
 
     #[test]
@@ -218,38 +221,38 @@ mod tests {
         assert!(missing.contains("`no-such-program-anywhere`") && missing.contains(&path), "{missing}");
 
         let folder = tempfile::tempdir().expect("a folder");
-        let mut here = Command { folder: Some(folder.path().to_owned()), ..command(&["./server"]) };
-        assert_eq!(here.find(), Err(NotFound::NoFile(folder.path().join("./server"))));
+        let mut here = ServerCommand { folder: Some(folder.path().to_owned()), ..command(&["./server"]) };
+        assert_eq!(here.find(), Err(CommandNotFound::NoFile(folder.path().join("./server"))));
         std::fs::write(folder.path().join("server"), "").expect("it can be written");
-        assert_eq!(here.find(), Err(NotFound::NotExecutable(folder.path().join("./server"))));
+        assert_eq!(here.find(), Err(CommandNotFound::NotExecutable(folder.path().join("./server"))));
         let all = PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(folder.path().join("server"), all).expect("it is ours");
         assert_eq!(here.find(), Ok(folder.path().join("./server")));
 
         here.words = vec!["server".to_owned()];
         here.env =
-            Variables(vec![("PATH".to_owned(), folder.path().to_str().expect("a plain path").to_owned())]);
+            EnvVariables(vec![("PATH".to_owned(), folder.path().to_str().expect("a plain path").to_owned())]);
         assert!(here.find().is_ok());
         here.folder = Some(folder.path().join("none"));
-        assert_eq!(here.find(), Err(NotFound::NoFolder(folder.path().join("none"))));
+        assert_eq!(here.find(), Err(CommandNotFound::NoFolder(folder.path().join("none"))));
     }
 
     #[test]
     fn a_process_gets_what_is_safe_what_is_named_and_what_is_written() {
         let given = |inherit, env: &[(&str, &str)]| {
             let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            Command { inherit, env, withheld: [].into(), ..command(&["x"]) }.environment()
+            ServerCommand { inherit, env, withheld: [].into(), ..command(&["x"]) }.environment()
         };
         let names = |given: &[(OsString, OsString)]| -> Vec<String> {
             given.iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect()
         };
-        let safe = names(&given(Inherit::Safe, &[]));
+        let safe = names(&given(EnvInheritance::Safe, &[]));
         assert!(safe.iter().all(|name| SAFE.contains(&name.as_str())), "{safe:?}");
         assert!(safe.contains(&"PATH".to_owned()));
         // Cargo sets this for every test.
-        let also = names(&given(Inherit::Also(vec!["CARGO_MANIFEST_DIR".to_owned()]), &[]));
+        let also = names(&given(EnvInheritance::Also(vec!["CARGO_MANIFEST_DIR".to_owned()]), &[]));
         assert_eq!(also.len(), safe.len() + 1);
-        let all = given(Inherit::All, &[("PATH", "/mine"), ("NEW", "1")]);
+        let all = given(EnvInheritance::All, &[("PATH", "/mine"), ("NEW", "1")]);
         let own = env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(OWN.as_bytes())).count();
         assert_eq!(all.len(), env::vars_os().count() - own + 1);
         assert!(all.contains(&("PATH".into(), "/mine".into())) && all.contains(&("NEW".into(), "1".into())));
@@ -259,11 +262,11 @@ mod tests {
     fn no_process_inherits_a_secret_of_the_proxy() {
         // Cargo sets this for every test.
         let secret = "CARGO_MANIFEST_DIR";
-        for inherit in [Inherit::All, Inherit::Also(vec![secret.to_owned()])] {
+        for inherit in [EnvInheritance::All, EnvInheritance::Also(vec![secret.to_owned()])] {
             let has = |withheld: &[&str], env: &[(&str, &str)]| {
                 let withheld = withheld.iter().map(|name| (*name).to_owned()).collect();
                 let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-                let command = Command { inherit: inherit.clone(), env, withheld, ..command(&["x"]) };
+                let command = ServerCommand { inherit: inherit.clone(), env, withheld, ..command(&["x"]) };
                 command.environment().into_iter().any(|(name, _)| name == secret)
             };
             assert!(has(&[], &[]));

@@ -5,20 +5,20 @@
 
 use bytes::Bytes;
 
-use crate::protocol::Id;
+use crate::protocol::RequestId;
 
 /// Takes a stream apart into lines. Keeps no more than one line, and of one that is too long next to nothing.
 #[derive(Default)]
-pub struct Lines {
+pub struct OutputLines {
     /// The beginning of a line whose end has not come.
     begun: Vec<u8>,
     /// What is known of a line that is too long.
-    outline: Option<Outline>,
+    outline: Option<ResponseOutline>,
 }
 
 /// What a line is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum OutputLine {
     /// Never blank, without its end, in an allocation of its own.
     Whole(Bytes),
     /// It was longer than may be. `answers` is the call it is a response to, where that could be told.
@@ -29,16 +29,16 @@ pub enum Line {
 ///
 /// It does not judge whether the JSON is valid: what it cannot make sense of is nothing.
 #[derive(Debug, Default)]
-struct Outline {
+struct ResponseOutline {
     depth: u32,
-    text: Text,
+    text: StringState,
     /// A string that begins now is a key of the object itself.
     before_key: bool,
-    key: Token,
+    key: ShortToken,
     /// The member whose value is being read, where that is one of the two below.
-    reading: Option<Member>,
-    id: Token,
-    version: Token,
+    reading: Option<TrackedMember>,
+    id: ShortToken,
+    version: ShortToken,
     /// It has a `method`: its id is its sender's.
     is_request: bool,
     /// It has a `result` or an `error`.
@@ -47,14 +47,14 @@ struct Outline {
 
 /// A member whose value counts.
 #[derive(Clone, Copy, Debug)]
-enum Member {
+enum TrackedMember {
     Id,
     Version,
 }
 
 /// Whether one is in a string.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Text {
+enum StringState {
     #[default]
     Outside,
     Key,
@@ -67,7 +67,7 @@ enum Text {
 
 /// The beginning of something short.
 #[derive(Debug, Default)]
-struct Token {
+struct ShortToken {
     bytes: Vec<u8>,
     is_longer: bool,
 }
@@ -77,10 +77,10 @@ const TOKEN: usize = 24;
 
 // === impl Lines ===
 
-impl Lines {
-    /// The next line, once its end is in `input`, of which what has been read is taken off. `None` means that all
+impl OutputLines {
+    /// The next line, once its end is in `input`, of which what has been read is taken off. `Missing` means that all
     /// of it has been. `limit` is how many bytes a line may have.
-    pub fn next(&mut self, input: &mut &[u8], limit: usize) -> Option<Line> {
+    pub fn next(&mut self, input: &mut &[u8], limit: usize) -> Option<OutputLine> {
         while !input.is_empty() {
             let (piece, rest, has_ended) = match memchr::memchr(b'\n', input) {
                 Some(end) => (&input[..end], &input[end + 1..], true),
@@ -99,20 +99,20 @@ impl Lines {
         self.outline.is_some() || !self.begun.trim_ascii().is_empty()
     }
 
-    fn take(&mut self, piece: &[u8], has_ended: bool, limit: usize) -> Option<Line> {
+    fn take(&mut self, piece: &[u8], has_ended: bool, limit: usize) -> Option<OutputLine> {
         if self.outline.is_none() && self.begun.len() + piece.len() > limit {
-            let mut outline = Outline::default();
-            outline.see(&std::mem::take(&mut self.begun));
+            let mut outline = ResponseOutline::default();
+            outline.feed(&std::mem::take(&mut self.begun));
             self.outline = Some(outline);
         }
         if let Some(outline) = &mut self.outline {
-            outline.see(piece);
+            outline.feed(piece);
             if !has_ended {
                 return None;
             }
             let answers = outline.answers();
             self.outline = None;
-            return Some(Line::TooLong { answers });
+            return Some(OutputLine::TooLong { answers });
         }
         if !has_ended {
             self.begun.extend_from_slice(piece);
@@ -121,7 +121,7 @@ impl Lines {
         // Mostly a line is whole in what has been read: it is copied once, to its own size.
         if self.begun.is_empty() {
             let line = piece.trim_ascii();
-            return (!line.is_empty()).then(|| Line::Whole(Bytes::copy_from_slice(line)));
+            return (!line.is_empty()).then(|| OutputLine::Whole(Bytes::copy_from_slice(line)));
         }
         let mut line = std::mem::take(&mut self.begun);
         line.extend_from_slice(piece);
@@ -131,28 +131,28 @@ impl Lines {
             text if text.len() < line.len() => Bytes::copy_from_slice(text),
             _ => Bytes::from(line.into_boxed_slice()),
         };
-        (!line.is_empty()).then_some(Line::Whole(line))
+        (!line.is_empty()).then_some(OutputLine::Whole(line))
     }
 }
 
 /// The call that a line answers which is no message, where that can be told. What a program prints beside its messages
 /// may have an `id` too: an answer has an outcome.
-pub fn answered_by(line: &[u8]) -> Option<u64> {
-    let mut outline = Outline::default();
+pub fn answered_call(line: &[u8]) -> Option<u64> {
+    let mut outline = ResponseOutline::default();
     if line.first() == Some(&b'{') {
-        outline.see(line);
+        outline.feed(line);
     }
     outline.answers().filter(|_| outline.has_outcome)
 }
 
 // === impl Outline ===
 
-impl Outline {
-    fn see(&mut self, piece: &[u8]) {
+impl ResponseOutline {
+    fn feed(&mut self, piece: &[u8]) {
         let mut at = 0;
         while at < piece.len() {
             // All that such a line mostly is.
-            if self.text == Text::Value && self.reading.is_none() {
+            if self.text == StringState::Value && self.reading.is_none() {
                 match memchr::memchr2(b'"', b'\\', &piece[at..]) {
                     Some(step) => at += step,
                     None => return,
@@ -165,72 +165,72 @@ impl Outline {
 
     fn step(&mut self, byte: u8) {
         match (self.text, byte) {
-            (Text::Escape { is_key: true }, _) => {
+            (StringState::Escape { is_key: true }, _) => {
                 // None of the keys that are looked for need be written so.
                 self.key.is_longer = true;
-                self.text = Text::Key;
+                self.text = StringState::Key;
             }
-            (Text::Escape { is_key: false }, _) => self.text = Text::Value,
-            (Text::Key, b'\\') => self.text = Text::Escape { is_key: true },
-            (Text::Value, b'\\') => self.text = Text::Escape { is_key: false },
-            (Text::Key, b'"') => {
-                self.text = Text::Outside;
+            (StringState::Escape { is_key: false }, _) => self.text = StringState::Value,
+            (StringState::Key, b'\\') => self.text = StringState::Escape { is_key: true },
+            (StringState::Value, b'\\') => self.text = StringState::Escape { is_key: false },
+            (StringState::Key, b'"') => {
+                self.text = StringState::Outside;
                 self.reading = match () {
-                    () if self.key.is(b"id") => Some(Member::Id),
-                    () if self.key.is(b"jsonrpc") => Some(Member::Version),
+                    () if self.key.is(b"id") => Some(TrackedMember::Id),
+                    () if self.key.is(b"jsonrpc") => Some(TrackedMember::Version),
                     () => None,
                 };
                 self.is_request |= self.key.is(b"method");
                 self.has_outcome |= self.key.is(b"result") || self.key.is(b"error");
-                if let Some(value) = self.value() {
-                    *value = Token::default();
+                if let Some(value) = self.tracked_value() {
+                    *value = ShortToken::default();
                 }
             }
-            (Text::Key, _) => self.key.push(byte),
-            (Text::Value, b'"') => {
-                self.text = Text::Outside;
-                self.of_value(byte);
+            (StringState::Key, _) => self.key.push(byte),
+            (StringState::Value, b'"') => {
+                self.text = StringState::Outside;
+                self.push_value(byte);
             }
-            (Text::Value, _) => self.of_value(byte),
-            (Text::Outside, b'"') if self.before_key => {
+            (StringState::Value, _) => self.push_value(byte),
+            (StringState::Outside, b'"') if self.before_key => {
                 self.before_key = false;
-                self.key = Token::default();
-                self.text = Text::Key;
+                self.key = ShortToken::default();
+                self.text = StringState::Key;
             }
-            (Text::Outside, b'"') => {
-                self.text = Text::Value;
-                self.of_value(byte);
+            (StringState::Outside, b'"') => {
+                self.text = StringState::Value;
+                self.push_value(byte);
             }
-            (Text::Outside, b'{' | b'[') => {
-                self.of_value(byte);
+            (StringState::Outside, b'{' | b'[') => {
+                self.push_value(byte);
                 self.depth += 1;
                 self.before_key = self.depth == 1 && byte == b'{';
             }
-            (Text::Outside, b'}' | b']') => {
+            (StringState::Outside, b'}' | b']') => {
                 if self.depth <= 1 {
                     self.reading = None;
                 }
                 self.depth = self.depth.saturating_sub(1);
             }
-            (Text::Outside, b',') if self.depth == 1 => {
+            (StringState::Outside, b',') if self.depth == 1 => {
                 self.reading = None;
                 self.before_key = true;
             }
-            (Text::Outside, b':' | b' ' | b'\t' | b'\r') => {}
-            (Text::Outside, _) => self.of_value(byte),
+            (StringState::Outside, b':' | b' ' | b'\t' | b'\r') => {}
+            (StringState::Outside, _) => self.push_value(byte),
         }
     }
 
     /// The value that is being read, where it counts.
-    fn value(&mut self) -> Option<&mut Token> {
+    fn tracked_value(&mut self) -> Option<&mut ShortToken> {
         Some(match self.reading? {
-            Member::Id => &mut self.id,
-            Member::Version => &mut self.version,
+            TrackedMember::Id => &mut self.id,
+            TrackedMember::Version => &mut self.version,
         })
     }
 
-    fn of_value(&mut self, byte: u8) {
-        if let Some(value) = self.value() {
+    fn push_value(&mut self, byte: u8) {
+        if let Some(value) = self.tracked_value() {
             value.push(byte);
         }
     }
@@ -240,13 +240,13 @@ impl Outline {
         if self.is_request || self.id.is_longer || !self.version.is(br#""2.0""#) {
             return None;
         }
-        Id::from_token(Bytes::copy_from_slice(&self.id.bytes))?.came_back()
+        RequestId::from_token(Bytes::copy_from_slice(&self.id.bytes))?.echoed_number()
     }
 }
 
 // === impl Token ===
 
-impl Token {
+impl ShortToken {
     fn push(&mut self, byte: u8) {
         match self.bytes.len() < TOKEN {
             true => self.bytes.push(byte),
@@ -263,19 +263,19 @@ impl Token {
 mod tests {
     use super::*;
 
-    fn lines(limit: usize, text: &str) -> Vec<Line> {
-        let (mut lines, mut input) = (Lines::default(), text.as_bytes());
+    fn lines(limit: usize, text: &str) -> Vec<OutputLine> {
+        let (mut lines, mut input) = (OutputLines::default(), text.as_bytes());
         std::iter::from_fn(|| lines.next(&mut input, limit)).collect()
     }
 
-    fn whole(text: &str) -> Line {
-        Line::Whole(Bytes::copy_from_slice(text.as_bytes()))
+    fn whole(text: &str) -> OutputLine {
+        OutputLine::Whole(Bytes::copy_from_slice(text.as_bytes()))
     }
 
     #[test]
     fn lines_end_as_they_do_anywhere_and_blank_ones_say_nothing() {
         assert_eq!(lines(99, "{}\n\n \r\n[1] \r\nx\nrest"), [whole("{}"), whole("[1]"), whole("x")]);
-        let mut lines = Lines::default();
+        let mut lines = OutputLines::default();
         assert_eq!(lines.next(&mut &b" {\"a\""[..], 99), None);
         assert!(lines.is_within());
         assert_eq!(lines.next(&mut &b":1}\n"[..], 99), Some(whole(r#"{"a":1}"#)));
@@ -285,16 +285,16 @@ mod tests {
     #[test]
     fn a_line_may_be_as_long_as_the_limit_and_no_longer() {
         assert_eq!(lines(4, "1234\n"), [whole("1234")]);
-        assert_eq!(lines(4, "12345\n1\n"), [Line::TooLong { answers: None }, whole("1")]);
+        assert_eq!(lines(4, "12345\n1\n"), [OutputLine::TooLong { answers: None }, whole("1")]);
     }
 
     #[test]
     fn a_limit_that_changes_holds_for_the_line_that_has_begun() {
-        let mut lines = Lines::default();
+        let mut lines = OutputLines::default();
         assert_eq!(lines.next(&mut &b"1234"[..], 4), None);
         assert_eq!(lines.next(&mut &b"56\n"[..], 6), Some(whole("123456")));
         assert_eq!(lines.next(&mut &b"1234"[..], 4), None);
-        assert_eq!(lines.next(&mut &b"\n"[..], 3), Some(Line::TooLong { answers: None }));
+        assert_eq!(lines.next(&mut &b"\n"[..], 3), Some(OutputLine::TooLong { answers: None }));
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
             (r#"{"jsonrpc":"1.0","id":7,"result":{}}"#, None),
             ("it is no JSON", None),
         ] {
-            assert_eq!(lines(3, &format!("{text}\n")), [Line::TooLong { answers }], "{text}");
+            assert_eq!(lines(3, &format!("{text}\n")), [OutputLine::TooLong { answers }], "{text}");
         }
     }
 }

@@ -24,7 +24,7 @@ pub struct MessagePipe {
 
 /// What one write took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct WriteCount {
     pub messages: usize,
     /// Without the line ends.
     pub bytes: usize,
@@ -97,9 +97,9 @@ impl MessagePipe {
         &mut self,
         first: MessageLine,
         mut next: impl FnMut() -> Option<MessageLine>,
-    ) -> (Taken, io::Result<()>) {
+    ) -> (WriteCount, io::Result<()>) {
         self.short.clear();
-        let (mut long, mut taken) = (None, Taken::default());
+        let (mut long, mut taken) = (None, WriteCount::default());
         let mut line = Some(first);
         while let Some(MessageLine(message)) = line.take() {
             taken.messages += 1;

@@ -34,7 +34,7 @@ use tokio::{
 
 /// What a supervisor tells the proxy: a line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum SupervisorReport {
     Started {
         pid: i32,
     },
@@ -55,7 +55,7 @@ const NOT_STARTED: i32 = 127;
 
 // === impl Report ===
 
-impl Report {
+impl SupervisorReport {
     pub fn to_line(&self) -> String {
         let on_one_line = |text: &str| text.replace('\n', " ");
         match self {
@@ -80,7 +80,7 @@ impl Report {
 ///
 /// # Errors
 /// Those of the socket.
-pub fn hand_over(control: &UnixStream, ends: [BorrowedFd<'_>; 2]) -> io::Result<()> {
+pub fn send_stdio(control: &UnixStream, ends: [BorrowedFd<'_>; 2]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
     assert!(rights.push(SendAncillaryMessage::ScmRights(&ends)), "there is room for two");
@@ -88,7 +88,7 @@ pub fn hand_over(control: &UnixStream, ends: [BorrowedFd<'_>; 2]) -> io::Result<
     Ok(())
 }
 
-fn take_over(control: &UnixStream) -> io::Result<[OwnedFd; 2]> {
+fn receive_stdio(control: &UnixStream) -> io::Result<[OwnedFd; 2]> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);
     recvmsg(control, &mut [IoSliceMut::new(&mut [0])], &mut rights, RecvFlags::empty())?;
@@ -111,7 +111,7 @@ fn take_over(control: &UnixStream) -> io::Result<[OwnedFd; 2]> {
 /// Where this was not started by the proxy.
 pub async fn supervise(words: &[String]) -> io::Result<u8> {
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let ends = take_over(&control)?;
+    let ends = receive_stdio(&control)?;
     adopt_orphans()?;
     // Who ends a group of processes, or everything in a container, means the proxy, which sees to the rest. They are
     // heard rather than ignored: what is ignored would be for the command too.
@@ -120,14 +120,15 @@ pub async fn supervise(words: &[String]) -> io::Result<u8> {
     let _heard = ends_nothing.map(signal);
     let mut children = signal(SignalKind::child())?;
 
-    let mut watch = Watch { control: control.try_clone()?, command: None, status: None, is_over: false };
+    let mut watch =
+        CommandWatch { control: control.try_clone()?, command: None, status: None, is_over: false };
     watch.start(words, ends);
     control.set_nonblocking(true)?;
     let (mut orders, _replies) = tokio::net::UnixStream::from_std(control)?.into_split();
     while watch.reap() {
         tokio::select! {
             _ = children.recv() => {}
-            order = order(&mut orders), if !watch.is_over => match order {
+            order = next_order(&mut orders), if !watch.is_over => match order {
                 Some(TERMINATE) => watch.terminate(),
                 Some(_) => {}
                 None => watch.is_over = true,
@@ -137,13 +138,13 @@ pub async fn supervise(words: &[String]) -> io::Result<u8> {
     Ok(watch.exit_code())
 }
 
-/// What comes next from the proxy; `None` where it is gone, or wants everything gone.
-async fn order(orders: &mut OwnedReadHalf) -> Option<u8> {
+/// What comes next from the proxy; `Missing` where it is gone, or wants everything gone.
+async fn next_order(orders: &mut OwnedReadHalf) -> Option<u8> {
     orders.read_u8().await.ok()
 }
 
 /// A supervisor at work.
-struct Watch {
+struct CommandWatch {
     /// Where the proxy is told. Written to before it is read without blocking.
     control: UnixStream,
     command: Option<Pid>,
@@ -154,7 +155,7 @@ struct Watch {
 
 // === impl Watch ===
 
-impl Watch {
+impl CommandWatch {
     fn start(&mut self, words: &[String], [stdin, stdout]: [OwnedFd; 2]) {
         let Some((program, arguments)) = words.split_first() else { return };
         let mut command = Command::new(program);
@@ -163,14 +164,14 @@ impl Watch {
             Ok(child) => {
                 let pid = i32::try_from(child.id()).unwrap_or_default();
                 self.command = Pid::from_raw(pid);
-                self.tell(&Report::Started { pid });
+                self.report(&SupervisorReport::Started { pid });
             }
-            Err(error) => self.tell(&Report::NotStarted { why: format!("`{program}`: {error}") }),
+            Err(error) => self.report(&SupervisorReport::NotStarted { why: format!("`{program}`: {error}") }),
         }
     }
 
     /// A proxy that is gone need not be told.
-    fn tell(&mut self, report: &Report) {
+    fn report(&mut self, report: &SupervisorReport) {
         let _ = self.control.write_all(report.to_line().as_bytes());
     }
 
@@ -194,7 +195,7 @@ impl Watch {
                 Ok(Some((pid, status))) if Some(pid) == self.command => {
                     let status = ExitStatus::from_raw(status.as_raw());
                     self.status = Some(status);
-                    self.tell(&Report::Ended { how: status.to_string() });
+                    self.report(&SupervisorReport::Ended { how: status.to_string() });
                 }
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => return true,
@@ -300,15 +301,15 @@ mod tests {
     #[test]
     fn what_is_reported_is_read() {
         for report in [
-            Report::Started { pid: 7 },
-            Report::NotStarted { why: "`x`: no such file".to_owned() },
-            Report::Ended { how: "signal: 9 (SIGKILL)".to_owned() },
+            SupervisorReport::Started { pid: 7 },
+            SupervisorReport::NotStarted { why: "`x`: no such file".to_owned() },
+            SupervisorReport::Ended { how: "signal: 9 (SIGKILL)".to_owned() },
         ] {
             let line = report.to_line();
-            assert_eq!(Report::read(line.strip_suffix('\n').expect("a line")), Some(report));
+            assert_eq!(SupervisorReport::read(line.strip_suffix('\n').expect("a line")), Some(report));
         }
-        assert_eq!(Report::read("what"), None);
-        let two = Report::Ended { how: "a\nb".to_owned() };
+        assert_eq!(SupervisorReport::read("what"), None);
+        let two = SupervisorReport::Ended { how: "a\nb".to_owned() };
         assert_eq!(two.to_line(), "ended a b\n");
     }
 }

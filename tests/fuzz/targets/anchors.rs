@@ -3,9 +3,9 @@
 
 use super::rows;
 use deferral::internals::{
-    proxy::{Anchor, AnchorSeal, Left},
-    store::Secret,
-    task::{Record, State, TaskId},
+    proxy::{AnchorSeal, RestoredInput, TaskAnchor},
+    store::StoreSecret,
+    task::{Record, TaskId, TaskState},
 };
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub fn target(kept: &[u8]) {
         Some(at) => (&kept[..at], &kept[at + 1..]),
         None => (kept, &b""[..]),
     };
-    let seal = AnchorSeal::new(&Secret::new(&[1; 32]));
+    let seal = AnchorSeal::new(&StoreSecret::new(&[1; 32]));
     let task = TaskId::from_entropy([7; 16]);
     assert_eq!(seal.open(&task, kept), None, "nobody sealed it");
     let sealed = seal.seal_bytes(&task, line.to_vec());
@@ -34,7 +34,7 @@ pub fn target(kept: &[u8]) {
 fn only_its_own_task_opens(seal: &AnchorSeal, task: &TaskId, sealed: &[u8], line: &[u8]) {
     assert!(line.len() < 16 || !sealed.windows(line.len()).any(|bytes| bytes == line), "it can be read");
     assert_eq!(seal.open(&TaskId::from_entropy([8; 16]), sealed), None, "of another task");
-    assert_eq!(AnchorSeal::new(&Secret::new(&[2; 32])).open(task, sealed), None, "with another key");
+    assert_eq!(AnchorSeal::new(&StoreSecret::new(&[2; 32])).open(task, sealed), None, "with another key");
     let at = line.iter().fold(0, |at, byte| (at * 31 + usize::from(*byte)) % sealed.len());
     let mut altered = sealed.to_vec();
     altered[at] ^= 1 << (at % 8);
@@ -43,16 +43,19 @@ fn only_its_own_task_opens(seal: &AnchorSeal, task: &TaskId, sealed: &[u8], line
     assert_eq!(seal.open(task, &[sealed, b"0"].concat()), None, "a byte more");
 }
 
-fn all_that_is_asked_is_seen_to(record: &Record, anchor: &Anchor) {
-    let Some(left) = Left::by(record, anchor) else {
+fn all_that_is_asked_is_seen_to(record: &Record, anchor: &TaskAnchor) {
+    let Some(left) = RestoredInput::restore(record, anchor) else {
         assert!(!record.undelivered.is_empty(), "every answer can be delivered");
         return;
     };
     let open: BTreeSet<_> = left.open.iter().map(|open| &open.key).collect();
-    let forgotten: BTreeSet<_> = left.forgotten.iter().collect();
+    let forgotten: BTreeSet<_> = left.closed_keys.iter().collect();
     let asked: BTreeSet<_> = match &record.state {
-        State::InputRequired { outstanding } => outstanding.keys().collect(),
-        State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => BTreeSet::new(),
+        TaskState::InputRequired { outstanding } => outstanding.keys().collect(),
+        TaskState::Working
+        | TaskState::Completed { .. }
+        | TaskState::Failed { .. }
+        | TaskState::Cancelled => BTreeSet::new(),
     };
     let answered: BTreeSet<_> = record.undelivered.keys().collect();
     // No key is given twice, but in a row that nobody has written.

@@ -1,7 +1,7 @@
 //! Configurations: whatever is written, each problem has a place and says something, and what `check` accepts
 //! starts.
 
-use deferral::internals::{app, config, runtime::Net};
+use deferral::internals::{app, config, runtime::Network};
 use std::path::Path;
 
 /// Relative paths begin here, so no file that a configuration names is there.
@@ -44,7 +44,7 @@ fn starts(config: config::Config) {
     runtime.block_on(async {
         // The operator's address is the system's also where the rest is on pipes.
         let config = config::Config { admin: None, ..config };
-        let running = app::start_on(config, &Net::Pipes(Default::default()));
+        let running = app::start_on(config, &Network::Pipes(Default::default()));
         if let Err(error) = running {
             panic!("`check` accepts what does not start: {error}");
         }

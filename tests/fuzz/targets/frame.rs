@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use deferral::internals::protocol::{
-    Frame, FrameError, Id, Kind, Payload,
-    frame::{brackets, on_one_line},
-    glance::{Gist, Glance},
-    splice::Object,
+    Frame, FrameError, Kind, Payload, RequestId,
+    frame::{bracket_depth, to_single_line},
+    glance::{KindSniffer, MessageKind},
+    splice::JsonObject,
 };
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, value::RawValue};
@@ -22,13 +22,13 @@ pub fn target(message: &[u8]) {
         Ok(frame) => {
             assert_eq!(frame.as_bytes(), message);
             assert!(serde_json::from_slice::<&RawValue>(message).is_ok(), "it is no JSON");
-            assert_eq!(frame.depth(), brackets(message));
+            assert_eq!(frame.depth(), bracket_depth(message));
             parts_are_slices(&bytes, frame.kind());
             carries(frame.kind());
             // Numbers out of range, halves of characters and deep nesting are passed on unread.
             if let Ok(value) = &value {
                 agrees(frame.kind(), value);
-                assert_eq!(Glance::of(message), Some(gist(frame.kind())));
+                assert_eq!(KindSniffer::sniff(message), Some(gist(frame.kind())));
             }
             breaks_are_spaces(frame.as_bytes(), value.ok());
         }
@@ -61,22 +61,22 @@ pub fn target(message: &[u8]) {
 /// Whether a member we route by is there twice.
 fn is_doubtful(message: &[u8]) -> bool {
     let bytes = Bytes::copy_from_slice(message);
-    let object = Object::read(&bytes).expect("an object");
+    let object = JsonObject::read(&bytes).expect("an object");
     let keys: Vec<_> = object.members().map(|(key, _)| key).collect();
     ["id", "method", "params", "result", "error"]
         .iter()
         .any(|name| keys.iter().filter(|key| key == name).count() > 1)
 }
 
-fn is(id: &Id) -> Value {
+fn is(id: &RequestId) -> Value {
     serde_json::from_slice(id.as_bytes()).expect("an id is JSON")
 }
 
-fn gist(kind: &Kind) -> Gist {
+fn gist(kind: &Kind) -> MessageKind {
     match kind {
-        Kind::Request { .. } | Kind::Notification { .. } => Gist::Method,
-        Kind::Success { .. } => Gist::Result,
-        Kind::Failure { .. } => Gist::Error,
+        Kind::Request { .. } | Kind::Notification { .. } => MessageKind::Method,
+        Kind::Success { .. } => MessageKind::Result,
+        Kind::Failure { .. } => MessageKind::Error,
     }
 }
 
@@ -85,7 +85,7 @@ fn parts_are_slices(bytes: &Bytes, kind: &Kind) {
         Kind::Request { id, params, .. } => vec![Some(id.as_bytes()), params.as_deref()],
         Kind::Notification { params, .. } => vec![params.as_deref()],
         Kind::Success { id, result } => vec![Some(id.as_bytes()), Some(result)],
-        Kind::Failure { id, error } => vec![id.as_ref().map(Id::as_bytes), Some(error)],
+        Kind::Failure { id, error } => vec![id.as_ref().map(RequestId::as_bytes), Some(error)],
     };
     for part in parts.into_iter().flatten() {
         assert!(bytes.as_ptr_range().contains(&part.as_ptr()), "{part:?} is a copy");
@@ -102,7 +102,7 @@ fn carries(kind: &Kind) {
         Kind::Request { .. } | Kind::Notification { .. } | Kind::Failure { .. } => return,
     };
     let alone = Payload::read(Bytes::clone(payload));
-    let places = |object: Option<&Object>| {
+    let places = |object: Option<&JsonObject>| {
         let object = object?;
         let members = object.members().map(|(key, value)| (key.into_owned(), value.as_ptr_range()));
         Some((object.as_bytes().as_ptr_range(), members.collect::<Vec<_>>()))
@@ -134,7 +134,7 @@ fn agrees(kind: &Kind, value: &Value) {
 }
 
 fn breaks_are_spaces(message: &Bytes, value: Option<Value>) {
-    let line = on_one_line(message.clone());
+    let line = to_single_line(message.clone());
     assert_eq!(line.len(), message.len());
     assert!(line.iter().all(|byte| !matches!(byte, b'\n' | b'\r')));
     assert_eq!(serde_json::from_slice::<Value>(&line).ok(), value);
@@ -142,7 +142,7 @@ fn breaks_are_spaces(message: &Bytes, value: Option<Value>) {
 
 fn depth(json: &[u8]) {
     if let Ok(Levels(depth)) = serde_json::from_slice(json) {
-        assert_eq!(brackets(json), depth);
+        assert_eq!(bracket_depth(json), depth);
     }
 }
 

@@ -5,7 +5,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use deferral::internals::protocol::{
     headers::{check_params, decode, encode, param_headers, read},
-    splice::Object,
+    splice::JsonObject,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
@@ -99,7 +99,7 @@ fn mirrored(schema: &[u8], arguments: &[u8], other: &[u8]) {
 
 fn is_named_once(json: &Bytes, path: &[String]) -> bool {
     let Some((key, rest)) = path.split_first() else { return true };
-    let Ok(object) = Object::read(json) else { return true };
+    let Ok(object) = JsonObject::read(json) else { return true };
     let named: Vec<_> = object.members().filter(|(name, _)| name == key).map(|(_, value)| value).collect();
     named.len() < 2 && named.iter().all(|value| is_named_once(value, rest))
 }

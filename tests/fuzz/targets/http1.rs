@@ -5,7 +5,7 @@
 
 use super::cuttings;
 use bytes::{Bytes, BytesMut};
-use deferral::internals::upstream::http1::{Framing, HeadReader, Next, is_kept};
+use deferral::internals::upstream::http1::{BodyFraming, BodyPart, HeadReader, is_keep_alive};
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
 use std::{
@@ -95,24 +95,24 @@ fn is_refused_by_us_alone(answer: &Answer) -> bool {
 fn has_trailers(answer: &[u8]) -> bool {
     let mut seen = false;
     let bytes: Vec<_> = answer.chunks(1).collect();
-    read(&bytes, |framing| seen |= matches!(framing, Framing::Trailers { before: 1.., .. }));
+    read(&bytes, |framing| seen |= matches!(framing, BodyFraming::Trailers { before: 1.., .. }));
     seen
 }
 
 /// Whether our reading comes as far as behind the last chunk, and no further.
 fn ends_in_trailers(answer: &[u8]) -> bool {
     let mut last = false;
-    read(&[answer], |framing| last = matches!(framing, Framing::Trailers { .. }));
+    read(&[answer], |framing| last = matches!(framing, BodyFraming::Trailers { .. }));
     last
 }
 
-/// `None` where there is no head, or none that is gone on from.
+/// `Missing` where there is no head, or none that is gone on from.
 fn ours(pieces: &[&[u8]]) -> Option<Answer> {
     read(pieces, |_| {})
 }
 
 /// The same, `look`ing at where the body stands after each piece.
-fn read(pieces: &[&[u8]], mut look: impl FnMut(&Framing)) -> Option<Answer> {
+fn read(pieces: &[&[u8]], mut look: impl FnMut(&BodyFraming)) -> Option<Answer> {
     let mut pieces = pieces.iter();
     let mut read = BytesMut::new();
     let mut arrived = 0;
@@ -130,25 +130,25 @@ fn read(pieces: &[&[u8]], mut look: impl FnMut(&Framing)) -> Option<Answer> {
             Ok(None) | Err(_) => return None,
         }
     };
-    let mut framing = Framing::of(&head).ok()?;
-    let until_close = framing == Framing::UntilClose;
+    let mut framing = BodyFraming::of(&head).ok()?;
+    let until_close = framing == BodyFraming::UntilClose;
     let mut body = Vec::new();
     let is_whole = loop {
         let next = framing.next(&mut read);
         look(&framing);
         match next {
-            Ok(Next::Data(data)) => {
+            Ok(BodyPart::Data(data)) => {
                 assert!(!data.is_empty(), "nothing is no data");
                 body.extend_from_slice(&data);
             }
-            Ok(Next::Over) => break true,
-            Ok(Next::Wants(_)) if more(&mut read) => {}
-            Ok(Next::Wants(_)) => break until_close,
+            Ok(BodyPart::Ended) => break true,
+            Ok(BodyPart::NeedsMore(_)) if more(&mut read) => {}
+            Ok(BodyPart::NeedsMore(_)) => break until_close,
             Err(_) => break false,
         }
     };
     let end = match is_whole {
-        true => End::Whole { taken: arrived - read.len(), kept: is_kept(&head) && !until_close },
+        true => End::Whole { taken: arrived - read.len(), kept: is_keep_alive(&head) && !until_close },
         false => End::Broken,
     };
     let status = head.status().as_u16();

@@ -2,7 +2,7 @@
 //! of what is too long as `serde_json` reads it.
 
 use super::cuttings;
-use deferral::internals::upstream::lines::{Line, Lines};
+use deferral::internals::upstream::lines::{OutputLine, OutputLines};
 use serde_json::Value;
 
 /// Small, so that chance gets beyond it.
@@ -12,7 +12,7 @@ const LIMIT: usize = 48;
 pub fn target(output: &[u8]) {
     let (wanted, is_within) = plainly(output);
     for pieces in cuttings(output) {
-        let mut lines = Lines::default();
+        let mut lines = OutputLines::default();
         let mut found = Vec::new();
         for piece in &pieces {
             let mut input = *piece;
@@ -40,13 +40,13 @@ fn plainly(output: &[u8]) -> (Vec<&[u8]>, bool) {
     )
 }
 
-fn is_same(found: &Line, wanted: &[u8]) {
+fn is_same(found: &OutputLine, wanted: &[u8]) {
     match found {
-        Line::Whole(line) => {
+        OutputLine::Whole(line) => {
             assert!(wanted.len() <= LIMIT);
             assert_eq!(line, wanted.trim_ascii());
         }
-        Line::TooLong { answers } => {
+        OutputLine::TooLong { answers } => {
             assert!(wanted.len() > LIMIT);
             // What is no JSON answers nothing in particular; of what is, it is found, unless it is written oddly.
             let Ok(Value::Object(message)) = serde_json::from_slice(wanted) else { return };

@@ -2,7 +2,7 @@
 //! it does not.
 //!
 //! libFuzzer runs them (`fuzz_targets`), and so does the ordinary test suite, on the seeds and on what
-//! becomes of them (`tests/it/fuzz.rs`). Each takes what a peer would send, or what lies on a disk, and
+//! becomes of them (`tests/it/fuzz/mod.rs`). Each takes what a peer would send, or what lies on a disk, and
 //! nothing else, so a seed is a file that can be read.
 
 pub mod anchors;

@@ -2,18 +2,18 @@
 
 use bytes::Bytes;
 use deferral::internals::{
-    dialect::legacy::{Message, Post},
-    protocol::{Id, Messages, splice::Object},
+    dialect::legacy::{ClientMessage, LegacyPost},
+    protocol::{MessageReader, RequestId, splice::JsonObject},
 };
 use serde_json::{Value, value::RawValue};
 use std::collections::HashSet;
 
 /// `body` is what a client posts.
 pub fn target(body: &[u8]) {
-    let mut messages = Messages::of(Bytes::copy_from_slice(body));
-    let read = Post::read(&mut messages);
+    let mut messages = MessageReader::of(Bytes::copy_from_slice(body));
+    let read = LegacyPost::read(&mut messages);
     let Ok(post) = read else { return };
-    let waiting = post.waiting();
+    let waiting = post.request_ids();
     assert_eq!(waiting.iter().collect::<HashSet<_>>().len(), waiting.len(), "each is waited for once");
     let Ok(value) = serde_json::from_slice::<Value>(body) else {
         // Numbers out of range, halves of characters and deep nesting are passed on unread.
@@ -29,9 +29,9 @@ pub fn target(body: &[u8]) {
     }
 }
 
-fn agrees(message: &Message, value: &Value, raw: &Bytes) {
+fn agrees(message: &ClientMessage, value: &Value, raw: &Bytes) {
     match message {
-        Message::Request { id, method, target } => {
+        ClientMessage::Request { id, method, target } => {
             assert_eq!((&is(id), Some(method.as_str())), (&value["id"], value["method"].as_str()));
             if let Some(target) = target {
                 let named = match method.as_str() {
@@ -42,20 +42,20 @@ fn agrees(message: &Message, value: &Value, raw: &Bytes) {
                 assert_eq!(Some(target.as_str()), value["params"][named].as_str());
             } else if method.as_str() == "tools/call" && value["params"]["name"].is_string() {
                 // What a server would run is known here, unless there are two to choose from.
-                let params = Object::read(raw).ok().and_then(|object| object.get("params"));
-                let params = params.and_then(|params| Object::read(&params).ok()).expect("an object");
-                assert!(params.repeated().is_some() || !is_plain(value), "{value}");
+                let params = JsonObject::read(raw).ok().and_then(|object| object.get("params"));
+                let params = params.and_then(|params| JsonObject::read(&params).ok()).expect("an object");
+                assert!(params.repeated_key().is_some() || !is_plain(value), "{value}");
             }
         }
-        Message::Notification(method) => {
+        ClientMessage::Notification(method) => {
             assert_eq!((None, Some(method.as_str())), (value.get("id"), value["method"].as_str()));
         }
-        Message::Cancelled(id) => {
+        ClientMessage::Cancelled(id) => {
             assert_eq!((None, Some("notifications/cancelled")), (value.get("id"), value["method"].as_str()));
             let named = &value["params"]["requestId"];
             assert_eq!(id.as_ref().map(is), (named.is_string() || named.is_number()).then(|| named.clone()));
         }
-        Message::Response(id) => {
+        ClientMessage::Response(id) => {
             let sent = value.get("id").filter(|id| !id.is_null());
             assert_eq!(id.as_ref().map(is).as_ref(), sent);
             assert!(value.get("method").is_none_or(Value::is_null));
@@ -68,6 +68,6 @@ fn is_plain(value: &Value) -> bool {
     ["name", "uri", "taskId"].iter().all(|key| value["params"].get(key).is_none_or(Value::is_string))
 }
 
-fn is(id: &Id) -> Value {
+fn is(id: &RequestId) -> Value {
     serde_json::from_slice(id.as_bytes()).expect("an id is JSON")
 }

@@ -4,9 +4,9 @@
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::disk::{Columns, Row, Unreadable, owner},
+    store::disk::{RecordRow, RowColumns, RowError, owner},
     task::{
-        Event, Record, State, apply,
+        Record, TaskEvent, TaskState, apply,
         view::{experimental, extension},
     },
 };
@@ -28,26 +28,26 @@ pub fn target(row: &[u8]) {
 
 /// The record in it, if it can be read. Three lines: the owner, when the task was made, the head; what is behind them
 /// is the body.
-pub fn read(row: &[u8]) -> Option<Result<Record, Unreadable>> {
+pub fn read(row: &[u8]) -> Option<Result<Record, RowError>> {
     let mut parts = row.splitn(4, |byte| *byte == b'\n');
     let (owner, created, head) = (parts.next()?, parts.next()?, parts.next()?);
     let head = std::str::from_utf8(head).ok()?;
     let created = std::str::from_utf8(created).ok().and_then(|created| created.parse().ok());
-    let columns = Columns { id: [7; 16], owner, created: created.unwrap_or_default(), head };
+    let columns = RowColumns { id: [7; 16], owner, created: created.unwrap_or_default(), head };
     let read = columns.record(Bytes::copy_from_slice(parts.next().unwrap_or_default()));
     if let Ok(record) = &read {
         // What is listed is read without its body.
-        let listed = columns.listed().expect("what is read whole is read in part");
+        let listed = columns.without_body().expect("what is read whole is read in part");
         assert_eq!(listed.state.status(), record.state.status());
     }
     Some(read)
 }
 
 fn is_written_the_same(record: Record) {
-    let row = Row::of(Arc::new(record.clone()));
+    let row = RecordRow::of(Arc::new(record.clone()));
     let owner = owner(&record.owner);
     let created = i64::try_from(record.created.as_millis()).unwrap_or(i64::MAX);
-    let columns = Columns { id: record.id.entropy(), owner: &owner, created, head: &row.head };
+    let columns = RowColumns { id: record.id.entropy(), owner: &owner, created, head: &row.head };
     let again = columns.record(row.body.clone()).expect("what was written is read");
     // A time that no row can have is the last that one can.
     let (created, ttl) = (again.created, record.ttl.min(Duration::from_millis(u64::MAX)));
@@ -56,14 +56,16 @@ fn is_written_the_same(record: Record) {
 
 /// It is shown, renewed and ended as any other.
 fn goes_on(record: &Record) {
-    if let State::InputRequired { outstanding } = &record.state {
+    if let TaskState::InputRequired { outstanding } = &record.state {
         assert!(!outstanding.is_empty(), "a task waits for nothing");
     }
-    let _ = (record.due(), record.is_expired(NOW), record.stored_bytes());
+    let _ = (record.due_at(), record.is_expired(NOW), record.stored_bytes());
     extension::detailed(record, NOW, POLLS, None);
-    let terms = experimental::Terms { poll: POLLS, tool_errors: experimental::ToolErrors::Failed };
-    experimental::shown(record, NOW, terms);
-    for event in [Event::Renewed, Event::CANCELLED_BY_CLIENT, Event::Returned { result: "{}".into() }] {
+    let terms = experimental::ViewOptions { poll: POLLS, tool_errors: experimental::ToolErrors::Failed };
+    experimental::task_object(record, NOW, terms);
+    for event in
+        [TaskEvent::TtlRenewed, TaskEvent::CANCELLED_BY_CLIENT, TaskEvent::Returned { result: "{}".into() }]
+    {
         if let Ok((next, _)) = apply(record, event, NOW) {
             is_written_the_same(next);
         }

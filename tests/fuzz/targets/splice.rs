@@ -1,7 +1,7 @@
 //! Members of an object, changed in place: what is not named keeps its bytes, and a change can be taken back.
 
 use bytes::Bytes;
-use deferral::internals::protocol::splice::{Edit, Object, Patch};
+use deferral::internals::protocol::splice::{BytesPatch, JsonObject, ObjectEdit};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
@@ -11,11 +11,11 @@ const NEW: &[u8] = b"{\"new\":[]}";
 /// `json` is the object, or something that is none.
 pub fn target(json: &[u8]) {
     let bytes = Bytes::copy_from_slice(json);
-    let read = Object::read(&bytes);
+    let read = JsonObject::read(&bytes);
     let Ok(Members(members)) = serde_json::from_slice::<Members>(json) else {
         // Of what is no JSON some members may be found; that is all there is to it.
         if let Ok(object) = read {
-            drop(object.repeated());
+            drop(object.repeated_key());
             assert!(object.members().all(|(_, value)| is_within(&value, &bytes)));
         }
         return;
@@ -32,7 +32,7 @@ pub fn target(json: &[u8]) {
     let mut keys: Vec<&str> = members.iter().map(|(key, _)| key.as_str()).collect();
     keys.sort_unstable();
     let is_repeated = keys.windows(2).any(|pair| pair[0] == pair[1]);
-    assert_eq!(object.repeated().is_some(), is_repeated);
+    assert_eq!(object.repeated_key().is_some(), is_repeated);
     keys.dedup();
 
     for key in &keys {
@@ -46,20 +46,20 @@ pub fn target(json: &[u8]) {
     removed(&object, &some, &members);
     removed(&object, &keys, &members);
     added(&object, &keys);
-    assert_eq!(Edit::new(&object).apply(), bytes);
+    assert_eq!(ObjectEdit::new(&object).apply(), bytes);
 }
 
 fn read(bytes: &Bytes) -> Vec<(String, String)> {
     serde_json::from_slice::<Members>(bytes).unwrap_or_else(|error| panic!("{bytes:?}: {error}")).0
 }
 
-fn set(object: &Object, key: &str, value: impl Into<Bytes>) -> Bytes {
-    let mut edit = Edit::new(object);
+fn set(object: &JsonObject, key: &str, value: impl Into<Bytes>) -> Bytes {
+    let mut edit = ObjectEdit::new(object);
     edit.set(key, value);
     edit.apply()
 }
 
-fn replaced(object: &Object, key: &str, members: &[(String, String)]) {
+fn replaced(object: &JsonObject, key: &str, members: &[(String, String)]) {
     let once = set(object, key, NEW);
     let wanted: Vec<_> = members
         .iter()
@@ -69,7 +69,7 @@ fn replaced(object: &Object, key: &str, members: &[(String, String)]) {
         })
         .collect();
     assert_eq!(read(&once), wanted);
-    let again = Object::read(&once).expect("an object");
+    let again = JsonObject::read(&once).expect("an object");
     assert_eq!(set(&again, key, NEW), once, "twice is once");
     // Of one that is there twice, both got the same value.
     if members.iter().filter(|(name, _)| name == key).count() == 1 {
@@ -77,49 +77,49 @@ fn replaced(object: &Object, key: &str, members: &[(String, String)]) {
     }
 }
 
-fn removed(object: &Object, keys: &[&str], members: &[(String, String)]) {
-    let remove = |object: &Object| {
-        let mut edit = Edit::new(object);
+fn removed(object: &JsonObject, keys: &[&str], members: &[(String, String)]) {
+    let remove = |object: &JsonObject| {
+        let mut edit = ObjectEdit::new(object);
         for key in keys {
             edit.remove(key);
         }
-        (edit.leaves_nothing(), edit.apply())
+        (edit.leaves_empty(), edit.apply())
     };
     let (leaves_nothing, once) = remove(object);
     let wanted: Vec<_> = members.iter().filter(|(name, _)| !keys.contains(&name.as_str())).cloned().collect();
     assert_eq!(read(&once), wanted);
     assert_eq!(leaves_nothing, wanted.is_empty());
-    assert_eq!(remove(&Object::read(&once).expect("an object")).1, once, "twice is once");
+    assert_eq!(remove(&JsonObject::read(&once).expect("an object")).1, once, "twice is once");
 }
 
-fn added(object: &Object, keys: &[&str]) {
+fn added(object: &JsonObject, keys: &[&str]) {
     let key =
         (0..).map(|n| format!("new {n}")).find(|key| !keys.contains(&key.as_str())).expect("one is free");
     let once = set(object, &key, NEW);
-    let mut edit = Edit::new(object);
+    let mut edit = ObjectEdit::new(object);
     edit.set_if_absent(&key, NEW);
     assert_eq!(edit.apply(), once);
-    let more = Object::read(&once).expect("an object");
+    let more = JsonObject::read(&once).expect("an object");
     assert_eq!(more.get(&key).as_deref(), Some(NEW));
-    let mut edit = Edit::new(&more);
+    let mut edit = ObjectEdit::new(&more);
     edit.remove(&key);
     assert_eq!(edit.apply(), *object.as_bytes(), "taken back");
 }
 
 /// A change within a member, by way of the whole.
-fn nested(object: &Object, key: &str) {
-    let Ok(inner) = Object::read(&object.get(key).expect("it is there")) else { return };
-    let mut patch = Patch::new(object.as_bytes().clone());
-    let mut edit = Edit::new(&inner);
+fn nested(object: &JsonObject, key: &str) {
+    let Ok(inner) = JsonObject::read(&object.get(key).expect("it is there")) else { return };
+    let mut patch = BytesPatch::new(object.as_bytes().clone());
+    let mut edit = ObjectEdit::new(&inner);
     edit.set("new", NEW);
     let alone = {
-        let mut edit = Edit::new(&inner);
+        let mut edit = ObjectEdit::new(&inner);
         edit.set("new", NEW);
         edit.apply()
     };
-    edit.put(&mut patch);
+    edit.add_to(&mut patch);
     let whole = patch.apply();
-    let whole = Object::read(&whole).expect("an object");
+    let whole = JsonObject::read(&whole).expect("an object");
     assert_eq!(whole.get(key), Some(alone));
 }
 

@@ -10,8 +10,10 @@ use super::cuttings;
 use bytes::Bytes;
 use deferral::internals::protocol::{
     Frame, Kind,
-    glance::Gist,
-    sse::{Cutter, Decoder, Editor, Minter, Sieve, SseEvent, Watch},
+    glance::MessageKind,
+    sse::{
+        EventDecoder, EventIdAssigner, EventSplitter, MessageFilter, ResponseEditor, SseEvent, StreamObserver,
+    },
 };
 use std::time::Duration;
 
@@ -27,7 +29,7 @@ struct Read {
 /// What a watch knows.
 #[derive(Debug, PartialEq, Eq)]
 struct Watched {
-    response: Option<Gist>,
+    response: Option<MessageKind>,
     is_resumable: bool,
     is_between_events: bool,
     void: Vec<u8>,
@@ -119,7 +121,7 @@ impl Read {
 
 /// The events as they were sent, and last what has come of the one that has not ended.
 fn cut(pieces: &[&[u8]]) -> Vec<Vec<u8>> {
-    let mut cutter = Cutter::new(LIMIT);
+    let mut cutter = EventSplitter::new(LIMIT);
     let mut events: Vec<Vec<u8>> = Vec::new();
     for piece in pieces {
         cutter.feed(Bytes::copy_from_slice(piece));
@@ -130,7 +132,7 @@ fn cut(pieces: &[&[u8]]) -> Vec<Vec<u8>> {
             }
         }
     }
-    events.push(cutter.pass().to_vec());
+    events.push(cutter.take_buffered().to_vec());
     events
 }
 
@@ -140,7 +142,7 @@ fn is_rest_of_line_end(before: &[u8], piece: &[u8]) -> bool {
 }
 
 fn decoded(pieces: &[&[u8]]) -> Vec<SseEvent> {
-    let mut decoder = Decoder::new(LIMIT);
+    let mut decoder = EventDecoder::new(LIMIT);
     let mut events = Vec::new();
     for piece in pieces {
         decoder.feed(Bytes::copy_from_slice(piece));
@@ -152,17 +154,17 @@ fn decoded(pieces: &[&[u8]]) -> Vec<SseEvent> {
 }
 
 fn watched(pieces: &[&[u8]]) -> Watched {
-    let mut watch = Watch::listening();
+    let mut watch = StreamObserver::collecting_messages();
     let mut heard = Vec::new();
     for piece in pieces {
-        watch.see(piece);
-        heard.extend(watch.take_heard());
+        watch.observe(piece);
+        heard.extend(watch.take_messages());
     }
     Watched {
         response: watch.response(),
         is_resumable: watch.is_resumable(),
         is_between_events: watch.is_between_events(),
-        void: watch.void(),
+        void: watch.abandon_event(),
         heard,
     }
 }
@@ -180,17 +182,17 @@ fn edited(pieces: &[&[u8]], change: Option<Change>) -> Vec<u8> {
             Change::ToAnother => Bytes::from_static(CHANGED),
         })
     };
-    let mut editor = Editor::new(LIMIT);
+    let mut editor = ResponseEditor::new(LIMIT);
     let mut out: Vec<u8> =
         pieces.iter().flat_map(|piece| editor.feed(Bytes::copy_from_slice(piece), edit)).collect();
-    out.extend_from_slice(&editor.rest());
+    out.extend_from_slice(&editor.finish());
     out
 }
 
 /// What is left when all requests and notifications are `taken`; or when none is, and events are held now and
 /// then.
 fn sieved(pieces: &[&[u8]], taken: bool) -> Vec<u8> {
-    let mut sieve = Sieve::new(LIMIT);
+    let mut sieve = MessageFilter::new(LIMIT);
     let takes =
         |frame: Frame| taken && matches!(frame.kind(), Kind::Request { .. } | Kind::Notification { .. });
     let mut out = Vec::new();
@@ -198,18 +200,18 @@ fn sieved(pieces: &[&[u8]], taken: bool) -> Vec<u8> {
         let left = sieve.feed(Bytes::copy_from_slice(piece), || taken || at.is_multiple_of(3), takes);
         out.extend_from_slice(&left);
     }
-    out.extend_from_slice(&sieve.rest());
+    out.extend_from_slice(&sieve.finish());
     out
 }
 
 /// What was told, in order: whether it got an id, and the bytes.
 fn minted(pieces: &[&[u8]], primes: bool) -> Vec<(Option<u64>, Bytes)> {
-    let mut minter = Minter::new([7; 16], primes, LIMIT);
+    let mut minter = EventIdAssigner::new([7; 16], primes, LIMIT);
     let mut told = Vec::new();
     for piece in pieces {
         told.extend(minter.feed(Bytes::copy_from_slice(piece)));
     }
-    told.extend(minter.rest());
+    told.extend(minter.finish());
     let mut joined: Vec<(Option<u64>, Bytes)> = Vec::new();
     for entry in told {
         match joined.last_mut() {
@@ -227,11 +229,11 @@ fn minted(pieces: &[&[u8]], primes: bool) -> Vec<(Option<u64>, Bytes)> {
 }
 
 /// What a message is, where both can tell.
-fn judged(event: &SseEvent) -> Option<Gist> {
+fn judged(event: &SseEvent) -> Option<MessageKind> {
     Some(match Frame::parse(event.data.clone()).ok()?.kind() {
-        Kind::Success { .. } => Gist::Result,
-        Kind::Failure { .. } => Gist::Error,
-        Kind::Request { .. } | Kind::Notification { .. } => Gist::Method,
+        Kind::Success { .. } => MessageKind::Result,
+        Kind::Failure { .. } => MessageKind::Error,
+        Kind::Request { .. } | Kind::Notification { .. } => MessageKind::Method,
     })
 }
 
@@ -244,10 +246,10 @@ fn the_watch_knows_what_has_gone_by(stream: &[u8], events: &[SseEvent], watched:
     // Of what is no message the watch may think what it likes.
     let messages = || events.iter().filter(|event| !event.data.is_empty());
     if messages().all(|event| judged(event).is_some()) {
-        let response = messages().filter_map(judged).find(|gist| *gist != Gist::Method);
+        let response = messages().filter_map(judged).find(|gist| *gist != MessageKind::Method);
         assert_eq!(watched.response, response);
         let heard: Vec<_> = messages()
-            .filter(|event| judged(event) == Some(Gist::Method))
+            .filter(|event| judged(event) == Some(MessageKind::Method))
             .map(|event| meant(&event.data))
             .collect();
         // Each line has its end.
@@ -287,7 +289,7 @@ fn only_the_response_is_changed(
     let after = Read::of(same).events;
     assert_eq!(after, events);
     let mut wanted = events.to_vec();
-    if let Some(response) = wanted.iter_mut().find(|event| judged(event) == Some(Gist::Result)) {
+    if let Some(response) = wanted.iter_mut().find(|event| judged(event) == Some(MessageKind::Result)) {
         response.data = Bytes::from_static(CHANGED);
     }
     let after = Read::of(changed).events;
@@ -297,9 +299,9 @@ fn only_the_response_is_changed(
 /// Of what is taken the id and the pause are left.
 fn only_what_is_not_taken_is_left(events: &[SseEvent], sieved: &[u8]) {
     let left = |event: &SseEvent| match judged(event) {
-        Some(Gist::Method) if event.id.is_none() && event.retry.is_none() => None,
-        Some(Gist::Method) => Some(SseEvent { event: None, data: Bytes::new(), ..event.clone() }),
-        Some(Gist::Result | Gist::Error) | None => Some(event.clone()),
+        Some(MessageKind::Method) if event.id.is_none() && event.retry.is_none() => None,
+        Some(MessageKind::Method) => Some(SseEvent { event: None, data: Bytes::new(), ..event.clone() }),
+        Some(MessageKind::Result | MessageKind::Error) | None => Some(event.clone()),
     };
     assert_eq!(Read::of(sieved).events, events.iter().filter_map(left).collect::<Vec<_>>());
 }

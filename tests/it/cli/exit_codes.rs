@@ -4,7 +4,7 @@ use super::{deferral, sample, text};
 use std::process::Command;
 
 #[test]
-fn every_command_that_fails_ends_with_2_and_says_so_behind_error() {
+fn every_command_that_fails_ends_with_2_and_reports_it_behind_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let bad = folder.path().join("bad.yaml");
     std::fs::write(&bad, "lisen: x\n").expect("it can be written");

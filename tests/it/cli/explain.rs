@@ -1,8 +1,8 @@
-//! `deferral explain`: a task's story, from its call to its end.
+//! `deferral explain`: the history of a task.
 
 use crate::{
-    legacy::world::Older,
-    proxy::world::{Setup, World},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
 };
 use serde_json::{Value, json};
 use std::process::Command;
@@ -10,7 +10,7 @@ use std::process::Command;
 const ADMIN: &str = "admin: 127.0.0.1:0";
 
 /// What it prints, on both, and its exit code.
-async fn explain(world: &World, args: &[&str]) -> (String, String, Option<i32>) {
+async fn explain(world: &ProxyAndServer, args: &[&str]) -> (String, String, Option<i32>) {
     let admin = format!("http://{}", world.proxy.admin.as_ref().expect("there is one").address);
     let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
     let run = move || {
@@ -73,9 +73,9 @@ async fn a_task_is_explained_from_its_call_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_says_whose_wish_it_was() {
+async fn explain_shows_a_task_that_the_client_requested() {
     let world = Setup::new().top(ADMIN).route("defer: { after: 1h }").start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let ask = json!({
         "jsonrpc": "2.0", "id": 7, "method": "tools/call",
         "params": { "name": "t", "arguments": {}, "task": { "ttl": 60_000 } },

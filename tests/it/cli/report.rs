@@ -1,6 +1,6 @@
 //! `deferral report`: from a log, and from a proxy that runs.
 
-use crate::proxy::world::{SLOW, Setup};
+use crate::proxy::proxy_and_server::{SLOW, Setup};
 use expect_test::expect;
 use serde_json::Value;
 use std::{fs, process::Command};
@@ -99,7 +99,7 @@ async fn a_proxy_that_runs_is_reported_on() {
 }
 
 #[test]
-fn where_nothing_can_be_reported_on_it_says_why() {
+fn a_report_without_data_gives_the_reason() {
     let (_, err, code) = report(&["--admin", "http://127.0.0.1:1"]);
     assert!(err.contains("no response at http://127.0.0.1:1") && err.contains("`admin` address"), "{err}");
     assert_eq!(code, Some(2));

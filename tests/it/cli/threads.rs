@@ -6,7 +6,7 @@ use std::process::Command;
 const THREADS: &str = "TOKIO_WORKER_THREADS";
 
 #[test]
-fn a_number_that_is_none_is_told_of() {
+fn an_invalid_number_of_threads_is_an_error() {
     for wrong in ["0", "-1", "two", "1.5"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
         command.args(["--upstream", "http://127.0.0.1:1/mcp", "--listen", "127.0.0.1:0"]).env(THREADS, wrong);
@@ -54,7 +54,7 @@ mod counted {
     }
 
     #[test]
-    fn there_is_one_for_two_cores_or_as_many_as_are_asked_for() {
+    fn there_is_one_thread_for_two_cores_or_the_configured_number() {
         let cores = thread::available_parallelism().expect("the system knows").get();
         let usual = (cores / 2).max(1);
         for (asked, threads) in [(None, usual), (Some(""), usual), (Some("1"), 1), (Some("5"), 5)] {

@@ -1,8 +1,8 @@
-//! Private keys, and that of the store: in a file, or where a mapping says.
+//! Private keys and the store's key: from files and variables.
 
 use deferral::internals::{
     app,
-    config::{self, Config, Environment, Store, StoreKey},
+    config::{self, Config, Environment, StoreConfig, StoreKeySource},
 };
 use std::{fs, path::Path};
 
@@ -44,7 +44,7 @@ async fn keys_are_in_files_or_in_variables() {
     ] {
         let config = with(tls, upstream, &format!("{store}, key: {{ env: STORE }}")).expect("it is right");
         assert!(config.routes[0].upstream == by_name.routes[0].upstream, "they hold the same");
-        let Store::Disk { key: Some(StoreKey::Given(key)), .. } = &config.store else {
+        let StoreConfig::Disk { key: Some(StoreKeySource::Value(key)), .. } = &config.store else {
             panic!("another store")
         };
         assert_eq!(key.expose()[..2], [0, 1]);
@@ -58,7 +58,7 @@ async fn keys_are_in_files_or_in_variables() {
 }
 
 #[test]
-fn what_is_no_key_is_told_where_it_is_written_and_not_shown() {
+fn an_invalid_key_is_named_by_its_place_and_never_shown() {
     let right = ("front/key.pem", "support/tls/client-key.pem", "tasks");
     for (tls, upstream, store, said) in [
         ("{ env: NONE }", right.1, right.2, "f.yaml:3:35: the environment variable `NONE` is not set"),

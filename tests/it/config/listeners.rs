@@ -1,4 +1,4 @@
-//! What is listened on beside `listen` and `admin`, and where health is asked for.
+//! Metrics listener and health paths.
 
 use deferral::internals::config;
 use std::path::Path;

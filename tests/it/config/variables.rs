@@ -1,8 +1,8 @@
-//! `${NAME}` in the values of a configuration, and secrets that are elsewhere.
+//! `${NAME}` in values of a configuration, and secrets in files and variables.
 
 use deferral::internals::{
     config::{self, Config, Environment},
-    upstream::Server,
+    upstream::UpstreamTarget,
 };
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ routes:
     let route = &config.routes[0];
     assert_eq!((&*route.route.path, route.route.tools[0].matches.as_str()), ("/7", "*"));
     assert!(route.route.empty_contents_is_error && route.route.resume.mint);
-    let Server::Url(url) = &route.server else { panic!("a URL") };
+    let UpstreamTarget::Url(url) = &route.server else { panic!("a URL") };
     assert_eq!(*url.uri(), "https://tools.example.com/mcp");
     assert_eq!((url.shown(), url.host(), url.port()), ("https://${HOST}/mcp", "${HOST}", None));
     assert_eq!(url.authority(), "${HOST}", "errors name it so");
@@ -70,7 +70,7 @@ routes:
 #[test]
 fn what_a_variable_gives_is_never_yaml() {
     let config = read("routes: [{ path: /a, upstream: { command: [true, '${YAML}', '${LINES}'] } }]\n");
-    let Server::Command(command) = &config.routes[0].server else { panic!("a command") };
+    let UpstreamTarget::Command(command) = &config.routes[0].server else { panic!("a command") };
     assert_eq!(command.words[1..], ["http://a/ }, path: /evil, x: {", "a\nlisten: 0.0.0.0:1\n"]);
     assert_eq!((&*config.routes[0].route.path, config.front.listen[0].port()), ("/a", 8808));
 }
@@ -224,7 +224,7 @@ fn a_key_is_taken_as_it_is_and_that_is_doubted() {
         "routes: [{ upstream: { command: ['true'], env: { 'A${COUNT}': x, B: '$${COUNT} $COUNT $$' } } }]\n",
     )
     .expect("it is right");
-    let Server::Command(command) = &config.routes[0].server else { panic!("a command") };
+    let UpstreamTarget::Command(command) = &config.routes[0].server else { panic!("a command") };
     let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     };
@@ -236,7 +236,7 @@ fn a_key_is_taken_as_it_is_and_that_is_doubted() {
 }
 
 #[test]
-fn a_variable_that_needs_quotes_is_told_so() {
+fn a_variable_that_needs_quotes_gets_a_hint() {
     for (text, place) in [
         ("routes: [{ upstream: { url: ${HOST} } }]", "1:30"),
         ("routes:\n  - upstream: { url: http://${HOST}/mcp }", "2:30"),
@@ -265,7 +265,7 @@ fn a_variable_of_a_command_may_be_in_a_file_or_a_variable() {
     };
     let config =
         checked("{ A: { file: key }, B: { env: SECRET }, C: { file: two }, D: plain }").expect("right");
-    let Server::Command(command) = &config.routes[0].server else { panic!("a command") };
+    let UpstreamTarget::Command(command) = &config.routes[0].server else { panic!("a command") };
     let env: Vec<_> = command.env.0.iter().map(|(name, value)| (&**name, &**value)).collect();
     assert_eq!(env, [("A", "from a file"), ("B", SECRET), ("C", "a\n"), ("D", "plain")]);
     assert!(!format!("{config:?}").contains(SECRET), "{config:?}");

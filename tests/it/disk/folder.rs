@@ -1,6 +1,6 @@
-//! The folder and its database: how they are made, whose they are, and what is said of one that cannot be used.
+//! The folder and its database: creation, permissions, lock, refusal of other folders.
 
-use super::{World, end, insert, record, result};
+use super::{StoreFolder, end, insert, record, result};
 use deferral::internals::store::StoreError;
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
@@ -18,8 +18,8 @@ fn sqlite(database: &Path, words: &str) -> String {
 }
 
 #[tokio::test]
-async fn nobody_else_may_look_into_the_folder() {
-    let world = World::new();
+async fn the_folder_is_readable_by_its_owner_only() {
+    let world = StoreFolder::new();
     let store = world.open();
     insert(&*store, 1).await;
     end(&*store, 1, 300 << 10).await;
@@ -33,7 +33,7 @@ async fn nobody_else_may_look_into_the_folder() {
 
 #[tokio::test]
 async fn a_folder_has_one_process_at_a_time() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     let in_use = format!(
         "the task store PATH is in use by another process (pid {}); each needs a folder of its own",
@@ -51,18 +51,18 @@ async fn a_folder_has_one_process_at_a_time() {
 }
 
 #[tokio::test]
-async fn what_is_no_store_is_named_and_left_alone() {
-    let world = World::new();
+async fn a_folder_that_is_no_store_is_named_and_unchanged() {
+    let world = StoreFolder::new();
     fs::write(&world.path, "a file").expect("written");
     assert_eq!(
         world.refused(),
         "the task store PATH is no folder; name one, or a path where one can be made"
     );
     let inside = world.path.join("below");
-    let inside = World { above: world.above, path: inside };
+    let inside = StoreFolder { above: world.above, path: inside };
     assert!(inside.refused().starts_with("the task store PATH cannot be used: "), "{}", inside.refused());
 
-    let world = World::new();
+    let world = StoreFolder::new();
     fs::create_dir(&world.path).expect("made");
     fs::write(world.database(), b"SQLite format 3\0 and then nothing of the kind".repeat(100))
         .expect("written");
@@ -77,8 +77,8 @@ async fn what_is_no_store_is_named_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_store_of_a_newer_version_is_refused_and_left_as_it_is() {
-    let world = World::new();
+async fn a_store_of_a_newer_version_is_refused_and_unchanged() {
+    let world = StoreFolder::new();
     world.open().close().await;
     sqlite(&world.database(), "PRAGMA user_version = 7");
     assert_eq!(
@@ -93,7 +93,7 @@ async fn a_store_of_a_newer_version_is_refused_and_left_as_it_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let store = world.open();
     let crowd = (0..3000).map(|number| {
         let store = store.clone();
@@ -118,8 +118,8 @@ async fn more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept(
 }
 
 #[tokio::test]
-async fn the_room_of_what_was_forgotten_is_given_back() {
-    let world = World::new();
+async fn space_of_removed_tasks_is_returned() {
+    let world = StoreFolder::new();
     let store = world.open();
     for number in 0..200 {
         insert(&*store, number).await;

@@ -1,6 +1,6 @@
-//! `deferral store check` and `backup`, by the program itself.
+//! `deferral store check` and `backup` as commands.
 
-use super::{START, World, end, id, insert, result, returned};
+use super::{START, StoreFolder, end, id, insert, result, returned};
 use deferral::internals::store::update;
 use rusqlite::Connection;
 use std::{
@@ -18,13 +18,13 @@ fn deferral(words: &[&str]) -> Output {
 }
 
 /// What `check` prints of the store, and its exit code.
-fn check(world: &World) -> (String, Option<i32>) {
+fn check(world: &StoreFolder) -> (String, Option<i32>) {
     let output = deferral(&["store", "check", &world.shown()]);
     let said = [output.stdout, output.stderr].concat();
     (String::from_utf8(said).expect("text").replace(&world.shown(), "PATH"), output.status.code())
 }
 
-fn backup(world: &World, to: &str) -> (String, Option<i32>) {
+fn backup(world: &StoreFolder, to: &str) -> (String, Option<i32>) {
     let to = world.above.path().join(to).display().to_string();
     let output = deferral(&["store", "backup", &world.shown(), &to]);
     let said = [output.stdout, output.stderr].concat();
@@ -32,8 +32,8 @@ fn backup(world: &World, to: &str) -> (String, Option<i32>) {
 }
 
 /// A store with a live task, one with a small result, and one with a file.
-async fn furnished() -> World {
-    let world = World::new();
+async fn furnished() -> StoreFolder {
+    let world = StoreFolder::new();
     let store = world.open();
     for number in 1..=3 {
         insert(&*store, number).await;
@@ -47,7 +47,7 @@ async fn furnished() -> World {
 const WHOLE: &str = "schema 1\n3 tasks, 1 of them active, 308212 bytes\n1 file of results\n";
 
 #[tokio::test]
-async fn a_check_says_what_is_there_and_disturbs_nobody() {
+async fn a_check_reports_the_contents_beside_a_running_process() {
     let world = furnished().await;
     assert_eq!(check(&world), (format!("{WHOLE}ok\n"), Some(0)));
     let store = world.open();
@@ -89,8 +89,8 @@ async fn a_check_names_each_thing_that_is_lost() {
 }
 
 #[tokio::test]
-async fn a_check_of_a_damaged_database_or_of_none_says_so() {
-    let world = World::new();
+async fn a_check_of_a_damaged_database_or_of_none_reports_it() {
+    let world = StoreFolder::new();
     assert_eq!(check(&world), ("error: there is no task store in PATH\n".to_owned(), Some(2)));
     let store = world.open();
     for number in 0..200 {
@@ -153,7 +153,7 @@ async fn a_backup_beside_a_process_that_writes_is_a_whole_store() {
     store.close().await;
     assert_eq!(check(&world).1, Some(0), "{}", check(&world).0);
 
-    let copy = World { path: world.above.path().join("copy"), above: world.above };
+    let copy = StoreFolder { path: world.above.path().join("copy"), above: world.above };
     assert_eq!(check(&copy).1, Some(0), "{}", check(&copy).0);
     for (path, mode) in
         [(copy.path.clone(), 0o700), (copy.database(), 0o600), (copy.files().remove(0), 0o600)]
@@ -168,7 +168,7 @@ async fn a_backup_beside_a_process_that_writes_is_a_whole_store() {
 
 #[tokio::test]
 async fn a_backup_of_what_is_no_store_leaves_nothing() {
-    let world = World::new();
+    let world = StoreFolder::new();
     let (said, code) = backup(&world, "copy");
     assert_eq!((&*said, code), (&*format!("error: there is no task store in {}\n", world.shown()), Some(2)));
     let world = furnished().await;

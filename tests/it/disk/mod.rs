@@ -1,19 +1,19 @@
-//! What is true of the store on disk beyond what every store promises (`stores`).
+//! The store on disk, beyond what `stores` tests for every store.
 
-mod counts;
-mod crash;
-mod damaged;
+mod crashes;
+mod damaged_rows;
 mod folder;
-mod full;
+mod folder_security;
+mod full_disk;
 mod inspect;
-mod key;
-mod results;
-mod safe;
+mod recount;
+mod result_files;
+mod store_key;
 
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Bounds, Disk, Store, Updated, disk, update},
-    task::{Event, Owner, Record, Scope, State, TaskId},
+    store::{DiskStore, Store, StoreBounds, UpdateOutcome, disk, update},
+    task::{Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState},
 };
 use std::{
     path::{Path, PathBuf},
@@ -25,12 +25,12 @@ use tempfile::TempDir;
 const START: Timestamp = Timestamp::from_millis(1_785_234_600_000);
 
 /// A folder for a store, and what is in it.
-struct World {
+struct StoreFolder {
     above: TempDir,
     path: PathBuf,
 }
 
-impl World {
+impl StoreFolder {
     fn new() -> Self {
         let above = tempfile::tempdir().expect("a folder");
         let path = above.path().join("tasks");
@@ -41,13 +41,13 @@ impl World {
         Arc::new(self.try_open().unwrap_or_else(|error| panic!("{error}")))
     }
 
-    fn try_open(&self) -> Result<Disk, disk::Error> {
-        Disk::open(&self.path, Bounds::NONE, None)
+    fn try_open(&self) -> Result<DiskStore, disk::Error> {
+        DiskStore::open(&self.path, StoreBounds::NONE, None)
     }
 
     /// The store of one that may take so many bytes.
     fn open_within(&self, max_bytes: u64) -> Arc<dyn Store> {
-        Arc::new(Disk::open(&self.path, Bounds::NONE, Some(max_bytes)).expect("opens"))
+        Arc::new(DiskStore::open(&self.path, StoreBounds::NONE, Some(max_bytes)).expect("opens"))
     }
 
     /// Why it cannot be opened.
@@ -83,7 +83,7 @@ fn id(number: u32) -> TaskId {
 }
 
 fn record(number: u32) -> Arc<Record> {
-    let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+    let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
     Arc::new(Record::new(id(number), owner, "slow", Duration::from_secs(600), START))
 }
 
@@ -94,17 +94,17 @@ async fn insert(store: &dyn Store, number: u32) {
 /// Task `number` ends with so many bytes.
 async fn end(store: &dyn Store, number: u32, bytes: usize) {
     let told = update(store, &id(number), &returned(bytes), START).await;
-    assert!(matches!(told, Ok(Updated::Done { .. })), "{told:?}");
+    assert!(matches!(told, Ok(UpdateOutcome::Applied { .. })), "{told:?}");
 }
 
-fn returned(bytes: usize) -> Event {
-    Event::Returned { result: vec![b'x'; bytes].into() }
+fn returned(bytes: usize) -> TaskEvent {
+    TaskEvent::Returned { result: vec![b'x'; bytes].into() }
 }
 
 /// The bytes that the task has ended with, if there is such a task.
 async fn result(store: &dyn Store, number: u32) -> Option<usize> {
     match &store.load(&id(number)).await.expect("answers")?.1.state {
-        State::Completed { result, .. } => {
+        TaskState::Completed { result, .. } => {
             assert!(result.iter().all(|byte| *byte == b'x'));
             Some(result.len())
         }

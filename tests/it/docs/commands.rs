@@ -34,7 +34,7 @@ const ELSEWHERE: [(&str, &str); 17] = [
 ];
 
 /// What runs while a command is tried.
-struct World {
+struct CommandSetup {
     folder: tempfile::TempDir,
     demo: Child,
     proxy: Child,
@@ -44,7 +44,7 @@ struct World {
     token: String,
 }
 
-impl World {
+impl CommandSetup {
     fn start() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         fs::copy(root().join("config/minimal.yaml"), folder.path().join("deferral.yaml"))
@@ -82,7 +82,7 @@ impl World {
         Self { folder, demo, proxy, server, url, admin, token }
     }
 
-    /// The same command, told to this world.
+    /// The same command with the addresses of this setup.
     fn told(&self, command: &str) -> Vec<String> {
         let mut command = command
             .replace("http://127.0.0.1:9000/mcp", &self.server)
@@ -125,7 +125,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for CommandSetup {
     fn drop(&mut self) {
         for child in [&mut self.proxy, &mut self.demo] {
             let _ = child.kill();
@@ -186,7 +186,7 @@ pub(super) fn commands(block: &Block) -> Vec<String> {
 }
 
 /// Runs a `curl` with a URL of ours, where there is one: a machine that builds this need not have it.
-fn asks(world: &World, command: &str) {
+fn asks(world: &CommandSetup, command: &str) {
     let told = command
         .replace("http://127.0.0.1:8808/mcp", &world.url)
         .replace("http://127.0.0.1:8809", &world.admin)
@@ -200,8 +200,8 @@ fn asks(world: &World, command: &str) {
     }
 }
 
-/// Serves until it is told to stop, on free ports.
-fn serves(world: &World, words: &[String]) {
+/// Serves until SIGTERM, on free ports.
+fn serves(world: &CommandSetup, words: &[String]) {
     let (own, server): (&[String], &[String]) = match words.iter().position(|word| word == "--") {
         Some(at) => words.split_at(at),
         None => (words, &[]),
@@ -216,7 +216,7 @@ fn serves(world: &World, words: &[String]) {
     }
     own.extend_from_slice(server);
     let all: Vec<_> = own.iter().map(String::as_str).collect();
-    // A store that nobody else has.
+    // A store of its own.
     let folder = tempfile::tempdir().expect("a folder");
     fs::copy(world.folder.path().join("deferral.yaml"), folder.path().join("deferral.yaml"))
         .expect("it is there");
@@ -253,7 +253,7 @@ fn commands_of_others_are_known_and_run_elsewhere() {
 
 #[test]
 fn every_command_of_ours_runs() {
-    let world = World::start();
+    let world = CommandSetup::start();
     let mut ran = 0;
     for block in all_blocks(&["console"]) {
         for command in commands(&block) {

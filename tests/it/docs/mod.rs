@@ -1,4 +1,4 @@
-//! The pages for operators (`docs/`) and the README: what they show is what there is.
+//! The pages in `docs/` and the README: what they show exists and works.
 
 mod commands;
 mod examples;

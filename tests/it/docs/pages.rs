@@ -1,4 +1,4 @@
-//! That links lead somewhere, that files are files of their kind, and that lists are complete.
+//! Links, code blocks and lists of the pages.
 
 use super::{all_blocks, blocks, pages, root, text};
 use deferral::internals::config;
@@ -176,7 +176,7 @@ fn metrics_that_are_named_are_there() {
 
 /// Words of ours that people look for, in quotes: those of the program, or of its tests.
 #[test]
-fn messages_that_are_quoted_are_what_is_said() {
+fn quoted_messages_exist_in_the_source() {
     let quoted = Regex::new(r"“([^”]+)”").expect("a pattern");
     let mut source = String::new();
     for folder in ["src", "tests/it"] {

@@ -37,7 +37,7 @@ impl Running {
         Self { child, url: url.trim().to_owned(), admin: base(link) }
     }
 
-    /// A command that serves until it is told to stop.
+    /// A command that serves until SIGTERM.
     fn serving(folder: &Path, words: &[String]) -> Self {
         let server = words.iter().position(|word| word == "--").unwrap_or(words.len());
         let mut all: Vec<_> = words.iter().map(String::as_str).collect();

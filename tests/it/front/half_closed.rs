@@ -1,7 +1,7 @@
-//! Clients that end their side of the connection once they have sent a request, and read on.
+//! Clients that half-close the connection after a request and read on.
 
-use super::world::{Desk, World, channel, message, notice, once, reply};
-use deferral::internals::{protocol::Id, proxy::Item};
+use super::listener_and_service::{FrontAndService, ScriptedService, channel, message, notice, once, reply};
+use deferral::internals::{protocol::RequestId, proxy::ReplyItem};
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -17,10 +17,10 @@ use tokio::{
 const NEVER: Duration = Duration::from_secs(600);
 
 /// A desk that answers its only call with what the sender gives, and breaks no silence.
-fn scripted() -> (Arc<Desk>, UnboundedSender<Item>) {
+fn scripted() -> (Arc<ScriptedService>, UnboundedSender<ReplyItem>) {
     let (sender, stream) = channel();
     let stream = Mutex::new(Some(stream));
-    let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
+    let desk = ScriptedService::new(move |_| stream.lock().unwrap().take().expect("one call"));
     (desk.with(|route| route.held.comments = NEVER), sender)
 }
 
@@ -36,7 +36,7 @@ fn body() -> String {
     message("tools/call", r#""name":"work","#)
 }
 
-async fn sent_and_ended(world: &World) -> TcpStream {
+async fn sent_and_ended(world: &FrontAndService) -> TcpStream {
     let mut socket = world.socket().await;
     let body = body();
     socket.write_all(format!("{}{body}", head(body.len())).as_bytes()).await.expect("it is read");
@@ -68,11 +68,11 @@ fn unchunked(mut body: &str) -> String {
 #[tokio::test]
 async fn a_client_that_ends_its_side_after_its_request_gets_the_answer() {
     let (desk, sender) = scripted();
-    let world = World::new(&[&desk], |_| {});
+    let world = FrontAndService::new(&[&desk], |_| {});
     let mut socket = sent_and_ended(&world).await;
     // The front asks whether anybody is still there, by the first byte of what comes in any case.
     assert_eq!(socket.read_u8().await.expect("a byte"), b'H');
-    sender.send(Item::Reply(reply(&Id::from_number(7), "\"late\""))).expect("the call goes on");
+    sender.send(ReplyItem::Reply(reply(&RequestId::from_number(7), "\"late\""))).expect("the call goes on");
     let answer = rest_of(&mut socket).await;
     assert!(answer.starts_with("TTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.ends_with("\r\n\r\n{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":\"late\"}"), "{answer}");
@@ -80,7 +80,7 @@ async fn a_client_that_ends_its_side_after_its_request_gets_the_answer() {
 
 #[tokio::test]
 async fn an_answer_at_once_reaches_a_client_that_has_ended_its_side() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     for _ in 0..20 {
         let answer = rest_of(&mut sent_and_ended(&world).await).await;
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\"done\"}"), "{answer}");
@@ -92,7 +92,7 @@ async fn an_answer_at_once_reaches_a_client_that_has_ended_its_side() {
 #[tokio::test]
 async fn an_event_stream_goes_on_for_a_client_that_has_ended_its_side() {
     let (desk, sender) = scripted();
-    let world = World::new(&[&desk], |_| {});
+    let world = FrontAndService::new(&[&desk], |_| {});
     sender.send(notice("1")).expect("it is kept");
     let mut socket = sent_and_ended(&world).await;
     let mut answer = String::new();
@@ -100,7 +100,7 @@ async fn an_event_stream_goes_on_for_a_client_that_has_ended_its_side() {
         answer.push(socket.read_u8().await.expect("it goes on") as char);
     }
     sender.send(notice("2")).expect("the call goes on");
-    sender.send(Item::Reply(reply(&Id::from_number(7), "{}"))).expect("the call goes on");
+    sender.send(ReplyItem::Reply(reply(&RequestId::from_number(7), "{}"))).expect("the call goes on");
     answer.push_str(&rest_of(&mut socket).await);
     let (head, chunks) = answer.split_once("\r\n\r\n").expect("a head");
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("transfer-encoding: chunked"), "{head}");
@@ -114,8 +114,8 @@ async fn an_event_stream_goes_on_for_a_client_that_has_ended_its_side() {
 async fn a_large_answer_is_sent_to_its_end_to_a_client_that_has_ended_its_side() {
     let text = format!("\"{}\"", "x".repeat(8 << 20));
     let large = text.clone();
-    let desk = Desk::new(move |call| once(reply(&call.id, &large)));
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::new(move |call| once(reply(&call.id, &large)));
+    let world = FrontAndService::new(&[&desk], |_| {});
     let mut socket = sent_and_ended(&world).await;
     let answer = rest_of(&mut socket).await;
     assert!(answer.ends_with(&format!("\"result\":{text}}}")), "{} bytes", answer.len());
@@ -123,7 +123,7 @@ async fn a_large_answer_is_sent_to_its_end_to_a_client_that_has_ended_its_side()
 
 #[tokio::test]
 async fn a_body_that_comes_in_pieces_is_complete_where_its_client_ends_its_side_with_the_last() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let body = body();
     let (first, last) = body.split_at(body.len() / 2);
     let mut socket = world.socket().await;
@@ -141,8 +141,8 @@ async fn a_body_that_comes_in_pieces_is_complete_where_its_client_ends_its_side_
 
 #[tokio::test]
 async fn a_client_that_ends_its_side_within_its_request_has_made_no_call() {
-    let desk = Desk::prompt();
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::prompt();
+    let world = FrontAndService::new(&[&desk], |_| {});
     let body = body();
     for request in
         ["POST /mcp HT".to_owned(), head(body.len()), format!("{}{}", head(body.len()), &body[1..])]
@@ -157,9 +157,9 @@ async fn a_client_that_ends_its_side_within_its_request_has_made_no_call() {
 }
 
 #[tokio::test]
-async fn a_client_that_ends_its_side_and_then_closes_gives_up_its_call() {
-    let (desk, mut given_up) = Desk::silent(Duration::from_millis(50));
-    let world = World::new(&[&desk], |_| {});
+async fn a_client_that_ends_its_side_and_then_closes_abandons_its_call() {
+    let (desk, mut given_up) = ScriptedService::silent(Duration::from_millis(50));
+    let world = FrontAndService::new(&[&desk], |_| {});
     let mut socket = sent_and_ended(&world).await;
     assert_eq!(socket.read_u8().await.expect("a byte"), b'H');
     assert!(given_up.try_recv().is_err(), "it reads on");
@@ -169,9 +169,9 @@ async fn a_client_that_ends_its_side_and_then_closes_gives_up_its_call() {
 }
 
 #[tokio::test]
-async fn a_call_whose_client_has_closed_is_given_up_before_anything_is_to_be_said() {
-    let (desk, mut given_up) = Desk::silent(NEVER);
-    let world = World::new(&[&desk], |_| {});
+async fn a_call_whose_client_has_closed_is_cancelled_before_its_response() {
+    let (desk, mut given_up) = ScriptedService::silent(NEVER);
+    let world = FrontAndService::new(&[&desk], |_| {});
     let socket = sent_and_ended(&world).await;
     while desk.seen.lock().unwrap().is_empty() {
         tokio::task::yield_now().await;

@@ -1,14 +1,14 @@
-//! What HTTP demands of requests, and JSON-RPC of their bodies (RFC 9110, RFC 9112, JSON-RPC 2.0).
+//! Requirements of HTTP (RFC 9110, RFC 9112) and JSON-RPC 2.0.
 
 use super::{
     BOTH,
-    world::{Client, Desk, Version, World, bare, call, message, post},
+    listener_and_service::{Client, FrontAndService, ScriptedService, Version, bare, call, message, post},
 };
 use http::StatusCode;
 use serde_json::json;
 
 /// A call with these lines of its head beside the usual ones, on a connection that ends with its answer.
-async fn status_of(world: &World, lines: &str, body: &str) -> String {
+async fn status_of(world: &FrontAndService, lines: &str, body: &str) -> String {
     let head = format!(
         "POST /mcp HTTP/1.1\r\n{lines}connection: close\r\ncontent-type: application/json\r\n\
          accept: application/json, text/event-stream\r\nmcp-protocol-version: 2026-07-28\r\n\
@@ -28,8 +28,8 @@ fn greet() -> String {
 
 #[tokio::test]
 async fn a_body_with_another_transfer_coding_than_chunked_is_refused_and_ends_its_connection() {
-    let desk = Desk::prompt();
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::prompt();
+    let world = FrontAndService::new(&[&desk], |_| {});
     let body = chunked(&greet());
     for (codings, status) in [
         ("transfer-encoding: chunked\r\n", "HTTP/1.1 200 OK"),
@@ -57,7 +57,9 @@ async fn a_body_with_another_transfer_coding_than_chunked_is_refused_and_ends_it
 
 #[tokio::test]
 async fn a_request_has_one_host_and_that_is_one() {
-    let world = World::new(&[&Desk::prompt()], |config| config.access.hosts = vec!["*".to_owned()]);
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| {
+        config.access.hosts = vec!["*".to_owned()]
+    });
     for (hosts, status) in [
         (&["localhost"][..], "HTTP/1.1 200 OK"),
         (&["mcp.example.com:443"], "HTTP/1.1 200 OK"),
@@ -80,7 +82,7 @@ async fn a_request_has_one_host_and_that_is_one() {
 
 #[tokio::test]
 async fn an_origin_that_only_begins_like_this_machine_is_refused() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     for version in BOTH {
         let mut client = world.client(version).await;
         for origin in [
@@ -102,8 +104,8 @@ async fn an_origin_that_only_begins_like_this_machine_is_refused() {
 
 #[tokio::test]
 async fn a_body_with_a_content_coding_is_refused_with_the_codings_that_are_read() {
-    let desk = Desk::prompt();
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::prompt();
+    let world = FrontAndService::new(&[&desk], |_| {});
     for version in BOTH {
         let mut client = world.client(version).await;
         for (coding, is_read) in [("identity", true), ("gzip", false), ("identity, br", false), ("x", false)]
@@ -142,8 +144,8 @@ async fn refusals(client: &mut Client, body: &str) -> [(u16, serde_json::Value, 
 
 #[tokio::test]
 async fn a_message_of_a_client_that_is_not_json_rpc_2_0_is_an_invalid_request() {
-    let desk = Desk::prompt();
-    let world = World::new(&[&desk], |_| {});
+    let desk = ScriptedService::prompt();
+    let world = FrontAndService::new(&[&desk], |_| {});
     let mut client = world.client(Version::Http1).await;
     const VERSION: &str = r#""jsonrpc":"2.0","#;
     for version in ["", r#""jsonrpc":"1.0","#, r#""jsonrpc":2.0,"#, r#""jsonrpc":"1.0","jsonrpc":"2.0","#] {
@@ -176,7 +178,7 @@ async fn a_message_of_a_client_that_is_not_json_rpc_2_0_is_an_invalid_request() 
 
 #[tokio::test]
 async fn only_what_is_no_json_is_a_parse_error() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let mut client = world.client(Version::Http1).await;
     for (body, code) in [
         ("1", -32600),

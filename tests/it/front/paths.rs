@@ -1,7 +1,9 @@
-//! Paths that are served beside those of routes: with a slash at their end, and for health checks.
+//! Paths with a trailing slash, and health paths.
 
-use super::world::{BOTH_METHODS, Client, Desk, Version, World, bare, call, once, reply};
-use deferral::internals::{front, policy::Tokens, runtime::Drain};
+use super::listener_and_service::{
+    BOTH_METHODS, Client, FrontAndService, ScriptedService, Version, bare, call, once, reply,
+};
+use deferral::internals::{front, policy::TokenSet, runtime::Drain};
 use http::StatusCode;
 use std::sync::Arc;
 
@@ -12,8 +14,8 @@ fn at(path: &str) -> http::Request<http_body_util::Full<bytes::Bytes>> {
 }
 
 /// A desk at this path, which answers with it.
-fn desk(path: &'static str) -> Arc<Desk> {
-    Desk::on(path, |_| {}, move |call| once(reply(&call.id, &format!("\"{path}\""))))
+fn desk(path: &'static str) -> Arc<ScriptedService> {
+    ScriptedService::on(path, |_| {}, move |call| once(reply(&call.id, &format!("\"{path}\""))))
 }
 
 async fn served(client: &mut Client, path: &str) -> Option<String> {
@@ -28,7 +30,7 @@ async fn served(client: &mut Client, path: &str) -> Option<String> {
 #[tokio::test]
 async fn a_slash_at_the_end_of_a_path_makes_no_difference_unless_both_are_routes() {
     let (mcp, slash) = (desk("/mcp"), desk("/other/"));
-    let world = World::new(&[&mcp, &slash], |_| {});
+    let world = FrontAndService::new(&[&mcp, &slash], |_| {});
     let mut client = world.client(Version::Http1).await;
     for (path, route) in [("/mcp", "/mcp"), ("/mcp/", "/mcp"), ("/other", "/other/"), ("/other/", "/other/")]
     {
@@ -42,24 +44,24 @@ async fn a_slash_at_the_end_of_a_path_makes_no_difference_unless_both_are_routes
         assert_eq!(client.ask(bare(method, "/mcp/", &[])).await.status, StatusCode::OK, "{method}");
     }
     let (plain, both) = (desk("/mcp"), desk("/mcp/"));
-    let world = World::new(&[&plain, &both], |_| {});
+    let world = FrontAndService::new(&[&plain, &both], |_| {});
     let mut client = world.client(Version::Http2).await;
     for path in ["/mcp", "/mcp/"] {
         assert!(served(&mut client, path).await.expect(path).contains(&format!("\"{path}\"")), "{path}");
     }
 }
 
-fn health(needs_servers: bool) -> Option<front::Health> {
-    Some(front::Health { path: "/healthz".into(), needs_servers })
+fn health(needs_servers: bool) -> Option<front::HealthConfig> {
+    Some(front::HealthConfig { path: "/healthz".into(), needs_servers })
 }
 
 #[tokio::test]
 async fn a_health_path_is_answered_without_a_token_and_beside_all_calls() {
     for method in BOTH_METHODS {
-        let desk = Desk::prompt();
-        let world = World::new(&[&desk], |config| {
+        let desk = ScriptedService::prompt();
+        let world = FrontAndService::new(&[&desk], |config| {
             config.health = health(false);
-            config.tokens = Tokens::new([("alice".into(), "a-token-of-some-length")]);
+            config.tokens = TokenSet::new([("alice".into(), "a-token-of-some-length")]);
             config.limits.calls = 1;
         });
         let mut client = world.client(Version::Http1).await;
@@ -79,14 +81,15 @@ async fn a_health_path_is_answered_without_a_token_and_beside_all_calls() {
 
 #[tokio::test]
 async fn no_path_is_for_health_checks_unless_one_is_configured() {
-    let world = World::new(&[&Desk::prompt()], |_| {});
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let answer = world.client(Version::Http1).await.ask(bare("GET", "/healthz", &[])).await;
     assert_eq!(answer.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
-async fn a_proxy_that_leaves_says_so_at_the_health_path() {
-    let (world, leaving) = World::leaving(&[&Desk::prompt()], |config| config.health = health(false));
+async fn a_draining_proxy_is_unhealthy_at_the_health_path() {
+    let (world, leaving) =
+        FrontAndService::leaving(&[&ScriptedService::prompt()], |config| config.health = health(false));
     let mut client = world.client(Version::Http1).await;
     let get = || bare("GET", "/healthz", &[]);
     assert_eq!(client.ask(get()).await.status, StatusCode::OK);
@@ -96,11 +99,11 @@ async fn a_proxy_that_leaves_says_so_at_the_health_path() {
 }
 
 #[tokio::test]
-async fn a_health_path_says_that_a_server_that_is_needed_is_awaited() {
-    let desk = Desk::prompt();
+async fn the_health_path_reports_a_required_server_that_is_not_reachable() {
+    let desk = ScriptedService::prompt();
     for (needs, status) in [(false, StatusCode::OK), (true, StatusCode::SERVICE_UNAVAILABLE)] {
         *desk.is_down.lock().unwrap() = true;
-        let world = World::new(&[&desk], |config| config.health = health(needs));
+        let world = FrontAndService::new(&[&desk], |config| config.health = health(needs));
         let mut client = world.client(Version::Http1).await;
         let answer = client.ask(bare("GET", "/healthz", &[])).await;
         assert_eq!(answer.status, status, "{answer:?}");

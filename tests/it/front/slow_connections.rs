@@ -1,7 +1,7 @@
-//! Connections that send no complete request, and the other clients of their listener.
+//! Connections that send no complete request, and other clients of the listener.
 
-use super::world::{Client, Desk, Lines, Version, World, bare, call};
-use crate::support::hits::Hits;
+use super::listener_and_service::{Client, FrontAndService, Lines, ScriptedService, Version, bare, call};
+use crate::support::limit_hits::LimitHits;
 use http::StatusCode;
 use std::time::Duration;
 use tokio::{
@@ -37,7 +37,8 @@ async fn is_closed(mut pipe: DuplexStream) -> bool {
 #[tokio::test(start_paused = true)]
 async fn connections_without_a_complete_request_make_room_for_others_when_all_are_taken() {
     for incomplete in INCOMPLETE {
-        let (world, pipes) = World::on_pipes(&[&Desk::prompt()], |config| config.limits.connections = 8);
+        let (world, pipes) =
+            FrontAndService::on_pipes(&[&ScriptedService::prompt()], |config| config.limits.connections = 8);
         let pipe = || pipes.connect(world.addresses[0]).expect("the front listens");
         let mut slow = Vec::new();
         for _ in 0..8 {
@@ -61,9 +62,9 @@ async fn connections_without_a_complete_request_make_room_for_others_when_all_ar
 
 #[tokio::test(start_paused = true)]
 async fn tls_handshakes_that_do_not_go_on_make_room_for_others() {
-    let (world, pipes) = World::on_pipes(&[&Desk::prompt()], |config| {
+    let (world, pipes) = FrontAndService::on_pipes(&[&ScriptedService::prompt()], |config| {
         config.limits.connections = 4;
-        config.tls = Some(super::tls_paths());
+        config.tls = Some(super::listener_and_service::tls_paths());
     });
     let pipe = || pipes.connect(world.addresses[0]).expect("the front listens");
     let slow: Vec<_> = (0..4).map(|_| pipe()).collect();
@@ -76,7 +77,8 @@ async fn tls_handshakes_that_do_not_go_on_make_room_for_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_between_two_requests_keeps_its_connection_while_others_complete_none() {
-    let (world, pipes) = World::on_pipes(&[&Desk::prompt()], |config| config.limits.connections = 4);
+    let (world, pipes) =
+        FrontAndService::on_pipes(&[&ScriptedService::prompt()], |config| config.limits.connections = 4);
     let pipe = || pipes.connect(world.addresses[0]).expect("the front listens");
     let mut known = Client::over(pipe(), Version::Http1).await;
     assert_eq!(known.ask(call("greet")).await.status, StatusCode::OK);
@@ -92,8 +94,8 @@ async fn a_client_between_two_requests_keeps_its_connection_while_others_complet
 
 #[tokio::test]
 async fn one_address_has_so_many_connections_without_a_complete_request_and_no_more() {
-    let (hits, lines) = (Hits::of("limits.pending_connections"), Lines::record());
-    let world = World::new(&[&Desk::prompt()], |config| {
+    let (hits, lines) = (LimitHits::of("limits.pending_connections"), Lines::record());
+    let world = FrontAndService::new(&[&ScriptedService::prompt()], |config| {
         config.limits.connections = 64;
         config.limits.pending_connections = 8;
     });

@@ -1,10 +1,12 @@
-//! Clients that are known by a token.
+//! Clients with tokens.
 
-use super::world::{Answer, Desk, Lines, Version, World, bare, call, post, tls_paths};
+use super::listener_and_service::{
+    Answer, FrontAndService, Lines, ScriptedService, Version, bare, call, post, tls_paths,
+};
 use deferral::internals::{
     dialect::Principal,
     front::Config,
-    policy::{PrincipalSource, Tokens},
+    policy::{PrincipalSource, TokenSet},
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
 use http_body_util::Full;
@@ -18,10 +20,10 @@ const BOB: &str = "bobs-token-000000";
 /// What a legacy client sends that asks for a list in its session.
 const LIST: &str = r#"{"jsonrpc":"2.0","id":0,"method":"tools/list"}"#;
 
-fn world(desks: &[&Arc<Desk>]) -> World {
+fn world(desks: &[&Arc<ScriptedService>]) -> FrontAndService {
     let tokens = [("alice", ALICE), ("alice", ALICES_NEW), ("bob", BOB)];
-    World::new(desks, |config| {
-        config.tokens = Tokens::new(tokens.map(|(name, token)| (name.into(), token)));
+    FrontAndService::new(desks, |config| {
+        config.tokens = TokenSet::new(tokens.map(|(name, token)| (name.into(), token)));
     })
 }
 
@@ -61,10 +63,12 @@ fn is_refused(answer: &Answer, error: Option<&str>) {
 }
 
 #[tokio::test]
-async fn who_shows_no_token_or_a_wrong_one_is_refused_whatever_is_asked() {
+async fn a_request_without_a_valid_token_is_refused_on_every_path() {
     for version in [Version::Http1, Version::Http2] {
-        let (desk, other) =
-            (Desk::prompt(), Desk::on("/other", |_| {}, |_| unreachable!("nobody is let in")));
+        let (desk, other) = (
+            ScriptedService::prompt(),
+            ScriptedService::on("/other", |_| {}, |_| unreachable!("nobody is let in")),
+        );
         let world = world(&[&desk, &other]);
         let mut client = world.client(version).await;
         for request in requests() {
@@ -85,8 +89,8 @@ async fn who_shows_no_token_or_a_wrong_one_is_refused_whatever_is_asked() {
 }
 
 #[tokio::test]
-async fn who_is_refused_is_not_waited_for() {
-    let desk = Desk::prompt();
+async fn a_refused_request_is_answered_before_its_body() {
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut socket = world.socket().await;
     let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n";
@@ -98,7 +102,7 @@ async fn who_is_refused_is_not_waited_for() {
 
 #[tokio::test]
 async fn a_caller_is_the_name_of_its_token_whichever_of_its_tokens_it_shows() {
-    let desk = Desk::prompt();
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     for token in [ALICE, ALICES_NEW, BOB] {
@@ -118,7 +122,8 @@ async fn a_caller_is_the_name_of_its_token_whichever_of_its_tokens_it_shows() {
 
 #[tokio::test]
 async fn a_token_goes_no_further_and_what_else_the_client_shows_does() {
-    let desk = Desk::prompt().with(|route| route.forward = vec![HeaderName::from_static("x-tenant")]);
+    let desk =
+        ScriptedService::prompt().with(|route| route.forward = vec![HeaderName::from_static("x-tenant")]);
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     let also = [("cookie", "c=1"), ("x-tenant", "t")];
@@ -142,9 +147,9 @@ async fn a_token_goes_no_further_and_what_else_the_client_shows_does() {
 }
 
 #[tokio::test]
-async fn a_header_tells_apart_those_who_share_a_token_and_nobody_else() {
+async fn a_header_distinguishes_principals_that_share_a_token_only() {
     let source = PrincipalSource::Header(HeaderName::from_static("x-user"));
-    let desk = Desk::prompt().with(|route| route.principal = source);
+    let desk = ScriptedService::prompt().with(|route| route.principal = source);
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     for (token, user) in [(ALICE, "u"), (ALICES_NEW, "u"), (ALICE, "v"), (BOB, "u")] {
@@ -158,8 +163,8 @@ async fn a_header_tells_apart_those_who_share_a_token_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn a_browser_asks_first_without_a_token_and_reads_the_refusal() {
-    let desk = Desk::prompt();
+async fn a_preflight_needs_no_token_and_the_refusal_is_readable() {
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     let page = ("origin", "http://localhost:3000");
@@ -175,14 +180,14 @@ async fn a_browser_asks_first_without_a_token_and_reads_the_refusal() {
     is_refused(&refused, None);
     assert_eq!(refused.header("access-control-allow-origin"), page.1);
     assert!(refused.header("access-control-expose-headers").contains("www-authenticate"));
-    // A strange page is told nothing, whatever it shows.
+    // A foreign origin gets no information, with a token or without.
     let strange = bearing(post(LIST, &[("origin", "http://evil.example.com")]), ALICE);
     assert_eq!(client.ask(strange).await.status, StatusCode::FORBIDDEN);
 }
 
 #[tokio::test]
 async fn there_is_no_authorization_server_to_be_found() {
-    let desk = Desk::prompt();
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     for path in ["/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"] {
@@ -198,7 +203,7 @@ async fn there_is_no_authorization_server_to_be_found() {
 #[tokio::test]
 async fn the_log_has_the_name_of_a_token_and_never_the_token() {
     let lines = Lines::record();
-    let desk = Desk::prompt();
+    let desk = ScriptedService::prompt();
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     client.ask(bearing(call("greet"), ALICE)).await;
@@ -212,14 +217,14 @@ async fn the_log_has_the_name_of_a_token_and_never_the_token() {
 }
 
 #[tokio::test]
-async fn those_who_are_not_known_take_no_place_from_those_who_are() {
-    let (desk, _given_up) = Desk::silent(Duration::from_millis(10));
-    let tokens = Tokens::new([("alice".into(), ALICE)]);
-    let world = World::new(&[&desk], |config| (config.tokens, config.limits.calls) = (tokens, 1));
+async fn unauthenticated_requests_take_no_permit_of_authenticated_ones() {
+    let (desk, _given_up) = ScriptedService::silent(Duration::from_millis(10));
+    let tokens = TokenSet::new([("alice".into(), ALICE)]);
+    let world = FrontAndService::new(&[&desk], |config| (config.tokens, config.limits.calls) = (tokens, 1));
     let mut client = world.client(Version::Http1).await;
     let held = client.send(bearing(call("work"), ALICE)).await.expect("it is answered by a comment");
     assert_eq!(held.status(), StatusCode::OK);
-    // There is no place for one more; who is not known is not told so, and not read.
+    // No permit is free; an unauthenticated request gets 401 and not the limit, and its body is not read.
     let mut other = world.client(Version::Http1).await;
     is_refused(&other.ask(call("work")).await, None);
     assert_eq!(other.ask(bearing(call("work"), ALICE)).await.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -229,9 +234,9 @@ async fn those_who_are_not_known_take_no_place_from_those_who_are() {
 async fn tokens_that_others_can_read_on_their_way_are_warned_of() {
     let warned = |listen: &[&str], change: fn(&mut Config)| {
         let lines = Lines::record();
-        let _front = World::on_pipes(&[], |config| {
+        let _front = FrontAndService::on_pipes(&[], |config| {
             config.listen = listen.iter().map(|address| address.parse().expect("an address")).collect();
-            config.tokens = Tokens::new([("alice".into(), ALICE)]);
+            config.tokens = TokenSet::new([("alice".into(), ALICE)]);
             change(config);
         });
         let lines = lines.of("tokens_unencrypted").into_iter();
@@ -245,7 +250,7 @@ async fn tokens_that_others_can_read_on_their_way_are_warned_of() {
     );
     for fine in [
         warned(&["127.0.0.1:80", "[::1]:80"], |_| {}),
-        warned(&elsewhere, |config| config.tokens = Tokens::default()),
+        warned(&elsewhere, |config| config.tokens = TokenSet::default()),
         warned(&elsewhere, |config| config.tls = Some(tls_paths())),
         warned(&elsewhere, |config| config.public_url = "https://example.com".parse().ok()),
     ] {

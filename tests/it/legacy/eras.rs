@@ -1,9 +1,9 @@
-//! One address, two eras: whose tasks who sees.
+//! Tasks of clients of both eras at one address.
 
-use super::world::Older;
+use super::proxy_and_client::LegacyClient;
 use crate::{
-    proxy::world::{Setup, World},
-    support::clients::Client,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
+    support::modern_client::Client,
 };
 use serde_json::{Value, json};
 
@@ -12,12 +12,12 @@ const MEET: &str = "tasks: { across_eras: true }";
 const TASK: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","task":{}}}"#;
 
 /// A modern client and a legacy one, who show the same token.
-async fn both(world: &World, token: Option<&str>) -> (Client, Older) {
+async fn both(world: &ProxyAndServer, token: Option<&str>) -> (Client, LegacyClient) {
     let modern = world.client().declaring(json!({
         "elicitation": {},
         "extensions": { "io.modelcontextprotocol/tasks": {} },
     }));
-    let older = Older::new(world.addr());
+    let older = LegacyClient::new(world.addr());
     match token {
         Some(token) => {
             let header = format!("Bearer {token}");
@@ -31,12 +31,12 @@ fn about(method: &str, task: &str) -> String {
     json!({ "jsonrpc": "2.0", "id": 9, "method": method, "params": { "taskId": task } }).to_string()
 }
 
-async fn of_older(client: &Older) -> String {
+async fn of_older(client: &LegacyClient) -> String {
     let answer = client.post(TASK).await.answer().await;
     answer.result()["task"]["taskId"].as_str().expect("an id").to_owned()
 }
 
-async fn listed(client: &Older) -> Vec<Value> {
+async fn listed(client: &LegacyClient) -> Vec<Value> {
     let list = r#"{"jsonrpc":"2.0","id":2,"method":"tasks/list"}"#;
     let tasks = client.post(list).await.answer().await.result()["tasks"].clone();
     tasks.as_array().expect("tasks").iter().map(|task| task["taskId"].clone()).collect()
@@ -85,12 +85,12 @@ async fn where_the_operator_lets_them_meet_each_sees_a_task_in_its_own_way() {
     let related = format!(r#""_meta":{{"io.modelcontextprotocol/related-task":{{"taskId":"{new}"}}}}"#);
     assert_eq!(body, format!(r#"{{"jsonrpc":"2.0","id":9,"result":{{"content":[],"n":1.0,{related}}}}}"#));
 
-    let others = Older::new(world.addr()).with("authorization", "Bearer bob").hello().await;
+    let others = LegacyClient::new(world.addr()).with("authorization", "Bearer bob").hello().await;
     assert_eq!(others.post(&about("tasks/get", &old)).await.answer().await.refusal(), (200, -32602));
 }
 
 #[tokio::test]
-async fn what_a_modern_clients_task_asks_a_legacy_client_can_answer() {
+async fn a_legacy_client_can_answer_an_input_request_of_a_modern_clients_task() {
     let world = Setup::new().route(ALWAYS).route(MEET).start().await;
     let (modern, older) = both(&world, Some("alice")).await;
     let task = modern.call("t").await.answer().await.task();
@@ -108,7 +108,7 @@ async fn what_a_modern_clients_task_asks_a_legacy_client_can_answer() {
     let heard = world.server.seen(|seen| seen.answers(&json!(50))).await;
     assert_eq!(heard.json["result"], json!({ "action": "decline" }));
 
-    // What the modern client answers is taken back from the other.
+    // The input request that the modern client answered is cancelled at the other.
     events.send(&ask(51));
     let put = waiting.next().await;
     let found = modern.until(&task, |task| task["status"] == "input_required").await;

@@ -1,22 +1,22 @@
-//! The whole proxy between a legacy client and a scripted legacy server, over real sockets: the
-//! client meets its own protocol, and the server's bytes.
+//! The whole proxy between a legacy client and a scripted legacy server, over real sockets: the client gets the
+//! bytes of the server in its own revision.
 
-mod departed;
+mod cancelled_requests;
+mod client_disconnects;
 mod eras;
-mod errors;
-mod farewells;
-mod held;
-mod minted;
-mod observed;
-mod passing;
-pub(crate) mod recorded;
-mod relayed;
-mod repeats;
-mod resuming;
+mod event_ids;
+mod event_streams;
+mod message_shapes;
+mod observe_mode;
+pub(crate) mod proxy_and_client;
+pub(crate) mod recorded_session;
+mod relayed_messages;
+mod relayed_responses;
+mod request_retries;
+mod server_errors;
+mod session_delete;
 mod sessions;
-mod shapes;
-mod streams;
-mod taken_back;
+mod slow_calls;
+mod stream_resumption;
 mod tasks;
-mod unsolicited;
-pub(crate) mod world;
+mod unsolicited_tasks;

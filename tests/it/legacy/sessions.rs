@@ -1,17 +1,17 @@
-//! What is answered in a session that the server may no longer have.
+//! Requests in a session that the server may have lost.
 
-use super::world::Older;
+use super::proxy_and_client::LegacyClient;
 use crate::{
-    proxy::world::{Setup, World},
-    support::servers::Canned,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
+    support::legacy_server::Canned,
 };
 use serde_json::json;
 
 const TASK: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","task":{}}}"#;
 const LIST: &str = r#"{"jsonrpc":"2.0","id":2,"method":"tasks/list"}"#;
 
-/// A world whose server knows the session `s1` as long as nobody has ended it.
-async fn world() -> World {
+/// A server that knows the session `s1` until it is deleted.
+async fn world() -> ProxyAndServer {
     let setup = Setup::new().server(|options| {
         let before = std::mem::take(options);
         let ended = std::sync::atomic::AtomicBool::new(false);
@@ -40,7 +40,7 @@ async fn world() -> World {
 #[tokio::test]
 async fn tasks_are_not_served_in_a_session_that_never_was() {
     let world = world().await;
-    let client = Older::new(world.addr()).within("invented");
+    let client = LegacyClient::new(world.addr()).within("invented");
     for message in [TASK, LIST] {
         let answer = client.post(message).await.answer().await;
         assert_eq!(
@@ -54,7 +54,7 @@ async fn tasks_are_not_served_in_a_session_that_never_was() {
 #[tokio::test]
 async fn tasks_are_not_served_in_a_session_that_its_client_has_ended() {
     let world = world().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     assert_eq!(client.post(LIST).await.answer().await.status, 200);
     assert_eq!(world.server.messages("ping"), 0, "it was seen to begin");
     assert_eq!(client.send(http::Method::DELETE, "/mcp", "").await.answer().await.status, 200);
@@ -64,9 +64,9 @@ async fn tasks_are_not_served_in_a_session_that_its_client_has_ended() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_older_than_the_proxy_is_asked_for_once() {
+async fn a_session_older_than_the_proxy_is_probed_once() {
     let world = world().await;
-    let client = Older::new(world.addr()).within("s1");
+    let client = LegacyClient::new(world.addr()).within("s1");
     for _ in 0..3 {
         assert_eq!(client.post(LIST).await.answer().await.status, 200);
     }
@@ -74,9 +74,9 @@ async fn a_session_that_is_older_than_the_proxy_is_asked_for_once() {
 }
 
 #[tokio::test]
-async fn where_no_more_calls_may_be_in_flight_a_legacy_client_is_told_by_the_id_it_waits_for() {
+async fn at_the_call_limit_a_legacy_client_gets_an_error_with_its_request_id() {
     let world = Setup::new().top("limits: { calls: 1 }").start().await;
-    let client = Older::new(world.addr()).hello().await;
+    let client = LegacyClient::new(world.addr()).hello().await;
     let waiting = client.call(1).await;
     let call = world.server.call().await;
     let refused = client.call(2).await.answer().await;

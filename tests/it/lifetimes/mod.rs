@@ -8,18 +8,18 @@
 //! nobody works at; nothing is acknowledged that was not kept; who cancels is obeyed, also at the server; a status never goes back; what
 //! was answered is answered once; what is counted is what is there.
 //!
-//! Sockets, HTTP and the sessions of servers are not in it: `house` has those, and `proxy::crashes` a process that is
+//! Sockets, HTTP and the sessions of servers are not in it: `whole_proxy` has those, and `proxy::process_kills` a process that is
 //! killed with them.
 
-mod chance;
+mod invariants;
 pub(crate) mod process;
-mod promises;
-mod records;
+mod random;
+mod scenario;
 mod server;
-mod world;
+mod stored_records;
 
+use scenario::{Profile, Scenario};
 use std::panic::catch_unwind;
-use world::{Profile, World};
 
 /// So many seeds for each profile, which take a core two seconds: more with `LIFETIMES`, for all of them together; or
 /// that one alone, with `LIFETIME`.
@@ -38,7 +38,7 @@ fn calls_end_with_an_honest_error_where_their_server_keeps_nothing() {
 }
 
 #[test]
-fn nothing_is_said_that_a_failing_store_has_not_kept() {
+fn nothing_is_acknowledged_that_a_failing_store_has_not_stored() {
     holds(Profile::FailingStore);
 }
 
@@ -53,13 +53,13 @@ fn requests_that_are_dropped_have_their_whole_effect_or_none() {
 }
 
 #[test]
-fn a_store_that_stalls_refuses_or_is_full_keeps_no_result_from_its_client() {
+fn a_stalled_or_full_store_withholds_no_result_from_its_client() {
     holds(Profile::StallingStore);
 }
 
 /// Each is one of a million.
 #[test]
-fn what_a_seed_has_found_once_is_not_found_again() {
+fn regressions_of_seeds_stay_fixed() {
     // The sweeper met a task that had just been left to the next process.
     live(Profile::FailingStore, 71_124, false);
     // A question was taken back, answered, and neither was kept when the process left its call to the next.
@@ -82,7 +82,7 @@ fn holds(profile: Profile) {
 }
 
 fn live(profile: Profile, seed: u64, is_told: bool) {
-    let mut world = World::new(profile, seed, is_told);
+    let mut world = Scenario::new(profile, seed, is_told);
     world.live();
     world.end();
 }

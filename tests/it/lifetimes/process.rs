@@ -1,19 +1,22 @@
 //! One process of the proxy: a route and its tasks on a runtime of their own, which can be killed at any moment.
 
-use super::{records::Records, server::Server};
-use crate::support::faulty::Faulty;
+use super::{server::Server, stored_records::Records};
+use crate::support::faulty_store::FaultyStore;
 use bytes::Bytes;
 use deferral::internals::{
-    bridge::resume::Keyring,
+    bridge::resume::SealKeyring,
     dialect::{
         Caller, Credentials, Principal,
-        modern::{Read, read},
+        modern::{ModernMessage, read},
     },
-    policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Questions, Quotas, Resume, Route, Tickets},
+    policy::{
+        DeferPolicy, InputPolicy, LegacyTaskPolicy, Mode, PrincipalSource, ResumePolicy, Route, TaskQuotas,
+        TicketPolicy, WaitPolicy,
+    },
     protocol::{Frame, Timestamp},
-    proxy::{Endpoint, Item, Ledger, Service as _},
+    proxy::{Endpoint, ReplyItem, RouteService as _, TaskLedger},
     runtime::{Clock, Drain, SystemClock},
-    store::{Secret, Store},
+    store::{Store, StoreSecret},
 };
 use futures_util::StreamExt;
 use http::{HeaderMap, HeaderValue};
@@ -34,9 +37,9 @@ use tokio::{
 /// The process.
 pub(super) struct Process {
     runtime: Runtime,
-    pub(super) store: Arc<Faulty>,
+    pub(super) store: Arc<FaultyStore>,
     endpoint: Endpoint,
-    ledger: Arc<Ledger>,
+    ledger: Arc<TaskLedger>,
     clock: Arc<Time>,
     /// To begin nothing new; to end; to listen no more.
     drains: [Drain; 3],
@@ -86,13 +89,14 @@ impl Process {
         let within = runtime.enter();
         let clock = SystemClock::new();
         let clock = Arc::new(Time { clock, started: clock.now(), at });
-        let store = Faulty::around(Arc::new(records.clone()) as Arc<dyn Store>);
+        let store = FaultyStore::around(Arc::new(records.clone()) as Arc<dyn Store>);
         if yields {
             store.yields();
         }
-        let secret = Secret::new(&[9; 32]);
-        let quotas = Quotas { polls_per_second: u32::MAX, misses_per_minute: u32::MAX, ..Quotas::default() };
-        let ledger = Ledger::new(store.clone(), Some(&secret), quotas, clock.clone());
+        let secret = StoreSecret::new(&[9; 32]);
+        let quotas =
+            TaskQuotas { polls_per_second: u32::MAX, misses_per_minute: u32::MAX, ..TaskQuotas::default() };
+        let ledger = TaskLedger::new(store.clone(), Some(&secret), quotas, clock.clone());
         let [(draining, stopping), (overdue, too_late), (closing, closed)] =
             [Drain::new(), Drain::new(), Drain::new()];
         let endpoint = Endpoint::new(
@@ -101,10 +105,10 @@ impl Process {
             Arc::clone(&ledger),
             Arc::default(),
             clock.clone(),
-            Arc::new(Keyring::new([7; 32], &[])),
+            Arc::new(SealKeyring::new([7; 32], &[])),
             [stopping, too_late.clone(), closed],
         );
-        runtime.spawn(Arc::clone(&ledger).look_after(vec![endpoint.clone()], too_late));
+        runtime.spawn(Arc::clone(&ledger).maintain(vec![endpoint.clone()], too_late));
         drop(within);
         let (drains, answered) = ([draining, overdue, closing], Arc::default());
         Self { runtime, store, endpoint, ledger, clock, drains, answered }
@@ -135,13 +139,13 @@ impl Process {
         });
     }
 
-    /// It is told to stop, and has stopped, unless its store has halted.
+    /// Stops it and waits for the end, unless its store has halted.
     pub(super) fn stops(&self, drain: Duration) {
-        self.drains[0].tell();
+        self.drains[0].start();
         if self.passes(drain) {
-            self.drains[1].tell();
+            self.drains[1].start();
             if self.passes(Duration::from_secs(2)) {
-                self.drains[2].tell();
+                self.drains[2].start();
                 // As the program does: a store that stalls is not waited for.
                 let _ = self.runtime.block_on(async { timeout(LAST_WORDS, self.ledger.close()).await });
             }
@@ -171,16 +175,16 @@ impl Process {
         }
         let caller = Caller {
             principal: principal(who),
-            credentials: Credentials::of(&headers, &[]),
+            credentials: Credentials::from_request(&headers, &[]),
             capabilities,
             client_info: Default::default(),
-            signs: None,
-            standing: Default::default(),
+            match_headers: None,
+            rollout_membership: Default::default(),
         };
         let task = self.runtime.spawn(async move {
             let mut items = endpoint.call(call, caller);
             while let Some(item) = items.next().await {
-                let Item::Reply(mut reply) = item else { continue };
+                let ReplyItem::Reply(mut reply) = item else { continue };
                 let said = serde_json::from_slice(&reply.body).expect("JSON");
                 let number = answered.fetch_add(1, Ordering::Relaxed);
                 *tell.lock().expect("nothing panics while it is held") = Some((number, said));
@@ -201,7 +205,7 @@ impl Request {
         self.told.lock().expect("nothing panics while it is held").take()
     }
 
-    /// Whether it has been answered, and nobody has looked at that.
+    /// Whether it has a response that was not read yet.
     pub(super) fn is_answered(&self) -> bool {
         self.told.lock().expect("nothing panics while it is held").is_some()
     }
@@ -228,7 +232,9 @@ fn read_request(
     headers.insert("mcp-protocol-version", HeaderValue::from_static("2026-07-28"));
     headers.insert("mcp-method", HeaderValue::from_str(method).expect("a header"));
     headers.insert("mcp-name", HeaderValue::from_str(name).expect("a header"));
-    let Ok(Read::Request(call, capabilities)) = read(Frame::parse(Bytes::from(body)), &headers, None) else {
+    let Ok(ModernMessage::Request(call, capabilities)) =
+        read(Frame::parse(Bytes::from(body)), &headers, None)
+    else {
         panic!("{method} {params} is no request")
     };
     (call, capabilities)
@@ -239,13 +245,13 @@ pub(crate) fn route(always: bool) -> Route {
     let mode = if always { Mode::Always } else { Mode::Auto };
     Route {
         path: "/mcp".into(),
-        defer: Defer { mode, after: Duration::from_secs(5), retention: RETENTION, rollout: None },
+        defer: DeferPolicy { mode, after: Duration::from_secs(5), retention: RETENTION, rollout: None },
         tools: Vec::new(),
         principal: PrincipalSource::Authorization,
-        questions: Questions { park: PARK, ..Questions::default() },
-        legacy_tasks: LegacyTasks::default(),
-        resume: Resume { wait: RESUME_WAIT, ..Resume::default() },
-        held: Held::default(),
+        questions: InputPolicy { park: PARK, ..InputPolicy::default() },
+        legacy_tasks: LegacyTaskPolicy::default(),
+        resume: ResumePolicy { wait: RESUME_WAIT, ..ResumePolicy::default() },
+        held: WaitPolicy::default(),
         forward: Vec::new(),
         limits: Default::default(),
         queue: Default::default(),
@@ -253,7 +259,7 @@ pub(crate) fn route(always: bool) -> Route {
         response_headers: Vec::new(),
         forwarded: false,
         empty_contents_is_error: false,
-        tickets: Tickets::default(),
+        tickets: TicketPolicy::default(),
     }
 }
 

@@ -5,11 +5,12 @@
 
 use bytes::Bytes;
 use deferral::internals::{
-    dialect::{Credentials, Principal, Response},
-    protocol::{Frame, Id, InputRequest, Method, Payload},
+    dialect::{CallResponse, Credentials, Principal},
+    protocol::{Frame, InputRequest, Method, Payload, RequestId},
     upstream::{
-        Anchor, Answer, Asked, CallError, Changes, Deferral, Description, Document, Event, Identity,
-        Outgoing, Question, Replies, Report, Subscription, TakenUp, Upstream,
+        CallAnchor, CallError, CallerIdentity, ChangeNotification, Deferral, OriginResponse, OutgoingCall,
+        PendingServerRequest, Responder, ResumedCall, ServerRequest, Subscription, ToolChanges, Upstream,
+        UpstreamDescription, UpstreamEvent, UpstreamEvents,
     },
 };
 use futures_util::{
@@ -58,7 +59,7 @@ pub(super) struct Served {
     pub(super) times_called: usize,
     said: Vec<Said>,
     pub(super) questions: Vec<Put>,
-    /// How often it was told that nobody waits.
+    /// How many cancellations it received.
     pub(super) cancelled: usize,
     /// How it ended.
     pub(super) end: Option<Word>,
@@ -74,7 +75,7 @@ pub(super) struct Served {
 pub(super) struct Put {
     /// What came back, each once.
     pub(super) answers: BTreeSet<String>,
-    /// It was taken back, or refused.
+    /// It was withdrawn or refused.
     pub(super) is_over: bool,
 }
 
@@ -135,7 +136,7 @@ impl Server {
         self.says(call, Said::End(word));
     }
 
-    /// Calls that were cancelled, and that somebody waits for all the same.
+    /// Calls that were cancelled while a request still waits for them.
     pub(super) fn listened_to_in_vain(&self) -> Vec<usize> {
         let calls = self.calls();
         let is_one =
@@ -150,7 +151,7 @@ impl Server {
         served.listener.take().into_iter().for_each(Waker::wake);
     }
 
-    /// The proxy is killed by this: nobody listens then, and nothing of what was under way arrives.
+    /// The proxy is killed by this: no message in flight arrives.
     pub(super) fn is_left_by(&self, kill: impl FnOnce()) {
         self.is_left.store(true, Ordering::Relaxed);
         kill();
@@ -167,7 +168,7 @@ impl Server {
         }
     }
 
-    fn way(&self, call: usize, id: &Id) -> Way {
+    fn way(&self, call: usize, id: &RequestId) -> Way {
         let number =
             id.to_string().trim_matches('"').rsplit('-').next().and_then(|number| number.parse().ok());
         Way { server: self.clone(), call, question: number.expect("an id of ours"), is_open: true }
@@ -175,7 +176,7 @@ impl Server {
 }
 
 impl Upstream for Server {
-    fn call(&self, Outgoing { id, call, deferral, .. }: Outgoing) -> Replies {
+    fn call(&self, OutgoingCall { id, call, deferral, .. }: OutgoingCall) -> UpstreamEvents {
         if call.method == Method::ToolsList {
             return stream::iter([response(r#"{"tools":[]}"#)]).boxed();
         }
@@ -187,18 +188,24 @@ impl Upstream for Server {
         Connection::new(self, number, 0, deferral, &[]).boxed()
     }
 
-    fn take_up(&self, _: &Identity, anchor: &Anchor, open: Vec<Id>, deferral: Deferral) -> Option<TakenUp> {
+    fn resume_call(
+        &self,
+        _: &CallerIdentity,
+        anchor: &CallAnchor,
+        open: Vec<RequestId>,
+        deferral: Deferral,
+    ) -> Option<ResumedCall> {
         let number = number(Some(&anchor.session));
         let at = anchor.last_event.as_ref()?.parse().expect("an id of ours");
-        let ways = open.iter().map(|id| -> Box<dyn Answer> { Box::new(self.way(number, id)) }).collect();
+        let ways = open.iter().map(|id| -> Box<dyn Responder> { Box::new(self.way(number, id)) }).collect();
         let replies = match self.calls()[&number].has_forgotten {
-            true => stream::iter([Event::Lost(CallError::SessionEnded)]).boxed(),
+            true => stream::iter([UpstreamEvent::Lost(CallError::SessionEnded)]).boxed(),
             false => Connection::new(self, number, at, Some(deferral), &open).boxed(),
         };
-        Some(TakenUp { replies, open: ways, elsewhere: None })
+        Some(ResumedCall { replies, open: ways, off_stream: None })
     }
 
-    fn cancel_at(&self, _: &Identity, anchor: &Anchor) -> BoxFuture<'_, bool> {
+    fn cancel_at(&self, _: &CallerIdentity, anchor: &CallAnchor) -> BoxFuture<'_, bool> {
         let number = number(Some(&anchor.session));
         let cancelled = move |()| {
             self.cancelled(number);
@@ -207,28 +214,32 @@ impl Upstream for Server {
         sleep(self.kind.answers_take).map(cancelled).boxed()
     }
 
-    fn describe(&self, _: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>> {
+    fn describe(&self, _: &CallerIdentity) -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>> {
         let capabilities = Payload::read(Bytes::from_static(br#"{"tools":{}}"#));
-        ready(Ok(Arc::new(Description { capabilities, ..Description::unknown() }))).boxed()
+        ready(Ok(Arc::new(UpstreamDescription { capabilities, ..UpstreamDescription::unknown() }))).boxed()
     }
 
-    fn watch(&self, _: Principal) -> broadcast::Receiver<Report> {
+    fn watch(&self, _: Principal) -> broadcast::Receiver<ChangeNotification> {
         broadcast::channel(1).1
     }
 
-    fn changes(&self, _: Principal) -> Changes {
-        Changes::default()
+    fn tool_changes(&self, _: Principal) -> ToolChanges {
+        ToolChanges::default()
     }
 
     fn subscribe<'a>(
         &'a self,
-        _: &'a Identity,
+        _: &'a CallerIdentity,
         _: &'a str,
     ) -> BoxFuture<'a, Result<Subscription, CallError>> {
         pending().boxed()
     }
 
-    fn fetch<'a>(&'a self, _: &'a str, _: &'a Credentials) -> BoxFuture<'a, Result<Document, CallError>> {
+    fn fetch<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a Credentials,
+    ) -> BoxFuture<'a, Result<OriginResponse, CallError>> {
         pending().boxed()
     }
 
@@ -242,9 +253,9 @@ fn number(tool: Option<&str>) -> usize {
     tool.and_then(|tool| tool.strip_prefix('t')?.parse().ok()).expect("a tool of ours")
 }
 
-fn response(result: &str) -> Event {
+fn response(result: &str) -> UpstreamEvent {
     let message = format!(r#"{{"jsonrpc":"2.0","id":0,"result":{result}}}"#);
-    Event::Final(Response::as_it_is(Frame::parse(message.into()).expect("a response")))
+    UpstreamEvent::Final(CallResponse::relayed(Frame::parse(message.into()).expect("a response")))
 }
 
 /// The stream of one call's events, from some event on.
@@ -253,10 +264,10 @@ struct Connection {
     call: usize,
     /// How much was said on it.
     at: usize,
-    /// From where the call could be taken up, as it was last told.
+    /// The last resume point of the call.
     told: Option<usize>,
     deferral: Option<Deferral>,
-    /// Questions that are known to whoever took the call up.
+    /// Input requests that the resumed call knows of.
     known: Vec<usize>,
     is_over: bool,
 }
@@ -264,12 +275,12 @@ struct Connection {
 // === impl Connection ===
 
 impl Connection {
-    fn new(server: &Server, call: usize, at: usize, deferral: Option<Deferral>, known: &[Id]) -> Self {
+    fn new(server: &Server, call: usize, at: usize, deferral: Option<Deferral>, known: &[RequestId]) -> Self {
         let known = known.iter().map(|id| server.way(call, id).forgotten()).collect();
         Self { server: server.clone(), call, at, told: None, deferral, known, is_over: false }
     }
 
-    fn event(&mut self, said: Said) -> Option<Event> {
+    fn event(&mut self, said: Said) -> Option<UpstreamEvent> {
         let call = self.call;
         Some(match said {
             Said::Progress => {
@@ -277,7 +288,7 @@ impl Connection {
                     json!({ "progressToken": 0, "progress": self.at, "message": format!("at {}", self.at) });
                 let notice =
                     json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params });
-                Event::Notification(Frame::parse(notice.to_string().into()).expect("a message"))
+                UpstreamEvent::Notification(Frame::parse(notice.to_string().into()).expect("a message"))
             }
             Said::Question(question) if self.known.contains(&question) => return None,
             Said::Question(question) => {
@@ -286,10 +297,10 @@ impl Connection {
                 let raw = json!({ "method": "elicitation/create", "params": params }).to_string();
                 let id = id(call, question);
                 let answer = Box::new(self.server.way(call, &id));
-                let asked = Asked::Canonical(InputRequest::from_raw(raw.into()).expect("a question"));
-                Event::Asked(Question { asked, id, answer })
+                let asked = ServerRequest::Canonical(InputRequest::from_raw(raw.into()).expect("a question"));
+                UpstreamEvent::ServerRequest(PendingServerRequest { request: asked, id, responder: answer })
             }
-            Said::Withdrawn(question) => Event::Withdrawn { id: id(call, question) },
+            Said::Withdrawn(question) => UpstreamEvent::RequestCancelled { id: id(call, question) },
             Said::End(word) => {
                 self.is_over = true;
                 match word {
@@ -299,9 +310,9 @@ impl Connection {
                         let message =
                             json!({ "jsonrpc": "2.0", "id": 0, "error": { "code": ERROR, "message": "no" } });
                         let frame = Frame::parse(message.to_string().into()).expect("a response");
-                        Event::Final(Response::as_it_is(frame))
+                        UpstreamEvent::Final(CallResponse::relayed(frame))
                     }
-                    Word::Lost => Event::Lost(CallError::Broken("by the test".to_owned())),
+                    Word::Lost => UpstreamEvent::Lost(CallError::Broken("by the test".to_owned())),
                 }
             }
         })
@@ -310,12 +321,12 @@ impl Connection {
     /// As the proxy's own upstream does it: not before everything that is there has been heard.
     fn tell_where(&mut self, id: u64) {
         let Kind { keeps_events, primes, .. } = self.server.kind;
-        let Some(deferral) = self.deferral.as_ref().filter(|deferral| deferral.wants_anchor()) else {
+        let Some(deferral) = self.deferral.as_ref().filter(|deferral| deferral.needs_anchor()) else {
             return;
         };
         if self.told != Some(self.at) {
             self.told = Some(self.at);
-            deferral.moves(Anchor {
+            deferral.set_anchor(CallAnchor {
                 session: format!("t{}", self.call),
                 revision: "2025-11-25".to_owned(),
                 call: id,
@@ -338,14 +349,14 @@ pub(super) fn result(call: usize, is_error: bool) -> String {
     json!({ "resultType": "complete", "content": content, "isError": is_error }).to_string()
 }
 
-fn id(call: usize, question: usize) -> Id {
-    Id::from_token(format!("\"{}\"", words(call, question)).into()).expect("a token")
+fn id(call: usize, question: usize) -> RequestId {
+    RequestId::from_token(format!("\"{}\"", words(call, question)).into()).expect("a token")
 }
 
 impl Stream for Connection {
-    type Item = Event;
+    type Item = UpstreamEvent;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<UpstreamEvent>> {
         loop {
             if self.is_over {
                 return Poll::Ready(None);
@@ -370,7 +381,7 @@ impl Stream for Connection {
 }
 
 impl Drop for Connection {
-    /// Whoever drops it does not wait any more, unless the whole process ends.
+    /// Dropping it cancels the call, unless the whole process ends.
     fn drop(&mut self) {
         let is_released = self.deferral.as_ref().is_some_and(Deferral::is_released);
         if !self.is_over && !is_released && !self.server.is_left.load(Ordering::Relaxed) {
@@ -402,8 +413,8 @@ impl Way {
     }
 }
 
-impl Answer for Way {
-    fn send(mut self: Box<Self>, outcome: Result<Bytes, Bytes>) {
+impl Responder for Way {
+    fn respond(mut self: Box<Self>, outcome: Result<Bytes, Bytes>) {
         self.is_open = false;
         let (server, call, question) = (self.server.clone(), self.call, self.question);
         let answer = match outcome {
@@ -420,7 +431,7 @@ impl Answer for Way {
         });
     }
 
-    fn withdrawn(mut self: Box<Self>) {
+    fn discard(mut self: Box<Self>) {
         self.is_open = false;
     }
 }

@@ -1,13 +1,13 @@
-//! What clients may take: memory that they only announce, places for those who are turned away, calls on one
-//! connection, and an operator's connections.
+//! Limits of clients: memory of announced bodies, permits of refused requests, calls on one connection, connections of
+//! operators.
 
 use super::program::{Log, Program};
 use crate::{
-    proxy::world::Setup,
+    proxy::proxy_and_server::Setup,
     support::{
-        clients::{Version, soon},
-        hits::Hits,
-        servers::{LegacyServer, Options},
+        legacy_server::{LegacyServer, Options},
+        limit_hits::LimitHits,
+        modern_client::{Version, soon},
     },
 };
 use deferral::internals::{app, config};
@@ -39,7 +39,7 @@ async fn heard(socket: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn what_is_only_announced_takes_no_memory() {
+async fn an_announced_body_takes_no_memory_before_it_arrives() {
     const MIB: usize = 1 << 20;
     let server = LegacyServer::start(Options { tools: Some(json!([])), ..Options::default() }).await;
     let program = Program::start(&server, &["timeouts: { read_body: 10m }"], Log::Nowhere);
@@ -61,7 +61,7 @@ async fn what_is_only_announced_takes_no_memory() {
 }
 
 #[tokio::test]
-async fn those_who_are_turned_away_are_read_within_bounds() {
+async fn bodies_of_refused_requests_are_read_within_bounds() {
     let server = LegacyServer::start(Options { tools: Some(json!([])), ..Options::default() }).await;
     let top = ["limits: { calls: 1 }", "timeouts: { read_body: 10m }"];
     let program = Program::start(&server, &top, Log::Nowhere);
@@ -78,7 +78,7 @@ async fn those_who_are_turned_away_are_read_within_bounds() {
         assert!(said.starts_with("HTTP/1.1 100 "), "{said}");
         waiting.push(socket);
     }
-    // Who comes beyond those is told at once.
+    // A call over the limit gets an error at once.
     for _ in 0..8 {
         let (_, said) = announced(program.addr, body.len()).await;
         assert!(said.starts_with("HTTP/1.1 503 ") && said.contains("-31006"), "{said}");
@@ -121,7 +121,7 @@ async fn more_calls_on_one_connection_than_it_may_carry_wait_at_their_client() {
 
 #[tokio::test]
 async fn calls_beyond_what_a_connection_may_carry_are_refused_where_its_client_does_not_queue_them() {
-    let hits = Hits::of("limits.streams");
+    let hits = LimitHits::of("limits.streams");
     let world = Setup::new().top("limits: { streams: 2 }").start().await;
     let frame = |length: usize, kind: u8, stream: u8| {
         let length = u8::try_from(length).expect("it is short");
@@ -164,8 +164,8 @@ const REFUSED_STREAM: [u8; 4] = [0, 0, 0, 7];
 
 #[tokio::test]
 async fn calls_beyond_the_connections_to_servers_wait_and_the_limit_is_named() {
-    let hits = Hits::of("limits.upstream_connections");
-    let setup = Setup::new().server(|options| options.get = crate::support::servers::Get::Refused(405));
+    let hits = LimitHits::of("limits.upstream_connections");
+    let setup = Setup::new().server(|options| options.get = crate::support::legacy_server::Get::Refused(405));
     let world =
         setup.top("limits: { upstream_connections: 2 }").top("timeouts: { connect: 200ms }").start().await;
     let mut held = Vec::new();
@@ -215,7 +215,7 @@ async fn operators_have_so_many_connections_and_clients_are_served_beside_them()
     other.write_all(b"GET /limits HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it is taken");
     let refused = soon("an answer", heard(&mut other)).await;
     assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("all 18 connections"), "{refused}");
-    let client = crate::support::clients::Client::new(proxy.addresses[0]);
+    let client = crate::support::modern_client::Client::new(proxy.addresses[0]);
     assert!(client.ask("tools/list", json!({})).await.result()["tools"].is_array());
     // The one that has waited the longest makes room once it has waited for a while.
     let asked = async {

@@ -1,17 +1,17 @@
-//! What callers declare and are known by is kept with their sessions.
+//! The memory of identities: capabilities, headers, credentials.
 
 use super::program::{Log, Program};
 use crate::{
-    proxy::world::Setup,
+    proxy::proxy_and_server::Setup,
     support::{
-        hits::Hits,
-        servers::{Canned, LegacyServer, Options},
+        legacy_server::{Canned, LegacyServer, Options},
+        limit_hits::LimitHits,
     },
 };
 use http::Method;
 use serde_json::json;
 
-/// Capabilities of so many bytes that nobody else declares.
+/// Capabilities of so many bytes, which no other client declares.
 fn declared(number: usize, bytes: usize) -> serde_json::Value {
     json!({ "experimental": { format!("{number:08}{}", "x".repeat(bytes)): {} } })
 }
@@ -43,7 +43,7 @@ async fn capabilities_of_a_megabyte_are_refused_and_not_kept() {
 
 #[tokio::test]
 async fn identities_are_bounded_by_what_they_keep_too() {
-    let hits = Hits::of("limits.identity_bytes");
+    let hits = LimitHits::of("limits.identity_bytes");
     let world = Setup::new().top("limits: { identity_bytes: 256KiB }").start().await;
     for number in 0..32 {
         let client = world.client().declaring(declared(number, 32 << 10));

@@ -1,6 +1,6 @@
-//! The program itself at work in front of a server, to look at what it takes.
+//! Harness: the program in front of a server; its memory and descriptors are read.
 
-use crate::support::{clients::Client, program::where_it_listens, servers::LegacyServer};
+use crate::support::{legacy_server::LegacyServer, modern_client::Client, program::where_it_listens};
 use http::Method;
 use serde_json::json;
 use std::{
@@ -16,7 +16,7 @@ pub(crate) struct Program {
     pub(crate) addr: SocketAddr,
     /// For operators.
     pub(crate) admin: SocketAddr,
-    /// Where its log goes. Nobody reads it unless a test does.
+    /// The log's pipe, which only a test reads.
     pub(crate) log: Option<ChildStderr>,
     _folder: TempDir,
 }
@@ -72,7 +72,7 @@ impl Program {
         Client::new(self.addr)
     }
 
-    /// What operators are told of this count.
+    /// The value of this metric.
     pub(crate) async fn count(&self, name: &str) -> u64 {
         let mut request = Client::new(self.admin).with("host", "localhost").spelled("", None, String::new());
         *request.method_mut() = Method::GET;
@@ -82,7 +82,7 @@ impl Program {
         line.unwrap_or_else(|| panic!("no {name} in\n{}", answer.body)).parse().expect("a number")
     }
 
-    /// Whether a caller whom nobody knows is served.
+    /// Whether a new caller is served.
     pub(crate) async fn serves(&self, token: &str) -> bool {
         let answer = self.client().bearing(token).ask("tools/list", json!({})).await;
         answer.status == 200 && answer.result()["tools"].is_array()

@@ -1,14 +1,17 @@
-//! Whose is what.
+//! Tasks and sessions belong to a principal.
 
-use super::world::{ALWAYS, Setup, World};
-use crate::support::clients::{Client, indistinguishable};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer, Setup};
+use crate::support::modern_client::{Client, indistinguishable};
 use http::Method;
 use serde_json::json;
 
-/// An id of the right form that nobody has.
+/// A well-formed id that no task has.
 const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 
-async fn makes_a_task(world: &World, client: &Client) -> (String, crate::support::servers::Call) {
+async fn makes_a_task(
+    world: &ProxyAndServer,
+    client: &Client,
+) -> (String, crate::support::legacy_server::Call) {
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
     (waiting.answer().await.task(), call)
@@ -16,7 +19,7 @@ async fn makes_a_task(world: &World, client: &Client) -> (String, crate::support
 
 #[tokio::test]
 async fn a_foreign_task_is_answered_byte_for_byte_as_an_unknown_one() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
     let (task, call) = makes_a_task(&world, &alice).await;
     let unknown: String = UNKNOWN.chars().cycle().take(task.len()).collect();
@@ -48,7 +51,7 @@ async fn a_foreign_task_is_answered_byte_for_byte_as_an_unknown_one() {
 
 #[tokio::test]
 async fn callers_share_no_session_and_each_is_known_to_the_server_by_its_own_credentials() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let mut sessions = Vec::new();
     for token in ["alice", "bob"] {
         for _ in 0..2 {
@@ -75,8 +78,8 @@ async fn callers_share_no_session_and_each_is_known_to_the_server_by_its_own_cre
 }
 
 #[tokio::test]
-async fn without_credentials_everybody_is_one_and_the_id_is_the_secret() {
-    let world = World::with(ALWAYS).await;
+async fn without_credentials_every_client_is_one_and_the_id_is_the_secret() {
+    let world = ProxyAndServer::with(ALWAYS).await;
     let (task, call) = makes_a_task(&world, &world.tasker()).await;
     assert_eq!(world.tasker().task(&task).await["status"], "working");
     assert_eq!(world.tasker().bearing("bob").of_task("tasks/get", &task).await.refusal(), (200, -32602));
@@ -95,7 +98,7 @@ async fn a_caller_may_be_known_by_a_header_that_outlives_its_token() {
     assert_eq!(bob.of_task("tasks/get", &task).await.refusal(), (200, -32602), "a token alone is nobody");
     assert_eq!(world.tasker().bearing("monday").of_task("tasks/get", &task).await.refusal(), (200, -32602));
 
-    // The server is still told the token of the very request, never of another.
+    // The server gets the token of this request, never that of another.
     let (_, other) = makes_a_task(&world, &alice.bearing("tuesday")).await;
     assert_eq!(other.seen.header("authorization"), Some("Bearer tuesday"));
     assert_ne!(other.session(), call.session());
@@ -107,7 +110,7 @@ async fn a_caller_may_be_known_by_a_header_that_outlives_its_token() {
 
 #[tokio::test]
 async fn a_task_belongs_to_the_route_it_was_made_on() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let url = world.server.url();
     let yaml = format!(
         "listen: 127.0.0.1:0\nadmin: \"off\"\nroutes:\n\

@@ -1,11 +1,11 @@
-//! A proxy that begins and ends as the program does.
+//! Harness: a proxy on a runtime of its own, which ends as the program does.
 
-use super::world::{Kept, start, start_kept};
+use super::proxy_and_server::{Kept, start, start_kept};
 use crate::support::{
-    clients::{Client, soon},
-    servers::LegacyServer,
+    legacy_server::LegacyServer,
+    modern_client::{Client, soon},
 };
-use deferral::internals::{app::Running, telemetry};
+use deferral::internals::{app::RunningProxy, telemetry};
 use serde_json::Value;
 use std::{
     net::SocketAddr,
@@ -53,7 +53,7 @@ impl Program {
         Self::begun(threads, move || start(&url, route, top)).await
     }
 
-    async fn begun(mut threads: Builder, start: impl FnOnce() -> Running + Send + 'static) -> Self {
+    async fn begun(mut threads: Builder, start: impl FnOnce() -> RunningProxy + Send + 'static) -> Self {
         let (stop, stopping) = oneshot::channel();
         let (tell, told) = oneshot::channel();
         let log = Log::default();
@@ -62,11 +62,11 @@ impl Program {
             let take = move |_: &tracing::Level, line: &str| {
                 written.0.lock().expect("nothing panics while it is held").push_str(line);
             };
-            let lines = telemetry::Lines::new(telemetry::Format::Json, || UNIX_EPOCH, take);
+            let lines = telemetry::LogLayer::new(telemetry::LineFormat::Json, || UNIX_EPOCH, take);
             let _log = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
             let runtime = threads.enable_all().build().expect("a runtime");
             runtime.block_on(async {
-                let running: Running = start();
+                let running: RunningProxy = start();
                 tell.send(running.addresses[0]).expect("the test waits");
                 match stopping.await {
                     Ok(End::Killed) => {}
@@ -87,7 +87,7 @@ impl Program {
         self.stop.take().expect("it is stopped once").send(End::Stopped).ok().expect("it runs");
     }
 
-    /// Ends it in the middle of whatever it does: nothing that it holds is told to anybody.
+    /// Kills it: nothing that it holds is sent.
     pub(crate) async fn killed(mut self) {
         let stop = self.stop.take().expect("it is stopped once");
         stop.send(End::Killed).ok().expect("it runs");

@@ -1,15 +1,15 @@
 //! At a limit a call stays synchronous, or is refused with the limit's name.
 
-use super::world::{ALWAYS, Setup, World};
-use crate::support::{clients::Client, hits::Hits};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer, Setup};
+use crate::support::{limit_hits::LimitHits, modern_client::Client};
 use serde_json::{Value, json};
 
-async fn limited(limits: &'static str) -> World {
+async fn limited(limits: &'static str) -> ProxyAndServer {
     Setup::new().route(ALWAYS).top(limits).start().await
 }
 
 /// The client's next call becomes a task, which ends with this text.
-async fn becomes_a_task(world: &World, client: &Client, text: &str) -> String {
+async fn becomes_a_task(world: &ProxyAndServer, client: &Client, text: &str) -> String {
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
     let task = waiting.answer().await.task();
@@ -19,7 +19,7 @@ async fn becomes_a_task(world: &World, client: &Client, text: &str) -> String {
 }
 
 /// The client's next call is answered plainly.
-async fn stays_synchronous(world: &World, client: &Client) {
+async fn stays_synchronous(world: &ProxyAndServer, client: &Client) {
     let waiting = client.call("slow").await;
     world.server.call().await.says("waited for");
     assert_eq!(waiting.answer().await.text(), "waited for");
@@ -27,7 +27,7 @@ async fn stays_synchronous(world: &World, client: &Client) {
 
 #[tokio::test]
 async fn at_the_callers_quota_calls_stay_synchronous_and_nothing_is_evicted() {
-    let hits = Hits::of("limits.tasks_per_principal");
+    let hits = LimitHits::of("limits.tasks_per_principal");
     let world = limited("limits: { tasks_per_principal: 1 }").await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
     let waiting = alice.call("slow").await;
@@ -46,7 +46,7 @@ async fn at_the_callers_quota_calls_stay_synchronous_and_nothing_is_evicted() {
 
 #[tokio::test]
 async fn at_the_quota_of_all_tasks_calls_stay_synchronous() {
-    let hits = Hits::of("limits.tasks");
+    let hits = LimitHits::of("limits.tasks");
     let world = limited("limits: { tasks: 1 }").await;
     becomes_a_task(&world, &world.tasker().bearing("alice"), "done").await;
     stays_synchronous(&world, &world.tasker().bearing("bob")).await;
@@ -64,7 +64,7 @@ async fn at_the_quota_of_stored_bytes_calls_stay_synchronous() {
 }
 
 /// A task whose result does not fit; gives what it says.
-async fn does_not_fit(world: &World, client: &Client, text: &str) -> String {
+async fn does_not_fit(world: &ProxyAndServer, client: &Client, text: &str) -> String {
     let task = becomes_a_task(world, client, text).await;
     let failed = client.task(&task).await;
     assert_eq!((&failed["status"], &failed["error"]["code"]), (&json!("failed"), &json!(-31005)));
@@ -74,7 +74,7 @@ async fn does_not_fit(world: &World, client: &Client, text: &str) -> String {
 
 #[tokio::test]
 async fn a_result_that_does_not_fit_ends_its_task_with_the_limit_named() {
-    let hits = Hits::of("limits.stored_bytes");
+    let hits = LimitHits::of("limits.stored_bytes");
     let world = limited("limits: { stored_bytes: 100000 }").await;
     let client = world.tasker();
     // All of them are admitted, as nothing is kept yet.
@@ -103,8 +103,8 @@ async fn a_result_that_does_not_fit_ends_its_task_with_the_limit_named() {
 }
 
 #[tokio::test]
-async fn one_caller_cannot_take_the_room_of_all() {
-    let hits = Hits::of("limits.stored_bytes_per_principal");
+async fn one_caller_cannot_use_up_the_quota_of_all() {
+    let hits = LimitHits::of("limits.stored_bytes_per_principal");
     let world = limited("limits: { stored_bytes_per_principal: 50000 }").await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
     let large = "x".repeat(30_000);
@@ -119,7 +119,7 @@ async fn one_caller_cannot_take_the_room_of_all() {
 }
 
 #[tokio::test]
-async fn a_held_call_at_a_quota_still_hears_its_progress_and_is_cancelled_by_leaving() {
+async fn a_call_at_a_quota_still_gets_progress_and_is_cancelled_by_a_disconnect() {
     let world = limited("limits: { tasks: 1 }").await;
     let client = world.tasker();
     becomes_a_task(&world, &client, "done").await;
@@ -150,8 +150,8 @@ async fn refused_in_the_end(client: &Client, method: &str, params: Value) -> Str
 }
 
 #[tokio::test]
-async fn a_caller_that_polls_too_often_is_told_which_limit_it_met() {
-    let hits = Hits::of("limits.polls_per_second");
+async fn a_caller_that_polls_too_often_gets_an_error_with_the_limit() {
+    let hits = LimitHits::of("limits.polls_per_second");
     let world = limited("limits: { polls_per_second: 2 }").await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
     let waiting = alice.call("slow").await;
@@ -165,8 +165,8 @@ async fn a_caller_that_polls_too_often_is_told_which_limit_it_met() {
 }
 
 #[tokio::test]
-async fn a_caller_that_guesses_ids_is_told_which_limit_it_met() {
-    let hits = Hits::of("limits.misses_per_minute");
+async fn a_caller_that_guesses_ids_gets_an_error_with_the_limit() {
+    let hits = LimitHits::of("limits.misses_per_minute");
     let world = limited("limits: { misses_per_minute: 2 }").await;
     let client = world.tasker();
     let message = refused_in_the_end(&client, "tasks/get", json!({ "taskId": "guess" })).await;
@@ -182,7 +182,7 @@ async fn a_caller_that_guesses_ids_is_told_which_limit_it_met() {
 
 #[tokio::test]
 async fn a_caller_may_have_so_many_streams_to_listen_on() {
-    let hits = Hits::of("limits.listens_per_principal");
+    let hits = LimitHits::of("limits.listens_per_principal");
     let world = limited("limits: { listens_per_principal: 1 }").await;
     let (alice, bob) = (world.client().bearing("alice"), world.client().bearing("bob"));
     let asked = json!({ "toolsListChanged": true });

@@ -1,23 +1,23 @@
-//! What the next process makes of what one left behind.
+//! Tasks and calls after a restart.
 //!
 //! The records lie in memory that outlives both: what a disk adds to that is shown in `durable`.
 
 use super::{
     program::{Members, Program},
-    world::{ALWAYS, Kept, SLOW, Setup},
+    proxy_and_server::{ALWAYS, Kept, SLOW, Setup},
 };
 use crate::support::{
-    clients::{Client, soon},
-    servers::{LegacyServer, Options},
+    legacy_server::{LegacyServer, Options},
+    modern_client::{Client, soon},
 };
-use deferral::internals::store::{Memory, Secret, Store};
+use deferral::internals::store::{MemoryStore, Store, StoreSecret};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// A server, and where the proxies before it keep their tasks.
 pub(crate) struct Place {
     pub(crate) server: LegacyServer,
-    memory: Memory,
+    memory: MemoryStore,
     secret: u8,
 }
 
@@ -29,7 +29,7 @@ impl Place {
     /// Before a server that is like this.
     pub(crate) async fn before(change: impl FnOnce(&mut Options)) -> Self {
         let server = LegacyServer::start(Setup::new().server(change).options).await;
-        Self { server, memory: Memory::default(), secret: 1 }
+        Self { server, memory: MemoryStore::default(), secret: 1 }
     }
 
     /// The next process.
@@ -39,14 +39,14 @@ impl Place {
     }
 
     /// What the next process finds.
-    pub(crate) fn next(&mut self) -> Memory {
+    pub(crate) fn next(&mut self) -> MemoryStore {
         self.memory = self.memory.restarted();
         self.memory.restarted()
     }
 
     /// The next process, on a store of the test's own.
     pub(crate) async fn start_on(&self, store: Arc<dyn Store>, route: Members, top: Members) -> Program {
-        let kept: Kept = (store, Secret::new(&[self.secret; 32]));
+        let kept: Kept = (store, StoreSecret::new(&[self.secret; 32]));
         Program::kept(&self.server, kept, route, top).await
     }
 }
@@ -94,7 +94,7 @@ async fn what_had_ended_is_served_and_what_had_not_fails_once_and_is_never_made_
 
 /// Nothing has been asked of the server yet.
 #[tokio::test]
-async fn what_is_said_of_a_task_names_its_server_before_the_next_process_has_heard_of_that() {
+async fn a_task_shows_its_server_info_after_a_restart_before_the_next_handshake() {
     const SERVER: &str = "io.modelcontextprotocol/serverInfo";
     // The server may describe itself only once the call is a task.
     for is_known in [true, false] {
@@ -127,7 +127,7 @@ async fn what_is_said_of_a_task_names_its_server_before_the_next_process_has_hea
 }
 
 #[tokio::test]
-async fn a_result_that_nobody_has_fetched_keeps_no_process_that_stops() {
+async fn an_unfetched_result_does_not_delay_the_shutdown() {
     let mut place = Place::new().await;
     let mut first = place.start(&[ALWAYS], &[]).await;
     let client = first.client().with_tasks();
@@ -168,7 +168,7 @@ async fn a_waiting_call_becomes_a_task_when_the_proxy_stops() {
 }
 
 #[tokio::test]
-async fn a_task_is_its_owners_after_a_restart_and_nobodys_without_the_secret() {
+async fn a_task_belongs_to_its_owner_after_a_restart_unless_the_key_is_lost() {
     let mut place = Place::new().await;
     let first = place.start(&[ALWAYS], &[]).await;
     let client = first.client().with_tasks().bearing("one");
@@ -194,7 +194,7 @@ async fn a_task_is_its_owners_after_a_restart_and_nobodys_without_the_secret() {
 }
 
 #[tokio::test]
-async fn who_comes_back_to_a_call_that_is_gone_hears_that_its_outcome_is_unknown() {
+async fn a_retry_of_a_lost_call_reports_an_unknown_outcome() {
     let mut place = Place::new().await;
     let first = place.start(&[SLOW], &[]).await;
     let client = first.client().declaring(json!({ "elicitation": {} }));

@@ -1,15 +1,15 @@
-//! The end of the proxy.
+//! Drain and shutdown.
 
 use super::{
     program::Program,
-    world::{ALWAYS, Setup, World, start},
+    proxy_and_server::{ALWAYS, ProxyAndServer, Setup, start},
 };
 use crate::{
-    legacy::world::{HELLO, Older},
+    legacy::proxy_and_client::{HELLO, LegacyClient},
     support::{
-        clients::{Answer, Client, Version, soon},
-        servers::{LegacyServer, Options, Seen},
-        time::a_moment,
+        legacy_server::{LegacyServer, Options, Seen},
+        modern_client::{Answer, Client, Version, soon},
+        paused_time::a_moment,
     },
 };
 use http::{Method, StatusCode};
@@ -48,7 +48,7 @@ async fn calls_in_flight_are_finished_while_new_ones_are_refused() {
         let refused = proxy.client().ask(method, json!({ "name": "new" })).await;
         assert_eq!(refused.refusal(), (503, -31007), "{method}");
     }
-    let older = Older::new(proxy.addr).post(HELLO).await.answer().await;
+    let older = LegacyClient::new(proxy.addr).post(HELLO).await.answer().await;
     assert_eq!((older.refusal(), older.header("retry-after")), ((503, -31007), "1"));
     assert_eq!(server.count(|seen| seen.method() == "initialize"), 1, "nothing new was sent");
     call.says("finished");
@@ -68,7 +68,7 @@ async fn ready(admin: SocketAddr) -> StatusCode {
 }
 
 #[tokio::test]
-async fn until_notice_is_over_balancers_hear_of_the_end_and_new_calls_are_served() {
+async fn during_the_notice_health_checks_fail_and_new_calls_are_served() {
     let server = LegacyServer::start(server()).await;
     let proxy = start(&server.url(), &[], &["admin: 127.0.0.1:0", "drain: { notice: 1h }"]);
     let (client, admin) = (Client::new(proxy.addresses[0]), proxy.admin.as_ref().expect("it is on").address);
@@ -83,7 +83,7 @@ async fn until_notice_is_over_balancers_hear_of_the_end_and_new_calls_are_served
 }
 
 #[tokio::test]
-async fn calls_that_do_not_end_in_time_are_told_so_and_cancelled() {
+async fn calls_over_the_drain_get_an_error_and_are_cancelled() {
     let server = LegacyServer::start(server()).await;
     let mut proxy = Program::start(&server, &[], &["drain: 20ms"]).await;
     let waiting = proxy.client().call("slow").await;
@@ -98,7 +98,7 @@ async fn calls_that_do_not_end_in_time_are_told_so_and_cancelled() {
 }
 
 #[tokio::test]
-async fn many_calls_that_do_not_end_in_time_are_all_told_so() {
+async fn many_calls_over_the_drain_all_get_an_error() {
     // The server has no sessions to say goodbye to, so that the end is near.
     let options = Options { sessions: false, ..server() };
     let server = LegacyServer::start(options).await;
@@ -117,7 +117,7 @@ async fn many_calls_that_do_not_end_in_time_are_all_told_so() {
 }
 
 #[tokio::test]
-async fn calls_that_wait_for_a_session_are_told_so_too() {
+async fn calls_that_wait_for_a_session_get_the_drain_error() {
     let server = LegacyServer::start(server()).await;
     let mut proxy = Program::start(&server, &[], &["drain: 20ms", "limits: { sessions: 1 }"]).await;
     let client = proxy.client().over(Version::Http2).declaring(json!({ "elicitation": {} }));
@@ -140,7 +140,7 @@ async fn calls_that_wait_for_a_session_are_told_so_too() {
 }
 
 #[tokio::test]
-async fn calls_that_wait_for_a_handshake_are_told_so_too() {
+async fn calls_that_wait_for_a_handshake_get_the_drain_error() {
     let mute = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}/mcp", mute.local_addr().expect("bound"));
     let mut proxy = Program::before(url, &[], &["drain: 20ms"]).await;
@@ -204,12 +204,12 @@ async fn a_task_that_ends_while_the_proxy_stops_is_fetched_and_not_cancelled() {
     }
 }
 
-/// Whoever has left could find a task of its call only here, and this is about to go.
+/// A disconnected client could find the task only in this process, which is about to end.
 #[tokio::test]
-async fn in_memory_a_call_whose_client_leaves_while_the_proxy_stops_becomes_no_task() {
+async fn in_memory_a_call_whose_client_disconnects_while_the_proxy_stops_becomes_no_task() {
     let server = LegacyServer::start(server()).await;
     let mut proxy = Program::start(&server, &["tasks: { unsolicited: always }"], &[]).await;
-    let client = Older::new(proxy.addr).hello().await;
+    let client = LegacyClient::new(proxy.addr).hello().await;
     let waiting = client.call(7).await;
     let call = server.call().await;
     proxy.stop();
@@ -312,7 +312,7 @@ async fn a_result_that_nobody_fetches_in_time_is_counted() {
 }
 
 #[tokio::test]
-async fn a_client_that_was_asked_comes_back_while_the_proxy_stops() {
+async fn a_parked_call_is_retried_during_the_drain() {
     let server = LegacyServer::start(server()).await;
     let mut proxy = Program::start(&server, &[], &[]).await;
     let client = proxy.client().declaring(json!({ "elicitation": {} }));
@@ -345,7 +345,7 @@ async fn a_client_that_was_asked_comes_back_while_the_proxy_stops() {
 }
 
 #[tokio::test]
-async fn a_listener_hears_of_the_end_of_a_task_before_its_stream_ends() {
+async fn a_subscription_reports_the_end_of_a_task_before_its_stream_ends() {
     let server = LegacyServer::start(server()).await;
     let mut proxy = Program::start(&server, &[ALWAYS], &[]).await;
     let client = proxy.client().with_tasks();
@@ -365,7 +365,7 @@ async fn a_listener_hears_of_the_end_of_a_task_before_its_stream_ends() {
 }
 
 #[tokio::test]
-async fn a_call_beside_a_task_in_one_session_is_told_that_it_is_over_and_cancelled() {
+async fn a_call_beside_a_task_in_one_session_gets_the_drain_error_and_is_cancelled() {
     const BESIDE: &str = "tools: [{ match: plain, mode: never }]";
     // On several threads, and often, as who comes first is a matter of chance.
     for _ in 0..10 {
@@ -394,7 +394,7 @@ async fn a_call_beside_a_task_in_one_session_is_told_that_it_is_over_and_cancell
 }
 
 #[tokio::test]
-async fn listeners_are_told_that_it_is_over() {
+async fn subscriptions_end_at_the_shutdown() {
     let server = LegacyServer::start(server()).await;
     let mut proxy = Program::start(&server, &[], &[]).await;
     for id in [json!(5), json!("five")] {
@@ -415,7 +415,7 @@ async fn listeners_are_told_that_it_is_over() {
 
 #[tokio::test]
 async fn the_servers_sessions_are_ended() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     let waiting = world.client().call("t").await;
     world.server.call().await.says("hi");
     waiting.answer().await;

@@ -1,11 +1,11 @@
 //! Signing in where the server's own host is the authorization server (2025-03-26).
 
-use super::world::{Setup, start};
+use super::proxy_and_server::{Setup, start};
 use crate::{
-    legacy::world::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::{
-        clients::Answer,
-        servers::{Canned, LegacyServer, Options, Seen},
+        legacy_server::{Canned, LegacyServer, Options, Seen},
+        modern_client::Answer,
     },
 };
 use deferral::internals::{app, config};
@@ -65,7 +65,7 @@ async fn server(documents: &'static [&'static str]) -> LegacyServer {
 }
 
 async fn ask(addr: SocketAddr, method: Method, target: &str, body: &str) -> Answer {
-    let client = Older::new(addr).with("authorization", "Basic Y2xpZW50").with("cookie", "c=1");
+    let client = LegacyClient::new(addr).with("authorization", "Basic Y2xpZW50").with("cookie", "c=1");
     client.send(method, target, body).await.answer().await
 }
 
@@ -183,7 +183,7 @@ async fn nothing_passes_where_the_clients_authorization_does_not() {
     let tokens = start(&server.url(), &[], &[&access]);
     let own = format!("{}\", headers: {{ Authorization: Bearer ours }}, proxy: \"off", server.url());
     let own = start(&own, &[], &[]);
-    let alice = Older::new(tokens.addresses[0]).with("authorization", "Bearer alices-token-0000");
+    let alice = LegacyClient::new(tokens.addresses[0]).with("authorization", "Bearer alices-token-0000");
     for path in [OAUTH, OPENID, "/.well-known/oauth-authorization-server/mcp"] {
         for addr in [tokens.addresses[0], own.addresses[0]] {
             assert_eq!(get(addr, path).await.status, 404, "{path}");
@@ -198,7 +198,7 @@ async fn nothing_passes_where_the_clients_authorization_does_not() {
 }
 
 /// A proxy with a route to each.
-fn two(one: &LegacyServer, other: &LegacyServer) -> app::Running {
+fn two(one: &LegacyServer, other: &LegacyServer) -> app::RunningProxy {
     let text = format!(
         "listen: 127.0.0.1:0\nadmin: \"off\"\nroutes:\n  - {{ path: /a/mcp, upstream: {{ url: '{}' }} }}\n  - {{ path: /b, upstream: {{ url: '{}' }} }}\n",
         one.url(),
@@ -258,7 +258,7 @@ async fn the_documents_of_an_issuer_with_a_path_are_found_before_and_behind_it()
 }
 
 #[tokio::test]
-async fn a_server_that_has_no_documents_says_so() {
+async fn a_server_that_has_no_documents_reports_it() {
     let server = LegacyServer::start(
         Options::default()
             .hook(|seen| (seen.path != "/mcp").then(|| Canned::status(404).body("nothing here"))),

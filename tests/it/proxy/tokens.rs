@@ -1,21 +1,21 @@
-//! Clients that are known by a token of ours.
+//! Clients with a token of the proxy.
 
-use super::world::{ALWAYS, Kept, Setup, World, start_kept};
+use super::proxy_and_server::{ALWAYS, Kept, ProxyAndServer, Setup, start_kept};
 use crate::{
-    legacy::world::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::{
-        clients::{Client, indistinguishable, soon},
-        servers::{Canned, LegacyServer, Options, Seen},
+        legacy_server::{Canned, LegacyServer, Options, Seen},
+        modern_client::{Client, indistinguishable, soon},
     },
 };
-use deferral::internals::store::{Memory, Secret};
+use deferral::internals::store::{MemoryStore, StoreSecret};
 use http::Method;
 use serde_json::json;
 use std::{path::Path, sync::Arc};
 use tempfile::TempDir;
 
 /// A world in which alice has two tokens and bob has one, and the folder they are in.
-async fn world(change: impl FnOnce(&mut Options)) -> (World, TempDir) {
+async fn world(change: impl FnOnce(&mut Options)) -> (ProxyAndServer, TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
     let access = access(folder.path(), &[("alice", ALICE), ("alice", ALICES_NEW), ("bob", BOB)]);
     (Setup::new().route(ALWAYS).top(access.leak()).server(change).start().await, folder)
@@ -60,7 +60,7 @@ async fn the_server_sees_no_token_of_ours_from_whatever_client() {
     let waiting = modern.call("t").await;
     world.server.call().await.says("hi");
     assert_eq!(waiting.answer().await.status, 200);
-    let older = Older::new(world.addr()).with("authorization", &format!("Bearer {ALICE}"));
+    let older = LegacyClient::new(world.addr()).with("authorization", &format!("Bearer {ALICE}"));
     let older = older.hello().await;
     let waiting = older.call(1).await;
     world.server.call().await.says("hi");
@@ -76,14 +76,15 @@ async fn the_server_sees_no_token_of_ours_from_whatever_client() {
 }
 
 #[tokio::test]
-async fn the_tasks_of_an_older_client_belong_to_the_name_of_its_token() {
+async fn the_tasks_of_a_legacy_client_belong_to_the_name_of_its_token() {
     // Its server says that the session is there when it is asked.
     let pong = |seen: &Seen| {
         let answer = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} });
         (seen.method() == "ping").then(|| Canned::json(200, &answer))
     };
     let (world, _folder) = world(|options| *options = std::mem::take(options).hook(pong)).await;
-    let as_who = |token: &str| Older::new(world.addr()).with("authorization", &format!("Bearer {token}"));
+    let as_who =
+        |token: &str| LegacyClient::new(world.addr()).with("authorization", &format!("Bearer {token}"));
     let alice = as_who(ALICE).hello().await;
     let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","task":{}}}"#;
     let answer = alice.post(task).await.answer().await;
@@ -114,7 +115,7 @@ async fn a_client_that_listens_needs_a_token_too() {
 }
 
 /// What a client sends in a session: a request, a notification, a batch, a GET and a DELETE.
-async fn statuses(client: &Older) -> Vec<u16> {
+async fn statuses(client: &LegacyClient) -> Vec<u16> {
     const LIST: &str = r#"{"jsonrpc":"2.0","id":3,"method":"tools/list"}"#;
     let mut statuses = Vec::new();
     for (method, body) in [
@@ -130,7 +131,7 @@ async fn statuses(client: &Older) -> Vec<u16> {
 }
 
 /// Every request of this client in the session is answered 404 and reaches no server.
-async fn is_shut_out(world: &World, client: &Older) {
+async fn is_shut_out(world: &ProxyAndServer, client: &LegacyClient) {
     let before = world.server.log().len();
     assert_eq!(statuses(client).await, [404; 5], "{client:?}");
     assert_eq!(world.server.log().len(), before, "nothing of it reaches the server");
@@ -139,7 +140,8 @@ async fn is_shut_out(world: &World, client: &Older) {
 #[tokio::test]
 async fn a_session_serves_the_name_it_was_opened_by_and_is_unknown_to_others() {
     let (world, _folder) = world(|_| {}).await;
-    let as_who = |token: &str| Older::new(world.addr()).with("authorization", &format!("Bearer {token}"));
+    let as_who =
+        |token: &str| LegacyClient::new(world.addr()).with("authorization", &format!("Bearer {token}"));
     let alice = as_who(ALICE).hello().await;
     let servers = world.server.message("notifications/initialized").await.session().to_owned();
     assert!(alice.session().starts_with(&servers), "{} {servers}", alice.session());
@@ -166,16 +168,16 @@ async fn a_session_serves_the_name_it_was_opened_by_and_is_unknown_to_others() {
 #[tokio::test]
 async fn a_session_belongs_to_the_header_that_names_the_principal() {
     let world = Setup::new().route("principal: { header: X-User }").start().await;
-    let user = |name: &str| Older::new(world.addr()).with("x-user", name);
+    let user = |name: &str| LegacyClient::new(world.addr()).with("x-user", name);
     let alice = user("alice").hello().await;
     let servers = world.server.message("notifications/initialized").await.session().to_owned();
-    let nobody = Older::new(world.addr());
+    let nobody = LegacyClient::new(world.addr());
     for foreign in
         [user("bob").within(&alice.session()), nobody.within(&alice.session()), nobody.within(&servers)]
     {
         is_shut_out(&world, &foreign).await;
     }
-    // A session that was opened without the header is nobody else's either.
+    // A session that was opened without the header belongs to no other principal.
     let anonymous = nobody.hello().await;
     is_shut_out(&world, &user("alice").within(&anonymous.session())).await;
     for client in [alice, anonymous] {
@@ -186,8 +188,8 @@ async fn a_session_belongs_to_the_header_that_names_the_principal() {
 
 #[tokio::test]
 async fn where_authorization_passes_the_server_judges_who_uses_a_session() {
-    let world = World::new().await;
-    let bearing = |token: &str| Older::new(world.addr()).with("authorization", token);
+    let world = ProxyAndServer::new().await;
+    let bearing = |token: &str| LegacyClient::new(world.addr()).with("authorization", token);
     let alice = bearing("Bearer a").hello().await;
     assert_eq!(alice.session(), "s1");
     let refreshed = bearing("Bearer b").within("s1");
@@ -199,25 +201,26 @@ async fn where_authorization_passes_the_server_judges_who_uses_a_session() {
 #[tokio::test]
 async fn a_session_belongs_to_its_principal_after_a_restart() {
     let server = LegacyServer::start(Setup::new().options).await;
-    let mut memory = Memory::default();
+    let mut memory = MemoryStore::default();
     let mut next = |secret: u8| {
         memory = memory.restarted();
-        let kept: Kept = (Arc::new(memory.restarted()), Secret::new(&[secret; 32]));
+        let kept: Kept = (Arc::new(memory.restarted()), StoreSecret::new(&[secret; 32]));
         start_kept(&server.url(), kept, &["principal: { header: X-User }"], &[])
     };
     let first = next(1);
-    let alice = Older::new(first.addresses[0]).with("x-user", "alice").hello().await;
+    let alice = LegacyClient::new(first.addresses[0]).with("x-user", "alice").hello().await;
     first.stop().await;
     let second = next(1);
-    let user = |name: &str| Older::new(second.addresses[0]).with("x-user", name).within(&alice.session());
+    let user =
+        |name: &str| LegacyClient::new(second.addresses[0]).with("x-user", name).within(&alice.session());
     let waiting = user("alice").call(1).await;
     server.call().await.says("hi");
     assert_eq!(waiting.answer().await.text(), "hi");
     assert_eq!(user("bob").call(2).await.answer().await.status, 404);
     second.stop().await;
-    // With another key it is known to nobody.
+    // With another key it is unknown.
     let third = next(2);
-    let alice = Older::new(third.addresses[0]).with("x-user", "alice").within(&alice.session());
+    let alice = LegacyClient::new(third.addresses[0]).with("x-user", "alice").within(&alice.session());
     assert_eq!(alice.call(3).await.answer().await.status, 404);
     third.stop().await;
 }
@@ -226,7 +229,8 @@ async fn a_session_belongs_to_its_principal_after_a_restart() {
 async fn a_removed_tokens_streams_end_and_its_calls_end_as_they_began() {
     let (mut world, folder) =
         world(|options| options.capabilities = json!({ "tools": { "listChanged": true } })).await;
-    let as_who = |token: &str| Older::new(world.addr()).with("authorization", &format!("Bearer {token}"));
+    let as_who =
+        |token: &str| LegacyClient::new(world.addr()).with("authorization", &format!("Bearer {token}"));
     let (alice, bob) = (as_who(ALICE).hello().await, as_who(BOB).hello().await);
     let mut gets = [alice.listen().await.stream().await, bob.listen().await.stream().await];
     let lists = || json!({ "toolsListChanged": true });

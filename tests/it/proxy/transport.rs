@@ -1,13 +1,12 @@
-//! HTTP as clients meet it. What the front does by itself is tested with it; here it is shown that
-//! none of it is lost when everything is joined.
+//! HTTP through the whole proxy. `front` tests the details; these tests show that the proxy keeps them.
 
-use super::world::{ALWAYS, Setup, World};
-use crate::support::{clients::Version, hits::Hits};
+use super::proxy_and_server::{ALWAYS, ProxyAndServer, Setup};
+use crate::support::{limit_hits::LimitHits, modern_client::Version};
 use serde_json::json;
 
 #[tokio::test]
-async fn a_strange_host_or_a_strange_origin_alone_is_turned_away() {
-    let world = World::new().await;
+async fn an_unknown_host_or_origin_is_refused() {
+    let world = ProxyAndServer::new().await;
     let host = world.addr().to_string();
     for (client, status) in [
         (world.client().with("host", "evil.example.com"), 403),
@@ -23,7 +22,7 @@ async fn a_strange_host_or_a_strange_origin_alone_is_turned_away() {
 
 #[tokio::test]
 async fn there_are_no_sessions_to_listen_to_or_to_end() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     for method in ["GET", "DELETE", "PUT"] {
         let mut request = world.client().request("server/discover", json!({}));
         *request.method_mut() = method.parse().expect("a method");
@@ -35,7 +34,7 @@ async fn there_are_no_sessions_to_listen_to_or_to_end() {
 
 #[tokio::test]
 async fn http_2_serves_calls_tasks_and_listeners_on_one_connection() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker().over(Version::Http2);
     let mut kept = client.kept().await;
     let task = kept.ask("tools/call", json!({ "name": "slow" })).await.task();
@@ -49,9 +48,9 @@ async fn http_2_serves_calls_tasks_and_listeners_on_one_connection() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_or_too_deep_is_refused_before_the_server_hears_of_it() {
-    let large_ones = Hits::of("limits.body_bytes");
-    let deep_ones = Hits::of("limits.depth");
+async fn a_message_too_large_or_too_deep_never_reaches_the_server() {
+    let large_ones = LimitHits::of("limits.body_bytes");
+    let deep_ones = LimitHits::of("limits.depth");
     let world = Setup::new().top("limits: { body_bytes: 4KiB, depth: 16 }").start().await;
     let large = json!({ "name": "t", "arguments": { "a": "x".repeat(8 << 10) } });
     let answer = world.client().ask("tools/call", large).await;
@@ -65,8 +64,8 @@ async fn what_is_too_large_or_too_deep_is_refused_before_the_server_hears_of_it(
 }
 
 #[tokio::test]
-async fn headers_that_disagree_with_the_message_are_refused_before_the_server_hears_of_it() {
-    let world = World::new().await;
+async fn headers_that_disagree_with_the_message_are_refused_and_not_sent() {
+    let world = ProxyAndServer::new().await;
     for (name, value) in [
         ("mcp-method", "tools/list"),
         ("mcp-method", "Tools/Call"),
@@ -88,7 +87,7 @@ async fn headers_that_disagree_with_the_message_are_refused_before_the_server_he
 
 #[tokio::test]
 async fn a_task_must_be_named_alike_in_header_and_message() {
-    let world = World::with(ALWAYS).await;
+    let world = ProxyAndServer::with(ALWAYS).await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
@@ -105,7 +104,7 @@ async fn a_task_must_be_named_alike_in_header_and_message() {
 
 #[tokio::test]
 async fn requests_may_follow_each_other_on_one_connection_whatever_their_outcome() {
-    let world = World::new().await;
+    let world = ProxyAndServer::new().await;
     for version in [Version::Http1, Version::Http2] {
         let mut kept = world.client().over(version).kept().await;
         for id in [json!(500), json!(500), json!("500")] {

@@ -1,15 +1,15 @@
-//! Another configuration, while clients are served by one.
+//! Reload, while clients are served.
 
-mod load;
 mod program;
-mod servers;
+mod under_load;
+mod upstream_changes;
 
 use crate::{
-    legacy::world::Older,
-    proxy::world::{ALWAYS, Setup, World, written},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ALWAYS, ProxyAndServer, Setup, written},
     support::{
-        clients::{Client, soon},
-        servers::{LegacyServer, Options},
+        legacy_server::{LegacyServer, Options},
+        modern_client::{Client, soon},
     },
 };
 use deferral::internals::config;
@@ -25,8 +25,8 @@ async fn another() -> LegacyServer {
 }
 
 #[tokio::test]
-async fn new_calls_are_served_by_the_new_configuration_and_those_in_hand_by_the_one_they_began_with() {
-    let mut world = World::with(NEVER).await;
+async fn new_calls_use_the_new_configuration_and_running_calls_the_old_one() {
+    let mut world = ProxyAndServer::with(NEVER).await;
     let client = world.tasker();
     let waiting = client.call("t").await;
     let in_hand = world.server.call().await;
@@ -66,7 +66,7 @@ async fn a_ticket_from_before_is_good_although_no_more_are_given() {
 }
 
 #[tokio::test]
-async fn what_is_in_hand_at_a_former_server_ends_there_and_then_that_is_let_go() {
+async fn running_calls_end_at_the_former_server_which_is_then_released() {
     const SHORT: &str = "drain: 1ms";
     let mut world = Setup::new().route(ALWAYS).top(SHORT).start().await;
     let client = world.tasker();
@@ -88,7 +88,7 @@ async fn what_is_in_hand_at_a_former_server_ends_there_and_then_that_is_let_go()
 #[tokio::test]
 async fn a_session_goes_on_at_the_server_it_was_opened_with() {
     let mut world = Setup::new().route(NEVER).start().await;
-    let older = Older::new(world.addr()).hello().await;
+    let older = LegacyClient::new(world.addr()).hello().await;
     let waiting = older.call(5).await;
     let in_hand = world.server.call().await;
     let stream = older.listen().await.stream().await;
@@ -110,7 +110,7 @@ async fn a_session_goes_on_at_the_server_it_was_opened_with() {
     drop(events);
     assert!(soon("the answer", waiting.stream()).await.rest().await.contains("in hand"));
     stream.leave();
-    let newcomer = Older::new(world.addr()).hello().await;
+    let newcomer = LegacyClient::new(world.addr()).hello().await;
     let waiting = newcomer.call(5).await;
     next.call().await.says("next");
     assert_eq!(waiting.answer().await.text(), "next");
@@ -118,7 +118,7 @@ async fn a_session_goes_on_at_the_server_it_was_opened_with() {
 
 #[tokio::test]
 async fn routes_come_and_go() {
-    let mut world = World::new().await;
+    let mut world = ProxyAndServer::new().await;
     let url = world.server.url();
     let two = |first: &str, second: &str| {
         let text = format!(
@@ -140,7 +140,7 @@ async fn routes_come_and_go() {
 
 #[tokio::test]
 async fn new_addresses_are_listened_on_and_old_ones_no_more() {
-    let mut world = World::with(NEVER).await;
+    let mut world = ProxyAndServer::with(NEVER).await;
     let before = world.addr();
     let mut kept = world.client().kept().await;
     let free = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("it is bound");
@@ -156,7 +156,7 @@ async fn new_addresses_are_listened_on_and_old_ones_no_more() {
     assert_eq!(kept.ask("tools/list", json!({})).await.status, 200, "who is connected stays so");
 }
 
-fn listening(world: &World, listen: &str) -> config::Config {
+fn listening(world: &ProxyAndServer, listen: &str) -> config::Config {
     let text = format!(
         "{listen}\nadmin: off\nroutes: [{{ upstream: {{ url: '{}' }}, {NEVER} }}]\n",
         world.server.url()
@@ -165,7 +165,7 @@ fn listening(world: &World, listen: &str) -> config::Config {
 }
 
 #[tokio::test]
-async fn a_token_that_is_taken_back_lets_nobody_in_also_on_a_connection_that_is_open() {
+async fn a_removed_token_is_refused_also_on_an_open_connection() {
     let folder = tempfile::tempdir().expect("a folder");
     let token = |name: &str, secret: &str| {
         std::fs::write(folder.path().join(name), secret).expect("it can be written")
@@ -173,7 +173,7 @@ async fn a_token_that_is_taken_back_lets_nobody_in_also_on_a_connection_that_is_
     token("a", "0123456789abcdef");
     let setting =
         format!("access: {{ tokens: [{{ name: alice, file: '{}' }}] }}", folder.path().join("a").display());
-    let mut world = World::with(NEVER).await;
+    let mut world = ProxyAndServer::with(NEVER).await;
     world.reload(&[NEVER], &[&setting]).expect("it is right");
     let mut kept = world.client().bearing("0123456789abcdef").kept().await;
     assert_eq!(kept.ask("tools/list", json!({})).await.status, 200);
@@ -230,7 +230,7 @@ async fn connections_may_be_more_and_fewer() {
 }
 
 #[tokio::test]
-async fn results_may_take_more_room_and_less() {
+async fn the_result_limit_can_be_raised_and_lowered() {
     const SMALL: &str = "limits: { stored_bytes: 1KiB }";
     let mut world = Setup::new().route(ALWAYS).top(SMALL).start().await;
     let client = world.tasker();
@@ -251,7 +251,7 @@ async fn results_may_take_more_room_and_less() {
 
 #[tokio::test]
 async fn what_cannot_be_done_changes_nothing() {
-    let mut world = World::with(NEVER).await;
+    let mut world = ProxyAndServer::with(NEVER).await;
     let taken = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = taken.local_addr().expect("it is bound");
     let busy = listening(&world, &format!("listen: \"{address}\""));
@@ -267,7 +267,7 @@ async fn what_cannot_be_done_changes_nothing() {
 
 #[tokio::test]
 async fn what_only_a_start_can_change_is_named_and_stays() {
-    let mut world = World::with(NEVER).await;
+    let mut world = ProxyAndServer::with(NEVER).await;
     let folder = tempfile::tempdir().expect("a folder");
     let store = format!("store: {{ disk: '{}' }}", folder.path().join("data").display());
     let changed =
@@ -279,8 +279,8 @@ async fn what_only_a_start_can_change_is_named_and_stays() {
 }
 
 #[tokio::test]
-async fn a_question_that_waits_is_answered_after_it() {
-    let mut world = World::with(NEVER).await;
+async fn an_input_request_that_waits_is_answered_after_it() {
+    let mut world = ProxyAndServer::with(NEVER).await;
     let client = world.client().declaring(json!({ "elicitation": {} }));
     let waiting = client.call("t").await;
     let call = world.server.call().await;

@@ -1,9 +1,9 @@
-//! The program itself, told to read its configuration again.
+//! Reload of the program: SIGHUP, the admin listener, watched files.
 
 use crate::{
-    operators::Operator,
+    admin::Operator,
     support::{
-        clients::Client,
+        modern_client::Client,
         program::{ReadyLines, where_it_listens},
     },
 };
@@ -97,7 +97,7 @@ impl Drop for Program {
 }
 
 #[tokio::test]
-async fn a_hangup_has_the_configuration_read_again_and_a_broken_one_changes_nothing() {
+async fn sighup_reloads_and_a_broken_configuration_changes_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut program = Program::start(folder.path(), &[]);
     program.write(&BEFORE.replace("after: 1s", "after: 2s"));
@@ -119,7 +119,7 @@ async fn a_hangup_has_the_configuration_read_again_and_a_broken_one_changes_noth
 }
 
 #[tokio::test]
-async fn an_operator_with_the_token_has_it_read_again_and_is_told_what_came_of_it() {
+async fn a_reload_over_the_admin_listener_returns_its_outcome() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut program = Program::start(folder.path(), &[]);
     assert_eq!(program.operator.with_token("nobody's token at all").post("/reload").await.status, 401);

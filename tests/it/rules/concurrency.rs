@@ -1,9 +1,9 @@
-//! `concurrency`: so many calls of a route or of a rule's tools are at the server at a time, and the others wait.
+//! `concurrency`: concurrent calls of a route or of a rule's tools; further calls are queued.
 
 use crate::{
-    legacy::world::Older,
-    proxy::world::{Setup, World},
-    support::{hits::Hits, time::a_moment},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
+    support::{limit_hits::LimitHits, paused_time::a_moment},
 };
 use serde_json::{Value, json};
 
@@ -21,8 +21,8 @@ fn message(error: &Value) -> String {
 
 #[tokio::test]
 async fn the_tools_of_a_rule_share_its_permits_and_other_tools_need_none() {
-    let world = World::with(ONE_SLOW).await;
-    let waits = Hits::of("concurrency");
+    let world = ProxyAndServer::with(ONE_SLOW).await;
+    let waits = LimitHits::of("concurrency");
     let first = world.client().call("slow_a").await;
     let at_server = world.server.call().await;
     let second = world.client().call("slow_b").await;
@@ -41,9 +41,9 @@ async fn the_tools_of_a_rule_share_its_permits_and_other_tools_need_none() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_the_queue_frees_its_place_and_its_call_is_never_sent() {
+async fn a_client_that_disconnects_in_the_queue_frees_its_entry_and_its_call_is_never_sent() {
     let world = Setup::new().route(ONE).top("limits: { queue: 1 }").start().await;
-    let (waits, full) = (Hits::of("concurrency"), Hits::of("limits.queue"));
+    let (waits, full) = (LimitHits::of("concurrency"), LimitHits::of("limits.queue"));
     let first = world.client().call("a").await;
     let at_server = world.server.call().await;
     let leaves = world.client().call("leaves").await;
@@ -74,7 +74,7 @@ async fn a_client_that_leaves_the_queue_frees_its_place_and_its_call_is_never_se
 }
 
 #[tokio::test]
-async fn the_threshold_passes_in_the_queue_and_a_task_says_that_it_is_queued() {
+async fn a_call_in_the_queue_becomes_a_task_that_reports_it_is_queued() {
     let world = Setup::new().route(ONE).route("defer: { after: 20ms }").start().await;
     let first = world.tasker().call("a").await;
     let at_server = world.server.call().await;
@@ -109,10 +109,10 @@ async fn the_threshold_passes_in_the_queue_and_a_task_says_that_it_is_queued() {
 }
 
 #[tokio::test]
-async fn a_legacy_call_waits_too_and_one_that_is_cancelled_in_the_queue_is_not_heard_of() {
-    let world = World::with(ONE).await;
-    let waits = Hits::of("concurrency");
-    let client = Older::new(world.addr()).hello().await;
+async fn a_legacy_call_is_queued_too_and_never_sent_if_it_is_cancelled_there() {
+    let world = ProxyAndServer::with(ONE).await;
+    let waits = LimitHits::of("concurrency");
+    let client = LegacyClient::new(world.addr()).hello().await;
     let first = client.post(&call(1, "a")).await;
     let at_server = world.server.call().await;
     let second = client.post(&call(2, "b")).await;
@@ -133,10 +133,10 @@ async fn a_legacy_call_waits_too_and_one_that_is_cancelled_in_the_queue_is_not_h
 }
 
 #[tokio::test]
-async fn a_call_that_its_client_left_keeps_its_permit_for_as_long_as_the_server_is_at_it() {
-    let world = World::with(ONE).await;
-    let waits = Hits::of("concurrency");
-    let client = Older::new(world.addr()).hello().await;
+async fn a_call_of_a_disconnected_client_keeps_its_permit_until_the_server_ends_it() {
+    let world = ProxyAndServer::with(ONE).await;
+    let waits = LimitHits::of("concurrency");
+    let client = LegacyClient::new(world.addr()).hello().await;
     let left = client.post(&call(1, "left")).await;
     let at_server = world.server.call().await;
     left.leave();
@@ -150,10 +150,10 @@ async fn a_call_that_its_client_left_keeps_its_permit_for_as_long_as_the_server_
 #[tokio::test]
 async fn a_full_queue_and_a_long_wait_name_their_limits_in_both_eras() {
     let world = Setup::new().route(ONE).top("limits: { queue: 0 }").start().await;
-    let (waits, full) = (Hits::of("concurrency"), Hits::of("limits.queue"));
+    let (waits, full) = (LimitHits::of("concurrency"), LimitHits::of("limits.queue"));
     let first = world.client().call("a").await;
     let at_server = world.server.call().await;
-    let older = Older::new(world.addr()).within("s1");
+    let older = LegacyClient::new(world.addr()).within("s1");
     for answer in
         [world.client().call("b").await.answer().await, older.post(&call(2, "b")).await.answer().await]
     {
@@ -167,10 +167,10 @@ async fn a_full_queue_and_a_long_wait_name_their_limits_in_both_eras() {
     assert_eq!(first.answer().await.text(), "done");
 
     let world = Setup::new().route(ONE).top("timeouts: { keep_alive: 1h, queue: 30ms }").start().await;
-    let late = Hits::of("timeouts.queue");
+    let late = LimitHits::of("timeouts.queue");
     let _first = world.client().call("a").await;
     let _at_server = world.server.call().await;
-    let older = Older::new(world.addr()).within("s1");
+    let older = LegacyClient::new(world.addr()).within("s1");
     for answer in
         [world.client().call("b").await.answer().await, older.post(&call(2, "b")).await.answer().await]
     {
@@ -186,8 +186,9 @@ async fn a_full_queue_and_a_long_wait_name_their_limits_in_both_eras() {
 async fn a_batch_takes_a_permit_for_each_of_its_calls_and_one_that_is_too_large_is_refused() {
     let setup = Setup::new().route("concurrency: 2");
     let world = setup.server(|options| options.ignores = Box::new(|seen| seen.json.is_array())).start().await;
-    let client =
-        Older::new(world.addr()).with("mcp-session-id", "s1").with("mcp-protocol-version", "2025-03-26");
+    let client = LegacyClient::new(world.addr())
+        .with("mcp-session-id", "s1")
+        .with("mcp-protocol-version", "2025-03-26");
     let batch = |count: u64| {
         let calls: Vec<_> = (1..=count).map(|id| call(id, "t")).collect();
         format!("[{}]", calls.join(","))
@@ -199,7 +200,7 @@ async fn a_batch_takes_a_permit_for_each_of_its_calls_and_one_that_is_too_large_
         message(&refused[0]["error"]).contains("of which 2 may run at a time (concurrency)"),
         "{refused:?}"
     );
-    let waits = Hits::of("concurrency");
+    let waits = LimitHits::of("concurrency");
     let waiting = client.post(&batch(2)).await;
     world.server.seen(|seen| seen.json.is_array()).await;
     let second = world.client().call("b").await;
@@ -208,9 +209,9 @@ async fn a_batch_takes_a_permit_for_each_of_its_calls_and_one_that_is_too_large_
 }
 
 #[tokio::test]
-async fn a_reload_that_raises_the_limit_lets_those_through_who_wait() {
-    let mut world = World::with(ONE).await;
-    let waits = Hits::of("concurrency");
+async fn a_reload_that_raises_the_limit_admits_queued_calls() {
+    let mut world = ProxyAndServer::with(ONE).await;
+    let waits = LimitHits::of("concurrency");
     let first = world.client().call("a").await;
     let at_server = world.server.call().await;
     let second = world.client().call("b").await;

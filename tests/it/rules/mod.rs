@@ -1,7 +1,7 @@
-//! What a route and its rules of tools allow and add: denied tools, calls at a time, in a minute, and how long; headers.
+//! Settings of a route and its tool rules: denied tools, concurrency, rates, timeouts, headers.
 
+mod call_rates;
 mod concurrency;
-mod denied;
-mod headers;
-mod rates;
+mod denied_tools;
+mod response_headers;
 mod timeouts;

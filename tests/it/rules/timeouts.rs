@@ -1,9 +1,9 @@
-//! `timeout`: the longest time of a call at the server, of a route and of a tool.
+//! `timeout`: of a route and of a tool.
 
 use crate::{
-    legacy::world::Older,
-    proxy::world::{Setup, World},
-    support::{hits::Hits, time::a_moment},
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
+    support::{limit_hits::LimitHits, paused_time::a_moment},
 };
 use serde_json::json;
 
@@ -15,14 +15,14 @@ fn call(id: u64, tool: &str) -> String {
 
 #[tokio::test]
 async fn a_call_whose_time_is_over_fails_and_is_cancelled_in_both_eras() {
-    let world = World::with(SHORT).await;
-    let met = Hits::of("timeouts.call");
+    let world = ProxyAndServer::with(SHORT).await;
+    let met = LimitHits::of("timeouts.call");
     let other = world.client().call("other").await;
     let stays = world.server.call().await;
     let modern = world.client().call("short").await;
     let _held = world.server.call().await;
     assert_eq!(modern.answer().await.refusal(), (200, -31003));
-    let older = Older::new(world.addr()).within("s1").post(&call(5, "short")).await;
+    let older = LegacyClient::new(world.addr()).within("s1").post(&call(5, "short")).await;
     let _held_too = world.server.call().await;
     assert_eq!(older.answer().await.refusal(), (200, -31003));
     world.server.sees(2, |seen| seen.method() == "notifications/cancelled").await;
@@ -54,7 +54,7 @@ async fn a_tools_time_outweighs_the_routes_and_that_the_one_of_all_routes_also_w
         .route("tools: [{ match: long, timeout: 1h }]")
         .start()
         .await;
-    let older = Older::new(world.addr()).within("s1");
+    let older = LegacyClient::new(world.addr()).within("s1");
     let long = [world.client().call("long").await, older.post(&call(5, "long")).await];
     let at_server = [world.server.call().await, world.server.call().await];
     for other in [world.client().call("other").await, older.post(&call(6, "other")).await] {

@@ -1,20 +1,20 @@
-//! The proxy in front of real processes: what they are served as, how they end, and what is left of them.
+//! The proxy in front of real processes: how they are served and how they end.
 //!
-//! Beside this: `shared` with others who declare more; `nasty` ones; those whose command changes with a `reload`; what is left
-//! after `chaos`; what of them an operator sees (`admin`, `traces`).
+//! Submodules: processes that clients share, misbehaving programs, a reload that changes the command, random kills, and what
+//! the admin listener and traces show of processes.
 //!
 //! Every process below a proxy is known by a variable of its environment, which it cannot lose.
 
-mod admin;
-mod chaos;
-mod nasty;
+mod admin_processes;
+mod misbehaving_programs;
+mod random_kills;
 mod reload;
-mod shared;
+mod shared_process;
 #[cfg(feature = "otlp")]
 mod traces;
 
 use crate::support::{
-    clients::{Client, soon},
+    modern_client::{Client, soon},
     program::where_it_listens,
 };
 use serde_json::{Value, json};
@@ -331,7 +331,7 @@ async fn whatever_a_process_has_started_ends_with_the_proxy_however_that_ends() 
 }
 
 #[tokio::test]
-async fn what_its_server_has_left_behind_is_killed() {
+async fn orphans_of_the_server_are_killed() {
     let proxy = Proxy::start("both");
     let lost = proxy.client().ask("tools/call", arguments("die", json!({ "code": 0 }))).await;
     assert_eq!(lost.refusal(), (200, -31002));
@@ -340,7 +340,7 @@ async fn what_its_server_has_left_behind_is_killed() {
 }
 
 #[tokio::test]
-async fn a_supervisor_that_is_killed_takes_its_command_with_it() {
+async fn a_killed_supervisor_ends_its_command() {
     let proxy = Proxy::start("plain");
     let client = proxy.client();
     let waiting = client.send("tools/call", arguments("sleep", json!({ "seconds": 1000 }))).await;
@@ -357,7 +357,7 @@ async fn a_supervisor_that_is_killed_takes_its_command_with_it() {
 }
 
 #[tokio::test]
-async fn a_supervisor_that_is_killed_behind_its_command_takes_what_that_has_left_behind_with_it() {
+async fn a_supervisor_killed_after_its_command_ends_the_orphans() {
     let proxy = Proxy::start("helper");
     let lost = proxy.client().ask("tools/call", arguments("die", json!({ "code": 0 }))).await;
     assert_eq!(lost.refusal(), (200, -31002));
@@ -369,7 +369,7 @@ async fn a_supervisor_that_is_killed_behind_its_command_takes_what_that_has_left
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_come_up_says_so_and_leaves_nothing() {
+async fn a_server_that_does_not_start_is_reported_and_leaves_no_process() {
     let proxy = Proxy::start("exits");
     let error = proxy.client().call("echo").await.answer().await.error();
     assert_eq!(error["code"], -31001);
@@ -385,7 +385,7 @@ async fn a_server_that_does_not_come_up_says_so_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_floods_its_standard_error_is_served_and_takes_no_memory() {
+async fn a_server_that_floods_stderr_is_served_in_bounded_memory() {
     let proxy = Proxy::start("floods");
     assert_eq!(proxy.client().call("echo").await.answer().await.text(), "x");
     let peak = memory(proxy.child.id(), "VmHWM:");
@@ -421,7 +421,7 @@ async fn a_command_gets_the_environment_and_the_folder_that_are_written() {
 }
 
 #[tokio::test]
-async fn what_is_to_start_with_the_proxy_does() {
+async fn a_server_with_start_eager_starts_with_the_proxy() {
     let command = format!("[python3, '{SERVER}']");
     let proxy = Proxy::configured(&format!("{{ command: {command}, inherit_env: all, start: eager }}"));
     proxy.has_below(|count| count == 2).await;
@@ -435,7 +435,7 @@ async fn a_call_that_waits_for_its_process_to_start_becomes_a_task() {
     let folder = tempfile::tempdir().expect("a folder");
     let gate = folder.path().join("gate");
     assert!(Command::new("mkfifo").arg(&gate).status().expect("it runs").success());
-    // Nothing is read or said before somebody opens the gate.
+    // The program neither reads nor writes before the gate is opened.
     let script = format!("read _ < {}; exec python3 {SERVER}", gate.display());
     let proxy = Proxy::of(&["--after", "50ms"], &["sh", "-c", &script]);
     let client = proxy.client().with_tasks();

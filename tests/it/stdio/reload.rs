@@ -1,12 +1,12 @@
-//! Processes whose command is another one after a reload, while they are at something.
+//! Calls in flight in a process whose command changes with a reload.
 
 use super::{Proxy, SERVER, arguments, text};
-use crate::support::clients::{Answer, Client, TASKS};
+use crate::support::modern_client::{Answer, Client, TASKS};
 use serde_json::{Value, json};
 use std::{fs, process::Command};
 use tokio::task::JoinHandle;
 
-/// A configuration whose command is told apart by this word.
+/// A configuration whose command is distinguished by this word.
 fn with(drain: &str, word: &str) -> String {
     let upstream = format!("{{ command: [python3, '{SERVER}', plain, {word}], inherit_env: all }}");
     text(drain, "", &upstream)
@@ -29,7 +29,7 @@ async fn in_hand(proxy: &Proxy, tool: &str, said: &str, more: [Value; 2]) -> (Jo
 }
 
 #[tokio::test]
-async fn what_a_process_has_in_hand_when_its_command_changes_may_end_within_the_drain() {
+async fn calls_of_a_process_may_end_within_the_drain_after_its_command_changes() {
     let proxy = Proxy::of_file(&with("3s", "former"));
     let folder = tempfile::tempdir().expect("a folder");
     let gates = ["call", "task"].map(|name| folder.path().join(name));
@@ -47,14 +47,14 @@ async fn what_a_process_has_in_hand_when_its_command_changes_may_end_within_the_
     assert_eq!(call.await.expect("it is answered").text(), "waited");
     let ended = tasker(&proxy).ended(&task).await;
     assert_eq!(ended["result"]["content"][0]["text"], "waited", "{ended}");
-    // Nobody needs them any more.
+    // No call needs them any more.
     proxy.leaves_nothing().await;
     assert_eq!(proxy.client().call("echo").await.answer().await.text(), "x");
     proxy.stops().await;
 }
 
 #[tokio::test]
-async fn what_a_process_has_in_hand_when_its_command_changes_is_lost_with_it_after_the_drain() {
+async fn calls_of_a_process_are_lost_after_the_drain_when_its_command_changes() {
     let proxy = Proxy::of_file(&with("100ms", "former"));
     let long = || json!({ "seconds": 1000 });
     let (call, task) = in_hand(&proxy, "sleep", "it sleeps", [long(), long()]).await;

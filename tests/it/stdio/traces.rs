@@ -1,8 +1,8 @@
-//! Spans of calls of a server that is a process, which is told of them in its messages alone.
+//! Spans of calls to a stdio server, which receives them in its messages only.
 
 use super::{Proxy, SERVER, arguments};
 use crate::{
-    legacy::world::Older,
+    legacy::proxy_and_client::LegacyClient,
     support::collector::{Collector, Span},
     traces::{PARENT, SPAN, TRACE},
 };
@@ -30,7 +30,7 @@ fn text(result: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_process_is_told_of_the_span_in_the_message() {
+async fn a_process_gets_the_span_in_the_message() {
     let collector = Collector::start().await;
     let proxy = traced(&collector);
     let mut params = arguments("meta", json!({}));
@@ -42,10 +42,10 @@ async fn a_process_is_told_of_the_span_in_the_message() {
 }
 
 #[tokio::test]
-async fn a_process_is_told_of_the_span_in_an_older_clients_message() {
+async fn a_process_gets_the_span_in_a_legacy_clients_message() {
     let collector = Collector::start().await;
     let proxy = traced(&collector);
-    let older = Older::new(proxy.addr).hello().await;
+    let older = LegacyClient::new(proxy.addr).hello().await;
     let mut params = arguments("meta", json!({}));
     params["_meta"] = json!({ "traceparent": PARENT });
     let call = json!({ "jsonrpc": "2.0", "id": "c-7", "method": "tools/call", "params": params });

@@ -1,4 +1,4 @@
-//! An HTTP proxy that opens tunnels (CONNECT), and passes on what it is asked by whole URLs.
+//! An HTTP proxy: tunnels (CONNECT), and requests with an absolute URL.
 
 use std::{
     net::SocketAddr,
@@ -9,7 +9,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// A proxy on this machine. Whoever is asked for leads to one server.
+/// A proxy on this machine. Every host leads to one server.
 pub(crate) struct ConnectProxy {
     pub(crate) addr: SocketAddr,
     /// The heads of what it was asked.

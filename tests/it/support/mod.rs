@@ -1,12 +1,13 @@
-//! What several topics need.
+//! Servers, clients, clocks and stores that several topics use.
 
-pub(crate) mod clients;
 #[cfg(feature = "otlp")]
 pub(crate) mod collector;
 pub(crate) mod connect_proxy;
-pub(crate) mod faulty;
-pub(crate) mod hits;
-pub(crate) mod json;
+pub(crate) mod faulty_store;
+pub(crate) mod legacy_server;
+pub(crate) mod limit_hits;
+pub(crate) mod modern_client;
+pub(crate) mod paused_time;
 pub(crate) mod program;
-pub(crate) mod servers;
-pub(crate) mod time;
+pub(crate) mod random_json;
+pub(crate) mod tls_server;

@@ -1,4 +1,4 @@
-//! The program itself, as a test starts it.
+//! The program as a child process.
 
 use std::{
     io::{BufRead, BufReader},

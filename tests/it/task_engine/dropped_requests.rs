@@ -1,19 +1,19 @@
-//! A client that closes its connection right behind a request: its request has had its whole effect, or none.
+//! A client that closes its connection right after a request: the request has its whole effect or none.
 //!
 //! The future of each request is polled so many times and dropped, for each number of polls until it is done or waits
 //! for something else. The store yields around each operation, so that a request can be dropped at each of them. What
 //! is kept, what the server and other clients have received, and what is counted is compared with a run in which the
 //! request is never sent, and with one in which its client stays.
 
-use super::world::{
-    AFTER, Legacy, Modern, Polled, Received, Request, Setup, Sign, TICKET_AFTER, World, messages, runtime,
-    settle,
+use super::engine_and_server::{
+    AFTER, EngineAndServer, Legacy, Modern, Polled, Received, Request, Setup, Sign, TICKET_AFTER, messages,
+    runtime, settle,
 };
-use crate::support::hits::counts;
+use crate::support::limit_hits::counts;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Store as _, Usage},
-    task::{Record, State},
+    store::{Store as _, StoreUsage},
+    task::{Record, TaskState},
 };
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -54,7 +54,7 @@ struct Outcome {
     /// What the other clients have received.
     observers: Vec<Vec<String>>,
     counts: BTreeMap<String, f64>,
-    usage: Usage,
+    usage: StoreUsage,
     made: usize,
     working: usize,
     unfetched: usize,
@@ -132,7 +132,7 @@ fn has_its_whole_effect_or_none(asked: Asked, outlives: bool) {
 }
 
 #[test]
-fn a_dropped_call_leaves_no_task_and_its_server_hears_of_it() {
+fn a_dropped_call_leaves_no_task_and_is_cancelled_at_the_server() {
     for outlives in [false, true] {
         for polls in 1.. {
             let polled = runtime().block_on(async {
@@ -147,7 +147,7 @@ fn a_dropped_call_leaves_no_task_and_its_server_hears_of_it() {
                 let about = format!("outlives={outlives}, dropped after {polls} polls: {counts:#?}");
                 if polled == Polled::Dropped {
                     assert_eq!(tasks, [""; 0], "{about}");
-                    assert_eq!((usage, working), (Usage::default(), 0), "{about}");
+                    assert_eq!((usage, working), (StoreUsage::default(), 0), "{about}");
                     assert_eq!(world.server.open(), [0; 0], "it works for nobody: {about}");
                 } else {
                     assert_eq!(tasks.len(), 1, "{about}");
@@ -191,7 +191,7 @@ fn run(asked: Asked, outlives: bool, polls: usize) -> ([Outcome; 2], Polled) {
     })
 }
 
-async fn outcome(world: &World, observers: &[Received], before: &BTreeMap<String, f64>) -> Outcome {
+async fn outcome(world: &EngineAndServer, observers: &[Received], before: &BTreeMap<String, f64>) -> Outcome {
     let mut tasks = Vec::new();
     for due in world.store.due(Timestamp::from_millis(u64::MAX), usize::MAX).await.expect("it answers") {
         let (_, record) = world.store.load(&due.id).await.expect("it answers").expect("it is there");
@@ -223,10 +223,10 @@ async fn outcome(world: &World, observers: &[Received], before: &BTreeMap<String
 fn shown(record: &Record) -> String {
     let Record { state, message, undelivered, .. } = record;
     let state = match state {
-        State::InputRequired { outstanding } => format!("asks {} questions", outstanding.len()),
-        State::Completed { result, .. } => format!("completed {}", String::from_utf8_lossy(result)),
-        State::Failed { error } => format!("failed {}", String::from_utf8_lossy(error)),
-        State::Working | State::Cancelled => state.status().to_owned(),
+        TaskState::InputRequired { outstanding } => format!("asks {} questions", outstanding.len()),
+        TaskState::Completed { result, .. } => format!("completed {}", String::from_utf8_lossy(result)),
+        TaskState::Failed { error } => format!("failed {}", String::from_utf8_lossy(error)),
+        TaskState::Working | TaskState::Cancelled => state.status().to_owned(),
     };
     format!("{state}, {message:?}, {} answers on their way", undelivered.len())
 }
@@ -239,7 +239,7 @@ fn told(message: &Value) -> String {
 }
 
 /// Who listens to a task of 2026-07-28.
-async fn listener(world: &World, client: &Modern, task: &str) -> Received {
+async fn listener(world: &EngineAndServer, client: &Modern, task: &str) -> Received {
     let params = json!({ "notifications": { "taskIds": [task] } });
     let sent = world.ask(client, "subscriptions/listen", params).sent();
     settle().await;
@@ -247,7 +247,7 @@ async fn listener(world: &World, client: &Modern, task: &str) -> Received {
 }
 
 /// Who waits for the result of a task of 2025-11-25.
-async fn waiter(world: &World, client: &Legacy, task: &str) -> Received {
+async fn waiter(world: &EngineAndServer, client: &Legacy, task: &str) -> Received {
     let sent = world.legacy_ask(client, "tasks/result", json!({ "taskId": task })).sent();
     settle().await;
     sent.received
@@ -257,7 +257,7 @@ fn use_ticket(tool: &str, ticket: &str) -> Value {
     json!({ "name": tool, "arguments": { "ticket": ticket } })
 }
 
-async fn prepare(asked: Asked, world: &World) -> Prepared {
+async fn prepare(asked: Asked, world: &EngineAndServer) -> Prepared {
     match asked {
         Asked::Cancel
         | Asked::Update
@@ -304,7 +304,7 @@ fn answered(mut params: Value, asks: &Value) -> Value {
     params
 }
 
-async fn prepare_task(asked: Asked, world: &World, client: &Modern) -> Prepared {
+async fn prepare_task(asked: Asked, world: &EngineAndServer, client: &Modern) -> Prepared {
     let task = world.task(client).await;
     let about = json!({ "taskId": task });
     let mut observers = Vec::new();
@@ -339,10 +339,10 @@ async fn prepare_task(asked: Asked, world: &World, client: &Modern) -> Prepared 
     Prepared { request, observers }
 }
 
-async fn prepare_ticket(asked: Asked, world: &World) -> Prepared {
+async fn prepare_ticket(asked: Asked, world: &EngineAndServer) -> Prepared {
     let client = Modern { can_be_asked: true, holds_tickets: true, ..Modern::default() };
     let said = world.ask(&client, "tools/call", json!({ "name": "t" })).served().await;
-    let ticket = World::ticket_in(&said);
+    let ticket = EngineAndServer::ticket_in(&said);
     let result = use_ticket("deferral_result", &ticket);
     let mut observers = Vec::new();
     if asked != Asked::TicketResultEnded {
@@ -368,11 +368,11 @@ async fn prepare_ticket(asked: Asked, world: &World) -> Prepared {
     Prepared { request, observers }
 }
 
-async fn prepare_legacy_ticket(asked: Asked, world: &World) -> Prepared {
+async fn prepare_legacy_ticket(asked: Asked, world: &EngineAndServer) -> Prepared {
     let client = world.legacy(Sign::HoldsTickets, json!({})).await;
     let call = world.legacy_ask(&client, "tools/call", json!({ "name": "t" })).sent();
     sleep(2 * TICKET_AFTER).await;
-    let ticket = World::ticket_in(&messages(&call.received).pop().expect("a ticket"));
+    let ticket = EngineAndServer::ticket_in(&messages(&call.received).pop().expect("a ticket"));
     let result = use_ticket("deferral_result", &ticket);
     let mut observers = Vec::new();
     if asked != Asked::LegacyTicketResultEnded {
@@ -394,7 +394,7 @@ async fn prepare_legacy_ticket(asked: Asked, world: &World) -> Prepared {
     Prepared { request, observers }
 }
 
-async fn prepare_legacy(asked: Asked, world: &World) -> Prepared {
+async fn prepare_legacy(asked: Asked, world: &EngineAndServer) -> Prepared {
     let sign = if asked == Asked::LegacyTaskCall { Sign::Nothing } else { Sign::TakesTasks };
     let client = world.legacy(sign, json!({ "elicitation": {} })).await;
     let own = world.listen(&client).sent();
@@ -445,7 +445,7 @@ async fn prepare_legacy(asked: Asked, world: &World) -> Prepared {
 }
 
 /// A call of a client that takes tasks, which has become one after its time.
-async fn legacy_task(world: &World, client: &Legacy) -> String {
+async fn legacy_task(world: &EngineAndServer, client: &Legacy) -> String {
     let call = world.legacy_ask(client, "tools/call", json!({ "name": "t" })).sent();
     sleep(2 * AFTER).await;
     let said = messages(&call.received).pop().expect("a handle");

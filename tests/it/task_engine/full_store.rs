@@ -1,13 +1,15 @@
-//! A store that is full says so, and keeps nobody from ending what has begun.
+//! A full store is reported, and does not stop running calls from ending.
 
-use super::world::{AFTER, Modern, Sent, Setup, Sign, World, messages, runtime, settle, until};
+use super::engine_and_server::{
+    AFTER, EngineAndServer, Modern, Sent, Setup, Sign, messages, runtime, settle, until,
+};
 use crate::{
-    front::world::Lines,
-    support::{faulty::Op, hits::Hits},
+    front::listener_and_service::Lines,
+    support::{faulty_store::Op, limit_hits::LimitHits},
 };
 use deferral::internals::{
-    proxy::Cancelled,
-    store::{Bounds, Disk, Memory, Store},
+    proxy::CancelOutcome,
+    store::{DiskStore, MemoryStore, Store, StoreBounds},
 };
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
@@ -52,11 +54,11 @@ impl About {
 
 /// Stores of so many bytes for a caller.
 fn memory() -> Arc<dyn Store> {
-    Arc::new(Memory::bounded(bounds()).restarted())
+    Arc::new(MemoryStore::bounded(bounds()).restarted())
 }
 
-fn bounds() -> Bounds {
-    Bounds { stored_bytes_per_principal: ROOM, ..Bounds::NONE }
+fn bounds() -> StoreBounds {
+    StoreBounds { stored_bytes_per_principal: ROOM, ..StoreBounds::NONE }
 }
 
 fn setup(store: Arc<dyn Store>) -> Setup {
@@ -65,7 +67,7 @@ fn setup(store: Arc<dyn Store>) -> Setup {
 
 /// A call that has become a task or has a ticket, and whose server has asked something where it is to be answered.
 /// Gives what is to be sent about it.
-async fn begin(world: &World, about: About, content: &Value) -> Begun {
+async fn begin(world: &EngineAndServer, about: About, content: &Value) -> Begun {
     let accepted = json!({ "action": "accept", "content": content });
     let asks = about.answers();
     match about {
@@ -94,7 +96,7 @@ async fn begin(world: &World, about: About, content: &Value) -> Begun {
         About::TicketAnswer | About::TicketCancel => {
             let client = Modern { can_be_asked: true, holds_tickets: true, ..Modern::default() };
             let said = world.ask(&client, "tools/call", json!({ "name": "t" })).served().await;
-            let ticket = json!({ "ticket": World::ticket_in(&said) });
+            let ticket = json!({ "ticket": EngineAndServer::ticket_in(&said) });
             is_called(world).await;
             if !asks {
                 let params = json!({ "name": "deferral_cancel", "arguments": ticket });
@@ -128,7 +130,7 @@ async fn begin(world: &World, about: About, content: &Value) -> Begun {
         About::LegacyTicketCancel => {
             let client = world.legacy(Sign::HoldsTickets, json!({})).await;
             let said = world.legacy_ask(&client, "tools/call", json!({ "name": "t" })).served().await;
-            let ticket = json!({ "ticket": World::ticket_in(&said) });
+            let ticket = json!({ "ticket": EngineAndServer::ticket_in(&said) });
             is_called(world).await;
             let params = json!({ "name": "deferral_cancel", "arguments": ticket });
             let message = json!({ "jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": params });
@@ -140,7 +142,7 @@ async fn begin(world: &World, about: About, content: &Value) -> Begun {
 /// What is to be sent.
 enum Begun {
     Modern(Modern, &'static str, Value),
-    Legacy(super::world::Legacy, Value),
+    Legacy(super::engine_and_server::Legacy, Value),
     Operator(String),
 }
 
@@ -151,18 +153,18 @@ fn answers(asks: &Value, accepted: &Value) -> Value {
 }
 
 /// Waits until the call has arrived.
-async fn is_called(world: &World) {
+async fn is_called(world: &EngineAndServer) {
     until("the call arrives", || world.server.calls() == 1).await;
 }
 
 /// Sends what was begun; what is said of it, in text. Who waits for a result is not answered before there is one.
-async fn send(world: &World, begun: Begun) -> String {
+async fn send(world: &EngineAndServer, begun: Begun) -> String {
     let sent = match begun {
         Begun::Modern(client, method, params) => world.ask(&client, method, params).sent(),
         Begun::Legacy(client, message) => world.tell(&client, &message).sent(),
         Begun::Operator(task) => {
             return match world.operators.cancel(&task).await {
-                Ok(Cancelled::Done(_)) => "done".to_owned(),
+                Ok(CancelOutcome::Cancelled(_)) => "done".to_owned(),
                 Ok(_) => "nothing".to_owned(),
                 Err(error) => error.to_string(),
             };
@@ -174,7 +176,7 @@ async fn send(world: &World, begun: Begun) -> String {
 }
 
 /// The caller's results fill what it may keep.
-async fn fill(world: &World) {
+async fn fill(world: &EngineAndServer) {
     let client = Modern { takes_tasks: true, ..Modern::default() };
     let first = world.server.calls();
     let sent: Vec<Sent> =
@@ -190,7 +192,7 @@ async fn fill(world: &World) {
 }
 
 /// The answer of a caller whose results have filled what it may keep.
-async fn answer_without_room(world: &World, about: About) {
+async fn answer_without_room(world: &EngineAndServer, about: About) {
     let begun = begin(world, about, &json!({ "a": "x".repeat(2_000) })).await;
     fill(world).await;
     let said = send(world, begun).await;
@@ -215,20 +217,20 @@ fn answers_are_taken_although_results_have_filled_what_their_caller_may_keep_on_
         let folder = tempfile::tempdir().expect("a folder");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build();
         runtime.expect("a runtime").block_on(async {
-            let store = Disk::open(folder.path(), bounds(), None).expect("it opens");
+            let store = DiskStore::open(folder.path(), bounds(), None).expect("it opens");
             answer_without_room(&setup(Arc::new(store)).start(), about).await;
         });
     }
 }
 
 #[test]
-fn a_full_store_is_reported_as_full_or_in_the_way_of_nobody() {
+fn a_full_store_is_reported_or_delays_no_request() {
     for about in ABOUT {
         runtime().block_on(async {
             let world = Setup::new().outlives().start();
             let begun = begin(&world, about, &json!({})).await;
             settle().await;
-            let (lines, hits) = (Lines::record(), Hits::of(DISK_FULL));
+            let (lines, hits) = (Lines::record(), LimitHits::of(DISK_FULL));
             world.store.is_full(&[Op::Swap], DISK_FULL);
             let said = send(&world, begun).await;
             assert!(!said.contains("does not answer"), "{about:?}: {said}");
@@ -251,11 +253,11 @@ fn a_full_store_is_reported_as_full_or_in_the_way_of_nobody() {
 }
 
 #[test]
-fn a_legacy_call_for_a_task_that_finds_the_store_full_is_told_so() {
+fn a_legacy_call_for_a_task_that_finds_the_store_full_gets_an_error() {
     runtime().block_on(async {
         let world = Setup::new().outlives().start();
         let client = world.legacy(Sign::Nothing, json!({})).await;
-        let (lines, hits) = (Lines::record(), Hits::of(DISK_FULL));
+        let (lines, hits) = (Lines::record(), LimitHits::of(DISK_FULL));
         world.store.is_full(&[Op::Insert], DISK_FULL);
         let params = json!({ "name": "t", "task": {} });
         let said = world.legacy_ask(&client, "tools/call", params).served().await;
@@ -271,7 +273,7 @@ fn a_legacy_call_for_a_task_that_finds_the_store_full_is_told_so() {
 fn a_call_that_finds_the_store_full_stays_a_call_and_is_counted() {
     runtime().block_on(async {
         let world = Setup::new().outlives().start();
-        let (lines, hits) = (Lines::record(), Hits::of(DISK_FULL));
+        let (lines, hits) = (Lines::record(), LimitHits::of(DISK_FULL));
         world.store.is_full(&[Op::Insert], DISK_FULL);
         let client = Modern { takes_tasks: true, ..Modern::default() };
         let sent = world.ask(&client, "tools/call", json!({ "name": "t" })).sent();
@@ -293,7 +295,7 @@ fn a_result_that_finds_the_disk_full_fails_its_task_with_the_limit_named_and_is_
         let world = Setup::new().outlives().start();
         let client = Modern { takes_tasks: true, ..Modern::default() };
         let task = world.task(&client).await;
-        let (lines, hits) = (Lines::record(), Hits::of(DISK_FULL));
+        let (lines, hits) = (Lines::record(), LimitHits::of(DISK_FULL));
         world.store.is_full(&[Op::Swap], DISK_FULL);
         world.server.says(0, "done");
         // Not even the error has room.

@@ -1,8 +1,8 @@
-//! Where the task engine meets the outside: requests that are dropped, and a store that is slow, full or fails.
+//! The task engine with dropped requests, and with stores that are slow, full or fail.
 
 mod dropped_requests;
+mod engine_and_server;
 mod full_store;
+mod memory_server;
 mod recount;
-mod server;
 mod slow_store;
-mod world;

@@ -1,17 +1,18 @@
-//! What is counted of tasks agrees with a recount of their records, however they ended: what the quotas count, what
-//! operators are shown, and what is still in memory.
+//! Counts of tasks agree with a recount of their records, however they ended: quotas, metrics and memory.
 
-use super::world::{AFTER, Modern, RETENTION, Sent, Setup, World, messages, runtime, settle};
+use super::engine_and_server::{
+    AFTER, EngineAndServer, Modern, RETENTION, Sent, Setup, messages, runtime, settle,
+};
 use crate::{
-    operators::Operator,
-    proxy::world::{self as proxy, SLOW},
+    admin::Operator,
+    proxy::proxy_and_server::{self as proxy, SLOW},
     support::{
-        faulty::{Faulty, Op},
-        hits::counts,
+        faulty_store::{FaultyStore, Op},
+        limit_hits::counts,
     },
 };
 use deferral::internals::{
-    policy::Quotas, protocol::Timestamp, store::Store as _, task::Record, telemetry::limits,
+    policy::TaskQuotas, protocol::Timestamp, store::Store as _, task::Record, telemetry::limits,
 };
 use futures_util::future::join_all;
 use serde_json::json;
@@ -133,7 +134,7 @@ fn counts_agree_with_a_recount(ending: Ending) {
         assert_eq!((world.ledger.working(), world.ledger.unfetched()), (0, 0));
 
         // Neither more nor less than the quota.
-        world.ledger.bound_by(Quotas { tasks_per_principal: 3, ..world.quotas });
+        world.ledger.set_quotas(TaskQuotas { tasks_per_principal: 3, ..world.quotas });
         let sent = call(&world, 5).await;
         let made = sent.iter().filter(|sent| sent.is_done()).count();
         assert_eq!(made, 3, "places were lost or won");
@@ -151,7 +152,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(world: &World) -> Self {
+    fn of(world: &EngineAndServer) -> Self {
         Self {
             path: Arc::strong_count(&world.path),
             ledger: Arc::strong_count(&world.ledger),
@@ -166,7 +167,7 @@ async fn expire() {
 }
 
 /// All records; what is counted of them agrees.
-async fn recount(world: &World, before: &BTreeMap<String, f64>) -> Vec<Arc<Record>> {
+async fn recount(world: &EngineAndServer, before: &BTreeMap<String, f64>) -> Vec<Arc<Record>> {
     let mut records = Vec::new();
     for due in world.store.due(Timestamp::from_millis(u64::MAX), usize::MAX).await.expect("it answers") {
         records.push(world.store.load(&due.id).await.expect("it answers").expect("it is there").1);
@@ -215,18 +216,18 @@ fn client(ending: Ending) -> Modern {
 }
 
 /// So many calls that have run for longer than until they are tasks.
-async fn call(world: &World, calls: usize) -> Vec<Sent> {
+async fn call(world: &EngineAndServer, calls: usize) -> Vec<Sent> {
     call_as(world, &client(Ending::Fetched), calls).await
 }
 
-async fn call_as(world: &World, client: &Modern, calls: usize) -> Vec<Sent> {
+async fn call_as(world: &EngineAndServer, client: &Modern, calls: usize) -> Vec<Sent> {
     let sent = (0..calls).map(|_| world.ask(client, "tools/call", json!({ "name": "t" })).sent());
     let sent = sent.collect();
     sleep(AFTER + Duration::from_millis(100)).await;
     sent
 }
 
-async fn end_tasks(world: &World, ending: Ending, tasks: usize) {
+async fn end_tasks(world: &EngineAndServer, ending: Ending, tasks: usize) {
     let client = client(ending);
     if ending == Ending::AnsweredWhileStored {
         world.store.stalls(&[Op::Insert]);
@@ -277,9 +278,9 @@ async fn end_tasks(world: &World, ending: Ending, tasks: usize) {
         }
         Ending::HandleNeverTaken => {}
         Ending::Shutdown => {
-            world.drains[0].tell();
+            world.drains[0].start();
             settle().await;
-            world.drains[1].tell();
+            world.drains[1].start();
         }
     }
     settle().await;
@@ -298,7 +299,7 @@ const SHOWN: usize = 10;
 
 #[tokio::test]
 async fn what_operators_are_shown_agrees_with_a_recount() {
-    let store = Faulty::new();
+    let store = FaultyStore::new();
     let setup = proxy::Setup::new().top("admin: 127.0.0.1:0").route(SLOW).store(&store);
     let world = setup.start().await;
     let operator = Operator::of(world.proxy.admin.as_ref().expect("there is one"));

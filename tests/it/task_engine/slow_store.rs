@@ -1,10 +1,10 @@
-//! A store that takes its time, or does not answer, holds up nobody whose answer does not depend on it.
+//! A slow or stalled store delays only requests that depend on it.
 
-use super::world::{
-    AFTER, Legacy, Modern, Sent, Setup, Sign, TICKET_AFTER, WAIT, World, messages, runtime, settle,
+use super::engine_and_server::{
+    AFTER, EngineAndServer, Legacy, Modern, Sent, Setup, Sign, TICKET_AFTER, WAIT, messages, runtime, settle,
 };
-use crate::support::faulty::Op;
-use deferral::internals::store::Disk;
+use crate::support::faulty_store::Op;
+use deferral::internals::store::DiskStore;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
@@ -26,7 +26,7 @@ fn holder() -> Modern {
 }
 
 /// One of each kind.
-async fn clients(world: &World) -> Vec<Client> {
+async fn clients(world: &EngineAndServer) -> Vec<Client> {
     vec![
         Client::Modern(tasker()),
         Client::Modern(holder()),
@@ -35,7 +35,7 @@ async fn clients(world: &World) -> Vec<Client> {
     ]
 }
 
-fn send(world: &World, client: &Client, params: Value) -> Sent {
+fn send(world: &EngineAndServer, client: &Client, params: Value) -> Sent {
     match client {
         Client::Modern(client) => world.ask(client, "tools/call", params).sent(),
         Client::Legacy(client) => world.legacy_ask(client, "tools/call", params).sent(),
@@ -72,7 +72,7 @@ fn a_result_that_is_there_is_answered_at_once_while_its_task_is_being_stored() {
                 ),
                 false => assert_eq!(text(&sent).as_deref(), Some("done"), "{about}"),
             }
-            // The task that nobody was told of is forgotten behind.
+            // The task whose handle was not delivered is removed afterwards.
             world.store.stalls(&[]);
             settle().await;
             let (tallies, usage) = world.ledger.census().await.expect("it answers");
@@ -100,7 +100,7 @@ fn in_mode_always_a_call_is_a_task_however_long_that_takes_to_store() {
 }
 
 #[test]
-fn a_client_that_leaves_while_its_task_is_being_stored_cancels_its_call_at_once() {
+fn a_client_that_disconnects_while_its_task_is_being_stored_cancels_its_call_at_once() {
     runtime().block_on(async {
         let world = Setup::new().start();
         world.store.stalls(&[Op::Insert]);
@@ -138,15 +138,15 @@ fn of_a_burst_of_calls_no_more_become_tasks_than_the_quota_allows_with_a_store_o
     let folder = tempfile::tempdir().expect("a folder");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build();
     runtime.expect("a runtime").block_on(async {
-        let store =
-            Disk::open(folder.path(), deferral::internals::store::Bounds::NONE, None).expect("it opens");
+        let store = DiskStore::open(folder.path(), deferral::internals::store::StoreBounds::NONE, None)
+            .expect("it opens");
         let setup = Setup::new().keeps(Arc::new(store)).quotas(|quotas| quotas.tasks_per_principal = 5);
         burst(&setup.start()).await;
     });
 }
 
 /// Exactly five of sixty become tasks, and the others are answered by their server.
-async fn burst(world: &World) {
+async fn burst(world: &EngineAndServer) {
     let sent: Vec<_> =
         (0..60).map(|_| send(world, &Client::Modern(tasker()), json!({ "name": "t" }))).collect();
     sleep(AFTER + Duration::from_secs(1)).await;
@@ -165,7 +165,7 @@ async fn burst(world: &World) {
 }
 
 #[test]
-fn of_a_burst_of_questions_no_more_calls_wait_for_their_clients_than_the_quota_allows() {
+fn of_a_burst_of_input_requests_no_more_calls_wait_for_their_clients_than_the_quota_allows() {
     runtime().block_on(async {
         let world = Setup::new().quotas(|quotas| quotas.tasks_per_principal = 5).start();
         world.store.yields();
@@ -189,10 +189,10 @@ fn of_a_burst_of_questions_no_more_calls_wait_for_their_clients_than_the_quota_a
 }
 
 /// A call with a ticket, whose result the store refuses.
-async fn refused_result(world: &World, client: &Client) -> Value {
+async fn refused_result(world: &EngineAndServer, client: &Client) -> Value {
     let sent = send(world, client, json!({ "name": "t" }));
     sleep(2 * TICKET_AFTER).await;
-    let ticket = World::ticket_in(&sent.last().expect("a ticket"));
+    let ticket = EngineAndServer::ticket_in(&sent.last().expect("a ticket"));
     world.store.fails(&[Op::Swap]);
     world.server.says(0, "done");
     settle().await;
@@ -200,7 +200,7 @@ async fn refused_result(world: &World, client: &Client) -> Value {
 }
 
 #[test]
-fn each_who_waits_for_a_result_that_the_store_refuses_is_answered_in_time() {
+fn each_waiting_request_for_an_unstored_result_is_answered_in_time() {
     for is_legacy in [false, true] {
         runtime().block_on(async {
             let world = Setup::new().start();
@@ -225,7 +225,7 @@ fn each_who_waits_for_a_result_that_the_store_refuses_is_answered_in_time() {
 }
 
 #[test]
-fn all_who_wait_at_once_for_a_result_that_the_store_refuses_are_answered_in_time() {
+fn concurrent_waiting_requests_for_an_unstored_result_are_answered_in_time() {
     runtime().block_on(async {
         let world = Setup::new().start();
         let client = Client::Legacy(world.legacy(Sign::HoldsTickets, json!({})).await);
@@ -257,7 +257,7 @@ fn each_wait_for_the_result_of_a_legacy_task_has_a_head_while_the_store_refuses_
         world.store.works();
         sleep(Duration::from_secs(10)).await;
         for sent in waiting {
-            // Whoever was refused has heard so.
+            // Every refused request has its error.
             let said = sent.last().expect("an answer");
             assert!(
                 sent.is_done() && (text(&sent).as_deref() == Some("done") || said["error"].is_object()),
@@ -268,7 +268,7 @@ fn each_wait_for_the_result_of_a_legacy_task_has_a_head_while_the_store_refuses_
 }
 
 #[test]
-fn a_call_goes_on_hearing_its_server_while_the_store_refuses_its_question() {
+fn a_call_keeps_reading_its_server_while_the_store_refuses_its_input_request() {
     runtime().block_on(async {
         let world = Setup::new().start();
         let client = world.legacy(Sign::Nothing, json!({ "elicitation": {} })).await;

@@ -1,9 +1,9 @@
-//! Clients that know no tasks: their model holds a ticket.
+//! Tickets: clients without tasks, whose model fetches the result.
 
-mod busy;
-mod modern;
-mod older;
-mod recorded;
+mod legacy_clients;
+mod limits_and_failures;
+mod modern_clients;
+mod recorded_sessions;
 
 use serde_json::{Value, json};
 

@@ -1,10 +1,10 @@
-//! The span of a server's call, and how the server is told of it.
+//! The span of a call to a server, and its propagation.
 
 use super::{PARENT, SPAN, TRACE, Traced, with_meta};
 use crate::{
-    legacy::world::Older,
-    proxy::world::{Setup, World},
-    support::servers::Seen,
+    legacy::proxy_and_client::LegacyClient,
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
+    support::legacy_server::Seen,
 };
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ fn without_trace(text: &str) -> String {
 
 /// A message as its server gets it from a proxy that traces, and from one that does not: what is sent is
 /// the same but for our span, and for the id of our hop.
-async fn compared(send: impl AsyncFn(&World)) -> [(String, Vec<String>); 2] {
+async fn compared(send: impl AsyncFn(&ProxyAndServer)) -> [(String, Vec<String>); 2] {
     let plain = Setup::new().start().await;
     send(&plain).await;
     let traced = Traced::new().await;
@@ -85,10 +85,10 @@ async fn nothing_else_of_a_message_changes_for_its_server() {
 }
 
 #[tokio::test]
-async fn nothing_else_of_an_older_clients_message_changes_for_its_server() {
+async fn nothing_else_of_a_legacy_clients_message_changes_for_its_server() {
     let spelling = r#"{"jsonrpc": "2.0","id": 7, "method":"tools/call", "params":{"name":"greet","arguments":{ "n":1.0e+2 } , "_meta": {"x":1 }}}"#;
     let [plain, traced] = compared(async |world| {
-        let older = Older::new(world.addr()).hello().await;
+        let older = LegacyClient::new(world.addr()).hello().await;
         let waiting = older.post(spelling).await;
         world.server.call().await.says("done");
         waiting.answer().await.result();
@@ -101,9 +101,9 @@ async fn nothing_else_of_an_older_clients_message_changes_for_its_server() {
 }
 
 #[tokio::test]
-async fn an_older_clients_own_parent_gives_way_to_the_span_between() {
+async fn a_legacy_clients_own_parent_gives_way_to_the_span_between() {
     let traced = Traced::new().await;
-    let older = Older::new(traced.world.addr()).hello().await;
+    let older = LegacyClient::new(traced.world.addr()).hello().await;
     let call = json!({
         "jsonrpc": "2.0", "id": 7, "method": "tools/call",
         "params": { "name": "greet", "arguments": {}, "_meta": { "traceparent": PARENT } },
@@ -130,7 +130,7 @@ async fn an_older_clients_own_parent_gives_way_to_the_span_between() {
 }
 
 #[tokio::test]
-async fn a_call_that_its_client_leaves_is_cancelled() {
+async fn a_call_that_its_client_disconnects_is_cancelled() {
     let traced = Traced::new().await;
     let waiting = traced.client().call("leaves").await;
     let call = traced.world.server.call().await;
@@ -141,7 +141,7 @@ async fn a_call_that_its_client_leaves_is_cancelled() {
 }
 
 #[tokio::test]
-async fn what_is_not_recorded_is_told_to_the_server_as_that() {
+async fn an_unsampled_call_is_sent_with_the_sampled_flag_off() {
     let traced = Traced::new().await;
     let unwanted = PARENT.replace("-01", "-00");
     traced.called(&traced.client(), with_meta(json!({ "traceparent": unwanted }))).await;

@@ -1,7 +1,7 @@
-//! How spans reach a collector, and what happens where they do not.
+//! Export of spans to a collector, and its failures.
 
 use super::{Traced, with_meta};
-use crate::{proxy::world::Setup, support::collector::Collector};
+use crate::{proxy::proxy_and_server::Setup, support::collector::Collector};
 use serde_json::json;
 use std::{fs, time::Duration};
 
@@ -48,7 +48,7 @@ async fn a_collector_that_stalls_keeps_neither_a_call_nor_the_end_waiting() {
 }
 
 #[tokio::test]
-async fn where_traces_are_off_nobody_hears_of_anything() {
+async fn no_span_is_sent_where_traces_are_off() {
     let collector = Collector::start().await;
     let traced = Traced { world: Setup::new().top("telemetry: { otlp: off }").start().await, collector };
     traced.called(&traced.client(), with_meta(json!({}))).await;

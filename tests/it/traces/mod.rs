@@ -1,4 +1,4 @@
-//! Traces: what a collector is told of what clients ask and servers are asked.
+//! Traces: spans of requests, calls and tasks at a collector.
 
 mod calls;
 mod exporting;
@@ -6,8 +6,8 @@ mod requests;
 mod tasks;
 
 use crate::{
-    proxy::world::{Setup, World},
-    support::{clients::Client, collector::Collector},
+    proxy::proxy_and_server::{ProxyAndServer, Setup},
+    support::{collector::Collector, modern_client::Client},
 };
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ pub(crate) const SPAN: &str = "00f067aa0ba902b7";
 
 /// A proxy whose traces go to a collector.
 pub(crate) struct Traced {
-    pub(crate) world: World,
+    pub(crate) world: ProxyAndServer,
     pub(crate) collector: Collector,
 }
 

@@ -1,11 +1,11 @@
 //! The span of a client's request.
 
 use super::{PARENT, SPAN, TRACE, Traced, with_meta};
-use crate::support::clients::Client;
+use crate::support::modern_client::Client;
 use serde_json::json;
 
 #[tokio::test]
-async fn a_call_has_a_span_that_says_what_the_conventions_for_mcp_say() {
+async fn a_call_has_a_span_with_the_attributes_of_the_mcp_conventions() {
     let traced = Traced::new().await;
     traced.called(&traced.client().bearing("a-secret-token"), with_meta(json!({}))).await;
     let collector = traced.told().await;
@@ -67,7 +67,7 @@ async fn what_a_client_does_not_want_recorded_is_not() {
 }
 
 #[tokio::test]
-async fn a_span_says_how_its_request_has_failed() {
+async fn a_span_has_the_error_of_its_request() {
     let traced = Traced::new().await;
     let client = traced.client();
     let waiting = client.call("fails").await;
@@ -102,7 +102,7 @@ async fn a_span_says_how_its_request_has_failed() {
 }
 
 #[tokio::test]
-async fn an_older_clients_requests_have_spans_too() {
+async fn a_legacy_clients_requests_have_spans_too() {
     let traced = Traced::new().await;
     let client = Client::new(traced.world.addr());
     let older = |body: serde_json::Value| {

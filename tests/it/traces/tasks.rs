@@ -1,22 +1,22 @@
-//! The whole life of a task in one trace: the call that became it, and whatever is asked about it later.
+//! One trace for the whole life of a task: the call and every request about it.
 
 use super::{PARENT, TRACE, Traced};
 use crate::{
-    legacy::world::Older,
+    legacy::proxy_and_client::LegacyClient,
     proxy::{
+        call_resumption::keeps_events,
+        proxy_and_server::{ALWAYS, ProxyAndServer, Setup},
         restart::Place,
-        taking_up::keeps_events,
-        world::{ALWAYS, Setup, World},
     },
     support::{
-        clients::{Client, soon},
         collector::Collector,
+        modern_client::{Client, soon},
     },
 };
 use serde_json::{Value, json};
 
 /// A client that takes tasks, and may be asked.
-fn asked(world: &World) -> Client {
+fn asked(world: &ProxyAndServer) -> Client {
     world.client().declaring(json!({
         "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} },
     }))
@@ -32,7 +32,7 @@ fn call() -> Value {
 }
 
 #[tokio::test]
-async fn a_deferred_call_its_question_and_every_request_about_it_are_linked() {
+async fn a_deferred_call_its_input_request_and_every_request_about_it_are_linked() {
     let traced = Traced::with(Setup::new().route(ALWAYS)).await;
     let client = asked(&traced.world);
     let waiting = client.send("tools/call", call()).await;
@@ -96,7 +96,7 @@ async fn a_cancel_ends_the_call_and_is_linked_to_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_with_answers_is_linked_to_its_call() {
+async fn a_client_that_returns_with_answers_is_linked_to_its_call() {
     let traced = Traced::new().await;
     let client = traced.client().declaring(json!({ "elicitation": {} }));
     let waiting = client.send("tools/call", call()).await;
@@ -164,10 +164,10 @@ async fn a_cancel_with_a_ticket_is_linked_to_its_call() {
 }
 
 #[tokio::test]
-async fn an_older_clients_task_is_traced_as_well() {
+async fn a_legacy_clients_task_is_traced_as_well() {
     let setup = Setup::new().route(ALWAYS).server(|options| options.capabilities = json!({ "tools": {} }));
     let traced = Traced::with(setup).await;
-    let older = Older::new(traced.world.addr()).hello().await;
+    let older = LegacyClient::new(traced.world.addr()).hello().await;
     let ask = async |method: &str, params: Value| {
         let message = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params });
         older.post(&message.to_string()).await.answer().await.result()
@@ -195,7 +195,7 @@ async fn an_older_clients_task_is_traced_as_well() {
 }
 
 #[tokio::test]
-async fn a_call_that_the_next_process_takes_up_goes_on_in_its_trace() {
+async fn a_call_that_the_next_process_resumes_goes_on_in_its_trace() {
     let mut place = Place::before(keeps_events).await;
     let (before, after) = (Collector::start().await, Collector::start().await);
     let top = |collector: &Collector| -> &'static [&'static str] {

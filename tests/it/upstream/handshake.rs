@@ -1,26 +1,30 @@
-//! Opening a session: what a failed handshake means for the call that needs it, and which revision is offered.
+//! Handshakes: what a failure means for the call, and which revision is offered.
 
-use super::*;
+use super::UpstreamAndServer;
+use crate::support::legacy_server::{Canned, LegacyServer, Options, Seen};
+use deferral::internals::upstream::{CallError, Config, Upstream};
+use serde_json::json;
+use std::time::Duration;
 
 const NOT_RUN: i64 = -31001;
 const UNAUTHORIZED: i64 = -31008;
 
 /// What becomes of a call where the server treats one message of the handshake like this.
 async fn refused_in(options: Options) -> CallError {
-    let world = World::new(options).await;
+    let world = UpstreamAndServer::new(options).await;
     let lost = world.call(1).lost().await;
     assert_eq!(world.server.messages("tools/call"), 0, "the call was not sent");
     lost
 }
 
 #[tokio::test]
-async fn a_handshake_that_fails_says_that_the_call_did_not_run() {
+async fn a_failed_handshake_is_reported_as_a_call_that_did_not_run() {
     for method in ["initialize", "notifications/initialized"] {
         let breaks = Options { breaks: Box::new(move |seen| seen.method() == method), ..Options::default() };
         let lost = refused_in(breaks).await;
         assert_eq!(lost.code(), NOT_RUN, "{method}: {lost}");
         assert!(lost.to_string().contains("no call was sent"), "{lost}");
-        assert!(!lost.to_string().contains("unknown") && !lost.leaves_it_running(), "{lost}");
+        assert!(!lost.to_string().contains("unknown") && !lost.may_still_run(), "{lost}");
         for status in [400, 404, 410, 500, 503] {
             let refuses = Options::default()
                 .hook(move |seen| (seen.method() == method).then(|| Canned::status(status).body("no")));
@@ -55,7 +59,9 @@ async fn credentials_refused_in_the_handshake_are_refused_credentials() {
 #[tokio::test]
 async fn a_limit_that_ends_a_handshake_keeps_its_name() {
     let options = Options { ignores: Box::new(|seen| seen.method() == "initialize"), ..Options::default() };
-    let world = World::with(options, |config| config.timeouts.first_byte = Duration::from_millis(20)).await;
+    let world =
+        UpstreamAndServer::with(options, |config| config.timeouts.first_byte = Duration::from_millis(20))
+            .await;
     let lost = world.call(1).lost().await;
     assert_eq!(lost.code(), NOT_RUN, "{lost}");
     assert!(lost.limit().is_some(), "{lost}");
@@ -94,7 +100,7 @@ async fn a_server_that_refuses_the_revision_is_offered_one_that_it_lists() {
         },
     ];
     for refusal in refusals {
-        let world = World::new(speaks(&["2025-03-26", "2024-11-05"], refusal)).await;
+        let world = UpstreamAndServer::new(speaks(&["2025-03-26", "2024-11-05"], refusal)).await;
         let mut call = world.call(1);
         world.answer().await;
         call.result().await;
@@ -112,8 +118,10 @@ async fn a_server_that_refuses_the_revision_is_offered_one_that_it_lists() {
 }
 
 #[tokio::test]
-async fn a_server_that_lists_no_revision_is_offered_the_next_older_one() {
-    let world = World::new(speaks(&["2024-11-05"], |_| Canned::status(400).body("unknown version"))).await;
+async fn a_server_that_lists_no_revision_is_offered_the_next_legacy_one() {
+    let world =
+        UpstreamAndServer::new(speaks(&["2024-11-05"], |_| Canned::status(400).body("unknown version")))
+            .await;
     let mut call = world.call(1);
     world.answer().await;
     call.result().await;
@@ -122,19 +130,23 @@ async fn a_server_that_lists_no_revision_is_offered_the_next_older_one() {
 
 #[tokio::test]
 async fn a_server_that_refuses_every_revision_is_offered_each_once() {
-    let world = World::new(speaks(&["2023-01-01"], |_| Canned::status(400).body("unknown version"))).await;
+    let world =
+        UpstreamAndServer::new(speaks(&["2023-01-01"], |_| Canned::status(400).body("unknown version")))
+            .await;
     let lost = world.call(1).lost().await;
     assert!(lost.code() == NOT_RUN && lost.to_string().contains("unknown version"), "{lost}");
     assert_eq!(offered(&world.server).len(), 4, "{:?}", offered(&world.server));
 }
 
 #[tokio::test]
-async fn a_reload_forgets_the_revision_that_a_server_made_us_offer() {
-    let world = World::new(speaks(&["2025-06-18"], |_| Canned::status(400).body("speak 2025-06-18"))).await;
+async fn a_reload_resets_the_offered_revision() {
+    let world =
+        UpstreamAndServer::new(speaks(&["2025-06-18"], |_| Canned::status(400).body("speak 2025-06-18")))
+            .await;
     let mut call = world.call(1);
     world.answer().await;
     call.result().await;
-    let change = world.upstream.otherwise(&Config::default()).expect("it can be spoken to");
+    let change = world.upstream.prepare_reload(&Config::default()).expect("it can be spoken to");
     change();
     let mut call = world.ask(2);
     world.answer().await;

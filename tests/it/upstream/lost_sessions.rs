@@ -1,6 +1,14 @@
-//! Sessions that a server has forgotten, whatever it says of them.
+//! Sessions that a server has lost, whatever its error.
 
-use super::*;
+use super::{UpstreamAndServer, value};
+use crate::support::legacy_server::{Canned, Options, Seen};
+use deferral::internals::upstream::{CallError, UpstreamEvent};
+
+use serde_json::{Value, json};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 fn error(code: i64, message: &str) -> Value {
     json!({ "jsonrpc": "2.0", "id": null, "error": { "code": code, "message": message } })
@@ -23,7 +31,7 @@ fn forgetful(refusal: impl Fn(&Seen) -> Canned + Send + Sync + 'static) -> (Opti
     (options, forgot)
 }
 
-async fn is_served(world: &World, id: u64) -> String {
+async fn is_served(world: &UpstreamAndServer, id: u64) -> String {
     let mut call = world.call(id);
     let session = world.answer().await;
     call.result().await;
@@ -46,7 +54,7 @@ async fn a_call_in_a_session_that_was_lost_is_made_once_more_in_a_fresh_one() {
     ];
     for refusal in refusals {
         let (options, forgot) = forgetful(refusal);
-        let world = World::new(options).await;
+        let world = UpstreamAndServer::new(options).await;
         assert_eq!(is_served(&world, 1).await, "s1");
         forgot.store(true, Ordering::Relaxed);
         assert_eq!(is_served(&world, 2).await, "s2");
@@ -59,7 +67,7 @@ async fn a_call_in_a_session_that_was_lost_is_made_once_more_in_a_fresh_one() {
 #[tokio::test]
 async fn calls_that_lose_a_session_together_open_one_fresh_session() {
     let (options, forgot) = forgetful(|_| Canned::status(400));
-    let world = World::new(options).await;
+    let world = UpstreamAndServer::new(options).await;
     is_served(&world, 1).await;
     forgot.store(true, Ordering::Relaxed);
     let mut calls: Vec<_> = (2..10).map(|id| world.call(id)).collect();
@@ -84,7 +92,7 @@ async fn a_server_without_session_ids_that_was_started_anew_is_initialized_again
         }
         answer
     });
-    let world = World::new(options).await;
+    let world = UpstreamAndServer::new(options).await;
     is_served(&world, 1).await;
     forgot.store(true, Ordering::Relaxed);
     is_served(&world, 2).await;
@@ -94,7 +102,7 @@ async fn a_server_without_session_ids_that_was_started_anew_is_initialized_again
 #[tokio::test]
 async fn a_call_that_a_fresh_session_refuses_too_ends_with_the_servers_error() {
     for status in [400, 404, 410, 503] {
-        let world = World::new(Options::default()).await;
+        let world = UpstreamAndServer::new(Options::default()).await;
         for (id, times) in [(1, 2), (2, 1)] {
             // Within a second the next call is not made twice.
             let mut call = world.call(id);
@@ -110,20 +118,20 @@ async fn a_call_that_a_fresh_session_refuses_too_ends_with_the_servers_error() {
 }
 
 #[tokio::test]
-async fn a_refused_call_keeps_its_words_where_no_fresh_session_is_opened() {
+async fn a_refused_call_keeps_its_error_where_no_new_session_can_be_opened() {
     let refuses = Arc::<AtomicBool>::default();
     let refuse = Arc::clone(&refuses);
     let options = Options::default().hook(move |seen| {
         let is_refused = seen.method() == "initialize" && refuse.load(Ordering::Relaxed);
         is_refused.then(|| Canned::status(503).body("still busy"))
     });
-    let world = World::new(options).await;
+    let world = UpstreamAndServer::new(options).await;
     is_served(&world, 1).await;
     refuses.store(true, Ordering::Relaxed);
     let mut call = world.call(2);
     world.server.call().await.canned(Canned::json(503, &error(-32050, "busy until noon")));
     match call.next().await {
-        Some(Event::Final(response)) => assert_eq!(value(response.frame())["error"]["code"], -32050),
+        Some(UpstreamEvent::Final(response)) => assert_eq!(value(response.frame())["error"]["code"], -32050),
         other => panic!("the server's own words, not {other:?}"),
     }
     refuses.store(false, Ordering::Relaxed);
@@ -132,7 +140,7 @@ async fn a_refused_call_keeps_its_words_where_no_fresh_session_is_opened() {
 
 #[tokio::test]
 async fn a_ping_decides_about_the_session_of_a_call_that_ends_with_an_error() {
-    let errors: [fn(crate::support::servers::Call); 3] = [
+    let errors: [fn(crate::support::legacy_server::Call); 3] = [
         |call| call.canned(Canned::status(500).body("oops")),
         |call| call.canned(Canned::json(500, &error(-32603, "oops"))),
         |call| call.error(json!({ "code": -32600, "message": "unknown session" })),
@@ -149,10 +157,10 @@ async fn a_ping_decides_about_the_session_of_a_call_that_ends_with_an_error() {
     for fails in errors {
         for (pong, session) in pongs {
             let options = Options::default().hook(move |seen| (seen.method() == "ping").then(|| pong(seen)));
-            let world = World::new(options).await;
+            let world = UpstreamAndServer::new(options).await;
             let mut call = world.call(1);
             fails(world.server.call().await);
-            assert!(matches!(call.next().await, Some(Event::Final(_) | Event::Lost(_))));
+            assert!(matches!(call.next().await, Some(UpstreamEvent::Final(_) | UpstreamEvent::Lost(_))));
             let ping = world.server.message("ping").await;
             assert_eq!(ping.session(), "s1");
             if session == "s2" {
@@ -167,11 +175,11 @@ async fn a_ping_decides_about_the_session_of_a_call_that_ends_with_an_error() {
 
 #[tokio::test]
 async fn a_server_is_pinged_once_a_second_whatever_number_of_calls_fail() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     for id in 1..6 {
         let mut call = world.call(id);
         world.server.call().await.error(json!({ "code": -32602, "message": "no such tool" }));
-        assert!(matches!(call.next().await, Some(Event::Final(_))));
+        assert!(matches!(call.next().await, Some(UpstreamEvent::Final(_))));
     }
     world.server.message("ping").await;
     assert_eq!(is_served(&world, 7).await, "s1");
@@ -179,8 +187,8 @@ async fn a_server_is_pinged_once_a_second_whatever_number_of_calls_fail() {
 }
 
 #[tokio::test]
-async fn a_result_that_is_an_error_of_the_tool_says_nothing_of_the_session() {
-    let world = World::new(Options::default()).await;
+async fn a_tool_error_does_not_count_as_a_lost_session() {
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(1);
     let result = json!({ "content": [{ "type": "text", "text": "session expired" }], "isError": true });
     world.server.call().await.result(result);
@@ -190,7 +198,7 @@ async fn a_result_that_is_an_error_of_the_tool_says_nothing_of_the_session() {
 }
 
 #[tokio::test]
-async fn a_session_whose_stream_is_refused_when_it_is_opened_again_is_given_up() {
+async fn a_session_whose_stream_is_refused_when_it_is_opened_again_is_abandoned() {
     for status in [400, 404, 410] {
         let gets = std::sync::atomic::AtomicUsize::new(0);
         let options = Options::default().hook(move |seen| {
@@ -198,7 +206,7 @@ async fn a_session_whose_stream_is_refused_when_it_is_opened_again_is_given_up()
             let is_ping = seen.method() == "ping";
             (is_again || is_ping).then(|| Canned::status(status))
         });
-        let world = World::new(options).await;
+        let world = UpstreamAndServer::new(options).await;
         assert_eq!(is_served(&world, 1).await, "s1");
         world.server.listener("s1").await.raw("retry: 10\ndata:\n\n");
         world.server.hang_up("s1");

@@ -1,7 +1,7 @@
-//! Events of a server's streams that hold no message: they are skipped, and only the end of a stream ends a call.
+//! Stream events without a message: they are skipped, and only the end of a stream ends a call.
 
-use super::{World, elicitation, notification};
-use crate::support::servers::Options;
+use super::{UpstreamAndServer, elicitation, notification};
+use crate::support::legacy_server::Options;
 use bytes::Bytes;
 use deferral::internals::upstream::CallError;
 use serde_json::json;
@@ -20,7 +20,7 @@ const ODD: [&str; 8] = [
 
 #[tokio::test]
 async fn an_event_that_is_no_message_ends_neither_the_stream_nor_the_call() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(7);
     let events = world.server.call().await.stream();
     for odd in ODD {
@@ -35,7 +35,7 @@ async fn an_event_that_is_no_message_ends_neither_the_stream_nor_the_call() {
 
 #[tokio::test]
 async fn an_event_that_is_no_message_does_not_end_the_stream_of_a_session() {
-    let world = World::new(Options::default()).await;
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.ask(7);
     let arrived = world.server.call().await;
     let listener = world.server.listener("s1").await;
@@ -53,7 +53,7 @@ async fn an_event_that_is_no_message_does_not_end_the_stream_of_a_session() {
 
 #[tokio::test]
 async fn a_part_of_a_batch_that_is_no_message_does_not_hide_the_others() {
-    let world = World::new(Options { version: "2025-03-26", ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { version: "2025-03-26", ..Options::default() }).await;
     let note = notification("notifications/message", json!({ "data": 1 }));
     let response = |id: u64| json!({ "jsonrpc": "2.0", "id": id, "result": {} });
     let mut in_stream = world.call(7);
@@ -72,7 +72,7 @@ async fn a_part_of_a_batch_that_is_no_message_does_not_hide_the_others() {
 
 #[tokio::test]
 async fn bytes_that_are_no_utf_8_become_replacement_characters() {
-    let world = World::new(Options { version: "2025-03-26", ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { version: "2025-03-26", ..Options::default() }).await;
     let mut call = world.call(7);
     let events = world.server.call().await.stream();
     let raw = |opening: &str, message: &[u8], closing: &str| {
@@ -90,8 +90,8 @@ async fn bytes_that_are_no_utf_8_become_replacement_characters() {
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_behind_a_skipped_event_says_why_that_was_no_message() {
-    let world = World::new(Options::default()).await;
+async fn a_stream_that_ends_after_a_skipped_event_reports_why_it_was_no_message() {
+    let world = UpstreamAndServer::new(Options::default()).await;
     let mut call = world.call(7);
     world.server.call().await.stream().raw("data: ping\n\n");
     let CallError::Broken(why) = call.lost().await else { panic!("it broke") };
@@ -100,7 +100,7 @@ async fn a_stream_that_ends_behind_a_skipped_event_says_why_that_was_no_message(
 
 #[tokio::test]
 async fn a_document_that_is_no_message_is_still_no_answer() {
-    let world = World::new(Options { version: "2025-03-26", ..Options::default() }).await;
+    let world = UpstreamAndServer::new(Options { version: "2025-03-26", ..Options::default() }).await;
     for document in ["[]", "[1]", "ping", r#"{"type":"ping"}"#] {
         let mut call = world.call(7);
         let body = world.server.call().await.document();

@@ -2,7 +2,7 @@
 //! requests do.
 
 use super::protobuf::PartialSuccess;
-use crate::telemetry::trace::settings::{Protocol, Settings};
+use crate::telemetry::trace::settings::{ExportSettings, OtlpProtocol};
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Collected, Full, Limited};
@@ -15,32 +15,32 @@ use std::{error::Error, sync::Arc, time::Duration};
 use tokio::time::timeout;
 
 /// Where spans go.
-pub(super) struct Collector {
+pub(super) struct OtlpCollector {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     endpoint: Uri,
-    protocol: Protocol,
+    protocol: OtlpProtocol,
     headers: HeaderMap,
     timeout: Duration,
 }
 
 /// Why spans were not taken.
 #[derive(Debug)]
-pub(super) struct NotTaken {
+pub(super) struct ExportError {
     pub(super) why: String,
     /// Trying again could help; where the collector has said so, after this long.
-    pub(super) again: Option<Option<Duration>>,
+    pub(super) retry: Option<Option<Duration>>,
 }
 
 /// Bytes of an answer that are read.
-const ANSWER: usize = 64 << 10;
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// Characters of what a collector says that stand in the log.
-pub(super) const SAID: usize = 200;
+pub(super) const MAX_REASON_CHARS: usize = 200;
 
 // === impl Collector ===
 
-impl Collector {
-    pub(super) fn new(settings: &Settings) -> Self {
+impl OtlpCollector {
+    pub(super) fn new(settings: &ExportSettings) -> Self {
         let mut roots = rustls::RootCertStore::empty();
         // Without any, the connection's error says so.
         if settings.endpoint.scheme_str() == Some("https") {
@@ -54,17 +54,17 @@ impl Collector {
                 .with_no_client_auth();
         let connector = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         let connector = match settings.protocol {
-            Protocol::Http => connector.enable_all_versions().build(),
-            Protocol::Grpc => connector.enable_http2().build(),
+            OtlpProtocol::Http => connector.enable_all_versions().build(),
+            OtlpProtocol::Grpc => connector.enable_http2().build(),
         };
         let mut client = Client::builder(TokioExecutor::new());
-        client.http2_only(settings.protocol == Protocol::Grpc);
+        client.http2_only(settings.protocol == OtlpProtocol::Grpc);
         let mut headers = settings.headers.clone();
         let mut carry = |name, value| headers.insert(name, HeaderValue::from_static(value));
         carry(header::USER_AGENT, concat!("deferral/", env!("CARGO_PKG_VERSION")));
         match settings.protocol {
-            Protocol::Http => drop(carry(header::CONTENT_TYPE, "application/x-protobuf")),
-            Protocol::Grpc => {
+            OtlpProtocol::Http => drop(carry(header::CONTENT_TYPE, "application/x-protobuf")),
+            OtlpProtocol::Grpc => {
                 carry(header::CONTENT_TYPE, "application/grpc");
                 carry(header::TE, "trailers");
             }
@@ -81,37 +81,40 @@ impl Collector {
     /// Sends one request, and gives what of it was not taken, if that was not all.
     ///
     /// # Errors
-    /// [`NotTaken`]: nothing of it was.
-    pub(super) async fn export(&self, request: Bytes) -> Result<Option<PartialSuccess>, NotTaken> {
+    /// [`ExportError`]: nothing of it was.
+    pub(super) async fn export(&self, request: Bytes) -> Result<Option<PartialSuccess>, ExportError> {
         let body = match self.protocol {
-            Protocol::Http => request,
-            Protocol::Grpc => framed(&request),
+            OtlpProtocol::Http => request,
+            OtlpProtocol::Grpc => framed(&request),
         };
         let mut post = Request::new(Full::new(body));
         *post.method_mut() = Method::POST;
         *post.uri_mut() = self.endpoint.clone();
         *post.headers_mut() = self.headers.clone();
         let answered = async {
-            let answer = self.client.request(post).await.map_err(|error| lost(&error))?;
+            let answer = self.client.request(post).await.map_err(|error| connection_error(&error))?;
             let (head, body) = answer.into_parts();
-            let body = Limited::new(body, ANSWER).collect().await.map_err(|error| lost(&*error))?;
+            let body = Limited::new(body, MAX_RESPONSE_BYTES)
+                .collect()
+                .await
+                .map_err(|error| connection_error(&*error))?;
             Ok(Response::from_parts(head, body))
         };
         let answer = timeout(self.timeout, answered).await.unwrap_or_else(|_| {
             let why = format!("no answer within {:?}", self.timeout);
-            Err(NotTaken { why, again: Some(None) })
+            Err(ExportError { why, retry: Some(None) })
         })?;
         match self.protocol {
-            Protocol::Http => over_http(answer),
-            Protocol::Grpc => over_grpc(answer),
+            OtlpProtocol::Http => read_http_response(answer),
+            OtlpProtocol::Grpc => read_grpc_response(answer),
         }
     }
 }
 
-fn lost(error: &(dyn Error + 'static)) -> NotTaken {
+fn connection_error(error: &(dyn Error + 'static)) -> ExportError {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
     let words: Vec<_> = causes.map(ToString::to_string).collect();
-    NotTaken { why: words.join(": "), again: Some(None) }
+    ExportError { why: words.join(": "), retry: Some(None) }
 }
 
 /// A message as gRPC sends it: not compressed, with its length before it.
@@ -123,7 +126,7 @@ fn framed(message: &[u8]) -> Bytes {
     framed.freeze()
 }
 
-fn over_http(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, NotTaken> {
+fn read_http_response(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, ExportError> {
     let (head, body) = answer.into_parts();
     if head.status.is_success() {
         return Ok(PartialSuccess::read(&body.to_bytes()));
@@ -137,13 +140,13 @@ fn over_http(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess
             | StatusCode::GATEWAY_TIMEOUT
     );
     let after = head.headers.get(header::RETRY_AFTER).and_then(|after| after.to_str().ok()?.parse().ok());
-    Err(NotTaken {
+    Err(ExportError {
         why: format!("HTTP {}", head.status.as_u16()),
-        again: again.then(|| after.map(Duration::from_secs)),
+        retry: again.then(|| after.map(Duration::from_secs)),
     })
 }
 
-fn over_grpc(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, NotTaken> {
+fn read_grpc_response(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, ExportError> {
     let (head, body) = answer.into_parts();
     // It stands in the head where there is nothing else.
     let trailers = body.trailers().filter(|trailers| trailers.contains_key("grpc-status"));
@@ -153,15 +156,16 @@ fn over_grpc(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess
     match code {
         Some(0) => Ok(body.to_bytes().get(5..).and_then(PartialSuccess::read)),
         Some(code) => {
-            let words: String = said("grpc-message").unwrap_or_default().chars().take(SAID).collect();
+            let words: String =
+                said("grpc-message").unwrap_or_default().chars().take(MAX_REASON_CHARS).collect();
             // OTLP, *OTLP/gRPC Response*: what may be sent again.
             let again = matches!(code, 1 | 4 | 8 | 10 | 11 | 14 | 15);
-            Err(NotTaken { why: format!("gRPC status {code} {words}"), again: again.then_some(None) })
+            Err(ExportError { why: format!("gRPC status {code} {words}"), retry: again.then_some(None) })
         }
         None => {
             let again = head.status.is_server_error() || head.status == StatusCode::TOO_MANY_REQUESTS;
             let why = format!("HTTP {} without a gRPC status", head.status.as_u16());
-            Err(NotTaken { why, again: again.then_some(None) })
+            Err(ExportError { why, retry: again.then_some(None) })
         }
     }
 }
@@ -185,7 +189,10 @@ mod tests {
             // Until nobody takes it any more.
             while socket.write_all(&[0; 4096]).await.is_ok() {}
         });
-        let collector = Collector::new(&Settings::to(&url.parse().expect("a URL"), Protocol::Http));
+        let collector = OtlpCollector::new(&ExportSettings::for_collector(
+            &url.parse().expect("a URL"),
+            OtlpProtocol::Http,
+        ));
         let not_taken = collector.export(Bytes::new()).await.expect_err("it never ends");
         assert!(not_taken.why.contains("limit"), "{not_taken:?}");
         server.await.expect("it is let go");
@@ -201,14 +208,14 @@ mod tests {
             }
             answer
         };
-        let again = |answer| over_http(answer).expect_err("nothing was taken").again;
+        let again = |answer| read_http_response(answer).expect_err("nothing was taken").retry;
         assert_eq!(again(answer(400, &[])), None);
         assert_eq!(again(answer(503, &[])), Some(None));
         assert_eq!(again(answer(429, &[("retry-after", "7")])), Some(Some(Duration::from_secs(7))));
-        let grpc = |status| over_grpc(answer(200, &[("grpc-status", status)]));
+        let grpc = |status| read_grpc_response(answer(200, &[("grpc-status", status)]));
         assert_eq!(grpc("0").expect("all was taken"), None);
-        assert_eq!(grpc("14").expect_err("it is away").again, Some(None));
-        assert_eq!(grpc("3").expect_err("it is no use").again, None);
-        assert_eq!(over_grpc(answer(502, &[])).expect_err("something in between").again, Some(None));
+        assert_eq!(grpc("14").expect_err("it is away").retry, Some(None));
+        assert_eq!(grpc("3").expect_err("it is no use").retry, None);
+        assert_eq!(read_grpc_response(answer(502, &[])).expect_err("something in between").retry, Some(None));
     }
 }

@@ -8,12 +8,12 @@ mod collector;
 mod protobuf;
 
 use super::{
-    Settings, World,
-    span::{Recorded, Recorder, Tracer},
+    ExportSettings, TraceSources,
+    span::{SpanRecord, SpanRecorder, Tracer},
 };
-use crate::telemetry::events::TracesLost;
+use crate::telemetry::events::SpansLost;
 use bytes::Bytes;
-use collector::{Collector, NotTaken, SAID};
+use collector::{ExportError, MAX_REASON_CHARS, OtlpCollector};
 use futures_util::{FutureExt, future::BoxFuture};
 use protobuf::PartialSuccess;
 use std::{
@@ -50,64 +50,69 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// How often it is told that spans are lost.
-const QUIET: Duration = Duration::from_secs(60);
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Sends spans until it is closed.
 #[derive(Debug)]
-pub struct Exporting {
+pub struct ExporterHandle {
     closing: CancellationToken,
     work: JoinHandle<()>,
 }
 
 /// Sends one request to the collector.
-type Export = Box<dyn Fn(Bytes) -> BoxFuture<'static, Result<Option<PartialSuccess>, NotTaken>> + Send>;
+type ExportFn = Box<dyn Fn(Bytes) -> BoxFuture<'static, Result<Option<PartialSuccess>, ExportError>> + Send>;
 
-struct Exporter {
-    ended: mpsc::Receiver<Box<Recorded>>,
-    export: Export,
+struct SpanExporter {
+    ended: mpsc::Receiver<Box<SpanRecord>>,
+    export: ExportFn,
     resource: Vec<(String, String)>,
     closing: CancellationToken,
-    losses: Losses,
+    losses: LossReporter,
 }
 
 /// What was lost, and has not been told.
-struct Losses {
+struct LossReporter {
     /// For want of room.
     dropped: Arc<AtomicU64>,
     /// Not taken by the collector.
     refused: u64,
     why: String,
     /// Until when nothing is told.
-    quiet: Option<Pin<Box<Sleep>>>,
+    next_report: Option<Pin<Box<Sleep>>>,
 }
 
 /// Begins to send spans to a collector. To be called within a runtime.
-pub fn start(settings: &Settings, world: World) -> (Tracer, Exporting) {
-    let collector = Arc::new(Collector::new(settings));
+pub fn start(settings: &ExportSettings, world: TraceSources) -> (Tracer, ExporterHandle) {
+    let collector = Arc::new(OtlpCollector::new(settings));
     let export = move |request| {
         let collector = Arc::clone(&collector);
         async move { collector.export(request).await }.boxed()
     };
-    start_by(Box::new(export), settings, world)
+    start_with(Box::new(export), settings, world)
 }
 
-fn start_by(export: Export, settings: &Settings, world: World) -> (Tracer, Exporting) {
+fn start_with(export: ExportFn, settings: &ExportSettings, world: TraceSources) -> (Tracer, ExporterHandle) {
     let (sender, ended) = mpsc::channel(QUEUE);
     let (dropped, closing) = (Arc::<AtomicU64>::default(), CancellationToken::new());
-    let exporter = Exporter {
+    let exporter = SpanExporter {
         ended,
         export,
         resource: resource(settings, world),
         closing: closing.clone(),
-        losses: Losses { dropped: Arc::clone(&dropped), refused: 0, why: String::new(), quiet: None },
+        losses: LossReporter {
+            dropped: Arc::clone(&dropped),
+            refused: 0,
+            why: String::new(),
+            next_report: None,
+        },
     };
     let work = tokio::spawn(exporter.run());
-    let tracer = Tracer::new(Recorder { sampler: settings.sampler, world, ended: sender, dropped });
-    (tracer, Exporting { closing, work })
+    let tracer = Tracer::new(SpanRecorder { sampler: settings.sampler, world, ended: sender, dropped });
+    (tracer, ExporterHandle { closing, work })
 }
 
 /// What is said of this process: what the operator has set holds.
-fn resource(settings: &Settings, world: World) -> Vec<(String, String)> {
+fn resource(settings: &ExportSettings, world: TraceSources) -> Vec<(String, String)> {
     let drawn = u128::from_be_bytes(*(world.random)().first_chunk().expect("it is longer"));
     let own = [
         ("service.name", "deferral".to_owned()),
@@ -128,7 +133,7 @@ fn resource(settings: &Settings, world: World) -> Vec<(String, String)> {
 
 // === impl Exporting ===
 
-impl Exporting {
+impl ExporterHandle {
     /// Sends what is left, for at most so long.
     pub async fn close(self, limit: Duration) {
         self.closing.cancel();
@@ -141,7 +146,7 @@ impl Exporting {
 
 // === impl Exporter ===
 
-impl Exporter {
+impl SpanExporter {
     async fn run(mut self) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
@@ -150,20 +155,20 @@ impl Exporter {
                 break;
             }
             let count = batch.len() as u64;
-            let request = Bytes::from(protobuf::request(&batch, &self.resource));
+            let request = Bytes::from(protobuf::export_request(&batch, &self.resource));
             // Not kept while the collector is waited for.
             batch.clear();
             self.send(request, count).await;
-            self.losses.tell_now();
+            self.losses.report_losses();
         }
         // Nothing more is told from here on.
-        self.losses.quiet = None;
-        self.losses.tell_now();
+        self.losses.next_report = None;
+        self.losses.report_losses();
     }
 
     /// Takes spans for one export: enough of them, or all that have ended within a while. None means the end.
     #[expect(clippy::vec_box, reason = "as they come out of the queue, in which each is a pointer")]
-    async fn gather(&mut self, batch: &mut Vec<Box<Recorded>>) {
+    async fn gather(&mut self, batch: &mut Vec<Box<SpanRecord>>) {
         let Self { ended, closing, losses, .. } = self;
         let mut due = None::<Pin<Box<Sleep>>>;
         while batch.len() < BATCH {
@@ -184,7 +189,7 @@ impl Exporter {
                     due.get_or_insert_with(|| Box::pin(sleep(DELAY)));
                 }
                 () = async { due.as_mut().expect("it is set").await }, if due.is_some() => return,
-                () = losses.may_be_told() => losses.tell_now(),
+                () = losses.wait_until_due() => losses.report_losses(),
             }
         }
     }
@@ -195,14 +200,14 @@ impl Exporter {
             let not_taken = match (self.export)(request.clone()).await {
                 Ok(None) => return,
                 Ok(Some(partial)) => {
-                    let words: String = partial.message.chars().take(SAID).collect();
-                    return self.losses.refused(partial.rejected.min(count), words);
+                    let words: String = partial.message.chars().take(MAX_REASON_CHARS).collect();
+                    return self.losses.add_refused(partial.rejected.min(count), words);
                 }
                 Err(not_taken) => not_taken,
             };
-            let (Some(wanted), 0..RETRIES, false) = (not_taken.again, attempt, self.closing.is_cancelled())
+            let (Some(wanted), 0..RETRIES, false) = (not_taken.retry, attempt, self.closing.is_cancelled())
             else {
-                return self.losses.refused(count, not_taken.why);
+                return self.losses.add_refused(count, not_taken.why);
             };
             let pause = PAUSE * (1 << attempt);
             let pause = wanted.map_or(pause, |wanted| wanted.clamp(pause, LONGEST_PAUSE));
@@ -217,40 +222,40 @@ impl Exporter {
 
 // === impl Losses ===
 
-impl Losses {
-    fn refused(&mut self, count: u64, why: String) {
+impl LossReporter {
+    fn add_refused(&mut self, count: u64, why: String) {
         (self.refused, self.why) = (self.refused + count, why);
     }
 
     /// Resolves when there is something to tell, and it may be told.
-    async fn may_be_told(&mut self) {
-        match &mut self.quiet {
+    async fn wait_until_due(&mut self) {
+        match &mut self.next_report {
             Some(quiet) => quiet.await,
             // Told with the next export.
             None => std::future::pending().await,
         }
-        self.quiet = None;
+        self.next_report = None;
     }
 
     /// Tells what is lost, unless that was told a moment ago.
-    fn tell_now(&mut self) {
-        if self.quiet.is_some() {
+    fn report_losses(&mut self) {
+        if self.next_report.is_some() {
             return;
         }
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
         if dropped == 0 && self.refused == 0 && self.why.is_empty() {
             return;
         }
-        TracesLost { dropped, refused: std::mem::take(&mut self.refused), why: &self.why }.emit();
+        SpansLost { dropped, refused: std::mem::take(&mut self.refused), why: &self.why }.emit();
         self.why.clear();
-        self.quiet = Some(Box::pin(sleep(QUIET)));
+        self.next_report = Some(Box::pin(sleep(REPORT_INTERVAL)));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Kind, *};
-    use crate::telemetry::{Format, Lines};
+    use super::{super::SpanKind, *};
+    use crate::telemetry::{LineFormat, LogLayer};
     use http::Uri;
     use std::{sync::Mutex, time::SystemTime};
     use tracing::subscriber::DefaultGuard;
@@ -265,9 +270,9 @@ mod tests {
     type Times = Arc<Mutex<Vec<u64>>>;
 
     /// A collector that answers like this, and when it was asked.
-    fn collector<F>(answer: impl Fn() -> F + Send + Sync + 'static) -> (Tracer, Exporting, Times)
+    fn collector<F>(answer: impl Fn() -> F + Send + Sync + 'static) -> (Tracer, ExporterHandle, Times)
     where
-        F: Future<Output = Result<Option<PartialSuccess>, NotTaken>> + Send + 'static,
+        F: Future<Output = Result<Option<PartialSuccess>, ExportError>> + Send + 'static,
     {
         let (times, began) = (Times::default(), now());
         let asked = Arc::clone(&times);
@@ -275,18 +280,18 @@ mod tests {
             asked.lock().unwrap().push((now() - began).as_secs());
             answer().boxed()
         };
-        let world = World { now: || SystemTime::UNIX_EPOCH, random: || [7; 24] };
-        let settings = Settings::to(&Uri::from_static("http://c"), Default::default());
-        let (tracer, exporting) = start_by(Box::new(export), &settings, world);
+        let world = TraceSources { now: || SystemTime::UNIX_EPOCH, random: || [7; 24] };
+        let settings = ExportSettings::for_collector(&Uri::from_static("http://c"), Default::default());
+        let (tracer, exporting) = start_with(Box::new(export), &settings, world);
         (tracer, exporting, times)
     }
 
-    fn gone(again: Option<Duration>) -> Result<Option<PartialSuccess>, NotTaken> {
-        Err(NotTaken { why: "gone".to_owned(), again: Some(again) })
+    fn gone(again: Option<Duration>) -> Result<Option<PartialSuccess>, ExportError> {
+        Err(ExportError { why: "gone".to_owned(), retry: Some(again) })
     }
 
     fn span(tracer: &Tracer) {
-        tracer.begin(Kind::Server, None, || "n".to_owned());
+        tracer.begin(SpanKind::Server, None, || "n".to_owned());
     }
 
     /// What is said of lost spans while the guard is held.
@@ -298,7 +303,7 @@ mod tests {
                 kept.lock().unwrap().push(line.trim().to_owned());
             }
         };
-        let layer = Lines::new(Format::Text, || SystemTime::UNIX_EPOCH, take);
+        let layer = LogLayer::new(LineFormat::Text, || SystemTime::UNIX_EPOCH, take);
         (lines, tracing::subscriber::set_default(tracing_subscriber::registry().with(layer)))
     }
 

@@ -4,8 +4,8 @@
 use crate::{
     protocol::TraceContext,
     telemetry::trace::{
-        Kind, Value,
-        span::{Happened, Recorded},
+        AttributeValue, SpanKind,
+        span::{SpanEvent, SpanRecord},
     },
 };
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,12 +14,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const SCHEMA: &str = "https://opentelemetry.io/schemas/1.41.0";
 
 /// Flags of a span or a link that say whether its context is somebody else's.
-const KNOWS_WHOSE: u32 = 0x100;
+const HAS_IS_REMOTE: u32 = 0x100;
 const IS_REMOTE: u32 = 0x200;
 
 /// A message in the making.
 #[derive(Default)]
-struct Message(Vec<u8>);
+struct MessageEncoder(Vec<u8>);
 
 /// What a collector says of spans that it has not taken, of those that it was sent.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub(super) struct PartialSuccess {
 }
 
 /// A request to take these spans of a process of which this is said.
-pub(super) fn request(spans: &[Box<Recorded>], resource: &[(String, String)]) -> Vec<u8> {
-    let mut request = Message::default();
+pub(super) fn export_request(spans: &[Box<SpanRecord>], resource: &[(String, String)]) -> Vec<u8> {
+    let mut request = MessageEncoder::default();
     request.message(1, |resource_spans| {
         resource_spans.message(1, |it| {
             for (key, value) in resource {
@@ -55,7 +55,7 @@ pub(super) fn request(spans: &[Box<Recorded>], resource: &[(String, String)]) ->
     request.0
 }
 
-fn span(it: &mut Message, recorded: &Recorded) {
+fn span(it: &mut MessageEncoder, recorded: &SpanRecord) {
     it.bytes(1, &recorded.context.trace);
     it.bytes(2, &recorded.context.span);
     it.text(3, recorded.context.state.as_deref().unwrap_or_default());
@@ -66,8 +66,8 @@ fn span(it: &mut Message, recorded: &Recorded) {
     it.number(
         6,
         match recorded.kind {
-            Kind::Server => 2,
-            Kind::Client => 3,
+            SpanKind::Server => 2,
+            SpanKind::Client => 3,
         },
     );
     it.fixed64(7, nanos(recorded.began));
@@ -88,31 +88,31 @@ fn span(it: &mut Message, recorded: &Recorded) {
         });
     }
     let whose = if recorded.parent.is_some_and(|parent| parent.is_remote) { IS_REMOTE } else { 0 };
-    it.fixed32(16, u32::from(recorded.context.flags) | KNOWS_WHOSE | whose);
+    it.fixed32(16, u32::from(recorded.context.flags) | HAS_IS_REMOTE | whose);
 }
 
-fn event(it: &mut Message, happened: &Happened) {
+fn event(it: &mut MessageEncoder, happened: &SpanEvent) {
     it.fixed64(1, nanos(happened.at));
     it.text(2, happened.name);
-    attributes(it, 3, &happened.with);
+    attributes(it, 3, &happened.attributes);
 }
 
-fn linked(it: &mut Message, link: &TraceContext) {
+fn linked(it: &mut MessageEncoder, link: &TraceContext) {
     it.bytes(1, &link.trace);
     it.bytes(2, &link.span);
     it.text(3, link.state.as_deref().unwrap_or_default());
     it.fixed32(6, link.flags.into());
 }
 
-fn attributes(it: &mut Message, field: u32, pairs: &[(&'static str, Value)]) {
+fn attributes(it: &mut MessageEncoder, field: u32, pairs: &[(&'static str, AttributeValue)]) {
     for (key, value) in pairs {
         it.message(field, |pair| {
             pair.text(1, key);
             pair.message(2, |any| match value {
-                Value::Word(word) => any.any_text(1, word),
-                Value::Text(text) => any.any_text(1, text),
-                Value::Truth(truth) => any.any_number(2, (*truth).into()),
-                Value::Number(number) => any.any_number(3, number.cast_unsigned()),
+                AttributeValue::Word(word) => any.any_text(1, word),
+                AttributeValue::Text(text) => any.any_text(1, text),
+                AttributeValue::Truth(truth) => any.any_number(2, (*truth).into()),
+                AttributeValue::Number(number) => any.any_number(3, number.cast_unsigned()),
             });
         });
     }
@@ -124,7 +124,7 @@ fn nanos(at: SystemTime) -> u64 {
 
 // === impl Message ===
 
-impl Message {
+impl MessageEncoder {
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
@@ -195,15 +195,15 @@ impl PartialSuccess {
     pub(super) fn read(mut response: &[u8]) -> Option<Self> {
         let mut partial = None;
         while !response.is_empty() {
-            if let (1, Field::Bytes(inside)) = field(&mut response)? {
+            if let (1, FieldValue::Bytes(inside)) = field(&mut response)? {
                 partial = Some(inside);
             }
         }
         let (mut inside, mut it) = (partial?, Self::default());
         while !inside.is_empty() {
             match field(&mut inside)? {
-                (1, Field::Number(rejected)) => it.rejected = rejected,
-                (2, Field::Bytes(text)) => it.message = String::from_utf8_lossy(text).into_owned(),
+                (1, FieldValue::Number(rejected)) => it.rejected = rejected,
+                (2, FieldValue::Bytes(text)) => it.message = String::from_utf8_lossy(text).into_owned(),
                 _ => {}
             }
         }
@@ -211,14 +211,14 @@ impl PartialSuccess {
     }
 }
 
-enum Field<'a> {
+enum FieldValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
     Other,
 }
 
-/// Takes the next field off a message; `None` where it is none.
-fn field<'a>(from: &mut &'a [u8]) -> Option<(u64, Field<'a>)> {
+/// Takes the next field off a message; `Missing` where it is none.
+fn field<'a>(from: &mut &'a [u8]) -> Option<(u64, FieldValue<'a>)> {
     let tag = read_varint(from)?;
     let mut take = |count: u64| {
         let (taken, rest) = from.split_at_checked(usize::try_from(count).ok()?)?;
@@ -226,14 +226,14 @@ fn field<'a>(from: &mut &'a [u8]) -> Option<(u64, Field<'a>)> {
         Some(taken)
     };
     let value = match tag & 7 {
-        0 => Field::Number(read_varint(from)?),
-        1 => take(8).map(|_| Field::Other)?,
-        5 => take(4).map(|_| Field::Other)?,
+        0 => FieldValue::Number(read_varint(from)?),
+        1 => take(8).map(|_| FieldValue::Other)?,
+        5 => take(4).map(|_| FieldValue::Other)?,
         2 => {
             let length = read_varint(from)?;
             let (taken, rest) = from.split_at_checked(usize::try_from(length).ok()?)?;
             *from = rest;
-            Field::Bytes(taken)
+            FieldValue::Bytes(taken)
         }
         _ => return None,
     };
@@ -256,7 +256,7 @@ fn read_varint(from: &mut &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::trace::span::Parent;
+    use crate::telemetry::trace::span::SpanParent;
     use opentelemetry_proto::tonic::{
         collector::trace::v1::{
             ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
@@ -269,13 +269,13 @@ mod tests {
     use smallvec::smallvec;
     use std::time::Duration;
 
-    fn recorded() -> Recorded {
+    fn recorded() -> SpanRecord {
         let at = |seconds| UNIX_EPOCH + Duration::new(seconds, 5);
         let context = |byte| TraceContext { trace: [byte; 16], span: [byte; 8], flags: 1, state: None };
-        Recorded {
+        SpanRecord {
             context: TraceContext { state: Some("a=1".into()), ..context(1) },
-            parent: Some(Parent { span: [3; 8], is_remote: true }),
-            kind: Kind::Client,
+            parent: Some(SpanParent { span: [3; 8], is_remote: true }),
+            kind: SpanKind::Client,
             name: "tools/call überweisen".to_owned(),
             began: at(1_800_000_000),
             ended: at(1_800_000_300),
@@ -283,10 +283,14 @@ mod tests {
                 ("word", "w".into()),
                 ("text", String::new().into()),
                 ("no", false.into()),
-                ("less", Value::Number(-7)),
+                ("less", AttributeValue::Number(-7)),
                 ("none", 0.into()),
             ],
-            events: vec![Happened { at: at(1_800_000_007), name: "e", with: smallvec![("k", true.into())] }],
+            events: vec![SpanEvent {
+                at: at(1_800_000_007),
+                name: "e",
+                attributes: smallvec![("k", true.into())],
+            }],
             events_omitted: 300,
             links: smallvec![context(9)],
             failed: Some("no answer".into()),
@@ -296,7 +300,7 @@ mod tests {
     #[test]
     fn a_span_reads_back_as_open_telemetry_has_it() {
         let resource = [("service.name".to_owned(), "x".repeat(200))];
-        let bytes = request(&[Box::new(recorded()), Box::new(recorded())], &resource);
+        let bytes = export_request(&[Box::new(recorded()), Box::new(recorded())], &resource);
         let read = ExportTraceServiceRequest::decode(&*bytes).expect("it is one");
         let [of_resource] = &read.resource_spans[..] else { panic!("{read:?}") };
         let about = &of_resource.resource.as_ref().unwrap().attributes;

@@ -19,11 +19,11 @@ use crate::{
     dialect::Principal,
     runtime::Clock,
     upstream::{
-        CallError, Config, Event, Limits, Report as Reported, Upstream,
+        CallError, ChangeNotification as Reported, Config, Upstream, UpstreamEvent, UpstreamLimits,
         stdio::{
-            Instances,
+            ProcessSharing,
             child::{REMARKS, WAITING_BYTES},
-            supervisor::Report,
+            supervisor::SupervisorReport,
         },
     },
 };
@@ -95,7 +95,7 @@ async fn a_process_that_is_ended_while_it_writes_is_read_on_until_it_has_ended()
         sleep(Duration::from_secs(1)).await;
         process.says(&"y".repeat(3 * PIPE)).await;
         // What it has left behind has nothing to say, and is not read for ever.
-        let report = Report::Ended { how: "exit status: 0".to_owned() }.to_line();
+        let report = SupervisorReport::Ended { how: "exit status: 0".to_owned() }.to_line();
         process.control.write_all(report.as_bytes()).await.expect("it is heard");
         sleep(Duration::from_secs(10)).await;
         process.stdout.write_all(b"z").await.expect_err("nobody reads it any more");
@@ -179,9 +179,9 @@ async fn no_message_of_a_client_reaches_a_process_on_more_than_one_line() {
     let sent = process.reads().await;
     assert_eq!(sent["params"]["arguments"]["a"], "\u{2028}");
     process.asks("q").await;
-    let Event::Asked(question) = call.next().await else { panic!("it is asked") };
+    let UpstreamEvent::ServerRequest(question) = call.next().await else { panic!("it is asked") };
     let response = "{\"action\":\"accept\",\n\"content\":\r{\"name\":\"\u{2029}\"}\n}";
-    question.answer.send(Ok(response.into()));
+    question.responder.respond(Ok(response.into()));
     let answer = process.reads().await;
     assert_eq!((&answer["id"], &answer["result"]["content"]["name"]), (&json!("q"), &json!("\u{2029}")));
     call.work.abort();
@@ -233,8 +233,8 @@ async fn a_process_that_runs_keeps_to_a_limit_that_is_changed() {
     process.called().await;
     process.called().await;
     let otherwise = |result_bytes| {
-        let limits = Limits { result_bytes, ..Limits::default() };
-        world.server.otherwise(&Config { limits, ..Config::default() }).expect("it can be changed")();
+        let limits = UpstreamLimits { result_bytes, ..UpstreamLimits::default() };
+        world.server.prepare_reload(&Config { limits, ..Config::default() }).expect("it can be changed")();
     };
     otherwise(200);
     process.says(&too_large(1, 300)).await;
@@ -260,9 +260,9 @@ async fn a_call_whose_answer_is_too_large_is_over_and_leaves_nothing_behind() {
     assert_eq!(process.called().await, 2, "what has been answered is not cancelled");
     // Both can be meant for the one call that there is.
     process.says("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n").await;
-    assert!(matches!(next.next().await, Event::Notification(_)));
+    assert!(matches!(next.next().await, UpstreamEvent::Notification(_)));
     process.asks("q").await;
-    assert!(matches!(next.next().await, Event::Asked(_)));
+    assert!(matches!(next.next().await, UpstreamEvent::ServerRequest(_)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -332,7 +332,7 @@ async fn a_process_that_does_not_read_is_waited_for_by_so_many_and_the_next_is_t
     let mut told = 0;
     for call in &mut calls {
         if let Ok(event) = call.heard.try_recv() {
-            assert!(matches!(&event, Event::Lost(CallError::Unread { .. })), "{event:?}");
+            assert!(matches!(&event, UpstreamEvent::Lost(CallError::InputBacklogFull { .. })), "{event:?}");
             told += 1;
         }
     }
@@ -371,7 +371,9 @@ async fn what_waits_for_a_process_that_does_not_read_is_bounded_in_bytes() {
     let id = process.called().await;
     let mut calls: Vec<_> = (2..30).map(|id| world.call_with(id, MUTE, &"x".repeat(large))).collect();
     sleep(Duration::from_secs(1)).await;
-    let lost = |call: &mut Call| matches!(call.heard.try_recv(), Ok(Event::Lost(CallError::Unread { .. })));
+    let lost = |call: &mut Call| {
+        matches!(call.heard.try_recv(), Ok(UpstreamEvent::Lost(CallError::InputBacklogFull { .. })))
+    };
     let told = calls.iter_mut().filter_map(|call| lost(call).then_some(())).count();
     let room = WAITING_BYTES / large;
     assert!((28 - room..=28 - room + 2).contains(&told), "{told}");
@@ -381,12 +383,12 @@ async fn what_waits_for_a_process_that_does_not_read_is_bounded_in_bytes() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_process_leaves_behind_is_killed_after_a_moment_and_not_waited_for_for_ever() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(1));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
     let mut call = world.call(1, MUTE);
     let mut process = world.up().await;
     process.called().await;
     let began = world.clock.now();
-    let report = Report::Ended { how: "exit status: 0".to_owned() }.to_line();
+    let report = SupervisorReport::Ended { how: "exit status: 0".to_owned() }.to_line();
     process.control.write_all(report.as_bytes()).await.expect("it is heard");
     assert!(matches!(call.lost().await, CallError::Exited(_)));
     let _next = world.call(2, MUTE);

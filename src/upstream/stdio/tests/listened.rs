@@ -7,7 +7,7 @@ use super::{ASKABLE, MORE, MUTE, Process, World, starts::at_rest};
 use crate::{
     dialect::Principal,
     runtime::Clock,
-    upstream::{Upstream, stdio::Instances},
+    upstream::{Upstream, stdio::ProcessSharing},
 };
 
 /// Processes of two sets.
@@ -70,7 +70,7 @@ async fn one_is_kept_for_those_who_listen() {
 
 #[tokio::test(start_paused = true)]
 async fn an_only_one_that_leaves_does_not_wait_for_another() {
-    let mut world = World::with(|command, _| command.instances = Instances::Shared(1));
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
     let _heard = world.server.watch(Principal::ANONYMOUS);
     let mut process = at_rest(&mut world, 1, ASKABLE).await;
     let began = world.clock.now();

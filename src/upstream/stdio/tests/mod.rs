@@ -27,17 +27,21 @@ use tokio::{
     task::{JoinHandle, yield_now},
 };
 
-use super::{Command, Ends, Stdio, message_line::MessagePipe, supervisor::Report};
+use super::{
+    ProcessIo, ServerCommand, StdioUpstream, message_line::MessagePipe, supervisor::SupervisorReport,
+};
 use crate::{
     dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Method},
-    runtime::{Net, SystemClock},
-    upstream::{CallError, Config, Deferral, Event, Identity, Outgoing, Replies, Upstream},
+    runtime::{Network, SystemClock},
+    upstream::{
+        CallError, CallerIdentity, Config, Deferral, OutgoingCall, Upstream, UpstreamEvent, UpstreamEvents,
+    },
 };
 
 /// A server, and its processes as they are started.
 struct World {
-    server: Stdio,
+    server: StdioUpstream,
     started: mpsc::UnboundedReceiver<Process>,
     clock: SystemClock,
 }
@@ -70,7 +74,7 @@ impl World {
         Self::with(|_, _| {})
     }
 
-    fn with(change: impl FnOnce(&mut Command, &mut Config)) -> Self {
+    fn with(change: impl FnOnce(&mut ServerCommand, &mut Config)) -> Self {
         Self::of(change, |stderr| Box::new(stderr))
     }
 
@@ -83,16 +87,16 @@ impl World {
     }
 
     fn of(
-        change: impl FnOnce(&mut Command, &mut Config),
+        change: impl FnOnce(&mut ServerCommand, &mut Config),
         stderr: impl Fn(DuplexStream) -> Stderr + Send + Sync + 'static,
     ) -> Self {
         let (sender, started) = mpsc::unbounded_channel();
-        let spawn = move |_: &Command| {
+        let spawn = move |_: &ServerCommand| {
             let [input, output, remarks, control] = [(); 4].map(|()| duplex(PIPE));
             let stdin = BufReader::new(input.1).lines();
             let process = Process { stdin, stdout: output.1, stderr: remarks.1, control: control.1 };
             let _ = sender.send(process);
-            Ok(Ends {
+            Ok(ProcessIo {
                 stdin: MessagePipe::new(input.0),
                 stdout: Box::new(output.0),
                 stderr: stderr(remarks.0),
@@ -100,9 +104,9 @@ impl World {
                 reaped: std::future::ready(false).boxed(),
             })
         };
-        let (mut command, mut config) = (Command::new(vec!["server".to_owned()]), Config::default());
+        let (mut command, mut config) = (ServerCommand::new(vec!["server".to_owned()]), Config::default());
         change(&mut command, &mut config);
-        let server = Stdio::spawned_by(Box::new(spawn), "/mcp", command, config, &Net::System);
+        let server = StdioUpstream::spawned_by(Box::new(spawn), "/mcp", command, config, &Network::System);
         Self { server: server.expect("a runtime is entered"), started, clock: SystemClock::new() }
     }
 
@@ -139,11 +143,11 @@ impl World {
     /// A call that may become a task.
     fn call_deferred(&self, id: u64, capabilities: &'static str, deferral: &Deferral) -> Call {
         let call = outgoing(Principal::of(&[&id.to_be_bytes()]), id, capabilities, r#"{"name":"t"}"#);
-        self.sent(Outgoing { deferral: Some(deferral.clone()), ..call })
+        self.sent(OutgoingCall { deferral: Some(deferral.clone()), ..call })
     }
 
-    fn sent(&self, outgoing: Outgoing) -> Call {
-        let mut replies: Replies = self.server.call(outgoing);
+    fn sent(&self, outgoing: OutgoingCall) -> Call {
+        let mut replies: UpstreamEvents = self.server.call(outgoing);
         let (said, heard) = mpsc::unbounded_channel();
         let work = tokio::spawn(async move {
             while let Some(event) = replies.next().await {
@@ -159,16 +163,16 @@ impl World {
     }
 }
 
-fn outgoing(principal: Principal, id: u64, capabilities: &'static str, params: &str) -> Outgoing {
+fn outgoing(principal: Principal, id: u64, capabilities: &'static str, params: &str) -> OutgoingCall {
     let capabilities = Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object");
-    let caller = Identity {
+    let caller = CallerIdentity {
         principal,
         credentials: Credentials::default(),
         capabilities: Arc::new(capabilities),
         client_info: Default::default(),
     };
     let call = Arc::new(modern::request(&Method::ToolsCall, params));
-    Outgoing { id, call, caller, deferral: None }
+    OutgoingCall { id, call, caller, deferral: None }
 }
 
 /// What comes while all others have so many turns: where there is always something to do, no time passes.
@@ -197,25 +201,25 @@ impl AsyncRead for Endless {
 }
 
 struct Call {
-    heard: mpsc::UnboundedReceiver<Event>,
+    heard: mpsc::UnboundedReceiver<UpstreamEvent>,
     work: JoinHandle<()>,
 }
 
 impl Call {
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self) -> UpstreamEvent {
         self.heard.recv().await.expect("it goes on")
     }
 
     async fn lost(&mut self) -> CallError {
         match self.next().await {
-            Event::Lost(lost) => lost,
+            UpstreamEvent::Lost(lost) => lost,
             other => panic!("it is lost, not {other:?}"),
         }
     }
 
     async fn is_answered(&mut self) {
         let event = self.next().await;
-        assert!(matches!(event, Event::Final(_)), "{event:?}");
+        assert!(matches!(event, UpstreamEvent::Final(_)), "{event:?}");
     }
 }
 
@@ -280,7 +284,7 @@ impl Process {
     }
 
     async fn ends(mut self, how: &str) {
-        let report = Report::Ended { how: how.to_owned() }.to_line();
+        let report = SupervisorReport::Ended { how: how.to_owned() }.to_line();
         self.control.write_all(report.as_bytes()).await.expect("it is heard");
     }
 }

@@ -8,7 +8,7 @@ use super::{ASKABLE, MUTE, World, outgoing};
 use crate::{
     dialect::{Principal, modern},
     protocol::Method,
-    upstream::{CallError, Event, Outgoing, Upstream},
+    upstream::{CallError, OutgoingCall, Upstream, UpstreamEvent},
 };
 
 #[tokio::test(start_paused = true)]
@@ -31,8 +31,8 @@ async fn a_process_is_shared_until_it_asks_and_those_who_can_be_asked_take_turns
     assert_eq!(process.called().await, 3);
     let mut second = world.call(4, ASKABLE);
     process.asks("q2").await;
-    let Event::Asked(question) = first.next().await else { panic!("it is asked") };
-    question.answer.send(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    let UpstreamEvent::ServerRequest(question) = first.next().await else { panic!("it is asked") };
+    question.responder.respond(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
     // The second is sent once the first is over.
     assert_eq!(process.reads().await["id"], "q2");
     process.answers(3).await;
@@ -52,7 +52,7 @@ async fn who_waits_too_long_for_a_turn_is_told_what_it_waited_for() {
     process.asks("q").await;
     // One that cannot be asked waits for nobody.
     let lost = world.call(2, ASKABLE).lost().await;
-    assert!(matches!(lost, CallError::Waited { .. }), "{lost:?}");
+    assert!(matches!(lost, CallError::QueueTimeout { .. }), "{lost:?}");
     assert!(lost.to_string().contains("(callers that can be asked take turns in a process)"), "{lost}");
     let mut mute = world.call(3, MUTE);
     let mut other = world.up().await;
@@ -119,7 +119,7 @@ async fn a_process_that_is_given_up_with_a_call_in_flight_ends_with_its_server()
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_list_costs_no_process_until_there_are_many() {
     let mut world = World::new();
-    let list = |id| Outgoing {
+    let list = |id| OutgoingCall {
         call: Arc::new(modern::request(&Method::ToolsList, "{}")),
         ..outgoing(Principal::of(&[b"lists"]), id, ASKABLE, "{}")
     };
@@ -168,7 +168,7 @@ async fn a_cancelled_call_that_is_answered_is_over_and_what_names_no_call_is_tol
     process.says(&line("of either")).await;
     process.answers(1).await;
     process.says(&line("of the second")).await;
-    let Event::Notification(heard) = next.next().await else { panic!("a notification") };
+    let UpstreamEvent::Notification(heard) = next.next().await else { panic!("a notification") };
     assert!(String::from_utf8_lossy(heard.as_bytes()).contains("of the second"), "{heard:?}");
     process.answers(2).await;
     next.is_answered().await;

@@ -1,10 +1,10 @@
-//! Ids, progress tokens, and what else the server says on the way.
+//! Request ids, progress tokens, and other notifications of the server.
 
-use super::talk::{
-    RELATED, Tasker, Value, World, beyond_status, heard, id, json, question, related, request, setup,
-    up_to_mark, world,
+use super::task_client::{
+    ProxyAndServer, RELATED, Tasker, Value, beyond_status, heard, id, json, question, related, request,
+    setup, up_to_mark, world,
 };
-use crate::proxy::world::ALWAYS;
+use crate::proxy::proxy_and_server::ALWAYS;
 use std::collections::BTreeSet;
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn the_same_id_may_be_in_flight_in_two_sessions_and_twice_in_one() {
 }
 
 /// The call as the server has it, for a client that sends these params.
-async fn sent(world: &World, client: &Tasker, params: Value) -> (String, super::talk::Call) {
+async fn sent(world: &ProxyAndServer, client: &Tasker, params: Value) -> (String, super::task_client::Call) {
     let answer = client.ask("tools/call", params).await;
     (id(&answer), world.server.call().await)
 }
@@ -94,12 +94,12 @@ async fn progress_under_the_clients_own_token_is_relayed_for_the_whole_life_of_t
     }
 }
 
-async fn beyond_or_status(stream: &mut super::talk::Stream) -> String {
+async fn beyond_or_status(stream: &mut super::task_client::Stream) -> String {
     heard(stream).await["params"]["status"].as_str().expect("a status").to_owned()
 }
 
 #[tokio::test]
-async fn progress_that_the_client_did_not_ask_for_is_shown_and_not_told() {
+async fn progress_without_a_token_is_shown_in_the_task_and_not_sent() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -126,7 +126,7 @@ async fn progress_that_the_client_did_not_ask_for_is_shown_and_not_told() {
 }
 
 #[tokio::test]
-async fn what_else_the_server_says_is_the_clients_to_hear() {
+async fn other_notifications_of_the_server_are_relayed() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -161,14 +161,14 @@ async fn what_else_the_server_says_is_the_clients_to_hear() {
         }
         assert_eq!(bare, params);
     }
-    // What answers nothing is nobody's.
+    // A response without a request is not relayed.
     events.send(&json!({ "jsonrpc": "2.0", "id": 4711, "result": {} }));
     events.send(&question(0, "next?"));
     assert_eq!(heard(&mut listening).await["method"], "elicitation/create");
 }
 
 #[tokio::test]
-async fn what_nobody_can_hear_does_not_hold_up_the_task() {
+async fn undeliverable_notifications_do_not_delay_the_task() {
     let world = setup().route(ALWAYS).start().await;
     let client = Tasker::hello(&world).await;
     let (task, id, events) = client.makes_stream(&world).await;

@@ -1,11 +1,13 @@
-//! Whose task is whose.
+//! Ownership of tasks.
 
-use super::talk::{Older, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world};
-use crate::{
-    proxy::world::ALWAYS,
-    support::{clients::indistinguishable, hits::Hits},
+use super::task_client::{
+    LegacyClient, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world,
 };
-use deferral::internals::policy::LegacyTasks;
+use crate::{
+    proxy::proxy_and_server::ALWAYS,
+    support::{limit_hits::LimitHits, modern_client::indistinguishable},
+};
+use deferral::internals::policy::LegacyTaskPolicy;
 
 const METHODS: [&str; 3] = ["tasks/get", "tasks/result", "tasks/cancel"];
 
@@ -41,7 +43,7 @@ async fn sessions_without_credentials_list_only_their_own_and_find_others_by_the
     others_call.says("other");
     assert_eq!(other.result(&task).await.text(), "one");
     assert_eq!(one.result(&others).await.text(), "other");
-    let sessionless = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
+    let sessionless = Tasker(LegacyClient::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
     assert_eq!(sessionless.result(&task).await.text(), "one");
     assert_eq!(world.server.messages("notifications/cancelled"), 0);
 }
@@ -74,16 +76,16 @@ async fn other_credentials_see_nothing() {
 }
 
 #[tokio::test]
-async fn a_question_is_answered_by_those_who_see_its_task_alone() {
+async fn an_input_request_is_answered_by_those_who_see_its_task_alone() {
     let world = world(ALWAYS).await;
     let (one, other) = (Tasker::bearing(&world, "one").await, Tasker::bearing(&world, "other").await);
     let mut listening = one.listens().await;
     let (task, _, events) = one.makes_stream(&world).await;
     events.send(&question(3, "who?"));
     let put = heard(&mut listening).await;
-    // It is taken like any answer, and reaches nobody.
+    // It is accepted like any response, and not relayed.
     other.answers(&put["id"], json!({ "action": "cancel" })).await;
-    let stranger = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
+    let stranger = Tasker(LegacyClient::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
     stranger.answers(&put["id"], json!({ "action": "cancel" })).await;
     assert_eq!(one.get(&task).await["status"], "input_required");
     one.answers(&put["id"], json!({ "action": "accept", "content": {} })).await;
@@ -113,7 +115,7 @@ async fn the_eras_do_not_see_each_others_tasks() {
 
 #[tokio::test]
 async fn the_eras_meet_where_the_operator_lets_them_and_credentials_are_the_same() {
-    let world = on_terms(LegacyTasks { across_eras: true, ..LegacyTasks::default() }).await;
+    let world = on_terms(LegacyTaskPolicy { across_eras: true, ..LegacyTaskPolicy::default() }).await;
     let (older, newer) = (Tasker::bearing(&world, "a").await, world.tasker().bearing("a"));
     let (task, call) = older.makes(&world).await;
     let waiting = newer.call("slow").await;
@@ -133,8 +135,8 @@ async fn the_eras_meet_where_the_operator_lets_them_and_credentials_are_the_same
 }
 
 #[tokio::test]
-async fn the_eras_never_meet_where_nobody_shows_credentials() {
-    let world = on_terms(LegacyTasks { across_eras: true, ..LegacyTasks::default() }).await;
+async fn the_eras_never_share_tasks_without_credentials() {
+    let world = on_terms(LegacyTaskPolicy { across_eras: true, ..LegacyTaskPolicy::default() }).await;
     let (older, newer) = (Tasker::hello(&world).await, world.tasker());
     let (task, _call) = older.makes(&world).await;
     let waiting = newer.call("slow").await;
@@ -144,8 +146,8 @@ async fn the_eras_never_meet_where_nobody_shows_credentials() {
 }
 
 #[tokio::test]
-async fn a_question_that_the_other_era_answered_is_taken_back() {
-    let world = on_terms(LegacyTasks { across_eras: true, ..LegacyTasks::default() }).await;
+async fn an_input_request_that_the_other_era_answered_is_cancelled() {
+    let world = on_terms(LegacyTaskPolicy { across_eras: true, ..LegacyTaskPolicy::default() }).await;
     let (older, newer) = (Tasker::bearing(&world, "a").await, world.tasker().bearing("a"));
     let mut listening = older.listens().await;
     let (task, _, events) = older.makes_stream(&world).await;
@@ -161,9 +163,9 @@ async fn a_question_that_the_other_era_answered_is_taken_back() {
 }
 
 #[tokio::test]
-async fn where_nothing_tells_callers_apart_a_task_is_found_by_its_id_and_not_listed() {
+async fn without_credentials_or_sessions_a_task_is_found_by_its_id_and_not_listed() {
     let world = setup().route(ALWAYS).server(|options| options.sessions = false).start().await;
-    let client = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
+    let client = Tasker(LegacyClient::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
     let (task, call) = client.makes(&world).await;
     assert_eq!(client.get(&task).await["status"], "working");
     let answer = client.ask("tasks/list", json!({})).await;
@@ -171,7 +173,7 @@ async fn where_nothing_tells_callers_apart_a_task_is_found_by_its_id_and_not_lis
     let mut waiting = client.waits(&task).await;
     let id = call.id();
     let events = call.stream();
-    // Nobody's own stream could be told from another's.
+    // The streams of two sessions could not be distinguished.
     events.send(&question("q", "who?"));
     let put = beyond_status(&mut waiting).await;
     assert_eq!(put["method"], "elicitation/create");
@@ -182,8 +184,8 @@ async fn where_nothing_tells_callers_apart_a_task_is_found_by_its_id_and_not_lis
 }
 
 #[tokio::test]
-async fn answers_to_tasks_of_nobody_count_as_look_ups() {
-    let hits = Hits::of("limits.misses_per_minute");
+async fn input_responses_to_unknown_tasks_count_as_misses() {
+    let hits = LimitHits::of("limits.misses_per_minute");
     let world = setup().route(ALWAYS).top("limits: { misses_per_minute: 2 }").start().await;
     let Tasker(client) = Tasker::hello(&world).await;
     let answer =

@@ -1,13 +1,13 @@
-//! Where tasks are offered, and where nothing is changed.
+//! Routes and clients that tasks are offered to; the others are relayed unchanged.
 
-use super::talk::{Older, Tasker, Value, World, id, json, setup, world};
+use super::task_client::{LegacyClient, ProxyAndServer, Tasker, Value, id, json, setup, world};
 use crate::{
-    legacy::world::{HELLO, READY},
-    proxy::world::ALWAYS,
+    legacy::proxy_and_client::{HELLO, READY},
+    proxy::proxy_and_server::ALWAYS,
     support::{
-        clients::Answer,
-        json::member,
-        servers::{Canned, Options},
+        legacy_server::{Canned, Options},
+        modern_client::Answer,
+        random_json::member,
     },
 };
 use expect_test::{Expect, expect};
@@ -15,7 +15,7 @@ use http::Method;
 
 const MODES: &str = "tools: [{ match: auto, mode: auto }, { match: always, mode: always }, { match: required, mode: required }, { match: never, mode: never }, { match: observe, mode: observe }]";
 
-async fn of_all_modes() -> World {
+async fn of_all_modes() -> ProxyAndServer {
     let tools: Vec<_> = ["auto", "always", "required", "never", "observe"]
         .iter()
         .map(|name| json!({ "name": name, "inputSchema": { "type": "object" } }))
@@ -36,7 +36,7 @@ fn ping(id: &str, method: &str) -> String {
 }
 
 /// What is sent arrives as it is, and comes back as the server answers.
-async fn passes(world: &World, client: &Older, body: &str) {
+async fn passes(world: &ProxyAndServer, client: &LegacyClient, body: &str) {
     let answered = r#"{ "result": {"theirs" :1e400},  "jsonrpc":"2.0","id":"c"}"#;
     let waiting = client.post(body).await;
     let call = world.server.call().await;
@@ -46,15 +46,15 @@ async fn passes(world: &World, client: &Older, body: &str) {
 }
 
 /// The same answer as on the direct way.
-async fn says_what_the_server_says(world: &World, client: &Older, body: &str) -> Answer {
-    let direct = Older::new(world.server.addr()).within("d").post(body).await.answer().await;
+async fn says_what_the_server_says(world: &ProxyAndServer, client: &LegacyClient, body: &str) -> Answer {
+    let direct = LegacyClient::new(world.server.addr()).within("d").post(body).await.answer().await;
     let passed = client.post(body).await.answer().await;
     assert_eq!(passed.body, direct.body);
     passed
 }
 
 #[tokio::test]
-async fn tools_say_what_the_policy_says() {
+async fn tools_show_task_support_of_the_policy() {
     let world = of_all_modes().await;
     let client = Tasker::hello(&world).await;
     let list = client.ask("tools/list", json!({})).await.result();
@@ -78,7 +78,7 @@ async fn tools_say_what_the_policy_says() {
 }
 
 #[tokio::test]
-async fn what_a_server_says_of_tasks_it_does_not_have_is_put_right() {
+async fn false_task_support_of_a_servers_tools_is_corrected() {
     let tools = r#"[{"name":"never","execution":{"taskSupport":"forbidden"}, "x":1.0},{"name":"never","execution":{"taskSupport":"optional","y":2}},{"name":"auto","execution":{"taskSupport":"forbidden"}}]"#;
     let world = setup()
         .route(MODES)
@@ -103,7 +103,7 @@ async fn a_tool_that_must_be_a_task_refuses_a_plain_call_in_every_revision() {
     let world = of_all_modes().await;
     Tasker::hello(&world).await;
     for version in ["2025-11-25", "2025-06-18", "2025-03-26", ""] {
-        let client = Older::new(world.addr()).with("mcp-session-id", "s1");
+        let client = LegacyClient::new(world.addr()).with("mcp-session-id", "s1");
         let client = client.with("mcp-protocol-version", version);
         let answer = client.post(&call("required", None)).await.answer().await;
         assert_eq!(answer.refusal(), (200, -32601), "{version}");
@@ -147,7 +147,7 @@ async fn a_task_is_made_of_what_may_and_of_what_must_be_one() {
 async fn nothing_is_offered_on_a_route_where_no_tool_makes_tasks() {
     for mode in ["defer: { mode: never }", "defer: { mode: observe }"] {
         let world = world(mode).await;
-        let client = Older::new(world.addr());
+        let client = LegacyClient::new(world.addr());
         says_what_the_server_says(&world, &client, HELLO).await;
         let client = client.hello().await;
         let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
@@ -168,7 +168,7 @@ async fn nothing_is_offered_to_clients_of_older_revisions() {
         });
         let world = setup.start().await;
         let hello = HELLO.replace("2025-11-25", version);
-        let client = Older::new(world.addr());
+        let client = LegacyClient::new(world.addr());
         says_what_the_server_says(&world, &client, &hello).await;
         let client = client.with("mcp-session-id", "s1").with("mcp-protocol-version", version);
         assert_eq!(client.post(READY).await.answer().await.status, 202);
@@ -192,7 +192,7 @@ fn with_tasks(options: &mut Options) {
 async fn a_server_that_has_tasks_of_its_own_is_left_alone() {
     for mode in [ALWAYS, "defer: { mode: required }", "tools: [{ match: t, mode: never }]"] {
         let world = setup().route(mode).server(with_tasks).start().await;
-        let client = Older::new(world.addr());
+        let client = LegacyClient::new(world.addr());
         says_what_the_server_says(&world, &client, HELLO).await;
         let client = client.hello().await;
         let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
@@ -210,7 +210,7 @@ async fn a_server_that_has_tasks_of_its_own_is_left_alone() {
 }
 
 #[tokio::test]
-async fn in_a_session_that_is_older_than_the_proxy_tasks_are_made_all_the_same() {
+async fn in_a_session_older_than_the_proxy_calls_become_tasks() {
     let world = world(ALWAYS).await;
     let client = Tasker::within(&world, "old");
     let (task, call) = client.makes(&world).await;
@@ -224,7 +224,7 @@ async fn in_a_session_that_is_older_than_the_proxy_tasks_are_made_all_the_same()
 }
 
 #[tokio::test]
-async fn in_a_session_that_is_older_than_the_proxy_a_server_with_tasks_is_left_alone() {
+async fn in_a_session_older_than_the_proxy_a_server_with_tasks_keeps_its_own() {
     let world = setup().route(ALWAYS).server(with_tasks).start().await;
     let client = Tasker::within(&world, "old");
     passes(&world, &client.0, &call("t", Some(json!({})))).await;
@@ -232,7 +232,7 @@ async fn in_a_session_that_is_older_than_the_proxy_a_server_with_tasks_is_left_a
 }
 
 #[tokio::test]
-async fn a_handshake_of_an_older_revision_says_nothing_of_tasks() {
+async fn a_handshake_of_an_older_revision_offers_no_tasks() {
     // Such a server does not speak of tasks where they would not be understood.
     let world = setup()
         .route(ALWAYS)
@@ -251,14 +251,14 @@ async fn a_handshake_of_an_older_revision_says_nothing_of_tasks() {
         .await;
     let client = Tasker::hello(&world).await;
     let hello = HELLO.replace("2025-11-25", "2025-06-18");
-    let answer = Older::new(world.addr()).post(&hello).await.answer().await;
+    let answer = LegacyClient::new(world.addr()).post(&hello).await.answer().await;
     assert_eq!(answer.result()["protocolVersion"], "2025-06-18");
     passes(&world, &client.0, &call("t", Some(json!({})))).await;
     passes(&world, &client.0, &ping("1", "tasks/get")).await;
 }
 
 #[tokio::test]
-async fn a_plain_call_that_speaks_of_a_task_passes() {
+async fn a_plain_call_with_the_word_task_in_its_arguments_is_relayed() {
     let world = setup().start().await;
     let client = Tasker::hello(&world).await;
     let body = r#"{"id":"c","jsonrpc":"2.0","method":"tools/call","params":{"arguments":{"task":{ "ttl":-1}},"name":"t"}}"#;
@@ -266,7 +266,7 @@ async fn a_plain_call_that_speaks_of_a_task_passes() {
 }
 
 #[tokio::test]
-async fn a_wish_that_is_none_is_refused_and_not_sent() {
+async fn an_invalid_task_parameter_is_refused_and_not_sent() {
     let world = setup().start().await;
     let client = Tasker::hello(&world).await;
     for wrong in [
@@ -294,14 +294,14 @@ async fn capabilities(sessions: bool, credentials: bool, expected: Expect) {
             options.capabilities = json!({ "tools": { "listChanged": true }, "logging": {} });
         });
         let world = setup.start().await;
-        let client = Older::new(world.addr());
+        let client = LegacyClient::new(world.addr());
         let client = if credentials { client.with("authorization", "Bearer a") } else { client };
         let answer = client.post(HELLO).await.answer().await;
         let message = answer.body.trim_end().lines().last().expect("a message");
         let message = message.strip_prefix("data: ").unwrap_or(message);
         let result = member(message, "result").expect("a result");
         expected.assert_eq(&member(&result, "capabilities").expect("capabilities"));
-        let direct = Older::new(world.server.addr()).post(HELLO).await.answer().await;
+        let direct = LegacyClient::new(world.server.addr()).post(HELLO).await.answer().await;
         let tasks = member(&member(&result, "capabilities").expect("there"), "tasks").expect("tasks");
         assert_eq!(answer.body.replace(&format!(r#","tasks":{tasks}"#), ""), direct.body, "nothing else");
         assert_eq!(answer.header("mcp-session-id").is_empty(), !sessions);
@@ -333,7 +333,7 @@ async fn tasks_are_offered_to_credentials_without_a_session() {
 }
 
 #[tokio::test]
-async fn where_nothing_tells_callers_apart_their_tasks_are_not_listed() {
+async fn without_credentials_or_sessions_tasks_are_not_listed() {
     let expected = expect![[
         r#"{"logging":{},"tools":{"listChanged":true},"tasks":{"cancel":{},"requests":{"tools":{"call":{}}}}}"#
     ]];
@@ -343,7 +343,7 @@ async fn where_nothing_tells_callers_apart_their_tasks_are_not_listed() {
 #[tokio::test]
 async fn a_server_without_tools_gets_no_tasks() {
     let world = setup().server(|options| options.capabilities = json!({ "prompts": {} })).start().await;
-    says_what_the_server_says(&world, &Older::new(world.addr()), HELLO).await;
+    says_what_the_server_says(&world, &LegacyClient::new(world.addr()), HELLO).await;
 }
 
 #[tokio::test]

@@ -1,14 +1,14 @@
-//! `tasks/result`: what the call came to, once it has.
+//! `tasks/result`.
 
-use super::talk::{
-    Answer, Call, Canned, RELATED, Stream, Tasker, Value, World, heard, id, json, on_terms, question, setup,
-    world,
+use super::task_client::{
+    Answer, Call, Canned, ProxyAndServer, RELATED, Stream, Tasker, Value, heard, id, json, on_terms,
+    question, setup, world,
 };
 use crate::{
-    proxy::world::ALWAYS,
-    support::{clients::Event, json::member, servers::Options, time::passes},
+    proxy::proxy_and_server::ALWAYS,
+    support::{legacy_server::Options, modern_client::Event, paused_time::passes, random_json::member},
 };
-use deferral::internals::policy::LegacyTasks;
+use deferral::internals::policy::LegacyTaskPolicy;
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering::Relaxed},
@@ -32,7 +32,7 @@ fn last(answer: &Answer) -> String {
 }
 
 #[tokio::test]
-async fn it_waits_for_the_end_and_ends_with_it() {
+async fn tasks_result_waits_for_the_end() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
@@ -46,7 +46,7 @@ async fn it_waits_for_the_end_and_ends_with_it() {
 }
 
 #[tokio::test]
-async fn after_the_end_it_is_one_document_at_once_as_often_as_it_is_asked_for() {
+async fn after_the_end_the_result_is_one_document_for_every_request() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
@@ -60,7 +60,7 @@ async fn after_the_end_it_is_one_document_at_once_as_often_as_it_is_asked_for() 
 }
 
 #[tokio::test]
-async fn several_wait_at_once_and_one_that_leaves_cancels_nothing() {
+async fn several_requests_wait_and_a_disconnect_of_one_cancels_nothing() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
@@ -110,7 +110,7 @@ async fn what_waits_is_kept_alive_by_comments_also_while_the_task_reports_progre
 }
 
 #[tokio::test]
-async fn a_result_is_what_the_server_said_and_the_task_it_belongs_to() {
+async fn a_result_is_the_servers_with_the_related_task() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let spelled = r#"{ "content":[],"structuredContent":{"n":1e400,"m":12345678901234567890123}, "x" :[1.10],"_meta":{"k" : 1,"k2":{}}}"#;
@@ -136,7 +136,7 @@ async fn a_result_is_what_the_server_said_and_the_task_it_belongs_to() {
 }
 
 #[tokio::test]
-async fn an_error_is_what_the_server_said() {
+async fn an_error_is_the_servers() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let spelled = "{\"code\":-32042, \"message\":\"go \\\"there\\\"\",\n\"data\":{\"n\":1e400}}";
@@ -164,7 +164,7 @@ async fn an_error_is_what_the_server_said() {
 }
 
 #[tokio::test]
-async fn a_tool_that_failed_is_a_failed_task_with_the_tools_words_and_its_result() {
+async fn a_tool_error_is_a_failed_task_with_its_message_and_result() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
@@ -176,8 +176,8 @@ async fn a_tool_that_failed_is_a_failed_task_with_the_tools_words_and_its_result
 }
 
 #[tokio::test]
-async fn a_tool_that_failed_is_completed_where_the_operator_says_so() {
-    let world = on_terms(LegacyTasks { errors_complete: true, ..LegacyTasks::default() }).await;
+async fn a_tool_error_is_a_completed_task_where_configured() {
+    let world = on_terms(LegacyTaskPolicy { errors_complete: true, ..LegacyTaskPolicy::default() }).await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
     call.result(json!({ "content": [{ "type": "text", "text": "rate limit" }], "isError": true }));
@@ -199,7 +199,7 @@ async fn a_result_that_is_too_large_fails_the_task_and_names_the_limit() {
 }
 
 /// What a task has come to whose server did this.
-async fn fails(world: &World, what: impl AsyncFnOnce(Call)) -> (i64, String) {
+async fn fails(world: &ProxyAndServer, what: impl AsyncFnOnce(Call)) -> (i64, String) {
     let client = Tasker::hello(world).await;
     let (task, call) = client.makes(world).await;
     let mut waiting = client.waits(&task).await;
@@ -216,7 +216,7 @@ async fn fails(world: &World, what: impl AsyncFnOnce(Call)) -> (i64, String) {
 }
 
 #[tokio::test]
-async fn a_server_that_fails_fails_its_tasks_in_clear_words() {
+async fn a_server_failure_fails_its_tasks_with_a_message() {
     // Nothing of the answer, then a part of it.
     let (code, _) = fails(&world(ALWAYS).await, async |call| drop(call.document())).await;
     assert!(code <= -31001, "{code}");
@@ -255,7 +255,7 @@ async fn a_session_that_is_lost_in_a_task_fails_it() {
     assert_eq!((code, &*words), (-32600, "Session not found"));
 }
 
-/// A server's options by which it loses its session `s1` once it is told to.
+/// Options of a server that loses its session `s1` on request.
 fn losing(options: &mut Options) -> Arc<AtomicBool> {
     let is_lost = Arc::new(AtomicBool::new(false));
     let lost = Arc::clone(&is_lost);
@@ -268,7 +268,7 @@ fn losing(options: &mut Options) -> Arc<AtomicBool> {
 }
 
 #[tokio::test]
-async fn a_client_whose_session_was_lost_before_its_call_became_a_task_hears_of_it() {
+async fn a_session_lost_before_the_task_is_reported_to_the_client() {
     let mut setup = setup().route("tasks: { unsolicited: always }");
     let is_lost = losing(&mut setup.options);
     let world = setup.start().await;
@@ -283,7 +283,7 @@ async fn a_client_whose_session_was_lost_before_its_call_became_a_task_hears_of_
 }
 
 #[tokio::test]
-async fn a_client_whose_session_was_lost_in_a_task_hears_of_it_and_finds_the_task_in_its_next() {
+async fn a_session_lost_during_a_task_is_reported_and_the_next_session_finds_the_task() {
     let mut setup = setup().route(ALWAYS);
     let is_lost = losing(&mut setup.options);
     let world = setup.start().await;
@@ -318,7 +318,7 @@ async fn a_call_that_takes_too_long_fails_and_is_cancelled() {
 async fn a_server_that_is_gone_fails_its_tasks() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
-    let World { server, proxy } = world;
+    let ProxyAndServer { server, proxy } = world;
     drop(server);
     let answer = client.begins(json!({})).await;
     // Its connections may be open still.
@@ -329,7 +329,7 @@ async fn a_server_that_is_gone_fails_its_tasks() {
 }
 
 #[tokio::test]
-async fn what_is_said_before_the_end_is_heard_before_it() {
+async fn notifications_before_the_end_are_delivered_before_it() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, id, events) = client.makes_stream(&world).await;

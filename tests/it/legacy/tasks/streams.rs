@@ -1,10 +1,10 @@
-//! The session's own stream, and the stream of a call that breaks.
+//! The session's GET stream, and streams of calls that break.
 
-use super::talk::{
-    Events, Older, Stream, Tasker, Value, World, beyond_status, heard, id, json, question, setup, up_to_mark,
-    world,
+use super::task_client::{
+    Events, LegacyClient, ProxyAndServer, Stream, Tasker, Value, beyond_status, heard, id, json, question,
+    setup, up_to_mark, world,
 };
-use crate::proxy::world::ALWAYS;
+use crate::proxy::proxy_and_server::ALWAYS;
 use http::Method;
 
 async fn piece(stream: &mut Stream) -> String {
@@ -21,7 +21,7 @@ async fn until(stream: &mut Stream, ends: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_bytes_of_the_servers_own_stream_are_kept_around_what_is_put_on_it() {
+async fn the_bytes_of_the_sessions_stream_are_unchanged_around_inserted_events() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -76,7 +76,7 @@ async fn a_stream_without_tasks_is_byte_for_byte_the_servers() {
 }
 
 #[tokio::test]
-async fn an_event_that_is_too_large_to_be_read_goes_by_and_the_stream_ends_as_the_servers() {
+async fn an_event_too_large_to_be_read_is_relayed() {
     let world = setup().route(ALWAYS).top("limits: { result_bytes: 1000 }").start().await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
@@ -108,7 +108,7 @@ async fn a_stream_that_was_resumed_is_listened_on_too() {
 }
 
 #[tokio::test]
-async fn each_session_hears_of_its_own_tasks_alone() {
+async fn each_session_gets_notifications_of_its_own_tasks_only() {
     let world = world(ALWAYS).await;
     let (one, other) = (Tasker::hello(&world).await, Tasker::hello(&world).await);
     let (mut ones, mut others) = (one.listens().await, other.listens().await);
@@ -120,7 +120,7 @@ async fn each_session_hears_of_its_own_tasks_alone() {
 }
 
 /// The GET that takes up a call's stream.
-async fn resumed(world: &World, last: &str) -> Events {
+async fn resumed(world: &ProxyAndServer, last: &str) -> Events {
     let seen = world
         .server
         .seen(|seen| seen.http == Method::GET && seen.header("last-event-id") == Some(last))
@@ -134,9 +134,9 @@ async fn resumed(world: &World, last: &str) -> Events {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_in_a_task_is_taken_up_in_the_clients_session() {
+async fn a_stream_that_breaks_in_a_task_is_resumed_in_the_clients_session() {
     let world = world(ALWAYS).await;
-    let client = Older::new(world.addr()).within("old").with("x-tenant", "t");
+    let client = LegacyClient::new(world.addr()).within("old").with("x-tenant", "t");
     let body = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"slow","task":{}}}"#;
     let waiting = client.send(Method::POST, "/mcp?key=a%20b&x", body).await;
     let call = world.server.call().await;
@@ -162,7 +162,7 @@ async fn a_stream_that_breaks_in_a_task_is_taken_up_in_the_clients_session() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_and_cannot_be_taken_up_fails_the_task() {
+async fn a_stream_that_breaks_and_cannot_be_resumed_fails_the_task() {
     let world = setup().route(ALWAYS).start().await;
     let client = Tasker::hello(&world).await;
     let (task, _, events) = client.makes_stream(&world).await;

@@ -1,0 +1,297 @@
+//! The operator's token that is made at start, and the file that commands of this machine find it in.
+//!
+//! The token is never logged. Where a terminal is there, the operator gets a one-time code ([`super::sign_in`]); the
+//! token itself is in a file that only the user of the process can read. The file is removed at the end.
+
+use crate::policy::TokenSet;
+use ring::hmac;
+use std::{
+    fmt,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read, Write},
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use super::gate;
+use crate::runtime::{Mutex, random};
+
+/// A folder that the token's file may be written to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenFolder {
+    /// The folder that the store's own folder is in.
+    BesideStore(PathBuf),
+    /// `deferral` below `$XDG_RUNTIME_DIR`, which is made where it is missing.
+    Runtime(PathBuf),
+}
+
+/// A token of 256 random bits, and where it is written.
+pub struct GeneratedToken {
+    text: String,
+    tokens: TokenSet,
+    folders: Vec<TokenFolder>,
+    file: Mutex<TokenFileState>,
+}
+
+/// What became of the token's file.
+#[derive(Default)]
+enum TokenFileState {
+    #[default]
+    Unwritten,
+    /// The open file holds a lock for as long as the token is valid: another proxy leaves it alone.
+    Written {
+        path: PathBuf,
+        _lock: File,
+    },
+    Failed(String),
+}
+
+/// Name of the file. A further proxy whose file would be in the same folder has its address in the name.
+const NAME: &str = "admin.token";
+
+/// What a proof is of, so that it is a proof of nothing else.
+const PROOF: &[u8] = b"deferral admin token\0";
+
+// === impl MadeToken ===
+
+impl GeneratedToken {
+    /// A new token. It is written to the first of these folders that takes it ([`GeneratedToken::write`]).
+    pub fn new(folders: Vec<TokenFolder>) -> Self {
+        let text = gate::hex(&random::<32>());
+        Self { tokens: gate::operator_tokens(&text), text, folders, file: Mutex::default() }
+    }
+
+    pub(super) const fn tokens(&self) -> &TokenSet {
+        &self.tokens
+    }
+
+    /// The token, for a terminal and for tests. It must not reach a log.
+    pub fn expose(&self) -> &str {
+        &self.text
+    }
+
+    /// Writes the file, unless that was tried before. What goes wrong is kept for [`GeneratedToken::path`].
+    pub(super) fn write(&self, address: SocketAddr) {
+        let mut file = self.file.lock();
+        if !matches!(*file, TokenFileState::Unwritten) {
+            return;
+        }
+        let mut why = "there is neither a store on disk nor $XDG_RUNTIME_DIR".to_owned();
+        for folder in &self.folders {
+            match self.write_in(folder, address) {
+                Ok((path, lock)) => {
+                    *file = TokenFileState::Written { path, _lock: lock };
+                    return;
+                }
+                Err(error) => why = error,
+            }
+        }
+        *file = TokenFileState::Failed(why);
+    }
+
+    fn write_in(&self, folder: &TokenFolder, address: SocketAddr) -> Result<(PathBuf, File), String> {
+        let folder = folder.prepare()?;
+        let mut path = folder.join(NAME);
+        if is_locked(&path) {
+            path = folder.join(format!("admin-{}-{}.token", address.ip(), address.port()));
+        }
+        let lock = replace_file(&path, &self.text).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok((path, lock))
+    }
+
+    /// The path of the file, or why there is none.
+    pub(super) fn path(&self) -> Result<PathBuf, String> {
+        match &*self.file.lock() {
+            TokenFileState::Written { path, .. } => Ok(path.clone()),
+            TokenFileState::Failed(why) => Err(why.clone()),
+            TokenFileState::Unwritten => Err("it was not written to a file".to_owned()),
+        }
+    }
+
+    /// Removes the file, unless another proxy has written its own there meanwhile.
+    pub(super) fn remove(&self) {
+        let written = std::mem::take(&mut *self.file.lock());
+        if let TokenFileState::Written { path, _lock } = written {
+            let holds_ours = read(&path).is_ok_and(|text| text.trim_end() == self.text);
+            if holds_ours {
+                // One that cannot be removed is worthless all the same: the token ends with the process.
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+
+    /// Shows a command that whoever answers knows the token, before the command sends it. The nonce is the command's.
+    pub(super) fn proof(&self, nonce: &str) -> String {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, self.text.as_bytes());
+        let mut context = hmac::Context::with_key(&key);
+        context.update(PROOF);
+        context.update(nonce.as_bytes());
+        gate::hex(context.sign().as_ref())
+    }
+}
+
+impl fmt::Debug for GeneratedToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MadeToken(..)")
+    }
+}
+
+// === impl TokenFolder ===
+
+impl TokenFolder {
+    /// The folder, which is there and this user's own where it is for nothing else.
+    fn prepare(&self) -> Result<PathBuf, String> {
+        match self {
+            Self::BesideStore(folder) => Ok(folder.clone()),
+            Self::Runtime(base) => {
+                let folder = base.join("deferral");
+                let show = |why: &str| format!("{}: {why}", folder.display());
+                match DirBuilder::new().mode(0o700).create(&folder) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                        return Err(show(&error.to_string()));
+                    }
+                    Ok(()) | Err(_) => {}
+                }
+                // Not that of a link: somebody else may have put it there.
+                let found = fs::symlink_metadata(&folder).map_err(|error| show(&error.to_string()))?;
+                let is_own = found.uid() == rustix::process::geteuid().as_raw();
+                match found.is_dir() && is_own && found.mode() & 0o077 == 0 {
+                    true => Ok(folder),
+                    false => Err(show("is not a folder of this user only (mode 0700)")),
+                }
+            }
+        }
+    }
+}
+
+/// Whether another proxy has its token there.
+fn is_locked(path: &Path) -> bool {
+    let open = open_to_read(path);
+    open.is_ok_and(|file| {
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).is_err()
+    })
+}
+
+/// Puts a file with this text in the place of whatever is there. It is written beside its place and moved: a link at
+/// either name is followed by neither.
+fn replace_file(path: &Path, text: &str) -> io::Result<File> {
+    let beside = path.with_file_name(format!(".{NAME}.{}", gate::hex(&random::<8>())));
+    let put = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        writeln!(file, "{text}")?;
+        fs::rename(&beside, path)?;
+        Ok(file)
+    };
+    put().inspect_err(|_: &io::Error| {
+        let _ = fs::remove_file(&beside);
+    })
+}
+
+/// The text of the file, as far as a token is long.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    open_to_read(path)?.take(1 << 10).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Opens a file, and neither what a link points to nor what would block.
+fn open_to_read(path: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    const ADDRESS: &str = "127.0.0.1:8809";
+
+    fn written(folders: &[TokenFolder]) -> (GeneratedToken, Result<PathBuf, String>) {
+        let token = GeneratedToken::new(folders.to_vec());
+        token.write(ADDRESS.parse().expect("an address"));
+        let place = token.path();
+        (token, place)
+    }
+
+    #[test]
+    fn the_file_is_beside_the_store_for_its_user_alone_and_is_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (token, place) = written(&[TokenFolder::BesideStore(folder.path().to_owned())]);
+        let path = place.expect("it is written");
+        assert_eq!(path, folder.path().join("admin.token"));
+        assert_eq!(fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_to_string(&path).expect("text"), format!("{}\n", token.expose()));
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is left beside it");
+        token.remove();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn links_at_its_place_are_replaced_and_what_they_point_to_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (victim, path) = (folder.path().join("victim"), folder.path().join("admin.token"));
+        fs::write(&victim, "precious").expect("it is written");
+        symlink(&victim, &path).expect("a link");
+        let (_token, place) = written(&[TokenFolder::BesideStore(folder.path().to_owned())]);
+        assert_eq!(place.as_ref(), Ok(&path));
+        assert!(fs::symlink_metadata(&path).expect("it is there").is_file());
+        assert_eq!(fs::read_to_string(&victim).expect("text"), "precious");
+    }
+
+    #[test]
+    fn a_file_of_a_process_that_has_ended_is_replaced_and_that_of_one_at_work_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("admin.token"), "stale\n").expect("it is written");
+        let beside = [TokenFolder::BesideStore(folder.path().to_owned())];
+        let (one, first) = written(&beside);
+        let (other, second) = written(&beside);
+        assert_eq!(second, Ok(folder.path().join("admin-127.0.0.1-8809.token")));
+        let first = first.expect("it is written");
+        assert_eq!(fs::read_to_string(&first).expect("text").trim(), one.expose());
+        other.remove();
+        assert!(first.exists());
+        // What is not ours any more is not removed.
+        fs::write(&first, "another's\n").expect("it is written");
+        one.remove();
+        assert!(first.exists());
+    }
+
+    #[test]
+    fn without_a_store_it_is_below_the_runtime_folder_which_must_be_ours_alone() {
+        let base = tempfile::tempdir().expect("a folder");
+        let runtime = [TokenFolder::Runtime(base.path().to_owned())];
+        let (_token, place) = written(&runtime);
+        assert_eq!(place, Ok(base.path().join("deferral/admin.token")));
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(base.path().join("deferral"), open).expect("it is ours");
+        let (_other, place) = written(&runtime);
+        assert!(place.as_ref().is_err_and(|why| why.contains("mode 0700")), "{place:?}");
+        let elsewhere = tempfile::tempdir().expect("a folder");
+        let linked = tempfile::tempdir().expect("a folder");
+        symlink(elsewhere.path(), linked.path().join("deferral")).expect("a link");
+        let (_token, place) = written(&[TokenFolder::Runtime(linked.path().to_owned())]);
+        assert!(place.is_err() && fs::read_dir(elsewhere.path()).expect("a folder").count() == 0);
+    }
+
+    #[test]
+    fn a_folder_that_takes_nothing_is_passed_over_and_none_at_all_is_said() {
+        let base = tempfile::tempdir().expect("a folder");
+        let nowhere = TokenFolder::BesideStore(base.path().join("missing"));
+        let (_token, place) = written(&[nowhere.clone(), TokenFolder::Runtime(base.path().to_owned())]);
+        assert_eq!(place, Ok(base.path().join("deferral/admin.token")));
+        assert!(written(&[nowhere]).1.is_err_and(|why| why.contains("missing/admin.token: No such file")));
+        assert!(written(&[]).1.is_err_and(|why| why.contains("$XDG_RUNTIME_DIR")));
+    }
+
+    #[test]
+    fn a_proof_is_of_the_token_and_the_nonce() {
+        let (one, other) = (GeneratedToken::new(Vec::new()), GeneratedToken::new(Vec::new()));
+        assert_eq!(one.proof("a"), one.proof("a"));
+        assert!(one.proof("a") != one.proof("b") && one.proof("a") != other.proof("a"));
+        assert!(!format!("{one:?}").contains(one.expose()));
+    }
+}

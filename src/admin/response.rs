@@ -1,0 +1,31 @@
+//! What operators are answered with.
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use serde_json::json;
+use std::convert::Infallible;
+
+/// An answer, whole or a stream.
+pub(super) type AdminResponse = Response<UnsyncBoxBody<Bytes, Infallible>>;
+
+pub(super) fn problem(status: StatusCode, error: &str) -> AdminResponse {
+    json(status, json!({ "error": error }).to_string().into())
+}
+
+pub(super) fn json(status: StatusCode, body: Bytes) -> AdminResponse {
+    text(status, "application/json", body)
+}
+
+/// A body of this type, which nobody is to keep: what was true a moment ago is of no use.
+pub(super) fn text(status: StatusCode, media: &'static str, body: Bytes) -> AdminResponse {
+    let mut answer = Response::new(Full::new(body).boxed_unsync());
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}

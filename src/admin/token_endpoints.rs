@@ -1,0 +1,57 @@
+//! `/session` and `/token`: how the page and the commands of this machine come by a token.
+
+use super::{
+    response::{AdminResponse, json, problem},
+    server::AdminParts,
+    sign_in::CodeError,
+};
+use http::{HeaderValue, StatusCode, header::RETRY_AFTER};
+use serde::Deserialize;
+use serde_json::json as value;
+
+/// Digits of a nonce.
+const NONCE: std::ops::RangeInclusive<usize> = 32..=128;
+
+#[derive(Deserialize)]
+struct CodeRequest<'a> {
+    code: &'a str,
+}
+
+/// Exchanges the one-time code of the body for a session.
+pub(super) fn session(parts: &AdminParts, body: &[u8]) -> AdminResponse {
+    let Ok(CodeRequest { code }) = serde_json::from_slice(body) else {
+        return problem(
+            StatusCode::BAD_REQUEST,
+            "the body must be `{\"code\": \"…\"}`, with the code of the link",
+        );
+    };
+    match parts.sign_in.redeem(code) {
+        Ok(token) => json(StatusCode::OK, value!({ "token": token }).to_string().into()),
+        Err(why @ CodeError::InvalidCode) => problem(StatusCode::FORBIDDEN, &why.to_string()),
+        Err(why @ CodeError::TooManyAttempts { wait }) => {
+            let mut answer = problem(StatusCode::TOO_MANY_REQUESTS, &why.to_string());
+            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
+            answer
+        }
+    }
+}
+
+/// Names the file with the token that was made at start, and proves with the asker's nonce that this proxy knows what
+/// is in it: a command sends the token to nobody else.
+pub(super) fn token_file(parts: &AdminParts, query: &str) -> AdminResponse {
+    let nonce = query
+        .strip_prefix("nonce=")
+        .filter(|nonce| NONCE.contains(&nonce.len()) && nonce.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let Some(nonce) = nonce else {
+        let error = format!("`nonce` must be {} to {} hexadecimal digits", NONCE.start(), NONCE.end());
+        return problem(StatusCode::BAD_REQUEST, &error);
+    };
+    match parts.generated_token.path() {
+        Ok(path) => {
+            let proof = parts.generated_token.proof(nonce);
+            let body = value!({ "file": path.to_string_lossy(), "proof": proof });
+            json(StatusCode::OK, body.to_string().into())
+        }
+        Err(_) => problem(StatusCode::NOT_FOUND, "no token was generated at start and written to a file"),
+    }
+}

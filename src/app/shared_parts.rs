@@ -1,0 +1,143 @@
+//! What all routes share, and how one comes to be served.
+
+use super::{Error, describe_server};
+use crate::{
+    admin,
+    bridge::request_state::SealKeyring,
+    config::{Config, RouteConfig},
+    dialect::SessionSeal,
+    policy,
+    proxy::{CallRegistry, Endpoint, RouteService, TaskLedger},
+    runtime::{Clock, DrainWatch, Network, SwapCell},
+    telemetry::{metrics, trace::Tracer},
+    upstream::{self, Upstream, UpstreamSetupError, UpstreamTarget},
+};
+use std::sync::Arc;
+
+/// What all routes share.
+pub(super) struct SharedParts {
+    pub(super) ledger: Arc<TaskLedger>,
+    pub(super) switchboard: Arc<CallRegistry>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) tracer: Tracer,
+    /// No new call is to begin; the time of those that have begun is over; there is nothing left to listen for.
+    pub(super) signals: [DrainWatch; 3],
+    pub(super) net: Network,
+    pub(super) make_upstream: Box<UpstreamFactory>,
+    /// What `requestState`s are sealed with where no key is configured; ends with the process, or with the store
+    /// if that lasts longer.
+    pub(super) own_key: [u8; 32],
+    /// Binds session ids of legacy clients to their principal, by the same keys.
+    pub(super) sessions: SwapCell<SessionSeal>,
+}
+
+/// Makes what speaks to a server.
+pub(super) type UpstreamFactory = dyn Fn(UpstreamTarget, &str, upstream::Config, &Network) -> Result<Arc<dyn Upstream>, UpstreamSetupError>
+    + Send
+    + Sync;
+
+/// A route that is served.
+pub(super) struct ServedRoute {
+    pub(super) server: UpstreamTarget,
+    pub(super) upstream: Arc<dyn Upstream>,
+    pub(super) endpoint: Endpoint,
+}
+
+// === impl House ===
+
+impl SharedParts {
+    /// Begins to serve all routes of a configuration.
+    ///
+    /// # Errors
+    /// [`Error::Upstream`] names the route whose server cannot be spoken to.
+    pub(super) fn serve(&self, config: &Config) -> Result<Vec<ServedRoute>, Error> {
+        let keyring = self.keyring(config);
+        let serve = |route: &RouteConfig| self.serve_one(route, Arc::new(route.route.clone()), &keyring);
+        config.routes.iter().map(serve).collect()
+    }
+
+    /// Begins to serve a route.
+    ///
+    /// # Errors
+    /// As [`SharedParts::serve`].
+    pub(super) fn serve_one(
+        &self,
+        config: &RouteConfig,
+        route: Arc<policy::Route>,
+        keyring: &Arc<SealKeyring>,
+    ) -> Result<ServedRoute, Error> {
+        let RouteConfig { server, upstream, .. } = config;
+        let upstream = (self.make_upstream)(server.clone(), &route.path, upstream.clone(), &self.net)
+            .map_err(|source| Error::Upstream { path: Arc::clone(&route.path), source })?;
+        let endpoint = Endpoint::new(
+            route,
+            Arc::clone(&upstream),
+            Arc::clone(&self.ledger),
+            Arc::clone(&self.switchboard),
+            Arc::clone(&self.clock),
+            Arc::clone(keyring),
+            self.signals.clone(),
+        )
+        .with_tracer(self.tracer.clone());
+        Ok(ServedRoute { server: server.clone(), upstream, endpoint })
+    }
+
+    /// The configured keys, and our own: what was sealed while there were none is opened, too.
+    pub(super) fn keyring(&self, config: &Config) -> Arc<SealKeyring> {
+        let (sealing, older) = keys(config, self.own_key);
+        Arc::new(SealKeyring::new(sealing, &older))
+    }
+
+    /// From now on session ids are bound by the keys of this configuration.
+    pub(super) fn bind_sessions(&self, config: &Config) {
+        self.sessions.set(session_seal(config, self.own_key));
+    }
+}
+
+/// Binds session ids by the configured keys, and opens what was bound by our own.
+pub(super) fn session_seal(config: &Config, own_key: [u8; 32]) -> SessionSeal {
+    let (sealing, older) = keys(config, own_key);
+    SessionSeal::new(sealing, older)
+}
+
+/// The key that seals, and the older ones: those of the configuration, and our own as the last.
+fn keys(config: &Config, own_key: [u8; 32]) -> ([u8; 32], Vec<[u8; 32]>) {
+    let mut keys = config.state_keys.iter().map(|key| *key.expose()).chain([own_key]);
+    let sealing = keys.next().expect("there is our own");
+    (sealing, keys.collect())
+}
+
+// === impl Served ===
+
+impl ServedRoute {
+    pub(super) fn path(&self) -> &Arc<str> {
+        &self.endpoint.route().path
+    }
+}
+
+/// The configuration of these routes is in force.
+pub(super) fn put_into_effect(routes: &[ServedRoute]) {
+    for served in routes {
+        metrics::register_route(served.path(), matches!(served.server, UpstreamTarget::Command(_)));
+        served.endpoint.apply_limits();
+    }
+}
+
+pub(super) fn services(routes: &[ServedRoute]) -> Vec<Arc<dyn RouteService>> {
+    routes.iter().map(|served| -> Arc<dyn RouteService> { Arc::new(served.endpoint.clone()) }).collect()
+}
+
+/// The servers behind the routes, by path.
+pub(super) fn servers(routes: &[ServedRoute]) -> Vec<(Arc<str>, Arc<dyn Upstream>)> {
+    routes.iter().map(|served| (Arc::clone(served.path()), Arc::clone(&served.upstream))).collect()
+}
+
+/// The routes as operators are shown them.
+pub(super) fn shown_routes(routes: &[ServedRoute]) -> Vec<admin::RouteEntry> {
+    let shown = routes.iter().map(|served| admin::RouteEntry {
+        route: Arc::clone(served.endpoint.route()),
+        server: describe_server(&served.server),
+        upstream: Arc::clone(&served.upstream),
+    });
+    shown.collect()
+}

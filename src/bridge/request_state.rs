@@ -1,0 +1,478 @@
+//! `requestState`: how a client's retry finds its call again, and nobody else's does
+//! (2026-07-28, *Multi Round-Trip Requests, Server Requirements*).
+//!
+//! The state is 102 bytes in 136 characters. It is sealed, so that it tells nothing and cannot be
+//! made up or altered; it is bound to who asked what where; it carries the round, so that no two
+//! are alike; and it expires. Text is taken only in the one spelling it was given in: a decoder that
+//! overlooks what follows, or spare bits, would take an altered state for the same.
+//!
+//! ```text
+//! version 1 | key id 4 | nonce 12 | kind 1 | call 16 | node 8 | round 4 | expires 8 | binding 32 | tag 16
+//! '------ authenticated -------'   '------------------- encrypted ---------------------------'
+//! ```
+//!
+//! What a seal cannot promise is that a state is used once: whoever keeps the parked calls feeds
+//! each of them an answer once.
+
+use super::ticket_seal::TicketSeal;
+use crate::{
+    dialect::Principal,
+    protocol::{Method, Payload, Timestamp, canonical, splice::ObjectEdit},
+    task::TaskId,
+};
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use ring::{
+    aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    digest::{Context, Digest, SHA256},
+};
+use std::fmt;
+
+/// What a retry is to go on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestState {
+    pub target: RetryTarget,
+    /// The process that gave it, by a number drawn at its start: no other holds the call.
+    pub node: u64,
+    /// How often the client has been asked, counted from one.
+    pub round: u32,
+    /// The first moment the state is too old.
+    pub expires: Timestamp,
+    pub binding: RequestBinding,
+}
+
+/// The call a retry belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RetryTarget {
+    /// A call that waits for its answers.
+    Parked(TaskId),
+    /// A call that ended in `-32042`, to be made again.
+    Restart,
+}
+
+/// Who asked what where, as a digest: a state is of use for the same request of the same caller
+/// only.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RequestBinding([u8; 32]);
+
+/// The keys states are sealed with. The first seals; each opens, so that a new key can be put
+/// before an old one while states of the old are about. Replicas that share keys open each other's.
+pub struct SealKeyring {
+    pub(super) sealing: SealKey,
+    pub(super) older: Vec<SealKey>,
+}
+
+pub(super) struct SealKey {
+    id: [u8; 4],
+    cipher: LessSafeKey,
+    /// For tickets.
+    pub(super) seal: TicketSeal,
+}
+
+/// Why a `requestState` cannot be gone on with: `-32602`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestStateError {
+    /// Altered, made up, of another server, or sealed with a key that is no longer configured.
+    #[error("`requestState` is not one of this server's")]
+    Malformed,
+    #[error("`requestState` belongs to another request or caller")]
+    Foreign,
+    #[error("`requestState` has expired")]
+    Expired,
+}
+
+const VERSION: u8 = 1;
+const KEY_ID: usize = 4;
+/// What is readable, and authenticated along.
+const HEADER: usize = 1 + KEY_ID;
+const PAYLOAD: usize = 1 + 16 + 8 + 4 + 8 + 32;
+const TAG: usize = 16;
+const SEALED: usize = HEADER + NONCE_LEN + PAYLOAD + TAG;
+const TEXT: usize = (SEALED * 4).div_ceil(3);
+
+const PARKED: u8 = 0;
+const AGAIN: u8 = 1;
+
+/// Members of the parameters that differ from one round to the next, or speak of one hop.
+const NOT_BOUND: [&str; 4] = ["_meta", "inputResponses", "requestState", "task"];
+
+// === impl Keyring ===
+
+impl SealKeyring {
+    /// `sealing` and `older` are secret random bytes.
+    pub fn new(sealing: [u8; 32], older: &[[u8; 32]]) -> Self {
+        Self { sealing: SealKey::new(&sealing), older: older.iter().map(SealKey::new).collect() }
+    }
+
+    /// The text that [`SealKeyring::open`] turns into `state` again. `nonce` must be random and new each
+    /// time: two states under one nonce would give both away. Chance keeps 96 bits apart for some
+    /// four thousand million states under one key.
+    pub fn seal(&self, state: &RequestState, nonce: [u8; NONCE_LEN]) -> String {
+        let header = self.sealing.header();
+        let mut sealed = Vec::with_capacity(PAYLOAD + TAG);
+        state.write(&mut sealed);
+        self.sealing
+            .cipher
+            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(header), &mut sealed)
+            .expect("a state is far shorter than the cipher allows");
+        URL_SAFE_NO_PAD.encode([&header[..], &nonce, &sealed].concat())
+    }
+
+    /// The state a client sent back, if it may go on with it: ours, unaltered, for this very
+    /// request of this caller, and in time.
+    ///
+    /// # Errors
+    /// [`RequestStateError`]. Of a state that is both foreign and expired the former is said. `binding` is asked
+    /// for only of a state of ours, because it is a digest of all that was sent: anybody can make up a
+    /// state and put it before megabytes of arguments.
+    pub fn open(
+        &self,
+        text: &str,
+        binding: impl FnOnce() -> RequestBinding,
+        now: Timestamp,
+    ) -> Result<RequestState, RequestStateError> {
+        let state = self.unseal(text).ok_or(RequestStateError::Malformed)?;
+        if state.binding != binding() {
+            return Err(RequestStateError::Foreign);
+        }
+        if state.expires <= now {
+            return Err(RequestStateError::Expired);
+        }
+        Ok(state)
+    }
+
+    fn unseal(&self, text: &str) -> Option<RequestState> {
+        if text.len() != TEXT {
+            return None;
+        }
+        // Strict: no padding, no foreign characters, no spare bits.
+        let sealed = URL_SAFE_NO_PAD.decode(text).ok()?;
+        let (header, rest) = sealed.split_first_chunk::<HEADER>()?;
+        let (nonce, rest) = rest.split_first_chunk::<NONCE_LEN>()?;
+        // Ids may coincide, so each key of that id is tried.
+        [&self.sealing].into_iter().chain(&self.older).filter(|key| key.header() == *header).find_map(|key| {
+            let mut payload = rest.to_vec();
+            let nonce = Nonce::assume_unique_for_key(*nonce);
+            RequestState::read(key.cipher.open_in_place(nonce, Aad::from(*header), &mut payload).ok()?)
+        })
+    }
+}
+
+impl fmt::Debug for SealKeyring {
+    /// How many keys there are: the rest is secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keyring").field("keys", &(1 + self.older.len())).finish()
+    }
+}
+
+// === impl Key ===
+
+impl SealKey {
+    fn new(key: &[u8; 32]) -> Self {
+        let cipher = UnboundKey::new(&AES_256_GCM, key).expect("the key has the cipher's length");
+        // Derived, not counted: replicas may list their keys in different orders.
+        let mut id = Context::new(&SHA256);
+        id.update(b"deferral requestState key id\0");
+        id.update(key);
+        let id = *id.finish().as_ref().first_chunk().expect("a digest is longer than an id");
+        Self { id, cipher: LessSafeKey::new(cipher), seal: TicketSeal::new(key) }
+    }
+
+    fn header(&self) -> [u8; HEADER] {
+        let mut header = [VERSION; HEADER];
+        header[1..].copy_from_slice(&self.id);
+        header
+    }
+}
+
+// === impl State ===
+
+impl RequestState {
+    fn write(&self, out: &mut Vec<u8>) {
+        let (kind, call) = match &self.target {
+            RetryTarget::Parked(call) => (PARKED, call.entropy()),
+            RetryTarget::Restart => (AGAIN, [0; 16]),
+        };
+        out.push(kind);
+        out.extend_from_slice(&call);
+        out.extend_from_slice(&self.node.to_be_bytes());
+        out.extend_from_slice(&self.round.to_be_bytes());
+        out.extend_from_slice(&self.expires.as_millis().to_be_bytes());
+        out.extend_from_slice(&self.binding.0);
+    }
+
+    fn read(payload: &[u8]) -> Option<Self> {
+        let (&[kind], rest) = payload.split_first_chunk()?;
+        let (&call, rest) = rest.split_first_chunk()?;
+        let (&node, rest) = rest.split_first_chunk()?;
+        let (&round, rest) = rest.split_first_chunk()?;
+        let (&expires, rest) = rest.split_first_chunk()?;
+        let resumes = match kind {
+            PARKED => RetryTarget::Parked(TaskId::from_entropy(call)),
+            AGAIN => RetryTarget::Restart,
+            _ => return None,
+        };
+        Some(Self {
+            target: resumes,
+            node: u64::from_be_bytes(node),
+            round: u32::from_be_bytes(round),
+            expires: Timestamp::from_millis(u64::from_be_bytes(expires)),
+            binding: RequestBinding(rest.try_into().ok()?),
+        })
+    }
+}
+
+// === impl Binding ===
+
+impl RequestBinding {
+    /// The digest of a request. Its parameters count by value, as [`canonical`] says, without those
+    /// that differ from one round to the next: a client may have written them anew for its retry.
+    /// No parameters are the same as none that count.
+    pub fn of(
+        principal: Principal,
+        route: &str,
+        method: &Method,
+        target: Option<&str>,
+        params: Option<&Payload>,
+    ) -> Self {
+        let mut digest = Context::new(&SHA256);
+        let mut part = |part: &[u8]| {
+            digest.update(&(part.len() as u64).to_be_bytes());
+            digest.update(part);
+        };
+        part(b"deferral requestState binding");
+        part(principal.as_bytes());
+        part(route.as_bytes());
+        part(method.as_str().as_bytes());
+        part(if target.is_some() { b"about" } else { b"" });
+        part(target.unwrap_or_default().as_bytes());
+        part(&bound_params(params));
+        Self::from_digest(&digest.finish())
+    }
+
+    fn from_digest(digest: &Digest) -> Self {
+        Self(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
+    }
+}
+
+impl fmt::Debug for RequestBinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Binding(..)")
+    }
+}
+
+/// The canonical form of what the parameters ask for.
+fn bound_params(params: Option<&Payload>) -> Vec<u8> {
+    let Some(params) = params else { return canonical::value(b"{}") };
+    let Some(object) = params.object() else { return canonical::value(params) };
+    let mut edit = ObjectEdit::new(object);
+    for key in NOT_BOUND {
+        edit.remove(key);
+    }
+    canonical::value(&edit.apply())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_000_000);
+    const LATER: Timestamp = Timestamp::from_millis(1_300_000);
+    const NONCE: [u8; NONCE_LEN] = [5; NONCE_LEN];
+
+    fn binding(params: &str) -> RequestBinding {
+        let params = Payload::read(Bytes::copy_from_slice(params.as_bytes()));
+        RequestBinding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, Some("t"), Some(&params))
+    }
+
+    fn state() -> RequestState {
+        let resumes = RetryTarget::Parked(TaskId::from_entropy([9; 16]));
+        RequestState { target: resumes, node: 7, round: 1, expires: LATER, binding: binding("{}") }
+    }
+
+    fn ring() -> SealKeyring {
+        SealKeyring::new([1; 32], &[])
+    }
+
+    #[test]
+    fn a_state_opens_as_it_was_sealed() {
+        for resumes in [RetryTarget::Parked(TaskId::from_entropy([0xfe; 16])), RetryTarget::Restart] {
+            for (round, node) in [(0, 0), (1, u64::MAX), (u32::MAX, 1)] {
+                let state = RequestState { target: resumes.clone(), node, round, ..state() };
+                let text = ring().seal(&state, NONCE);
+                assert_eq!(text.len(), 136);
+                assert!(
+                    text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_')),
+                    "{text}"
+                );
+                assert_eq!(ring().open(&text, || state.binding, NOW), Ok(state));
+            }
+        }
+    }
+
+    #[test]
+    fn the_request_is_not_looked_at_for_a_state_that_is_not_ours() {
+        let altered = ring().seal(&state(), NONCE).replace(|c: char| c.is_ascii_digit(), "_");
+        let unasked = || unreachable!("the digest is not needed");
+        assert_eq!(ring().open(&altered, unasked, NOW), Err(RequestStateError::Malformed));
+        assert_eq!(ring().open("", unasked, NOW), Err(RequestStateError::Malformed));
+    }
+
+    #[test]
+    fn another_request_or_caller_is_told_so_even_when_it_is_late() {
+        let text = ring().seal(&state(), NONCE);
+        let other = binding(r#"{"arguments":{}}"#);
+        assert_eq!(ring().open(&text, || other, NOW), Err(RequestStateError::Foreign));
+        assert_eq!(ring().open(&text, || other, LATER), Err(RequestStateError::Foreign));
+    }
+
+    #[test]
+    fn a_state_is_of_no_use_from_its_expiry_on() {
+        let text = ring().seal(&state(), NONCE);
+        let just_before = Timestamp::from_millis(LATER.as_millis() - 1);
+        assert_eq!(ring().open(&text, || state().binding, just_before), Ok(state()));
+        assert_eq!(ring().open(&text, || state().binding, LATER), Err(RequestStateError::Expired));
+    }
+
+    #[test]
+    fn a_new_key_seals_and_the_old_ones_still_open() {
+        let old = ring().seal(&state(), NONCE);
+        let rotated = SealKeyring::new([2; 32], &[[3; 32], [1; 32]]);
+        let new = rotated.seal(&state(), NONCE);
+        for text in [&old, &new] {
+            assert_eq!(rotated.open(text, || state().binding, NOW), Ok(state()));
+        }
+        assert_eq!(ring().open(&new, || state().binding, NOW), Err(RequestStateError::Malformed));
+        assert_eq!(
+            SealKeyring::new([2; 32], &[]).open(&old, || state().binding, NOW),
+            Err(RequestStateError::Malformed)
+        );
+    }
+
+    #[test]
+    fn two_states_under_different_nonces_or_rounds_differ() {
+        let one = ring().seal(&state(), NONCE);
+        assert_ne!(one, ring().seal(&state(), [6; NONCE_LEN]));
+        assert_ne!(one, ring().seal(&RequestState { round: 2, ..state() }, NONCE));
+    }
+
+    #[test]
+    fn text_in_any_other_spelling_is_not_ours() {
+        let text = ring().seal(&state(), NONCE);
+        let standard = text.replace('-', "+").replace('_', "/");
+        assert_ne!(standard, text, "the example has a character that differs");
+        for other in [
+            format!("{text}-TAMPERED"),
+            format!("{text}="),
+            format!("{text}=="),
+            format!("{text}\n"),
+            format!(" {text}"),
+            format!("{text}A"),
+            text[..135].to_owned(),
+            text[4..].to_owned(),
+            standard,
+            String::new(),
+            "=".repeat(136),
+            "\u{e9}".repeat(68),
+        ] {
+            assert_eq!(
+                ring().open(&other, || state().binding, NOW),
+                Err(RequestStateError::Malformed),
+                "{other}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_character_of_a_state_counts() {
+        const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=. ";
+        let text = ring().seal(&state(), NONCE);
+        for at in 0..text.len() {
+            for &with in ALPHABET.iter().filter(|with| **with != text.as_bytes()[at]) {
+                let mut altered = text.clone().into_bytes();
+                altered[at] = with;
+                let altered = String::from_utf8(altered).expect("ascii");
+                assert_eq!(
+                    ring().open(&altered, || state().binding, NOW),
+                    Err(RequestStateError::Malformed),
+                    "{altered}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_is_the_same_however_its_parameters_are_written() {
+        let first = binding(r#"{"name":"t","arguments":{"n":1.0,"who":"é"},"_meta":{"progressToken":1}}"#);
+        for again in [
+            r#"{ "arguments" : { "who" : "\u00e9", "n" : 1 }, "name" : "t" }"#,
+            r#"{"name":"t","arguments":{"n":1,"who":"é"},"requestState":"x","inputResponses":{"a":{}},"task":{},"_meta":null}"#,
+        ] {
+            assert_eq!(binding(again), first, "{again}");
+        }
+        for other in [
+            r#"{"name":"t","arguments":{"n":1,"who":"e"}}"#,
+            r#"{"name":"t","arguments":{"n":2,"who":"é"}}"#,
+            r#"{"name":"t","arguments":{"n":1,"who":"é","_meta":{}}}"#,
+            r#"{"name":"t","arguments":{"n":1,"who":"é"},"x":0}"#,
+            r#"{"name":"t"}"#,
+        ] {
+            assert_ne!(binding(other), first, "{other}");
+        }
+    }
+
+    #[test]
+    fn no_parameters_are_the_same_as_none_that_count() {
+        let of = |params: Option<&'static str>| {
+            let params = params.map(|text| Payload::read(Bytes::from_static(text.as_bytes())));
+            RequestBinding::of(Principal::ANONYMOUS, "/mcp", &Method::PromptsGet, Some("p"), params.as_ref())
+        };
+        assert_eq!(of(None), of(Some("{}")));
+        assert_eq!(of(None), of(Some(r#"{"inputResponses":{}}"#)));
+        assert_ne!(of(None), of(Some("[]")));
+    }
+
+    #[test]
+    fn a_binding_tells_apart_who_asked_what_where() {
+        let someone = Principal::of(&[b"someone"]);
+        let bindings = [
+            RequestBinding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, Some("t"), None),
+            RequestBinding::of(someone, "/mcp", &Method::ToolsCall, Some("t"), None),
+            RequestBinding::of(someone, "/mc", &Method::ToolsCall, Some("pt"), None),
+            RequestBinding::of(someone, "/mcp", &Method::PromptsGet, Some("t"), None),
+            RequestBinding::of(someone, "/mcp", &Method::ToolsCall, Some("u"), None),
+            RequestBinding::of(someone, "/mcp", &Method::ToolsCall, Some(""), None),
+            RequestBinding::of(someone, "/mcp", &Method::ToolsCall, None, None),
+        ];
+        for (at, one) in bindings.iter().enumerate() {
+            assert!(bindings[at + 1..].iter().all(|other| other != one), "{at}");
+        }
+    }
+
+    #[test]
+    fn nothing_secret_is_printed() {
+        let printed = format!("{:?} {:?}", ring(), binding("{}"));
+        assert_eq!(printed, "Keyring { keys: 1 } Binding(..)");
+    }
+
+    proptest! {
+        #[test]
+        fn any_state_opens_as_it_was_sealed(
+            call in any::<[u8; 16]>(), round in any::<u32>(), expires in 1u64.., nonce in any::<[u8; 12]>(), key in any::<[u8; 32]>(),
+        ) {
+            let resumes = RetryTarget::Parked(TaskId::from_entropy(call));
+            let state = RequestState { target: resumes, round, expires: Timestamp::from_millis(expires), ..state() };
+            let ring = SealKeyring::new(key, &[]);
+            let text = ring.seal(&state, nonce);
+            prop_assert_eq!(ring.open(&text, || state.binding, Timestamp::from_millis(expires - 1)), Ok(state));
+        }
+
+        #[test]
+        fn text_that_was_not_sealed_here_is_refused(text in "[A-Za-z0-9_-]{136}", any in ".{0,200}") {
+            for text in [text, any] {
+                prop_assert_eq!(ring().open(&text, || state().binding, NOW), Err(RequestStateError::Malformed));
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A task's id as a ticket: sealed, so that it can neither be made up nor be used as the id, nor an id as a ticket.
+//!
+//! The seal is a synthetic one (as in RFC 5297): the tag is a keyed digest of the id, and what hides the id is a keyed
+//! digest of the tag. So the ticket of a task is the same whenever it is told, and short: a model copies it letter by
+//! letter.
+//!
+//! ```text
+//! tk_ | base64url( tag 16 | id 16, hidden )
+//! ```
+
+use super::request_state::SealKeyring;
+use crate::task::TaskId;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use ring::hmac::{self, HMAC_SHA256};
+use subtle::ConstantTimeEq;
+
+/// What tickets are sealed with.
+pub(super) struct TicketSeal {
+    tag: hmac::Key,
+    mask: hmac::Key,
+}
+
+const PREFIX: &str = "tk_";
+
+/// Whether a text is meant to be a ticket.
+pub fn is_ticket(text: &str) -> bool {
+    text.starts_with(PREFIX)
+}
+
+// === impl Keyring ===
+
+impl SealKeyring {
+    /// The ticket of this task.
+    pub fn seal_ticket(&self, task: &TaskId) -> String {
+        format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(self.sealing.seal.seal(task.entropy())))
+    }
+
+    /// The task that a ticket of ours is for.
+    pub fn open_ticket(&self, ticket: &str) -> Option<TaskId> {
+        let sealed = URL_SAFE_NO_PAD.decode(ticket.strip_prefix(PREFIX)?).ok()?.try_into().ok()?;
+        let keys = [&self.sealing].into_iter().chain(&self.older);
+        keys.into_iter().find_map(|key| key.seal.open(&sealed)).map(TaskId::from_entropy)
+    }
+}
+
+// === impl Seal ===
+
+impl TicketSeal {
+    pub(super) fn new(key: &[u8; 32]) -> Self {
+        let from = hmac::Key::new(HMAC_SHA256, key);
+        let derived = |label: &[u8]| hmac::Key::new(HMAC_SHA256, hmac::sign(&from, label).as_ref());
+        Self { tag: derived(b"deferral ticket tag"), mask: derived(b"deferral ticket mask") }
+    }
+
+    fn seal(&self, id: [u8; 16]) -> [u8; 32] {
+        let tag = truncated_digest(&self.tag, &id);
+        let mut sealed = [0; 32];
+        sealed[..16].copy_from_slice(&tag);
+        sealed[16..].copy_from_slice(&self.apply_mask(&tag, id));
+        sealed
+    }
+
+    fn open(&self, sealed: &[u8; 32]) -> Option<[u8; 16]> {
+        let (tag, hidden) = sealed.split_at(16);
+        let id = self.apply_mask(tag, hidden.try_into().ok()?);
+        bool::from(truncated_digest(&self.tag, &id).ct_eq(tag)).then_some(id)
+    }
+
+    /// What is hidden under a tag; hidden twice it is there again.
+    fn apply_mask(&self, tag: &[u8], mut id: [u8; 16]) -> [u8; 16] {
+        id.iter_mut().zip(truncated_digest(&self.mask, tag)).for_each(|(byte, mask)| *byte ^= mask);
+        id
+    }
+}
+
+fn truncated_digest(key: &hmac::Key, of: &[u8]) -> [u8; 16] {
+    *hmac::sign(key, of).as_ref().first_chunk().expect("a digest has 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_its_tasks_and_can_neither_be_made_up_nor_altered() {
+        let keyring = SealKeyring::new([1; 32], &[]);
+        let task = TaskId::from_entropy([7; 16]);
+        let ticket = keyring.seal_ticket(&task);
+        assert_eq!(ticket.len(), 46);
+        assert_eq!(keyring.seal_ticket(&task), ticket, "it is told again as it was");
+        assert_eq!(keyring.open_ticket(&ticket), Some(task.clone()));
+        for at in PREFIX.len()..ticket.len() {
+            let mut altered = ticket.clone().into_bytes();
+            altered[at] = if altered[at] == b'A' { b'E' } else { b'A' };
+            let altered = String::from_utf8(altered).expect("ASCII");
+            assert_eq!(keyring.open_ticket(&altered), None, "{altered}");
+        }
+        for other in ["", "tk_", task.as_str(), &format!("{ticket}A"), &ticket[3..]] {
+            assert_eq!(keyring.open_ticket(other), None, "{other}");
+        }
+        assert_eq!(SealKeyring::new([2; 32], &[]).open_ticket(&ticket), None);
+        assert!(!ticket.contains(task.as_str()));
+    }
+
+    #[test]
+    fn a_new_key_opens_the_tickets_of_the_old_one() {
+        let task = TaskId::from_entropy([9; 16]);
+        let ticket = SealKeyring::new([1; 32], &[]).seal_ticket(&task);
+        assert_eq!(SealKeyring::new([2; 32], &[[1; 32]]).open_ticket(&ticket), Some(task));
+    }
+}

@@ -1,0 +1,65 @@
+//! What a server's `tools/list` says of each tool, as far as a call needs to know it.
+
+use crate::protocol::headers::{ParamHeader, param_headers};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::{borrow::Cow, collections::HashMap};
+
+/// The tools of a server, all pages read.
+#[derive(Clone, Debug, Default)]
+pub struct ToolParamHeaders {
+    /// Only tools that want parameters mirrored into headers: most servers have none.
+    mirrored: HashMap<Box<str>, Box<[ParamHeader]>>,
+}
+
+/// A page of `tools/list` is not what it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("a page of tools/list could not be read: {0}")]
+pub struct InvalidToolPage(#[source] serde_json::Error);
+
+// === impl Catalogue ===
+
+impl ToolParamHeaders {
+    /// Takes in one page, the raw result of `tools/list`, and names its tools; gives the raw cursor of the next.
+    ///
+    /// # Errors
+    /// [`InvalidToolPage`].
+    pub fn add_page(
+        &mut self,
+        result: &Bytes,
+        mut named: impl FnMut(&str),
+    ) -> Result<Option<Bytes>, InvalidToolPage> {
+        let page: ToolsPage<'_> = serde_json::from_slice(result).map_err(InvalidToolPage)?;
+        for tool in page.tools {
+            named(&tool.name);
+            let schema = result.slice_ref(tool.input_schema.get().as_bytes());
+            let mirrored = param_headers(&schema);
+            if !mirrored.is_empty() {
+                self.mirrored.insert(tool.name.into(), mirrored.into());
+            }
+        }
+        Ok(page.next_cursor.map(|raw| result.slice_ref(raw.get().as_bytes())))
+    }
+
+    /// The parameters of `tool` that must be mirrored into headers.
+    pub fn mirrored(&self, tool: &str) -> &[ParamHeader] {
+        self.mirrored.get(tool).map(|headers| &**headers).unwrap_or_default()
+    }
+}
+
+#[derive(Deserialize)]
+struct ToolsPage<'a> {
+    #[serde(borrow, default)]
+    tools: Vec<ListedTool<'a>>,
+    #[serde(borrow, default, rename = "nextCursor")]
+    next_cursor: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct ListedTool<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow, rename = "inputSchema")]
+    input_schema: &'a RawValue,
+}

@@ -1,0 +1,550 @@
+//! Putting a question to a person, and making their answer one the server understands.
+//!
+//! Each of them can be declined. An elicitation has words for that; the other two have not, and
+//! their call is given up (2026-07-28, *Sampling, Error Handling*).
+
+use super::{
+    ResponderError,
+    form::{self, FormField},
+    root,
+    terminal::{InputClosed, Terminal},
+};
+use crate::{
+    cli::call::result_text,
+    protocol::{
+        InputKind, InputRequest,
+        splice::{JsonObject, items},
+    },
+};
+use bytes::Bytes;
+use http::Uri;
+use serde_json::{json, value::RawValue};
+use std::collections::BTreeMap;
+
+const SKIP: &str = "/skip";
+const DECLINE: &str = "/decline";
+const CANCEL: &str = "/cancel";
+
+/// What somebody chose to do with an elicitation before or after it was filled in.
+#[derive(Clone, Copy)]
+enum FormAction {
+    Accept,
+    Edit,
+    Decline,
+    Cancel,
+}
+
+/// How one field was dealt with.
+enum FieldInput {
+    Value(Bytes),
+    Omitted,
+    Action(FormAction),
+}
+
+/// Asks one question. `requester` says which tool of which server wants to know; `here` is the directory that a
+/// person works in, where that can be told.
+///
+/// # Errors
+/// [`ResponderError`] where there is no answer, and so no way on.
+pub(super) async fn ask(
+    terminal: &mut Terminal,
+    who: &str,
+    question: &InputRequest,
+    here: Option<&str>,
+) -> Result<String, ResponderError> {
+    let params = question.params().and_then(|params| JsonObject::read(&params).ok());
+    let say = |name| params.as_ref().and_then(|params: &JsonObject| params.string(name));
+    match question.kind() {
+        InputKind::Elicitation => {
+            let message = say("message").unwrap_or_default();
+            match say("mode").as_deref() {
+                None | Some("form") => {
+                    introduce(terminal, &format!("{who} requests input:"), &message);
+                    let schema = params.and_then(|params| params.get("requestedSchema"));
+                    Ok(fill_form(terminal, form::fields(schema.as_ref())).await?)
+                }
+                Some("url") => {
+                    introduce(terminal, &format!("{who} asks you to visit a URL:"), &message);
+                    Ok(confirm_visit(terminal, &say("url").unwrap_or_default()).await?)
+                }
+                Some(mode) => Err(ResponderError::UnsupportedMode(mode.to_owned())),
+            }
+        }
+        InputKind::Sampling => {
+            introduce(terminal, &format!("{who} requests a message, as a model would write it:"), "");
+            ask_message(terminal, params.as_ref()).await
+        }
+        InputKind::Roots => {
+            introduce(terminal, &format!("{who} requests the directories you work in."), "");
+            ask_roots(terminal, here).await
+        }
+    }
+}
+
+/// Says who asks, and quotes what it says.
+fn introduce(terminal: &mut Terminal, who_asks: &str, message: &str) {
+    terminal.print_line("");
+    terminal.print_line(who_asks);
+    if !message.is_empty() {
+        terminal.quote(message);
+    }
+}
+
+/// A form, field by field. Everything can be seen again and changed before it is sent (2026-07-28,
+/// *Elicitation, User Interaction Model*).
+async fn fill_form(terminal: &mut Terminal, fields: Vec<FormField>) -> Result<String, InputClosed> {
+    if !fields.is_empty() {
+        terminal.print_line(&format!(
+            "Enter accepts the value in brackets; {SKIP} leaves an optional field empty; {DECLINE} and {CANCEL} end the form."
+        ));
+        terminal.print_line("");
+    }
+    let mut filled: BTreeMap<&str, Bytes> = BTreeMap::new();
+    loop {
+        for field in &fields {
+            let before = filled.remove(&*field.key);
+            match fill_field(terminal, field, before.or_else(|| field.default.clone())).await? {
+                FieldInput::Value(value) => drop(filled.insert(&field.key, value)),
+                FieldInput::Omitted => {}
+                FieldInput::Action(choice) => return Ok(without_content(choice)),
+            }
+        }
+        let given = || fields.iter().filter_map(|field| Some((field, filled.get(&*field.key)?)));
+        if !fields.is_empty() {
+            terminal.print_line("");
+        }
+        for (field, value) in given() {
+            terminal.print_line(&format!("  {}: {}", field.name(), field.shown(value)));
+        }
+        let change = if fields.is_empty() { "" } else { "e edits, " };
+        let prompt = format!("Send? Enter sends, {change}d declines, c cancels >");
+        match choose(terminal, &prompt, !fields.is_empty()).await? {
+            FormAction::Accept => {
+                let content = form::content(given().map(|(field, value)| (&*field.key, value)));
+                return Ok(format!(r#"{{"action":"accept","content":{content}}}"#));
+            }
+            FormAction::Edit => {}
+            choice @ (FormAction::Decline | FormAction::Cancel) => return Ok(without_content(choice)),
+        }
+    }
+}
+
+async fn fill_field(
+    terminal: &mut Terminal,
+    field: &FormField,
+    default: Option<Bytes>,
+) -> Result<FieldInput, InputClosed> {
+    let hint = field.hint();
+    let hint = if hint.is_empty() { hint } else { format!(" ({hint})") };
+    terminal.print_line(&format!("  {}{hint}", field.name()));
+    if let Some(description) = &field.description {
+        terminal.print_line(&format!("  {description}"));
+    }
+    for line in field.menu() {
+        terminal.print_line(&format!("    {line}"));
+    }
+    let prompt = match &default {
+        Some(default) => format!("  [{}] >", field.shown(default)),
+        None => "  >".to_owned(),
+    };
+    loop {
+        let typed = terminal.read(&prompt).await?;
+        let wrong = match (typed.trim(), &default) {
+            (DECLINE, _) => return Ok(FieldInput::Action(FormAction::Decline)),
+            (CANCEL, _) => return Ok(FieldInput::Action(FormAction::Cancel)),
+            ("", Some(default)) => return Ok(FieldInput::Value(default.clone())),
+            ("", None) | (SKIP, _) if !field.required => return Ok(FieldInput::Omitted),
+            ("", None) | (SKIP, _) => "is required".to_owned(),
+            (_, _) => match field.read(&typed) {
+                Ok(value) => return Ok(FieldInput::Value(value)),
+                Err(wrong) => wrong,
+            },
+        };
+        terminal.print_line(&format!("  {} {wrong}.", field.name()));
+    }
+}
+
+/// What becomes of a form that is filled in, or of what has nothing to fill in.
+async fn choose(terminal: &mut Terminal, prompt: &str, can_change: bool) -> Result<FormAction, InputClosed> {
+    loop {
+        match terminal.read(prompt).await?.trim().to_lowercase().as_str() {
+            "" | "a" | "accept" | "y" | "yes" => return Ok(FormAction::Accept),
+            "e" | "edit" if can_change => return Ok(FormAction::Edit),
+            "d" | "decline" | "n" | "no" | DECLINE => return Ok(FormAction::Decline),
+            "c" | "cancel" | CANCEL => return Ok(FormAction::Cancel),
+            _ => {}
+        }
+    }
+}
+
+fn without_content(choice: FormAction) -> String {
+    let action = match choice {
+        FormAction::Accept | FormAction::Edit => "accept",
+        FormAction::Decline => "decline",
+        FormAction::Cancel => "cancel",
+    };
+    json!({ "action": action }).to_string()
+}
+
+/// An address is shown as it is, its host apart from it, and never opened by us (2026-07-28,
+/// *Elicitation, Safe URL Handling*).
+async fn confirm_visit(terminal: &mut Terminal, url: &str) -> Result<String, InputClosed> {
+    terminal.print_line("");
+    terminal.print_line(&format!("  {url}"));
+    terminal.print_line("");
+    for line in url_warnings(url) {
+        terminal.print_line(&format!("  {line}"));
+    }
+    let prompt = "Enter once you have visited it, d declines, c cancels >";
+    Ok(without_content(choose(terminal, prompt, false).await?))
+}
+
+/// Where an address leads, and what should make one hesitate.
+fn url_warnings(url: &str) -> Vec<String> {
+    let Ok(uri) = url.parse::<Uri>() else {
+        return vec!["Warning: this is not a valid URL.".to_owned()];
+    };
+    let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+        return vec!["Warning: this URL has no host.".to_owned()];
+    };
+    let host = authority.host();
+    let mut lines = vec![format!("Host: {host}")];
+    if !matches!(scheme, "http" | "https") {
+        lines.push(format!("Warning: its scheme is {scheme}, which is not a web page."));
+    }
+    if authority.as_str().contains('@') {
+        lines.push("Warning: the part before the @ is not its host.".to_owned());
+    }
+    if host.split('.').any(|label| label.to_lowercase().starts_with("xn--")) {
+        lines.push("Warning: its host is written in Punycode, and may imitate another.".to_owned());
+    }
+    let is_local = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
+    if scheme == "http" && !is_local {
+        lines.push("Warning: the connection is not encrypted.".to_owned());
+    }
+    lines
+}
+
+async fn ask_message(terminal: &mut Terminal, params: Option<&JsonObject>) -> Result<String, ResponderError> {
+    for line in params.iter().flat_map(|params| conversation_lines(params)) {
+        terminal.quote(&line);
+    }
+    terminal.print_line(&format!(
+        "Type the message; a line with a single . ends it, {DECLINE} cancels the call."
+    ));
+    let mut lines: Vec<String> = Vec::new();
+    loop {
+        let line = match terminal.read(">").await {
+            Err(InputClosed::Ended) if !lines.is_empty() => break,
+            line => line?,
+        };
+        match line.as_str() {
+            "." => break,
+            DECLINE | CANCEL => return Err(ResponderError::Declined),
+            _ => lines.push(line),
+        }
+    }
+    Ok(message(&lines.join("\n")))
+}
+
+/// A text as the message of a model.
+pub(super) fn message(text: &str) -> String {
+    json!({
+        "role": "assistant",
+        "content": { "type": "text", "text": text },
+        // There is none.
+        "model": "human",
+        "stopReason": "endTurn",
+    })
+    .to_string()
+}
+
+/// A conversation to go on with, a line each.
+fn conversation_lines(params: &JsonObject) -> Vec<String> {
+    let mut lines = Vec::new();
+    lines.extend(params.string("systemPrompt").map(|prompt| format!("system: {prompt}")));
+    for message in params.get("messages").and_then(|messages| items(&messages)).unwrap_or_default() {
+        let Ok(message) = JsonObject::read(&message) else { continue };
+        let role = message.string("role").unwrap_or_default();
+        let content = message.get("content").unwrap_or_default();
+        let blocks = String::from_utf8_lossy(&content);
+        let blocks = if blocks.starts_with('[') { blocks.into_owned() } else { format!("[{blocks}]") };
+        let shown = RawValue::from_string(format!(r#"{{"content":{blocks}}}"#));
+        let shown = shown.map_or_else(|_| blocks, |raw| result_text(&raw));
+        lines.push(format!("{role}: {shown}"));
+    }
+    if let Some(most) = params.get("maxTokens") {
+        lines.push(format!("(at most {} tokens)", String::from_utf8_lossy(&most)));
+    }
+    lines
+}
+
+async fn ask_roots(terminal: &mut Terminal, here: Option<&str>) -> Result<String, ResponderError> {
+    let skip = if here.is_some() { format!("{SKIP} returns none, ") } else { String::new() };
+    terminal.print_line(&format!(
+        "Type one per line, as in file:///home/ada/project; an empty line ends the list, {skip}{DECLINE} cancels the call."
+    ));
+    let first = here.map(|here| format!("[{here}] >"));
+    let mut roots = Vec::new();
+    loop {
+        let default = here.filter(|_| roots.is_empty());
+        let prompt = first.as_deref().filter(|_| default.is_some()).unwrap_or(">");
+        let typed = match terminal.read(prompt).await {
+            Err(InputClosed::Ended) if !roots.is_empty() => break,
+            typed => typed?,
+        };
+        match typed.trim() {
+            "" => {
+                roots.extend(default.map(str::to_owned));
+                break;
+            }
+            SKIP if default.is_some() => break,
+            DECLINE | CANCEL => return Err(ResponderError::Declined),
+            typed => match root(typed) {
+                Ok(uri) => roots.push(uri),
+                Err(wrong) => terminal.print_line(&format!("  {wrong}")),
+            },
+        }
+    }
+    Ok(self::roots(&roots))
+}
+
+pub(super) fn roots(uris: &[String]) -> String {
+    let roots: Vec<_> = uris.iter().map(|uri| json!({ "uri": uri })).collect();
+    json!({ "roots": roots }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bridge::elicit::check_answer;
+    use crate::cli::printer::{Printer, tests::Screen};
+    use expect_test::{Expect, expect};
+
+    fn question(kind: InputKind, params: &str) -> InputRequest {
+        InputRequest::new(kind, Some(&Bytes::copy_from_slice(params.as_bytes())))
+    }
+
+    /// What comes of a question when these lines are typed, and what was on the screen.
+    async fn talk(question: &InputRequest, typed: &'static str) -> (Result<String, String>, String) {
+        let screen = Screen::default();
+        let mut terminal = Terminal::new(typed.as_bytes(), Printer::new(std::io::sink(), screen.clone()));
+        let answer = ask(&mut terminal, "book at http://x/mcp", question, None).await;
+        if let Ok(answer) = &answer {
+            assert!(check_answer(question, &answer.clone().into()).is_ok(), "{answer}");
+        }
+        let said = screen.text();
+        (answer.map_err(|error| error.to_string()), said)
+    }
+
+    async fn answered(question: &InputRequest, typed: &'static str, expected: &str) {
+        let (answer, said) = talk(question, typed).await;
+        assert_eq!(answer.as_deref(), Ok(expected), "{said}");
+    }
+
+    fn booking() -> InputRequest {
+        question(
+            InputKind::Elicitation,
+            r#"{"message":"When?","requestedSchema":{"type":"object","properties":{
+                "date":{"type":"string","format":"date","title":"Date"},
+                "party":{"type":"integer","minimum":1,"maximum":12,"default":2,"title":"Party","description":"How many come."},
+                "seat":{"type":"string","enum":["Inside","Terrace"]},
+                "note":{"type":"string","maxLength":5,"default":"-"}
+            },"required":["date","party"]}}"#,
+        )
+    }
+
+    fn shows(said: &str, expected: Expect) {
+        // Prompts stand before what is typed, which a pipe does not show.
+        let said: Vec<_> = said.lines().map(str::trim_end).collect();
+        expected.assert_eq(&format!("{}\n", said.join("\n")));
+    }
+
+    #[tokio::test]
+    async fn a_form_is_filled_in_field_by_field_and_sent_when_it_has_been_seen() {
+        let (answer, said) = talk(&booking(), "soon\n\n2026-08-01\n13\n4\n2\n\n\n").await;
+        assert_eq!(
+            answer.as_deref(),
+            Ok(
+                r#"{"action":"accept","content":{"date":"2026-08-01","party":4,"seat":"Terrace","note":"-"}}"#
+            )
+        );
+        shows(
+            &said,
+            expect![[r#"
+
+            book at http://x/mcp requests input:
+            | When?
+            Enter accepts the value in brackets; /skip leaves an optional field empty; /decline and /cancel end the form.
+
+              Date (a date, as in 2026-07-28)
+              >   Date must be a date, as in 2026-07-28.
+              >   Date is required.
+              >   Party (a whole number; 1 to 12)
+              How many come.
+              [2] >   Party must be at most 12.
+              [2] >   seat (a number from 1 to 2; optional)
+                1  Inside
+                2  Terrace
+              >   note (at most 5 characters; optional)
+              [-] >
+              Date: 2026-08-01
+              Party: 4
+              seat: Terrace
+              note: -
+            Send? Enter sends, e edits, d declines, c cancels >
+        "#]],
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_optional_can_be_left_out_and_defaults_are_taken() {
+        answered(
+            &booking(),
+            "2026-08-01\n\n\n/skip\n\n",
+            r#"{"action":"accept","content":{"date":"2026-08-01","party":2}}"#,
+        )
+        .await;
+        // What is required cannot.
+        let (_, said) = talk(&booking(), "/skip\n/cancel\n").await;
+        assert!(said.contains("Date is required."), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_form_can_be_changed_before_it_is_sent() {
+        answered(
+            &booking(),
+            "2026-08-01\n3\n1\n\ne\n\n5\n\nx\naccept\n",
+            r#"{"action":"accept","content":{"date":"2026-08-01","party":5,"seat":"Inside","note":"x"}}"#,
+        )
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_form_can_be_declined_and_cancelled_at_any_point() {
+        for (typed, action) in [
+            ("/decline\n", "decline"),
+            ("2026-08-01\n/cancel\n", "cancel"),
+            ("2026-08-01\n\n\n\nwhat\nd\n", "decline"),
+            ("2026-08-01\n\n\n\nc\n", "cancel"),
+        ] {
+            answered(&booking(), typed, &format!(r#"{{"action":"{action}"}}"#)).await;
+        }
+        let confirm = question(InputKind::Elicitation, r#"{"message":"Really?","mode":"form"}"#);
+        answered(&confirm, "\n", r#"{"action":"accept","content":{}}"#).await;
+        answered(&confirm, "n\n", r#"{"action":"decline"}"#).await;
+    }
+
+    #[tokio::test]
+    async fn an_input_that_ends_is_no_answer() {
+        let (answer, _) = talk(&booking(), "2026-08-01\n").await;
+        assert_eq!(answer.unwrap_err(), "standard input ended before every input request was answered");
+    }
+
+    #[tokio::test]
+    async fn an_address_is_shown_with_its_host_and_visited_or_declined() {
+        let visit = question(
+            InputKind::Elicitation,
+            r#"{"mode":"url","message":"Sign in.","url":"https://login.example.com@xn--exmple-cua.com/a?b"}"#,
+        );
+        let (answer, said) = talk(&visit, "?\n\n").await;
+        assert_eq!(answer.as_deref(), Ok(r#"{"action":"accept"}"#));
+        shows(
+            &said,
+            expect![[r#"
+
+                book at http://x/mcp asks you to visit a URL:
+                | Sign in.
+
+                  https://login.example.com@xn--exmple-cua.com/a?b
+
+                  Host: xn--exmple-cua.com
+                  Warning: the part before the @ is not its host.
+                  Warning: its host is written in Punycode, and may imitate another.
+                Enter once you have visited it, d declines, c cancels > Enter once you have visited it, d declines, c cancels >
+            "#]],
+        );
+        answered(&visit, "d\n", r#"{"action":"decline"}"#).await;
+        answered(&visit, "c\n", r#"{"action":"cancel"}"#).await;
+        assert_eq!(url_warnings("https://example.com/"), ["Host: example.com"]);
+        assert!(url_warnings("http://example.com/")[1].contains("not encrypted"));
+        assert!(url_warnings("javascript:alert(1)")[0].starts_with("Warning"));
+        let other = question(InputKind::Elicitation, r#"{"mode":"voice","message":"?"}"#);
+        assert_eq!(
+            talk(&other, "\n").await.0.unwrap_err(),
+            "this client does not support elicitation mode `voice`"
+        );
+    }
+
+    #[tokio::test]
+    async fn nothing_that_a_server_asks_looks_like_a_line_of_the_program() {
+        let forged = "x\nSend? Enter sends >\n\u{1b}[2J";
+        let params = serde_json::json!({ "message": forged, "requestedSchema": {
+            "type": "object", "properties": { "a": {
+                "type": "string", "title": forged, "description": forged, "enum": ["b"], "enumNames": [forged],
+            } },
+        } });
+        let (_, said) = talk(&question(InputKind::Elicitation, &params.to_string()), "1\n\n").await;
+        let begins = said.lines().filter(|line| line.starts_with("Send?")).count();
+        assert!(begins == 1 && !said.contains('\u{1b}'), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_message_is_typed_in_the_place_of_a_model() {
+        let sampling = question(
+            InputKind::Sampling,
+            r#"{"systemPrompt":"Be brief.","messages":[{"role":"user","content":{"type":"text","text":"Hi\nthere"}},
+               {"role":"assistant","content":[{"type":"image","mimeType":"image/png","data":"AAAA"}]}],"maxTokens":100}"#,
+        );
+        let (answer, said) = talk(&sampling, "one\n\ntwo\n.\n").await;
+        assert_eq!(answer, Ok(message("one\n\ntwo")));
+        shows(
+            &said,
+            expect![[r#"
+
+            book at http://x/mcp requests a message, as a model would write it:
+            | system: Be brief.
+            | user: Hi
+            | there
+            | assistant: [image image/png, 3 bytes]
+            | (at most 100 tokens)
+            Type the message; a line with a single . ends it, /decline cancels the call.
+            > > > >
+        "#]],
+        );
+        answered(&sampling, "one", &message("one")).await;
+        assert_eq!(
+            talk(&sampling, "one\n/decline\n").await.0.unwrap_err(),
+            ResponderError::Declined.to_string()
+        );
+    }
+
+    #[tokio::test]
+    async fn directories_are_listed_line_by_line() {
+        let question = InputRequest::new(InputKind::Roots, None);
+        answered(
+            &question,
+            "file:///a\n/b\nfile:///c\n\n",
+            r#"{"roots":[{"uri":"file:///a"},{"uri":"file:///c"}]}"#,
+        )
+        .await;
+        answered(&question, "\n", r#"{"roots":[]}"#).await;
+    }
+
+    #[tokio::test]
+    async fn where_a_person_works_is_the_first_answer_offered() {
+        let question = InputRequest::new(InputKind::Roots, None);
+        for (typed, expected) in [
+            ("\n", r#"{"roots":[{"uri":"file:///home/ada"}]}"#),
+            ("/skip\n", r#"{"roots":[]}"#),
+            ("file:///b\n\n", r#"{"roots":[{"uri":"file:///b"}]}"#),
+        ] {
+            let screen = Screen::default();
+            let mut terminal = Terminal::new(typed.as_bytes(), Printer::new(std::io::sink(), screen.clone()));
+            let answer = ask(&mut terminal, "x", &question, Some("file:///home/ada")).await;
+            assert_eq!(answer.ok().as_deref(), Some(expected));
+            let said = screen.text();
+            assert_eq!(said.matches("[file:///home/ada] >").count(), 1, "{said}");
+        }
+    }
+}

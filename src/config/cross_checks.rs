@@ -1,0 +1,680 @@
+//! What only shows when keys are looked at together. Each problem is put where one of them was written.
+
+use super::{
+    RouteConfig, SourceSpan, SpannedValue,
+    environment::LoadContext,
+    limits::TimeoutKeys,
+    operators::AdminKeys,
+    problem::Problem,
+    route::Route,
+    secret::{self, SecretSource, TokenSource},
+    section::{SectionReader, Setting},
+    upstream_http,
+    value_types::UnsolicitedSetting,
+    values::{InvalidValue, show_duration, show_size},
+};
+use crate::{
+    admin,
+    front::{self, PrivateKey},
+    policy::{self, TicketAfter},
+    upstream,
+};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+/// Where operators are met, beside where clients are.
+pub(super) fn operators(
+    written: SpannedValue<Option<AdminKeys>>,
+    listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
+    context: LoadContext<'_>,
+    s: &mut SectionReader<'_, '_>,
+) -> Option<admin::Config> {
+    check_listeners(listen, written.value.as_ref().map(|admin| &admin.listen), s);
+    let AdminKeys { listen, token, tls, has_tls } = written.value?;
+    let has_token = !token.is_unset();
+    let admin = admin::Config {
+        tokens: operator_token(token, context, s),
+        tls,
+        ..admin::Config::at_address(listen.value)
+    };
+    let missing = match (has_tls, has_token) {
+        (true, true) => return Some(admin),
+        (false, true) => "`tls`",
+        (true, false) => "a `token`",
+        (false, false) => "`tls` and a `token`",
+    };
+    if admin.is_exposed() {
+        let address = listen.value;
+        s.add_problem(
+            listen.place,
+            format!(
+                "`admin` at {address} is reachable from other machines, which requires {missing}: write \
+                 `admin: {{ listen: \"{address}\", token: {{ file: PATH }}, tls: {{ cert: PATH, key: PATH \
+                 }} }}`, or listen on loopback"
+            ),
+        );
+    }
+    Some(admin)
+}
+
+fn operator_token(
+    written: Setting<SecretSource>,
+    context: LoadContext<'_>,
+    s: &mut SectionReader<'_, '_>,
+) -> policy::TokenSet {
+    let Setting::Valid(SpannedValue { place, value: source }) = written else {
+        return policy::TokenSet::default();
+    };
+    match source.token(context) {
+        Ok(token) => policy::TokenSet::new([(OPERATOR.into(), token.expose().as_str())]),
+        Err(InvalidValue(message)) => {
+            s.add_problem(place, message);
+            policy::TokenSet::default()
+        }
+    }
+}
+
+/// Whose the operator's token is, beside those of clients.
+const OPERATOR: &str = "operator";
+
+fn check_listeners(
+    listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
+    admin: Option<&SpannedValue<SocketAddr>>,
+    s: &mut SectionReader<'_, '_>,
+) {
+    if listen.value.is_empty() {
+        s.add_problem(listen.place, "`listen` is empty; add an address, or remove the key for the default");
+    }
+    // Port 0 is another port each time.
+    let fixed = || listen.value.iter().filter(|address| address.value.port() != 0);
+    for again in repeated(fixed()) {
+        s.add_problem(again.place, format!("`{}` is listed twice; remove one of the two", again.value));
+    }
+    if let Some(admin) = admin
+        && let Some(same) = fixed().find(|other| other.value == admin.value)
+    {
+        let (place, address) = (if admin.is_written() { admin.place } else { same.place }, admin.value);
+        s.add_problem(
+            place,
+            format!(
+                "`admin` and `listen` are both {address}; choose another port for one of them, or set `admin: off`"
+            ),
+        );
+    }
+}
+
+/// Where metrics are served, beside the other listeners.
+pub(super) fn metrics(
+    written: Setting<Option<SocketAddr>>,
+    listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
+    admin: &SpannedValue<Option<AdminKeys>>,
+    s: &mut SectionReader<'_, '_>,
+) -> Option<SocketAddr> {
+    let Setting::Valid(SpannedValue { place, value: Some(address) }) = written else { return None };
+    let admin = admin.value.as_ref().map(|admin| admin.listen.value);
+    let listens = listen.value.iter().map(|at| at.value);
+    let others = listens.map(|other| ("listen", other)).chain(admin.map(|admin| ("admin", admin)));
+    for (name, other) in others {
+        // Port 0 is another port each time.
+        if address.port() != 0 && other == address {
+            s.add_problem(
+                place,
+                format!("`metrics` and `{name}` are both {address}; choose another port for one of them"),
+            );
+        }
+    }
+    Some(address)
+}
+
+/// The path of health checks, which must be no route's.
+pub(super) fn health(
+    written: Setting<Option<String>>,
+    routes: &Setting<Vec<SpannedValue<Route>>>,
+    s: &mut SectionReader<'_, '_>,
+) -> Option<Arc<str>> {
+    let Setting::Valid(SpannedValue { place, value: Some(path) }) = written else { return None };
+    if let Setting::Valid(SpannedValue { value: routes, .. }) = routes {
+        let is_same = |route: &&str| policy::is_same_path(route, &path);
+        let paths = routes.iter().filter_map(|route| route.value.path.as_ref());
+        if let Some(route) = paths.map(|path| &*path.value).find(is_same) {
+            s.add_problem(
+                place,
+                format!(
+                    "`health` is `{path}`, which is also the path of a route (`{route}`); choose another"
+                ),
+            );
+        }
+    }
+    Some(path.into())
+}
+
+/// Those of the same value as an earlier one.
+fn repeated<'a, T: PartialEq + 'a>(
+    all: impl Iterator<Item = &'a SpannedValue<T>>,
+) -> impl Iterator<Item = &'a SpannedValue<T>> {
+    let mut known = Vec::new();
+    all.filter(move |at| {
+        let again = known.contains(&&at.value);
+        known.push(&at.value);
+        again
+    })
+}
+
+/// Without their places; one that comes twice is told as `twice` has it.
+pub(super) fn reject_repeated<T: PartialEq>(
+    all: Vec<SpannedValue<T>>,
+    s: &mut SectionReader<'_, '_>,
+    twice: impl Fn(&T) -> String,
+) -> Vec<T> {
+    for again in repeated(all.iter()) {
+        s.add_problem(again.place, twice(&again.value));
+    }
+    all.into_iter().map(|at| at.value).collect()
+}
+
+/// Reads the keys. Each that is wrong is a problem of its own.
+pub(super) fn keys(
+    written: Setting<Vec<SpannedValue<SecretSource>>>,
+    context: LoadContext<'_>,
+    s: &mut SectionReader<'_, '_>,
+) -> Vec<secret::SecretKey> {
+    let sources = match written {
+        Setting::Valid(keys) => keys,
+        Setting::Unset if s.is_written() => {
+            s.add_problem(
+                s.place,
+                "`request_state` has no `keys`; add them, as in `keys: [{ env: STATE_KEY }]`",
+            );
+            return Vec::new();
+        }
+        Setting::Unset | Setting::Invalid => return Vec::new(),
+    };
+    if sources.value.is_empty() {
+        s.add_problem(
+            sources.place,
+            "`keys` is empty; add a key, or remove `request_state` to have one generated at start",
+        );
+    }
+    let mut keys: Vec<SpannedValue<secret::SecretKey>> = Vec::new();
+    for SpannedValue { place, value: source } in sources.value {
+        match source.key(context) {
+            Err(InvalidValue(message)) => s.add_problem(place, message),
+            Ok(key) => {
+                if let Some(first) = keys.iter().find(|first| first.value == key) {
+                    let line = line(first.place);
+                    s.add_problem(place, format!("this key is listed already{line}; remove one of the two"));
+                }
+                keys.push(SpannedValue::new(place, key));
+            }
+        }
+    }
+    keys.into_iter().map(|key| key.value).collect()
+}
+
+/// Where the private key of a certificate is.
+pub(super) fn private_key(
+    written: Setting<SecretSource>,
+    context: LoadContext<'_>,
+    s: &mut SectionReader<'_, '_>,
+) -> Option<SpannedValue<PrivateKey>> {
+    let Setting::Valid(SpannedValue { place, value: source }) = written else { return None };
+    match source.private_key(context) {
+        Ok(key) => Some(SpannedValue::new(place, key)),
+        Err(InvalidValue(message)) => {
+            s.add_problem(place, message);
+            None
+        }
+    }
+}
+
+/// Reads the tokens of clients. Each that is wrong is a problem of its own.
+pub(super) fn tokens(
+    written: Setting<Vec<SpannedValue<TokenSource>>>,
+    context: LoadContext<'_>,
+    s: &mut SectionReader<'_, '_>,
+) -> policy::TokenSet {
+    let Setting::Valid(SpannedValue { place, value: sources }) = written else {
+        return policy::TokenSet::default();
+    };
+    if sources.is_empty() {
+        s.add_problem(place, "`tokens` is empty; add a token, or remove the key if no token is required");
+    }
+    let mut tokens: Vec<(SourceSpan, String, secret::SecretToken)> = Vec::new();
+    for SpannedValue { place, value: TokenSource { name, source } } in sources {
+        match source.token(context) {
+            Err(InvalidValue(message)) => s.add_problem(place, message),
+            Ok(token) => {
+                if let Some((first, ..)) = tokens.iter().find(|(.., known)| *known == token) {
+                    let line = line(*first);
+                    s.add_problem(
+                        place,
+                        format!("this token is listed already{line}; give each client its own"),
+                    );
+                }
+                tokens.push((place, name, token));
+            }
+        }
+    }
+    policy::TokenSet::new(
+        tokens.iter().map(|(_, name, token)| (name.as_str().into(), token.expose().as_str())),
+    )
+}
+
+/// Those that can be served.
+pub(super) fn routes(
+    written: Setting<Vec<SpannedValue<Route>>>,
+    s: &mut SectionReader<'_, '_>,
+) -> Vec<RouteConfig> {
+    let none = "no route; add one, as in `routes: [{ upstream: { url: \"http://…\" } }]`";
+    let routes = match written {
+        Setting::Valid(SpannedValue { place, value }) => {
+            if value.is_empty() {
+                s.add_problem(place, none);
+            }
+            value
+        }
+        Setting::Unset => {
+            s.add_problem(SourceSpan::Whole, none);
+            return Vec::new();
+        }
+        Setting::Invalid => return Vec::new(),
+    };
+    let mut known: Vec<&SpannedValue<String>> = Vec::new();
+    for path in routes.iter().filter_map(|route| route.value.path.as_ref()) {
+        if let Some(first) = known.iter().find(|other| other.value == path.value) {
+            let (path_, line) = (&path.value, line(first.place));
+            s.add_problem(path.place, format!("the path `{path_}` is already a route{line}; choose another"));
+        }
+        known.push(path);
+    }
+    routes.into_iter().filter_map(|route| route.value.config).collect()
+}
+
+/// What is written under `upstream`.
+pub(super) struct UpstreamKeys {
+    pub(super) url: Setting<upstream::ServerUrl>,
+    pub(super) command: Setting<upstream::ServerCommand>,
+    /// The keys that are written and go with a command.
+    pub(super) with_command: Vec<SpannedValue<&'static str>>,
+    pub(super) shared: Setting<bool>,
+    /// What goes with a URL.
+    pub(super) http: upstream_http::HttpUpstreamKeys,
+}
+
+/// The server that is meant, if that is clear, and how it is spoken to.
+pub(super) fn server(
+    written: Setting<UpstreamKeys>,
+    is_exposed: bool,
+    context: LoadContext<'_>,
+    s: &mut SectionReader<'_, '_>,
+) -> Option<(upstream::UpstreamTarget, upstream::Config)> {
+    let SpannedValue { place, value: UpstreamKeys { url, command, with_command, shared, http: reached } } =
+        match written {
+            Setting::Valid(server) => server,
+            Setting::Unset => {
+                s.add_problem(s.place, "the route has no `upstream`; add `upstream: { url: \"http://…\" }`");
+                return None;
+            }
+            Setting::Invalid => return None,
+        };
+    match (url, command) {
+        (Setting::Unset, Setting::Unset) => {
+            s.add_problem(place, "`upstream` names no server; add a `url` or a `command`");
+            None
+        }
+        (Setting::Valid(_), Setting::Valid(command)) => {
+            s.add_problem(command.place, "`upstream` has both `url` and `command`; remove one of the two");
+            None
+        }
+        (Setting::Valid(url), Setting::Unset | Setting::Invalid) => {
+            for SpannedValue { place, value: key } in with_command {
+                s.add_problem(
+                    place,
+                    format!("`{key}` is for stdio servers (`command`), and this one has a `url`; remove it"),
+                );
+            }
+            check_shared_url(&shared, &reached, is_exposed, s);
+            let config = reached.into_config(&url, context, s);
+            Some((upstream::UpstreamTarget::Url(url.value), config))
+        }
+        (Setting::Unset, Setting::Valid(SpannedValue { place, value: command })) => {
+            if command.words.is_empty() {
+                s.add_problem(place, "`command` is empty; name the program first");
+                return None;
+            }
+            if command.program().is_empty() {
+                s.add_problem(place, "the first item of `command` is empty; it must name the program (only arguments may be empty)");
+                return None;
+            }
+            if context.checks_files
+                && let Err(missing) = command.find()
+            {
+                s.add_problem(place, missing.to_string());
+            }
+            for SpannedValue { place, value: key } in reached.keys() {
+                let message =
+                    format!("`{key}` is for servers with a `url`, and this one has a `command`; remove it");
+                s.add_problem(place, message);
+            }
+            if is_exposed && !shared.ok().unwrap_or(false) {
+                let message =
+                    sharing_refusal("the stdio server cannot tell them apart", "it can do", " (`--shared`)");
+                s.add_problem(place, message);
+            }
+            Some((upstream::UpstreamTarget::Command(Box::new(command)), upstream::Config::default()))
+        }
+        (Setting::Invalid, _) | (Setting::Unset, Setting::Invalid) => None,
+    }
+}
+
+/// A server at a URL is shared where it knows all callers as one: by our own credentials in its headers.
+fn check_shared_url(
+    shared: &Setting<bool>,
+    reached: &upstream_http::HttpUpstreamKeys,
+    is_exposed: bool,
+    s: &mut SectionReader<'_, '_>,
+) {
+    match (reached.identity_header(), shared) {
+        (Some(_), Setting::Valid(SpannedValue { value: true, .. })) | (Some(_), Setting::Invalid) => {}
+        (Some(SpannedValue { place, value: header }), Setting::Valid(_) | Setting::Unset) if is_exposed => {
+            let one = format!(
+                "the server cannot tell them apart, because `headers` sets the `{header}` of all requests"
+            );
+            s.add_problem(place, sharing_refusal(&one, "it permits", ""));
+        }
+        (None, Setting::Valid(SpannedValue { place, .. })) => s.add_problem(
+            *place,
+            "`shared` is for servers that cannot tell clients apart: stdio servers, and those that get \
+             their `Authorization` from `headers`; remove it",
+        ),
+        (Some(_), Setting::Valid(_) | Setting::Unset) | (None, Setting::Unset | Setting::Invalid) => {}
+    }
+}
+
+/// Said of a server to which all callers are one, behind a listener that others can reach.
+fn sharing_refusal(one: &str, can: &str, flag: &str) -> String {
+    format!(
+        "clients on other machines can connect, and {one}: each of them can do whatever {can}; listen on \
+         loopback, require tokens (`access.tokens`), or write `shared: true` under `upstream`{flag} if \
+         this is intended"
+    )
+}
+
+/// The rules that can be read. One that never holds is a problem.
+pub(super) fn tools(
+    written: Vec<SpannedValue<Option<SpannedValue<policy::ToolRule>>>>,
+    s: &mut SectionReader<'_, '_>,
+) -> Vec<policy::ToolRule> {
+    let rules: Vec<_> = written.into_iter().filter_map(|rule| rule.value).collect();
+    for (index, rule) in rules.iter().enumerate() {
+        let earlier = &mut rules[..index].iter();
+        let Some(first) = earlier.find(|first| covers(&first.value.matches, &rule.value.matches)) else {
+            continue;
+        };
+        let (this, that) = (rule.value.matches.as_str(), first.value.matches.as_str());
+        let line = line(first.place);
+        let message = match this == that {
+            true => {
+                format!(
+                    "there is a rule for `{this}` already{line}, and the first match wins; remove one of the two"
+                )
+            }
+            false => {
+                format!(
+                    "this rule never applies, because `{that}`{line} matches all of `{this}`; put this one first"
+                )
+            }
+        };
+        s.add_problem(rule.place, message);
+    }
+    rules.into_iter().map(|rule| rule.value).collect()
+}
+
+/// Whether `first` surely matches every name that `second` does.
+///
+/// A pattern of plain characters and `*` that matches the other's own text matches whatever its
+/// wildcards stand for, as only a `*` can have taken them. A `?` could take a `*` for one character,
+/// so such patterns are only compared as they are.
+fn covers(first: &policy::NamePattern, second: &policy::NamePattern) -> bool {
+    first == second || (!first.as_str().contains('?') && first.matches(second.as_str()))
+}
+
+pub(super) fn unsolicited(
+    written: SpannedValue<UnsolicitedSetting>,
+    s: &mut SectionReader<'_, '_>,
+) -> policy::UnsolicitedTasks {
+    let signs = match written.value {
+        UnsolicitedSetting::Never => return policy::UnsolicitedTasks::Never,
+        UnsolicitedSetting::Always => return policy::UnsolicitedTasks::Always,
+        UnsolicitedSetting::Clients(signs) => signs,
+    };
+    if signs.is_empty() {
+        s.add_problem(written.place, "`unsolicited` is empty; add a client match, or write `never`");
+    }
+    let mut known: Vec<&SpannedValue<policy::ClientMatch>> = Vec::new();
+    for sign in &signs {
+        if let Some(first) = known.iter().find(|first| first.value == sign.value) {
+            let line = line(first.place);
+            s.add_problem(
+                sign.place,
+                format!("this client match is listed already{line}; remove one of the two"),
+            );
+        }
+        known.push(sign);
+    }
+    policy::UnsolicitedTasks::Matching(signs.into_iter().map(|sign| sign.value).collect())
+}
+
+/// The longest time of a call of a route at its server, and the key that says it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallTimeLimit {
+    pub(super) key: &'static str,
+    pub(super) time: Duration,
+}
+
+impl CallTimeLimit {
+    /// The route's own outweighs that of all routes.
+    pub(super) fn of(of_route: Option<Duration>, timeouts: &TimeoutKeys) -> Self {
+        match of_route {
+            Some(time) => Self { key: "timeout", time },
+            None => Self { key: "timeouts.call", time: timeouts.upstream.call },
+        }
+    }
+}
+
+/// Limits of tools that the route's lower ones keep from ever being reached, and keys of tools that are denied.
+pub(super) fn check_call_limits(
+    rules: &[SpannedValue<Option<SpannedValue<policy::ToolRule>>>],
+    of_route: &policy::CallLimits,
+    s: &mut SectionReader<'_, '_>,
+) {
+    for SpannedValue { place, value: rule } in rules.iter().filter_map(|rule| rule.value.as_ref()) {
+        let tools = rule.matches.as_str();
+        let mut doubt = |message: String| s.diagnostics.warnings.push(Problem::new(*place, message));
+        if rule.mode == Some(policy::Mode::Deny) {
+            let is_pointless = rule.after.is_some()
+                || rule.timeout.is_some()
+                || rule.ticket != TicketAfter::Inherited
+                || rule.requires.is_some()
+                || !rule.keys.is_empty()
+                || !rule.limits.is_empty();
+            if is_pointless {
+                doubt(format!(
+                    "warning: calls of `{tools}` are refused (mode: deny), so the other keys of the rule have no effect"
+                ));
+            }
+            continue;
+        }
+        let lower = |key: &str, of_tool: Option<usize>, of_route: Option<usize>| {
+            let (of_tool, of_route) = (of_tool?, of_route?);
+            (of_tool > of_route).then(|| {
+                format!(
+                    "warning: `{key}` ({of_tool}) of `{tools}` is never reached, because the route's \
+                     ({of_route}) applies to these calls as well; raise the route's, or lower this one"
+                )
+            })
+        };
+        let limits = rule.limits;
+        let at_a_time = (limits.concurrency, of_route.concurrency);
+        let in_a_minute = (limits.calls_per_minute, of_route.calls_per_minute);
+        let size = |count: std::num::NonZeroU32| count.get() as usize;
+        lower("concurrency", at_a_time.0.map(usize::from), at_a_time.1.map(usize::from)).map(&mut doubt);
+        lower("calls_per_minute", in_a_minute.0.map(size), in_a_minute.1.map(size)).map(&mut doubt);
+    }
+}
+
+/// A deadline that is never reached, or ends calls before they can become tasks.
+pub(super) fn check_deadline(
+    written: &SpannedValue<Option<Duration>>,
+    defer: &policy::DeferPolicy,
+    tools: &[policy::ToolRule],
+    CallTimeLimit { key, time: call }: CallTimeLimit,
+    s: &mut SectionReader<'_, '_>,
+) {
+    let (true, Some(deadline)) = (written.is_written(), written.value) else { return };
+    let after = longest_threshold(defer, tools);
+    let shown = show_duration(deadline);
+    let message = match () {
+        () if deadline >= call => format!(
+            "`deadline` ({shown}) is never reached, because `{key}` ({}) ends every call earlier; raise \
+             `{key}`, or lower `deadline`",
+            show_duration(call)
+        ),
+        () if deadline <= after => format!(
+            "`deadline` ({shown}) ends calls before they can become tasks (`after` is {}); raise `deadline`, or lower `after`",
+            show_duration(after)
+        ),
+        () => return,
+    };
+    s.add_problem(written.place, message);
+}
+
+/// The tickets that rules of tools say themselves, each where its rule is.
+pub(super) fn tickets_of_tools(
+    rules: &[SpannedValue<Option<SpannedValue<policy::ToolRule>>>],
+) -> Vec<SpannedValue<Option<Duration>>> {
+    let written = rules.iter().filter_map(|rule| rule.value.as_ref());
+    let after = |rule: &SpannedValue<policy::ToolRule>| match rule.value.ticket {
+        TicketAfter::After(after) => Some(SpannedValue::new(rule.place, Some(after))),
+        TicketAfter::Inherited | TicketAfter::Never => None,
+    };
+    written.filter_map(after).collect()
+}
+
+/// A ticket for calls that have ended by then.
+pub(super) fn check_ticket(
+    written: &SpannedValue<Option<Duration>>,
+    deadline: Option<Duration>,
+    CallTimeLimit { key, time: call }: CallTimeLimit,
+    s: &mut SectionReader<'_, '_>,
+) {
+    let Some(after) = written.value else { return };
+    let (name, limit) = match deadline {
+        Some(deadline) if deadline < call => ("deadline", deadline),
+        _ => (key, call),
+    };
+    if after >= limit {
+        let message = format!(
+            "`ticket` ({}) is never given, because `{name}` ({}) ends every call earlier; raise `{name}`, or lower `ticket`",
+            show_duration(after),
+            show_duration(limit)
+        );
+        s.add_problem(written.place, message);
+    }
+}
+
+/// The longest that a call of the route may run before it becomes a task; nothing where none does.
+fn longest_threshold(defer: &policy::DeferPolicy, tools: &[policy::ToolRule]) -> Duration {
+    let tools = tools.iter().map(|tool| (tool.mode.unwrap_or(defer.mode), tool.after.unwrap_or(defer.after)));
+    let waits = tools.chain([(defer.mode, defer.after)]).filter(|(mode, _)| match mode {
+        policy::Mode::Auto | policy::Mode::Required => true,
+        policy::Mode::Always | policy::Mode::Never | policy::Mode::Observe | policy::Mode::Deny => false,
+    });
+    waits.map(|(_, after)| after).max().unwrap_or_default()
+}
+
+/// The memory for bodies, into which one must fit.
+pub(super) fn body_memory(
+    body_bytes: &SpannedValue<usize>,
+    written: &SpannedValue<usize>,
+    s: &mut SectionReader<'_, '_>,
+) -> usize {
+    // Of the memory for bodies a large one may take seven eighths.
+    let bytes = body_bytes.value;
+    let needed = bytes.saturating_add(bytes / 7).saturating_add(1);
+    let memory = if written.is_written() { written.value } else { written.value.max(needed) };
+    if memory < needed && bytes > front::SMALL_BODY || memory < bytes {
+        s.add_problem(
+            written.place,
+            format!(
+                "a body of `body_bytes` ({}) does not fit into `body_memory` ({}); raise `body_memory` to \
+                 at least {needed}, or lower `body_bytes`",
+                show_size(bytes),
+                show_size(memory)
+            ),
+        );
+    }
+    memory
+}
+
+pub(super) fn check_poll_interval(
+    least: &SpannedValue<Duration>,
+    greatest: &SpannedValue<Duration>,
+    s: &mut SectionReader<'_, '_>,
+) {
+    if least.value > greatest.value {
+        let place = if least.is_written() { least.place } else { greatest.place };
+        let (least, greatest) = (least.value, greatest.value);
+        s.add_problem(
+            place,
+            format!(
+                "`poll_interval_min` ({least:?}) is more than `poll_interval_max` ({greatest:?}); lower it"
+            ),
+        );
+    }
+}
+
+/// A client that is away for less than this, or asks no more often, is nothing unusual.
+const SHORT_RETENTION: Duration = Duration::from_secs(60);
+
+/// Results that are gone before a client may come for them: probably not meant.
+pub(super) fn warn_short_retention(
+    key: &str,
+    SpannedValue { place, value }: &SpannedValue<Duration>,
+    s: &mut SectionReader<'_, '_>,
+) {
+    if *value >= SHORT_RETENTION {
+        return;
+    }
+    let shown = show_duration(*value);
+    let kept = match *value < policy::SHORTEST_RETENTION {
+        true => format!("counts as {}", show_duration(policy::SHORTEST_RETENTION)),
+        false => "is short".to_owned(),
+    };
+    let message = format!(
+        "warning: `{key}` ({shown}) {kept}: the result of a task is removed that long after its end, \
+         fetched or not; a client that disconnects for a moment, or polls less often than asked, never \
+         gets it"
+    );
+    s.diagnostics.warnings.push(Problem::new(*place, message));
+}
+
+/// A route for clients from elsewhere on which nobody has thought of what tells its callers apart. Writing the
+/// default down is a way of saying that it is meant.
+pub(super) fn warn_single_principal(path: &str, s: &mut SectionReader<'_, '_>) {
+    let message = format!(
+        "warning: on `{path}` all clients without `Authorization` are one principal, also those that send \
+         a cookie or an API key: they share one quota, and the id of a task is all it takes to use it; \
+         name the header that tells them apart, as in `principal: {{ header: X-Api-Key }}`, or write \
+         `principal: authorization` if every client sends that"
+    );
+    s.diagnostics.warnings.push(Problem::new(s.place, message));
+}
+
+/// ` (line 7)`, where it was written in the file.
+pub(super) fn line(place: SourceSpan) -> String {
+    match place {
+        SourceSpan::File { line, .. } => format!(" (line {line})"),
+        SourceSpan::Flag(flag) => format!(" ({flag})"),
+        SourceSpan::Whole => String::new(),
+    }
+}

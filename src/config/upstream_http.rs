@@ -1,0 +1,318 @@
+//! The keys of `upstream` that say how a server at a URL is reached: with which headers, with whose certificates, and
+//! by which proxy.
+
+use super::{
+    SpannedValue,
+    cross_checks::private_key,
+    environment::LoadContext,
+    problem::{Problem, SourceSpan},
+    section::{DiagnosticSink, SectionReader, Setting, ValueType, leaf, mapping},
+    value_types::{boolean, key_location, or_variable, source, string, text, warn_literal_secret},
+    values::{self, InvalidValue},
+    yaml::{MapEntry, Node, NodeValue, ScalarType},
+};
+use crate::upstream::{self, Proxy, ProxyUrlError, TlsError, TlsFiles, UpstreamTls};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use rustls_pki_types::ServerName;
+use serde_json::{Value as Json, json};
+use std::sync::Arc;
+
+/// What is written of it.
+pub(super) struct HttpUpstreamKeys {
+    pub(super) headers: Setting<HeaderMap>,
+    pub(super) tls: Setting<UpstreamTls>,
+    /// `Missing` for `off`.
+    pub(super) proxy: Setting<Option<Proxy>>,
+    pub(super) forwarded: Setting<bool>,
+}
+
+/// Headers by which a server knows all callers as one.
+const IDENTITY_HEADERS: [HeaderName; 2] = [header::AUTHORIZATION, header::COOKIE];
+
+pub(super) fn http_upstream_keys(
+    s: &mut SectionReader<'_, '_>,
+    context: LoadContext<'_>,
+) -> HttpUpstreamKeys {
+    let headers = s.key(
+        "headers",
+        "Headers set on every request to the server, replacing the client's: each a string, or a secret \
+         (`{ file: PATH }`, `{ env: NAME }`). With `Authorization` or `Cookie` the server cannot tell \
+         clients apart.",
+    );
+    let headers = headers.read(headers_type(context));
+    let tls = s.key("tls", "TLS with the server.");
+    let tls = tls.read(mapping("`tls`", move |s| tls_of(s, context)));
+    let proxy = s.key(
+        "proxy",
+        "HTTP proxy for connections to the server, or `off`: a CONNECT tunnel for `https://`, plain \
+         requests for `http://`. Default: the environment variables HTTPS_PROXY, HTTP_PROXY, ALL_PROXY \
+         and NO_PROXY.",
+    );
+    let proxy = proxy.read(proxy_type());
+    let forwarded = s.key(
+        "forwarded",
+        "Append the client's address, scheme and host to the `Forwarded` header (RFC 7239) of requests to the server.",
+    );
+    HttpUpstreamKeys { headers, tls, proxy, forwarded: forwarded.with_default("false").read(boolean()) }
+}
+
+/// Headers: a mapping of names to values, or to where those are.
+fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
+    let ValueType { schema: elsewhere, read: where_it_is, .. } =
+        mapping("a header", |s| source(s, "the value"));
+    let value = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::Map(_) => {
+            let value = where_it_is(node, report)?.header(context);
+            value
+                .map_err(|InvalidValue(message)| report.problems.push(Problem::new(node.place, message)))
+                .ok()
+        }
+        NodeValue::List(_) | NodeValue::Scalar { .. } => leaf(node, report, |text| {
+            values::header_value(text)?;
+            let mut value = HeaderValue::from_str(text).expect("it can be said by a header");
+            value.set_sensitive(true);
+            Ok(value)
+        }),
+    };
+    let read = move |node: &Node, report: &mut DiagnosticSink| {
+        let NodeValue::Map(entries) = &node.value else {
+            let message = format!("must be a mapping (`NAME: value`), not {}", node.type_name());
+            report.problems.push(Problem::new(node.place, message));
+            return None;
+        };
+        let mut headers = HeaderMap::new();
+        let (mut names, before) = (Vec::new(), report.problems.len());
+        for MapEntry { key, key_place, node } in entries {
+            let name = values::sent_header(key).and_then(|name| match names.contains(&name) {
+                true => Err(InvalidValue(format!(
+                    "`{key}` is listed twice, with different capitalisation; remove one of the two"
+                ))),
+                false => Ok(name),
+            });
+            let name = name
+                .map_err(|InvalidValue(message)| report.problems.push(Problem::new(*key_place, message)))
+                .ok();
+            names.extend(name.clone());
+            let known = report.problems.len();
+            let value = value(node, report);
+            for Problem { message, .. } in &mut report.problems[known..] {
+                if message.starts_with("must ") {
+                    message.insert_str(0, &format!("the header `{key}` "));
+                }
+            }
+            if let (Some(name), Some(value)) = (name, value) {
+                warn_literal_credentials(&name, node, report);
+                headers.insert(name, value);
+            }
+        }
+        (report.problems.len() == before).then_some(headers)
+    };
+    let schema = move || {
+        let value = json!({ "anyOf": [{ "type": "string" }, elsewhere()] });
+        json!({ "type": "object", "additionalProperties": value })
+    };
+    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// Warns of credentials that stand in the file, which is printed, copied and put under version control.
+fn warn_literal_credentials(name: &HeaderName, node: &Node, report: &mut DiagnosticSink) {
+    let is_literal = node.characters().is_some() && node.interpolation().is_none();
+    if let (SourceSpan::File { .. }, true, true) = (node.place, is_literal, is_credential_header(name)) {
+        let message = format!(
+            "warning: the value of `{name}` is in a file that is printed, copied and put under version \
+             control; name its source: `{{ file: PATH }}` or `{{ env: NAME }}`, or set an environment \
+             variable and write `${{NAME}}` instead"
+        );
+        report.warnings.push(Problem::new(node.place, message));
+    }
+}
+
+/// Whether the value of a header is a secret, by its name.
+fn is_credential_header(name: &HeaderName) -> bool {
+    let is_named = |part: &&str| name.as_str().contains(*part);
+    [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE].contains(name)
+        || ["api-key", "apikey", "api_key", "secret", "password"].iter().any(is_named)
+        || name.as_str().ends_with("token")
+}
+
+fn tls_of(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<UpstreamTls> {
+    let ca = s.key("ca", "PEM file of the certificate authorities that the server's certificate is verified against. Default: those of the system.");
+    let ca = ca.read(text());
+    let cert = s.key("cert", "PEM file of the client certificate for the server, with its intermediates.");
+    let cert = cert.read(text());
+    let key = s
+        .key("key", "Private key of the client certificate: its PEM file, or `{ env: NAME }`.")
+        .read(key_location());
+    let name =
+        s.key("server_name", "Server name for SNI and certificate verification. Default: the host of `url`.");
+    let name = name.read(string(server_name));
+    match (&cert, &key) {
+        (Setting::Valid(cert), Setting::Unset) => {
+            s.add_problem(cert.place, "`cert` has no `key`; add `key`, the file of its private key")
+        }
+        (Setting::Unset, Setting::Valid(key)) => {
+            s.add_problem(key.place, "`key` has no `cert`; add `cert`, the file of its certificate")
+        }
+        _ => {}
+    }
+    if ca.is_unset() && cert.is_unset() && key.is_unset() && name.is_unset() {
+        s.add_problem(s.place, "`tls` is empty; add `ca`, `cert` and `key`, or `server_name`");
+        return None;
+    }
+    let file = |set: &Setting<String>| match set {
+        Setting::Valid(SpannedValue { place, value }) => Ok(Some((*place, context.folder.join(value)))),
+        Setting::Unset => Ok(None),
+        Setting::Invalid => Err(()),
+    };
+    let (Ok(ca), Ok(cert)) = (file(&ca), file(&cert)) else { return None };
+    let key = match key {
+        Setting::Unset => None,
+        written => Some(private_key(written, context, s)?),
+    };
+    let identity = match (&cert, &key) {
+        (Some((_, cert)), Some(key)) => Some((cert.clone(), key.value.clone())),
+        (None, None) => None,
+        (Some(_), None) | (None, Some(_)) => return None,
+    };
+    let name = match name {
+        Setting::Valid(name) => Some(name.value),
+        Setting::Unset => None,
+        Setting::Invalid => return None,
+    };
+    let path = |file: &Option<_>| file.as_ref().map(|(place, _)| *place);
+    let places = (path(&ca), path(&cert), key.map(|key| key.place));
+    match UpstreamTls::read(TlsFiles { ca: ca.map(|(_, path)| path), identity, name }) {
+        Ok(tls) => Some(tls),
+        Err(error) => {
+            let place = match &error {
+                TlsError::Authorities { .. } => places.0,
+                TlsError::Certificate { .. } | TlsError::Pair { .. } => places.1,
+                TlsError::Key { .. } => places.2,
+            };
+            s.add_problem(place.unwrap_or(s.place), error.to_string());
+            None
+        }
+    }
+}
+
+fn server_name(text: &str) -> Result<ServerName<'static>, InvalidValue> {
+    ServerName::try_from(text.to_owned()).map_err(|_| {
+        InvalidValue(format!(
+            "`{text}` is not a server name; write a host name only, as in `tools.example.com`"
+        ))
+    })
+}
+
+/// The URL of a proxy, which may hold a password and is not shown, or `off`.
+fn proxy_type() -> ValueType<'static, Option<Proxy>> {
+    let read = |node: &Node, report: &mut DiagnosticSink| match node.scalar() {
+        Some(ScalarType::Bool(false)) => Some(None),
+        _ => {
+            warn_literal_secret(node, report);
+            leaf(node, report, |text| match text {
+                "off" => Ok(None),
+                text => {
+                    let proxy = Proxy::parse(text).map(Some);
+                    proxy.map_err(|why| InvalidValue(format!("{why}; or write `off`")))
+                }
+            })
+        }
+    };
+    let schema = || {
+        let url = json!({ "type": "string", "pattern": "^(off|http://.+)$", "examples": ["http://proxy.example.com:3128", "off"] });
+        or_variable(json!({ "anyOf": [url, { "const": false }] }))
+    };
+    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// The proxy that the environment names for this server, as curl and others read it: in capitals first, then in small
+/// letters. What `HTTP_PROXY` says does not count where `REQUEST_METHOD` is set: in a CGI program it is a header of
+/// some request.
+///
+/// # Errors
+/// Names the variable that names no proxy.
+fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<Proxy>, InvalidValue> {
+    let of = |name: &'static str| {
+        let value = context.environment.text(name).map(str::trim).filter(|value| !value.is_empty());
+        value.map(|value| (name, value))
+    };
+    let first = |names: &[&'static str]| names.iter().find_map(|name| of(name));
+    let named = match url.scheme_str() {
+        Some("https") => first(&["HTTPS_PROXY", "https_proxy"]),
+        _ if of("REQUEST_METHOD").is_some() => of("http_proxy"),
+        _ => first(&["HTTP_PROXY", "http_proxy"]),
+    };
+    let Some((name, value)) = named.or_else(|| first(&["ALL_PROXY", "all_proxy"])) else { return Ok(None) };
+    let spared = first(&["NO_PROXY", "no_proxy"]).map_or("", |(_, spared)| spared);
+    if Proxy::is_bypassed(url, spared) {
+        return Ok(None);
+    }
+    Proxy::parse(value).map(Some).map_err(|why: ProxyUrlError| {
+        InvalidValue(format!(
+            "the environment variable `{name}` cannot be used: {why}; or write `proxy: off` under `upstream`"
+        ))
+    })
+}
+
+// === impl Written ===
+
+impl HttpUpstreamKeys {
+    /// Where the keys are that were written.
+    pub(super) fn keys(&self) -> Vec<SpannedValue<&'static str>> {
+        fn key<T>(name: &'static str, set: &Setting<T>) -> Option<SpannedValue<&'static str>> {
+            match set {
+                Setting::Valid(SpannedValue { place, .. }) => Some(SpannedValue::new(*place, name)),
+                Setting::Unset | Setting::Invalid => None,
+            }
+        }
+        let keys = [
+            key("headers", &self.headers),
+            key("tls", &self.tls),
+            key("proxy", &self.proxy),
+            key("forwarded", &self.forwarded),
+        ];
+        keys.into_iter().flatten().collect()
+    }
+
+    /// Whether the server knows all callers as one by what is written; by which header, and where.
+    pub(super) fn identity_header(&self) -> Option<SpannedValue<&HeaderName>> {
+        let Setting::Valid(SpannedValue { place, value: headers }) = &self.headers else { return None };
+        IDENTITY_HEADERS
+            .iter()
+            .find(|name| headers.contains_key(*name))
+            .map(|name| SpannedValue::new(*place, name))
+    }
+
+    /// How the server at this URL is spoken to.
+    pub(super) fn into_config(
+        self,
+        url: &SpannedValue<upstream::ServerUrl>,
+        context: LoadContext<'_>,
+        s: &mut SectionReader<'_, '_>,
+    ) -> upstream::Config {
+        let is_plain = url.value.uri().scheme_str() == Some("http");
+        if let (Setting::Valid(SpannedValue { place, .. }), true) = (&self.tls, is_plain) {
+            s.add_problem(
+                *place,
+                "`tls` needs a `url` with `https`, and this one has `http`; change the `url`, or remove `tls`",
+            );
+        }
+        let proxy = match self.proxy {
+            Setting::Valid(proxy) => proxy.value,
+            Setting::Invalid => None,
+            Setting::Unset => {
+                proxy_from_environment(url.value.uri(), context).unwrap_or_else(|InvalidValue(message)| {
+                    s.add_problem(url.place, message);
+                    None
+                })
+            }
+        };
+        upstream::Config {
+            headers: Arc::new(self.headers.ok().unwrap_or_default()),
+            tls: self.tls.ok().map(Arc::new),
+            proxy: proxy.map(Arc::new),
+            forwarded: self.forwarded.ok().unwrap_or_default(),
+            ..upstream::Config::default()
+        }
+    }
+}

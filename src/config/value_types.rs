@@ -1,0 +1,669 @@
+//! What single values may be: how each is read, and what an editor is told of it; those of a command are with its
+//! keys (`server`). The readers of their texts are in [`values`], which the command line uses too.
+
+use super::{
+    DEFAULT_DRAIN, DrainTimes, LogConfig, LogFormat, SpannedValue, StoreConfig, StoreKeySource,
+    environment::LoadContext,
+    problem::{Problem, SourceSpan, nearest},
+    secret::{self, SecretSource, TokenSource},
+    section::{DiagnosticSink, SectionReader, Setting, ValueType, leaf, list, mapping},
+    url_text::UrlText,
+    values::{self, InvalidValue, show_duration, show_size},
+    yaml::{MapEntry, Node, NodeValue, ScalarType},
+};
+use crate::{
+    policy::{ClientMatch, Mode, NamePattern, PrincipalSource, ResponseHeaders},
+    protocol::capability,
+    upstream::ServerUrl,
+};
+use http::{HeaderValue, Uri};
+use serde_json::{Value as Json, json};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+/// Bytes of the folder of a store: it takes a part of this when it is empty.
+const SMALLEST_STORE: usize = 16 << 20;
+
+/// Who may be given a task without having asked for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum UnsolicitedSetting {
+    Never,
+    Always,
+    Clients(Vec<SpannedValue<ClientMatch>>),
+}
+
+/// A value that is read from its text.
+pub(super) fn text_value<'a, T>(
+    schema: Json,
+    read: impl Fn(&str) -> Result<T, InvalidValue> + 'a,
+) -> ValueType<'a, T> {
+    let schema = Box::new(move || or_variable(schema.clone()));
+    ValueType { schema, show: |_| Json::Null, read: Box::new(move |node, report| leaf(node, report, &read)) }
+}
+
+/// What an editor is told of a value that variables may have a part in: what can be any text can be that.
+pub(super) fn or_variable(schema: Json) -> Json {
+    let is_any = schema["type"] == "string" && schema["pattern"].is_null() && schema["enum"].is_null();
+    let variable = json!({ "type": "string", "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}" });
+    match schema {
+        any if is_any => any,
+        Json::Object(mut several) if several.contains_key("anyOf") => {
+            several["anyOf"].as_array_mut().expect("it is a list").push(variable);
+            several.into()
+        }
+        one => json!({ "anyOf": [one, variable] }),
+    }
+}
+
+/// A value, or `off`: YAML 1.1 takes that for false, and whoever wrote `false` meant the same.
+pub(super) fn or_off<T: 'static>(
+    schema: Json,
+    read: fn(&str) -> Result<Option<T>, InvalidValue>,
+) -> ValueType<'static, Option<T>> {
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.scalar() {
+        Some(ScalarType::Bool(false)) => Some(None),
+        _ => leaf(node, report, read),
+    };
+    let schema = move || or_variable(json!({ "anyOf": [schema, { "const": false }] }));
+    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+pub(super) fn text() -> ValueType<'static, String> {
+    text_value(json!({ "type": "string", "minLength": 1 }), |text| match text {
+        "" => Err(InvalidValue("must not be empty".to_owned())),
+        _ => Ok(text.to_owned()),
+    })
+}
+
+pub(super) fn boolean() -> ValueType<'static, bool> {
+    let read = |node: &Node, report: &mut DiagnosticSink| {
+        if let Some(ScalarType::Bool(truth)) = node.scalar() {
+            return Some(truth);
+        }
+        // Within `{ }` a variable stands in quotes, or it would not be YAML.
+        if node.interpolation().is_some() || node.is_invalid() {
+            return leaf(node, report, |text| {
+                text.parse().map_err(|_| InvalidValue(format!("must be true or false, not `{text}`")))
+            });
+        }
+        let shown = match node.characters() {
+            Some(text) if !text.is_empty() => format!("`{text}`"),
+            _ => node.type_name().to_owned(),
+        };
+        let message = format!("must be true or false, not {shown}");
+        report.problems.push(Problem::new(node.place, message));
+        None
+    };
+    ValueType {
+        schema: Box::new(|| or_variable(json!({ "type": "boolean" }))),
+        show: |truth| (*truth).into(),
+        read: Box::new(read),
+    }
+}
+
+pub(super) fn duration() -> ValueType<'static, Duration> {
+    let pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$";
+    let schema = json!({ "anyOf": [{ "type": "string", "pattern": pattern }, { "const": 0 }] });
+    text_value(schema, values::duration).show_with(|duration| show_duration(*duration).into())
+}
+
+pub(super) fn positive_duration() -> ValueType<'static, Duration> {
+    let read = |text: &str| match values::duration(text)? {
+        Duration::ZERO => Err(InvalidValue("must be more than 0; leave it out for the default".to_owned())),
+        duration => Ok(duration),
+    };
+    ValueType { read: text_value(Json::Null, read).read, ..duration() }
+}
+
+/// A duration that is more than nothing, or `off`.
+pub(super) fn duration_or_off() -> ValueType<'static, Option<Duration>> {
+    let pattern = r"^(off|([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+)$";
+    let kind = or_off(json!({ "type": "string", "pattern": pattern }), |text| match text {
+        "off" => Ok(None),
+        text => match values::duration(text)? {
+            Duration::ZERO => Err(InvalidValue("must be more than 0; `off` is for never".to_owned())),
+            duration => Ok(Some(duration)),
+        },
+    });
+    kind.show_with(|duration| {
+        duration.map_or_else(|| "off".into(), |duration| show_duration(duration).into())
+    })
+}
+
+pub(super) fn size(least: usize) -> ValueType<'static, usize> {
+    let pattern = r"^[0-9]+(\.[0-9]+)? ?(GiB|MiB|KiB|GB|MB|kB|KB|B)?$";
+    let schema = json!({ "anyOf": [{ "type": "integer", "minimum": least }, { "type": "string", "pattern": pattern }] });
+    let read = move |text: &str| match values::size(text)? {
+        size if size < least => Err(InvalidValue(format!("must be at least {}", show_size(least)))),
+        size => Ok(size),
+    };
+    text_value(schema, read).show_with(|size| show_size(*size).into())
+}
+
+pub(super) fn count<N: TryFrom<usize> + Copy + Into<Json>>(least: usize) -> ValueType<'static, N> {
+    let read = move |text: &str| {
+        let digits = text.replace('_', "");
+        match digits.parse().ok().and_then(|count: usize| Some((count, N::try_from(count).ok()?))) {
+            Some((count, _)) if count < least => Err(InvalidValue(format!("must be at least {least}"))),
+            Some((_, count)) => Ok(count),
+            None => Err(InvalidValue(format!("`{text}` is not a count; write a whole number"))),
+        }
+    };
+    text_value(json!({ "type": "integer", "minimum": least }), read).show_with(|count| (*count).into())
+}
+
+/// One address, or a list of them.
+pub(super) fn addresses() -> ValueType<'static, Vec<SpannedValue<SocketAddr>>> {
+    let one = || {
+        text_value(json!({ "type": "string", "examples": ["127.0.0.1:8808", "[::]:8808"] }), values::address)
+    };
+    let (single, several) = (one().read, list(one()));
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::List(_) => (several.read)(node, report),
+        _ => single(node, report).map(|address| vec![SpannedValue::new(node.place, address)]),
+    };
+    ValueType {
+        schema: Box::new(move || json!({ "anyOf": [(one().schema)(), (list(one()).schema)()] })),
+        show: |all| all.iter().map(|address| address.value.to_string()).collect::<Vec<_>>().join(", ").into(),
+        read: Box::new(read),
+    }
+}
+
+/// Where tasks are kept. A path in the file is relative to its folder, one on the command line to where we are.
+pub(super) fn store(context: LoadContext<'_>) -> ValueType<'_, StoreConfig> {
+    let folder = context.folder;
+    let disk = mapping("`store`", move |s| disk(s, context));
+    let ValueType { schema, read, .. } = disk;
+    let schema = move || {
+        let word = json!({ "type": "string", "pattern": "^(memory|disk:.+)$", "examples": ["memory", "disk:./data"] });
+        json!({ "anyOf": [word, schema()] })
+    };
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::Map(_) => read(node, report),
+        _ => leaf(node, report, values::store).map(|store| match (store, node.place) {
+            (StoreConfig::Disk { path, key, max_bytes }, SourceSpan::File { .. } | SourceSpan::Whole) => {
+                StoreConfig::Disk { path: folder.join(path), key, max_bytes }
+            }
+            (store, _) => store,
+        }),
+    };
+    let show = |store: &StoreConfig| match store {
+        StoreConfig::Memory => "memory".into(),
+        StoreConfig::Disk { path, .. } => format!("disk:{}", path.display()).into(),
+    };
+    ValueType { schema: Box::new(schema), show, read: Box::new(read) }
+}
+
+fn disk(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<StoreConfig> {
+    let folder = context.folder;
+    let path = s
+        .key("disk", "Folder for task records, which survive restarts. Created if missing.")
+        .read_required(text());
+    let key = s
+        .key(
+            "key",
+            "Key for the digests of principals in the folder: its file, or `{ env: NAME }`. Default: the \
+             folder's name plus `.key`, generated at the first start.",
+        )
+        .read(key_location());
+    let max_bytes = s
+        .key("max_bytes", "Size limit of the folder, in bytes. When it is reached, calls stay synchronous. Default: no limit.")
+        .read(size(SMALLEST_STORE));
+    if path.is_unset() {
+        s.add_problem(s.place, "`store` names no folder; add `disk`, as in `{ disk: ./data }`");
+    }
+    let key = match key {
+        Setting::Valid(SpannedValue { value: SecretSource::File(file), .. }) => {
+            Some(StoreKeySource::File(folder.join(file)))
+        }
+        Setting::Valid(SpannedValue { place, value: source }) => match source.key(context) {
+            Ok(key) => Some(StoreKeySource::Value(key)),
+            Err(InvalidValue(message)) => {
+                s.add_problem(place, message);
+                None
+            }
+        },
+        Setting::Unset | Setting::Invalid => None,
+    };
+    Some(StoreConfig::Disk { path: folder.join(path.ok()?), key, max_bytes: max_bytes.ok() })
+}
+
+/// How long stopping takes: its limit alone, or a mapping.
+pub(super) fn drain() -> ValueType<'static, DrainTimes> {
+    let ValueType { schema, read, .. } = mapping("`drain`", |s| Some(drain_times(s)));
+    let ValueType { schema: limit, read: read_limit, .. } = duration();
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::Map(_) => read(node, report),
+        _ => read_limit(node, report).map(|limit| DrainTimes { limit, ..DEFAULT_DRAIN }),
+    };
+    ValueType {
+        schema: Box::new(move || json!({ "anyOf": [limit(), schema()] })),
+        show: |drain| show_duration(drain.limit).into(),
+        read: Box::new(read),
+    }
+}
+
+fn drain_times(s: &mut SectionReader<'_, '_>) -> DrainTimes {
+    let notice = s.key(
+        "notice",
+        "Time after the stop signal in which new calls are still served, `/ready` responds with 503, and \
+         idle connections are closed. Set it to the time load balancers need to notice.",
+    );
+    let notice = notice.read_or(duration(), DEFAULT_DRAIN.notice);
+    let limit = s.key("limit", "Time for calls in flight to finish, after `notice`. Calls that are still running then end with `-31007`.");
+    DrainTimes { notice, limit: limit.read_or(duration(), DEFAULT_DRAIN.limit) }
+}
+
+pub(super) fn log() -> ValueType<'static, LogConfig> {
+    let ValueType { schema, read, .. } = mapping("`log`", |s| Some(log_keys(s)));
+    let ValueType { schema: one, read: read_one, .. } = log_format();
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::Map(_) => read(node, report),
+        _ => read_one(node, report).map(|format| LogConfig { format, level: None }),
+    };
+    ValueType {
+        schema: Box::new(move || json!({ "anyOf": [one(), schema()] })),
+        show: |log| (log_format().show)(&log.format),
+        read: Box::new(read),
+    }
+}
+
+fn log_keys(s: &mut SectionReader<'_, '_>) -> LogConfig {
+    let format =
+        s.key("format", "`text` for people, `json` for programs.").read_or(log_format(), LogFormat::Text);
+    let level = s.key(
+        "level",
+        "Level: error, warn, info, debug or trace; or a per-module filter, for example \
+         `info,deferral::access=warn`. Default: info. The environment variable DEFERRAL_LOG overrides it.",
+    );
+    let level = level.read(string(values::log_level)).ok();
+    LogConfig { format, level }
+}
+
+fn log_format() -> ValueType<'static, LogFormat> {
+    text_value(json!({ "enum": ["text", "json"] }), values::log).show_with(|format| match format {
+        LogFormat::Text => "text".into(),
+        LogFormat::Json => "json".into(),
+    })
+}
+
+/// Whether something is `read_required`, or `ignored`.
+pub(super) fn required() -> ValueType<'static, bool> {
+    text_value(json!({ "enum": ["required", "ignored"] }), values::required)
+        .show_with(|required| if *required { "required".into() } else { "ignored".into() })
+}
+
+pub(super) fn url(read: fn(&str) -> Result<Uri, InvalidValue>) -> ValueType<'static, Uri> {
+    text_value(json!({ "type": "string", "pattern": "^https?://" }), read)
+}
+
+/// The URL of a server, with the text that it is shown as. A literal secret in it is doubted.
+pub(super) fn server_url() -> ValueType<'static, ServerUrl> {
+    let ValueType { schema, read, .. } = url(values::upstream_url);
+    let read = move |node: &Node, report: &mut DiagnosticSink| {
+        let uri = read(node, report)?;
+        let text = node.as_written().unwrap_or_default();
+        warn_literal_secret(node, report);
+        let url = UrlText::new(text);
+        Some(ServerUrl::shown_as(uri, &url.shown(false), url.host(), url.has_literal_port()))
+    };
+    ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// Warns of a secret that stands in a URL of the file.
+pub(super) fn warn_literal_secret(node: &Node, report: &mut DiagnosticSink) {
+    let (SourceSpan::File { .. }, Some(text)) = (node.place, node.as_written()) else { return };
+    if let Some(what) = UrlText::new(text).literal_secret() {
+        let message = format!(
+            "warning: this URL contains {what}, in a file that is printed, copied and put under version \
+             control; set an environment variable and write `${{NAME}}` instead"
+        );
+        report.warnings.push(Problem::new(node.place, message));
+    }
+}
+
+pub(super) fn path() -> ValueType<'static, String> {
+    text_value(json!({ "type": "string", "pattern": "^/" }), values::path)
+}
+
+/// The mode of a route, which is not `deny`.
+pub(super) fn mode() -> ValueType<'static, Mode> {
+    let modes: Vec<_> = Mode::ALL.into_iter().filter(|mode| *mode != Mode::Deny).map(Mode::as_str).collect();
+    text_value(json!({ "enum": modes }), values::mode).show_with(|mode| mode.as_str().into())
+}
+
+/// The mode of a tool.
+pub(super) fn tool_mode() -> ValueType<'static, Mode> {
+    text_value(json!({ "enum": Mode::ALL.map(Mode::as_str) }), values::tool_mode)
+        .show_with(|mode| mode.as_str().into())
+}
+
+pub(super) fn pattern() -> ValueType<'static, NamePattern> {
+    ValueType { schema: text().schema, ..text_value(Json::Null, values::pattern) }
+}
+
+/// A text of some sort.
+pub(super) fn string<T: 'static>(read: fn(&str) -> Result<T, InvalidValue>) -> ValueType<'static, T> {
+    text_value(json!({ "type": "string" }), read)
+}
+
+/// Headers of responses: a mapping of names to texts.
+pub(super) fn response_headers() -> ValueType<'static, ResponseHeaders> {
+    let read = |node: &Node, report: &mut DiagnosticSink| {
+        let NodeValue::Map(entries) = &node.value else {
+            let message = format!("must be a mapping (`NAME: value`), not {}", node.type_name());
+            report.problems.push(Problem::new(node.place, message));
+            return None;
+        };
+        let before = report.problems.len();
+        let mut headers = ResponseHeaders::new();
+        for MapEntry { key, key_place, node } in entries {
+            let name = values::response_header(key).and_then(|name| {
+                match headers.iter().any(|(known, _)| *known == name) {
+                    true => Err(InvalidValue(format!(
+                        "`{key}` is listed twice, with different capitalisation; remove one of the two"
+                    ))),
+                    false => Ok(name),
+                }
+            });
+            let name =
+                name.map_err(|InvalidValue(message)| report.problems.push(Problem::new(*key_place, message)));
+            let known = report.problems.len();
+            let value = leaf(node, report, values::header_value);
+            for Problem { message, .. } in &mut report.problems[known..] {
+                if message.starts_with("must ") {
+                    message.insert_str(0, &format!("the header `{key}` "));
+                }
+            }
+            let value = value.and_then(|value| HeaderValue::from_str(&value).ok());
+            headers.extend(name.ok().zip(value));
+        }
+        (report.problems.len() == before).then_some(headers)
+    };
+    let schema = || json!({ "type": "object", "additionalProperties": { "type": "string" } });
+    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// What a caller is.
+pub(super) fn principal() -> ValueType<'static, PrincipalSource> {
+    let header = mapping("`principal`", |s| {
+        let header =
+            s.key("header", "Request header that names the principal.").read_required(string(values::header));
+        if header.is_unset() {
+            s.add_problem(s.place, "`principal` names no header; add one, as in `{ header: X-User }`");
+        }
+        header.ok().map(PrincipalSource::Header)
+    });
+    let ValueType { schema, show, read } = header;
+    let schema = Box::new(move || json!({ "anyOf": [{ "const": "authorization" }, schema()] }));
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::Map(_) => read(node, report),
+        _ => leaf(node, report, |text| match text {
+            "authorization" => Ok(PrincipalSource::Authorization),
+            _ => Err(InvalidValue(format!(
+                "unknown principal `{text}`; use authorization or {{ header: X-User }}"
+            ))),
+        }),
+    };
+    ValueType { schema, show, read: Box::new(read) }
+}
+
+/// What a task becomes whose tool returned an error: whether it is completed.
+pub(super) fn tool_errors() -> ValueType<'static, bool> {
+    let read = |text: &str| match text {
+        "failed" => Ok(false),
+        "completed" => Ok(true),
+        _ => Err(InvalidValue(format!("unknown value `{text}` of `tool_errors`; use failed or completed"))),
+    };
+    let shown = |complete: &bool| if *complete { "completed".into() } else { "failed".into() };
+    text_value(json!({ "enum": ["failed", "completed"] }), read).show_with(shown)
+}
+
+/// What a client is told by: a header of this value, or the principal.
+/// Unset where it has none of them.
+pub(super) fn client_match(s: &mut SectionReader<'_, '_>) -> Setting<ClientMatch> {
+    let header = s.key("header", "Header that these clients send.").read(string(values::client_match_header));
+    let value = s.key("value", "Value of the header.").read(string(values::header_value));
+    let principal = text_value(json!({ "type": "string", "pattern": "^[0-9a-f]{16}$" }), values::principal);
+    let principal = s.key("principal", "Principal, as the access log shows it.").read(principal);
+    let message = match (header, value, principal) {
+        (Setting::Unset, Setting::Unset, Setting::Unset) => return Setting::Unset,
+        (Setting::Invalid, ..) | (_, Setting::Invalid, _) | (.., Setting::Invalid) => {
+            return Setting::Invalid;
+        }
+        (Setting::Valid(header), Setting::Valid(value), Setting::Unset) => {
+            return Setting::Valid(SpannedValue::new(
+                header.place,
+                ClientMatch::Header(header.value, value.value),
+            ));
+        }
+        (Setting::Unset, Setting::Unset, Setting::Valid(SpannedValue { place, value })) => {
+            return Setting::Valid(SpannedValue::new(place, ClientMatch::Principal(value)));
+        }
+        (Setting::Valid(_), Setting::Unset, Setting::Unset) => {
+            "the client match has no `value` for its `header`; add one"
+        }
+        (Setting::Unset, Setting::Valid(_), Setting::Unset) => {
+            "the client match has no `header` for its `value`; add one"
+        }
+        (Setting::Valid(_), _, Setting::Valid(_)) | (_, Setting::Valid(_), Setting::Valid(_)) => {
+            "the client match has both a header and `principal`; write two entries, either is enough"
+        }
+    };
+    s.add_problem(s.place, message);
+    Setting::Invalid
+}
+
+pub(super) fn unsolicited() -> ValueType<'static, UnsolicitedSetting> {
+    let signs = list(mapping("a client match", |s| {
+        s.require_one_of(&[&["header", "value"], &["principal"]]);
+        let sign = client_match(s);
+        if sign.is_unset() {
+            s.add_problem(
+                s.place,
+                "the client match has neither `header` with `value` nor `principal`; add one of them",
+            );
+        }
+        sign.ok()
+    }))
+    .non_empty();
+    let ValueType { schema, read, .. } = signs;
+    let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["never", "always"] }, schema()] }));
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::List(_) => read(node, report).map(UnsolicitedSetting::Clients),
+        NodeValue::Map(_) => {
+            let message =
+                "must be never, always or a list, as in `[{ header: X-Takes-Tasks, value: \"1\" }]`";
+            report.problems.push(Problem::new(node.place, message));
+            None
+        }
+        NodeValue::Scalar { .. } => leaf(node, report, |text| match text {
+            "never" => Ok(UnsolicitedSetting::Never),
+            "always" => Ok(UnsolicitedSetting::Always),
+            _ => Err(InvalidValue(format!(
+                "unknown value `{text}` of `unsolicited`; use never, always or a list, as in `[{{ principal: 0f3c… }}]`"
+            ))),
+        }),
+    };
+    ValueType { schema, show: |_| "never".into(), read: Box::new(read) }
+}
+
+/// The name of an environment variable.
+pub(super) fn variable_name(text: &str) -> Result<String, InvalidValue> {
+    match text.is_empty() || text.contains(['=', '\0']) {
+        true => Err(InvalidValue("must be the name of an environment variable, which has no `=`".to_owned())),
+        false => Ok(text.to_owned()),
+    }
+}
+
+/// Where a key is: never the key.
+pub(super) fn key_source() -> ValueType<'static, SecretSource> {
+    secret_location("a key", mapping("a key", |s| source(s, "the key")))
+}
+
+/// Where a key is: a file by its name alone, or a mapping that says where; never the key.
+pub(super) fn key_location() -> ValueType<'static, SecretSource> {
+    let ValueType { schema, show, read } = mapping("a key", |s| source(s, "the key"));
+    let schema = move || json!({ "anyOf": [{ "type": "string" }, schema()] });
+    let read = move |node: &Node, report: &mut DiagnosticSink| match node.value {
+        NodeValue::Map(_) => read(node, report),
+        _ => leaf(node, report, |text| match text {
+            "" => Err(InvalidValue("must not be empty".to_owned())),
+            text if secret::is_key(text) || text.contains("-----BEGIN") => {
+                Err(InvalidValue("must name a file that holds the key, not be the key itself".to_owned()))
+            }
+            text => Ok(SecretSource::File(text.into())),
+        }),
+    };
+    ValueType { schema: Box::new(schema), show, read: Box::new(read) }
+}
+
+/// The operator's token: where it is, never the token.
+pub(super) fn operator_token() -> ValueType<'static, SecretSource> {
+    secret_location("a token", mapping("a token", |s| source(s, "the token")))
+}
+
+/// A client's token, by its name: where it is, never the token.
+pub(super) fn token_source() -> ValueType<'static, TokenSource> {
+    secret_location(
+        "a token",
+        mapping("a token", |s| {
+            let name = s
+                .key("name", "Principal of requests with this token, also shown in the log. When a token is rotated, the new one keeps the name.")
+                .read_required(string(|text| match secret::is_key(text) {
+                    true => Err(InvalidValue("must be a name for the token, not the token itself".to_owned())),
+                    false => values::token_name(text),
+                }));
+            if name.is_unset() {
+                s.add_problem(s.place, "the token has no `name`; name its principal, as in `name: alice`");
+            }
+            match (name, source(s, "the token")) {
+                (Setting::Valid(name), Some(source)) => Some(TokenSource { name: name.value, source }),
+                (Setting::Unset | Setting::Invalid, _) | (_, None) => None,
+            }
+        }),
+    )
+}
+
+/// The keys that say where a secret is, which is `type_name`: never the secret.
+pub(super) fn source(s: &mut SectionReader<'_, '_>, what: &'static str) -> Option<SecretSource> {
+    fn of<T>(
+        place: &'static str,
+        what: &'static str,
+        read: impl Fn(&str) -> Result<T, InvalidValue> + 'static,
+    ) -> ValueType<'static, T> {
+        text_value(json!({ "type": "string" }), move |text| match text {
+            "" => Err(InvalidValue("must not be empty".to_owned())),
+            text if secret::is_key(text) => {
+                Err(InvalidValue(format!("must name a {place} that holds {what}, not be {what} itself")))
+            }
+            text => read(text),
+        })
+    }
+    s.require_one_of(&[&["file"], &["env"]]);
+    let file = of("file", what, |text| Ok(PathBuf::from(text)));
+    let file = s.key("file", "File with the secret.").read(file);
+    let env = s.key("env", "Environment variable with the secret.").read(of("variable", what, variable_name));
+    let message = match (file, env) {
+        (Setting::Valid(file), Setting::Unset) => return Some(SecretSource::File(file.value)),
+        (Setting::Unset, Setting::Valid(env)) => return Some(SecretSource::Env(env.value)),
+        (Setting::Invalid, _) | (_, Setting::Invalid) => return None,
+        (Setting::Unset, Setting::Unset) => format!("{what} has neither `file` nor `env`; add one of them"),
+        (Setting::Valid(_), Setting::Valid(_)) => {
+            format!("{what} has both `file` and `env`; remove one of the two")
+        }
+    };
+    s.add_problem(s.place, message);
+    None
+}
+
+/// A mapping that says where a secret is. What stands in its place is not shown: it may be the secret.
+pub(super) fn secret_location<T: 'static>(
+    what: &'static str,
+    mapping: ValueType<'static, T>,
+) -> ValueType<'static, T> {
+    let ValueType { schema, show, read } = mapping;
+    let read = move |node: &Node, report: &mut DiagnosticSink| {
+        if let NodeValue::Map(_) = node.value {
+            return read(node, report);
+        }
+        let message = format!(
+            "{what} must not be written in this file; name its source: `{{ file: PATH }}` or `{{ env: NAME }}`"
+        );
+        report.problems.push(Problem::new(node.place, message));
+        None
+    };
+    ValueType { schema, show, read: Box::new(read) }
+}
+
+/// An object of objects, as JSON.
+pub(super) fn requires() -> ValueType<'static, Json> {
+    let schema = || json!({ "type": "object", "additionalProperties": { "type": "object" } });
+    ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(capabilities) }
+}
+
+fn capabilities(node: &Node, report: &mut DiagnosticSink) -> Option<Json> {
+    let NodeValue::Map(entries) = &node.value else {
+        let message = format!(
+            "must be a mapping of capabilities, as in `{{ sampling: {{}} }}`, not {}",
+            node.type_name()
+        );
+        report.problems.push(Problem::new(node.place, message));
+        return None;
+    };
+    let before = report.problems.len();
+    for entry in entries {
+        let NodeValue::Map(inner) = &entry.node.value else {
+            let message = format!("a capability must be a mapping; write `{}: {{}}`", entry.key);
+            report.problems.push(Problem::new(entry.node.place, message));
+            continue;
+        };
+        let known = capability::KNOWN_CAPABILITIES.iter().find(|(name, _)| *name == entry.key);
+        match known {
+            // What is in these is anybody's.
+            Some((_, [])) => {}
+            Some((_, parts)) => {
+                inner.iter().for_each(|part| reject_misspelt(part, parts.iter().copied(), report))
+            }
+            None => reject_misspelt(entry, capability::KNOWN_CAPABILITIES.map(|(name, _)| name), report),
+        }
+    }
+    let unknown =
+        |name: &&MapEntry| capability::KNOWN_CAPABILITIES.iter().all(|(known, _)| *known != name.key);
+    if let Some(MapEntry { key, .. }) = entries.iter().find(unknown) {
+        let message = format!(
+            "warning: `{key}` is not a capability of the specification; clients that do not declare it are refused"
+        );
+        report.warnings.push(Problem::new(node.place, message));
+    }
+    (report.problems.len() == before).then(|| as_json(node))
+}
+
+/// A capability that is a slip of the finger, for then no client would declare it. Others may be somebody's
+/// own: clients can have capabilities that the specification does not know (2026-07-28, *Capabilities*).
+fn reject_misspelt<'a>(
+    entry: &MapEntry,
+    known: impl IntoIterator<Item = &'a str> + Clone,
+    report: &mut DiagnosticSink,
+) {
+    let is_known = known.clone().into_iter().any(|name| name == entry.key);
+    if let Some(near) = nearest(&entry.key, known).filter(|_| !is_known) {
+        let message =
+            format!("unknown capability `{}`, which no client declares; did you mean `{near}`?", entry.key);
+        report.problems.push(Problem::new(entry.key_place, message));
+    }
+}
+
+fn as_json(node: &Node) -> Json {
+    match &node.value {
+        NodeValue::List(items) => items.iter().map(as_json).collect(),
+        NodeValue::Map(entries) => {
+            entries.iter().map(|entry| (entry.key.clone(), as_json(&entry.node))).collect()
+        }
+        NodeValue::Scalar { text, .. } => match node.scalar() {
+            Some(ScalarType::Null) => Json::Null,
+            Some(ScalarType::Bool(truth)) => truth.into(),
+            Some(ScalarType::Number) => serde_json::from_str(text).unwrap_or_else(|_| text.clone().into()),
+            Some(ScalarType::Text) | None => text.clone().into(),
+        },
+    }
+}

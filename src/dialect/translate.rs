@@ -1,0 +1,259 @@
+//! Raising: a legacy server's bytes for a 2026-07-28 client, and that client's bytes for a legacy
+//! server. With what [`InputRequest`] leaves out these are all the edits between that pair; the list is
+//! in [`crate::manual::passthrough`], and a property test holds the two together. Named by `upstream` alone:
+//! nobody above it knows that a server is legacy. Messages between an older client and its server are edited
+//! in `proxy::relay` alone.
+
+use super::{Call, modern};
+use crate::protocol::{
+    ErrorObject, Frame, InputKind, InputRequest, Kind, Method, Payload, RequestId, code, frame,
+    input_keys::InputKeys,
+    meta,
+    splice::{BytesPatch, JsonObject, ObjectEdit, items},
+};
+use bytes::Bytes;
+use serde_json::json;
+
+/// A server's answer that cannot be passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the result is not an object")]
+pub struct InvalidResult;
+
+/// The message for the server: the client's own with the id of our hop, our progress token or
+/// none, and without what only the client's era knows. The call's id and params are slices of its
+/// bytes, as they are when it has been read.
+pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
+    let mut patch = BytesPatch::new(call.bytes.clone());
+    let hop = RequestId::from_number(hop);
+    patch.replace(call.id.as_bytes(), hop.as_bytes().clone());
+
+    let Some(params) = &call.params else { return patch.apply() };
+    let Some(object) = params.object() else { return patch.apply() };
+    let mut edit = ObjectEdit::new(object);
+    if call.method.can_request_input() {
+        // A legacy server would take `task` for the older tasks, and answer in their shape.
+        edit.remove_all(&["task", "inputResponses", "requestState"]);
+    }
+    let token = wants_progress.then(|| hop.as_bytes().clone());
+    match (params.meta(), token) {
+        (Some(about), token) => {
+            let mut inner = ObjectEdit::new(about);
+            inner.remove_all(&meta::PER_REQUEST);
+            match token {
+                Some(token) => inner.set(meta::PROGRESS_TOKEN, token),
+                None => inner.remove(meta::PROGRESS_TOKEN),
+            };
+            if let Some(trace) = &call.trace {
+                trace.write_to_meta(&mut inner);
+            }
+            if inner.leaves_empty() {
+                edit.remove("_meta");
+            } else {
+                inner.add_to(&mut patch);
+            }
+        }
+        (None, token) => {
+            let token = token.map(|token| format!(r#""progressToken":{}"#, String::from_utf8_lossy(&token)));
+            match (&call.trace, token) {
+                (Some(trace), token) => drop(edit.set("_meta", trace.meta_with(&token.unwrap_or_default()))),
+                (None, Some(token)) => drop(edit.set("_meta", format!("{{{token}}}"))),
+                (None, None) => {}
+            }
+        }
+    }
+    edit.add_to(&mut patch);
+    patch.apply()
+}
+
+/// Whether a notification is one that 2026-07-28 knows, or one that nobody knows; the rest ends here.
+pub fn is_forwarded(notification: &Method) -> bool {
+    // It belonged to an `elicitationId`, and those are gone.
+    *notification != Method::ElicitationComplete
+}
+
+/// What the server declares, without the older tasks.
+pub fn capabilities(raw: &Bytes) -> Bytes {
+    let Ok(object) = JsonObject::read(raw) else { return raw.clone() };
+    let mut edit = ObjectEdit::new(&object);
+    edit.remove("tasks");
+    edit.apply()
+}
+
+/// The server's successful response as a response to the client: its bytes, with the client's id
+/// and a result of the client's era. Says beside it whether the result is that of a tool that failed:
+/// `isError`.
+///
+/// # Errors
+/// [`InvalidResult`].
+pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes, bool), InvalidResult> {
+    let Kind::Success { id, result } = said.kind() else { return Err(InvalidResult) };
+    let mut patch = BytesPatch::new(said.as_bytes().clone());
+    patch.replace(id.as_bytes(), call.id.as_bytes().clone());
+    let is_error = translate_result(&call.method, result, server_info, &mut patch)?;
+    Ok((frame::to_single_line(patch.apply()), is_error))
+}
+
+/// The server's result as the client would get it, without the response around it: what a task
+/// keeps.
+///
+/// # Errors
+/// [`InvalidResult`].
+pub fn result(method: &Method, result: &Payload, server_info: &[u8]) -> Result<Bytes, InvalidResult> {
+    // What comes of it is never the same bytes, so it does not keep the server's whole message alive.
+    let mut patch = BytesPatch::new(Bytes::clone(result));
+    translate_result(method, result, server_info, &mut patch)?;
+    Ok(frame::to_single_line(patch.apply()))
+}
+
+/// Says whether it is the result of a tool that failed.
+fn translate_result(
+    method: &Method,
+    result: &Payload,
+    server_info: &[u8],
+    patch: &mut BytesPatch,
+) -> Result<bool, InvalidResult> {
+    let object = result.object().ok_or(InvalidResult)?;
+    let mut edit = ObjectEdit::new(object);
+    edit.set("resultType", &b"\"complete\""[..]);
+    if method.is_cacheable() {
+        edit.set_if_absent("ttlMs", &b"0"[..]).set_if_absent("cacheScope", &b"\"private\""[..]);
+    }
+    match result.meta() {
+        Some(about) => {
+            let mut inner = ObjectEdit::new(about);
+            inner
+                .remove(meta::RELATED_TASK)
+                .set_if_absent(meta::SERVER_INFO, Bytes::copy_from_slice(server_info));
+            inner.add_to(patch);
+        }
+        // It is no object.
+        None if object.contains("_meta") => {}
+        None => drop(edit.set("_meta", modern::server_info_meta(server_info))),
+    }
+    edit.add_to(patch);
+    if *method == Method::ToolsList
+        && let Some(tools) = object.get("tools")
+    {
+        drop_task_support(&tools, patch);
+    }
+    Ok(*method == Method::ToolsCall && object.raw("isError") == Some(b"true"))
+}
+
+/// Takes `execution.taskSupport` off every tool: it speaks of the older tasks, which a 2026-07-28
+/// client cannot use.
+fn drop_task_support(tools: &Bytes, patch: &mut BytesPatch) {
+    if memchr::memmem::find(tools, b"taskSupport").is_none() {
+        return;
+    }
+    for tool in items(tools).unwrap_or_default() {
+        let Ok(tool) = JsonObject::read(&tool) else { continue };
+        let Some(Ok(execution)) = tool.get("execution").map(|raw| JsonObject::read(&raw)) else { continue };
+        let mut inner = ObjectEdit::new(&execution);
+        inner.remove("taskSupport");
+        if inner.leaves_empty() {
+            let mut edit = ObjectEdit::new(&tool);
+            edit.remove("execution");
+            edit.add_to(patch);
+        } else {
+            inner.add_to(patch);
+        }
+    }
+}
+
+/// The server's error for the client. Codes that mean something else in the client's era, or
+/// nothing, are changed ([`ErrorObject::into_modern`]); the words stay, and nothing is lost.
+pub fn error(call: &Call, error: &Bytes) -> ErrorObject {
+    let error = ErrorObject::from_raw(error.clone()).into_modern();
+    match call.target.as_deref() {
+        // 2026-07-28, *Resources, Error Handling*: it names the resource.
+        Some(uri) if call.method == Method::ResourcesRead && error.code() == code::INVALID_PARAMS => {
+            with_resource_uri(&error, uri)
+        }
+        _ => error,
+    }
+}
+
+/// The same error, naming a resource in its `data` unless the server has put something there.
+fn with_resource_uri(error: &ErrorObject, uri: &str) -> ErrorObject {
+    let Ok(object) = JsonObject::read(error.as_bytes()) else { return error.clone() };
+    let mut edit = ObjectEdit::new(&object);
+    edit.set_if_absent("data", json!({ "uri": uri }).to_string());
+    ErrorObject::from_raw(edit.apply())
+}
+
+/// The addresses a server wants visited before the call is made again: the `data.elicitations` of
+/// its `-32042` (2025-11-25, *URL Elicitation Required Error*) as questions with their keys. `Missing`
+/// for any other error, and where the list is empty or holds what could not be put to a client.
+pub fn required_urls(error: &Bytes) -> Option<Vec<(String, InputRequest)>> {
+    let mut keys = InputKeys::default();
+    if ErrorObject::from_raw(error.clone()).code() != code::URL_ELICITATION_REQUIRED {
+        return None;
+    }
+    let data = JsonObject::read(&JsonObject::read(error).ok()?.get("data")?).ok()?;
+    let elicitations = items(&data.get("elicitations")?)?;
+    let questions: Vec<_> = elicitations.iter().map(url_elicitation).collect::<Option<_>>()?;
+    let questions = questions.into_iter().map(|question| (keys.next_url_key(), question)).collect::<Vec<_>>();
+    (!questions.is_empty()).then_some(questions)
+}
+
+/// An elicitation at an address, complete; `Missing` for anything else.
+fn url_elicitation(elicitation: &Bytes) -> Option<InputRequest> {
+    let params = JsonObject::read(elicitation).ok()?;
+    let complete = params.string("mode").as_deref() == Some("url")
+        && params.string("url").is_some()
+        && params.string("message").is_some();
+    complete.then(|| InputRequest::new(InputKind::Elicitation, Some(elicitation)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_to_visit_become_questions() {
+        let error = Bytes::from_static(
+            br#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a","message":"A","x":1.0},{"message":"B","url":"https://b","mode":"url"}]}}"#,
+        );
+        let questions = required_urls(&error).expect("questions");
+        let written: Vec<_> =
+            questions.iter().map(|(key, question)| (key.as_str(), question.as_bytes().clone())).collect();
+        assert_eq!(
+            written,
+            [
+                (
+                    "url-1",
+                    Bytes::from(
+                        r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://a","message":"A","x":1.0}}"#
+                    )
+                ),
+                (
+                    "url-2",
+                    Bytes::from(
+                        r#"{"method":"elicitation/create","params":{"message":"B","url":"https://b","mode":"url"}}"#
+                    )
+                ),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_error_that_names_no_whole_address_stays_an_error() {
+        for error in [
+            r#"{"code":-32603,"message":"m","data":{"elicitations":[{"mode":"url","url":"u","message":"A"}]}}"#,
+            r#"{"code":-32042,"message":"m"}"#,
+            r#"{"code":-32042,"message":"m","data":null}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[]}}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"form","url":"u","message":"A"}]}}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","url":"u","message":"A"},{"mode":"url"}]}}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[7]}}"#,
+        ] {
+            assert_eq!(required_urls(&Bytes::from_static(error.as_bytes())), None, "{error}");
+        }
+    }
+
+    #[test]
+    fn the_older_tasks_are_not_declared() {
+        let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"tasks":{"list":{}},"x":1e400}"#);
+        assert_eq!(capabilities(&raw), r#"{"tools":{"listChanged":true},"x":1e400}"#);
+    }
+}

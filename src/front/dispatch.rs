@@ -1,0 +1,449 @@
+//! Reads a request, and decides which face it is for: by path, then by method, then by who is speaking.
+//!
+//! A body is read here and nowhere else, once, and what is refused is refused here; a face writes what is served.
+//!
+//! A request that says in `_meta` what it speaks is served as 2026-07-28 serves it; what belongs to
+//! a session, begins one, or says nothing at all of a version, comes from a legacy client
+//! (2026-07-28, *Versioning, Compatibility*; *Streamable HTTP, Earlier Revisions*). What is in doubt
+//! goes to the modern face, whose checks say exactly what is missing.
+
+use super::{
+    Front,
+    connection::ClientConnection,
+    forwarded,
+    incoming::{AdmittedRequest, IncomingRequest, ResponseResult},
+    layers::{
+        access_entry::AccessEntry,
+        principal::{principal, remove_hop_headers},
+    },
+    legacy::{self, LegacyRequestBody},
+    metadata,
+    modern::{self, DispatchedCall},
+    preflight::preflight,
+    receive::receive,
+    reply::{self, FrontBody, ResponseContext},
+    responses::{self, RefusalReason, refuse, refuse_post},
+    sign_in,
+};
+use crate::{
+    dialect::{
+        Call,
+        legacy::LegacyPost,
+        modern::{self as message, ModernMessage},
+    },
+    protocol::{
+        Capabilities, Era, Frame, FrameError, MessageReader, Payload, Revision,
+        accept::{JSON, accepts_both, is_media},
+        headers::{self, PROTOCOL_VERSION, SESSION_ID},
+        meta,
+        request_head::content_coding,
+    },
+    telemetry::Limit,
+};
+use bytes::Bytes;
+use futures_util::future::{Either, Ready, ready};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, CONTENT_TYPE},
+    request::Parts,
+};
+use http_body::Body as HttpBody;
+use std::{future::Future, sync::Arc};
+
+/// The methods of a route.
+const SERVED: &str = "POST, GET, DELETE";
+
+/// What a POST turned out to be.
+enum PostOutcome {
+    Request(Arc<Call>, Arc<Capabilities>),
+    Notification,
+    /// What a legacy client sent.
+    Legacy(LegacyRequestBody),
+    /// With the messages of the legacy client that sent them, if it was one.
+    Refused(RefusalReason, Option<LegacyPost>),
+}
+
+/// What a body holds.
+enum BodyContent {
+    One(Frame),
+    Batch(LegacyPost),
+    Unreadable(FrameError),
+}
+
+/// Who sent it, as far as that can be told, with what it says.
+enum EraMessage {
+    /// With the one message that it is, where it is one.
+    Legacy(LegacyPost, Option<Frame>),
+    Modern(Result<Frame, FrameError>),
+}
+
+/// The most that is read of a request that there is no place for, in bytes.
+const MAX_SHED_BODY: usize = 64 << 10;
+
+/// Answers one request. Not itself asynchronous: what an `async fn` takes it keeps twice, and the
+/// future made here waits as long as its call does.
+pub(super) fn serve<B>(
+    front: Arc<Front>,
+    admitted: AdmittedRequest<B>,
+) -> Either<impl Future<Output = ResponseResult> + use<B>, Ready<ResponseResult>>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+{
+    let AdmittedRequest { incoming: mut arrival, over_limit: turned_away, _proof } = admitted;
+    let request = &arrival.request;
+    let limit = front.limits.headers;
+    // hyper counts those of HTTP/1 alone.
+    if request.headers().len() > limit {
+        return Either::Right(ready(Ok(refuse(RefusalReason::Headers { limit }, arrival.line))));
+    }
+    if *request.method() != Method::POST {
+        // Where one has a body, it means nothing.
+        arrival.line.connection().complete_request();
+    }
+    let path = request.uri().path();
+    let Some(position) = front.position(path) else {
+        if metadata::is_metadata_path(path) && request.method() == Method::GET {
+            return Either::Left(Either::Right(metadata::serve(front, arrival)));
+        }
+        if !metadata::is_metadata_path(path) && sign_in::is_available(&front, &arrival.line) {
+            return Either::Left(Either::Right(sign_in::serve(front, arrival)));
+        }
+        return Either::Right(ready(Ok(unrouted(&front, arrival))));
+    };
+    let service = &front.services[position];
+    arrival.line.set_route(&front.paths[position]);
+    if service.is_loop(request.headers()) {
+        let refusal = RefusalReason::Loop { path: service.route().path.to_string() };
+        return Either::Right(ready(Ok(refuse(refusal, arrival.line))));
+    }
+    match *request.method() {
+        Method::POST if let Some(coding) = content_coding(request.headers()) => {
+            Either::Right(ready(Ok(refuse(RefusalReason::ContentCoding { coding }, arrival.line))))
+        }
+        Method::POST => Either::Left(Either::Left(post(front, position, arrival, turned_away))),
+        Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, SERVED, arrival.line)))),
+        // 2026-07-28 knows neither streams to listen on nor sessions to end.
+        Method::GET | Method::DELETE if !is_modern(request.headers()) => {
+            let IncomingRequest { request, mut line } = arrival;
+            // What a body would mean here nobody has said.
+            let (mut head, _body) = request.into_parts();
+            remove_hop_headers(service.route(), &mut head.headers);
+            forwarded::add(service.route(), &mut head, line.connection());
+            line.set_principal(principal(&front.principals, service.route(), line.token(), &head.headers));
+            let service = Arc::clone(service);
+            Either::Left(Either::Right(legacy::relay(front, service, head, Default::default(), line)))
+        }
+        Method::GET | Method::DELETE => {
+            Either::Right(ready(Ok(method_not_allowed(&arrival.request, "POST", arrival.line))))
+        }
+        _ => Either::Right(ready(Ok(method_not_allowed(&arrival.request, SERVED, arrival.line)))),
+    }
+}
+
+/// Answers one POST on a route.
+fn post<B>(
+    front: Arc<Front>,
+    position: usize,
+    arrival: IncomingRequest<B>,
+    turned_away: Option<usize>,
+) -> impl Future<Output = ResponseResult> + use<B>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+{
+    let IncomingRequest { request, mut line } = arrival;
+    let (mut head, body) = request.into_parts();
+    let route = front.services[position].route();
+    remove_hop_headers(route, &mut head.headers);
+    forwarded::add(route, &mut head, line.connection());
+    line.set_principal(principal(&front.principals, route, line.token(), &head.headers));
+    async move {
+        // Where it is, and not another reference to it: all calls of a route would meet at their count.
+        let service = &front.services[position];
+        let _arriving = service.track_arrival();
+        let asked = match read(&front, &head, body, turned_away, &mut line).await {
+            PostOutcome::Request(call, capabilities) => {
+                modern::dispatch(&front, &**service, &head, (call, capabilities), &mut line)
+            }
+            PostOutcome::Legacy(posted) => {
+                let service = Arc::clone(service);
+                return legacy::relay(Arc::clone(&front), service, head, posted, line).await;
+            }
+            PostOutcome::Notification => {
+                return Ok(responses::empty(StatusCode::ACCEPTED, HeaderMap::new(), line));
+            }
+            PostOutcome::Refused(refusal, None) => return Ok(refuse(refusal, line)),
+            PostOutcome::Refused(refusal, Some(post)) => return Ok(refuse_post(refusal, &post, line)),
+        };
+        // The head is a part of the connection's read buffer; the call may take hours.
+        drop(head);
+        let DispatchedCall { id, items, keep_alive: ladder, address } = asked;
+        let mut response = reply::respond(items, ResponseContext { id, line, keep_alive: ladder }).await;
+        address.rewrite_challenges(&front.services, service.route(), response.headers_mut());
+        Ok(response)
+    }
+}
+
+/// Reads the message of a POST. One that there is no place for is read as well, if it is small: a legacy client
+/// is answered by the ids of what it waits for.
+async fn read<B>(
+    front: &Front,
+    head: &Parts,
+    body: B,
+    turned_away: Option<usize>,
+    line: &mut AccessEntry,
+) -> PostOutcome
+where
+    B: HttpBody<Data = Bytes>,
+{
+    let busy = turned_away.map(|limit| RefusalReason::Busy { limit });
+    let limit = if busy.is_some() { MAX_SHED_BODY } else { front.limits.body_bytes };
+    let connection = line.connection();
+    let body = match receive(&front.bodies, body, limit, front.timeouts.read_body, || connection.begin_body())
+        .await
+    {
+        Ok(body) => {
+            connection.complete_request();
+            body
+        }
+        Err(refusal) => return PostOutcome::Refused(busy.unwrap_or(refusal), None),
+    };
+    let mut messages = MessageReader::of(body.clone());
+    let contents = BodyContent::read(&mut messages);
+    let too_deep = || {
+        let checked =
+            message::check_depth(messages.depth(), front.limits.depth).map_err(RefusalReason::Message);
+        checked.inspect_err(|_| Limit::Depth.record_hit())
+    };
+    let refused = busy.or_else(|| too_deep().err());
+    // First of all: what a legacy client must send is for its server to say.
+    match (classify(&head.headers, contents, &body), refused) {
+        (EraMessage::Legacy(post, _), Some(refusal)) => PostOutcome::Refused(refusal, Some(post)),
+        (EraMessage::Legacy(post, _), None) if post.is_unversioned => {
+            PostOutcome::Refused(RefusalReason::Message(message::not_json_rpc(None)), Some(post))
+        }
+        (EraMessage::Legacy(post, message), None) => {
+            PostOutcome::Legacy(LegacyRequestBody { body, message, post })
+        }
+        (EraMessage::Modern(_), Some(busy @ RefusalReason::Busy { .. })) => PostOutcome::Refused(busy, None),
+        (EraMessage::Modern(frame), refused) => {
+            line.set_client_era(Era::Modern);
+            request(frame, &head.headers, refused, line.connection())
+                .unwrap_or_else(|refusal| PostOutcome::Refused(refusal, None))
+        }
+    }
+}
+
+/// What a client of 2026-07-28 sent.
+fn request(
+    frame: Result<Frame, FrameError>,
+    headers: &HeaderMap,
+    refused: Option<RefusalReason>,
+    connection: &ClientConnection,
+) -> Result<PostOutcome, RefusalReason> {
+    if !is_media(headers.get(CONTENT_TYPE), JSON) {
+        return Err(RefusalReason::ContentType);
+    }
+    if !accepts_both(headers) {
+        return Err(RefusalReason::Accept);
+    }
+    refused.map_or(Ok(()), Err)?;
+    let before = connection.remembered();
+    match message::read(frame, headers, before.as_deref()).map_err(RefusalReason::Message)? {
+        ModernMessage::Request(call, capabilities) => {
+            connection.remember(&call, &capabilities);
+            Ok(PostOutcome::Request(call, capabilities))
+        }
+        ModernMessage::Notification => Ok(PostOutcome::Notification),
+    }
+}
+
+/// Answers what is not on a route, and does not ask a server either.
+fn unrouted<B>(front: &Front, arrival: IncomingRequest<B>) -> Response<FrontBody> {
+    let IncomingRequest { request, line } = arrival;
+    let path = request.uri().path();
+    match *request.method() {
+        _ if !metadata::is_metadata_path(path) => {
+            refuse(RefusalReason::Path { path: path.to_owned(), served: front.paths() }, line)
+        }
+        Method::OPTIONS => preflight(&request, "GET", line),
+        _ => method_not_allowed(&request, "GET", line),
+    }
+}
+
+fn method_not_allowed<B>(
+    request: &Request<B>,
+    allow: &'static str,
+    line: AccessEntry,
+) -> Response<FrontBody> {
+    if request.method() == Method::HEAD {
+        // Its answer has no body (RFC 9110, 9.3.2).
+        let headers = HeaderMap::from_iter([(ALLOW, HeaderValue::from_static(allow))]);
+        return responses::empty(StatusCode::METHOD_NOT_ALLOWED, headers, line);
+    }
+    refuse(RefusalReason::Method { method: request.method().clone(), allow }, line)
+}
+
+/// Whether a request without a body comes from a client of 2026-07-28: it says so, and has no
+/// session.
+fn is_modern(headers: &HeaderMap) -> bool {
+    !headers.contains_key(&SESSION_ID) && matches!(version_header(headers), VersionHeader::Known(Era::Modern))
+}
+
+/// Whether a request's head leaves it open that a legacy client sent it, who waits for an answer.
+pub(super) fn may_be_legacy<B>(request: &Request<B>) -> bool {
+    *request.method() == Method::POST && !is_modern(request.headers())
+}
+
+/// What the version header says.
+enum VersionHeader {
+    Absent,
+    Known(Era),
+    Unknown,
+}
+
+fn version_header(headers: &HeaderMap) -> VersionHeader {
+    let Some(value) = headers.get(&PROTOCOL_VERSION) else { return VersionHeader::Absent };
+    let revision = headers::decode(value).ok().and_then(|text| Revision::parse(&text));
+    revision.map_or(VersionHeader::Unknown, |revision| VersionHeader::Known(revision.era()))
+}
+
+/// Who sent this: a legacy client, or one of 2026-07-28.
+///
+/// Most messages are told by their headers: one that names 2026-07-28 and has no session, and one
+/// that names an older revision and has a session. Of the others it counts whether they say in
+/// `_meta` what they speak.
+fn classify(headers: &HeaderMap, contents: BodyContent, body: &Bytes) -> EraMessage {
+    let session = headers.contains_key(&SESSION_ID);
+    let named = version_header(headers);
+    // A session may say what it likes: its server judges it.
+    let settled = match (&named, session) {
+        (VersionHeader::Known(Era::Modern) | VersionHeader::Unknown, false) => {
+            return EraMessage::Modern(contents.one());
+        }
+        (VersionHeader::Known(Era::Legacy), true) => true,
+        (VersionHeader::Absent | VersionHeader::Known(_) | VersionHeader::Unknown, _) => false,
+    };
+    match contents {
+        BodyContent::One(frame) if !settled && has_version_meta(&frame) => EraMessage::Modern(Ok(frame)),
+        BodyContent::One(frame) => EraMessage::Legacy(LegacyPost::of(&frame), Some(frame)),
+        BodyContent::Batch(post) => EraMessage::Legacy(post, None),
+        // Nothing says who sent this. The modern face's answer is as good as a server's.
+        BodyContent::Unreadable(error) if !session && matches!(named, VersionHeader::Absent) => {
+            EraMessage::Modern(Err(error))
+        }
+        BodyContent::Unreadable(error) => EraMessage::Legacy(LegacyPost::unreadable(body, error), None),
+    }
+}
+
+/// Whether a message's `_meta` speaks of a version, whatever it says.
+fn has_version_meta(frame: &Frame) -> bool {
+    frame.params().and_then(Payload::meta).is_some_and(|meta| meta.contains(meta::PROTOCOL_VERSION))
+}
+
+// === impl Contents ===
+
+impl BodyContent {
+    fn read(messages: &mut MessageReader) -> Self {
+        if messages.is_batch() {
+            return match LegacyPost::read(messages) {
+                Ok(post) => Self::Batch(post),
+                Err(error @ FrameError::Syntax(_)) => Self::Unreadable(error),
+                // Whose id it is that could be read, nobody could tell.
+                Err(
+                    FrameError::Shape { .. }
+                    | FrameError::Member { .. }
+                    | FrameError::Id
+                    | FrameError::Depth { .. },
+                ) => {
+                    // What is no JSON further on is no JSON at all.
+                    let syntax = messages.find_map(|read| read.err().filter(FrameError::is_syntax));
+                    Self::Unreadable(syntax.unwrap_or(FrameError::Shape { id: None }))
+                }
+            };
+        }
+        messages.next().expect("what is no batch is one").map_or_else(Self::Unreadable, Self::One)
+    }
+
+    /// The one message that it must be (2026-07-28, *Streamable HTTP, Sending Messages*).
+    fn one(self) -> Result<Frame, FrameError> {
+        match self {
+            Self::One(frame) => Ok(frame),
+            Self::Batch(_) => Err(FrameError::Shape { id: None }),
+            Self::Unreadable(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODERN: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}"#;
+    const LIST: &str = r#"{"jsonrpc":"2.0","id":0,"method":"tools/list"}"#;
+    const HELLO: &str =
+        r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}"#;
+
+    /// What a legacy client asks for, or nothing of a modern one.
+    fn legacy(headers: &[(&'static str, &'static str)], body: &str) -> Option<String> {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect();
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let contents = BodyContent::read(&mut MessageReader::of(body.clone()));
+        let EraMessage::Legacy(post, _) = classify(&headers, contents, &body) else { return None };
+        Some(post.messages.iter().map(|message| message.name()).collect::<Vec<_>>().join(","))
+    }
+
+    #[test]
+    fn a_handshake_begins_a_session() {
+        for headers in [&[][..], &[("mcp-protocol-version", "2025-11-25")], &[("mcp-method", "initialize")]] {
+            assert_eq!(legacy(headers, HELLO).as_deref(), Some("initialize"), "{headers:?}");
+        }
+        let rmcp = HELLO.replace("2025-06-18", "2026-07-28");
+        assert_eq!(legacy(&[], &rmcp).as_deref(), Some("initialize"));
+    }
+
+    #[test]
+    fn what_belongs_to_a_session_or_names_an_older_revision_is_of_a_legacy_client() {
+        assert_eq!(legacy(&[("mcp-session-id", "s")], LIST).as_deref(), Some("tools/list"));
+        assert_eq!(legacy(&[("mcp-protocol-version", "2025-06-18")], LIST).as_deref(), Some("tools/list"));
+        let both = [("mcp-session-id", "s"), ("mcp-protocol-version", "2025-11-25")];
+        assert_eq!(legacy(&both, LIST).as_deref(), Some("tools/list"));
+        let response = r#"{"jsonrpc":"2.0","id":0,"result":{}}"#;
+        assert_eq!(legacy(&both, response).as_deref(), Some("response"));
+        // Its server says what is wrong with these.
+        let odd = [("mcp-session-id", "s"), ("mcp-protocol-version", "v999.0.0")];
+        assert_eq!(legacy(&odd, LIST).as_deref(), Some("tools/list"));
+        assert_eq!(legacy(&both, "not json").as_deref(), Some(""));
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_of_a_version_is_a_legacy_one() {
+        assert_eq!(legacy(&[], LIST).as_deref(), Some("tools/list"));
+        assert_eq!(legacy(&[], &format!("[{LIST},{LIST}]")).as_deref(), Some("tools/list,tools/list"));
+        assert_eq!(legacy(&[], "not json"), None, "it may be anybody");
+    }
+
+    #[test]
+    fn a_message_that_names_its_version_is_a_modern_one() {
+        let call = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{{MODERN}}}}}"#);
+        let session = ("mcp-session-id", "s");
+        for headers in [
+            &[][..],
+            &[session],
+            &[("mcp-protocol-version", "2025-11-25")],
+            &[("mcp-protocol-version", "2026-07-28")],
+            &[("mcp-protocol-version", "2026-07-28"), session],
+        ] {
+            assert_eq!(legacy(headers, &call), None, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_doubt_goes_to_the_modern_face() {
+        assert_eq!(legacy(&[("mcp-protocol-version", "v999.0.0")], LIST), None);
+        assert_eq!(legacy(&[("mcp-protocol-version", "2026-07-28")], LIST), None);
+        assert_eq!(legacy(&[("mcp-protocol-version", "2026-07-28")], HELLO), None);
+    }
+}

@@ -1,0 +1,51 @@
+//! What hyper waits by for the next request of a connection: the proxy's own [`PooledTimer`]s, which cost less, by its clock.
+
+use crate::runtime::{Clock, PooledTimer, TimerKind};
+use hyper::rt::{Sleep, Timer};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+/// Makes them.
+#[derive(Clone)]
+pub(super) struct HttpTimer(pub(super) Arc<dyn Clock>);
+
+struct HttpSleep(PooledTimer);
+
+// === impl Alarms ===
+
+impl Timer for HttpTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
+        self.sleep_until(self.now() + duration)
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn Sleep>> {
+        Box::pin(HttpSleep(PooledTimer::at(deadline, TimerKind::Request)))
+    }
+
+    fn now(&self) -> Instant {
+        self.0.now()
+    }
+
+    fn reset(&self, sleep: &mut Pin<Box<dyn Sleep>>, deadline: Instant) {
+        match sleep.as_mut().downcast_mut_pin::<HttpSleep>() {
+            Some(waits) => waits.get_mut().0.set(deadline),
+            None => *sleep = self.sleep_until(deadline),
+        }
+    }
+}
+
+// === impl Waits ===
+
+impl Sleep for HttpSleep {}
+
+impl Future for HttpSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.poll(cx)
+    }
+}

@@ -1,0 +1,203 @@
+//! What a message is, told from its first bytes.
+
+/// What a JSON-RPC message is, as far as its sender is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageKind {
+    /// A response with a `result`.
+    Result,
+    /// A response with an `error`.
+    Error,
+    /// A request or a notification.
+    Method,
+}
+
+/// Reads one message in pieces, until it is clear what it is.
+///
+/// Of a batch it tells what the first message is. It does not judge whether the JSON is valid:
+/// what it cannot make sense of is nothing.
+#[derive(Clone, Debug, Default)]
+pub struct KindSniffer {
+    kind: Option<MessageKind>,
+    depth: u32,
+    /// The message is an element of an array.
+    in_batch: bool,
+    place: ScanState,
+    /// The beginning of a key of the message itself; longer ones are none we look for.
+    key: KeyPrefix,
+}
+
+/// Where in the JSON the next byte stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ScanState {
+    #[default]
+    Between,
+    /// Between members of the message itself, before a key.
+    BeforeKey,
+    Key,
+    /// Behind the key of a member that tells, if it is not null.
+    BeforeValue(MessageKind),
+    /// In such a key, after a backslash; then in the digits of `\u`, of which so many are still to come.
+    KeyEscape,
+    KeyCode {
+        left: u8,
+        code: u16,
+    },
+    /// In a string that is no key of the message. The flag: after a backslash.
+    String {
+        escaped: bool,
+    },
+}
+
+/// The beginning of a text, and whether there was more of it than fits.
+#[derive(Clone, Copy, Debug, Default)]
+struct KeyPrefix {
+    bytes: [u8; 8],
+    len: usize,
+}
+
+// === impl Glance ===
+
+impl KindSniffer {
+    /// What a whole message is.
+    pub fn sniff(message: &[u8]) -> Option<MessageKind> {
+        let mut glance = Self::default();
+        glance.feed(message);
+        glance.kind
+    }
+
+    /// What the message is, as far as it has been seen.
+    pub fn kind(&self) -> Option<MessageKind> {
+        self.kind
+    }
+
+    /// Takes the next piece of the message.
+    pub fn feed(&mut self, piece: &[u8]) {
+        let mut at = 0;
+        while at < piece.len() && self.kind.is_none() {
+            if let ScanState::String { escaped: false } = self.place {
+                match memchr::memchr2(b'"', b'\\', &piece[at..]) {
+                    Some(step) => at += step,
+                    None => return,
+                }
+            }
+            self.step(piece[at]);
+            at += 1;
+        }
+    }
+
+    fn step(&mut self, byte: u8) {
+        self.place = match (self.place, byte) {
+            (ScanState::String { escaped: true }, _) => ScanState::String { escaped: false },
+            (ScanState::String { escaped: false }, b'\\') => ScanState::String { escaped: true },
+            (ScanState::String { escaped: false }, b'"') => ScanState::Between,
+            (ScanState::String { escaped: false }, _) => self.place,
+            (ScanState::Key, b'"') => match self.key.get() {
+                Some(b"method") => ScanState::BeforeValue(MessageKind::Method),
+                Some(b"result") => ScanState::BeforeValue(MessageKind::Result),
+                Some(b"error") => ScanState::BeforeValue(MessageKind::Error),
+                _ => ScanState::Between,
+            },
+            (ScanState::BeforeValue(_), b':' | b' ' | b'\t' | b'\n' | b'\r') => self.place,
+            // Some servers write all members there are, and null where one is not meant.
+            (ScanState::BeforeValue(MessageKind::Method | MessageKind::Error), b'n') => ScanState::Between,
+            (ScanState::BeforeValue(gist), _) => {
+                self.kind = Some(gist);
+                ScanState::Between
+            }
+            (ScanState::Key, b'\\') => ScanState::KeyEscape,
+            (ScanState::KeyEscape, b'u') => ScanState::KeyCode { left: 4, code: 0 },
+            // No key we look for has in it what else is written so.
+            (ScanState::KeyEscape, _) => {
+                self.key.push(0);
+                ScanState::Key
+            }
+            (ScanState::KeyCode { left, code }, _) => {
+                let digit = (byte as char).to_digit(16).unwrap_or(0);
+                let code = code << 4 | digit as u16;
+                match left {
+                    1 => {
+                        self.key.push(u8::try_from(code).unwrap_or(0));
+                        ScanState::Key
+                    }
+                    _ => ScanState::KeyCode { left: left - 1, code },
+                }
+            }
+            (ScanState::Key, _) => {
+                self.key.push(byte);
+                ScanState::Key
+            }
+            (ScanState::BeforeKey, b'"') => {
+                self.key = KeyPrefix::default();
+                ScanState::Key
+            }
+            (ScanState::Between, b'"') => ScanState::String { escaped: false },
+            (ScanState::Between | ScanState::BeforeKey, b'{' | b'[') => {
+                self.in_batch |= self.depth == 0 && byte == b'[';
+                self.depth = self.depth.saturating_add(1);
+                if byte == b'{' && self.is_top_level() { ScanState::BeforeKey } else { ScanState::Between }
+            }
+            (ScanState::Between | ScanState::BeforeKey, b'}' | b']') => {
+                self.depth = self.depth.saturating_sub(1);
+                ScanState::Between
+            }
+            (ScanState::Between, b',') if self.is_top_level() => ScanState::BeforeKey,
+            (place @ (ScanState::Between | ScanState::BeforeKey), _) => place,
+        };
+    }
+
+    /// Whether the members here are the message's own.
+    fn is_top_level(&self) -> bool {
+        self.depth == if self.in_batch { 2 } else { 1 }
+    }
+}
+
+// === impl Text ===
+
+impl KeyPrefix {
+    fn push(&mut self, byte: u8) {
+        if let Some(place) = self.bytes.get_mut(self.len) {
+            *place = byte;
+        }
+        self.len = (self.len + 1).min(self.bytes.len() + 1);
+    }
+
+    /// The text, unless it was longer than fits.
+    fn get(&self) -> Option<&[u8]> {
+        self.bytes.get(..self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_counts_however_it_is_spelled_and_not_if_it_is_null() {
+        assert_eq!(KindSniffer::sniff(br#"{"\u0069d":1,"r\u0065sul\u0074":{}}"#), Some(MessageKind::Result));
+        assert_eq!(
+            KindSniffer::sniff(br#"{"method":null,"error" : null,"result":{}}"#),
+            Some(MessageKind::Result)
+        );
+        assert_eq!(KindSniffer::sniff(br#"{"\nmethod":1,"\u0101error":0,"x\"error":0}"#), None);
+    }
+
+    #[test]
+    fn a_message_is_told_by_its_own_members_in_any_order() {
+        for (message, gist) in [
+            (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Some(MessageKind::Result)),
+            (r#"{"result":{"method":1},"jsonrpc":"2.0","id":1}"#, Some(MessageKind::Result)),
+            (r#"{ "id" : "result" , "error" : {} }"#, Some(MessageKind::Error)),
+            (r#"{"jsonrpc":"2.0","method":"a","params":{"result":1}}"#, Some(MessageKind::Method)),
+            (r#"{"params":{"result":[{"error":1}],"x":"\"}{"},"method":"a"}"#, Some(MessageKind::Method)),
+            (r#"{"x":"result","method":"a"}"#, Some(MessageKind::Method)),
+            (r#"{"a\\":1,"\"error":2,"results":3,"id":4,"result":5}"#, Some(MessageKind::Result)),
+            (r#"[{"jsonrpc":"2.0","id":1,"error":{}}]"#, Some(MessageKind::Error)),
+            (r#"[[{"result":1}]]"#, None),
+            (r#"{"id":1}"#, None),
+            ("", None),
+            ("result", None),
+        ] {
+            assert_eq!(KindSniffer::sniff(message.as_bytes()), gist, "{message}");
+        }
+    }
+}

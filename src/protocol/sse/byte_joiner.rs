@@ -1,0 +1,35 @@
+//! Bytes that come in pieces.
+
+use bytes::Bytes;
+
+/// One piece alone stays in the memory that it came in; several are copied together.
+#[derive(Debug, Default)]
+pub(super) enum ByteJoiner {
+    #[default]
+    Empty,
+    Single(Bytes),
+    Copied(Vec<u8>),
+}
+
+// === impl Joined ===
+
+impl ByteJoiner {
+    pub(super) fn push(&mut self, piece: Bytes) {
+        match self {
+            _ if piece.is_empty() => {}
+            Self::Empty => *self = Self::Single(piece),
+            Self::Single(first) => *self = Self::Copied([&first[..], &piece].concat()),
+            Self::Copied(joined) => joined.extend_from_slice(&piece),
+        }
+    }
+}
+
+impl From<ByteJoiner> for Bytes {
+    fn from(joined: ByteJoiner) -> Self {
+        match joined {
+            ByteJoiner::Empty => Self::new(),
+            ByteJoiner::Single(piece) => piece,
+            ByteJoiner::Copied(joined) => joined.into(),
+        }
+    }
+}

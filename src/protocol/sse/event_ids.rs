@@ -1,0 +1,129 @@
+//! Ids for the events of a stream that has none.
+
+use super::EventSplitter;
+use bytes::Bytes;
+use std::fmt;
+
+/// Puts an id in front of each event that says something. A stream whose server gives ids itself is left
+/// as it is from the first one on.
+#[derive(Debug)]
+pub struct EventIdAssigner {
+    next: EventId,
+    events: EventSplitter,
+    /// The client knows events without data.
+    primes: bool,
+}
+
+/// An event with its id, or bytes that have none.
+#[derive(Clone, Debug)]
+pub struct NumberedEvent {
+    pub bytes: Bytes,
+    /// That of the id that we gave it, so that it can be delivered again.
+    pub number: Option<u64>,
+    /// Without an id, it tells readers something all the same: it cannot be delivered again.
+    pub is_unnumbered_message: bool,
+}
+
+/// An id of ours: `deferral-STREAM-NUMBER`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventId {
+    pub stream: [u8; 16],
+    pub number: u64,
+}
+
+const PREFIX: &str = "deferral-";
+
+// === impl Minter ===
+
+impl EventIdAssigner {
+    /// For the stream of this name. `primes` is whether the client knows events without data; `limit` is
+    /// for one event, in bytes: a larger one goes by without an id, and what follows too.
+    pub fn new(stream: [u8; 16], primes: bool, limit: usize) -> Self {
+        let next = EventId { stream, number: 0 };
+        Self { next, events: EventSplitter::new(limit), primes }
+    }
+
+    /// Takes the next chunk; gives what can be told of it.
+    pub fn feed(&mut self, chunk: Bytes) -> Vec<NumberedEvent> {
+        self.events.feed(chunk);
+        let mut told = Vec::new();
+        while let Some(event) = self.events.next_piece() {
+            if event.has_id {
+                self.events.stop_splitting();
+            }
+            if event.has_id || !event.has_data() {
+                let is_unnumbered_message = event.may_have_data();
+                told.push(NumberedEvent { bytes: event.bytes, number: None, is_unnumbered_message });
+                continue;
+            }
+            if std::mem::take(&mut self.primes) {
+                told.push(self.assign_id(b"data: \n\n"));
+            }
+            told.push(self.assign_id(&event.bytes));
+        }
+        told
+    }
+
+    /// What is left when the stream has ended.
+    pub fn finish(&mut self) -> Option<NumberedEvent> {
+        let bytes = self.events.take_buffered();
+        // Readers pass over an event that has not ended.
+        (!bytes.is_empty()).then_some(NumberedEvent { bytes, number: None, is_unnumbered_message: false })
+    }
+
+    /// The event with its id.
+    fn assign_id(&mut self, event: &[u8]) -> NumberedEvent {
+        let EventId { number, .. } = self.next;
+        let mut bytes = format!("id: {}\n", self.next).into_bytes();
+        bytes.extend_from_slice(event);
+        self.next.number += 1;
+        NumberedEvent { bytes: bytes.into(), number: Some(number), is_unnumbered_message: false }
+    }
+}
+
+// === impl EventId ===
+
+impl EventId {
+    pub fn parse(id: &str) -> Option<Self> {
+        let (stream, number) = id.strip_prefix(PREFIX)?.split_once('-')?;
+        let stream = u128::from_str_radix(stream, 16).ok()?.to_be_bytes();
+        Some(Self { stream, number: number.parse().ok()? })
+    }
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{:032x}-{}", u128::from_be_bytes(self.stream), self.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(stream: &'static str) -> Vec<Bytes> {
+        let minted = EventIdAssigner::new([7; 16], false, 99).feed(Bytes::from_static(stream.as_bytes()));
+        minted.into_iter().map(|minted| minted.bytes).collect()
+    }
+
+    const ID: &str = "id: deferral-07070707070707070707070707070707-0\n";
+
+    #[test]
+    fn an_id_stands_behind_a_byte_order_mark() {
+        assert_eq!(told("\u{feff}data: x\n\n"), ["\u{feff}".to_owned(), format!("{ID}data: x\n\n")]);
+        let apart = ["\u{feff}".to_owned(), "\n".to_owned(), format!("{ID}data: x\n\n")];
+        assert_eq!(told("\u{feff}\ndata: x\n\n"), apart, "not away from its event");
+    }
+
+    #[test]
+    fn an_event_whose_last_byte_is_a_cr_gets_its_id_and_does_not_wait() {
+        assert_eq!(told("data: x\r\r"), [format!("{ID}data: x\r\r")]);
+    }
+
+    #[test]
+    fn an_id_reads_back() {
+        let id = EventId { stream: [7; 16], number: 12 };
+        assert_eq!(EventId::parse(&id.to_string()), Some(id));
+        assert_eq!(EventId::parse("deferral-7"), None);
+    }
+}

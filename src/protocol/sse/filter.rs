@@ -1,0 +1,85 @@
+//! A stream without some of its messages.
+
+use super::{EventSplitter, SseField, StreamPiece, byte_joiner::ByteJoiner};
+use crate::protocol::Frame;
+use bytes::Bytes;
+
+/// Takes messages out of an event stream, and lets all else go by.
+#[derive(Debug)]
+pub struct MessageFilter {
+    events: EventSplitter,
+}
+
+// === impl Sieve ===
+
+impl MessageFilter {
+    /// `limit` is for one event, in bytes: a larger one goes by unread, and what follows too.
+    pub fn new(limit: usize) -> Self {
+        Self { events: EventSplitter::new(limit) }
+    }
+
+    /// Takes the next chunk; gives what goes on. `looks` says whether an event that has not ended is worth
+    /// holding; `takes`, whether a message is taken out.
+    pub fn feed(
+        &mut self,
+        chunk: Bytes,
+        looks: impl FnOnce() -> bool,
+        mut takes: impl FnMut(Frame) -> bool,
+    ) -> Bytes {
+        self.events.feed(chunk);
+        let mut out = ByteJoiner::default();
+        while let Some(event) = self.events.next_piece() {
+            let is_taken = event.message().is_some_and(&mut takes);
+            out.push(if is_taken { without_message(&event) } else { event.bytes });
+        }
+        if !looks() {
+            out.push(self.events.take_buffered());
+        }
+        out.into()
+    }
+
+    /// The stream has ended: what was held of it.
+    pub fn finish(&mut self) -> Bytes {
+        self.events.take_buffered()
+    }
+}
+
+/// What is left of an event that was taken: its id, by which the client takes the stream up again, and
+/// whatever else is not said to it.
+fn without_message(event: &StreamPiece) -> Bytes {
+    let mut out = Vec::new();
+    for line in event.lines() {
+        match line.field {
+            None | Some(SseField::Data | SseField::Event) => {}
+            Some(SseField::Id | SseField::Retry | SseField::Other) => {
+                out.extend_from_slice(line.text);
+                out.push(b'\n');
+            }
+        }
+    }
+    if !out.is_empty() {
+        out.push(b'\n');
+    }
+    out.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESSAGE: &str = r#"{"method":"m"}"#;
+
+    #[test]
+    fn an_event_that_is_taken_leaves_its_id_behind() {
+        for (event, left) in [
+            ("data: M\n\n", ""),
+            ("event: message\r\ndata: M\r\ndata: \r\n\r\n", ""),
+            ("id: 7\nevent: message\ndata: M\nretry: 5\n\n", "id: 7\nretry: 5\n\n"),
+            (": hi\rid: 7\rdata: M\r\r", ": hi\nid: 7\n\n"),
+        ] {
+            let mut sieve = MessageFilter::new(99);
+            let out = sieve.feed(event.replace('M', MESSAGE).into(), || true, |_| true);
+            assert_eq!(out, left, "{event}");
+        }
+    }
+}

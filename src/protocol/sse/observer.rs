@@ -1,0 +1,447 @@
+//! Watches an event stream go by without keeping any of it.
+//!
+//! Whoever passes a server's bytes on still has to know three things about them: whether the
+//! response has gone by, where the stream can be taken up again if it breaks, and whether a comment
+//! could be put in here. A [`StreamObserver`] knows them from a few bytes of state, and the last event's id,
+//! however the stream is cut into chunks and however large its messages are. It looks into a
+//! message only until a top-level member tells what it is, which servers write first.
+
+use super::{EventStreamReader, SseField, StreamToken, decode::milliseconds};
+use crate::protocol::message_kind::{KindSniffer, MessageKind};
+use std::{collections::VecDeque, mem, time::Duration};
+
+/// An event stream as it goes by.
+#[derive(Clone, Debug, Default)]
+pub struct StreamObserver {
+    reader: EventStreamReader,
+    /// What the event's data is.
+    sniffer: KindSniffer,
+    /// Where the stream can be taken up again; none while no event has had an id, or the server named a
+    /// pause.
+    event_ids: Option<Box<EventIdTracker>>,
+    response: Option<MessageKind>,
+    /// A message has gone by since this was last asked.
+    has_message: bool,
+    /// What the server notifies and asks, where somebody wants to know.
+    collector: Option<Box<MessageCollector>>,
+}
+
+/// What is needed to take up a stream that broke.
+#[derive(Clone, Debug, Default)]
+struct EventIdTracker {
+    /// The id of the last event that had one, if it is one to resume from.
+    last: Option<Vec<u8>>,
+    /// The ids before it, the oldest first.
+    earlier: VecDeque<Vec<u8>>,
+    /// That of the event that is going by, where it has one.
+    of_event: Option<Vec<u8>>,
+    value: PartialValue,
+    /// How long the server wants to be left alone before.
+    retry: Option<Duration>,
+}
+
+/// The value of the line that is going by, as far as it has come.
+#[derive(Clone, Debug, Default)]
+struct PartialValue {
+    value: Vec<u8>,
+    has_nul: bool,
+}
+
+/// The messages of a stream that are no responses.
+#[derive(Clone, Debug, Default)]
+struct MessageCollector {
+    /// The data so far of the event that is going by.
+    data: Vec<u8>,
+    messages: Vec<Vec<u8>>,
+}
+
+/// Longer messages are heard without their bytes.
+const NOTE: usize = 16 << 10;
+
+/// A client may have lost the last events that were sent to it: it comes back behind one of so many before them.
+const EARLIER: usize = 8;
+
+/// Longer ids are cut off here: a client may resume from one, nobody else can.
+const ID: usize = 1 << 10;
+
+// === impl Watch ===
+
+impl StreamObserver {
+    /// Keeps what the server notifies and asks until it is taken ([`StreamObserver::take_messages`]).
+    pub fn collecting_messages() -> Self {
+        Self { collector: Some(Box::default()), ..Self::default() }
+    }
+
+    /// The notifications and requests that have gone by since this was last asked, their events' ends
+    /// included. One of more than 16 KiB is empty here.
+    pub fn take_messages(&mut self) -> Vec<Vec<u8>> {
+        self.collector.as_mut().map(|notes| mem::take(&mut notes.messages)).unwrap_or_default()
+    }
+
+    /// Takes the next chunk of the stream.
+    pub fn observe(&mut self, chunk: &[u8]) {
+        let mut rest = chunk;
+        while let Some((part, length)) = self.reader.next(rest) {
+            let (piece, after) = rest.split_at(length);
+            rest = after;
+            match part {
+                StreamToken::Value(SseField::Data) => self.observe_data(piece),
+                // A line break between two lines of it.
+                StreamToken::End(SseField::Data) => self.observe_data(b"\n"),
+                StreamToken::Field(SseField::Id | SseField::Retry) => {
+                    self.event_ids_mut().value = PartialValue::default()
+                }
+                StreamToken::Value(SseField::Id | SseField::Retry) => {
+                    self.event_ids_mut().value.append(piece)
+                }
+                StreamToken::End(SseField::Id) => {
+                    let anchor = self.event_ids_mut();
+                    // Readers pass over one with NUL, and an id before it in its event stands.
+                    if !anchor.value.has_nul {
+                        anchor.of_event = Some(mem::take(&mut anchor.value.value));
+                    }
+                }
+                StreamToken::End(SseField::Retry) => {
+                    let anchor = self.event_ids_mut();
+                    anchor.retry = milliseconds(&anchor.value.value).or(anchor.retry);
+                }
+                StreamToken::Blank => self.dispatch(),
+                StreamToken::Mark
+                | StreamToken::LineFeed
+                | StreamToken::Name
+                | StreamToken::Field(_)
+                | StreamToken::Value(_)
+                | StreamToken::End(SseField::Event | SseField::Other) => {}
+            }
+        }
+    }
+
+    /// The first response that has gone by, its event's end included.
+    pub fn response(&self) -> Option<MessageKind> {
+        self.response
+    }
+
+    /// Whether the stream can be taken up again after what has gone by: an event had an id.
+    pub fn is_resumable(&self) -> bool {
+        self.event_ids.as_ref().is_some_and(|anchor| anchor.last.is_some())
+    }
+
+    /// The id after which the stream can be taken up again by somebody else than its client; none where
+    /// it cannot, or the id is longer than 1 KiB.
+    pub fn last_id(&self) -> Option<&[u8]> {
+        let last = self.event_ids.as_ref()?.last.as_deref()?;
+        (last.len() <= ID).then_some(last)
+    }
+
+    /// The ids of the last events before that, of eight at most.
+    pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
+        self.event_ids.iter().flat_map(|anchor| anchor.earlier.iter().map(Vec::as_slice))
+    }
+
+    /// How long the server wants to be left alone before the stream is taken up, where it said so.
+    pub fn retry(&self) -> Option<Duration> {
+        self.event_ids.as_ref()?.retry
+    }
+
+    /// The stream goes on after the event of this id.
+    pub fn resume_after(&mut self, id: &[u8]) {
+        self.event_ids_mut().last = Some(id[..id.len().min(ID + 1)].to_vec());
+    }
+
+    fn event_ids_mut(&mut self) -> &mut EventIdTracker {
+        self.event_ids.get_or_insert_default()
+    }
+
+    /// Whether an event would begin here, so that one of our own can be put in.
+    pub fn is_between_events(&self) -> bool {
+        self.reader.is_between_events()
+    }
+
+    /// Gives up an event that was cut off, of which no more will come: it is none of the stream's. What is
+    /// given has to come before anything else then; mostly it is nothing. It ends the event in a way that
+    /// makes readers drop it, for it becomes one of a kind that nobody listens for. An id that it may have
+    /// had is taken back, so that its reader comes back for it.
+    pub fn abandon_event(&mut self) -> Vec<u8> {
+        let mut void = Vec::new();
+        if self.is_between_events() {
+            return void;
+        }
+        let line = self.reader.unfinished_line();
+        if line.is_some() {
+            void.push(b'\n');
+        }
+        let of_event = self.event_ids.as_mut().and_then(|anchor| anchor.of_event.take());
+        let last = self.event_ids.as_ref().and_then(|anchor| anchor.last.as_deref()).unwrap_or_default();
+        // One that was cut off here cannot be given back.
+        if (of_event.is_some() || line == Some(SseField::Id)) && last.len() <= ID {
+            void.extend_from_slice(&[b"id: ", last, b"\n"].concat());
+        }
+        void.extend_from_slice(b"event: incomplete\n\n");
+        self.reader.restart_event();
+        self.sniffer = KindSniffer::default();
+        if let Some(notes) = &mut self.collector {
+            notes.data.clear();
+        }
+        void
+    }
+
+    /// Whether a message has gone by since this was last asked, its event's end included.
+    pub fn take_has_message(&mut self) -> bool {
+        mem::take(&mut self.has_message)
+    }
+
+    fn observe_data(&mut self, piece: &[u8]) {
+        self.sniffer.feed(piece);
+        if let Some(notes) = &mut self.collector {
+            notes.append(piece, self.sniffer.kind());
+        }
+    }
+
+    /// An event has ended.
+    fn dispatch(&mut self) {
+        let gist = mem::take(&mut self.sniffer).kind();
+        self.has_message |= gist.is_some();
+        if let Some(gist @ (MessageKind::Result | MessageKind::Error)) = gist {
+            self.response.get_or_insert(gist);
+        }
+        if let Some(notes) = &mut self.collector {
+            notes.dispatch(gist);
+        }
+        if let Some(anchor) = &mut self.event_ids
+            && let Some(id) = anchor.of_event.take()
+        {
+            let id = Some(id).filter(|id| id.iter().any(|&byte| byte != b' '));
+            if let Some(before) = mem::replace(&mut anchor.last, id).filter(|before| before.len() <= ID) {
+                if anchor.earlier.len() == EARLIER {
+                    anchor.earlier.pop_front();
+                }
+                anchor.earlier.push_back(before);
+            }
+        }
+    }
+}
+
+// === impl Coming ===
+
+impl PartialValue {
+    fn append(&mut self, piece: &[u8]) {
+        self.has_nul |= memchr::memchr(0, piece).is_some();
+        // One more than fits tells that there was more.
+        let room = ID + 1 - self.value.len();
+        self.value.extend_from_slice(&piece[..piece.len().min(room)]);
+    }
+}
+
+// === impl Notes ===
+
+impl MessageCollector {
+    /// `kind` is what the message is, as far as is known.
+    fn append(&mut self, piece: &[u8], gist: Option<MessageKind>) {
+        if matches!(gist, None | Some(MessageKind::Method)) && self.data.len() <= NOTE {
+            self.data.extend_from_slice(&piece[..piece.len().min(NOTE + 1 - self.data.len())]);
+        }
+    }
+
+    fn dispatch(&mut self, gist: Option<MessageKind>) {
+        let mut data = mem::take(&mut self.data);
+        if gist == Some(MessageKind::Method) {
+            if data.len() > NOTE {
+                data.clear();
+            }
+            self.messages.push(data);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Frame, Kind, sse::EventDecoder};
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    fn watched(stream: &str) -> StreamObserver {
+        let mut watch = StreamObserver::default();
+        watch.observe(stream.as_bytes());
+        watch
+    }
+
+    #[test]
+    fn a_response_counts_once_its_event_has_ended() {
+        assert_eq!(watched("data: {\"id\":1,\"result\":{}}\n").response(), None);
+        assert_eq!(watched("data: {\"id\":1,\"result\":{}}\n\n").response(), Some(MessageKind::Result));
+        assert_eq!(
+            watched("data:{\"id\":1,\ndata:\"error\":{}}\r\n\r\n").response(),
+            Some(MessageKind::Error)
+        );
+        assert_eq!(watched("data: {\"method\":\"a\"}\n\n: result\n\nx: {\"result\":1}\n\n").response(), None);
+        assert_eq!(watched("\u{feff}data: {\"result\":1}\n\n").response(), Some(MessageKind::Result));
+        assert_eq!(watched("\n\u{feff}data: {\"result\":1}\n\n").response(), None);
+    }
+
+    #[test]
+    fn the_ids_of_the_last_events_are_known() {
+        let text: String = (0..20).map(|n| format!("id: {n}\ndata: x\n\n")).collect();
+        let watch = watched(&text);
+        let earlier: Vec<_> =
+            watch.earlier_ids().map(|id| String::from_utf8_lossy(id).into_owned()).collect();
+        assert_eq!(earlier, ["11", "12", "13", "14", "15", "16", "17", "18"]);
+        assert_eq!(watch.last_id(), Some(&b"19"[..]));
+        assert_eq!(watched("data: x\n\nid: 1\ndata: y\n\n").earlier_ids().count(), 0);
+    }
+
+    #[test]
+    fn a_stream_with_an_id_can_be_taken_up_again() {
+        assert!(!watched("data: x\n\n").is_resumable());
+        assert!(!watched("id: 7\n").is_resumable(), "the event has not ended");
+        assert!(watched("id: 7\ndata:\n\n").is_resumable());
+        assert!(watched("id: 7\n\ndata: x\n\n").is_resumable(), "it stays the last id");
+        assert!(!watched("id: 7\n\nid\n\n").is_resumable(), "an empty id takes it back");
+        assert!(!watched("id: 7\n\nid: \n\n").is_resumable());
+    }
+
+    #[test]
+    fn an_id_with_nul_is_none() {
+        assert!(!watched("id: a\0b\ndata: x\n\n").is_resumable());
+        let stands = watched("id: 7\nid: a\0b\ndata: x\n\nid: \0\n\n");
+        assert_eq!(stands.last_id(), Some(&b"7"[..]));
+    }
+
+    #[test]
+    fn it_is_known_after_what_and_when_a_stream_can_be_taken_up() {
+        let of = |stream: &str| {
+            let watch = watched(stream);
+            (watch.last_id().map(<[u8]>::to_vec), watch.retry().map(|pause| pause.as_millis()))
+        };
+        assert_eq!(of("id: a b\nretry: 200\ndata:\n\nid: late\n"), (Some(b"a b".to_vec()), Some(200)));
+        assert_eq!(of("retry:7\nid:1\nid: 2\ndata: x\n\n"), (Some(b"2".to_vec()), Some(7)));
+        assert_eq!(of("id: 1\n\nretry: soon\nretry:  1\nretry: -1\n\n"), (Some(b"1".to_vec()), None));
+        assert_eq!(of("retry: 123456789\n"), (None, Some(123_456_789)));
+        for colon in [":", ": "] {
+            let long = "x".repeat(ID);
+            assert_eq!(of(&format!("id{colon}{long}\n\n")).0.map(|id| id.len()), Some(ID));
+            let longer = watched(&format!("id{colon}{long}x\n\n"));
+            assert!(longer.is_resumable() && longer.last_id().is_none(), "by its client alone");
+        }
+        let mut watch = StreamObserver::default();
+        watch.resume_after(b"7");
+        assert_eq!(watch.last_id(), Some(&b"7"[..]));
+    }
+
+    #[test]
+    fn who_listens_hears_what_the_server_notifies_and_asks() {
+        let long = format!("data: {{\"method\":\"l\",\"params\":\"{}\"}}\n\n", "x".repeat(NOTE));
+        let stream = format!(
+            "id: 1\ndata:\n\ndata: {{\"method\":\ndata: \"n\"}}\n\n{long}: c\n\ndata: {{\"id\":1,\"result\":{{}}}}\n\ndata: {{\"method\":\"cut\"}}\n"
+        );
+        let mut watch = StreamObserver::collecting_messages();
+        let mut heard = Vec::new();
+        for byte in stream.as_bytes().chunks(1) {
+            watch.observe(byte);
+            heard.extend(watch.take_messages());
+        }
+        let heard: Vec<_> =
+            heard.iter().map(|note| String::from_utf8_lossy(note).trim().to_owned()).collect();
+        assert_eq!(heard, ["{\"method\":\n\"n\"}", ""]);
+        let mut quiet = watched(&stream);
+        assert!(quiet.take_messages().is_empty());
+    }
+
+    #[test]
+    fn something_can_be_put_in_between_events_only() {
+        for (stream, between) in [
+            ("", true),
+            ("data: x\n\n", true),
+            ("data: x\r\n\r", true),
+            (": comment\n\n", true),
+            ("data: x\n", false),
+            ("d", false),
+            (": comment\n", false),
+            ("data: x\n\nid: 1", false),
+        ] {
+            assert_eq!(watched(stream).is_between_events(), between, "{stream:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_that_was_cut_off_is_voided() {
+        for cut in ["data: {\"id\":1,\"res", "data: {}\n", "dat", "event: message\ndata: {}", "id: 3", ": c"]
+        {
+            let mut decoder = EventDecoder::new(1024);
+            let mut watch = watched(cut);
+            let void = watch.abandon_event();
+            assert!(
+                watch.is_between_events() && watch.response().is_none() && watch.abandon_event().is_empty()
+            );
+            decoder.feed(Bytes::from([cut.as_bytes(), &void, b"data: y\n\n"].concat()));
+            let mut events = Vec::new();
+            while let Some(event) = decoder.next_event().expect("small") {
+                events.push(event);
+            }
+            let heard: Vec<_> = events.iter().filter(|event| event.event.is_none()).collect();
+            assert_eq!(heard.len(), 1, "{cut:?}: {events:?}");
+            assert_eq!(heard[0].data, "y");
+        }
+    }
+
+    #[test]
+    fn the_id_of_an_event_that_was_cut_off_is_taken_back() {
+        for cut in ["id: b", "id", "id:b\ndata: {\"result\":1}\n", "id: b\rdata: {\"result\":1}"] {
+            for (before, last) in [("id: a\n\n", Some(&b"a"[..])), ("data: x\n\n", None)] {
+                let mut watch = watched(&format!("{before}{cut}"));
+                let void = watch.abandon_event();
+                let mut decoder = EventDecoder::new(1024);
+                decoder.feed(Bytes::from([before.as_bytes(), cut.as_bytes(), &void].concat()));
+                let mut id = None;
+                while let Some(event) = decoder.next_event().expect("small") {
+                    id = event.id.or(id);
+                }
+                assert_eq!(id.as_deref().unwrap_or_default().as_bytes(), last.unwrap_or_default(), "{cut:?}");
+                assert_eq!((watch.last_id(), watch.response()), (last, None), "{cut:?}");
+            }
+        }
+        assert_eq!(watched("id: a\n\ndata: x").abandon_event(), b"\nevent: incomplete\n\n", "it had none");
+    }
+
+    proptest! {
+        #[test]
+        fn a_stream_is_seen_as_the_decoder_reads_it(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "data:", "data: ", "data", "id:", "id: 1", "id", "event:e", ":", "\n", "\n", "\r\n", "\r", "\n\n",
+                    r#"{"jsonrpc":"2.0","id":1,"result":{"a":"]}"}}"#, r#"{"error":{"code":1,"message":"\\\""},"id":1}"#,
+                    r#"{"method":"m","params":{"result":1}}"#,
+                ]),
+                0..24,
+            ),
+            cuts in prop::collection::vec(0usize..40, 0..12),
+        ) {
+            let stream = pieces.concat();
+            let mut watch = StreamObserver::default();
+            let mut decoder = EventDecoder::new(1 << 20);
+            let (mut rest, mut response, mut last_id) = (stream.as_bytes(), None, None);
+            for cut in cuts.into_iter().chain([usize::MAX]) {
+                let (chunk, after) = rest.split_at(cut.min(rest.len()));
+                rest = after;
+                watch.observe(chunk);
+                decoder.feed(Bytes::copy_from_slice(chunk));
+                while let Some(event) = decoder.next_event().expect("small") {
+                    if let Some(id) = event.id {
+                        last_id = Some(id).filter(|id| !id.is_empty());
+                    }
+                    match Frame::parse(event.data).map(|frame| frame.kind().clone()) {
+                        Ok(Kind::Success { .. }) => { response.get_or_insert(MessageKind::Result); }
+                        Ok(Kind::Failure { .. }) => { response.get_or_insert(MessageKind::Error); }
+                        Ok(Kind::Request { .. } | Kind::Notification { .. }) | Err(_) => {}
+                    }
+                }
+            }
+            // What is no JSON the decoder's reader refuses, and a glance may still find something in.
+            if response.is_some() {
+                prop_assert!(watch.response().is_some(), "{}", stream);
+            }
+            prop_assert_eq!(watch.is_resumable(), last_id.is_some(), "{}", stream);
+            prop_assert_eq!(watch.last_id(), last_id.as_deref().map(str::as_bytes), "{}", stream);
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Who holds which call in this process, and how it is told something.
+
+use super::ReplyItem;
+use crate::{
+    dialect::Call,
+    protocol::{Capabilities, InputResponses, RequestId},
+    runtime::{Mutex, random},
+    task::TaskId,
+};
+use bytes::Bytes;
+use dashmap::DashMap;
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+use tokio::sync::mpsc;
+
+/// The calls that are held in this process.
+pub struct CallRegistry {
+    /// Which process this is: drawn anew at each start.
+    pub(super) node: u64,
+    /// Sharded.
+    mailboxes: DashMap<TaskId, Arc<CallMailbox>>,
+}
+
+/// The mailbox of one call. Not a channel of tokio: those allocate 800 bytes up front, and nearly every call
+/// receives nothing.
+#[derive(Default)]
+struct CallMailbox(Mutex<MailboxState>);
+
+#[derive(Default)]
+struct MailboxState {
+    waiting: VecDeque<CallCommand>,
+    /// Room that is set aside for mail whose change is being stored.
+    reserved: usize,
+    /// The call takes no more.
+    is_closed: bool,
+    waker: Option<Waker>,
+}
+
+/// Messages that may wait for one call, reserved room included; [`MailboxFull`] beyond. A cancellation always has room.
+const MAILBOX_CAPACITY: usize = 64;
+
+/// Room for one mail, reserved before the change that it is about is stored; given back when dropped.
+pub(super) struct MailboxPermit {
+    registry: Arc<CallRegistry>,
+    id: TaskId,
+    /// None where the call was not held here.
+    reserved: Option<Arc<CallMailbox>>,
+}
+
+/// The mailbox of a call is full ([`MAILBOX_CAPACITY`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MailboxFull;
+
+/// What a held call can be told.
+pub(super) enum CallCommand {
+    Message(MailboxMessage),
+    Attach(LocalRequest),
+}
+
+/// What is plain data: it could be kept with the task's record, or come from another process. No channel
+/// and nothing else that lives here only has a place in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum MailboxMessage {
+    /// The task's client answered these questions, by key.
+    Responses(Vec<(String, Bytes)>),
+    /// The client answered this question, as JSON-RPC has it: a result or an error.
+    RawResponse(String, Result<Bytes, Bytes>),
+    /// The call is cancelled.
+    Cancelled(CancelTarget),
+}
+
+/// What of a call was cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CancelTarget {
+    /// The client's own request, which has not become a task (2025-11-25, *Cancellation*).
+    Request,
+    /// The task, whose record says so.
+    Task,
+}
+
+/// What attaches a request of this process to the call.
+pub(super) enum LocalRequest {
+    /// Its client came back.
+    Retry(Box<RetryRequest>),
+    /// A request waits for the result, and can be told things meanwhile.
+    ResultWaiter(mpsc::Sender<Bytes>),
+}
+
+/// A request that waits for its call.
+pub(super) struct CallWaiter {
+    pub(super) target: ReplyTarget,
+    pub(super) items: mpsc::Sender<ReplyItem>,
+}
+
+/// What must be known of a request to answer it.
+pub(super) enum ReplyTarget {
+    /// Of 2026-07-28. What was declared with this very request says whether it may be answered with a task's
+    /// handle, and what it may be asked.
+    Canonical { call: Box<Call>, capabilities: Arc<Capabilities> },
+    /// Of an older revision, answered under this id.
+    Native(RequestId),
+}
+
+/// A client of 2026-07-28 that comes back.
+pub(super) struct RetryRequest {
+    pub(super) waiter: CallWaiter,
+    pub(super) answers: InputResponses,
+    /// The threshold as it is for this request.
+    pub(super) defer_after: Option<Duration>,
+}
+
+/// A place among the held calls, given back when dropped.
+pub(super) struct CallRegistration {
+    registry: Arc<CallRegistry>,
+    id: TaskId,
+    mailbox: Arc<CallMailbox>,
+}
+
+// === impl Switchboard ===
+
+impl Default for CallRegistry {
+    fn default() -> Self {
+        Self { node: u64::from_be_bytes(random()), mailboxes: DashMap::new() }
+    }
+}
+
+impl CallRegistry {
+    /// A place for a call that is to be held, under an id that nobody can guess.
+    pub(super) fn register(self: &Arc<Self>) -> CallRegistration {
+        self.register_as(TaskId::from_entropy(random()))
+    }
+
+    /// A place for a call that has its id.
+    pub(super) fn register_as(self: &Arc<Self>, id: TaskId) -> CallRegistration {
+        let mailbox = Arc::new(CallMailbox::default());
+        self.mailboxes.insert(id.clone(), Arc::clone(&mailbox));
+        CallRegistration { registry: Arc::clone(self), id, mailbox }
+    }
+
+    /// Reserves room for one mail to a call. Where the call is not held here there is always room, and what is
+    /// sent there is dropped.
+    ///
+    /// # Errors
+    /// [`MailboxFull`].
+    pub(super) fn reserve(self: &Arc<Self>, id: &TaskId) -> Result<MailboxPermit, MailboxFull> {
+        let reserved = self.mailbox(id);
+        if let Some(mailbox) = &reserved {
+            let mut state = mailbox.0.lock();
+            state.check_room()?;
+            state.reserved += 1;
+        }
+        Ok(MailboxPermit { registry: Arc::clone(self), id: id.clone(), reserved })
+    }
+
+    /// Ends a call: its task is cancelled, or its client cancelled the request. Says whether it is held here.
+    pub(super) fn cancel(&self, id: &TaskId, end: CancelTarget) -> bool {
+        self.mailbox(id).is_some_and(|mailbox| {
+            let mut state = mailbox.0.lock();
+            // A second one would say the same.
+            let is_known = state
+                .waiting
+                .iter()
+                .any(|control| matches!(control, CallCommand::Message(MailboxMessage::Cancelled(known)) if *known == end));
+            if !is_known && !state.is_closed {
+                state.push(CallCommand::Message(MailboxMessage::Cancelled(end)));
+            }
+            !state.is_closed
+        })
+    }
+
+    /// Attaches a request to a call; says whether it is held here.
+    ///
+    /// # Errors
+    /// [`MailboxFull`].
+    pub(super) fn attach(&self, id: &TaskId, local: LocalRequest) -> Result<bool, MailboxFull> {
+        let Some(mailbox) = self.mailbox(id) else { return Ok(false) };
+        let mut state = mailbox.0.lock();
+        if state.is_closed {
+            return Ok(false);
+        }
+        state.check_room()?;
+        state.push(CallCommand::Attach(local));
+        Ok(true)
+    }
+
+    fn mailbox(&self, id: &TaskId) -> Option<Arc<CallMailbox>> {
+        self.mailboxes.get(id).map(|mailbox| Arc::clone(&mailbox))
+    }
+}
+
+// === impl MailRoom ===
+
+impl MailboxPermit {
+    /// Delivers the mail; dropped where the call is not held here, or has ended meanwhile. A call that this process has
+    /// resumed since room was reserved receives it, too.
+    pub(super) fn send(self, mail: MailboxMessage) {
+        if let Some(mailbox) = self.reserved.clone().or_else(|| self.registry.mailbox(&self.id)) {
+            let mut state = mailbox.0.lock();
+            if !state.is_closed {
+                state.push(CallCommand::Message(mail));
+            }
+        }
+    }
+}
+
+impl Drop for MailboxPermit {
+    fn drop(&mut self) {
+        if let Some(mailbox) = &self.reserved {
+            mailbox.0.lock().reserved -= 1;
+        }
+    }
+}
+
+// === impl Mailbox ===
+
+impl CallMailbox {
+    fn poll(&self, cx: &Context<'_>) -> Poll<CallCommand> {
+        let mut state = self.0.lock();
+        if let Some(control) = state.pop() {
+            return Poll::Ready(control);
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn close(&self) -> VecDeque<CallCommand> {
+        let mut state = self.0.lock();
+        state.is_closed = true;
+        std::mem::take(&mut state.waiting)
+    }
+}
+
+// === impl MailboxState ===
+
+impl MailboxState {
+    fn check_room(&self) -> Result<(), MailboxFull> {
+        if self.waiting.len() + self.reserved < MAILBOX_CAPACITY { Ok(()) } else { Err(MailboxFull) }
+    }
+
+    fn pop(&mut self) -> Option<CallCommand> {
+        let control = self.waiting.pop_front();
+        if self.waiting.is_empty() {
+            // Room for the next ones would be kept for as long as a task takes.
+            self.waiting = VecDeque::new();
+        }
+        control
+    }
+
+    fn push(&mut self, control: CallCommand) {
+        self.waiting.push_back(control);
+        if let Some(listener) = self.waker.take() {
+            listener.wake();
+        }
+    }
+}
+
+// === impl Hold ===
+
+impl CallRegistration {
+    /// Names the call, and the task it may become.
+    pub(super) fn id(&self) -> &TaskId {
+        &self.id
+    }
+
+    /// The next thing the call is told.
+    pub(super) async fn receive(&mut self) -> CallCommand {
+        poll_fn(|cx| self.mailbox.poll(cx)).await
+    }
+
+    /// The next thing the call is told, where there is one.
+    pub(super) fn try_receive(&mut self) -> Option<CallCommand> {
+        self.mailbox.0.lock().pop()
+    }
+
+    /// Nothing more is told to the call. Gives what it was told and has not heard.
+    pub(super) fn close(&mut self) -> VecDeque<CallCommand> {
+        self.mailbox.close()
+    }
+}
+
+impl Drop for CallRegistration {
+    fn drop(&mut self) {
+        self.registry.mailboxes.remove(&self.id);
+        drop(self.close());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// Mail as another process could be sent it. A kind that has no such form has no place in it.
+    fn written(mail: &MailboxMessage) -> Vec<u8> {
+        let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).expect("JSON is text");
+        let value = match mail {
+            MailboxMessage::Responses(answers) => {
+                json!({ "answered": answers.iter().map(|(key, answer)| (key, text(answer))).collect::<Vec<_>>() })
+            }
+            MailboxMessage::RawResponse(key, Ok(result)) => json!({ "replied": key, "result": text(result) }),
+            MailboxMessage::RawResponse(key, Err(error)) => json!({ "replied": key, "error": text(error) }),
+            MailboxMessage::Cancelled(CancelTarget::Request) => json!("request cancelled"),
+            MailboxMessage::Cancelled(CancelTarget::Task) => json!("task cancelled"),
+        };
+        value.to_string().into_bytes()
+    }
+
+    fn read(bytes: &[u8]) -> MailboxMessage {
+        let value: Value = serde_json::from_slice(bytes).expect("JSON");
+        let text = |value: &Value| Bytes::from(value.as_str().expect("text").to_owned());
+        let key = |value: &Value| value.as_str().expect("a key").to_owned();
+        match &value {
+            Value::String(word) if word == "task cancelled" => MailboxMessage::Cancelled(CancelTarget::Task),
+            Value::String(_) => MailboxMessage::Cancelled(CancelTarget::Request),
+            about if about["answered"].is_array() => {
+                let answers = about["answered"].as_array().expect("a list").iter();
+                MailboxMessage::Responses(answers.map(|pair| (key(&pair[0]), text(&pair[1]))).collect())
+            }
+            about if about["error"].is_null() => {
+                MailboxMessage::RawResponse(key(&about["replied"]), Ok(text(&about["result"])))
+            }
+            about => MailboxMessage::RawResponse(key(&about["replied"]), Err(text(&about["error"]))),
+        }
+    }
+
+    #[tokio::test]
+    async fn mail_that_was_bytes_on_its_way_tells_a_call_the_same() {
+        let switchboard = Arc::new(CallRegistry::default());
+        let mut hold = switchboard.register();
+        let raw = |text: &'static str| Bytes::from_static(text.as_bytes());
+        for mail in [
+            MailboxMessage::Responses(vec![
+                ("a".into(), raw(r#"{"action":"accept"}"#)),
+                ("b".into(), raw("{ }")),
+            ]),
+            MailboxMessage::RawResponse("a".into(), Ok(raw(r#"{"roots":[]}"#))),
+            MailboxMessage::RawResponse("b".into(), Err(raw(r#"{"code":-1,"message":"\u00e9"}"#))),
+            MailboxMessage::Cancelled(CancelTarget::Request),
+            MailboxMessage::Cancelled(CancelTarget::Task),
+        ] {
+            switchboard.reserve(hold.id()).expect("room").send(read(&written(&mail)));
+            let CallCommand::Message(received) = hold.receive().await else { panic!("no mail") };
+            assert_eq!(received, mail);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_mailbox_refuses_mail_and_requests_and_still_takes_a_cancellation() {
+        let switchboard = Arc::new(CallRegistry::default());
+        let mut hold = switchboard.register();
+        let id = hold.id().clone();
+        let attach = || switchboard.attach(&id, LocalRequest::ResultWaiter(mpsc::channel(1).0));
+        let reserved: Vec<_> =
+            (0..MAILBOX_CAPACITY / 2).map(|_| switchboard.reserve(&id).expect("room")).collect();
+        for _ in 0..MAILBOX_CAPACITY / 2 {
+            assert_eq!(attach(), Ok(true));
+        }
+        assert_eq!((attach(), switchboard.reserve(&id).err()), (Err(MailboxFull), Some(MailboxFull)));
+        // A client may cancel the same request as often as it likes.
+        for _ in 0..1000 {
+            assert!(switchboard.cancel(&id, CancelTarget::Request));
+        }
+        assert!(switchboard.cancel(&id, CancelTarget::Task));
+        for room in reserved {
+            room.send(MailboxMessage::RawResponse("a".into(), Ok(Bytes::new())));
+        }
+        assert_eq!(hold.mailbox.0.lock().waiting.len(), MAILBOX_CAPACITY + 2);
+        for _ in 0..3 {
+            hold.receive().await;
+        }
+        assert_eq!(attach(), Ok(true), "there is room again");
+    }
+
+    #[tokio::test]
+    async fn a_call_that_is_resumed_while_an_answer_is_stored_receives_it() {
+        let switchboard = Arc::new(CallRegistry::default());
+        let id = TaskId::from_entropy([1; 16]);
+        let room = switchboard.reserve(&id).expect("room");
+        let mut hold = switchboard.register_as(id);
+        room.send(MailboxMessage::RawResponse("a".into(), Ok(Bytes::new())));
+        assert!(
+            matches!(hold.receive().await, CallCommand::Message(MailboxMessage::RawResponse(key, _)) if key == "a")
+        );
+    }
+
+    #[tokio::test]
+    async fn room_that_is_not_used_is_given_back() {
+        let switchboard = Arc::new(CallRegistry::default());
+        let hold = switchboard.register();
+        for _ in 0..1000 {
+            drop(switchboard.reserve(hold.id()).expect("room"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_closed_call_receives_no_more_and_returns_what_it_has_not_read() {
+        let switchboard = Arc::new(CallRegistry::default());
+        let mut hold = switchboard.register();
+        let id = hold.id().clone();
+        let room = switchboard.reserve(&id).expect("room");
+        assert!(switchboard.cancel(&id, CancelTarget::Task));
+        let rest = Vec::from(hold.close());
+        assert!(matches!(rest[..], [CallCommand::Message(MailboxMessage::Cancelled(CancelTarget::Task))]));
+        room.send(MailboxMessage::RawResponse("a".into(), Ok(Bytes::new())));
+        assert!(!switchboard.cancel(&id, CancelTarget::Request));
+        assert_eq!(switchboard.attach(&id, LocalRequest::ResultWaiter(mpsc::channel(1).0)), Ok(false));
+        assert!(hold.close().is_empty());
+        drop(hold);
+        assert!(!switchboard.cancel(&id, CancelTarget::Task));
+        assert!(switchboard.mailboxes.is_empty(), "nothing is left of a call that is held no more");
+    }
+}

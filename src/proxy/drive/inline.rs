@@ -1,0 +1,522 @@
+//! A call whose client waits: polled in place, by the connection it came in on.
+//!
+//! What is planned for a call of 2026-07-28 is carried out here while its client is attached. When the call
+//! becomes a task, or its server asks something that can be put to the client, its [`CallDriver`] moves to a
+//! runtime task of its own, and what is left here only passes on what comes from there; a client that comes
+//! back to a parked call goes there at once. Dropping an [`InlineCall`] is how a client's departure is heard:
+//! the upstream stream goes with it, which cancels the call at the server; after the move, the other side
+//! notices the closed channel.
+
+use super::{
+    CallDriver, CallForm, CallSpan, CanonicalForm, DetachReason, DriverEvent, canonical::ServerCell,
+};
+use crate::{
+    bridge::{DriveMode, ExchangeAction, Plan, ToolParamHeaders, plan},
+    dialect::{Call, CallResponse, Caller, modern},
+    policy::Mode,
+    protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
+    proxy::{
+        CallReply, ReplyItem,
+        admission::PendingAdmission,
+        call_registry::{CallWaiter, ReplyTarget},
+        call_reply::ReplySource,
+        input_requests::{self, CallAttempt},
+        observed_call::ObservedCall,
+        reply::{self, CallEnd},
+        route_context::RouteContext,
+        ticket_call, tickets,
+    },
+    runtime::{TaskToken, wait_until},
+    upstream::{
+        CallError, CallerIdentity, Deferral, OutgoingCall, ReadyServer, UpstreamDescription, UpstreamEvent,
+        UpstreamEvents, own_ids,
+    },
+};
+use futures_util::{StreamExt, future::ready, stream};
+use http::{StatusCode, header};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+
+/// One call and its client.
+pub(in crate::proxy) struct InlineCall {
+    shared: Arc<RouteContext>,
+    call: Arc<Call>,
+    caller: Arc<Caller>,
+    stage: InlineStage,
+    /// Time spent waiting for the server.
+    waited: Duration,
+    /// A stopping proxy waits for the call, until somebody else holds it.
+    work: Option<TaskToken>,
+}
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one is the one that is used, and a box would cost every call"
+)]
+enum InlineStage {
+    /// Nothing has been done yet.
+    Fresh,
+    Inline {
+        driver: CallDriver,
+    },
+    /// The call is on its way to become a task; what is still for the client comes from there.
+    Detached {
+        items: mpsc::Receiver<ReplyItem>,
+        since: Instant,
+    },
+    Done,
+}
+
+/// Who the server is, or the refusal of a call that it does not serve.
+type PrepareResult = Result<Arc<UpstreamDescription>, Box<CallReply>>;
+
+/// The same, and where the call goes.
+type CachedPrepareResult = Result<ReadyServer, Box<CallReply>>;
+
+// === impl Attended ===
+
+impl InlineCall {
+    pub(in crate::proxy) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
+        Self {
+            work: Some(shared.stopping.track()),
+            shared,
+            call,
+            caller: Arc::new(caller),
+            stage: InlineStage::Fresh,
+            waited: Duration::ZERO,
+        }
+    }
+
+    /// Everything up to the moment the call is sent. The threshold counts from before that. A handshake
+    /// or a list that takes longer does not hold up the handle: the call is then a task before it is sent.
+    async fn start(&mut self) -> Result<(), Box<CallReply>> {
+        let tool = self.call.target.as_deref().unwrap_or_default();
+        let policy = self.shared.route.tool_policy_for(tool, &self.caller.rollout_membership);
+        if policy.mode == Mode::Deny && self.call.method == Method::ToolsCall {
+            // Before its server is looked for.
+            return Err(Box::new(reply::refuse(&self.call, StatusCode::OK, &plan::denied_error(tool))));
+        }
+        let ticketing = tickets::modern_ticket_options(&self.shared, &self.call, &self.caller, &policy);
+        let planned =
+            plan(&self.call, &self.caller, &policy, ticketing.as_ref().map(|(terms, _)| terms.after));
+        let attempt = match self.call.method.can_request_input() {
+            true => input_requests::read_attempt(&self.shared, &self.caller, &self.call),
+            false => Ok(CallAttempt::Fresh(InputResponses::default())),
+        };
+        let began = self.shared.clock.now();
+        // A client that comes back waits for its call, wherever that is.
+        let is_back = matches!(attempt, Ok(CallAttempt::Retry(..)));
+        // From here on, whether or not its client stays until it is sent.
+        let observed = (matches!(planned, Plan::Drive(DriveMode::Observe { .. })) && !is_back)
+            .then(|| ObservedCall::begin(&self.shared, tool, &policy, began));
+        let due = match (&planned, &attempt) {
+            (
+                Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }),
+                Ok(CallAttempt::Fresh(_) | CallAttempt::Repeat),
+            ) => Some(began + *after),
+            _ => None,
+        };
+        let (mut preparing, mut calls) = (None, None);
+        let mut prepared = match is_back {
+            // Its server was asked when the call was made, and may be gone: what has become of the call is
+            // known to whoever holds it.
+            true => None,
+            false => self.prepare_cached().map(|prepared| {
+                let ReadyServer { description, calls: its } = prepared?;
+                calls = Some(its);
+                Ok(description)
+            }),
+        };
+        if !is_back && prepared.is_none() {
+            let prepare = prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller));
+            prepared = tokio::select! {
+                biased;
+                prepared = preparing.insert(Box::pin(prepare)) => Some(prepared),
+                () = wait_until(due) => None,
+                () = self.shared.overdue.stopped() => return Err(Box::new(self.closing_reply())),
+            };
+        }
+        if is_back && self.call.method == Method::ToolsCall {
+            // Boxed, as what only a client that comes back needs: every call that waits would pay for it.
+            Box::pin(check_param_headers(&self.shared, &self.call, &self.caller)).await?;
+        }
+        if is_back || preparing.is_some() {
+            self.waited += self.shared.clock.now() - began;
+        }
+        let server = ServerCell::default();
+        if let Some(prepared) = prepared {
+            server.set(prepared?);
+        }
+        let defer_after = match planned {
+            Plan::Drive(DriveMode::Defer { after } | DriveMode::Ticket { after }) => Some(after),
+            Plan::Drive(DriveMode::Observe { .. } | DriveMode::Inline | DriveMode::Task)
+            | Plan::Relay
+            | Plan::RelayWithoutTask => None,
+            Plan::Refuse(error) => {
+                return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
+            }
+        };
+        let supplied = match attempt? {
+            CallAttempt::Fresh(answers) => answers,
+            CallAttempt::Repeat => InputResponses::default(),
+            CallAttempt::Retry(id, answers) => {
+                let (shared, caller, call) = (&self.shared, &self.caller, &self.call);
+                let back = input_requests::resume_parked(shared, caller, call, &id, answers, defer_after);
+                let items = Box::pin(back).await?;
+                self.follow_detached(items);
+                return Ok(());
+            }
+        };
+        let turn = self.admit(tool)?;
+        // The server is still being asked who it is.
+        let late = preparing.filter(|_| !server.is_known());
+        let span = CallSpan::of_call(&self.shared, &mut self.call);
+        let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
+        let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.outlives()));
+        let replies = match (late, calls) {
+            (None, Some(calls)) => calls.call(own_ids::next(), call, deferral.clone()),
+            (None, None) => shared.upstream.call(outgoing(call, caller, deferral.clone())),
+            (Some(preparing), _) => {
+                call_when_prepared(preparing, shared, call, caller, &server, deferral.clone())
+            }
+        };
+        let tool = call.target.as_deref().unwrap_or_default();
+        let limits = call
+            .method
+            .can_request_input()
+            .then(|| shared.call_limits(tool, caller.principal, deferral.as_ref()));
+        let limits = limits.flatten();
+        let (replies, dequeued) = match &limits {
+            Some(limits) => limits.limit(turn, replies, &shared.clock),
+            None => (replies, None),
+        };
+        let canonical = CanonicalForm {
+            call: Arc::clone(call),
+            caller: Arc::clone(caller),
+            server,
+            binding: None,
+            refused: None,
+            supplied,
+            deferral,
+            ticketing: ticketing.map(|(_, ticketing)| Box::new(ticketing)),
+            progress: None,
+            began,
+        };
+        let mut driver = CallDriver::inline(shared, canonical, replies, policy, (defer_after, began), span);
+        (driver.limits, driver.dequeued) = (limits, dequeued);
+        if let Some(observed) = observed {
+            driver.observe(observed);
+        }
+        self.stage = InlineStage::Inline { driver };
+        Ok(())
+    }
+
+    /// Admits the call that is to be made, where it is limited.
+    fn admit(&self, tool: &str) -> Result<Option<PendingAdmission>, Box<CallReply>> {
+        if self.shared.limiters.is_none() || self.call.method != Method::ToolsCall {
+            return Ok(None);
+        }
+        self.shared.admit(std::iter::once(tool), self.caller.principal).map_err(|refused| {
+            let mut reply = reply::refuse(&self.call, StatusCode::OK, &refused.error());
+            reply.headers.extend(refused.retry_after().map(|wait| (header::RETRY_AFTER, wait)));
+            Box::new(reply)
+        })
+    }
+
+    /// The outcome of [`prepare`], where nothing has to be waited for: that of nearly every call.
+    fn prepare_cached(&self) -> Option<CachedPrepareResult> {
+        let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
+        let server = shared.upstream.ready_server(&CallerIdentity::of(caller))?;
+        if call.method == Method::ToolsCall
+            && let Err(refused) = shared.peek_tool_list(caller, |catalogue| {
+                catalogue.map_or(Ok(()), |catalogue| compare_param_headers(call, catalogue))
+            })?
+        {
+            return Some(Err(refused));
+        }
+        Some(Ok(server))
+    }
+
+    /// Waits for one thing to happen to the call. Gives what it means for the client, if anything.
+    async fn step(&mut self) -> Option<ReplyItem> {
+        let InlineStage::Inline { driver } = &mut self.stage else { return None };
+        let began = self.shared.clock.now();
+        let happening = driver.next_event().await;
+        let now = self.shared.clock.now();
+        self.waited += now - began;
+        driver.stop_making_tasks();
+        driver.exchange.observe_time(now);
+        match happening {
+            DriverEvent::Server(UpstreamEvent::Notification(frame)) => {
+                if let CallForm::Canonical(canonical) = &mut driver.form {
+                    canonical.note_progress(&frame);
+                }
+                return modern::notification_for(&self.call, &frame).map(ReplyItem::Notification);
+            }
+            DriverEvent::Server(
+                event @ (UpstreamEvent::ServerRequest(_) | UpstreamEvent::InputRequired(_)),
+            ) => {
+                if let CallForm::Canonical(canonical) = &mut driver.form
+                    && let Some(first) = canonical.detach_reason(&self.shared.route.path, event)
+                {
+                    self.detach(first);
+                }
+                return None;
+            }
+            DriverEvent::Server(UpstreamEvent::RequestCancelled { .. }) | DriverEvent::Dequeued => {}
+            DriverEvent::Server(UpstreamEvent::Final(said)) => driver.end(CallEnd::Response(said)),
+            DriverEvent::Server(UpstreamEvent::Lost(lost)) => driver.end(CallEnd::Lost(lost)),
+            DriverEvent::Due => driver.exchange.handle_timeout(now),
+            DriverEvent::Draining => driver.exchange.handle_drain(now),
+            DriverEvent::Overdue => driver.end(CallEnd::Lost(CallError::Closing)),
+            DriverEvent::Stored(_)
+            | DriverEvent::Written(..)
+            | DriverEvent::Sent
+            | DriverEvent::ClientDisconnected(_)
+            | DriverEvent::Committed(_)
+            | DriverEvent::Received(_)
+            | DriverEvent::Streams(_)
+            | DriverEvent::RecordChanged
+            | DriverEvent::WriteDue
+            | DriverEvent::ResumePoint(_)
+            | DriverEvent::Stopping => unreachable!("this happens to calls that are held"),
+        }
+        match driver.exchange.poll_action() {
+            None => None,
+            Some(ExchangeAction::Reply(word)) => {
+                let CallForm::Canonical(canonical) = &driver.form else { return None };
+                let mut reply = canonical.reply(&self.shared, &self.call, word);
+                if self.call.method == Method::ToolsList {
+                    ticket_call::add_ticket_tools(&self.shared, &self.call, &self.caller, &mut reply);
+                }
+                if let Some(observed) = &mut driver.observed {
+                    observed.record_outcome(reply.account.outcome);
+                }
+                Some(self.final_reply(reply))
+            }
+            Some(ExchangeAction::Store) => {
+                self.detach(DetachReason::Store);
+                None
+            }
+            Some(
+                ExchangeAction::RequestInput(_)
+                | ExchangeAction::RequestOnStream(_)
+                | ExchangeAction::ReplyTask
+                | ExchangeAction::RequestInTask(_)
+                | ExchangeAction::Withdraw(_)
+                | ExchangeAction::RetryUpstream
+                | ExchangeAction::Decline(_)
+                | ExchangeAction::ExpireInput(_)
+                | ExchangeAction::StoreResult(_)
+                | ExchangeAction::RemoveTask
+                | ExchangeAction::CancelUpstream,
+            ) => unreachable!("an attended exchange is handed over first, and its departure is a drop"),
+        }
+    }
+
+    /// From here on the call is held by a runtime task of its own.
+    fn detach(&mut self, first: DetachReason) {
+        let InlineStage::Inline { driver } = std::mem::replace(&mut self.stage, InlineStage::Done) else {
+            return;
+        };
+        // A few: what the client does not take must wait at the server, not here.
+        let (items, received) = mpsc::channel(8);
+        // Nothing else of it is needed here any more, and it may be megabytes.
+        self.call = Arc::new(self.call.without_bytes());
+        let (call, capabilities) = (Box::new(Call::clone(&self.call)), Arc::clone(&self.caller.capabilities));
+        driver.detach(CallWaiter { target: ReplyTarget::Canonical { call, capabilities }, items }, first);
+        self.follow_detached(received);
+    }
+
+    /// What is still for the client comes from elsewhere.
+    fn follow_detached(&mut self, items: mpsc::Receiver<ReplyItem>) {
+        self.stage = InlineStage::Detached { items, since: self.shared.clock.now() };
+        self.work = None;
+    }
+
+    /// The proxy's time is over before the call was sent.
+    fn closing_reply(&self) -> CallReply {
+        reply::to_client(&self.call, &self.shared.route, CallEnd::Lost(CallError::Closing), None)
+    }
+
+    fn final_reply(&mut self, mut reply: CallReply) -> ReplyItem {
+        reply.account.upstream = self.waited;
+        self.stage = InlineStage::Done;
+        ReplyItem::Reply(reply)
+    }
+}
+
+impl ReplySource for InlineCall {
+    /// The next message for the client. Dropping the future in between loses nothing but the wait.
+    async fn next(&mut self) -> Option<ReplyItem> {
+        loop {
+            match &mut self.stage {
+                InlineStage::Fresh => {
+                    if let Err(reply) = self.start().await {
+                        return Some(self.final_reply(*reply));
+                    }
+                }
+                InlineStage::Inline { .. } => {
+                    if let Some(item) = self.step().await {
+                        return Some(item);
+                    }
+                }
+                InlineStage::Detached { items, since } => match items.recv().await {
+                    Some(ReplyItem::Reply(reply)) => {
+                        self.waited += self.shared.clock.now() - *since;
+                        return Some(self.final_reply(reply));
+                    }
+                    other => return other,
+                },
+                InlineStage::Done => return None,
+            }
+        }
+    }
+}
+
+/// Learns who the server is, and judges the call by that.
+async fn prepare(shared: Arc<RouteContext>, call: Arc<Call>, caller: Arc<Caller>) -> PrepareResult {
+    let server = shared
+        .upstream
+        .describe(&CallerIdentity::of(&caller))
+        .await
+        .map_err(|lost| Box::new(reply::to_client(&call, &shared.route, CallEnd::Lost(lost), None)))?;
+    if call.method == Method::ToolsCall {
+        check_param_headers(&shared, &call, &caller).await?;
+    }
+    Ok(server)
+}
+
+/// The call, on its way to the server.
+fn outgoing(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) -> OutgoingCall {
+    OutgoingCall { id: own_ids::next(), call: Arc::clone(call), caller: CallerIdentity::of(caller), deferral }
+}
+
+/// A call whose client waits no longer while its server is still being made ready. What judges it
+/// then, ends it.
+fn call_when_prepared(
+    preparing: impl Future<Output = PrepareResult> + Send + 'static,
+    shared: &Arc<RouteContext>,
+    call: &Arc<Call>,
+    caller: &Arc<Caller>,
+    server: &ServerCell,
+    deferral: Option<Deferral>,
+) -> UpstreamEvents {
+    let (shared, call, caller) = (Arc::clone(shared), Arc::clone(call), Arc::clone(caller));
+    let server = server.clone();
+    let replies = async move {
+        match preparing.await {
+            Ok(known) => {
+                server.set(known);
+                shared.upstream.call(outgoing(&call, &caller, deferral))
+            }
+            Err(refusal) => {
+                let refused = match Frame::parse(refusal.body) {
+                    Ok(frame) => UpstreamEvent::Final(CallResponse::relayed(frame)),
+                    Err(error) => UpstreamEvent::Lost(CallError::Invalid(error.to_string())),
+                };
+                stream::once(ready(refused)).boxed()
+            }
+        }
+    };
+    stream::once(replies).flatten().boxed()
+}
+
+/// Compares the `Mcp-Param-*` headers with the arguments (2026-07-28, *Server Behavior for
+/// Custom Headers*). A server whose tools cannot be listed is called all the same.
+async fn check_param_headers(
+    shared: &RouteContext,
+    call: &Call,
+    caller: &Caller,
+) -> Result<(), Box<CallReply>> {
+    let Some(catalogue) = shared.tool_list(caller).await else { return Ok(()) };
+    compare_param_headers(call, &catalogue)
+}
+
+fn compare_param_headers(call: &Call, catalogue: &ToolParamHeaders) -> Result<(), Box<CallReply>> {
+    let wanted = catalogue.mirrored(call.target.as_deref().unwrap_or_default());
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let arguments = call.params.as_ref().and_then(|params| params.get("arguments"));
+    headers::check_params(wanted, arguments.as_ref(), &call.headers).map_err(|mismatch| {
+        let error = ErrorObject::new(code::HEADER_MISMATCH, mismatch.to_string());
+        Box::new(reply::refuse(call, StatusCode::BAD_REQUEST, &error))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{StandIn, TASKS, call, endpoint, response};
+    use super::*;
+    use crate::{policy, runtime::Clock, upstream::Upstream};
+    use serde_json::{Value, json};
+    use std::future::pending;
+    use tokio::time::sleep;
+
+    /// A server that takes its time for a handshake, and as much for a list of its tools. It answers calls with
+    /// this, if with anything.
+    fn slow(preparing: Duration, answer: Option<&'static str>) -> impl Upstream {
+        let answers = move |outgoing: OutgoingCall| {
+            let (takes, result) = match outgoing.call.method {
+                Method::ToolsList => (preparing, Some(r#"{"tools":[]}"#)),
+                _ => (Duration::ZERO, answer),
+            };
+            stream::once(async move {
+                let Some(result) = result else { return pending().await };
+                sleep(takes).await;
+                response(result)
+            })
+            .boxed()
+        };
+        StandIn { preparing, answers }
+    }
+
+    /// What a client that takes tasks is answered with, and after how long.
+    async fn called(server: impl Upstream, defer: policy::DeferPolicy) -> (Value, Duration) {
+        let (endpoint, clock) = endpoint(server, defer);
+        let began = clock.now();
+        let answer = call(&endpoint, "tools/call", TASKS, json!({ "name": "t" })).await;
+        (answer, clock.now() - began)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_the_handshake_and_the_tools_counts_against_the_threshold() {
+        let (second, after) = (Duration::from_secs(1), Duration::from_secs(5));
+        let defer = policy::DeferPolicy { after, ..policy::DeferPolicy::default() };
+        for preparing in [0, 1, 2, 3, 60] {
+            let server = slow(preparing * second, None);
+            let (answer, took) = called(server, defer.clone()).await;
+            assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
+            assert_eq!(took, after, "{preparing}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_of_ours_that_comes_late_keeps_its_code_in_the_task() {
+        let tools = r#"{"tools":[{"name":"t","inputSchema":{"type":"object","properties":{"p":{"type":"string","x-mcp-header":"P"}}}}]}"#;
+        let minute = Duration::from_secs(60);
+        let answers = move |_: OutgoingCall| stream::once(ready(response(tools))).boxed();
+        let (endpoint, _) = endpoint(StandIn { preparing: minute, answers }, policy::DeferPolicy::default());
+        let params = json!({ "name": "t", "arguments": { "p": "unmirrored" } });
+        let task = call(&endpoint, "tools/call", TASKS, params).await;
+        let id = &task["result"]["taskId"];
+        sleep(3 * minute).await;
+        let shown = call(&endpoint, "tasks/get", TASKS, json!({ "taskId": id })).await;
+        assert_eq!(shown["result"]["status"], "failed", "{shown}");
+        assert_eq!(shown["result"]["error"]["code"], code::HEADER_MISMATCH, "{shown}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn always_is_always() {
+        let defer = policy::DeferPolicy { mode: Mode::Always, ..policy::DeferPolicy::default() };
+        for _ in 0..20 {
+            let server = slow(Duration::ZERO, Some(r#"{"content":[]}"#));
+            let (answer, _) = called(server, defer.clone()).await;
+            assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! A task's call that the process before this one has held, gone on with where it is now.
+
+use super::{
+    CallDriver, CallForm, CallSpan, DetachedState, Exchange,
+    canonical::{CanonicalForm, ServerCell},
+    deadlines,
+    native::NativeForm,
+    open_requests::{AnswerTarget, OpenRequests},
+};
+use crate::{
+    bridge::exchange::InputDelivery,
+    dialect::{Call, Caller, ClientInfo, Credentials, ExtraHeaders, Principal},
+    protocol::{Capabilities, Frame, InputRequest, InputResponses, Method, RequestId},
+    proxy::{
+        anchor::{AnchorForm, TaskAnchor},
+        ledger::TaskLease,
+        orphan_report::OrphanFate,
+        route_context::RouteContext,
+        session::SessionKey,
+    },
+    task::{InputAnswer, Record, TaskState, view::experimental::TaskResultFormat},
+    telemetry::CallOrigin,
+    upstream::{CallerIdentity, Deferral, ResumedCall, ServerRequest},
+};
+use bytes::Bytes;
+use std::{sync::Arc, time::Instant};
+
+/// Goes on with a task's call, in the background; nothing is called. Where that cannot be, gives back the place of
+/// the task: its server is none that it can be done with, or an answer may not have reached it and cannot be given to it any more.
+pub(in crate::proxy) fn resume_call(
+    shared: &Arc<RouteContext>,
+    (custody, fate): (TaskLease, OrphanFate),
+    record: &Record,
+    anchor: &TaskAnchor,
+    credentials: Credentials,
+) -> Result<(), (TaskLease, OrphanFate)> {
+    let Some(RestoredInput { open: asked, undelivered, closed_keys: forgotten }) =
+        RestoredInput::restore(record, anchor)
+    else {
+        return Err((custody, fate));
+    };
+    let principal = Principal::from_bytes(record.owner.principal);
+    let declared = match &anchor.words {
+        AnchorForm::Canonical { declared } => Capabilities::read(Bytes::copy_from_slice(declared.as_bytes())),
+        AnchorForm::Native { .. } => Ok(Capabilities::none()),
+    };
+    let Ok(capabilities) = declared.map(Arc::new) else { return Err((custody, fate)) };
+    // Its session has been opened already.
+    let caller = CallerIdentity { principal, credentials, capabilities, client_info: ClientInfo::default() };
+    let deferral = Deferral::new(true);
+    deferral.mark_deferred();
+    let mut ids: Vec<_> = asked.iter().map(|question| question.id.clone()).collect();
+    ids.extend(undelivered.iter().map(|answered| answered.id.clone()));
+    // The server has the answers to the others, and may say those questions again all the same.
+    for id in anchor.questions.iter().filter_map(|(token, _)| parse_id(token)) {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    let taken_up = shared.upstream.resume_call(&caller, &anchor.call, ids, deferral.clone());
+    let Some(ResumedCall { replies, open: ways, off_stream: elsewhere }) = taken_up else {
+        return Err((custody, fate));
+    };
+    let mut ways = ways.into_iter();
+
+    let policy = shared.route.tool_policy(&record.tool);
+    let mut book = OpenRequests::new(&shared.route.path, &policy.keys, InputResponses::default());
+    book.mark_keys_used(&record.keys_used);
+    for (question, way) in asked.into_iter().zip(ways.by_ref()) {
+        let origin = CallOrigin { principal: principal.to_string(), tool: record.tool.to_string() };
+        book.restore(question.key, question.asked, question.id, AnswerTarget::Direct(way), origin);
+    }
+    let mut answered = Vec::new();
+    for (UndeliveredResponse { key, id, answer }, way) in undelivered.into_iter().zip(ways.by_ref()) {
+        // The server may have it already: it waits for none under this id then.
+        way.respond(answer);
+        answered.push((id, key));
+    }
+    ways.for_each(|way| way.discard());
+    let (manner, form) = match &anchor.words {
+        AnchorForm::Canonical { .. } => {
+            let began = shared.clock.now();
+            (
+                InputDelivery::RoundTrips,
+                CallForm::Canonical(canonical_form(caller, record, anchor, deferral, began)),
+            )
+        }
+        AnchorForm::Native { session, wants_progress } => {
+            let session = session.map(SessionKey::from_digest);
+            let begin =
+                |(key, call)| shared.sessions.in_flight.begin_proxy_call(key, anchor.call.call, None, call);
+            let native = NativeForm {
+                owner: record.owner.clone(),
+                session,
+                tool: record.tool.to_string(),
+                ttl: None,
+                wants_progress: *wants_progress,
+                view: record.view,
+                // Its client has its handle.
+                reader: TaskResultFormat::Published,
+                ticketing: None,
+                progress: None,
+                deferral,
+                needs_credentials: anchor.needs_credentials,
+                _in_flight: session.zip(elsewhere).map(begin),
+                began: shared.clock.now(),
+                last_status: record.state.status(),
+            };
+            (InputDelivery::Stream, CallForm::Native(Box::new(native)))
+        }
+    };
+    let limits = shared.call_limits(&record.tool, principal, None);
+    let (replies, _) = match &limits {
+        Some(limits) => limits.limit(None, replies, &shared.clock),
+        None => (replies, None),
+    };
+    let hold = shared.call_registry.register_as(record.id.clone());
+    let mut driver = Box::new(CallDriver {
+        shared: Arc::clone(shared),
+        exchange: Exchange::stored_task(manner, deadlines(shared, None, record.view)),
+        replies: Some(replies),
+        limits,
+        // It is at the server already, whoever else is.
+        dequeued: None,
+        observed: None,
+        retries: 0,
+        policy,
+        detached: Some(DetachedState::with(hold, book)),
+        form,
+        span: CallSpan::of_record(shared, record, anchor.call.call),
+    });
+    driver.detached().lease = Some(custody);
+    driver.detached().restore_anchor(anchor.call.clone(), answered, shared.clock.now(), fate);
+    driver.start_task();
+    if let (CallForm::Native(_), Some(DetachedState { open_requests: book, streams: Some(lines), .. })) =
+        (&driver.form, driver.detached.as_deref_mut())
+    {
+        book.ids().into_iter().for_each(|ask| lines.queue_request(ask, false));
+    }
+    for key in forgotten {
+        driver.write_withdrawal(key);
+    }
+    shared.stopping.spawn(driver.run());
+    Ok(())
+}
+
+/// What is asked in a task, as the process that goes on with it finds it.
+pub struct RestoredInput {
+    /// What can be answered.
+    pub open: Vec<RestoredRequest>,
+    /// Answers that the server may not have.
+    pub undelivered: Vec<UndeliveredResponse>,
+    /// The keys of what is asked, or answered, and reaches nobody: the server has taken it back, or nobody knows any
+    /// more what the server calls it.
+    pub closed_keys: Vec<String>,
+}
+
+/// A question that was open.
+pub struct RestoredRequest {
+    pub key: String,
+    pub id: RequestId,
+    pub asked: ServerRequest,
+}
+
+/// An answer that the server may not have.
+pub struct UndeliveredResponse {
+    pub key: String,
+    pub id: RequestId,
+    pub answer: InputAnswer,
+}
+
+// === impl Left ===
+
+impl RestoredInput {
+    /// By what is kept of the task and of its call. `Missing` where an answer cannot be delivered, as it is not known what
+    /// the server calls its question.
+    pub fn restore(record: &Record, anchor: &TaskAnchor) -> Option<Self> {
+        let undelivered = undelivered_responses(record, anchor)?;
+        let open = restored_requests(record, anchor);
+        let mut forgotten = closed_keys(record, &open);
+        forgotten.extend(record.undelivered.keys().filter(|key| anchor.taken_back.contains(key)).cloned());
+        Some(Self { open, undelivered, closed_keys: forgotten })
+    }
+}
+
+fn parse_id(token: &str) -> Option<RequestId> {
+    RequestId::from_token(Bytes::copy_from_slice(token.as_bytes()))
+}
+
+/// The answers that the server may not have. `Missing` where one of them cannot be delivered, as it is not known what
+/// the server calls its question.
+fn undelivered_responses(record: &Record, anchor: &TaskAnchor) -> Option<Vec<UndeliveredResponse>> {
+    let answered = |(key, answer): (&String, &InputAnswer)| {
+        let (token, _) = anchor.questions.iter().find(|(_, known)| known == key)?;
+        let id = parse_id(token)?;
+        Some(UndeliveredResponse { key: key.clone(), id, answer: answer.clone() })
+    };
+    let is_wanted = |(key, _): &(&String, &InputAnswer)| !anchor.taken_back.contains(key);
+    record.undelivered.iter().filter(is_wanted).map(answered).collect()
+}
+
+/// The questions that are open.
+fn restored_requests(record: &Record, anchor: &TaskAnchor) -> Vec<RestoredRequest> {
+    let none = Default::default();
+    let outstanding = match &record.state {
+        TaskState::InputRequired { outstanding } => outstanding,
+        TaskState::Working
+        | TaskState::Completed { .. }
+        | TaskState::Failed { .. }
+        | TaskState::Cancelled => &none,
+    };
+    let question = |(token, key): &(String, String)| {
+        let id = parse_id(token)?;
+        let request = outstanding.get(key)?;
+        let asked = match anchor.words {
+            AnchorForm::Canonical { .. } => {
+                ServerRequest::Canonical(InputRequest::from_raw(request.clone())?)
+            }
+            // The members of `request` are those of the message but for two.
+            AnchorForm::Native { .. } => {
+                let head = format!(r#"{{"jsonrpc":"2.0","id":{token},"#);
+                ServerRequest::Native(
+                    Frame::parse([head.as_bytes(), request.get(1..)?].concat().into()).ok()?,
+                )
+            }
+        };
+        Some(RestoredRequest { key: key.clone(), id, asked })
+    };
+    let mut open: Vec<RestoredRequest> = Vec::new();
+    for question in anchor.questions.iter().filter_map(question) {
+        if open.iter().all(|known| known.key != question.key) {
+            open.push(question);
+        }
+    }
+    open
+}
+
+/// The keys under which something is asked that is not open any more: the anchor knows nothing of it, or it cannot be
+/// read.
+fn closed_keys(record: &Record, open: &[RestoredRequest]) -> Vec<String> {
+    let TaskState::InputRequired { outstanding } = &record.state else { return Vec::new() };
+    let is_open = |key: &&String| open.iter().any(|open| open.key == **key);
+    outstanding.keys().filter(|key| !is_open(key)).cloned().collect()
+}
+
+fn canonical_form(
+    caller: CallerIdentity,
+    record: &Record,
+    anchor: &TaskAnchor,
+    deferral: Deferral,
+    began: Instant,
+) -> CanonicalForm {
+    let CallerIdentity { principal, credentials, capabilities, client_info } = caller;
+    let call = Call {
+        bytes: Bytes::new(),
+        id: RequestId::from_number(anchor.call.call),
+        method: Method::ToolsCall,
+        params: None,
+        target: Some(record.tool.to_string()),
+        progress_token: None,
+        log_level: None,
+        headers: ExtraHeaders::default(),
+        client_info: client_info.clone(),
+        trace: None,
+    };
+    CanonicalForm {
+        call: Arc::new(call),
+        caller: Arc::new(Caller {
+            principal,
+            credentials,
+            capabilities,
+            client_info,
+            match_headers: None,
+            rollout_membership: Default::default(),
+        }),
+        server: ServerCell::default(),
+        binding: None,
+        refused: None,
+        supplied: InputResponses::default(),
+        deferral: Some(deferral),
+        ticketing: None,
+        progress: None,
+        began,
+    }
+}

@@ -1,0 +1,68 @@
+//! Calls of tools that a rule denies (`mode: deny`), in whatever shape they come.
+//!
+//! A server may read a message otherwise than we do ([`ambiguity`](crate::dialect::ambiguity)), and runs what a
+//! batch holds. So on a route that denies a tool a message must be one that can be read in one way, and a batch
+//! with a denied call is refused whole, as is one with a `tools/list`, whose answer could not be edited. A message
+//! that can be read in two ways is refused as well where calls are counted (`concurrency`, `calls_per_minute`).
+
+use crate::{
+    bridge::plan,
+    dialect::legacy::ClientMessage,
+    protocol::{ErrorObject, Method, code},
+    proxy::{
+        AccessSummary, LegacyRequest, LegacyResponse, legacy_http::refused, route_context::RouteContext,
+        session::LegacyClient,
+    },
+    telemetry::RequestOutcome,
+};
+use http::StatusCode;
+
+/// What is said to a client whose message could be read in two ways.
+const AMBIGUITY_REASON: &str = "calls on this route are denied (mode: deny) or limited (concurrency, calls_per_minute), so a message must be \
+                   one that can be read in one way";
+
+/// Whether messages have to be looked at.
+pub(super) fn can_refuse(shared: &RouteContext, passage: &LegacyRequest) -> bool {
+    (shared.route.denies_tools() || shared.limiters.is_some()) && passage.method == http::Method::POST
+}
+
+/// The refusal of everything that a POST holds, where something in it must not reach the server.
+pub(super) fn refuse(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    passage: &LegacyRequest,
+) -> Option<LegacyResponse> {
+    if !can_refuse(shared, passage) {
+        return None;
+    }
+    let error = violation(shared, client, passage)?;
+    let waiting = passage.post.request_ids();
+    let status = if waiting.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
+    Some(refused(status, &waiting, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
+}
+
+fn violation(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> Option<ErrorObject> {
+    if let Some(ambiguity) = &passage.post.ambiguity {
+        return Some(ambiguity.error(AMBIGUITY_REASON));
+    }
+    // A tool of ours that takes a ticket is none of the server's, whatever its rules say.
+    if super::ticket_call::is_ticket_call(shared, client, passage) {
+        return None;
+    }
+    passage.post.messages.iter().find_map(|message| match message {
+        ClientMessage::Request { method: Method::ToolsCall, target, .. } => {
+            let tool = target.as_deref().unwrap_or_default();
+            shared.route.denies(tool).then(|| plan::denied_error(tool))
+        }
+        ClientMessage::Request { method: Method::ToolsList, .. }
+            if passage.post.is_batch && shared.route.denies_tools() =>
+        {
+            let words = "a batch on this route must not hold tools/list (mode: deny); send it on its own";
+            Some(ErrorObject::new(code::INVALID_REQUEST, words))
+        }
+        ClientMessage::Request { .. }
+        | ClientMessage::Notification(_)
+        | ClientMessage::Cancelled(_)
+        | ClientMessage::Response(_) => None,
+    })
+}

@@ -1,0 +1,63 @@
+//! Messages that are refused whole, because a policy forbids one of them or cannot be applied.
+//!
+//! A `tools/call` of its own is judged where it becomes a task. Here it is looked at all other shapes
+//! in which a server would still run one: a batch, and whatever a server may read otherwise than we do
+//! ([`ambiguity`](crate::dialect::ambiguity)). Only routes on which a tool must be a task have
+//! something to evade.
+
+use crate::{
+    dialect::legacy::ClientMessage,
+    policy::Mode,
+    protocol::{ErrorObject, Method, code},
+    proxy::{
+        AccessSummary, LegacyRequest, LegacyResponse, legacy_http::refused, route_context::RouteContext,
+    },
+    telemetry::RequestOutcome,
+};
+use http::StatusCode;
+
+/// What is said to a client whose message could be read in two ways.
+const AMBIGUITY_REASON: &str =
+    "tools here run as tasks only (mode: required), so a message must be one that can be read in one way";
+
+/// Whether messages have to be looked at.
+pub(super) fn can_refuse(shared: &RouteContext, passage: &LegacyRequest) -> bool {
+    shared.route.requires_tasks(&passage.standing) && passage.method == http::Method::POST
+}
+
+/// The refusal of everything that a POST holds, where something in it must not reach the server.
+pub(super) async fn refuse(shared: &RouteContext, passage: &LegacyRequest) -> Option<LegacyResponse> {
+    if !can_refuse(shared, passage) {
+        return None;
+    }
+    let error = violation(shared, passage)?;
+    if shared.server_has_tasks(passage.principal, &passage.headers).await {
+        return None;
+    }
+    let waiting = passage.post.request_ids();
+    let status = if waiting.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
+    Some(refused(status, &waiting, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
+}
+
+fn violation(shared: &RouteContext, passage: &LegacyRequest) -> Option<ErrorObject> {
+    if let Some(ambiguity) = &passage.post.ambiguity {
+        return Some(ambiguity.error(AMBIGUITY_REASON));
+    }
+    if !passage.post.is_batch {
+        return None;
+    }
+    let required = |message: &ClientMessage| match message {
+        ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. } => {
+            (shared.route.tool_policy_for(tool, &passage.standing).mode == Mode::Required)
+                .then(|| tool.clone())
+        }
+        ClientMessage::Request { .. }
+        | ClientMessage::Notification(_)
+        | ClientMessage::Cancelled(_)
+        | ClientMessage::Response(_) => None,
+    };
+    let tool = passage.post.messages.iter().find_map(required)?;
+    let words =
+        format!("the tool {tool} runs as a task only, which no call in a batch does; nothing was sent");
+    Some(ErrorObject::new(code::METHOD_NOT_FOUND, words))
+}

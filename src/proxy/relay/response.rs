@@ -1,0 +1,318 @@
+//! The answer to a legacy client's request as it goes by: what [`ResponseRelay`] decides is carried out here.
+//!
+//! The server's body is read, its bytes are edited where they have to be, and what is said of it is kept:
+//! for the log, for who comes back (`requester`), and for the session that listens.
+
+use super::{
+    deferred_head::{self, UpstreamBody},
+    forwarded_request::ForwardedRequest,
+    session_stream::SessionStream,
+};
+use crate::{
+    bridge::{
+        deny,
+        relay::{LossReason, RelayAction, RelayOutcome, RelayPhase, ResponseRelay, ResponseStatus},
+    },
+    protocol::{ErrorObject, Frame, RequestId, sse::ResponseEditor},
+    proxy::{
+        AccessSummary, BodyContinuation, BodyPiece,
+        keep_alive::LazyTimer,
+        reply::{lost_error, outcome_of},
+    },
+    telemetry::{Limit, RequestOutcome},
+    upstream::CallError,
+};
+use bytes::Bytes;
+use futures_util::{FutureExt, Stream, future::BoxFuture};
+use http::HeaderValue;
+use smallvec::SmallVec;
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+/// One answer as it goes by.
+pub(super) struct RelayedResponse {
+    pub(super) request: ForwardedRequest,
+    relay: ResponseRelay<CallError>,
+    body: UpstreamBody,
+    /// What is said of it in the log, as far as is known.
+    outcome: RequestOutcome,
+    timer: LazyTimer,
+    /// Takes denied tools out of a list, before anything else is changed.
+    tool_filter: Option<Box<ResponseEditor>>,
+    pub(super) changes: StreamEdits,
+    /// To whom an answer is owed, while that is found out.
+    owed: Option<BoxFuture<'static, SmallVec<[RequestId; 1]>>>,
+    /// Our own end of it. Made when it is first waited for: most answers are there.
+    stop: Option<BoxFuture<'static, ()>>,
+}
+
+/// What a response becomes, or nothing where it stays as it is. The second is the session that the
+/// answer names.
+pub(in crate::proxy) type ResponseEdit = Box<dyn FnMut(&Frame, Option<&HeaderValue>) -> Option<Bytes> + Send>;
+
+/// An event stream whose response is changed as it goes by.
+pub(super) struct EditedStream {
+    pub(super) edit: ResponseEdit,
+    pub(super) in_session: Option<HeaderValue>,
+    pub(super) editor: ResponseEditor,
+}
+
+/// What does not pass as it comes.
+pub(super) enum StreamEdits {
+    None,
+    /// One message is changed.
+    Edited(Box<EditedStream>),
+    /// The session listens on it: something is taken out, and we may have something to say.
+    SessionStream(Box<SessionStream>),
+}
+
+// === impl Relaying ===
+
+impl RelayedResponse {
+    pub(super) fn new(
+        sent: ForwardedRequest,
+        relay: ResponseRelay<CallError>,
+        body: UpstreamBody,
+        outcome: RequestOutcome,
+        timer: LazyTimer,
+    ) -> Self {
+        Self {
+            request: sent,
+            relay,
+            body,
+            outcome,
+            timer,
+            tool_filter: None,
+            changes: StreamEdits::None,
+            owed: None,
+            stop: None,
+        }
+    }
+
+    /// Tools that are denied are taken out of every list on it. `limit` is for one event, in bytes.
+    pub(super) fn hide_tools(&mut self, limit: usize) {
+        self.tool_filter = Some(Box::new(ResponseEditor::for_all_responses(limit)));
+    }
+
+    /// Tells the relay the next thing that happens.
+    fn poll_next_event(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.relay.phase() {
+            RelayPhase::Flowing => match self.body.poll_chunk(cx) {
+                Poll::Ready(Some(Ok(bytes))) => {
+                    let bytes = self.edit(bytes);
+                    self.relay.handle_chunk(bytes, self.body.is_over());
+                }
+                Poll::Ready(Some(Err(lost))) => {
+                    self.request.mark_lost(&lost);
+                    self.relay.handle_end(Some(lost));
+                }
+                Poll::Ready(None) => self.relay.handle_end(None),
+                Poll::Pending => ready!(self.poll_local(cx)),
+            },
+            RelayPhase::Resolving => {
+                let Some(settling) = &mut self.owed else { return Poll::Ready(()) };
+                let owed = ready!(settling.poll_unpin(cx));
+                self.owed = None;
+                self.relay.handle_unanswered(owed);
+            }
+            RelayPhase::Resuming => match self.body.poll_resumed(cx) {
+                Poll::Ready(outcome) => {
+                    // The event comes again that has not ended.
+                    if let StreamEdits::Edited(edited) = &mut self.changes {
+                        edited.editor.restart_event();
+                    }
+                    self.tool_filter.iter_mut().for_each(|editor| editor.restart_event());
+                    self.relay.handle_resumed(outcome);
+                }
+                Poll::Pending => ready!(self.poll_local(cx)),
+            },
+            RelayPhase::Ended => {}
+        }
+        Poll::Ready(())
+    }
+
+    /// Waits for what happens here while the server says nothing: our own end, something to say to a session
+    /// that listens, the time.
+    fn poll_local(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let stop = self.stop.get_or_insert_with(|| {
+            let stopping = self.request.stopping.clone();
+            async move { stopping.stopped().await }.boxed()
+        });
+        if stop.poll_unpin(cx).is_ready() {
+            self.relay.handle_shutdown();
+            return Poll::Ready(());
+        }
+        if self.relay.can_insert()
+            && let StreamEdits::SessionStream(session) = &mut self.changes
+            && let Poll::Ready(told) = session.stream.messages.poll_recv(cx)
+        {
+            // It lives as long as the stream itself.
+            self.relay.handle_own_event(told.expect("its sender is kept where it was opened"));
+            return Poll::Ready(());
+        }
+        let clock = &self.request.shared.clock;
+        let Some(due) = self.relay.poll_timeout(|| clock.now()) else { return Poll::Pending };
+        ready!(self.timer.poll_until(cx, due));
+        // The timer may be a little ahead.
+        self.relay.handle_timeout(clock.now().max(due));
+        Poll::Ready(())
+    }
+
+    /// What goes on of the server's next bytes.
+    fn edit(&mut self, bytes: Bytes) -> Bytes {
+        let is_over = self.body.is_over();
+        let bytes = match &mut self.tool_filter {
+            None => bytes,
+            Some(editor) => {
+                let route = &self.request.shared.route;
+                let seen = editor.feed(bytes, |list| deny::hide(list, |tool| route.denies(tool)));
+                let rest = if is_over { editor.finish() } else { Bytes::new() };
+                if rest.is_empty() { seen } else { [seen, rest].concat().into() }
+            }
+        };
+        let (bytes, rest) = match &mut self.changes {
+            StreamEdits::None => return bytes,
+            StreamEdits::Edited(edited) => {
+                let EditedStream { edit, in_session, editor } = &mut **edited;
+                let bytes = editor.feed(bytes, |response| edit(response, in_session.as_ref()));
+                (bytes, is_over.then(|| editor.finish()))
+            }
+            StreamEdits::SessionStream(session) => (session.feed(bytes), is_over.then(|| session.rest())),
+        };
+        let rest = rest.unwrap_or_default();
+        if rest.is_empty() { bytes } else { [bytes, rest].concat().into() }
+    }
+
+    /// Carries out one action; gives what there is to be sent of it.
+    fn carry_out(&mut self, action: RelayAction<CallError>) -> Option<BodyPiece> {
+        match action {
+            RelayAction::Send(bytes) => return Some(BodyPiece::of(bytes)),
+            RelayAction::SendAnswered(bytes, said) => {
+                let account = Some(self.finish_answered(said));
+                return Some(BodyPiece { account, ..BodyPiece::of(bytes) });
+            }
+            RelayAction::End(bytes, verdict) => {
+                return Some(BodyPiece::last(bytes, self.finish(verdict)));
+            }
+            RelayAction::Abort(verdict) => {
+                let account = Some(self.finish(verdict));
+                return Some(BodyPiece { account, then: BodyContinuation::Break, ..BodyPiece::end() });
+            }
+            RelayAction::ResolveUnanswered(waiting) => {
+                let asked = Arc::clone(&self.request.requester.pending);
+                self.owed = Some(async move { asked.owed(waiting).await }.boxed());
+            }
+            RelayAction::Resume(from) => {
+                if let Some(body) = self.body.streaming() {
+                    body.begin_resume(from);
+                }
+            }
+            RelayAction::KeepForResume(behind, waiting) => {
+                self.request.requester.save_unfinished(&behind, self.relay.earlier_ids(), &waiting);
+            }
+            RelayAction::Release => self.body.streaming().into_iter().for_each(|body| body.release()),
+            RelayAction::Cancel => {
+                if let Some(body) = self.body.streaming() {
+                    body.cancel("the proxy is shutting down");
+                }
+            }
+            RelayAction::CancelOverdue => {
+                self.request.cancel_overdue();
+                self.body.mark_answered();
+            }
+        }
+        None
+    }
+
+    /// All that was asked has been answered.
+    fn finish_answered(&mut self, said: ResponseStatus) -> AccessSummary {
+        self.body.mark_answered();
+        self.request.requester.mark_answered();
+        self.request.mark_ended();
+        self.outcome = match said {
+            ResponseStatus::Plain => self.outcome,
+            ResponseStatus::Error => self.request.requester.error_outcome(),
+            ResponseStatus::ToolError => RequestOutcome::ToolError,
+        };
+        self.request.summarize(self.outcome)
+    }
+
+    fn finish(&mut self, verdict: RelayOutcome<CallError>) -> AccessSummary {
+        let (outcome, error) = match verdict {
+            RelayOutcome::Completed(said) => return self.finish_answered(said),
+            RelayOutcome::Resumable => return self.request.summarize(self.outcome),
+            RelayOutcome::Cancelled => return self.request.summarize(RequestOutcome::Disconnected),
+            RelayOutcome::Lost(lost) => {
+                // Of a proxy that stops, the server is still at it, and hears so when it is left.
+                if !lost.is_shutdown() {
+                    self.body.mark_answered();
+                }
+                self.request.requester.mark_answered();
+                (outcome_of(&lost), lost.error())
+            }
+            RelayOutcome::TimedOut(error) => {
+                Limit::HeldDeadline.record_hit();
+                (RequestOutcome::UpstreamFailed, error)
+            }
+        };
+        self.request.summarize(outcome).with_reason(&error)
+    }
+}
+
+impl Stream for RelayedResponse {
+    type Item = BodyPiece;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<BodyPiece>> {
+        let this = &mut *self;
+        loop {
+            while let Some(action) = this.relay.poll_action() {
+                if let Some(piece) = this.carry_out(action) {
+                    return Poll::Ready(Some(piece));
+                }
+            }
+            if this.relay.phase() == RelayPhase::Ended {
+                return Poll::Ready(None);
+            }
+            ready!(this.poll_next_event(cx));
+        }
+    }
+}
+
+impl Drop for RelayedResponse {
+    /// The client may have left.
+    fn drop(&mut self) {
+        self.relay.handle_disconnect();
+        while let Some(action) = self.relay.poll_action() {
+            drop(self.carry_out(action));
+        }
+    }
+}
+
+impl LossReason for CallError {
+    fn is_connection_loss(&self) -> bool {
+        matches!(self, Self::Broken(_))
+    }
+
+    fn is_shutdown(&self) -> bool {
+        matches!(self, Self::Closing)
+    }
+
+    fn error(&self) -> ErrorObject {
+        lost_error(self)
+    }
+
+    fn unanswered() -> Self {
+        Self::Broken("the answer ended without a response".to_owned())
+    }
+
+    fn empty() -> Self {
+        deferred_head::empty_response_error()
+    }
+
+    fn shutdown() -> Self {
+        Self::Closing
+    }
+}

@@ -1,0 +1,57 @@
+//! The last so many of something: the oldest makes room.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::Hash,
+};
+
+/// A map of the last `MOST` that were put into it.
+#[derive(Debug)]
+pub(super) struct BoundedMap<K, V, const MOST: usize> {
+    entries: HashMap<K, V>,
+    /// The oldest first. What has been removed since may still be here.
+    order: VecDeque<K>,
+}
+
+// === impl Latest ===
+
+impl<K, V, const MOST: usize> Default for BoundedMap<K, V, MOST> {
+    fn default() -> Self {
+        Self { entries: HashMap::new(), order: VecDeque::new() }
+    }
+}
+
+impl<K: Clone + Eq + Hash, V, const MOST: usize> BoundedMap<K, V, MOST> {
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
+        self.entries.get(key)
+    }
+
+    pub(super) fn contains(&self, key: &K) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// Gives what has been forgotten for it.
+    pub(super) fn insert(&mut self, key: K, value: V) -> Option<K> {
+        if self.entries.insert(key.clone(), value).is_some() {
+            return None;
+        }
+        self.order.push_back(key);
+        let oldest = (self.order.len() > MOST).then(|| self.order.pop_front())??;
+        self.entries.remove(&oldest).map(|_| oldest)
+    }
+
+    /// Whether it was there.
+    pub(super) fn remove(&mut self, key: &K) -> bool {
+        self.entries.remove(key).is_some()
+    }
+
+    /// Keeps only these. Looks at all.
+    pub(super) fn retain(&mut self, mut stays: impl FnMut(&K) -> bool) {
+        self.entries.retain(|key, _| stays(key));
+    }
+
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.entries.len(), self.order.len())
+    }
+}

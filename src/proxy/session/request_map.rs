@@ -1,0 +1,57 @@
+//! What stands under a request's id in a session, for as long as somebody holds it.
+
+use super::SessionKey;
+use crate::protocol::RequestId;
+use dashmap::DashMap;
+use std::sync::Arc;
+
+/// Such things, by session and request.
+#[derive(Debug)]
+pub(in crate::proxy) struct RequestMap<V>(pub(super) DashMap<(SessionKey, RequestId), V>);
+
+/// One of them, until it is dropped.
+pub(in crate::proxy) struct RequestRegistration<V> {
+    pub(super) map: Arc<RequestMap<V>>,
+    pub(super) key: (SessionKey, RequestId),
+}
+
+// === impl ByRequest ===
+
+impl<V> Default for RequestMap<V> {
+    fn default() -> Self {
+        Self(DashMap::new())
+    }
+}
+
+impl<V> RequestMap<V> {
+    /// Whether there are any. Cheap.
+    pub(in crate::proxy) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(in crate::proxy) fn get(&self, session: SessionKey, request: RequestId) -> Option<V>
+    where
+        V: Clone,
+    {
+        Some(self.0.get(&(session, request))?.clone())
+    }
+
+    pub(in crate::proxy) fn register(
+        self: &Arc<Self>,
+        session: SessionKey,
+        request: &RequestId,
+        value: V,
+    ) -> RequestRegistration<V> {
+        let name = (session, request.detached());
+        self.0.insert(name.clone(), value);
+        RequestRegistration { map: Arc::clone(self), key: name }
+    }
+}
+
+// === impl Registered ===
+
+impl<V> Drop for RequestRegistration<V> {
+    fn drop(&mut self) {
+        self.map.0.remove(&self.key);
+    }
+}

@@ -1,0 +1,180 @@
+//! Which sessions were given the tools that take tickets, and what is known of their clients.
+//!
+//! A client that has read its list of tools before tickets were on does not know the tools, and its model would not know
+//! what to do with a ticket: it is given none. So is one whose session has been forgotten here.
+
+use super::{SessionKey, bounded_map::BoundedMap};
+use crate::{
+    bridge::ticket::TicketToolNames,
+    protocol::{Capabilities, Method, Payload, splice::JsonObject},
+    runtime::Mutex,
+};
+use bytes::Bytes;
+use std::{collections::BTreeSet, sync::Arc};
+
+/// The holders of tickets among the sessions of one route.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct TicketHolders {
+    /// Each lock is held for one insertion or look-up.
+    given: Mutex<BoundedMap<SessionKey, Arc<TicketToolNames>, REMEMBERED>>,
+    clients: Mutex<BoundedMap<SessionKey, Arc<ClientDeclaration>, REMEMBERED>>,
+    /// The server's own names that could be ours.
+    similar: Mutex<BTreeSet<String>>,
+}
+
+/// What a client has said of itself in its handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::proxy) struct ClientDeclaration {
+    /// `clientInfo.name`.
+    pub(in crate::proxy) name: Option<Box<str>>,
+    /// It has declared tasks (2025-11-25), so that it is given no tickets.
+    pub(in crate::proxy) declares_tasks: bool,
+    /// What it can be asked. `Missing` of one that declares more than is remembered.
+    capabilities: Option<Capabilities>,
+}
+
+/// How many sessions are remembered. Each costs about 400 bytes.
+const REMEMBERED: usize = 16 << 10;
+
+/// How much of what a client declares is, in bytes. One that declares more is asked whatever its server asks.
+const MAX_DECLARED: usize = 1 << 10;
+
+/// How much of a name is, in bytes.
+const MAX_NAME: usize = 128;
+
+/// How many names of the server's own are known that could be ours.
+const MAX_SIMILAR: usize = 64;
+
+// === impl Holders ===
+
+impl TicketHolders {
+    /// A client opens this session.
+    pub(in crate::proxy) fn add_session(&self, session: SessionKey, client: ClientDeclaration) {
+        self.clients.lock().insert(session, Arc::new(client));
+    }
+
+    pub(in crate::proxy) fn client(&self, session: SessionKey) -> Option<Arc<ClientDeclaration>> {
+        self.clients.lock().get(&session).cloned()
+    }
+
+    /// What the tools are called that this session was given, if it was.
+    pub(in crate::proxy) fn given_names(&self, session: SessionKey) -> Option<Arc<TicketToolNames>> {
+        self.given.lock().get(&session).cloned()
+    }
+
+    pub(in crate::proxy) fn set_given(&self, session: SessionKey, names: &Arc<TicketToolNames>) {
+        self.given.lock().insert(session, Arc::clone(names));
+    }
+
+    /// The server uses these names.
+    pub(in crate::proxy) fn learn_names(&self, alike: Vec<String>) {
+        let mut known = self.similar.lock();
+        for name in alike {
+            if known.len() < MAX_SIMILAR {
+                known.insert(name);
+            }
+        }
+    }
+
+    /// Whether the server uses this name.
+    pub(in crate::proxy) fn is_used(&self, name: &str) -> bool {
+        self.similar.lock().contains(name)
+    }
+
+    /// What the tools are called beside those of the server.
+    pub(in crate::proxy) fn free_names(&self) -> Arc<TicketToolNames> {
+        let known = self.similar.lock();
+        Arc::new(TicketToolNames::avoiding(|name| known.contains(name)))
+    }
+}
+
+// === impl ClientInfo ===
+
+impl ClientDeclaration {
+    /// What the params of `initialize` say.
+    pub(in crate::proxy) fn of(params: Option<&Payload>) -> Self {
+        let of = |key: &str| JsonObject::read(&params?.get(key)?).ok();
+        let name = of("clientInfo").and_then(|about| about.string("name"));
+        let declared = params.and_then(|params| params.get("capabilities"));
+        let declared = declared.map_or(Ok(Capabilities::none()), Capabilities::read);
+        Self {
+            name: name.filter(|name| name.len() <= MAX_NAME).map(Into::into),
+            declares_tasks: of("capabilities").is_some_and(|capabilities| capabilities.contains("tasks")),
+            capabilities: declared.ok().filter(|declared| declared.retained_bytes() <= MAX_DECLARED),
+        }
+    }
+
+    /// Whether a server may ask it this, as far as is known.
+    pub(in crate::proxy) fn can_be_asked(&self, method: &Method, params: Option<&Bytes>) -> bool {
+        self.capabilities.as_ref().is_none_or(|declared| declared.missing_for(method, params).is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u8) -> SessionKey {
+        SessionKey::from_digest([n; 16])
+    }
+
+    #[test]
+    fn a_session_is_given_names_that_the_server_does_not_use() {
+        let holders = TicketHolders::default();
+        assert_eq!(holders.given_names(key(1)), None);
+        holders.set_given(key(1), &holders.free_names());
+        holders.learn_names(vec!["deferral_result".to_owned()]);
+        assert_eq!(&*holders.given_names(key(1)).expect("given").result, "deferral_result", "as it was told");
+        holders.set_given(key(1), &holders.free_names());
+        assert_eq!(&*holders.given_names(key(1)).expect("given").result, "deferral_result_2");
+    }
+
+    #[test]
+    fn only_so_many_sessions_are_remembered_the_last_of_them() {
+        let (holders, names) = (TicketHolders::default(), TicketHolders::default().free_names());
+        let key = |n: usize| SessionKey::from_digest((n as u128).to_be_bytes());
+        for n in 0..=REMEMBERED {
+            holders.set_given(key(n), &names);
+            holders.add_session(key(n), ClientDeclaration::of(None));
+        }
+        let is_known = |n| (holders.given_names(key(n)).is_some(), holders.client(key(n)).is_some());
+        assert_eq!([0, 1, REMEMBERED].map(is_known), [(false, false), (true, true), (true, true)]);
+    }
+
+    #[test]
+    fn what_a_server_calls_its_tools_takes_no_more_memory_than_that() {
+        let holders = TicketHolders::default();
+        holders.learn_names((0..10_000).map(|n| format!("deferral_{n}")).collect());
+        assert_eq!(holders.similar.lock().len(), MAX_SIMILAR);
+    }
+
+    #[test]
+    fn a_client_says_who_it_is_and_whether_it_knows_tasks() {
+        let of = |params: &str| {
+            let known =
+                ClientDeclaration::of(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
+            (known.name, known.declares_tasks)
+        };
+        let known = of(r#"{"clientInfo":{"name":"codex"},"capabilities":{"tasks":{}}}"#);
+        assert_eq!(known, (Some("codex".into()), true));
+        let long = format!(r#"{{"clientInfo":{{"name":"{}"}}}}"#, "x".repeat(MAX_NAME + 1));
+        assert_eq!(of(&long), (None, false));
+        assert_eq!(ClientDeclaration::of(None).name, None);
+    }
+
+    #[test]
+    fn a_client_can_be_asked_what_it_has_declared_and_anything_where_that_is_more_than_is_remembered() {
+        let asked = |capabilities: &str| {
+            let params = format!(r#"{{"capabilities":{capabilities}}}"#);
+            let client = ClientDeclaration::of(Some(&Payload::read(params.into())));
+            [Method::Elicit, Method::CreateMessage, Method::RootsList]
+                .map(|method| client.can_be_asked(&method, None))
+        };
+        assert_eq!(asked("{}"), [false; 3]);
+        assert_eq!(asked(r#"{"elicitation":{},"roots":{}}"#), [true, false, true]);
+        assert_eq!(asked("5"), [true; 3], "what cannot be read says nothing");
+        let long = format!(r#"{{"experimental":{{"x":"{}"}}}}"#, "x".repeat(MAX_DECLARED));
+        assert_eq!(asked(&long), [true; 3]);
+        assert!(!ClientDeclaration::of(None).can_be_asked(&Method::Elicit, None));
+    }
+}

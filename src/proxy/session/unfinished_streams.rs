@@ -1,0 +1,122 @@
+//! Requests whose stream ended before their answer, and whose clients go on elsewhere.
+//!
+//! A server may end a stream whose events have ids, and its client comes back for the rest with
+//! `Response-Event-ID` (2025-11-25, *Resumability and Redelivery*). Where the server has died meanwhile, the
+//! client hears nothing that it understands, and some wait for ever: an HTTP error answers no request.
+//! So it is remembered what such a stream left unanswered, and behind which event, so that whoever comes
+//! back for it can be told ([`UnfinishedStreams::get`]).
+
+use super::{SessionKey, bounded_map::BoundedMap, pending_requests::PendingRequest};
+use crate::{dialect::Principal, protocol::RequestId, runtime::Mutex};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// What the streams of a route have left unanswered, the last [`REMEMBERED`] of them.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct UnfinishedStreams {
+    /// Never held while waiting.
+    known: Mutex<BoundedMap<EventKey, UnfinishedStream, REMEMBERED>>,
+}
+
+/// An event of a client's session: a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::proxy) struct EventKey([u8; 16]);
+
+/// What a stream has left unanswered.
+#[derive(Clone, Debug)]
+pub(in crate::proxy) struct UnfinishedStream {
+    pub(in crate::proxy) waiting: SmallVec<[RequestId; 1]>,
+    /// Whoever goes on elsewhere may still take it back.
+    pub(in crate::proxy) pending: Arc<PendingRequest>,
+}
+
+/// How many events of such streams are remembered, of each stream the last nine. Each costs about 200 bytes; the client of one that is forgotten too
+/// early may wait for ever if its server has died.
+const REMEMBERED: usize = 16 << 10;
+
+/// Requests with longer ids are not remembered, in bytes.
+const MAX_ID_BYTES: usize = 256;
+
+// === impl Place ===
+
+impl EventKey {
+    pub(in crate::proxy) fn of(principal: Principal, session: Option<SessionKey>, last_id: &[u8]) -> Self {
+        let whose = session.map_or(*principal.as_bytes(), SessionKey::digest);
+        Self(*Principal::of(&[&whose, last_id]).as_bytes())
+    }
+}
+
+// === impl Unfinished ===
+
+impl UnfinishedStreams {
+    /// A stream ended behind this event, and these wait for the rest.
+    pub(in crate::proxy) fn insert(
+        &self,
+        place: EventKey,
+        waiting: SmallVec<[RequestId; 1]>,
+        asked: Arc<PendingRequest>,
+    ) {
+        if asked.ids.iter().map(|id| id.as_bytes().len()).sum::<usize>() > MAX_ID_BYTES {
+            return;
+        }
+        self.known.lock().insert(place, UnfinishedStream { waiting, pending: asked });
+    }
+
+    /// What still waits for an answer behind this event; mostly nothing.
+    pub(in crate::proxy) fn get(&self, place: EventKey) -> Option<UnfinishedStream> {
+        self.known.lock().get(&place).cloned()
+    }
+
+    /// What was left there has been answered.
+    pub(in crate::proxy) fn remove(&self, place: EventKey) {
+        self.known.lock().remove(&place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+    use smallvec::smallvec;
+
+    fn place(last_id: &str) -> EventKey {
+        let principal = Principal::from_bytes([1; 16]);
+        let session = SessionKey::named(principal, &HeaderValue::from_static("s"));
+        EventKey::of(principal, Some(session), last_id.as_bytes())
+    }
+
+    fn leave(unfinished: &UnfinishedStreams, last_id: &str, id: &RequestId) {
+        let waiting = smallvec![id.clone()];
+        unfinished.insert(
+            place(last_id),
+            waiting,
+            PendingRequest::new(&Arc::default(), None, smallvec![id.clone()]),
+        );
+    }
+
+    #[test]
+    fn what_was_left_is_known_behind_its_event_until_it_is_answered() {
+        let unfinished = UnfinishedStreams::default();
+        leave(&unfinished, "e1", &RequestId::from_number(7));
+        let left = unfinished.get(place("e1")).expect("it is known");
+        assert_eq!(left.waiting[..], [RequestId::from_number(7)]);
+        assert!(unfinished.get(place("e2")).is_none());
+        let other = EventKey::of(Principal::from_bytes([2; 16]), None, b"e1");
+        assert!(unfinished.get(other).is_none(), "it is another's");
+        unfinished.remove(place("e1"));
+        assert!(unfinished.get(place("e1")).is_none());
+    }
+
+    #[test]
+    fn only_so_much_is_remembered() {
+        let unfinished = UnfinishedStreams::default();
+        for number in 0..=REMEMBERED {
+            leave(&unfinished, &number.to_string(), &RequestId::from_number(7));
+        }
+        assert!(unfinished.get(place("0")).is_none() && unfinished.get(place("1")).is_some());
+        let long = RequestId::from_token(format!("\"{}\"", "x".repeat(MAX_ID_BYTES)).into()).expect("an id");
+        leave(&unfinished, "long", &long);
+        assert!(unfinished.get(place("long")).is_none());
+        assert_eq!(unfinished.known.lock().sizes(), (REMEMBERED, REMEMBERED));
+    }
+}

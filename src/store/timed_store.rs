@@ -1,0 +1,119 @@
+//! How long a store takes for what it is asked, for operators.
+
+use super::{
+    DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError, StoreUsage,
+    TaskTally,
+};
+use crate::{
+    protocol::Timestamp,
+    runtime::{Clock, SystemClock},
+    task::{Record, TaskId, TaskPrincipal},
+    telemetry::metrics,
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::sync::Arc;
+
+/// A store whose time is taken.
+pub struct TimedStore {
+    inner: Arc<dyn Store>,
+    clock: SystemClock,
+}
+
+/// What is timed.
+const OPERATIONS: [&str; 9] =
+    ["insert", "load", "swap", "anchor", "orphans", "remove", "due", "list", "recent"];
+
+// === impl Timed ===
+
+impl TimedStore {
+    pub fn new(inner: Arc<dyn Store>) -> Self {
+        metrics::register_store_operations(&OPERATIONS);
+        Self { inner, clock: SystemClock::new() }
+    }
+
+    async fn time<T>(&self, op: &str, asked: impl Future<Output = T>) -> T {
+        debug_assert!(
+            OPERATIONS.contains(&op),
+            "{op} is not among the operations that are counted from the start"
+        );
+        let since = self.clock.now();
+        let answer = asked.await;
+        metrics::record_store_operation(op, self.clock.now() - since);
+        answer
+    }
+}
+
+#[async_trait]
+impl Store for TimedStore {
+    async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
+        self.time("insert", self.inner.insert(record)).await
+    }
+
+    async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
+        self.time("load", self.inner.load(id)).await
+    }
+
+    async fn swap(
+        &self,
+        version: RecordVersion,
+        record: Arc<Record>,
+        flush: Durability,
+    ) -> Result<bool, StoreError> {
+        self.time("swap", self.inner.swap(version, record, flush)).await
+    }
+
+    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+        self.time("anchor", self.inner.anchor(id, anchor)).await
+    }
+
+    async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
+        self.time("orphans", self.inner.take_orphans(limit)).await
+    }
+
+    fn is_durable(&self) -> bool {
+        self.inner.is_durable()
+    }
+
+    fn set_bounds(&self, bounds: StoreBounds) {
+        self.inner.set_bounds(bounds);
+    }
+
+    async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
+        self.time("remove", self.inner.remove(id)).await
+    }
+
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError> {
+        self.time("due", self.inner.due(now, limit)).await
+    }
+
+    async fn list(
+        &self,
+        owner: &TaskPrincipal,
+        after: Option<&ListCursor>,
+        limit: usize,
+    ) -> Result<Vec<Arc<Record>>, StoreError> {
+        self.time("list", self.inner.list(owner, after, limit)).await
+    }
+
+    async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+        self.time("recent", self.inner.recent(is_ended, below, limit)).await
+    }
+
+    fn usage(&self, principal: &[u8; 16]) -> StoreUsage {
+        self.inner.usage(principal)
+    }
+
+    async fn census(&self) -> Result<Vec<TaskTally>, StoreError> {
+        self.inner.census().await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}

@@ -1,0 +1,50 @@
+//! Finds out whether a server speaks the transport of 2024-11-05, HTTP+SSE, for an error that says so.
+//!
+//! Such a server answers a GET with an event stream whose first event is `endpoint`, as clients of later revisions
+//! find out, too (2025-11-25, *Transports*, Backwards Compatibility).
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use http::{HeaderMap, Method};
+use http_body_util::BodyDataStream;
+use std::{pin::pin, time::Duration};
+use tokio::time::timeout;
+
+use super::{messages::is_events, server::StreamableHttp, session::without_content};
+use crate::{
+    protocol::sse::EventDecoder,
+    upstream::http1::{self, ConnectionReuse, SendOptions, TrafficClass},
+};
+
+/// How long the first event is waited for: the call that asked for the session waits as well.
+const FIRST_EVENT: Duration = Duration::from_secs(2);
+/// The longest first event that is read, in bytes.
+const EVENT: usize = 4 << 10;
+
+/// Whether the server begins an event stream of HTTP+SSE at its URL.
+pub(super) async fn is_http_sse(server: &StreamableHttp, posting: &HeaderMap) -> bool {
+    timeout(FIRST_EVENT, begins_with_endpoint(server, posting)).await == Ok(Some(true))
+}
+
+async fn begins_with_endpoint(server: &StreamableHttp, posting: &HeaderMap) -> Option<bool> {
+    let mut further = server.configured_lines();
+    further.extend_from_slice(b"accept: text/event-stream\r\n");
+    let lines = http1::header_lines(&without_content(posting));
+    let lines: [&[u8]; 2] = [&lines, &further];
+    let (path, nothing) = (&server.path, Bytes::new());
+    let options = SendOptions { reuse: ConnectionReuse::Any, traffic: TrafficClass::Call, cookies: None };
+    let asked = server.client.send(&Method::GET, path, lines, nothing, options);
+    let response = asked.await.ok()?;
+    if !response.status().is_success() || !is_events(response.headers()) {
+        return None;
+    }
+    let mut decoder = EventDecoder::new(EVENT);
+    let mut chunks = pin!(BodyDataStream::new(response.into_body()));
+    while let Some(chunk) = chunks.try_next().await.ok()? {
+        decoder.feed(chunk);
+        if let Some(event) = decoder.next_event().ok()? {
+            return Some(event.event.as_deref() == Some("endpoint"));
+        }
+    }
+    None
+}

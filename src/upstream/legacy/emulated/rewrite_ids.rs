@@ -1,0 +1,100 @@
+//! What is changed in the messages between a hosted client and its server: ids and progress tokens. In what the
+//! server sees they are ours, because many clients share it, and in what a client sees its own.
+
+use bytes::Bytes;
+
+use crate::protocol::{
+    Frame, Kind, Payload, RequestId, meta,
+    splice::{BytesPatch, ObjectEdit},
+};
+
+/// A client's request under a number of ours, which is its progress token too where it has one. Gives beside it the
+/// token that its client gave.
+///
+/// The server has no tasks for this client, whatever it declares, and is asked for none.
+pub(super) fn client_request(message: &Frame, number: u64) -> (Bytes, Option<Bytes>) {
+    let mut patch = BytesPatch::new(message.as_bytes().clone());
+    let Kind::Request { id, method, params } = message.kind() else { return (patch.apply(), None) };
+    let number = RequestId::from_number(number);
+    patch.replace(id.as_bytes(), number.as_bytes().clone());
+    let Some((params, object)) = params.as_ref().and_then(|params| Some((params, params.object()?))) else {
+        return (patch.apply(), None);
+    };
+    let mut edit = ObjectEdit::new(object);
+    if method.can_request_input() {
+        edit.remove("task");
+    }
+    let token = params.meta().and_then(|about| about.get(meta::PROGRESS_TOKEN));
+    if let (Some(about), Some(_)) = (params.meta(), &token) {
+        let mut inner = ObjectEdit::new(about);
+        inner.set(meta::PROGRESS_TOKEN, number.as_bytes().clone());
+        inner.add_to(&mut patch);
+    }
+    edit.add_to(&mut patch);
+    // A slice of the message would keep all of it.
+    (patch.apply(), token.map(|token| Bytes::copy_from_slice(&token)))
+}
+
+/// A request or response of the server under another id; nothing where it has none.
+pub(super) fn with_id(message: &Frame, id: &RequestId) -> Option<Bytes> {
+    let own = match message.kind() {
+        Kind::Request { id, .. } | Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => id,
+        Kind::Failure { id: None, .. } | Kind::Notification { .. } => return None,
+    };
+    let mut patch = BytesPatch::new(message.as_bytes().clone());
+    patch.replace(own.as_bytes(), id.as_bytes().clone());
+    Some(patch.apply())
+}
+
+/// Progress under the token that the client gave.
+pub(super) fn with_token(progress: &Frame, token: &Bytes) -> Option<Bytes> {
+    let Kind::Notification { params: Some(params), .. } = progress.kind() else { return None };
+    let mut patch = BytesPatch::new(progress.as_bytes().clone());
+    let mut edit = ObjectEdit::new(params.object()?);
+    edit.set(meta::PROGRESS_TOKEN, token.clone());
+    edit.add_to(&mut patch);
+    Some(patch.apply())
+}
+
+/// A string member of a request's params.
+pub(super) fn string_param(params: Option<&Payload>, key: &str) -> Option<String> {
+    params?.string(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(text: &str) -> Frame {
+        Frame::parse(Bytes::copy_from_slice(text.as_bytes())).expect("a message")
+    }
+
+    #[test]
+    fn a_request_goes_out_under_our_number_and_keeps_all_else() {
+        for (sent, goes, token) in [
+            (
+                r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"t", "_meta":{"progressToken":"p","x":1.0},"task":{}}}"#,
+                r#"{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"t", "_meta":{"progressToken":9,"x":1.0}}}"#,
+                Some(r#""p""#),
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1.0,"method":"vendor/x","params":{"task":1}}"#,
+                r#"{"jsonrpc":"2.0","id":9,"method":"vendor/x","params":{"task":1}}"#,
+                None,
+            ),
+            (r#"{"jsonrpc":"2.0","id":1,"method":"m"}"#, r#"{"jsonrpc":"2.0","id":9,"method":"m"}"#, None),
+        ] {
+            let token = token.map(|token| Bytes::from_static(token.as_bytes()));
+            assert_eq!(client_request(&frame(sent), 9), (Bytes::from_static(goes.as_bytes()), token));
+        }
+    }
+
+    #[test]
+    fn progress_comes_back_under_the_clients_own_token() {
+        let said = frame(
+            r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9,"progress":1.0}}"#,
+        );
+        let wanted = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"p","progress":1.0}}"#;
+        assert_eq!(with_token(&said, &Bytes::from_static(br#""p""#)).expect("progress"), wanted);
+    }
+}

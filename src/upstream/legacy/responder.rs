@@ -1,0 +1,53 @@
+//! The way back for the answer to a server's question.
+
+use bytes::Bytes;
+use std::sync::Arc;
+
+use super::{message, session::UpstreamSession};
+use crate::{
+    protocol::{RequestId, code::INTERNAL_ERROR},
+    upstream::{Responder, transport::Transport},
+};
+
+/// Answers one question of a server, in the session that asked, once.
+pub(super) struct SessionResponder<W: Transport> {
+    session: Arc<UpstreamSession<W>>,
+    /// In the course of which it was asked.
+    call: u64,
+    /// Taken when the question has been answered.
+    id: Option<RequestId>,
+}
+
+// === impl Reply ===
+
+impl<W: Transport> SessionResponder<W> {
+    pub(super) fn new(session: Arc<UpstreamSession<W>>, call: u64, id: RequestId) -> Self {
+        Self { session, call, id: Some(id) }
+    }
+
+    fn respond_once(&mut self, outcome: &Result<Bytes, Bytes>) {
+        if let Some(id) = self.id.take() {
+            self.session.answer_later(self.call, id, outcome);
+        }
+    }
+}
+
+impl<W: Transport> Responder for SessionResponder<W> {
+    fn respond(mut self: Box<Self>, outcome: Result<Bytes, Bytes>) {
+        self.respond_once(&outcome);
+    }
+
+    fn discard(mut self: Box<Self>) {
+        if let Some(id) = self.id.take() {
+            self.session.finish_request(self.call, &id);
+        }
+    }
+}
+
+impl<W: Transport> Drop for SessionResponder<W> {
+    fn drop(&mut self) {
+        if self.id.is_some() {
+            self.respond_once(&message::refusal(INTERNAL_ERROR, "not answered"));
+        }
+    }
+}

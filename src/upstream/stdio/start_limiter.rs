@@ -1,0 +1,213 @@
+//! When a server that ends may be started again.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use crate::dialect::Principal;
+
+/// What has become of the starts of one server. Time comes in with every question.
+#[derive(Debug, Default)]
+pub struct StartLimiter {
+    /// Starts of the last minute, but for as many as have been ended by us since.
+    recent: VecDeque<Instant>,
+    /// By the caller whose process it is; where all share, they are one. What ends for one may stay up for another.
+    failing: HashMap<Principal, FailureRecord>,
+}
+
+/// Processes that have ended by themselves.
+#[derive(Debug, Default)]
+struct FailureRecord {
+    /// How often in a row one has not come up, or not stayed up.
+    in_a_row: u32,
+    /// How many have ended that no other was started for.
+    unreplaced: usize,
+    /// When the last of those ended that count.
+    last: Option<Instant>,
+    /// The next is started not before.
+    next: Option<Instant>,
+}
+
+/// Whether it is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartDecision {
+    Now {
+        /// One has ended by itself, and this is for that.
+        is_replacement: bool,
+    },
+    /// In a moment, and that is worth waiting for.
+    At(Instant),
+    /// Whoever needs it is told so.
+    NotBefore(Instant, DelayReason),
+}
+
+/// Why it is not started yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DelayReason {
+    /// It has ended by itself, again and again.
+    Failing,
+    /// [`BUDGET`] of them have been started within a minute.
+    BudgetSpent,
+}
+
+/// Starts of one server in a [`MINUTE`], whatever they are for. A process that we have ended ourselves gives its start
+/// back: tasks that come and go have processes that come and go.
+pub const BUDGET: usize = 60;
+const MINUTE: Duration = Duration::from_secs(60);
+/// The pause after a failure; doubles with each.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How long a call waits for the next start. Where it would be longer it is told when that is.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A server that has been up for so long has not failed to start.
+const STEADY: Duration = Duration::from_secs(60);
+/// How long after its last pause it is remembered of a caller that its process ended.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+// === impl Starts ===
+
+impl StartLimiter {
+    /// Whether one is started now for this caller. [`StartDecision::Now`] counts as a start.
+    pub fn request_start(&mut self, now: Instant, caller: Principal) -> StartDecision {
+        while self.recent.front().is_some_and(|start| now.duration_since(*start) >= MINUTE) {
+            self.recent.pop_front();
+        }
+        let spent = self.recent.front().filter(|_| self.recent.len() >= BUDGET);
+        let spent = spent.map(|first| (*first + MINUTE, DelayReason::BudgetSpent));
+        let failing = self.failing.get_mut(&caller);
+        let paused = failing.as_ref().and_then(|failing| Some((failing.next?, DelayReason::Failing)));
+        match paused.into_iter().chain(spent).filter(|(next, _)| *next > now).max_by_key(|(next, _)| *next) {
+            None => {
+                self.recent.push_back(now);
+                let stands_in = failing.is_some_and(|failing| {
+                    let is_one = failing.unreplaced > 0;
+                    failing.unreplaced -= usize::from(is_one);
+                    is_one
+                });
+                StartDecision::Now { is_replacement: stands_in }
+            }
+            Some((next, why)) if next - now > PATIENCE => StartDecision::NotBefore(next, why),
+            Some((next, _)) => StartDecision::At(next),
+        }
+    }
+
+    /// One that was started at `began` has ended that nobody ended, after it was up for so long; nothing where it did
+    /// not come up.
+    pub fn record_failure(&mut self, now: Instant, caller: Principal, began: Instant, up: Duration) {
+        self.failing.retain(|_, failing| failing.next.is_none_or(|next| next + REMEMBERED > now));
+        let failing = self.failing.entry(caller).or_default();
+        failing.unreplaced += 1;
+        // Several that end together have ended once: it was not tried again in between.
+        if failing.last.is_some_and(|last| began < last) {
+            return;
+        }
+        if up >= STEADY {
+            failing.in_a_row = 0;
+        }
+        let pause = PAUSE.saturating_mul(1 << failing.in_a_row.min(16)).min(LONGEST_PAUSE);
+        failing.in_a_row += 1;
+        failing.last = Some(now);
+        failing.next = failing.next.max(Some(now + pause));
+    }
+
+    /// One has been up for so long, and was ended.
+    pub fn record_stop(&mut self, caller: Principal, up: Duration) {
+        self.recent.pop_front();
+        if up >= STEADY
+            && let Some(failing) = self.failing.get_mut(&caller)
+        {
+            failing.in_a_row = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{Clock, SystemClock};
+
+    const ALL: Principal = Principal::ANONYMOUS;
+    const NOW: StartDecision = StartDecision::Now { is_replacement: false };
+    const AGAIN: StartDecision = StartDecision::Now { is_replacement: true };
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_pause_doubles_to_a_minute_and_only_a_steady_server_starts_over() {
+        let (mut starts, mut now) = (StartLimiter::default(), SystemClock::new().now());
+        let mut start = NOW;
+        for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
+            assert_eq!(starts.request_start(now, ALL), start);
+            let began = now;
+            now += seconds(59);
+            starts.record_failure(now, ALL, began, seconds(59));
+            let next = now + seconds(pause);
+            let wanted = if pause > 5 {
+                StartDecision::NotBefore(next, DelayReason::Failing)
+            } else {
+                StartDecision::At(next)
+            };
+            assert_eq!(starts.request_start(now, ALL), wanted);
+            (now, start) = (next, AGAIN);
+        }
+        assert_eq!(starts.request_start(now, ALL), AGAIN);
+        let began = now;
+        now += seconds(60);
+        starts.record_failure(now, ALL, began, seconds(60));
+        assert_eq!(starts.request_start(now, ALL), StartDecision::At(now + seconds(1)));
+    }
+
+    #[test]
+    fn processes_that_end_together_have_ended_once() {
+        let (mut starts, now) = (StartLimiter::default(), SystemClock::new().now());
+        for _ in 0..4 {
+            assert_eq!(starts.request_start(now, ALL), NOW);
+        }
+        let end = now + seconds(10);
+        for _ in 0..4 {
+            starts.record_failure(end, ALL, now, seconds(10));
+        }
+        assert_eq!(starts.request_start(end, ALL), StartDecision::At(end + seconds(1)));
+        // Each of them has one started for it.
+        let next = end + seconds(1);
+        for start in [AGAIN, AGAIN, AGAIN, AGAIN, NOW] {
+            assert_eq!(starts.request_start(next, ALL), start);
+        }
+        starts.record_failure(next + seconds(1), ALL, next, seconds(1));
+        assert_eq!(starts.request_start(next + seconds(1), ALL), StartDecision::At(next + seconds(3)));
+    }
+
+    #[test]
+    fn what_ends_for_one_caller_is_started_for_another() {
+        let (mut starts, now) = (StartLimiter::default(), SystemClock::new().now());
+        let [one, other] = ["one", "other"].map(|name| Principal::of(&[name.as_bytes()]));
+        for at in 0..5 {
+            starts.record_failure(now + seconds(at), one, now + seconds(at), Duration::ZERO);
+        }
+        let now = now + seconds(5);
+        assert!(matches!(starts.request_start(now, one), StartDecision::NotBefore(_, DelayReason::Failing)));
+        assert_eq!(starts.request_start(now, other), NOW);
+        // It is not remembered for ever.
+        starts.record_failure(now + seconds(700), other, now, Duration::ZERO);
+        assert_eq!(starts.failing.len(), 1);
+    }
+
+    #[test]
+    fn so_many_starts_in_a_minute_are_enough() {
+        let (mut starts, now) = (StartLimiter::default(), SystemClock::new().now());
+        for _ in 0..BUDGET {
+            assert_eq!(starts.request_start(now, ALL), NOW);
+        }
+        let spent = StartDecision::NotBefore(now + seconds(60), DelayReason::BudgetSpent);
+        assert_eq!(starts.request_start(now + seconds(1), ALL), spent);
+        assert_eq!(starts.request_start(now + seconds(56), ALL), StartDecision::At(now + seconds(60)));
+        // One that was ended leaves room for another.
+        starts.record_stop(ALL, seconds(1));
+        assert_eq!(starts.request_start(now + seconds(1), ALL), NOW);
+        assert_eq!(starts.request_start(now + seconds(1), ALL), spent);
+        assert_eq!(starts.request_start(now + seconds(60), ALL), NOW);
+    }
+}

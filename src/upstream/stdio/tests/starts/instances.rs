@@ -1,0 +1,462 @@
+//! Several processes of one server: which calls share one, and how many there may be.
+
+use super::{
+    super::{ASKABLE, Call, MORE, MUTE, Process, World, outgoing},
+    at_rest,
+};
+use crate::{
+    dialect::Principal,
+    runtime::Clock,
+    telemetry::Limit,
+    upstream::{
+        CallError, Deferral, OutgoingCall, Upstream, UpstreamEvent, UpstreamLimits,
+        stdio::{ProcessSharing, command::PER_CALLER},
+    },
+};
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt};
+use serde_json::json;
+use std::time::Duration;
+use tokio::time::{advance, sleep, timeout};
+
+#[tokio::test(start_paused = true)]
+async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are_enough() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let mut mute = world.call(1, MUTE);
+    let mut for_mute = world.up().await;
+    assert_eq!(for_mute.called().await, 1);
+    let mut more = world.call(2, MORE);
+    let mut for_more = world.up().await;
+    assert_eq!(for_more.called().await, 2);
+    // A third is with those who declare most, as long as both are in use.
+    let mut third = world.call(3, ASKABLE);
+    assert_eq!(for_more.called().await, 3);
+    for (process, call, id) in [(&mut for_mute, &mut mute, 1), (&mut for_more, &mut more, 2)] {
+        process.answers(id).await;
+        call.is_answered().await;
+    }
+    for_more.answers(3).await;
+    third.is_answered().await;
+    // One that is at rest is nobody's to end who can share another.
+    let mut fourth = world.call(4, ASKABLE);
+    assert_eq!(for_more.called().await, 4);
+    for_more.answers(4).await;
+    fourth.is_answered().await;
+    // Once there is one that has not been used for a while, it gives way.
+    for id in 5..9 {
+        sleep(Duration::from_secs(30)).await;
+        let mut more = world.call(id, MORE);
+        assert_eq!(for_more.called().await, id);
+        for_more.answers(id).await;
+        more.is_answered().await;
+    }
+    let mut again = world.call(9, ASKABLE);
+    for_mute.has_no_more_to_read().await;
+    for_mute.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 9);
+    process.answers(9).await;
+    again.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_to_those_who_share_is_known_at_once_and_that_they_share_is_counted_once() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let _for_askable = at_rest(&mut world, 1, ASKABLE).await;
+    let mut for_more = at_rest(&mut world, 2, MORE).await;
+    let OutgoingCall { id, call, caller, .. } = outgoing(Principal::ANONYMOUS, 3, MUTE, "{}");
+    let before = Limit::Instances.snapshot().hits;
+    let known = world.server.ready_server(&caller).expect("what the others know");
+    let mut replies = known.calls.call(id, &call, None);
+    let call = tokio::spawn(async move { replies.next().await });
+    assert_eq!(for_more.called().await, 3);
+    for_more.answers(3).await;
+    assert!(matches!(call.await.expect("it is heard"), Some(UpstreamEvent::Final(_))));
+    assert_eq!(Limit::Instances.snapshot().hits, before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_share_share_with_those_who_can_be_asked_most_not_with_those_who_say_most() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let wordy = r#"{"experimental":{"a":{},"b":{},"c":{},"d":{},"e":{},"f":{},"g":{},"h":{},"i":{},"j":{}}}"#;
+    let _wordy = world.call(1, wordy);
+    let mut for_wordy = world.up().await;
+    assert_eq!(for_wordy.called().await, 1);
+    let _more = world.call(2, MORE);
+    let mut for_more = world.up().await;
+    assert_eq!(for_more.called().await, 2);
+    let _third = world.call(3, ASKABLE);
+    assert_eq!(for_more.called().await, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_at_rest_gives_way_to_those_who_can_be_asked_more_than_anywhere() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let mut processes = Vec::new();
+    for (id, capabilities) in [(1, MUTE), (2, ASKABLE)] {
+        processes.push(at_rest(&mut world, id, capabilities).await);
+    }
+    let mut more = world.call(3, MORE);
+    let mut for_mute = processes.swap_remove(0);
+    for_mute.has_no_more_to_read().await;
+    for_mute.ends("exit status: 0").await;
+    let mut for_more = world.up().await;
+    assert_eq!(for_more.called().await, 3);
+    for_more.answers(3).await;
+    more.is_answered().await;
+    // Those who had it can be asked nothing that the others cannot.
+    let mut mute = world.call(4, MUTE);
+    assert_eq!(for_more.called().await, 4);
+    for_more.answers(4).await;
+    mute.is_answered().await;
+}
+
+/// As it is with every call: it is looked what is known of the server, then the server is asked, then it is called.
+#[tokio::test(start_paused = true)]
+async fn one_gives_way_to_a_further_set_and_no_other() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(3));
+    let mut processes = Vec::new();
+    for (id, capabilities) in [(1, MUTE), (2, ASKABLE), (3, r#"{"roots":{}}"#)] {
+        processes.push(at_rest(&mut world, id, capabilities).await);
+    }
+    let caller = outgoing(Principal::ANONYMOUS, 4, MORE, "{}").caller;
+    assert!(world.server.ready_server(&caller).is_none());
+    let server = world.server.clone();
+    let described = tokio::spawn(async move { server.describe(&caller).await.is_ok() });
+    let mut for_mute = processes.remove(0);
+    for_mute.has_no_more_to_read().await;
+    // What is looked for while that one leaves.
+    let mut more = world.call(4, MORE);
+    sleep(Duration::from_millis(500)).await;
+    for_mute.ends("exit status: 0").await;
+    let mut for_more = world.up().await;
+    assert!(described.await.expect("it is told"));
+    assert_eq!(for_more.called().await, 4);
+    for_more.answers(4).await;
+    more.is_answered().await;
+    for (id, capabilities) in [(5, ASKABLE), (6, r#"{"roots":{}}"#)] {
+        let mut call = world.call(id, capabilities);
+        let process = &mut processes[id as usize - 5];
+        assert_eq!(process.called().await, id);
+        process.answers(id).await;
+        call.is_answered().await;
+    }
+    assert!(world.is_quiet());
+}
+
+/// A task of those who can be asked, and its process, which has asked once and been answered.
+async fn task_that_was_asked(world: &mut World, id: u64) -> (Process, (Call, Deferral)) {
+    let deferral = Deferral::default();
+    let mut call = world.call_deferred(id, ASKABLE, &deferral);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, id);
+    process.asks("q").await;
+    let UpstreamEvent::ServerRequest(question) = call.next().await else { panic!("it is asked") };
+    question.responder.respond(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    assert_eq!(process.reads().await["id"], "q");
+    deferral.mark_deferred();
+    (process, (call, deferral))
+}
+
+/// Two tasks of those who can be asked have two processes, which are all there may be.
+async fn kept_by_tasks(world: &mut World) -> ([Process; 2], [(Call, Deferral); 2]) {
+    let (process, first) = task_that_was_asked(world, 1).await;
+    let second = Deferral::default();
+    let other = world.call_deferred(2, ASKABLE, &second);
+    let mut beside = world.up().await;
+    assert_eq!(beside.called().await, 2);
+    second.mark_deferred();
+    ([process, beside], [first, (other, second)])
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_tasks_keep_all_there_may_be_calls_are_made_beside_them() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let ([mut first, mut second], mut tasks) = kept_by_tasks(&mut world).await;
+    let began = world.clock.now();
+    let mut call = world.call(3, ASKABLE);
+    let (process, other) = tokio::select! {
+        called = first.called() => { assert_eq!(called, 3); (&mut first, &mut second) }
+        called = second.called() => { assert_eq!(called, 3); (&mut second, &mut first) }
+    };
+    // It cannot be told whom this is for, and it is nobody's.
+    process.asks("whose").await;
+    let refused = process.reads().await;
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("whose"), &json!(-32603)));
+    // Nor whose this is.
+    process.says("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n").await;
+    // The next has the other, where it is beside fewer.
+    let mut next = world.call(4, ASKABLE);
+    assert_eq!(other.called().await, 4);
+    process.answers(3).await;
+    call.is_answered().await;
+    other.answers(4).await;
+    next.is_answered().await;
+    assert!(world.clock.now() - began < Duration::from_secs(1), "nobody waited");
+    // Beside nobody a task is asked again.
+    process.asks("its own").await;
+    let (one, other) = tasks.split_at_mut(1);
+    let question = tokio::select! {
+        question = one[0].0.heard.recv() => question,
+        question = other[0].0.heard.recv() => question,
+    };
+    assert!(matches!(question, Some(UpstreamEvent::ServerRequest(_))), "{question:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_declare_otherwise_share_what_tasks_keep() {
+    for capabilities in [MUTE, MORE] {
+        let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+        let ([mut first, mut second], _tasks) = kept_by_tasks(&mut world).await;
+        let mut call = world.call(3, capabilities);
+        let process = tokio::select! {
+            called = first.called() => { assert_eq!(called, 3); &mut first }
+            called = second.called() => { assert_eq!(called, 3); &mut second }
+        };
+        process.answers(3).await;
+        call.is_answered().await;
+        assert!(world.is_quiet());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_last_place_is_anothers_a_call_is_made_beside_its_own_kinds_task() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let task = Deferral::default();
+    let _task = world.call_deferred(1, ASKABLE, &task);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 1);
+    process.asks("q").await;
+    task.mark_deferred();
+    let _mute = world.call(2, MUTE);
+    let mut for_mute = world.up().await;
+    assert_eq!(for_mute.called().await, 2);
+    // There might be one more of its kind, but not of all; in a moment perhaps.
+    let began = world.clock.now();
+    let mut call = world.call(3, ASKABLE);
+    assert_eq!(process.called().await, 3);
+    assert!((1..3).contains(&(world.clock.now() - began).as_secs()));
+    process.answers(3).await;
+    call.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_nobody_uses_gives_way_to_tasks_that_need_one() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let mut mute = world.call(1, MUTE);
+    let mut for_mute = world.up().await;
+    assert_eq!(for_mute.called().await, 1);
+    let [task, another] = [Deferral::default(), Deferral::default()];
+    let first = world.call_deferred(2, ASKABLE, &task);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 2);
+    process.asks("q").await;
+    task.mark_deferred();
+    let mut second = world.call_deferred(3, ASKABLE, &another);
+    another.mark_deferred();
+    // The other process is in use.
+    sleep(Duration::from_secs(1)).await;
+    assert!(world.is_quiet());
+    for_mute.answers(1).await;
+    mute.is_answered().await;
+    drop(mute);
+    for_mute.has_no_more_to_read().await;
+    for_mute.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 3);
+    process.answers(3).await;
+    second.is_answered().await;
+    drop(first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_is_told() {
+    let mut world = World::with(|command, config| {
+        command.instances = ProcessSharing::Shared(1);
+        config.limits = UpstreamLimits { sessions: 99, ..UpstreamLimits::default() };
+    });
+    let (mut first, second) = (world.call(1, ASKABLE), world.call(2, ASKABLE));
+    let mut process = world.up().await;
+    process.called().await;
+    process.called().await;
+    process.asks("q").await;
+    assert_eq!(process.reads().await["id"], "q");
+    // What has been given up may go on in it, so it takes no more calls; and it is there until the first has ended.
+    second.work.abort();
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    let lost = world.call(3, ASKABLE).lost().await;
+    assert!(matches!(lost, CallError::ProcessesInUse { limit: 1, .. }), "{lost:?}");
+    let mut fourth = world.call(4, ASKABLE);
+    process.answers(1).await;
+    first.is_answered().await;
+    process.has_no_more_to_read().await;
+    assert!(world.is_quiet());
+    process.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    process.called().await;
+    process.answers(4).await;
+    fourth.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_can_have_a_process_of_its_own() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
+    let [a, b] = ["a", "b"].map(|name| Principal::of(&[name.as_bytes()]));
+    let mut calls = [world.call_of(a, 1, MUTE), world.call_of(b, 2, MUTE)];
+    let mut processes = [world.up().await, world.up().await];
+    for process in &mut processes {
+        let id = process.called().await;
+        process.answers(id).await;
+    }
+    for call in &mut calls {
+        call.is_answered().await;
+    }
+    let mut again = world.call_of(a, 3, MUTE);
+    let [first, second] = &mut processes;
+    let called = tokio::select! {
+        called = first.called() => (called, first),
+        called = second.called() => (called, second),
+    };
+    called.1.answers(3).await;
+    again.is_answered().await;
+    assert!(world.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_more_than_may_have_a_process_is_told() {
+    let most = PER_CALLER as u64;
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
+    let mut processes = Vec::new();
+    let mut calls = Vec::new();
+    for id in 1..=most {
+        calls.push(world.call(id, MUTE));
+        // A start for each: more of them in a minute would be too many.
+        advance(Duration::from_secs(2)).await;
+        let mut process = world.up().await;
+        process.called().await;
+        processes.push(process);
+    }
+    let lost = world.call(most + 1, MUTE).lost().await;
+    assert!(matches!(lost, CallError::ProcessesInUse { .. }), "{lost:?}");
+    // Once one of them rests, it gives way; others that do, do not.
+    for (at, id) in [(0, 1), (1, 2)] {
+        processes[at].answers(id).await;
+        calls[at].is_answered().await;
+    }
+    let mut next = world.call(most + 2, MUTE);
+    let mut resting = processes.swap_remove(0);
+    resting.has_no_more_to_read().await;
+    resting.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    let id = process.called().await;
+    process.answers(id).await;
+    next.is_answered().await;
+    assert!(processes[1].stdin.next_line().now_or_never().is_none(), "another has been ended");
+}
+
+/// What those who declare it can be asked nowhere else.
+const SAMPLING: &str = r#"{"sampling":{}}"#;
+
+#[tokio::test(start_paused = true)]
+async fn who_could_be_asked_something_nowhere_waits_for_a_place_while_a_call_has_one() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let task = Deferral::default();
+    let _task = world.call_deferred(1, ASKABLE, &task);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 1);
+    process.asks("q").await;
+    task.mark_deferred();
+    let mut call = world.call(2, ASKABLE);
+    let mut beside = world.up().await;
+    assert_eq!(beside.called().await, 2);
+    let mut sampling = world.call(3, SAMPLING);
+    sleep(Duration::from_secs(5)).await;
+    assert!(world.is_quiet());
+    for process in [&mut process, &mut beside] {
+        assert!(process.stdin.next_line().now_or_never().is_none(), "it shares");
+    }
+    beside.answers(2).await;
+    call.is_answered().await;
+    beside.has_no_more_to_read().await;
+    beside.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 3);
+    process.answers(3).await;
+    sampling.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_many_processes_give_way_as_are_waited_for() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(3));
+    let mut resting = Vec::new();
+    for (id, capabilities) in [(1, MUTE), (2, r#"{"experimental":{}}"#)] {
+        resting.push(at_rest(&mut world, id, capabilities).await);
+    }
+    let deferrals = [(); 3].map(|()| Deferral::default());
+    let mut tasks = vec![world.call_deferred(3, ASKABLE, &deferrals[0])];
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 3);
+    process.asks("q").await;
+    deferrals[0].mark_deferred();
+    for (id, deferral) in [(4, &deferrals[1]), (5, &deferrals[2])] {
+        tasks.push(world.call_deferred(id, ASKABLE, deferral));
+        deferral.mark_deferred();
+        // By when the next waits, one is on its way out.
+        sleep(Duration::from_millis(250)).await;
+    }
+    // Each is told to end, whether or not the other has ended.
+    let began = world.clock.now();
+    for process in &mut resting {
+        process.has_no_more_to_read().await;
+    }
+    assert!(world.clock.now() - began < Duration::from_secs(1), "one has waited for the other");
+    for process in resting {
+        process.ends("exit status: 0").await;
+    }
+    let mut processes = [world.up().await, world.up().await];
+    let [one, other] = &mut processes;
+    let called = [one.called().await, other.called().await];
+    assert!(called == [4, 5] || called == [5, 4], "{called:?}");
+}
+
+/// One that is at rest gives way like any other, though a task has another of its set.
+#[tokio::test(start_paused = true)]
+async fn a_set_that_has_a_task_gives_up_the_process_it_does_not_use() {
+    for at_rest in [0, 1] {
+        let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+        let (processes, mut tasks) = kept_by_tasks(&mut world).await;
+        let mut processes = Vec::from(processes);
+        let mut resting = processes.swap_remove(at_rest);
+        resting.answers(at_rest as u64 + 1).await;
+        tasks[at_rest].0.is_answered().await;
+        let mut call = world.call(3, SAMPLING);
+        timeout(Duration::from_secs(1), resting.has_no_more_to_read()).await.expect("it gives way");
+        resting.ends("exit status: 0").await;
+        let mut process = world.up().await;
+        assert_eq!(process.called().await, 3);
+        process.answers(3).await;
+        call.is_answered().await;
+        // The task goes on in the other.
+        let [mut at_work] = processes.try_into().ok().expect("the other");
+        at_work.answers(2 - at_rest as u64).await;
+        tasks[1 - at_rest].0.is_answered().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_waits_for_a_place_has_what_comes_free_among_its_own() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
+    let _mute = world.call(1, MUTE);
+    let mut for_mute = world.up().await;
+    assert_eq!(for_mute.called().await, 1);
+    let (mut process, (mut first, _task)) = task_that_was_asked(&mut world, 2).await;
+    let mut call = world.call(3, ASKABLE);
+    sleep(Duration::from_millis(50)).await;
+    process.answers(2).await;
+    first.is_answered().await;
+    let began = world.clock.now();
+    assert_eq!(process.called().await, 3);
+    assert!(world.clock.now() - began < Duration::from_secs(1), "it waits for another");
+    process.answers(3).await;
+    call.is_answered().await;
+}

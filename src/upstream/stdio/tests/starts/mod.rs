@@ -1,0 +1,300 @@
+//! When a process is started, for whom, and how many there may be.
+
+mod instances;
+
+use super::{ASKABLE, MUTE, Process, World};
+use crate::{
+    runtime::{Clock, Mutex},
+    telemetry::{LineFormat, LogLayer},
+    upstream::{
+        CallError, UpstreamEvent,
+        stdio::{ProcessSharing, supervisor::SupervisorReport},
+    },
+};
+use serde_json::json;
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::{advance, sleep, timeout},
+};
+use tracing_subscriber::layer::SubscriberExt;
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_many_wait_for_happens_once_and_all_callers_share_the_process() {
+    let mut world = World::new();
+    let mut calls: Vec<_> = (1..=20).map(|id| world.call(id, ASKABLE)).collect();
+    let mut process = world.up().await;
+    for _ in 0..20 {
+        let id = process.called().await;
+        process.answers(id).await;
+    }
+    for call in &mut calls {
+        call.is_answered().await;
+    }
+    assert!(world.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_of_2026_07_28_alone_is_told_apart_and_not_started_again_for_a_while() {
+    let unsupported =
+        json!({ "code": -32022, "message": "no", "data": { "supported": ["2026-07-28"], "requested": "x" } });
+    let unknown = json!({ "code": -32601, "message": "what?" });
+    let discovered = json!({ "result": { "resultType": "complete", "supportedVersions": ["2026-07-28"] } });
+    for (refusal, probed) in [
+        (&unsupported, None),
+        (&unknown, Some(discovered)),
+        (&unknown, Some(json!({ "error": unsupported.clone() }))),
+    ] {
+        let mut world = World::new();
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.refuses(refusal).await;
+        if let Some(mut answer) = probed {
+            let probe = process.reads().await;
+            assert_eq!(probe["method"], "server/discover");
+            assert_eq!(probe["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"], "2026-07-28");
+            answer["jsonrpc"] = json!("2.0");
+            answer["id"] = probe["id"].clone();
+            process.says(&format!("{answer}\n")).await;
+        }
+        let lost = call.lost().await;
+        assert!(matches!(&lost, CallError::ModernOnly(versions) if versions == "2026-07-28"), "{lost:?}");
+        process.has_no_more_to_read().await;
+        let again = world.call(2, MUTE).lost().await;
+        assert!(matches!(again, CallError::ModernOnly(_)) && world.is_quiet(), "{again:?}");
+        advance(Duration::from_secs(301)).await;
+        let mut call = world.call(3, MUTE);
+        let mut process = world.up().await;
+        let id = process.called().await;
+        process.answers(id).await;
+        call.is_answered().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_initialize_that_says_nothing_of_revisions_keeps_its_words() {
+    let refusal = json!({ "code": -32000, "message": "not today" });
+    // The probe is answered with an error, or with a result of an older server's, or not at all.
+    for answer in [Some(json!({ "error": refusal.clone() })), Some(json!({ "result": {} })), None] {
+        let mut world = World::new();
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.refuses(&refusal).await;
+        let probe = process.reads().await;
+        if let Some(mut answer) = answer {
+            answer["jsonrpc"] = json!("2.0");
+            answer["id"] = probe["id"].clone();
+            process.says(&format!("{answer}\n")).await;
+        }
+        let lost = call.lost().await.to_string();
+        assert!(lost.contains("initialize was refused: not today (-32000)"), "{lost}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_refuses_the_revision_is_offered_another() {
+    let refusal = json!({ "code": -32602, "message": "Unsupported protocol version", "data": { "supported": ["2024-11-05"] } });
+    // It goes on after its refusal, or ends with it and is started again.
+    for goes_on in [true, false] {
+        let mut world = World::new();
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.refuses(&refusal).await;
+        if !goes_on {
+            drop(process);
+            call.lost().await;
+            call = world.call(2, MUTE);
+            process = world.next().await;
+        }
+        let hello = process.reads().await;
+        assert_eq!(hello["params"]["protocolVersion"], "2024-11-05");
+        process.welcomes(&hello).await;
+        let id = process.called().await;
+        process.answers(id).await;
+        call.is_answered().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_hangs_at_its_start_is_given_up_told_and_killed() {
+    let mut world = World::with(|command, _| command.start_timeout = Duration::from_secs(7));
+    let began = world.clock.now();
+    let mut call = world.call(1, MUTE);
+    let mut process = world.next().await;
+    assert_eq!(process.reads().await["method"], "initialize");
+    let lost = call.lost().await.to_string();
+    assert!(lost.contains("`initialize` within 7s (upstream.start_timeout)"), "{lost}");
+    assert_eq!((world.clock.now() - began).as_secs(), 7);
+    // Its input ends, then its group is sent SIGTERM, then everything is killed.
+    process.has_no_more_to_read().await;
+    assert_eq!(process.control.read_u8().await.expect("an order"), b't');
+    assert_eq!((world.clock.now() - began).as_secs(), 9);
+    assert!(process.control.read_u8().await.is_err(), "the end");
+    assert_eq!((world.clock.now() - began).as_secs(), 11);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ends_again_and_again_is_started_ever_later_and_whoever_would_wait_long_is_told() {
+    let mut world = World::new();
+    let began = world.clock.now();
+    for seconds in [0, 1, 3, 7] {
+        let mut call = world.call(1, MUTE);
+        world.next().await.ends("exit status: 1").await;
+        let lost = call.lost().await.to_string();
+        assert!(lost.contains("is not there any more: exit status: 1"), "{lost}");
+        assert_eq!((world.clock.now() - began).as_secs(), seconds);
+    }
+    let lost = world.call(1, MUTE).lost().await.to_string();
+    assert!(lost.contains("is not started for 8 s") || lost.contains("is not started for 9 s"), "{lost}");
+    assert!(world.is_quiet());
+    advance(Duration::from_secs(4)).await;
+    let mut call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    let id = process.called().await;
+    process.answers(id).await;
+    call.is_answered().await;
+}
+
+/// Tasks that come and go in bursts have processes that come and go: that is no server that ends again and again.
+#[tokio::test(start_paused = true)]
+async fn processes_that_are_ended_because_nobody_needs_them_are_no_reason_to_start_no_more() {
+    let mut world = World::new();
+    let began = world.clock.now();
+    for id in 0..70 {
+        let mut call = world.call(id, ASKABLE);
+        let up = timeout(Duration::from_secs(5), world.up()).await;
+        let mut process = up.unwrap_or_else(|_| panic!("process {id} is not started"));
+        assert_eq!(process.called().await, id);
+        process.asks("q").await;
+        assert!(matches!(call.next().await, UpstreamEvent::ServerRequest(_)));
+        // It has been seen to ask, so that a cancelled call costs it.
+        call.work.abort();
+        while process.stdin.next_line().await.expect("it can be read").is_some() {}
+        process.ends("exit status: 0").await;
+    }
+    assert!((world.clock.now() - began).as_secs() < 60, "a minute has gone by");
+}
+
+/// A process that was started for a call, which it has answered.
+pub(super) async fn at_rest(world: &mut World, id: u64, capabilities: &'static str) -> Process {
+    let mut call = world.call(id, capabilities);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, id);
+    process.answers(id).await;
+    call.is_answered().await;
+    process
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_comes_when_its_process_has_ended_is_made_in_another() {
+    let mut world = World::new();
+    let mut first = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    process.answers(1).await;
+    first.is_answered().await;
+    // Its end is known before its output has ended.
+    let report = SupervisorReport::Ended { how: "exit status: 1".to_owned() }.to_line();
+    process.control.write_all(report.as_bytes()).await.expect("it is heard");
+    sleep(Duration::from_millis(50)).await;
+    let mut second = world.call(2, MUTE);
+    let mut other = world.up().await;
+    assert_eq!(other.called().await, 2);
+    other.answers(2).await;
+    second.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_many_starts_in_a_minute_are_told_as_such() {
+    let mut world = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
+    let mut kept = Vec::new();
+    for id in 0..60 {
+        let call = world.call(id, MUTE);
+        let mut process = world.up().await;
+        process.called().await;
+        kept.push((call, process));
+    }
+    let lost = world.call(60, MUTE).lost().await.to_string();
+    assert!(lost.contains("60 of its processes were started within a minute"), "{lost}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_on_this_machine_are_told_the_last_line_of_a_server_that_does_not_start() {
+    for (tells_remarks, ends) in [(true, true), (true, false), (false, true)] {
+        let mut world = World::with(|command, _| {
+            command.reveals_stderr = tells_remarks;
+            command.start_timeout = Duration::from_secs(7);
+        });
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.stderr.write_all(b"Traceback:\n  line 1\nKeyError: 'API_KEY'\n").await.expect("it is read");
+        let process = match ends {
+            true => {
+                process.ends("exit status: 1").await;
+                None
+            }
+            false => Some(process),
+        };
+        let lost = call.lost().await.to_string();
+        let told = lost.contains("; its last line on standard error: KeyError: 'API_KEY'");
+        assert_eq!(told, tells_remarks, "{lost}");
+        assert!(!lost.contains("line 1"), "{lost}");
+        assert_eq!(lost.contains("exit status: 1"), ends, "{lost}");
+        drop(process);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_says_when_and_why_a_server_runs_as_one_more_process() {
+    let lines = Arc::<Mutex<Vec<String>>>::default();
+    let kept = Arc::clone(&lines);
+    let take = move |_: &tracing::Level, line: &str| kept.lock().push(line.to_owned());
+    let layer = LogLayer::new(LineFormat::Text, || std::time::SystemTime::UNIX_EPOCH, take);
+    let _log = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
+    let added = || {
+        let lines = lines.lock();
+        lines.iter().filter(|line| line.contains("event=process_added")).cloned().collect::<Vec<_>>()
+    };
+    let mut world = World::new();
+    let _first = at_rest(&mut world, 1, MUTE).await;
+    assert_eq!(added(), [""; 0], "one is what anybody expects");
+    let _second = at_rest(&mut world, 2, ASKABLE).await;
+    let said = added();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].contains("route=/mcp processes=2 why=\"its callers declare other capabilities"),
+        "{said:?}"
+    );
+    assert!(said[0].contains("upstream.instances (--instances)"), "{said:?}");
+    let mut own = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
+    let _first = at_rest(&mut own, 1, MUTE).await;
+    let _second = at_rest(&mut own, 2, MUTE).await;
+    assert!(
+        added().last().is_some_and(|line| line.contains("why=\"each caller has its own\"")),
+        "{:?}",
+        added()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_without_calls_is_kept_for_as_long_as_is_written() {
+    let minute = Duration::from_secs(60);
+    for (idle, kept, ended) in [
+        (Some(2 * minute), Some(minute), Some(4 * minute)),
+        (Some(minute / 60), None, Some(3 * minute)),
+        (None, Some(1440 * minute), None),
+    ] {
+        let mut world = World::with(|command, _| command.idle = idle);
+        let mut process = at_rest(&mut world, 1, MUTE).await;
+        let began = world.clock.now();
+        let mut line = std::pin::pin!(process.stdin.next_line());
+        if let Some(kept) = kept {
+            timeout(kept, &mut line).await.expect_err("it is kept");
+        }
+        if let Some(ended) = ended {
+            let left = ended.saturating_sub(world.clock.now() - began);
+            let end = timeout(left, &mut line).await.expect("it is ended").expect("it can be read");
+            assert_eq!(end, None);
+        }
+    }
+}
