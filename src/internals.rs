@@ -1,7 +1,7 @@
-//! The one door for tests and benches. No part of what this crate promises: it is opened for them,
-//! item by item, so that the compiler sees whatever else nobody uses.
+//! Items of this crate for its tests and benches; no part of the public API. Each item is listed, so that the
+//! compiler reports other unused ones.
 //!
-//! A test that needs more adds its line to the folder it needs it from.
+//! A test that needs another item adds its line to the module of that folder.
 
 pub mod app {
     pub use crate::app::{Error, RunningProxy, start, start_on, start_with, start_with_upstream};

@@ -1,8 +1,8 @@
-//! Arguments in, exit code out. Everything else is in the library.
+//! The program: arguments in, exit code out. Everything else is in the library.
 
 use std::process::ExitCode;
 
-/// Many small allocations on many threads are what a proxy does.
+/// mimalloc, because a proxy makes many small allocations on many threads.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

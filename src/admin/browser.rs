@@ -1,9 +1,9 @@
-//! Which pages of a browser may reach the admin address.
+//! Protection of the admin address against web pages.
 //!
-//! A page of another site must not read tasks or end them through an operator's browser. The admin address has a list
-//! of names of its own: `localhost`, IP addresses, and the names of `access.hosts`, in which `*` does not count, for a
-//! page can give any name an address of this machine (DNS rebinding). Pages that clients may be called from
-//! (`access.origins`) are no operators' pages: only a page of the same host may.
+//! A page of another site must not read or cancel tasks through an operator's browser. Allowed hosts are
+//! `localhost`, IP addresses, and the names in `access.hosts`. A `*` there does not count, because a page can
+//! give any name an address of this machine (DNS rebinding). `access.origins` applies to clients only: an
+//! origin must have the same host as the request.
 
 use super::listener::PeerAddress;
 use crate::{
@@ -17,7 +17,7 @@ use http::{
     request::Parts,
 };
 
-/// The names under which operators reach the admin address.
+/// Hosts and origins that are allowed on the admin address.
 #[derive(Clone, Debug)]
 pub struct OperatorAccess(AccessPolicy);
 
@@ -32,10 +32,10 @@ pub(super) enum BrowserRefusal {
     CrossSite,
 }
 
-// === impl NotOurPage ===
+// === impl BrowserRefusal ===
 
 impl BrowserRefusal {
-    /// Says in the log where the request came from.
+    /// Logs the refusal and where the request came from.
     pub(super) fn log(&self, head: &Parts) {
         let page = head.headers.get(ORIGIN).map(text);
         let (host, origin) = match self {
@@ -53,13 +53,13 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 // === impl OperatorAccess ===
 
 impl OperatorAccess {
-    /// From what holds for clients.
+    /// Derives the allowed hosts from the access control for clients.
     pub fn of(clients: &AccessPolicy) -> Self {
         let hosts = clients.hosts.iter().filter(|host| *host != "*").cloned().collect();
         Self(AccessPolicy { hosts, origins: Vec::new() })
     }
 
-    /// Checks where a request was sent, and which page sent it.
+    /// Checks the host and the origin of a request.
     ///
     /// # Errors
     /// [`BrowserRefusal`] names what is not allowed.
@@ -72,7 +72,7 @@ impl OperatorAccess {
         for host in headers.get_all(HOST) {
             self.0.check(Some(&text(host)), None)?;
         }
-        // The host was checked: a page of the same host is ours.
+        // The host has been checked, so pages of the same host are allowed.
         let ours = headers.get(HOST).map(|host| text(host).into_owned());
         for origin in headers.get_all(ORIGIN) {
             let origin = text(origin);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_for_clients_opens_nothing_for_operators() {
+    fn a_client_wildcard_does_not_apply_to_the_admin_address() {
         let open = AccessPolicy {
             hosts: vec!["*".into()],
             origins: vec!["*".into(), "https://app.example.com".into()],
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_come_by_address_by_localhost_and_by_configured_names() {
+    fn the_admin_address_accepts_ip_addresses_localhost_and_configured_names() {
         let access =
             AccessPolicy { hosts: vec!["*".into(), "admin.example.com".into()], origins: Vec::new() };
         for headers in [
@@ -130,7 +130,7 @@ mod tests {
             &[("host", "[::1]:8809"), ("origin", "http://[::1]:8809")],
             &[("host", "localhost:8809"), ("origin", "http://localhost:8809")],
             &[("host", "admin.example.com:8809"), ("origin", "https://admin.example.com:8809")],
-            // An address that is not on loopback: the page's own requests have it as origin.
+            // On an address that is not on loopback, the page's own requests have that address as origin.
             &[("host", "10.0.0.7:8809"), ("origin", "https://10.0.0.7:8809")],
             &[],
         ] {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_browser_calls_cross_site_is_refused() {
+    fn cross_site_requests_are_refused() {
         for (site, is_ours) in [
             ("cross-site", false),
             ("Cross-Site", false),

@@ -1,8 +1,8 @@
-//! `/events`: how everything is, once a second, for a page that is open.
+//! `/events`: the whole state once a second, for an open admin page.
 //!
-//! It is made once for all who watch, and only while somebody does. A watcher is given the latest when there is room
-//! for it, and never what has been in between: one that reads slowly sees less of it, and one that reads nothing is let
-//! go with its connection ([`server`](super::server)).
+//! The state is built once for all watchers, and only while there are any. A watcher gets the latest state
+//! when it can accept it: a slow reader skips states, and a reader that accepts nothing is disconnected
+//! ([`server`](super::server)).
 
 use super::{
     metrics, processes,
@@ -28,17 +28,17 @@ use tokio::{
     time::sleep,
 };
 
-/// Those who watch.
+/// The open `/events` streams.
 pub struct EventStreams {
-    /// An event as it is sent; empty where none was made for those who watch now.
+    /// The latest event as sent; empty if there were no watchers.
     latest: watch::Sender<Bytes>,
-    /// Told when somebody begins to watch.
+    /// Notified when a watcher is added.
     watcher_added: Notify,
     permits: Arc<Semaphore>,
     started: String,
 }
 
-/// What is told at a time.
+/// The content of an event.
 #[derive(Serialize)]
 struct EventState<'a> {
     at: String,
@@ -54,19 +54,19 @@ struct EventState<'a> {
     questions_waiting: u64,
 }
 
-/// Who may watch at a time; each has one of the few connections.
+/// Maximum number of watchers; each uses one of the few connections.
 const WATCHERS: usize = 8;
 
-/// How often they are told.
+/// Interval between events.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Tasks that are told of.
+/// Maximum number of tasks in an event.
 const TASKS: usize = 200;
 
-// === impl Events ===
+// === impl EventStreams ===
 
 impl EventStreams {
-    /// `started` is when the proxy was, as people read it.
+    /// `started` is the formatted start time of the proxy.
     pub fn new(started: String) -> Self {
         Self {
             latest: watch::Sender::new(Bytes::new()),
@@ -76,13 +76,13 @@ impl EventStreams {
         }
     }
 
-    /// When the proxy was started, as people read it.
+    /// The formatted start time of the proxy.
     pub(super) fn started(&self) -> &str {
         &self.started
     }
 }
 
-/// A stream of events, as long as its reader stays.
+/// An event stream that is open as long as the client reads it.
 pub(super) fn stream(parts: &AdminParts) -> AdminResponse {
     let Ok(place) = Arc::clone(&parts.events.permits).try_acquire_owned() else {
         let error = format!(
@@ -107,13 +107,13 @@ pub(super) fn stream(parts: &AdminParts) -> AdminResponse {
     answer
 }
 
-/// Tells those who watch, for as long as it is polled.
+/// Publishes events for as long as it is polled.
 pub(super) async fn publish_periodically(parts: impl Fn() -> Arc<AdminParts> + Send) {
     let events = Arc::clone(&parts().events);
     let EventStreams { latest, watcher_added: begins, .. } = &*events;
     loop {
         if latest.receiver_count() == 0 {
-            // What was is of no use to whoever comes later.
+            // The old state is useless to later watchers.
             latest.send_replace(Bytes::new());
             begins.notified().await;
             continue;
@@ -124,7 +124,7 @@ pub(super) async fn publish_periodically(parts: impl Fn() -> Arc<AdminParts> + S
     }
 }
 
-/// Everything, on one line. Of a store that fails there are no tasks.
+/// The state on one line of JSON. Without tasks if the store fails.
 async fn state(parts: &AdminParts) -> String {
     let (_, ready) = parts.ready();
     let state = EventState {
@@ -143,7 +143,7 @@ async fn state(parts: &AdminParts) -> String {
     serde_json::to_string(&state).expect("it is written to memory")
 }
 
-/// What was written as JSON, without line breaks.
+/// JSON from a serializer, which contains no line breaks.
 fn raw(json: Bytes) -> Box<RawValue> {
     let text = String::from_utf8(json.into()).expect("JSON is text");
     RawValue::from_string(text).expect("it was written by a serializer")

@@ -1,8 +1,8 @@
-//! Who may do what at the operator's address.
+//! Authorization on the admin address.
 //!
-//! On loopback everybody on the machine may read. What changes something needs the operator's token, so that
-//! neither another person of the machine nor a page in a browser ends somebody's task. Where others can reach the
-//! address, reading needs the token, too, and it goes over TLS ([`Config`](super::Config)).
+//! On loopback, reading requires no token. Changes require the admin token, so that neither another user of
+//! the machine nor a web page can cancel a task. If other machines can reach the address, reading requires
+//! the token as well, and TLS ([`Config`](super::Config)).
 
 use super::{
     response::{AdminResponse, problem},
@@ -12,38 +12,38 @@ use crate::policy::{TokenError, TokenSet, bearer_token};
 use http::{HeaderMap, StatusCode, header::WWW_AUTHENTICATE};
 use std::sync::Arc;
 
-/// Who may ask for something.
+/// The authorization that an endpoint requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequiredAccess {
-    /// Whoever reaches the address: probes have no token, and are told nothing that is anybody's.
+    /// None: health checks have no token, and get no confidential data.
     Probe,
-    /// Operators: on loopback whoever is there, elsewhere whoever has the token.
+    /// The admin token, unless the address is on loopback.
     Read,
-    /// Operators with the token.
+    /// The admin token.
     Change,
 }
 
-/// What lets operators in.
+/// Checks the authorization of requests.
 pub(super) struct TokenGate {
     pub(super) tokens: TokenSet,
-    /// Whether others than this machine can reach the address.
+    /// Whether other machines can reach the address.
     pub(super) is_exposed: bool,
-    /// Sessions of the page, which stand for the token.
+    /// Sessions of the page, whose tokens are valid as well.
     pub(super) sign_in: Arc<BrowserSignIn>,
-    /// Where the token is found, for those who have none.
+    /// Where to find the token, for error messages.
     pub(super) token_hint: String,
 }
 
-/// Where a configured token is.
+/// Hint for a configured token.
 pub(super) const CONFIGURED_HINT: &str = "see `admin.token` of the configuration";
 
-// === impl Gate ===
+// === impl TokenGate ===
 
 impl TokenGate {
-    /// Lets a request in.
+    /// Checks the authorization of a request.
     ///
     /// # Errors
-    /// An answer that says what is missing, and where to find it.
+    /// A response that says what is missing and where to find the token.
     pub(super) fn admit(
         &self,
         may: RequiredAccess,
@@ -83,7 +83,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The operator's token as it is compared: by its digest.
+/// The admin token by its digest, for comparison.
 pub(super) fn operator_tokens(token: &str) -> TokenSet {
     TokenSet::new([(Arc::from("operator"), token)])
 }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_needs_the_token_and_so_does_reading_where_others_can_reach_it() {
+    fn changes_require_the_token_and_so_does_reading_on_an_exposed_address() {
         const RIGHT: &[&str] = &["Bearer the-right-token"];
         const WRONG: &[&str] = &["Bearer the-wrong-token"];
         for (may, is_exposed, is_open) in [

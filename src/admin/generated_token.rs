@@ -1,7 +1,7 @@
-//! The operator's token that is made at start, and the file that commands of this machine find it in.
+//! The admin token that is generated at start, and the file where local commands find it.
 //!
-//! The token is never logged. Where a terminal is there, the operator gets a one-time code ([`super::sign_in`]); the
-//! token itself is in a file that only the user of the process can read. The file is removed at the end.
+//! The token is never logged. On a terminal the operator gets a one-time code instead ([`super::sign_in`]);
+//! the token itself is in a file that only the user of the process can read, and that is removed at the end.
 
 use crate::policy::TokenSet;
 use ring::hmac;
@@ -17,16 +17,16 @@ use std::{
 use super::gate;
 use crate::runtime::{Mutex, random};
 
-/// A folder that the token's file may be written to.
+/// A folder for the token file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenFolder {
-    /// The folder that the store's own folder is in.
+    /// The parent folder of the store.
     BesideStore(PathBuf),
-    /// `deferral` below `$XDG_RUNTIME_DIR`, which is made where it is missing.
+    /// `deferral` below `$XDG_RUNTIME_DIR`, created if missing.
     Runtime(PathBuf),
 }
 
-/// A token of 256 random bits, and where it is written.
+/// A token of 256 random bits, and its file.
 pub struct GeneratedToken {
     text: String,
     tokens: TokenSet,
@@ -34,12 +34,12 @@ pub struct GeneratedToken {
     file: Mutex<TokenFileState>,
 }
 
-/// What became of the token's file.
+/// State of the token file.
 #[derive(Default)]
 enum TokenFileState {
     #[default]
     Unwritten,
-    /// The open file holds a lock for as long as the token is valid: another proxy leaves it alone.
+    /// The lock is held while the token is valid, so that other proxies do not replace the file.
     Written {
         path: PathBuf,
         _lock: File,
@@ -47,16 +47,16 @@ enum TokenFileState {
     Failed(String),
 }
 
-/// Name of the file. A further proxy whose file would be in the same folder has its address in the name.
+/// Name of the file. If it is in use by another proxy, the name contains the address.
 const NAME: &str = "admin.token";
 
-/// What a proof is of, so that it is a proof of nothing else.
+/// Prefix of proofs, so that a proof is valid for nothing else.
 const PROOF: &[u8] = b"deferral admin token\0";
 
-// === impl MadeToken ===
+// === impl GeneratedToken ===
 
 impl GeneratedToken {
-    /// A new token. It is written to the first of these folders that takes it ([`GeneratedToken::write`]).
+    /// Generates a token. [`GeneratedToken::write`] writes it to the first usable folder.
     pub fn new(folders: Vec<TokenFolder>) -> Self {
         let text = gate::hex(&random::<32>());
         Self { tokens: gate::operator_tokens(&text), text, folders, file: Mutex::default() }
@@ -66,12 +66,12 @@ impl GeneratedToken {
         &self.tokens
     }
 
-    /// The token, for a terminal and for tests. It must not reach a log.
+    /// The token, for a terminal and for tests. Must not be logged.
     pub fn expose(&self) -> &str {
         &self.text
     }
 
-    /// Writes the file, unless that was tried before. What goes wrong is kept for [`GeneratedToken::path`].
+    /// Writes the file, once. [`GeneratedToken::path`] reports errors.
     pub(super) fn write(&self, address: SocketAddr) {
         let mut file = self.file.lock();
         if !matches!(*file, TokenFileState::Unwritten) {
@@ -109,19 +109,20 @@ impl GeneratedToken {
         }
     }
 
-    /// Removes the file, unless another proxy has written its own there meanwhile.
+    /// Removes the file, unless another proxy has replaced it.
     pub(super) fn remove(&self) {
         let written = std::mem::take(&mut *self.file.lock());
         if let TokenFileState::Written { path, _lock } = written {
             let holds_ours = read(&path).is_ok_and(|text| text.trim_end() == self.text);
             if holds_ours {
-                // One that cannot be removed is worthless all the same: the token ends with the process.
+                // A file that cannot be removed is harmless, because the token ends with the process.
                 let _ = fs::remove_file(&path);
             }
         }
     }
 
-    /// Shows a command that whoever answers knows the token, before the command sends it. The nonce is the command's.
+    /// Proves to a command that this process knows the token, before the command sends it. The command
+    /// chooses the nonce.
     pub(super) fn proof(&self, nonce: &str) -> String {
         let key = hmac::Key::new(hmac::HMAC_SHA256, self.text.as_bytes());
         let mut context = hmac::Context::with_key(&key);
@@ -133,14 +134,14 @@ impl GeneratedToken {
 
 impl fmt::Debug for GeneratedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("MadeToken(..)")
+        f.write_str("GeneratedToken(..)")
     }
 }
 
 // === impl TokenFolder ===
 
 impl TokenFolder {
-    /// The folder, which is there and this user's own where it is for nothing else.
+    /// The folder, created if necessary. A runtime folder must belong to this user alone.
     fn prepare(&self) -> Result<PathBuf, String> {
         match self {
             Self::BesideStore(folder) => Ok(folder.clone()),
@@ -153,7 +154,7 @@ impl TokenFolder {
                     }
                     Ok(()) | Err(_) => {}
                 }
-                // Not that of a link: somebody else may have put it there.
+                // Links are not followed, because another user may have created them.
                 let found = fs::symlink_metadata(&folder).map_err(|error| show(&error.to_string()))?;
                 let is_own = found.uid() == rustix::process::geteuid().as_raw();
                 match found.is_dir() && is_own && found.mode() & 0o077 == 0 {
@@ -165,7 +166,7 @@ impl TokenFolder {
     }
 }
 
-/// Whether another proxy has its token there.
+/// Whether another proxy holds the lock of the file.
 fn is_locked(path: &Path) -> bool {
     let open = open_to_read(path);
     open.is_ok_and(|file| {
@@ -173,8 +174,8 @@ fn is_locked(path: &Path) -> bool {
     })
 }
 
-/// Puts a file with this text in the place of whatever is there. It is written beside its place and moved: a link at
-/// either name is followed by neither.
+/// Replaces a file with this text. The text is written to a temporary file and renamed, so that links are not
+/// followed.
 fn replace_file(path: &Path, text: &str) -> io::Result<File> {
     let beside = path.with_file_name(format!(".{NAME}.{}", gate::hex(&random::<8>())));
     let put = || {
@@ -189,14 +190,14 @@ fn replace_file(path: &Path, text: &str) -> io::Result<File> {
     })
 }
 
-/// The text of the file, as far as a token is long.
+/// The text of the file, up to a maximum length.
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     open_to_read(path)?.take(1 << 10).read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// Opens a file, and neither what a link points to nor what would block.
+/// Opens a file without following links and without blocking.
 fn open_to_read(path: &Path) -> io::Result<File> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_beside_the_store_for_its_user_alone_and_is_removed() {
+    fn the_token_file_is_beside_the_store_private_and_removed() {
         let folder = tempfile::tempdir().expect("a folder");
         let (token, place) = written(&[TokenFolder::BesideStore(folder.path().to_owned())]);
         let path = place.expect("it is written");
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn links_at_its_place_are_replaced_and_what_they_point_to_stays() {
+    fn links_are_replaced_without_being_followed() {
         let folder = tempfile::tempdir().expect("a folder");
         let (victim, path) = (folder.path().join("victim"), folder.path().join("admin.token"));
         fs::write(&victim, "precious").expect("it is written");
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_a_process_that_has_ended_is_replaced_and_that_of_one_at_work_is_not() {
+    fn the_file_of_an_ended_process_is_replaced_and_that_of_a_running_one_is_not() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("admin.token"), "stale\n").expect("it is written");
         let beside = [TokenFolder::BesideStore(folder.path().to_owned())];
@@ -254,14 +255,14 @@ mod tests {
         assert_eq!(fs::read_to_string(&first).expect("text").trim(), one.expose());
         other.remove();
         assert!(first.exists());
-        // What is not ours any more is not removed.
+        // A file of another proxy is not removed.
         fs::write(&first, "another's\n").expect("it is written");
         one.remove();
         assert!(first.exists());
     }
 
     #[test]
-    fn without_a_store_it_is_below_the_runtime_folder_which_must_be_ours_alone() {
+    fn without_a_store_the_file_is_in_a_private_runtime_folder() {
         let base = tempfile::tempdir().expect("a folder");
         let runtime = [TokenFolder::Runtime(base.path().to_owned())];
         let (_token, place) = written(&runtime);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_takes_nothing_is_passed_over_and_none_at_all_is_said() {
+    fn an_unusable_folder_is_skipped_and_a_missing_one_is_reported() {
         let base = tempfile::tempdir().expect("a folder");
         let nowhere = TokenFolder::BesideStore(base.path().join("missing"));
         let (_token, place) = written(&[nowhere.clone(), TokenFolder::Runtime(base.path().to_owned())]);

@@ -1,4 +1,4 @@
-//! Whether the process lives, and whether it should be sent clients.
+//! Liveness and readiness.
 
 use super::processes::RouteServers;
 use crate::{proxy::TaskLedger, runtime::DrainWatch};
@@ -7,15 +7,14 @@ use http::StatusCode;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// Always: a process that answers at all need not be started again.
+/// Responds with 200: a process that responds need not be restarted.
 pub(super) fn live() -> (StatusCode, Bytes) {
     (StatusCode::OK, Bytes::from_static(br#"{"status":"live"}"#))
 }
 
-/// Until it is time to stop. From then on new clients belong elsewhere, while those that are here
-/// are still served. A store that fails is said so, and is no reason to send clients elsewhere: calls are answered
-/// all the same, and only become no tasks. So is a server that cannot be reached, unless the operator says that it is
-/// needed (`ready.upstream`).
+/// Responds with 503 from the stop signal on; clients that are connected are still served. A failing store is
+/// reported, but the proxy stays ready, because calls are still served synchronously. Unreachable servers
+/// matter only if `needed` names them (`ready.upstream`).
 pub(super) fn ready(
     stopping: &DrainWatch,
     ledger: &TaskLedger,
@@ -53,7 +52,7 @@ mod tests {
     use std::sync::Arc;
 
     #[tokio::test]
-    async fn a_store_that_fails_is_told_and_sends_nobody_elsewhere() {
+    async fn a_failing_store_is_reported_and_the_proxy_stays_ready() {
         let (_drain, stopping) = Drain::new();
         let clock = Arc::new(SystemClock::new());
         let ledger = TaskLedger::new(Arc::new(MemoryStore::default()), None, TaskQuotas::default(), clock);

@@ -1,7 +1,6 @@
-//! `/history`: calls a second over the last hour, for a page that was opened just now.
+//! `/history`: calls per second over the last hour, for a newly opened page.
 //!
-//! What has ended is counted every [`STEP`]; the ring of the counts is bounded, and is kept whether somebody watches
-//! or not.
+//! Ended calls are counted every [`STEP`], whether a page is open or not; the number of steps is bounded.
 
 use super::{
     response::{AdminResponse, json},
@@ -13,29 +12,29 @@ use serde_json::json as value;
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Calls that have ended, counted again and again.
+/// Number of ended calls over time.
 #[derive(Default)]
 pub struct CallHistory(Mutex<HistoryRing>);
 
 #[derive(Default)]
 struct HistoryRing {
-    /// Calls that ended in each step, the oldest first; at most [`STEPS`].
+    /// Calls that ended in each step, oldest first; at most [`STEPS`].
     ended: VecDeque<u64>,
-    /// When the last step ended.
+    /// End of the last step.
     until: Option<Timestamp>,
-    /// All that had ended by then.
+    /// Total number of ended calls at that time.
     total: u64,
 }
 
-/// The time between two counts.
+/// Duration of a step.
 const STEP: Duration = Duration::from_secs(5);
-/// An hour of them: 8 bytes each.
+/// Number of steps in an hour; 8 bytes each.
 const STEPS: usize = 720;
 
-// === impl History ===
+// === impl CallHistory ===
 
 impl CallHistory {
-    /// The counts, as the page reads them.
+    /// The steps as JSON.
     pub(super) fn answer(&self) -> AdminResponse {
         let ring = self.0.lock();
         let body = value!({
@@ -46,7 +45,7 @@ impl CallHistory {
         json(StatusCode::OK, body.to_string().into())
     }
 
-    /// Counts what has ended since the count before. The first count begins the ring.
+    /// Adds a step with the calls that ended since the previous count. The first count adds none.
     fn count(&self, total: u64, now: Timestamp) {
         let mut ring = self.0.lock();
         if ring.until.is_some() {
@@ -61,10 +60,10 @@ impl CallHistory {
     }
 }
 
-/// Counts for as long as it is polled.
+/// Records steps for as long as it is polled.
 pub(super) async fn record_periodically(parts: impl Fn() -> Arc<AdminParts> + Send) {
     let mut ticks = interval(STEP);
-    // A step that was missed is a part of the next: it is as if that had lasted longer.
+    // A delayed tick extends its step.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -78,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ring_has_the_last_hour_and_no_more() {
+    fn the_history_covers_the_last_hour() {
         let history = CallHistory::default();
         let at = |step: u64| Timestamp::from_millis(step * 5_000);
         for step in 0..=STEPS as u64 + 10 {
@@ -90,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_count_is_no_rate_and_a_counter_that_began_again_is_none_below_zero() {
+    fn the_first_count_adds_no_step_and_a_reset_counter_adds_zero() {
         let history = CallHistory::default();
         history.count(1_000, Timestamp::from_millis(1));
         assert!(history.0.lock().ended.is_empty(), "what was before is in no step");

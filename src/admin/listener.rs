@@ -1,8 +1,8 @@
-//! Accepts connections for operators and scrapers. They are few, and so are their connections.
+//! Accepts connections of operators and scrapers, within small limits.
 //!
-//! A connection that waits for a complete request makes room for another ([`IdleConnections`]). Where all are at work,
-//! as with streams of `/events`, some more are accepted that serve one request of a probe each: whatever else goes on,
-//! it can be asked whether the process lives.
+//! A connection that waits for a complete request is evicted to make room ([`IdleConnections`]). If all
+//! connections are busy, as with `/events` streams, a few more are accepted for one health check each, so
+//! that liveness can always be checked.
 
 use super::response::{AdminResponse, problem};
 use crate::{
@@ -36,12 +36,12 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// What is served on a listener.
+/// A service on a listener.
 pub(super) trait ListenerService: Clone + Send + Sync + 'static {
-    /// TLS for a connection that is accepted now, where it is served.
+    /// TLS for a new connection, if it is configured.
     fn tls(&self) -> Option<TlsAcceptor>;
 
-    /// Answers a request, whose head is valid. What it holds while its body is incomplete is dropped with `receiving`.
+    /// Responds to a request with a valid head. `receiving` must be dropped once the body is complete.
     fn respond(
         &self,
         request: Request<Incoming>,
@@ -50,36 +50,36 @@ pub(super) trait ListenerService: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = AdminResponse> + Send;
 }
 
-/// What a connection may be asked for.
+/// The requests that a connection may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestScope {
     Everything,
-    /// Of one beyond the limit: one request of a probe.
+    /// One health check; for connections beyond the limit.
     OneProbe,
 }
 
-/// How many connections there may be on a listener.
+/// Connection limits of a listener.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ListenerBounds {
-    /// For everything.
+    /// Connections without restriction.
     pub(super) connections: usize,
-    /// Beyond them, for probes.
+    /// Additional connections for health checks.
     pub(super) probes: usize,
-    /// What a line of the log calls the listener.
+    /// The name of the listener in the log.
     pub(super) name: &'static str,
 }
 
-/// The address of a request's client, among the request's extensions.
+/// The client's address, as an extension of the request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerAddress(pub(super) Option<IpAddr>);
 
-/// A connection of this listener. Its request is being served until it is dropped.
+/// Marks a connection as busy until it is dropped.
 struct RequestGuard {
     activity: Arc<ConnectionActivity>,
     clock: SystemClock,
 }
 
-/// A body whose request is being served until it is dropped.
+/// A response body that marks its connection as busy until it is dropped.
 #[pin_project]
 struct GuardedBody<B> {
     #[pin]
@@ -87,25 +87,26 @@ struct GuardedBody<B> {
     _busy: RequestGuard,
 }
 
-/// For a head, for the next request on a connection, and for a TLS handshake.
+/// Time for a request head, including the wait for the next request, and for a TLS handshake.
 const READ_HEADERS: Duration = Duration::from_secs(10);
 
-/// For the head of a probe, where all other connections are taken.
+/// Time for the head of a health check if all other connections are in use.
 const READ_PROBE: Duration = Duration::from_secs(2);
 
-/// How long a connection may take nothing of what it is sent before it is closed.
+/// Time after which a connection that accepts no bytes is closed.
 pub(super) const WRITE: Duration = Duration::from_secs(10);
 
-/// How long to let be after an accept that failed.
+/// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A connection that has waited for less makes no room for another, where even the ones for probes are taken.
+/// Minimum idle time before a connection is evicted if all connections are in use, including those for health
+/// checks.
 const MIN_IDLE_OF_PROBES: Duration = Duration::from_millis(250);
 
-/// How long to wait until it is looked again for a place.
+/// Interval between checks for a free connection.
 const PERMIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Accepts connections until it is dropped, and all of them with it.
+/// Accepts connections until it is dropped, together with all connections.
 pub(super) async fn accept(
     mut listener: NetworkListener,
     site: impl ListenerService,
@@ -136,7 +137,7 @@ pub(super) async fn accept(
     }
 }
 
-/// Waits until there is a place for one more connection.
+/// Waits for a free connection permit.
 async fn wait_for_permit(
     connections: &mut JoinSet<()>,
     idle: &IdleConnections,
@@ -166,14 +167,14 @@ async fn wait_for_permit(
     }
 }
 
-/// Serves a connection from its handshake to its end. What goes wrong is its client's affair.
+/// Serves a connection from handshake to end. Errors only concern the client.
 async fn serve(
     (stream, peer): (NetworkStream, PeerAddress),
     site: impl ListenerService,
     guard: IdleGuard,
     serves: RequestScope,
 ) {
-    // Right on the socket, so that a client that takes nothing holds no place among the few.
+    // Below TLS, so that a client that accepts no bytes does not keep its permit.
     let stream = WriteTimeoutStream::new(stream, WRITE);
     let activity = &guard.activity;
     let serving = async {
@@ -192,7 +193,7 @@ async fn serve(
     }
 }
 
-/// Resolves when another connection needs the place of this one, and no request of it is being served.
+/// Resolves when the connection is to be evicted and has no request in flight.
 async fn wait_until_evicted(activity: &ConnectionActivity) {
     activity.close_requested().await;
     while activity.waiting_since().is_none() {
@@ -200,7 +201,7 @@ async fn wait_until_evicted(activity: &ConnectionActivity) {
     }
 }
 
-/// Drives HTTP on a stream.
+/// Serves HTTP on a stream.
 pub(super) async fn connection(
     (stream, peer): (impl AsyncRead + AsyncWrite + Unpin + Send + 'static, PeerAddress),
     site: &impl ListenerService,
@@ -231,20 +232,20 @@ pub(super) async fn connection(
         .await;
 }
 
-// === impl Bounds ===
+// === impl ListenerBounds ===
 
 impl ListenerBounds {
     const fn all(self) -> usize {
         self.connections + self.probes
     }
 
-    /// How many connections of one network may have completed no request.
+    /// Maximum number of connections of one network that have not completed a request.
     const fn pending(self) -> usize {
         self.all() / 2
     }
 }
 
-// === impl Busy ===
+// === impl RequestGuard ===
 
 impl RequestGuard {
     fn begin(activity: Arc<ConnectionActivity>) -> Self {
@@ -264,7 +265,7 @@ impl Drop for RequestGuard {
     }
 }
 
-// === impl Held ===
+// === impl GuardedBody ===
 
 impl<B: Body> Body for GuardedBody<B> {
     type Data = B::Data;

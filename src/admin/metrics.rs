@@ -1,4 +1,4 @@
-//! What is counted, as Prometheus reads it.
+//! `/metrics`, `/tools` and `/limits`.
 
 use super::processes::RouteServers;
 use crate::{
@@ -12,19 +12,19 @@ use crate::{
 use bytes::Bytes;
 use serde::Serialize;
 
-/// A tool, with the times within which so many of its calls were over.
+/// The metrics of a tool, with quantiles of its calls.
 #[derive(Serialize)]
 struct ToolView<'a> {
     #[serde(flatten)]
     tool: ToolSnapshot,
-    /// When the counting began.
+    /// Start of the counting.
     since: &'a str,
     p50_us: Option<u128>,
     p90_us: Option<u128>,
     p99_us: Option<u128>,
 }
 
-/// What is counted and what there is at this moment. Where the store does not say what it keeps, that is missing.
+/// All metrics in Prometheus' text format. Without tasks if the store fails.
 pub(super) async fn prometheus_text(servers: &RouteServers, ledger: &TaskLedger) -> Bytes {
     let tasks = count(ledger).await.into_iter().map(|tally| (tally.route, tally.status, tally.tasks));
     let servers = servers.iter().map(|(route, server)| {
@@ -39,7 +39,7 @@ pub(super) async fn prometheus_text(servers: &RouteServers, ledger: &TaskLedger)
     metrics::write(&GaugeSnapshot { tasks: tasks.collect(), servers: servers.collect() }).into()
 }
 
-/// What is counted of each tool since then, as JSON.
+/// The metrics of each tool as JSON.
 pub(super) fn tools(since: &str) -> Bytes {
     let shown = |tool: ToolSnapshot| {
         let within = |share| tool.calls.quantile(share).map(|time| time.as_micros());
@@ -48,13 +48,13 @@ pub(super) fn tools(since: &str) -> Bytes {
     json(&metrics::tools().into_iter().map(shown).collect::<Vec<_>>())
 }
 
-/// Each limit, as JSON.
+/// The metrics of each limit as JSON.
 pub(super) async fn limits(ledger: &TaskLedger) -> Bytes {
     count(ledger).await;
     json(&metrics::limits())
 }
 
-/// How many tasks there are; what they take of the limits is told by it.
+/// The number of tasks by route and status. Updates the usage of the task limits.
 async fn count(ledger: &TaskLedger) -> Vec<TaskTally> {
     let Ok((census, usage)) = ledger.census().await else { return Vec::new() };
     Limit::Tasks.set_used(usage.tasks);

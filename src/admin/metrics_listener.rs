@@ -1,7 +1,7 @@
-//! The listener for scrapers: metrics over plain HTTP, without a token, and nothing else.
+//! The metrics listener: metrics over plain HTTP, without a token, and nothing else.
 //!
-//! What is shown there names routes and tools, and holds nothing that callers sent. Any `Host` is answered, as scrapers
-//! call by names that nobody configured here; a page that a browser shows is not.
+//! Metrics contain names of routes and tools, but no data of clients. Any `Host` is accepted, because
+//! scrapers use names that are not configured here; requests of web pages are refused.
 
 use super::{
     listener::{self, ListenerBounds, ListenerService, PeerAddress, RequestScope},
@@ -25,27 +25,27 @@ use std::{net::SocketAddr, sync::Arc};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-/// The listener for scrapers at work.
+/// A running metrics listener.
 pub struct MetricsListener {
-    /// What is really listened on: port 0 has become a number.
+    /// The bound address, with the actual port.
     pub address: SocketAddr,
-    /// Serves until it is aborted, and takes its connections with it.
+    /// Serves until it is aborted, together with its connections.
     pub task: JoinHandle<()>,
     sources: SwapCell<MetricsSources>,
 }
 
-/// What the metrics are about.
+/// The servers and the task ledger that the metrics read.
 struct MetricsSources {
     servers: RouteServers,
     ledger: Arc<TaskLedger>,
 }
 
-/// Connections at a time.
+/// Maximum number of connections.
 const CONNECTIONS: usize = 8;
 
 const PATH: &str = "/metrics";
 
-/// Begins to serve metrics. Must be called within a runtime.
+/// Starts to serve metrics. Must be called within a runtime.
 ///
 /// # Errors
 /// [`Error`] names the address.
@@ -77,7 +77,7 @@ impl ListenerService for SwapCell<MetricsSources> {
         _serves: RequestScope,
         receiving: IncompleteBody<'_>,
     ) -> AdminResponse {
-        // A body is not read: it means nothing here.
+        // The body is not read.
         drop(receiving);
         let shown = self.load_full();
         let path = request.uri().path();
@@ -102,10 +102,10 @@ impl ListenerService for SwapCell<MetricsSources> {
     }
 }
 
-// === impl Scrape ===
+// === impl MetricsListener ===
 
 impl MetricsListener {
-    /// From the next request on, these servers are shown.
+    /// Replaces the servers, from the next request on.
     pub fn set_servers(&self, servers: RouteServers) {
         let ledger = Arc::clone(&self.sources.load().ledger);
         self.sources.set(MetricsSources { servers, ledger });

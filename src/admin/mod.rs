@@ -1,25 +1,25 @@
-//! For operators: a small HTTP server on an address of its own.
+//! The admin listener: a small HTTP server for operators.
 //!
-//! It is not part of the drain. It goes on answering while the proxy stops, for that is when
-//! whoever watches needs to be told, and ends when its task is aborted.
+//! It keeps responding during the drain, because operators and health checks need it then, and ends when its
+//! task is aborted.
 //!
 //! | file | |
 //! |---|---|
-//! | `listener.rs` | accepts connections, and closes those that wait when all are taken |
-//! | `server.rs` | lets requests in |
-//! | `metrics_listener.rs` | the listener for scrapers: metrics, and nothing else |
-//! | `browser.rs` | which pages of a browser may reach it |
-//! | `token_endpoints.rs` | `/session` and `/token`: how a page and a command come by a token |
-//! | `gate.rs` | who may do what: the operator's token |
-//! | `generated_token.rs` | the token that is made at start, and its file |
-//! | `sign_in.rs` | the page's one-time code, and what it is exchanged for |
-//! | `router.rs` | what is served, in one table |
-//! | `response.rs` | what operators are answered with |
-//! | `tasks.rs` | `/tasks`, one task, and its cancel |
+//! | `listener.rs` | accepts connections, and evicts idle ones |
+//! | `server.rs` | checks and dispatches requests |
+//! | `metrics_listener.rs` | the listener for scrapers: metrics only |
+//! | `browser.rs` | protection against web pages |
+//! | `token_endpoints.rs` | `/session` and `/token`: how page and commands get a token |
+//! | `gate.rs` | authorization by the admin token |
+//! | `generated_token.rs` | the token that is generated at start, and its file |
+//! | `sign_in.rs` | one-time codes and browser sessions |
+//! | `router.rs` | the table of endpoints |
+//! | `response.rs` | responses |
+//! | `tasks.rs` | `/tasks`, one task, and its cancellation |
 //! | `routes.rs` | `/routes` |
-//! | `events.rs` | `/events`: all of it once a second, for a page |
-//! | `tap.rs` | `/tap`: requests, tasks and input requests while they happen |
-//! | `history.rs` | `/history`: calls a second over the last hour |
+//! | `events.rs` | `/events`: the whole state once a second, for the page |
+//! | `tap.rs` | `/tap`: live requests, tasks and input requests |
+//! | `history.rs` | `/history`: calls per second over the last hour |
 //! | `health.rs` | `/live` and `/ready` |
 //! | `metrics.rs` | `/metrics`, `/tools`, `/limits` |
 //! | `reload.rs` | `/reload` |

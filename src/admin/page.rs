@@ -1,7 +1,7 @@
-//! The page for operators: files that are served as they stand in `page/`. Nothing builds them.
+//! The admin page: static files from `page/`, without a build step.
 //!
-//! What they show was said by strangers (names of tools, messages), so the browser is told that nothing but these
-//! files may run, and that nothing but this address may be asked.
+//! The page shows untrusted text (names of tools, messages), so its headers allow only these files to run,
+//! and only requests to this address.
 
 use super::response::{AdminResponse, text};
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use http::{
     header::{CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS},
 };
 
-/// What a browser may do with them. `tests/page/fake.mjs` has the same.
+/// Security headers of the page. `tests/page/fake.mjs` has the same.
 const HEADERS: [(HeaderName, &str); 3] = [
     (
         CONTENT_SECURITY_POLICY,
@@ -20,7 +20,7 @@ const HEADERS: [(HeaderName, &str); 3] = [
     (REFERRER_POLICY, "no-referrer"),
 ];
 
-/// A file of the page. There is nothing in it that is anybody's.
+/// A file of the page. It contains no confidential data.
 pub(super) struct PageFile {
     media: &'static str,
     body: &'static [u8],
@@ -37,7 +37,7 @@ pub(super) static STYLE: PageFile =
 
 pub(super) static ICON: PageFile = PageFile { media: "image/svg+xml", body: include_bytes!("page/icon.svg") };
 
-/// uPlot 1.6.32 as it is published, behind its licence, which has to be wherever it is.
+/// uPlot 1.6.32 as published, preceded by its licence, which must accompany it.
 pub(super) static PLOT: PageFile = PageFile {
     media: "text/javascript; charset=utf-8",
     body: concat!("/*\n", include_str!("page/uPlot.LICENSE"), "*/\n", include_str!("page/uPlot.iife.min.js"))
@@ -47,7 +47,7 @@ pub(super) static PLOT: PageFile = PageFile {
 pub(super) static PLOT_STYLE: PageFile =
     PageFile { media: "text/css; charset=utf-8", body: include_bytes!("page/uPlot.min.css") };
 
-// === impl File ===
+// === impl PageFile ===
 
 impl PageFile {
     pub(super) fn answer(&self) -> AdminResponse {

@@ -1,11 +1,11 @@
-//! What runs of the servers that are processes, and how the last that ended did.
+//! `/processes`: the processes of stdio servers, and how the last one ended.
 
 use crate::upstream::{ProcessTable, Upstream};
 use bytes::Bytes;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// The servers, each with the path of its route.
+/// The servers by route path.
 pub type RouteServers = Vec<(Arc<str>, Arc<dyn Upstream>)>;
 
 #[derive(Serialize)]
@@ -20,7 +20,7 @@ struct RouteProcesses {
     processes: ProcessTable,
 }
 
-/// Those of each route whose server is some.
+/// The processes of each route with a stdio server, as JSON.
 pub(super) fn shown(servers: &RouteServers) -> Bytes {
     let of = |(path, server): &(Arc<str>, Arc<dyn Upstream>)| {
         Some(RouteProcesses { path: path.clone(), processes: server.processes()? })

@@ -1,33 +1,33 @@
-//! `POST /reload`: the configuration is read again, as at SIGHUP.
+//! `POST /reload`: reloads the configuration, as SIGHUP does.
 
 use super::response::{AdminResponse, json, problem};
 use http::StatusCode;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
-/// What came of reading the configuration again: what changed, or why nothing did.
+/// The result of a reload: the changed keys, or the error.
 pub type ReloadResult = Result<ChangedKeys, String>;
 
-/// What another configuration has changed.
+/// The keys that a reload changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ChangedKeys {
-    /// The keys that hold from now on, as in `routes./mcp.defer.after`.
+    /// Keys whose changes apply now, as in `routes./mcp.defer.after`.
     pub changed: Vec<String>,
-    /// The keys that are written in another way, and hold from the next start on.
+    /// Keys whose changes apply at the next start.
     pub needs_restart: Vec<&'static str>,
 }
 
-/// Where to ask for the configuration to be read again.
+/// Sends reload requests.
 #[derive(Clone, Debug)]
 pub struct ReloadSender(Option<mpsc::Sender<oneshot::Sender<ReloadResult>>>);
 
-/// Whoever reads it.
+/// Receives reload requests.
 pub type ReloadReceiver = mpsc::Receiver<oneshot::Sender<ReloadResult>>;
 
-/// Operators that may wait for their turn.
+/// Maximum number of queued reload requests.
 const QUEUE: usize = 8;
 
-// === impl Reloads ===
+// === impl ReloadSender ===
 
 impl ReloadSender {
     pub fn new() -> (Self, ReloadReceiver) {
@@ -35,15 +35,15 @@ impl ReloadSender {
         (Self(Some(ask)), asked)
     }
 
-    /// There is nothing to read again.
+    /// For a proxy whose configuration cannot be reloaded.
     pub const fn disabled() -> Self {
         Self(None)
     }
 
     pub(super) async fn respond(&self) -> AdminResponse {
-        let (tell, told) = oneshot::channel();
+        let (reply, result) = oneshot::channel();
         let asked = match &self.0 {
-            Some(ask) => ask.send(tell).await.is_ok(),
+            Some(ask) => ask.send(reply).await.is_ok(),
             None => false,
         };
         if !asked {
@@ -52,7 +52,7 @@ impl ReloadSender {
                 "there is no configuration to reload, or the proxy is shutting down",
             );
         }
-        match told.await {
+        match result.await {
             Ok(Ok(changed)) => {
                 let body = serde_json::to_vec(&changed).expect("names are JSON");
                 json(StatusCode::OK, body.into())

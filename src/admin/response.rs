@@ -1,4 +1,4 @@
-//! What operators are answered with.
+//! Responses of the admin listener.
 
 use bytes::Bytes;
 use http::{
@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use serde_json::json;
 use std::convert::Infallible;
 
-/// An answer, whole or a stream.
+/// A response with a complete or streamed body.
 pub(super) type AdminResponse = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
 pub(super) fn problem(status: StatusCode, error: &str) -> AdminResponse {
@@ -20,7 +20,7 @@ pub(super) fn json(status: StatusCode, body: Bytes) -> AdminResponse {
     text(status, "application/json", body)
 }
 
-/// A body of this type, which nobody is to keep: what was true a moment ago is of no use.
+/// A response with this media type. It must not be cached, because it shows the current state.
 pub(super) fn text(status: StatusCode, media: &'static str, body: Bytes) -> AdminResponse {
     let mut answer = Response::new(Full::new(body).boxed_unsync());
     *answer.status_mut() = status;

@@ -1,4 +1,4 @@
-//! What is served, in one table: where, to whom, and by what.
+//! The table of endpoints: method, path, authorization and handler.
 
 use super::{
     events,
@@ -15,25 +15,25 @@ use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, StatusCode, header::ALLOW};
 use std::sync::Arc;
 
-/// One thing that is served.
+/// An endpoint.
 pub(super) struct AdminEndpoint {
     pub(super) method: Method,
-    /// Segments in braces stand for any one.
+    /// The path; a segment in braces is a parameter.
     path: &'static str,
     pub(super) requires: RequiredAccess,
     pub(super) handler: fn(Arc<AdminParts>, AdminRequest) -> BoxFuture<'static, AdminResponse>,
 }
 
-/// What of a request is left once it is known what it asks for.
+/// The parts of a request that handlers use.
 pub(super) struct AdminRequest {
-    /// What stands in the place of the segments in braces, in their order.
+    /// Values of the path parameters, in order.
     pub(super) path_parameters: Vec<String>,
-    /// What stands behind `?`, as it is written.
+    /// The query without `?`, not decoded.
     pub(super) query: String,
     pub(super) body: Bytes,
 }
 
-/// The table. What begins a line is what people look for.
+/// All endpoints.
 pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
     AdminEndpoint {
         method: Method::GET,
@@ -129,7 +129,7 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
     AdminEndpoint {
         method: Method::GET,
         path: "/tap",
-        // It changes nothing, and shows more than others may read.
+        // It changes nothing, but shows confidential data.
         requires: RequiredAccess::Change,
         handler: |parts, asked| Box::pin(async move { tap::stream(&parts, &asked.query) }),
     },
@@ -142,7 +142,7 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
     AdminEndpoint {
         method: Method::POST,
         path: "/session",
-        // It asks for no token: it gives one for a code.
+        // It takes a one-time code instead of a token.
         requires: RequiredAccess::Probe,
         handler: |parts, asked| Box::pin(async move { token_endpoints::session(&parts, &asked.body) }),
     },
@@ -160,7 +160,7 @@ pub(super) static ENDPOINTS: &[AdminEndpoint] = &[
     file("/uplot.css", |_, _| Box::pin(async { page::PLOT_STYLE.answer() })),
 ];
 
-/// A file of the page. A browser asks for them without a token, and what they show with one.
+/// A file of the page. It requires no token; the data that it requests does.
 const fn file(
     path: &'static str,
     answer: fn(Arc<AdminParts>, AdminRequest) -> BoxFuture<'static, AdminResponse>,
@@ -168,19 +168,19 @@ const fn file(
     AdminEndpoint { method: Method::GET, path, requires: RequiredAccess::Probe, handler: answer }
 }
 
-// === impl Served ===
+// === impl AdminEndpoint ===
 
 impl AdminEndpoint {
-    /// Whether health checks ask for it.
+    /// Whether this is a health check.
     pub(super) fn is_probe(&self) -> bool {
         matches!(self.path, "/live" | "/ready")
     }
 }
 
-/// What a request asks for.
+/// Finds the endpoint of a request.
 ///
 /// # Errors
-/// An answer that says what there is instead.
+/// A response that lists the available paths or methods.
 pub(super) fn find(
     method: &Method,
     path: &str,
@@ -205,7 +205,7 @@ pub(super) fn find(
 fn not_allowed(path: &str, allowed: &str) -> AdminResponse {
     let error = format!("`{path}` allows only {allowed}");
     let mut answer = problem(StatusCode::METHOD_NOT_ALLOWED, &error);
-    let allowed = HeaderValue::from_str(allowed).expect("names of methods");
+    let allowed = HeaderValue::from_str(allowed).expect("method names are valid header values");
     answer.headers_mut().insert(ALLOW, allowed);
     answer
 }
@@ -214,7 +214,7 @@ fn methods(served: &Method) -> &'static [&'static str] {
     if *served == Method::GET { &["GET", "HEAD"] } else { &["POST"] }
 }
 
-/// What stands in the place of a pattern's segments in braces, if the path is of that form.
+/// The values of the path parameters, if the path matches the pattern.
 fn match_path(pattern: &str, path: &str) -> Option<Vec<String>> {
     let (mut wanted, mut given) = (pattern.split('/'), path.split('/'));
     let mut named = Vec::new();
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_of_a_pattern_segment_by_segment() {
+    fn paths_match_patterns_segment_by_segment() {
         for (pattern, path, named) in [
             ("/tasks", "/tasks", Some(&[][..])),
             ("/tasks/{task}", "/tasks/ab12", Some(&["ab12"])),

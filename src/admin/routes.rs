@@ -1,15 +1,15 @@
-//! `/routes`: each with its server, and how that is.
+//! `/routes`: the routes, and the state of their servers.
 
 use crate::{policy, telemetry::metrics, upstream::Upstream};
 use bytes::Bytes;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// A route as it was configured, with what it is in front of.
+/// A configured route and its server.
 #[derive(Clone)]
 pub struct RouteEntry {
     pub route: Arc<policy::Route>,
-    /// The URL without what may hold a key, or the name of the program.
+    /// The URL without possible secrets, or the name of the program.
     pub server: String,
     pub upstream: Arc<dyn Upstream>,
 }
@@ -20,19 +20,19 @@ struct RouteView<'a> {
     mode: &'a str,
     after_ms: u128,
     ticket_ms: Option<u128>,
-    /// For whom it makes tasks already, as in `25% by principal`; none where that is everybody.
+    /// The rollout, as in `25% by principal`; `None` if there is none.
     rollout: Option<String>,
     tools: Vec<ToolRuleView<'a>>,
     server: &'a str,
     is_up: Option<bool>,
-    /// Why it is down.
+    /// Why the server is down.
     failure: Option<String>,
     sessions: usize,
     children: Option<usize>,
     in_flight: u64,
 }
 
-/// A rule for some tools; what it leaves out is the route's.
+/// A tool rule; absent settings are those of the route.
 #[derive(Serialize)]
 struct ToolRuleView<'a> {
     r#match: &'a str,

@@ -1,4 +1,4 @@
-//! Accepts connections and finds what is asked for.
+//! The admin server: checks requests and dispatches them.
 
 use super::{
     browser::OperatorAccess,
@@ -32,41 +32,41 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Connections at a time, and beyond them those that serve one request of a probe each. Operators are few, and the
-/// descriptors that are kept for them are not many.
+/// Maximum number of connections, and of additional ones for one health check each. Operators are few, and
+/// file descriptors reserved for them are limited.
 const CONNECTIONS: usize = 18;
 const PROBES: usize = 6;
 
-/// For a body. Nothing that is served takes one.
+/// Time for a request body.
 const READ_BODY: Duration = Duration::from_secs(10);
 
-/// Bytes of a body.
+/// Maximum size of a request body, in bytes.
 const BODY_BYTES: usize = 16 << 10;
 
-/// How operators are met.
+/// Configuration of the admin listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Default `127.0.0.1:8809`. One that is not on loopback needs `tls` and `tokens`; whoever makes a
-    /// configuration sees to that.
+    /// Default `127.0.0.1:8809`. An address that is not on loopback requires `tls` and `tokens`, which the
+    /// configuration checks.
     pub listen: SocketAddr,
-    /// What an operator shows to change something, and to read where others can reach the address. Default
-    /// none: a token is made at start, and ends with the process.
+    /// Admin tokens, required for changes, and for reading if other machines can reach the address. Default
+    /// empty: a token is generated at start.
     pub tokens: TokenSet,
-    /// Serve TLS, and nothing else. Default off.
+    /// TLS; the listener then serves HTTPS only. Default off.
     pub tls: Option<TlsPaths>,
-    /// Folders for the file of the token that is made at start; the first that takes it has it. Default none: the
-    /// token is in no file.
+    /// Folders for the file of the generated token, in order of preference. Default empty: no file is
+    /// written.
     pub token_folders: Vec<TokenFolder>,
 }
 
-/// What operators are shown, and may change.
+/// The data and operations that the endpoints use.
 #[derive(Clone)]
 pub struct AdminParts {
-    /// The names of callers that have one.
+    /// Names of principals that have one.
     pub callers: PrincipalNames,
-    /// The names under which operators reach the address.
+    /// Hosts that are allowed on the admin address.
     pub access: OperatorAccess,
-    /// The token that holds where none is configured.
+    /// The token that is valid if none is configured.
     pub generated_token: Arc<GeneratedToken>,
     /// One-time codes and sessions of the page.
     pub sign_in: Arc<BrowserSignIn>,
@@ -77,49 +77,49 @@ pub struct AdminParts {
     pub ledger: Arc<TaskLedger>,
     pub operators: Arc<OperatorTasks>,
     pub stopping: DrainWatch,
-    /// Whether `/ready` needs each route's server.
+    /// Whether `/ready` requires the server of each route.
     pub needs_servers: bool,
     pub events: Arc<EventStreams>,
-    /// Calls a second over the last hour.
+    /// Calls per second over the last hour.
     pub history: Arc<CallHistory>,
-    /// Where to ask for the configuration to be read again.
+    /// Sends reload requests.
     pub reloads: ReloadSender,
 }
 
-// === impl Parts ===
+// === impl AdminParts ===
 
 impl AdminParts {
-    /// Whether clients should be sent here, and why not.
+    /// The response of `/ready`.
     pub(super) fn ready(&self) -> (StatusCode, Bytes) {
         health::ready(&self.stopping, &self.ledger, self.needs_servers.then_some(&self.servers))
     }
 }
 
-/// What every request shares, until the configuration is read again.
+/// State that requests share; a reload replaces it.
 struct ServerState {
     parts: Arc<AdminParts>,
     gate: TokenGate,
     tls: Option<TlsAcceptor>,
 }
 
-/// A server at work.
+/// A running admin server.
 pub struct AdminServer {
-    /// What is really listened on: port 0 has become a number.
+    /// The bound address, with the actual port.
     pub address: SocketAddr,
-    /// The page, for people. No secret is in it.
+    /// The URL of the page, without a secret.
     pub url: String,
-    /// Serves until it is aborted, and takes its connections with it.
+    /// Serves until it is aborted, together with its connections.
     pub task: JoinHandle<()>,
     shared: SwapCell<ServerState>,
 }
 
-/// How operators are let in from now on.
+/// Authorization and TLS for a reload.
 pub struct PreparedAccess {
     gate: TokenGate,
     tls: Option<TlsAcceptor>,
 }
 
-/// Why the server cannot begin.
+/// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot listen on {address} (admin): {source}")]
@@ -130,8 +130,8 @@ pub enum Error {
     Tls(#[from] TlsError),
 }
 
-/// Begins to serve operators. Must be called within a runtime, once clients are served: from here
-/// on `/ready` says so.
+/// Starts to serve operators. Must be called within a runtime, when clients are already served, because
+/// `/ready` responds with 200 from then on.
 ///
 /// # Errors
 /// [`Error`] names the address or the file.
@@ -148,7 +148,7 @@ pub fn serve(config: Config, parts: AdminParts) -> Result<AdminServer, Error> {
 }
 
 async fn accept(listener: NetworkListener, shared: SwapCell<ServerState>) {
-    // Dropped with this task.
+    // Dropped together with this task.
     let mut own = JoinSet::new();
     let parts = shared.clone();
     own.spawn(events::publish_periodically(move || Arc::clone(&parts.load().parts)));
@@ -173,9 +173,9 @@ where
         denied.log(&head);
         return problem(StatusCode::FORBIDDEN, &denied.to_string());
     }
-    let (served, asked) = match router::find(&head.method, head.uri.path()) {
-        Ok((served, asked)) => {
-            (served, AdminRequest { query: head.uri.query().unwrap_or_default().to_owned(), ..asked })
+    let (served, admin_request) = match router::find(&head.method, head.uri.path()) {
+        Ok((served, admin_request)) => {
+            (served, AdminRequest { query: head.uri.query().unwrap_or_default().to_owned(), ..admin_request })
         }
         Err(answer) => return *answer,
     };
@@ -191,13 +191,13 @@ where
     if let Err(answer) = shared.gate.admit(served.requires, &mut head.headers) {
         return *answer;
     }
-    // What is read to its end leaves the connection to the next request.
+    // A body that was read completely leaves the connection usable.
     let body = timeout(READ_BODY, Limited::new(body, BODY_BYTES).collect()).await;
     drop(receiving);
     match body {
         Ok(Ok(body)) => {
-            let asked = AdminRequest { body: body.to_bytes(), ..asked };
-            (served.handler)(Arc::clone(&shared.parts), asked).await
+            let admin_request = AdminRequest { body: body.to_bytes(), ..admin_request };
+            (served.handler)(Arc::clone(&shared.parts), admin_request).await
         }
         Ok(Err(_)) => {
             let error = format!("the body was cut off, or is longer than {BODY_BYTES} bytes");
@@ -226,10 +226,10 @@ fn tls_of(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
     Ok(config.tls.as_ref().map(|paths| acceptor(paths, &[b"http/1.1"])).transpose()?)
 }
 
-// === impl Bound ===
+// === impl AdminServer ===
 
 impl AdminServer {
-    /// Gets ready to let operators in by another configuration, at the same address.
+    /// Prepares authorization and TLS of another configuration, at the same address.
     ///
     /// # Errors
     /// [`Error::Tls`] names the file.
@@ -238,12 +238,12 @@ impl AdminServer {
         Ok(PreparedAccess { tls: tls_of(config)?, gate: TokenGate::of(config, parts, self.address) })
     }
 
-    /// What operators are shown.
+    /// The current parts.
     pub fn parts(&self) -> AdminParts {
         AdminParts::clone(&self.shared.load().parts)
     }
 
-    /// From the next request on they are let in so, and shown this. Sessions end where the token is another one.
+    /// Applies a reload, from the next request on. Ends all browser sessions if the token changed.
     pub fn apply_reload(&self, PreparedAccess { gate, tls }: PreparedAccess, parts: AdminParts) {
         if self.shared.load().gate.tokens != gate.tokens {
             parts.sign_in.clear();
@@ -251,8 +251,8 @@ impl AdminServer {
         self.shared.set(ServerState { parts: Arc::new(parts), gate, tls });
     }
 
-    /// What the operator is told on the standard error once clients are served. Only a terminal is shown a secret: a
-    /// one-time code, and the token itself where it is in no file.
+    /// Lines for standard error once clients are served. A secret is only included on a terminal: a one-time
+    /// code, and the token itself if it is in no file.
     pub fn ready_lines(&self, is_terminal: bool) -> Vec<String> {
         let made_token = self.generated_token();
         let is_made = self.shared.load().gate.tokens == *made_token.tokens();
@@ -270,28 +270,29 @@ impl AdminServer {
         [format!("admin: {}", self.url)].into_iter().chain(token).collect()
     }
 
-    /// The page with a one-time code, which signs a browser in. A secret until it is used, or some minutes old.
+    /// The URL of the page with a one-time code, which signs a browser in. Secret until it is used or
+    /// expires.
     pub fn link_with_code(&self) -> String {
         format!("{}#code={}", self.url, self.shared.load().parts.sign_in.issue_code())
     }
 
-    /// The token that was made at start, for the program's own use and for tests.
+    /// The generated token, for the program itself and for tests.
     pub fn generated_token(&self) -> Arc<GeneratedToken> {
         Arc::clone(&self.shared.load().parts.generated_token)
     }
 
-    /// Ends the server with its connections, and removes the token's file.
+    /// Stops the server with its connections, and removes the token file.
     pub fn stop(self) {
         self.generated_token().remove();
         self.task.abort();
     }
 }
 
-// === impl Gate ===
+// === impl TokenGate ===
 
 impl TokenGate {
-    /// How a configuration lets operators in. The token that was made holds where none is configured, and is written
-    /// to its file then.
+    /// Authorization according to a configuration. If it has no tokens, the generated token is valid, and is
+    /// written to its file.
     fn of(config: &Config, parts: &AdminParts, address: SocketAddr) -> Self {
         let AdminParts { generated_token: made_token, sign_in, .. } = parts;
         let is_made = config.tokens.is_empty();
@@ -314,12 +315,12 @@ impl TokenGate {
 // === impl Config ===
 
 impl Config {
-    /// At this address, with a token that is made at start and without TLS.
+    /// A listener at this address, with a generated token and without TLS.
     pub fn at_address(listen: SocketAddr) -> Self {
         Self { listen, tokens: TokenSet::default(), tls: None, token_folders: Vec::new() }
     }
 
-    /// Whether others than this machine can reach the address.
+    /// Whether other machines can reach the address.
     pub fn is_exposed(&self) -> bool {
         !self.listen.ip().to_canonical().is_loopback()
     }
@@ -384,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stopping_proxy_lives_but_is_not_ready() {
+    async fn a_stopping_proxy_is_live_but_not_ready() {
         let (drain, stopping) = Drain::new();
         let admin = start(stopping);
         assert!(ask(admin.address, "GET /live").await.starts_with("HTTP/1.1 200 "));
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn anything_else_is_refused_with_what_is_served() {
+    async fn an_unknown_path_or_method_is_refused_with_the_alternatives() {
         let (_drain, stopping) = Drain::new();
         let admin = start(stopping);
         let answer = ask(admin.address, "GET /health").await;
@@ -408,26 +409,26 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("access.hosts"), "{answer}");
     }
 
-    /// Reads what comes until the end of an event.
+    /// Reads until the end of an event.
     async fn event(socket: &mut (impl AsyncRead + Unpin)) -> String {
-        let mut heard = String::new();
-        while !heard.ends_with("\n\n\r\n") {
+        let mut received = String::new();
+        while !received.ends_with("\n\n\r\n") {
             let mut some = [0; 4096];
             let length = socket.read(&mut some).await.expect("it goes on");
-            assert!(length > 0, "it ends: {heard}");
-            heard.push_str(std::str::from_utf8(&some[..length]).expect("text"));
+            assert!(length > 0, "it ends: {received}");
+            received.push_str(std::str::from_utf8(&some[..length]).expect("text"));
         }
-        heard
+        received
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_of_events_that_does_not_read_is_let_go_and_harms_no_other() {
+    async fn a_stalled_events_client_is_disconnected_without_affecting_others() {
         const WATCH: &[u8] = b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n";
         let (_drain, stopping) = Drain::new();
         let parts = Arc::new(parts(ledger(), stopping));
         let gate = TokenGate::of(&Config::at_address(ANYWHERE), &parts, ANYWHERE);
         let shared = SwapCell::new(ServerState { parts: Arc::clone(&parts), gate, tls: None });
-        let telling = tokio::spawn(events::publish_periodically(move || Arc::clone(&parts)));
+        let publishing = tokio::spawn(events::publish_periodically(move || Arc::clone(&parts)));
         let watch = |room: usize| {
             let (client, server) = tokio::io::duplex(room);
             let shared = shared.clone();
@@ -450,14 +451,14 @@ mod tests {
         reader.write_all(WATCH).await.expect("it is read");
         let clock = SystemClock::new();
         let began = clock.now();
-        // The time of this test goes on only when all wait for it.
+        // The paused clock advances only when all tasks are idle.
         for _ in 0..30 {
             event(&mut reader).await;
         }
         assert!(clock.now() - began >= WRITE + Duration::from_secs(10));
         assert!(of_silent.is_finished() && !of_reader.is_finished());
         of_reader.abort();
-        telling.abort();
+        publishing.abort();
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
-//! Signing in to the page: a one-time code, shown on a terminal, is exchanged for a session.
+//! Signing in to the admin page: a one-time code, printed on a terminal, is exchanged for a session.
 //!
-//! The code is in the link behind `#`, which no browser sends; the page posts it once. A code is worthless once it was
-//! used, and [`CODE_LASTS`] after it was made. What the page gets for it is a token of its own, which goes with each
-//! request as `Authorization`, never by itself as a cookie would.
+//! The code is in the fragment of the link, which browsers do not send; the page posts it once. A code
+//! expires with its use, and [`CODE_LASTS`] after it was issued. The page gets a session token, which it
+//! sends as `Authorization`, not as a cookie.
 
 use super::gate::hex;
 use crate::runtime::{Clock, Mutex, random};
@@ -14,7 +14,7 @@ use std::{
 };
 use subtle::ConstantTimeEq;
 
-/// Codes and sessions of operators' browsers.
+/// One-time codes and browser sessions.
 pub struct BrowserSignIn {
     clock: Arc<dyn Clock>,
     state: Mutex<SignInState>,
@@ -23,20 +23,20 @@ pub struct BrowserSignIn {
 #[derive(Default)]
 struct SignInState {
     code: Option<IssuedSecret>,
-    /// At most [`SESSIONS`]; the one that was used longest ago first.
+    /// At most [`SESSIONS`], least recently used first.
     sessions: VecDeque<IssuedSecret>,
-    /// When attempts were counted from, and how many there were since.
+    /// Start of the current minute of attempts, and their number.
     attempts: Option<(Instant, u32)>,
 }
 
-/// A code or a session's token, by its digest.
+/// The digest of a code or a session token.
 struct IssuedSecret {
     digest: [u8; 32],
-    /// When it was made, or used last.
+    /// When it was issued or last used.
     at: Instant,
 }
 
-/// Why a code is not taken.
+/// Why a code is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CodeError {
     #[error(
@@ -46,36 +46,36 @@ pub(super) enum CodeError {
     InvalidCode,
     #[error("more than {ATTEMPTS} codes were tried within a minute; try again later")]
     TooManyAttempts {
-        /// Until codes are looked at again.
+        /// Time until codes are accepted again.
         wait: Duration,
     },
 }
 
-/// How long a code can be used.
+/// Lifetime of a code.
 pub(super) const CODE_LASTS: Duration = Duration::from_secs(10 * 60);
-/// A session that was not used for this long ends.
+/// Idle time after which a session ends.
 const SESSION_LASTS: Duration = Duration::from_secs(24 * 60 * 60);
-/// Sessions at a time; a further one ends that which was used longest ago.
+/// Maximum number of sessions; a further one ends the least recently used one.
 const SESSIONS: usize = 16;
-/// Codes that are looked at a minute, of all browsers together.
+/// Maximum number of attempts per minute, of all browsers together.
 const ATTEMPTS: u32 = 10;
 const ATTEMPTS_PER: Duration = Duration::from_secs(60);
 
-// === impl SignIn ===
+// === impl BrowserSignIn ===
 
 impl BrowserSignIn {
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self { clock, state: Mutex::default() }
     }
 
-    /// A new code, in the place of the one before.
+    /// Issues a code, which replaces the previous one.
     pub(super) fn issue_code(&self) -> String {
         let code = hex(&random::<16>());
         self.state.lock().code = Some(IssuedSecret::new(&code, self.clock.now()));
         code
     }
 
-    /// Exchanges a code for the token of a session.
+    /// Exchanges a code for a session token.
     ///
     /// # Errors
     /// [`CodeError`]
@@ -96,18 +96,18 @@ impl BrowserSignIn {
         Ok(token)
     }
 
-    /// Whether this is the token of a session, which is used by that.
+    /// Whether this is the token of a session. Extends the session.
     pub(super) fn use_session(&self, token: &[u8]) -> bool {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.sessions.retain(|session| session.is_younger(now, SESSION_LASTS));
         let Some(at) = state.sessions.iter().position(|session| session.matches(token)) else { return false };
-        let session = state.sessions.remove(at).expect("it was found there");
+        let session = state.sessions.remove(at).expect("the position is valid");
         state.sessions.push_back(IssuedSecret { at: now, ..session });
         true
     }
 
-    /// Ends every session and code: the operator's token is another one now.
+    /// Ends all sessions and the code, because the admin token has changed.
     pub(super) fn clear(&self) {
         let mut state = self.state.lock();
         state.sessions.clear();
@@ -115,7 +115,7 @@ impl BrowserSignIn {
     }
 }
 
-// === impl State ===
+// === impl SignInState ===
 
 impl SignInState {
     fn count_attempt(&mut self, now: Instant) -> Result<(), CodeError> {
@@ -129,7 +129,7 @@ impl SignInState {
     }
 }
 
-// === impl Issued ===
+// === impl IssuedSecret ===
 
 impl IssuedSecret {
     fn new(text: &str, at: Instant) -> Self {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_code_is_exchanged_once_and_within_minutes() {
+    async fn a_code_is_valid_once_and_for_minutes() {
         let sign_in = sign_in();
         let code = sign_in.issue_code();
         assert_eq!(sign_in.redeem("0123"), Err(CodeError::InvalidCode));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn sessions_end_unused_and_with_the_token_and_are_few() {
+    async fn sessions_expire_end_with_the_token_and_are_bounded() {
         let sign_in = sign_in();
         let begin = || {
             let code = sign_in.issue_code();

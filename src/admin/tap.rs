@@ -1,6 +1,6 @@
-//! `/tap`: requests, tasks and input requests while they happen, for `deferral tap`: a JSON object a line.
+//! `/tap`: live requests, tasks and input requests for `deferral tap`, one JSON object per line.
 //!
-//! It shows who calls what and, where the query says so, with which arguments: the token is needed on every address.
+//! It shows who calls what, and on request with which arguments, so it requires the token on every address.
 
 use super::{
     response::{AdminResponse, problem},
@@ -22,10 +22,10 @@ use http_body_util::{BodyExt, StreamBody};
 use std::{convert::Infallible, time::Duration};
 use tokio::time::timeout;
 
-/// After so much silence an empty line shows that the proxy is still there.
+/// Interval after which an empty line shows that the connection is alive.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// A stream of lines, for as long as its reader stays.
+/// A stream of lines, open as long as the client reads it.
 pub(super) fn stream(parts: &AdminParts, query: &str) -> AdminResponse {
     let filter = match filter(parts, query) {
         Ok(filter) => filter,
@@ -49,7 +49,7 @@ pub(super) fn stream(parts: &AdminParts, query: &str) -> AdminResponse {
         };
         Some((Ok::<_, Infallible>(Frame::data(Bytes::from(line))), tap))
     });
-    // The head is sent with the first bytes.
+    // Sends the head immediately.
     let first = stream::iter([Ok(Frame::data(Bytes::from_static(b"\n")))]);
     let mut answer = Response::new(StreamBody::new(first.chain(lines)).boxed_unsync());
     let headers = answer.headers_mut();
@@ -58,10 +58,10 @@ pub(super) fn stream(parts: &AdminParts, query: &str) -> AdminResponse {
     answer
 }
 
-/// The filter that a query describes.
+/// The filter of a query.
 ///
 /// # Errors
-/// The name of a parameter that is unknown, or whose value is malformed.
+/// The name of an unknown or malformed parameter.
 fn filter(parts: &AdminParts, query: &str) -> Result<TapFilter, String> {
     let mut filter = TapFilter::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -71,7 +71,7 @@ fn filter(parts: &AdminParts, query: &str) -> Result<TapFilter, String> {
         match name {
             "route" => filter.route = Some(value),
             "caller" => {
-                // Tasks and input requests know the principal alone.
+                // Tasks and input requests have the principal only, not the name of the token.
                 let named = parts.callers.principals_of(&value).map(ToString::to_string);
                 filter.callers = Some(named.chain([value.clone()]).collect());
             }

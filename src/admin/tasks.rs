@@ -1,4 +1,4 @@
-//! `/tasks`: how they stand, of all owners. Arguments and results are never shown.
+//! `/tasks`: tasks of all principals, without arguments and results.
 
 use super::{
     response::{self, AdminResponse, problem},
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A task, as operators are shown it.
+/// A task as JSON.
 #[derive(Serialize)]
 struct TaskListEntry<'a> {
     task: &'a str,
@@ -31,7 +31,7 @@ struct TaskListEntry<'a> {
     kept_until: String,
     message: Option<&'a str>,
     principal: String,
-    /// The name of the caller, where it has one.
+    /// The name of the principal, if it has one.
     caller: Option<&'a str>,
     questions: Vec<InputRequestView<'a>>,
     waits: usize,
@@ -39,12 +39,12 @@ struct TaskListEntry<'a> {
     waits_for_store: bool,
 }
 
-/// A question that is open. What it says is between its server and its client.
+/// An open input request, without its content.
 #[derive(Serialize)]
 struct InputRequestView<'a> {
     key: &'a str,
     kind: String,
-    /// Since the task began to wait for answers.
+    /// Time since the task began to wait for input.
     since_ms: u128,
 }
 
@@ -52,29 +52,29 @@ struct InputRequestView<'a> {
 pub(super) struct TaskListPage {
     tasks: Vec<Value>,
     next: Option<String>,
-    /// How many there are of each status, whatever was asked for.
+    /// Number of tasks with each status, regardless of the query.
     counts: BTreeMap<&'static str, usize>,
 }
 
-/// What of the tasks somebody wants to see.
+/// The parameters of `/tasks`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct TaskQuery {
     route: Option<String>,
     tool: Option<String>,
     status: Option<String>,
-    /// Small letters that a task has somewhere in what is shown of it.
+    /// A lower-case text to search for.
     search: Option<String>,
     limit: Option<usize>,
     after: Option<TaskCursor>,
 }
 
-/// Tasks of a page where nobody says how many.
+/// Default number of tasks in a page.
 const DEFAULT_PAGE_TASKS: usize = 100;
 
-/// Tasks of the largest page.
+/// Maximum number of tasks in a page.
 const MOST: usize = 1000;
 
-/// One page, as the query wants it.
+/// The page that the query requests.
 pub(super) async fn page(parts: &AdminParts, query: &str) -> AdminResponse {
     let wanted = match TaskQuery::read(query) {
         Ok(wanted) => wanted,
@@ -89,7 +89,7 @@ pub(super) async fn page(parts: &AdminParts, query: &str) -> AdminResponse {
 /// The first page of all tasks.
 ///
 /// # Errors
-/// [`StoreError`], which is in the log by then.
+/// [`StoreError`], which has been logged.
 pub(super) async fn first(parts: &AdminParts, limit: usize) -> Result<TaskListPage, StoreError> {
     find_page(parts, &TaskQuery { limit: Some(limit), ..TaskQuery::default() }).await
 }
@@ -153,7 +153,7 @@ fn unknown(name: &str) -> AdminResponse {
     problem(StatusCode::NOT_FOUND, &error)
 }
 
-/// The name is the beginning of several ids.
+/// The name is the prefix of several ids.
 fn ambiguous(name: &str, tasks: &[TaskSummary]) -> AdminResponse {
     let name: String = name.chars().take(NAME).collect();
     let tasks = tasks.iter().map(|TaskSummary { name, record, .. }| {
@@ -164,7 +164,7 @@ fn ambiguous(name: &str, tasks: &[TaskSummary]) -> AdminResponse {
     problem(StatusCode::CONFLICT, &error)
 }
 
-/// Characters of a name that are said again.
+/// Maximum length of a name in an error message, in characters.
 const NAME: usize = 64;
 
 fn store_failed(error: &StoreError) -> AdminResponse {
@@ -210,7 +210,7 @@ fn task_json(parts: &AdminParts, seen: &TaskSummary, now: Timestamp) -> Value {
     serde_json::to_value(shown).expect("names are text")
 }
 
-/// Some of a task's life.
+/// An entry of a task's history as JSON.
 fn moment(moment: &HistoryEntry) -> Value {
     let again = moment.repeats();
     json!({
@@ -221,7 +221,7 @@ fn moment(moment: &HistoryEntry) -> Value {
     })
 }
 
-/// The method of a question.
+/// The method of an input request.
 fn kind(raw: &[u8]) -> String {
     #[derive(Deserialize)]
     struct MethodOnly {
@@ -230,9 +230,11 @@ fn kind(raw: &[u8]) -> String {
     serde_json::from_slice::<MethodOnly>(raw).map(|asked| asked.method).unwrap_or_default()
 }
 
-// === impl Wanted ===
+// === impl TaskQuery ===
 
 impl TaskQuery {
+    /// Parses a query.
+    ///
     /// # Errors
     /// What is wrong with the query.
     fn read(query: &str) -> Result<Self, String> {
@@ -282,10 +284,10 @@ impl TaskQuery {
     }
 }
 
-/// Characters that are searched for.
+/// Maximum length of a search, in characters.
 const SEARCH: usize = 200;
 
-/// Whether this is in what a task is shown with: its tool, route, message, id or caller. The search is in small letters.
+/// Whether tool, route, message, id or caller of the task contain the text, ignoring case.
 fn contains(search: &str, record: &Record, parts: &AdminParts) -> bool {
     let (id, principal) = name_and_principal(record);
     let (caller, principal) = (parts.callers.name_of(&principal), principal.to_string());
@@ -296,7 +298,7 @@ fn contains(search: &str, record: &Record, parts: &AdminParts) -> bool {
 
 const STATUSES: [&str; 5] = ["working", "input_required", "completed", "failed", "cancelled"];
 
-/// A value of a query (WHATWG URL, `application/x-www-form-urlencoded`); none where it is no text.
+/// Decodes a query value (WHATWG URL, `application/x-www-form-urlencoded`); `None` if it is not UTF-8.
 pub(super) fn decoded(value: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.bytes();
@@ -318,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_says_what_is_wanted_or_what_is_wrong_with_it() {
+    fn a_task_query_is_parsed_or_rejected_with_a_reason() {
         let wanted =
             TaskQuery::read("tool=a%2Fb+c%C3%A9&status=failed&limit=7&after=e12&route=/mcp").expect("right");
         assert_eq!(wanted.tool.as_deref(), Some("a/b cé"));

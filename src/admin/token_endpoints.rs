@@ -1,4 +1,4 @@
-//! `/session` and `/token`: how the page and the commands of this machine come by a token.
+//! `/session` and `/token`: how the admin page and local commands get a token.
 
 use super::{
     response::{AdminResponse, json, problem},
@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode, header::RETRY_AFTER};
 use serde::Deserialize;
 use serde_json::json as value;
 
-/// Digits of a nonce.
+/// Allowed number of digits of a nonce.
 const NONCE: std::ops::RangeInclusive<usize> = 32..=128;
 
 #[derive(Deserialize)]
@@ -17,7 +17,7 @@ struct CodeRequest<'a> {
     code: &'a str,
 }
 
-/// Exchanges the one-time code of the body for a session.
+/// Exchanges the one-time code in the body for a session token.
 pub(super) fn session(parts: &AdminParts, body: &[u8]) -> AdminResponse {
     let Ok(CodeRequest { code }) = serde_json::from_slice(body) else {
         return problem(
@@ -36,8 +36,8 @@ pub(super) fn session(parts: &AdminParts, body: &[u8]) -> AdminResponse {
     }
 }
 
-/// Names the file with the token that was made at start, and proves with the asker's nonce that this proxy knows what
-/// is in it: a command sends the token to nobody else.
+/// Returns the path of the file with the generated token, and a proof over the client's nonce that this proxy
+/// knows the token, so that a command sends the token to no other process.
 pub(super) fn token_file(parts: &AdminParts, query: &str) -> AdminResponse {
     let nonce = query
         .strip_prefix("nonce=")

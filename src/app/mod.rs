@@ -1,7 +1,7 @@
-//! Builds every part and joins them.
+//! Builds all parts and connects them.
 //!
-//! `house` is what all routes share, and how one comes to be served; `reload` goes on by another configuration;
-//! `run` serves until the process is told to stop, and reads the configuration again when it is told so.
+//! `shared_parts` has the parts that all routes share, and creates routes; `reload` applies another
+//! configuration; `run` serves until the process is signalled to stop, and reloads on request.
 
 mod reload;
 mod run;
@@ -36,43 +36,42 @@ use tokio::{
     time::{sleep, timeout, timeout_at},
 };
 
-/// A proxy at work.
+/// A running proxy.
 pub struct RunningProxy {
-    /// What clients can connect to, with the ports that were really got.
+    /// Addresses of the client listeners, with the actual ports.
     pub addresses: Vec<SocketAddr>,
-    /// The operator's address, where there is one.
+    /// The admin listener, if there is one.
     pub admin: Option<admin::AdminServer>,
-    /// The listener for scrapers, where there is one.
+    /// The metrics listener, if there is one.
     pub metrics: Option<admin::MetricsListener>,
     /// The paths that are served, in the order of the configuration.
     pub paths: Vec<Arc<str>>,
-    /// Whether clients are met with TLS.
+    /// Whether clients use TLS.
     pub tls: bool,
     stages: DrainStages,
     shared: SharedParts,
-    /// What the system allows, where connections are bounded by that.
+    /// The descriptor limit, if it bounds connections.
     descriptors: Option<DescriptorLimit>,
     routes: Vec<ServedRoute>,
     front: Arc<dyn FrontReload>,
-    /// By what it works.
+    /// The current configuration.
     config: Config,
-    /// Operators who ask for the configuration to be read again.
+    /// Operators' requests to reload.
     reload_requests: admin::ReloadReceiver,
-    /// Servers that are let go, each until that is done.
+    /// Servers that a reload has removed, each until it is closed.
     retiring: Vec<(JoinHandle<()>, Arc<dyn Upstream>)>,
     traces: Option<ExporterHandle>,
 }
 
-/// How the proxy stops, one after the other.
+/// Stages of the shutdown, in order.
 struct DrainStages {
-    /// Everything is served, and clients are shown the way out: `/ready` says so, and connections end with what
-    /// they are answered.
+    /// Requests are still served, but `/ready` fails, and each response is the last of its connection.
     notice: Drain,
-    /// New calls are refused; what has begun goes on. Knows the calls and the tasks that are at work.
+    /// New calls are refused; calls in progress continue. Tracks active calls and tasks.
     draining: Drain,
-    /// The time is over: what still works is told so.
+    /// The drain time is over: calls and tasks are cancelled.
     overdue: Drain,
-    /// Nobody is served any more. Knows the connections.
+    /// No requests are served. Tracks connections.
     closing: Drain,
 }
 
@@ -97,10 +96,10 @@ pub enum Error {
     StartedByHost { url: String },
 }
 
-/// After the time to end by itself is over, calls and tasks are told and given this long to say so.
+/// How long cancelled calls and tasks may take to end after the drain time.
 const FINAL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a collector may take for the last spans.
+/// How long the collector may take for the last spans.
 const SPAN_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Starts a proxy. Once this returns, clients are served.
@@ -111,7 +110,7 @@ pub fn start(config: Config) -> Result<RunningProxy, Error> {
     start_on(config, &Network::System)
 }
 
-/// The same, on a network of the caller's choice; the operator's address is the system's all the same.
+/// Starts a proxy on a given network; the admin listener uses the system's in any case.
 ///
 /// # Errors
 /// As [`start`].
@@ -120,7 +119,7 @@ pub fn start_on(config: Config, net: &Network) -> Result<RunningProxy, Error> {
     start_with(config, net, store, secret)
 }
 
-/// The same, with tasks kept in this store, whatever the configuration names.
+/// Starts a proxy with a given store, whatever the configuration names.
 ///
 /// # Errors
 /// As [`start`].
@@ -133,7 +132,7 @@ pub fn start_with(
     start_each(config, net, (store, secret), upstream::to)
 }
 
-/// The same, in front of this server, whatever the configuration names.
+/// Starts a proxy with a given upstream, whatever the configuration names.
 ///
 /// # Errors
 /// As [`start`].
@@ -184,7 +183,7 @@ fn start_each(
     let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(KeyPurpose::Principals)));
     let principals = principals.unwrap_or_default();
     let own_key = secret.as_ref().map_or_else(random, |secret| secret.key(KeyPurpose::States));
-    let house = SharedParts {
+    let shared_parts = SharedParts {
         ledger: Arc::clone(&ledger),
         switchboard: Arc::clone(&switchboard),
         clock: Arc::clone(&clock),
@@ -195,11 +194,11 @@ fn start_each(
         own_key,
         sessions: SwapCell::new(shared_parts::session_seal(&config, own_key)),
     };
-    let routes = house.serve(&config)?;
+    let routes = shared_parts.serve(&config)?;
     let endpoints = routes.iter().map(|served| served.endpoint.clone()).collect();
     tokio::spawn(Arc::clone(&ledger).maintain(endpoints, too_late));
     let servers = servers(&routes);
-    let (reloads, asked) = admin::ReloadSender::new();
+    let (reloads, reload_requests) = admin::ReloadSender::new();
     let parts = admin::AdminParts {
         access: admin::OperatorAccess::of(&config.front.access),
         generated_token: Arc::new(admin::GeneratedToken::new(
@@ -226,7 +225,7 @@ fn start_each(
     let bound = front::serve(
         config.front.clone(),
         services(&routes),
-        front::IdentityKeys { principals, sessions: house.sessions.clone() },
+        front::IdentityKeys { principals, sessions: shared_parts.sessions.clone() },
         [left, closed],
         clock,
         tracer,
@@ -251,18 +250,18 @@ fn start_each(
         paths: routes.iter().map(|served| Arc::clone(served.path())).collect(),
         tls: config.front.tls.is_some(),
         stages: DrainStages { notice: leaving, draining, overdue, closing },
-        shared: house,
+        shared: shared_parts,
         descriptors: shared.map(|(allowed, _)| allowed),
         routes,
         front: bound.reload,
         config,
-        reload_requests: asked,
+        reload_requests,
         retiring: Vec::new(),
         traces,
     })
 }
 
-/// Makes spans, and sends them where the configuration says so.
+/// Creates the tracer, and the exporter where one is configured.
 fn trace_to(config: &Config) -> (Tracer, Option<ExporterHandle>) {
     let Some(settings) = &config.traces else { return (Tracer::default(), None) };
     let (tracer, exporting) = trace::start(settings, trace::TraceSources { now: wall_clock, random });
@@ -272,7 +271,7 @@ fn trace_to(config: &Config) -> (Tracer, Option<ExporterHandle>) {
 /// A store, and its secret where it outlives the process.
 type StoreWithSecret = (Arc<dyn Store>, Option<StoreSecret>);
 
-/// Shares out what descriptors the system allows. Clients may have as many connections as that makes.
+/// Divides the descriptors, and sets the clients' limit accordingly.
 fn share(allowed: DescriptorLimit, config: &mut Config) -> DescriptorShares {
     let written = (config.connections.clients, config.connections.servers);
     let shares = allowed.share(written, (config.front.limits.connections, upstream::CONNECTIONS));
@@ -311,12 +310,12 @@ fn log_started(
     .emit();
 }
 
-/// How often a server is asked whether it is there that was not heard of, or could not be reached.
+/// Interval of probes of a server that is not known to be reachable.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Asks servers of which it is not known that they can be reached, until the proxy stops.
+/// Probes servers that are not known to be reachable, until shutdown.
 async fn probe_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: DrainWatch) {
-    let nobody = CallerIdentity {
+    let anonymous = CallerIdentity {
         principal: Principal::ANONYMOUS,
         credentials: Credentials::default(),
         capabilities: Arc::new(Capabilities::none()),
@@ -324,11 +323,11 @@ async fn probe_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: Dr
     };
     loop {
         let unknown = servers.iter().filter(|(_, server)| server.health().is_up != Some(true));
-        // What comes of it is what is known from then on.
-        let asked = futures_util::future::join_all(unknown.map(|(_, server)| server.describe(&nobody)));
+        // The probe updates the server's health.
+        let probes = futures_util::future::join_all(unknown.map(|(_, server)| server.describe(&anonymous)));
         tokio::select! {
             () = stopping.stopped() => return,
-            _ = asked => {}
+            _ = probes => {}
         }
         tokio::select! {
             () = stopping.stopped() => return,
@@ -337,7 +336,7 @@ async fn probe_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: Dr
     }
 }
 
-/// What each limit is, for operators. Those that differ by route are told where they are met.
+/// Publishes the value of each limit as a metric. Limits that differ by route are published where they apply.
 fn publish_limits(config: &Config) {
     let front::Config { limits, timeouts, .. } = &config.front;
     let count = |limit: Limit, value: usize| limit.set_value(value as f64);
@@ -364,7 +363,7 @@ fn publish_limits(config: &Config) {
     count(Limit::PollsPerSecond, quotas.polls_per_second as usize);
     count(Limit::MissesPerMinute, quotas.misses_per_minute as usize);
     count(Limit::ListensPerPrincipal, quotas.listens_per_principal);
-    // One for all routes.
+    // These are the same for all routes.
     let Some(config::RouteConfig { upstream: upstream::Config { limits, timeouts, .. }, .. }) =
         config.routes.first()
     else {
@@ -383,7 +382,7 @@ fn publish_limits(config: &Config) {
     time(Limit::FirstByte, timeouts.first_byte);
     time(Limit::Idle, timeouts.idle);
     let calls: BTreeSet<_> = config.routes.iter().map(|route| route.upstream.timeouts.call).collect();
-    // One that differs by route has no value here.
+    // A limit that differs by route has no value here.
     Limit::Call.set_value(if calls.len() == 1 { timeouts.call.as_secs_f64() } else { f64::NAN });
     time(Limit::QueueTime, timeouts.queue);
     time(Limit::IdleSession, timeouts.idle_session);
@@ -407,7 +406,7 @@ fn describe_routes(routes: &[config::RouteConfig]) -> String {
     routes.collect::<Vec<_>>().join("; ")
 }
 
-/// A server without what may hold a key: a query, arguments.
+/// A server without the parts that may hold a key: query and arguments.
 fn describe_server(server: &UpstreamTarget) -> String {
     match server {
         UpstreamTarget::Url(url) => url.shown().to_owned(),
@@ -415,7 +414,7 @@ fn describe_server(server: &UpstreamTarget) -> String {
     }
 }
 
-/// Where tasks are kept, and the secret of what outlives this process.
+/// The configured store, and its secret where it outlives the process.
 fn store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<StoreWithSecret, Error> {
     let &policy::TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
     let bounds = StoreBounds { stored_bytes, stored_bytes_per_principal };
@@ -433,7 +432,7 @@ fn store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<Sto
     })
 }
 
-// === impl Running ===
+// === impl RunningProxy ===
 
 impl RunningProxy {
     /// An endpoint as a URL.
@@ -448,24 +447,25 @@ impl RunningProxy {
         self.addresses.first().map_or_else(String::new, |address| self.url(address, path))
     }
 
-    /// Stops in order: where notice is given they are served for that long; then new calls are refused, what ends within the drain time does and is fetched, the
-    /// rest is ended with a clear error and its servers are told; listen streams end last.
+    /// Shuts down in order: during the notice time requests are served as before; then new calls are refused;
+    /// calls and tasks that end within the drain time are fetched; the others end with a clear error, and
+    /// their servers get a cancellation; listen streams end last.
     pub async fn stop(self) {
         self.stop_unless(std::future::pending()).await;
     }
 
-    /// Stops in order, or leaves it at that when `hurry` resolves. Says whether it did.
+    /// Shuts down in order, or at once when `hurry` resolves. Returns whether it did so at once.
     async fn stop_unless(self, hurry: impl Future<Output = ()>) -> bool {
         let (begun, made) = (self.unfinished_work(), self.shared.ledger.made());
         let mut left = UnfinishedWork::default();
         let hurried = tokio::select! {
-            // What is done is done.
+            // A completed shutdown wins.
             biased;
             () = self.drain(&mut left) => false,
             () = hurry => true,
         };
         let lost = if hurried && !left.is_final { self.unfinished_work() } else { left };
-        // It has answered to the last, so that operators saw us stopping.
+        // The admin listener serves until the end, so that operators can observe the shutdown.
         if let Some(metrics) = &self.metrics {
             metrics.task.abort();
         }
@@ -503,34 +503,34 @@ impl RunningProxy {
         let UnfinishedWork { calls, tasks, results, .. } = self.unfinished_work();
         DrainStarted { calls, tasks, results, limit }.emit();
         let _ = timeout_at(until, self.wait_until_drained()).await;
-        // Whatever is left is lost from here on.
+        // Work that is unfinished here is lost.
         *left = UnfinishedWork { is_final: true, ..self.unfinished_work() };
         overdue.start();
-        // Their servers are told by this, and their clients.
+        // This cancels calls at their servers, and answers their clients.
         let _ = timeout(FINAL_TIMEOUT, draining.completed()).await;
         closing.start();
         let _ = timeout_at(until, closing.completed()).await;
         let served = self.routes.iter().map(|served| &served.upstream);
         let all = served.chain(self.retiring.iter().map(|(_, upstream)| upstream));
         futures_util::future::join_all(all.map(|upstream| upstream.close())).await;
-        // What is told of that must still be written.
+        // The last responses must still be written.
         let _ = timeout(FINAL_TIMEOUT, closing.completed()).await;
         let _ = timeout(FINAL_TIMEOUT, self.shared.ledger.close()).await;
     }
 
-    /// Resolves when nothing works any more and every result has been fetched.
+    /// Resolves when no call or task is active and every result has been fetched.
     async fn wait_until_drained(&self) {
         loop {
             self.stages.draining.completed().await;
             self.shared.ledger.all_fetched().await;
-            // A client may have come back meanwhile.
+            // A client may have sent another call meanwhile.
             if self.stages.draining.unfinished() == 0 {
                 return;
             }
         }
     }
 
-    /// What it would wait for if it were told to stop now.
+    /// The work that a shutdown would wait for now.
     fn pending_work(&self, is_interrupt: bool) -> PendingWork {
         let (UnfinishedWork { calls, tasks, results, .. }, drain) =
             (self.unfinished_work(), &self.config.drain);
@@ -544,23 +544,23 @@ impl RunningProxy {
     }
 }
 
-/// What there is to wait for.
+/// Unfinished work at a shutdown.
 #[derive(Default)]
 struct UnfinishedWork {
-    /// Calls in flight that are no tasks.
+    /// Calls in flight that are not tasks.
     calls: usize,
-    /// Tasks that work.
+    /// Active tasks.
     tasks: usize,
-    /// Results that nobody has fetched.
+    /// Results that have not been fetched.
     results: usize,
-    /// It is not waited for any more.
+    /// The drain time is over.
     is_final: bool,
 }
 
-/// Watches over a process of a server, for a proxy that has started this program for it. Gives the exit code.
+/// Supervises a server process for a proxy that has started this program for it. Returns the exit code.
 ///
 /// # Errors
-/// Where no proxy has.
+/// If the program was not started by a proxy.
 pub async fn supervise(words: &[String]) -> std::io::Result<u8> {
     upstream::stdio::supervise(words).await
 }

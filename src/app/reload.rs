@@ -1,10 +1,10 @@
-//! Another configuration, while the proxy serves.
+//! Reload: applying another configuration while the proxy serves.
 //!
-//! All that can fail is done first: certificates are read, further addresses are listened on, further servers are
-//! got ready. Only then anything changes, and from there on nothing fails. New calls are served by the new
-//! configuration, and what is in hand goes on by the one it began with. A route keeps its server, with its sessions and its processes, unless that is
-//! another one now; a server that is not in the configuration any more is let go when nobody needs it
-//! ([`Endpoint::retire`](crate::proxy::Endpoint::retire)).
+//! Every step that can fail comes first: certificates are read, new addresses are listened on, new servers
+//! are prepared. Only then anything changes, and from there on nothing fails. New calls are served by the new
+//! configuration; calls in progress continue under the one they began with. A route keeps its server, with
+//! its sessions and processes, unless that is a different one now; a removed server is closed once no call
+//! needs it ([`Endpoint::retire`](crate::proxy::Endpoint::retire)).
 
 use super::{
     Error, RunningProxy, publish_limits, share,
@@ -19,19 +19,19 @@ use crate::{
 };
 use std::{collections::HashSet, mem, sync::Arc};
 
-/// What another configuration needs, and has got.
+/// The prepared parts of another configuration.
 struct PreparedRoutes {
     routes: Vec<ServedRoute>,
-    /// Which of them were not served before, by their place.
+    /// Positions of the routes with new servers.
     added: Vec<usize>,
-    /// Those that stay are spoken to so from now on.
+    /// Changes for the servers that stay.
     changes: Vec<ApplyReload>,
 }
 
-// === impl Running ===
+// === impl RunningProxy ===
 
 impl RunningProxy {
-    /// Goes on by another configuration. Says what changed, and what will with the next start.
+    /// Applies another configuration. Returns the changed keys, and those that need a restart.
     ///
     /// # Errors
     /// As [`start`](super::start); nothing has changed then.
@@ -39,9 +39,9 @@ impl RunningProxy {
         let needs_restart = self.keep_restart_only(&mut config);
         let shares = self.descriptors.map(|allowed| share(allowed, &mut config));
         let PreparedRoutes { routes, added: further, changes: otherwise } = self.prepare_routes(&config)?;
-        let let_go = |routes: &[ServedRoute]| {
-            for place in &further {
-                let upstream = Arc::clone(&routes[*place].upstream);
+        let close_added = |routes: &[ServedRoute]| {
+            for position in &further {
+                let upstream = Arc::clone(&routes[*position].upstream);
                 tokio::spawn(async move { upstream.close().await });
             }
         };
@@ -49,15 +49,15 @@ impl RunningProxy {
             (Some(bound), Some(admin)) => bound.prepare(admin).map(Some),
             _ => Ok(None),
         };
-        let admitting = admitting.inspect_err(|_| let_go(&routes))?;
+        let admitting = admitting.inspect_err(|_| close_added(&routes))?;
         let front = Arc::clone(&self.front);
         let prepared = front.prepare(config.front.clone(), services(&routes));
-        let prepared = prepared.inspect_err(|_| let_go(&routes))?;
+        let prepared = prepared.inspect_err(|_| close_added(&routes))?;
 
         let changed = self.config.changed_keys(&config);
         self.shared.ledger.set_quotas(config.quotas);
-        if let (Some(shares), Some(room)) = (shares, self.shared.net.limiter()) {
-            room.set_limit(shares.servers);
+        if let (Some(shares), Some(limiter)) = (shares, self.shared.net.limiter()) {
+            limiter.set_limit(shares.servers);
             Limit::UpstreamConnections.set_value(shares.servers as f64);
         }
         self.addresses = prepared.addresses.clone();
@@ -85,7 +85,7 @@ impl RunningProxy {
         Ok(changed)
     }
 
-    /// Begins to serve what is not served yet.
+    /// Creates the routes of a configuration that do not exist yet.
     fn prepare_routes(&self, config: &Config) -> Result<PreparedRoutes, Error> {
         let keyring = self.shared.keyring(config);
         let mut ready = PreparedRoutes { routes: Vec::new(), added: Vec::new(), changes: Vec::new() };
@@ -110,8 +110,8 @@ impl RunningProxy {
             match served {
                 Ok(served) => ready.routes.push(served),
                 Err(error) => {
-                    for place in ready.added {
-                        let upstream = Arc::clone(&ready.routes[place].upstream);
+                    for position in ready.added {
+                        let upstream = Arc::clone(&ready.routes[position].upstream);
                         tokio::spawn(async move { upstream.close().await });
                     }
                     return Err(error);
@@ -121,8 +121,8 @@ impl RunningProxy {
         Ok(ready)
     }
 
-    /// Whether a route's server is the same. With other names among the headers of ours it is not: what its sessions
-    /// always say is without those.
+    /// Whether a route keeps its server. Other names among the configured headers make it a different one:
+    /// its sessions were opened without those headers.
     fn is_same_server(&self, before: &ServedRoute, wanted: &RouteConfig) -> bool {
         let spoken_to = self.config.routes.iter().find(|route| route.route.path == *before.path());
         let names = |config: &upstream::Config| config.headers.keys().cloned().collect::<HashSet<_>>();
@@ -130,7 +130,7 @@ impl RunningProxy {
             && spoken_to.is_some_and(|route| names(&route.upstream) == names(&wanted.upstream))
     }
 
-    /// What only a start can change stays as it is. Gives the names of what is written in another way.
+    /// Keeps the values of keys that need a restart. Returns the names of those that differ.
     fn keep_restart_only(&self, config: &mut Config) -> Vec<&'static str> {
         let now = &self.config;
         let mut needs = Vec::new();
@@ -175,10 +175,10 @@ impl RunningProxy {
     }
 }
 
-// === impl Served ===
+// === impl ServedRoute ===
 
 impl ServedRoute {
-    /// The same server, by another configuration.
+    /// The same server, with another configuration.
     fn reloaded(&self, config: &RouteConfig, keyring: &Arc<SealKeyring>) -> Self {
         Self {
             server: self.server.clone(),
@@ -187,7 +187,7 @@ impl ServedRoute {
         }
     }
 
-    /// Gets ready to speak to the server so.
+    /// Prepares a change of the server's configuration.
     fn prepare_reload(&self, config: &RouteConfig) -> Result<ApplyReload, Error> {
         let change = self.upstream.prepare_reload(&config.upstream);
         change.map_err(|source| Error::Upstream { path: Arc::clone(self.path()), source })

@@ -1,4 +1,4 @@
-//! Serves until the process is told to stop, and reads the configuration again when it is told so.
+//! Serves until the process is signalled to stop, and reloads the configuration on request.
 
 use super::{Error, RunningProxy, start, watch::FileWatch};
 use crate::{
@@ -19,56 +19,57 @@ use tokio::{
     sync::oneshot,
 };
 
-/// Where the configuration comes from.
+/// The source of the configuration.
 pub struct ConfigSource {
-    /// Reads and judges it, or says everything that is wrong with it.
+    /// Reads and checks it, or returns everything that is wrong with it.
     pub read: Box<dyn Fn() -> Result<Config, String> + Send>,
-    /// Whether it is read again when one of its files changes.
+    /// Whether to reload when one of its files changes.
     pub watched: bool,
 }
 
-/// What ends the process beside SIGTERM and Ctrl-C.
+/// What ends the process besides SIGTERM and Ctrl-C.
 #[derive(Default)]
 pub struct StopTriggers {
-    /// SIGHUP ends it in order, as the terminal that it was started from has closed; else it has the configuration read again.
+    /// SIGHUP ends the process in order, because its terminal has closed; otherwise SIGHUP reloads the
+    /// configuration.
     pub on_hangup: bool,
     /// Resolves when an MCP host writes to the standard input.
     pub on_host: Option<oneshot::Receiver<()>>,
 }
 
-/// What the process may be told from outside.
+/// The signals that stop the process.
 struct StopSignals {
     terminate: Option<Signal>,
     interrupt: Option<Signal>,
 }
 
-/// Who wants the configuration to be read again.
+/// What has triggered a reload.
 enum ReloadTrigger {
     Signal,
     Operator(oneshot::Sender<ReloadResult>),
     Watch,
 }
 
-/// What a proxy waits for that was told to stop.
+/// The work that a shutdown waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingWork {
-    /// Calls in flight that are no tasks.
+    /// Calls in flight that are not tasks.
     pub calls: usize,
-    /// Tasks at work.
+    /// Active tasks.
     pub tasks: usize,
     /// Results of tasks that have not been fetched.
     pub results: usize,
-    /// For how long at most (`drain`).
+    /// Time limit (`drain`).
     pub limit: Duration,
-    /// Whether it was Ctrl-C, and not SIGTERM.
+    /// Whether the signal was Ctrl-C, and not SIGTERM.
     pub is_interrupt: bool,
 }
 
-/// Keys that are named in a line of the log.
+/// Keys that are named in a log line.
 const MAX_NAMES: usize = 20;
 
-/// Serves until the process is told to stop, then stops in order; at once where it is told again.
-/// `ready` is called once clients are served, `stopping` when it begins to stop.
+/// Serves until the process is signalled to stop, then shuts down in order; at once at a second signal.
+/// `ready` is called once clients are served, `stopping` when the shutdown begins.
 ///
 /// # Errors
 /// As [`start`]; [`Error::SecondSignal`], [`Error::StartedByHost`].
@@ -99,12 +100,12 @@ pub async fn run(
                 true => break (false, None),
                 false => ReloadTrigger::Signal,
             },
-            Some(tell) = running.reload_requests.recv() => ReloadTrigger::Operator(tell),
+            Some(reply) = running.reload_requests.recv() => ReloadTrigger::Operator(reply),
             () = or_pending(watch.as_mut().map(FileWatch::changed)) => ReloadTrigger::Watch,
         };
         let word = by.as_str();
         notify::reloading();
-        let told = (source.read)().and_then(|config| {
+        let outcome = (source.read)().and_then(|config| {
             if let Some(watch) = &mut watch {
                 watch.set_files(paths(&config));
             }
@@ -113,7 +114,7 @@ pub async fn run(
             log_warnings(&warnings);
             Ok(changed)
         });
-        match &told {
+        match &outcome {
             Ok(changed) => {
                 let needs_restart = changed.needs_restart.join(", ");
                 ConfigReloaded {
@@ -126,9 +127,9 @@ pub async fn run(
             Err(error) => ConfigRefused { by: word, error }.emit(),
         }
         notify::ready();
-        if let ReloadTrigger::Operator(tell) = by {
-            // Whoever asked may have gone.
-            let _ = tell.send(told);
+        if let ReloadTrigger::Operator(reply) = by {
+            // The operator may have disconnected.
+            let _ = reply.send(outcome);
         }
     };
     notify::stopping();
@@ -143,8 +144,8 @@ pub async fn run(
     }
 }
 
-/// Where the token of operators may be written that is made at start: beside the store, else below the folder that the
-/// system has for what lasts as long as a login.
+/// Folders for the admin token that is created at the start: beside the store, else in the runtime directory
+/// of the login session.
 fn token_folders(config: &Config) -> Vec<TokenFolder> {
     let store = match &config.store {
         // `.` has no name of its own.
@@ -179,7 +180,7 @@ fn paths(config: &Config) -> Vec<PathBuf> {
     config.files.0.iter().map(|file| file.path.clone()).collect()
 }
 
-/// Names in a line of the log: not all of very many.
+/// Joins names for a log line, at most [`MAX_NAMES`].
 fn join_names(names: &[impl Display]) -> String {
     let mut shown: Vec<_> = names.iter().take(MAX_NAMES).map(ToString::to_string).collect();
     if names.len() > MAX_NAMES {
@@ -188,7 +189,7 @@ fn join_names(names: &[impl Display]) -> String {
     shown.join(", ")
 }
 
-// === impl By ===
+// === impl ReloadTrigger ===
 
 impl ReloadTrigger {
     const fn as_str(&self) -> &'static str {
@@ -200,16 +201,16 @@ impl ReloadTrigger {
     }
 }
 
-// === impl Signals ===
+// === impl StopSignals ===
 
 impl StopSignals {
-    /// Listens from now on.
+    /// Listens to the signals from now on.
     fn listen() -> Self {
         let [terminate, interrupt] = [SignalKind::terminate(), SignalKind::interrupt()].map(listen_to);
         Self { terminate, interrupt }
     }
 
-    /// Resolves at the next SIGTERM or Ctrl-C. Gives whether it was the latter.
+    /// Resolves at the next SIGTERM or Ctrl-C. Returns whether it was the latter.
     async fn stop(&mut self) -> bool {
         tokio::select! {
             _ = or_pending(self.terminate.as_mut().map(Signal::recv)) => false,
@@ -218,7 +219,7 @@ impl StopSignals {
     }
 }
 
-/// Listens to a signal from now on. One that cannot be listened to never comes.
+/// Listens to a signal from now on; `None` if the system does not allow it.
 fn listen_to(kind: SignalKind) -> Option<Signal> {
     signal(kind).ok()
 }

@@ -1,4 +1,4 @@
-//! What all routes share, and how one comes to be served.
+//! Parts that all routes share, and the creation of routes.
 
 use super::{Error, describe_server};
 use crate::{
@@ -14,24 +14,24 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// What all routes share.
+/// Parts that all routes share.
 pub(super) struct SharedParts {
     pub(super) ledger: Arc<TaskLedger>,
     pub(super) switchboard: Arc<CallRegistry>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) tracer: Tracer,
-    /// No new call is to begin; the time of those that have begun is over; there is nothing left to listen for.
+    /// Signals: no new calls; end of the drain time; end of listen streams.
     pub(super) signals: [DrainWatch; 3],
     pub(super) net: Network,
     pub(super) make_upstream: Box<UpstreamFactory>,
-    /// What `requestState`s are sealed with where no key is configured; ends with the process, or with the store
-    /// if that lasts longer.
+    /// Key that seals `requestState` where none is configured; it lasts as long as the process, or as the
+    /// store if that is durable.
     pub(super) own_key: [u8; 32],
     /// Binds session ids of legacy clients to their principal, by the same keys.
     pub(super) sessions: SwapCell<SessionSeal>,
 }
 
-/// Makes what speaks to a server.
+/// Creates the connection to a server.
 pub(super) type UpstreamFactory = dyn Fn(UpstreamTarget, &str, upstream::Config, &Network) -> Result<Arc<dyn Upstream>, UpstreamSetupError>
     + Send
     + Sync;
@@ -43,20 +43,20 @@ pub(super) struct ServedRoute {
     pub(super) endpoint: Endpoint,
 }
 
-// === impl House ===
+// === impl SharedParts ===
 
 impl SharedParts {
-    /// Begins to serve all routes of a configuration.
+    /// Creates all routes of a configuration.
     ///
     /// # Errors
-    /// [`Error::Upstream`] names the route whose server cannot be spoken to.
+    /// [`Error::Upstream`] names the route whose upstream cannot be created.
     pub(super) fn serve(&self, config: &Config) -> Result<Vec<ServedRoute>, Error> {
         let keyring = self.keyring(config);
         let serve = |route: &RouteConfig| self.serve_one(route, Arc::new(route.route.clone()), &keyring);
         config.routes.iter().map(serve).collect()
     }
 
-    /// Begins to serve a route.
+    /// Creates a route.
     ///
     /// # Errors
     /// As [`SharedParts::serve`].
@@ -82,32 +82,32 @@ impl SharedParts {
         Ok(ServedRoute { server: server.clone(), upstream, endpoint })
     }
 
-    /// The configured keys, and our own: what was sealed while there were none is opened, too.
+    /// The configured keys, and the proxy's own, which opens state that was sealed while none was configured.
     pub(super) fn keyring(&self, config: &Config) -> Arc<SealKeyring> {
         let (sealing, older) = keys(config, self.own_key);
         Arc::new(SealKeyring::new(sealing, &older))
     }
 
-    /// From now on session ids are bound by the keys of this configuration.
+    /// Binds session ids by the keys of this configuration from now on.
     pub(super) fn bind_sessions(&self, config: &Config) {
         self.sessions.set(session_seal(config, self.own_key));
     }
 }
 
-/// Binds session ids by the configured keys, and opens what was bound by our own.
+/// A seal that binds session ids by the configured keys, and opens those bound by the proxy's own.
 pub(super) fn session_seal(config: &Config, own_key: [u8; 32]) -> SessionSeal {
     let (sealing, older) = keys(config, own_key);
     SessionSeal::new(sealing, older)
 }
 
-/// The key that seals, and the older ones: those of the configuration, and our own as the last.
+/// The key that seals, and the older ones: those of the configuration, and the proxy's own as the last.
 fn keys(config: &Config, own_key: [u8; 32]) -> ([u8; 32], Vec<[u8; 32]>) {
     let mut keys = config.state_keys.iter().map(|key| *key.expose()).chain([own_key]);
     let sealing = keys.next().expect("there is our own");
     (sealing, keys.collect())
 }
 
-// === impl Served ===
+// === impl ServedRoute ===
 
 impl ServedRoute {
     pub(super) fn path(&self) -> &Arc<str> {
@@ -115,7 +115,7 @@ impl ServedRoute {
     }
 }
 
-/// The configuration of these routes is in force.
+/// Puts the configuration of these routes into effect.
 pub(super) fn put_into_effect(routes: &[ServedRoute]) {
     for served in routes {
         metrics::register_route(served.path(), matches!(served.server, UpstreamTarget::Command(_)));
@@ -132,7 +132,7 @@ pub(super) fn servers(routes: &[ServedRoute]) -> Vec<(Arc<str>, Arc<dyn Upstream
     routes.iter().map(|served| (Arc::clone(served.path()), Arc::clone(&served.upstream))).collect()
 }
 
-/// The routes as operators are shown them.
+/// The routes as shown to operators.
 pub(super) fn shown_routes(routes: &[ServedRoute]) -> Vec<admin::RouteEntry> {
     let shown = routes.iter().map(|served| admin::RouteEntry {
         route: Arc::clone(served.endpoint.route()),

@@ -1,7 +1,7 @@
 //! Watches the files of a configuration.
 //!
-//! They are looked at, not listened to: what replaces a file whole, or the folder it is in by way of a link, as
-//! Kubernetes does with mounted configurations, is seen in the same way everywhere.
+//! It polls instead of using the system's notifications: a replaced file, or a replaced folder behind a link,
+//! as Kubernetes uses for mounted configurations, is noticed in the same way on all systems.
 
 use std::{
     fs,
@@ -10,19 +10,20 @@ use std::{
 };
 use tokio::time::sleep;
 
-/// Files that are watched.
+/// The watched files.
 pub(super) struct FileWatch {
     files: Vec<PathBuf>,
     seen: Vec<FileFingerprint>,
 }
 
-/// What tells one content of a file from another, without reading it; none where there is no file.
+/// Identifies the content of a file without reading it: inode, modification time and length; `None` without a
+/// file.
 type FileFingerprint = Option<(u64, SystemTime, u64)>;
 
-/// How often they are looked at. What changes in between is read once.
+/// Interval of the polls. Changes in between are read once.
 const PERIOD: Duration = Duration::from_secs(1);
 
-// === impl Watch ===
+// === impl FileWatch ===
 
 impl FileWatch {
     pub(super) fn new(files: Vec<PathBuf>) -> Self {
@@ -30,7 +31,7 @@ impl FileWatch {
         Self { files, seen }
     }
 
-    /// Watches these from now on; what has changed meanwhile is a change.
+    /// Replaces the files; a file that has changed since the last poll counts as changed.
     pub(super) fn set_files(&mut self, files: Vec<PathBuf>) {
         let seen = |file: &PathBuf| match self.files.iter().position(|known| known == file) {
             Some(at) => self.seen[at],
@@ -40,8 +41,8 @@ impl FileWatch {
         self.files = files;
     }
 
-    /// Resolves when one of them has changed, and all have stayed the same since for a while: nobody is done
-    /// in the middle of a change.
+    /// Resolves when a file has changed and all have then stayed the same for a period, so that no change is
+    /// read halfway.
     pub(super) async fn changed(&mut self) {
         let mut before = self.seen.clone();
         loop {

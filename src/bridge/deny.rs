@@ -1,6 +1,6 @@
-//! Tools of mode `deny`: what is taken out of a server's list of tools.
+//! The removal of denied tools (mode `deny`) from a server's list.
 //!
-//! The cursor of a page stays, also where no tool is left on it: clients go on by the cursor.
+//! A page keeps its cursor even if no tool is left on it, because clients continue with the cursor.
 
 use crate::protocol::{
     Frame, Kind,
@@ -8,12 +8,12 @@ use crate::protocol::{
 };
 use bytes::Bytes;
 
-/// A server's answer to `tools/list` without the tools that are denied. `Missing` where nothing changes.
+/// A server's response to `tools/list` without the denied tools. `None` if nothing changes.
 pub fn hide(answer: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let listed = result.get("tools")?;
     let tools = items(&listed)?;
-    // Two readers may take the name from different members of that name.
+    // Two readers may read the name from different members of that name.
     let is_hidden = |tool: &Bytes| {
         let Ok(tool) = JsonObject::read(tool) else { return false };
         let mut names = tool.members().filter(|(key, _)| key == "name");
@@ -31,7 +31,7 @@ pub fn hide(answer: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
     let start = |at: usize| tools[at].as_ptr() as usize - listed.as_ptr() as usize;
     let mut is_behind = false;
     for (at, is_hidden) in hidden.into_iter().enumerate() {
-        // With a tool that stays before it, its comma goes too; else the comma behind it.
+        // The comma before the tool is removed if a tool stays before it; else the comma behind it.
         let part = match (is_hidden, is_behind) {
             (false, _) => {
                 is_behind = true;
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denied_tool_is_taken_out_of_a_list_and_all_else_stays_as_it_is() {
+    fn a_denied_tool_is_removed_from_a_list_and_all_else_is_preserved() {
         let (a, b, rm) =
             (r#"{"name":"a", "x":1e5}"#, r#"{"x":[{"name":"rm"}],"name":"b"}"#, r#"{"name":"rm"}"#);
         for (tools, left) in [

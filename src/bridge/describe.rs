@@ -1,4 +1,4 @@
-//! What a server says of itself, as a 2026-07-28 client asks for it.
+//! The description of a server, for `server/discover` (2026-07-28).
 
 use crate::{
     dialect::modern::{self, server_info_meta},
@@ -11,7 +11,7 @@ use crate::{
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-/// What a server says of itself, raw.
+/// The parts of a server's description, raw.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerDescription<'a> {
     pub capabilities: &'a Bytes,
@@ -38,7 +38,7 @@ pub fn discover(server: ServerDescription<'_>) -> Vec<u8> {
     out
 }
 
-/// Whether the server declared what a method needs.
+/// Whether the server declared the capability that a method needs.
 pub fn declares(capabilities: &Payload, needs: RequiredCapability) -> bool {
     let member = match needs {
         RequiredCapability::Nothing => return true,
@@ -50,14 +50,14 @@ pub fn declares(capabilities: &Payload, needs: RequiredCapability) -> bool {
     capabilities.object().is_some_and(|object| object.contains(member))
 }
 
-/// Whether the server declared that it tells of changes: `listChanged` or `subscribe` of a member.
+/// Whether the server declared change notifications: `listChanged` or `subscribe` of a member.
 pub fn declares_flag(capabilities: &Payload, member: &str, flag: &str) -> bool {
     let member = capabilities.get(member).and_then(|member| JsonObject::read(&member).ok());
     member.is_some_and(|member| member.raw(flag) == Some(b"true"))
 }
 
-/// The value of the extension is exactly `{}`: with any member, clients in the field take the
-/// server for one without tasks.
+/// The value of the extension is exactly `{}`: with any member, clients in the field assume that the server
+/// has no tasks.
 fn capabilities(raw: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(raw) else {
         return json!({ "extensions": { meta::TASKS_EXTENSION: {} } }).to_string().into();

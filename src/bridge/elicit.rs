@@ -1,5 +1,4 @@
-//! The questions of one call, as its client meets them: under which keys, in which result, and
-//! which answers are good enough to be given to the server.
+//! The input requests of one call as its client receives them, and the validation of its input responses.
 
 use super::form::{self, invalid};
 use crate::{
@@ -15,11 +14,11 @@ use serde_json::Value;
 pub use crate::protocol::input_keys::InputKeys;
 pub use form::InvalidAnswer;
 
-/// The answer for the server if it is one to this question: the client's bytes without
-/// `resultType`, which only its own era knows.
+/// Validates an input response. Returns the response for the server: the client's bytes without `resultType`,
+/// which only the client's era has.
 ///
 /// # Errors
-/// [`InvalidAnswer`] says which member is wrong. The question is then still to be answered.
+/// [`InvalidAnswer`] names the invalid member. The input request then stays unanswered.
 pub fn check_answer(question: &InputRequest, answer: &Bytes) -> Result<Bytes, InvalidAnswer> {
     let object =
         JsonObject::read(answer).map_err(|_| InvalidAnswer { at: None, must: "must be an object".into() })?;
@@ -42,7 +41,7 @@ fn check_elicitation(question: &InputRequest, answer: &JsonObject) -> Result<(),
     }
     let params = question.params().and_then(|params| JsonObject::read(&params).ok());
     let asks_by_form = params.as_ref().is_none_or(|params| match params.get("mode") {
-        // An elicitation that names no mode is from before there were two.
+        // An elicitation without a mode is from before there were two.
         None => true,
         Some(_) => params.string("mode").as_deref() == Some("form"),
     });
@@ -83,12 +82,12 @@ fn check_roots(answer: &JsonObject) -> Result<(), InvalidAnswer> {
     }
 }
 
-/// What the server gets for a question that nobody answers any more: a result where there is one
-/// that says so, else an error.
+/// The response for the server to an input request that no client will answer: a result if the kind has one
+/// for it, else an error.
 ///
 /// # Errors
-/// The error to answer with: `-32603`. The `-1` of *Sampling, Error Handling* (2025-11-25) would say
-/// that somebody had decided.
+/// The error to respond with: `-32603`. The `-1` of *Sampling, Error Handling* (2025-11-25) would mean that a
+/// user had decided.
 pub fn cancelled_answer(kind: InputKind) -> Result<Bytes, ErrorObject> {
     match kind {
         InputKind::Elicitation => Ok(Bytes::from_static(br#"{"action":"cancel"}"#)),
@@ -98,13 +97,14 @@ pub fn cancelled_answer(kind: InputKind) -> Result<Bytes, ErrorObject> {
     }
 }
 
-/// `-32021` for a call that failed after its server had asked what this client cannot be asked.
+/// `-32021` for a call that failed after its server had sent an input request that this client did not
+/// declare.
 pub fn input_refused(missing: &Value) -> ErrorObject {
     ErrorObject::missing_capability("The server asked for something this client did not declare", missing)
 }
 
-/// The result that asks a client for what its call still needs (2026-07-28, *InputRequiredResult*).
-/// Without questions it asks for nothing but to come back.
+/// The result that sends input requests to a client (2026-07-28, *InputRequiredResult*). Without input
+/// requests it only asks the client to retry.
 pub fn input_required<'a>(
     questions: impl IntoIterator<Item = (&'a str, &'a InputRequest)>,
     request_state: &str,
@@ -138,8 +138,8 @@ fn string_member(answer: &JsonObject, key: &str) -> Result<String, InvalidAnswer
     serde_json::from_slice(&raw).map_err(|_| invalid(key, "must be a string"))
 }
 
-/// A member we look at. Two readers may disagree on which counts where it is repeated, and what is
-/// checked here would not be what the server takes.
+/// A member that is read here, if it is not repeated. Readers may disagree about a repeated member, so a
+/// check here might not cover what the server reads.
 fn unique_member(answer: &JsonObject, key: &str) -> Result<Option<Bytes>, InvalidAnswer> {
     match answer.members().filter(|(name, _)| name == key).count() {
         0 => Ok(None),
@@ -164,7 +164,7 @@ mod tests {
         InputRequest::new(kind, Some(&Bytes::from_static(params.as_bytes())))
     }
 
-    /// What is wrong with an answer, or the bytes the server gets.
+    /// The error of a response, or the bytes for the server.
     fn checked(question: &InputRequest, answer: &str) -> Result<String, String> {
         check_answer(question, &Bytes::copy_from_slice(answer.as_bytes()))
             .map(|bytes| String::from_utf8(bytes.to_vec()).expect("utf-8"))
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_reaches_the_server_as_it_was_given() {
+    fn an_input_response_reaches_the_server_unchanged() {
         let form = question(
             InputKind::Elicitation,
             r#"{"message":"?","requestedSchema":{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}}"#,
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_for_no_answer_is_an_answer() {
+    fn a_cancelled_answer_is_valid() {
         for kind in KINDS {
             match cancelled_answer(kind) {
                 Ok(answer) => {
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_without_questions_asks_only_to_come_back() {
+    fn a_result_without_input_requests_only_asks_for_a_retry() {
         let result: Value = serde_json::from_slice(&input_required([], "s", b"{}")).expect("valid");
         assert_eq!(
             result,

@@ -1,88 +1,89 @@
 //! One call in flight, from its start to its one outcome.
 //!
-//! An [`Exchange`] decides and never waits: what happens is told to it by `handle_*`, what is to be
-//! done comes out of [`Exchange::poll_action`], and [`Exchange::poll_timeout`] says when it wants to
-//! hear of the time. It holds what must be true of every call, whatever comes first:
+//! An [`Exchange`] is a pure state machine: events enter through `handle_*`, actions come from
+//! [`Exchange::poll_action`], and [`Exchange::poll_timeout`] is its next deadline. It guarantees for every
+//! order of events:
 //!
 //! - there is one outcome, and it is answered once;
-//! - a task's handle is given only after the task is stored;
-//! - a call whose client has left before it had an answer, a question or a handle is cancelled,
-//!   once, unless the server had already answered;
-//! - a question is put on the call itself before a task exists, and inside the task afterwards.
+//! - a task's handle is sent only after the task is stored;
+//! - a call whose client disconnected before it received a response, an input request or a handle is
+//!   cancelled, once, unless the server had already responded;
+//! - an input request is sent on the call itself before a task exists, and placed in the task afterwards.
 //!
-//! How a client is asked on the call itself, and what its leaving means, is its [`InputDelivery`]. How a server
-//! asks has two shapes: its call goes on and waits for the answer ([`Exchange::handle_input_request`]), or it
-//! turns the call over, so that nothing is in flight until the call is made again with all the answers
-//! ([`Exchange::handle_input_required`]).
+//! [`InputDelivery`] determines how a client receives input requests on the call itself, and what its
+//! disconnect means. A server can request input in two ways: its call continues and waits for the response
+//! ([`Exchange::handle_input_request`]), or it ends the call with `input_required`, so that nothing is in
+//! flight until the call is retried with all responses ([`Exchange::handle_input_required`]).
 //!
-//! `F` is the server's final word; the exchange carries it and never looks inside. Questions are
-//! numbers here: what they say is the business of whoever carries the actions out.
+//! `F` is the server's final response; the exchange never reads it. Input requests are numbers here; the code
+//! that carries out the actions has their contents.
 
 use std::{
     collections::{BTreeSet, VecDeque},
     time::{Duration, Instant},
 };
 
-/// What is to be done, in order.
+/// The actions to carry out, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExchangeAction<F> {
-    /// Answer the client's own request with the server's final word.
+    /// Respond to the client's request with the server's final response.
     Reply(F),
-    /// Answer the client's own request with these questions; it will come back with answers.
+    /// Respond to the client's request with these input requests; it will retry with input responses.
     RequestInput(BTreeSet<InputNumber>),
-    /// Put a question on the stream that answers the client's own request.
+    /// Send an input request on the response stream of the client's request.
     RequestOnStream(InputNumber),
-    /// Store the task, then say whether it worked ([`Exchange::handle_stored`]).
+    /// Store the task, then report the result ([`Exchange::handle_stored`]).
     Store,
-    /// Answer the client's own request with the handle of the stored task.
+    /// Respond to the client's request with the handle of the stored task.
     ReplyTask,
-    /// Put a question inside the task.
+    /// Place an input request in the task.
     RequestInTask(InputNumber),
-    /// Take a question back, wherever it has been put.
+    /// Withdraw an input request, wherever it was sent.
     Withdraw(InputNumber),
-    /// Make the call again, with the answers to all that the server turned it over for.
+    /// Retry the call at the server with all input responses.
     RetryUpstream,
-    /// Tell the server that nobody answers this question.
+    /// Decline an input request at the server: no client will answer it.
     Decline(InputNumber),
-    /// The same of one that has been put inside the task, where it is taken back.
+    /// Decline an input request that was placed in the task, and withdraw it there.
     ExpireInput(InputNumber),
-    /// Keep the server's final word in the task.
+    /// Store the server's final response in the task.
     StoreResult(F),
-    /// Forget the task: nobody has its handle.
+    /// Remove the task: no client has its handle.
     RemoveTask,
-    /// Tell the server that nobody waits any more.
+    /// Cancel the call at the server.
     CancelUpstream,
 }
 
-/// A question of the server, by number within its call.
+/// The number of an input request within its call.
 pub type InputNumber = u32;
 
-/// How long things may take.
+/// The time limits of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallDeadlines {
-    /// When a call becomes a task, counted from its start and again from each retry. Where it is
-    /// nothing the call is a task at once, whatever arrives meanwhile.
+    /// When a call becomes a task, counted from its start and again from each retry. At zero the call is a
+    /// task immediately, whatever arrives meanwhile.
     pub defer_after: Option<Duration>,
-    /// How long further questions are waited for after the first.
+    /// How long to wait for further input requests after the first.
     pub settle: Duration,
-    /// How long an unanswered question may wait for its client.
+    /// How long an unanswered input request may wait for its client.
     pub park: Duration,
-    /// How long an unanswered question inside a task may keep the server waiting; for as long as the task
-    /// lives where it is nothing. A call that the server has turned over keeps it from nothing.
+    /// How long an unanswered input request in a task may block the server; `None` for the life of the task.
+    /// It does not apply to a call that the server ended with `input_required`, which blocks nothing.
     pub input_timeout: Option<Duration>,
 }
 
-/// How a client is asked before there is a task, and what its leaving means.
+/// How a client receives input requests before there is a task, and what its disconnect means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputDelivery {
-    /// Its call is answered with the questions, and it comes back with the answers. One that leaves before
-    /// it has an answer cancels its call (2026-07-28, *Multi Round-Trip Requests*; *Cancellation*).
+    /// In the response to its request; the client retries with the input responses. A disconnect before the
+    /// response cancels the call (2026-07-28, *Multi Round-Trip Requests*; *Cancellation*).
     RoundTrips,
-    /// It is asked on the stream that answers its call, which goes on. One that leaves cancels nothing, and
-    /// is owed what comes of it: as a task, where it may be one (2025-11-25, *Sending Messages to the
+    /// On the response stream of its request, which continues. A disconnect does not cancel the call, and the
+    /// client is owed the result: as a task, if the call may become one (2025-11-25, *Sending Messages to the
     /// Server*).
     Stream,
-    /// The same of one that could not find its task by itself, so that what it has left makes none, and asks nobody.
+    /// Like `Stream`, but the client could not find its task by itself. After a disconnect the call becomes
+    /// no task, and input requests are declined.
     Ticket,
 }
 
@@ -92,46 +93,47 @@ pub struct Exchange<F> {
     state: ExchangeState<F>,
     manner: InputDelivery,
     deadlines: CallDeadlines,
-    /// What must be answered before the call is made again. While there is any, the server has no call.
+    /// The unanswered input requests of a call that the server ended with `input_required`. While there are
+    /// any, the server has no call.
     awaited_inputs: Option<BTreeSet<InputNumber>>,
-    /// When what has been put inside the task lapses, the first first.
+    /// When input requests in the task expire, in ascending order.
     input_expiries: VecDeque<(Instant, InputNumber)>,
-    /// A client that is owed its result has left.
+    /// A client that is owed its result has disconnected.
     has_disconnected: bool,
-    /// Of a call that is only observed.
+    /// For a call that is observed only.
     observed: Option<Box<DeferObservation>>,
     actions: VecDeque<ExchangeAction<F>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ExchangeState<F> {
-    /// The client waits on its own request. A task at `defer_at`, if that is given, unless the
-    /// server asks first.
+    /// The client waits for the response to its request. The call becomes a task at `defer_at`, if set,
+    /// unless an input request comes first.
     Inline { defer_at: Option<Instant>, asked: BTreeSet<InputNumber>, settle_at: Option<Instant> },
-    /// The client has been asked and will come back. The server's word may come meanwhile.
+    /// The client has received input requests and will retry. The final response may arrive meanwhile.
     Parked { asked: BTreeSet<InputNumber>, word: Option<Box<F>>, expires_at: Instant },
-    /// The task is being stored. Questions and the final word may come meanwhile.
+    /// The task is being stored. Input requests and the final response may arrive meanwhile.
     Deferring { asked: BTreeSet<InputNumber>, word: Option<Box<F>> },
-    /// The task is being stored and has no use any more: its client has disconnected, or has its answer.
+    /// The task is being stored but no longer needed: its client has disconnected, or has its response.
     Abandoned,
-    /// The handle is on its way to the client's socket.
+    /// The handle is being written to the client's socket.
     CommittingHandle { settled: bool },
-    /// The client has the handle; the call runs on without it.
+    /// The client has the handle; the call continues without the client.
     Deferred,
-    /// There is nothing left to decide.
+    /// Nothing is left to decide.
     Done,
 }
 
-/// A call that would become a task if it were not only observed.
+/// A call that would become a task if it were not observed only.
 #[derive(Clone, Debug)]
 struct DeferObservation {
     after: Duration,
-    /// When, unless the server asks first. Counts from the start, and again from each retry.
+    /// When, unless an input request comes first. Counts from the start, and again from each retry.
     due: Option<Instant>,
     is_over_threshold: bool,
 }
 
-/// Where an exchange stands, for those who print it.
+/// The state of an exchange, for output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExchangePhase {
     Inline,
@@ -146,7 +148,7 @@ pub enum ExchangePhase {
 // === impl Deadlines ===
 
 impl CallDeadlines {
-    /// Whether the call is a task at once, and not only if it turns out to be slow.
+    /// Whether the call is a task immediately, not only once it is slow.
     fn is_at_once(&self) -> bool {
         self.defer_after == Some(Duration::ZERO)
     }
@@ -183,15 +185,15 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The call becomes no task; it is observed whether it would have with this threshold
-    /// ([`Exchange::would_defer`]).
+    /// Makes the call observed only: it becomes no task, but [`Exchange::would_defer`] reports whether it
+    /// would have with this threshold.
     pub fn observe(&mut self, after: Duration, since: Instant) {
         let observed = DeferObservation { after, due: Some(since + after), is_over_threshold: false };
         self.observed = Some(Box::new(observed));
     }
 
-    /// It is this time. Said of an observed call before each event that does not say it: a threshold that has passed
-    /// was there first.
+    /// Passes the current time of an observed call, before each event without a time, so that a threshold
+    /// that has passed takes precedence.
     pub fn observe_time(&mut self, now: Instant) {
         if let (Some(observed), ExchangeState::Inline { settle_at: None, .. }) =
             (&mut self.observed, &self.state)
@@ -206,7 +208,7 @@ impl<F> Exchange<F> {
         self.observed.as_ref().is_some_and(|observed| observed.is_over_threshold)
     }
 
-    /// The server's final word: its response, or that there will be none.
+    /// The server's final response, or that there will be none.
     pub fn handle_final(&mut self, word: F) {
         self.awaited_inputs = None;
         match &mut self.state {
@@ -220,7 +222,7 @@ impl<F> Exchange<F> {
                 self.actions.push_back(ExchangeAction::Reply(word));
                 self.state = ExchangeState::Done;
             }
-            // The client is not kept waiting for the store: its task is forgotten once that is stored.
+            // The client does not wait for the store: its task is removed once it is stored.
             ExchangeState::Deferring { word: pending, .. } => {
                 if self.deadlines.is_at_once()
                     || self.has_disconnected && self.manner == InputDelivery::Stream
@@ -231,7 +233,7 @@ impl<F> Exchange<F> {
                     self.state = ExchangeState::Abandoned;
                 }
             }
-            // Kept for the retry: a server that gave up waiting has said so in its answer.
+            // Kept for the retry: a server that timed out has reported that in its response.
             ExchangeState::Parked { word: pending, .. } => *pending = Some(Box::new(word)),
             ExchangeState::CommittingHandle { settled } => {
                 if !*settled {
@@ -247,7 +249,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The server asks something that may be put to the client.
+    /// The server sends an input request that the client may receive.
     pub fn handle_input_request(&mut self, ask: InputNumber, now: Instant) {
         self.observe_time(now);
         if !self.request_input(&BTreeSet::from([ask]), now) {
@@ -255,7 +257,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The server asks these, and ends the call with that: it is made again once all of them are answered.
+    /// The server ends the call with these input requests: it is retried once all of them are answered.
     pub fn handle_input_required(&mut self, asks: BTreeSet<InputNumber>, now: Instant) {
         self.observe_time(now);
         self.awaited_inputs = Some(asks.clone());
@@ -263,7 +265,7 @@ impl<F> Exchange<F> {
             self.awaited_inputs = None;
             return;
         }
-        // No more will come that could be waited for.
+        // No further input request will follow.
         if self.manner == InputDelivery::RoundTrips
             && matches!(&self.state, ExchangeState::Inline { asked, .. } if !asked.is_empty())
         {
@@ -272,13 +274,13 @@ impl<F> Exchange<F> {
         self.retry_if_answered();
     }
 
-    /// The client is to be asked this. Not where nobody waits for what it says.
+    /// Sends input requests to the client; returns false if no client can answer them.
     fn request_input(&mut self, asks: &BTreeSet<InputNumber>, now: Instant) -> bool {
         match &mut self.state {
             ExchangeState::Inline { .. } if self.has_disconnected && self.manner == InputDelivery::Ticket => {
                 return false;
             }
-            // Too late for the call itself, though nobody has looked at the time yet.
+            // The threshold has passed, although no timeout was handled yet.
             ExchangeState::Inline { asked, defer_at: Some(at), .. } if asked.is_empty() && *at <= now => {
                 self.state = ExchangeState::Deferring { asked: asks.clone(), word: None };
                 self.actions.push_back(ExchangeAction::Store);
@@ -293,7 +295,7 @@ impl<F> Exchange<F> {
                     }
                 }
             }
-            // Put with the next round, when the client comes back.
+            // Sent in the next round, after the client's retry.
             ExchangeState::Parked { asked, .. } | ExchangeState::Deferring { asked, .. } => {
                 asked.extend(asks)
             }
@@ -307,7 +309,7 @@ impl<F> Exchange<F> {
         true
     }
 
-    /// A question is answered that was put inside the task or on the stream.
+    /// An input request in the task or on the stream has been answered.
     pub fn handle_input_answered(&mut self, ask: InputNumber) {
         match &mut self.state {
             ExchangeState::Inline { asked, .. }
@@ -334,14 +336,14 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// Where nothing is unanswered any more for which the server turned the call over, it is made again.
+    /// Retries the call once all input requests are answered with which the server ended it.
     fn retry_if_answered(&mut self) {
         if self.awaited_inputs.take_if(|asks| asks.is_empty()).is_some() && !self.is_done() {
             self.actions.push_back(ExchangeAction::RetryUpstream);
         }
     }
 
-    /// The client is asked, and comes back.
+    /// Sends the input requests to the client and waits for its retry.
     fn park(&mut self, now: Instant) {
         let ExchangeState::Inline { asked, .. } = &mut self.state else { return };
         let asked = std::mem::take(asked);
@@ -349,7 +351,7 @@ impl<F> Exchange<F> {
         self.state = ExchangeState::Parked { asked, word: None, expires_at: now + self.deadlines.park };
     }
 
-    /// The server took a question back.
+    /// The server withdrew an input request.
     pub fn handle_input_withdrawn(&mut self, ask: InputNumber) {
         self.input_expiries.retain(|(_, lapses)| *lapses != ask);
         match &mut self.state {
@@ -375,11 +377,10 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The client came back and answered some questions; they have been given to the server.
-    /// Where the client is still here from an earlier time, it is one more who waits.
+    /// The client's retry answered some input requests; the responses have been sent to the server. If the
+    /// client of an earlier request still waits, both wait.
     ///
-    /// `defer_after` is the threshold as it is for this request: a client may not declare tasks on
-    /// each.
+    /// `defer_after` is the threshold for this request: a client may not declare tasks on each.
     pub fn handle_retry(
         &mut self,
         answered: &BTreeSet<InputNumber>,
@@ -402,7 +403,7 @@ impl<F> Exchange<F> {
                 }
                 asked.retain(|ask| !answered.contains(ask));
                 let asked = std::mem::take(asked);
-                // What is left is asked again, together with what the server asks next.
+                // The remaining input requests are sent again, together with the server's next ones.
                 let settle_at = (!asked.is_empty()).then(|| now + self.deadlines.settle);
                 let defer_at = self.deadlines.defer_after.map(|after| now + after);
                 self.state = ExchangeState::Inline { defer_at, asked, settle_at };
@@ -422,8 +423,8 @@ impl<F> Exchange<F> {
         self.retry_if_answered();
     }
 
-    /// The proxy is to stop, and its tasks outlive it: a call that may become one does so now, so that its
-    /// client can have from the next process what this one has no time for.
+    /// The proxy drains, and its tasks outlive it: a call that may become a task does so now, so that its
+    /// client can get the result from the next process.
     pub fn handle_drain(&mut self, now: Instant) {
         if let ExchangeState::Inline { defer_at: Some(at), settle_at: None, .. } = &mut self.state {
             *at = now.min(*at);
@@ -431,8 +432,8 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// No task is made any more: the proxy is to stop, and its tasks end with it. The call stays synchronous, as the
-    /// result of a task could not be fetched from the next process.
+    /// The proxy drains, and its tasks end with it: no task is made any more. The call stays synchronous,
+    /// because the next process could not return the result of a task.
     pub fn handle_tasks_disabled(&mut self) {
         self.deadlines.defer_after = None;
         if let ExchangeState::Inline { defer_at, .. } = &mut self.state {
@@ -443,7 +444,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The proxy stops: a client that has been asked can no longer come back.
+    /// The proxy shuts down: a parked call's client can no longer retry.
     pub fn handle_shutdown(&mut self, now: Instant) {
         if let ExchangeState::Parked { expires_at, .. } = &mut self.state {
             *expires_at = now;
@@ -451,7 +452,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The time has come that [`Exchange::poll_timeout`] named, or has not.
+    /// The deadline of [`Exchange::poll_timeout`] may have passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some((_, ask)) = self.input_expiries.front().copied().filter(|(at, _)| *at <= now) {
             self.input_expiries.pop_front();
@@ -463,7 +464,7 @@ impl<F> Exchange<F> {
             }
         }
         match &mut self.state {
-            // A question wins over the threshold: it is still on the call itself.
+            // An input request takes precedence over the threshold: it is still on the call itself.
             ExchangeState::Inline { settle_at: Some(at), .. } => {
                 if *at <= now {
                     self.park(now);
@@ -489,15 +490,15 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The call is to be a task.
+    /// Makes the call a task.
     fn defer(&mut self) {
         let ExchangeState::Inline { asked, .. } = &mut self.state else { return };
         self.state = ExchangeState::Deferring { asked: std::mem::take(asked), word: None };
         self.actions.push_back(ExchangeAction::Store);
     }
 
-    /// The store has the task, or could not take it (it failed, or a quota is full): then the call
-    /// stays synchronous.
+    /// The store has the task, or has refused it (it failed, or a quota is full): then the call stays
+    /// synchronous.
     pub fn handle_stored(&mut self, stored: bool, now: Instant) {
         match (std::mem::replace(&mut self.state, ExchangeState::Done), stored) {
             (ExchangeState::Deferring { word: None, asked }, true) => {
@@ -536,7 +537,8 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The handle goes to the client. One whose leaving cancels nothing need not have taken it.
+    /// Sends the handle to the client. If a disconnect does not cancel the call, the task is committed
+    /// immediately.
     fn commit_handle(&mut self, settled: bool) {
         self.state = ExchangeState::CommittingHandle { settled };
         if self.manner != InputDelivery::RoundTrips {
@@ -544,16 +546,16 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The client's socket has taken the handle. From here on the task lives without the client.
+    /// The client's socket has accepted the handle. From here on the task lives without the client.
     pub fn handle_committed(&mut self) {
         if let ExchangeState::CommittingHandle { settled } = self.state {
             self.state = if settled { ExchangeState::Done } else { ExchangeState::Deferred };
         }
     }
 
-    /// The client's connection is gone. Once it has been asked, or has the handle, this means
-    /// nothing: it will come back. Nor does it where leaving cancels nothing; but nobody is left to wait,
-    /// so that the call is a task at once where it may be one.
+    /// The client disconnected. This has no effect once it has received input requests or the handle, because
+    /// it will return. It also has none if a disconnect does not cancel the call; but then no client waits,
+    /// so the call becomes a task immediately if it may.
     pub fn handle_disconnect(&mut self) {
         match self.manner {
             InputDelivery::RoundTrips => self.abandon(),
@@ -565,7 +567,7 @@ impl<F> Exchange<F> {
             }
             InputDelivery::Ticket => {
                 self.has_disconnected = true;
-                // Nobody is left to be given one, or to be asked.
+                // No client is left to receive a ticket or an input request.
                 if let ExchangeState::Inline { defer_at, asked, .. } = &mut self.state {
                     *defer_at = None;
                     self.actions.extend(std::mem::take(asked).into_iter().map(ExchangeAction::Decline));
@@ -574,14 +576,14 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The client has taken its own request back (2025-11-25, *Cancellation*). A task is not ended by that.
+    /// The client cancelled its own request (2025-11-25, *Cancellation*). That does not end a task.
     pub fn handle_request_cancelled(&mut self) {
         if matches!(self.state, ExchangeState::Inline { .. } | ExchangeState::Deferring { .. }) {
             self.abandon();
         }
     }
 
-    /// Nobody wants the call any more that is none of a task yet, or whose handle nobody has.
+    /// Abandons a call that is no task yet, or whose handle no client has.
     fn abandon(&mut self) {
         match &self.state {
             ExchangeState::Inline { .. } => {
@@ -608,7 +610,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The task was cancelled, and its record says so already. Whoever did that had the handle.
+    /// The task was cancelled, and its record is updated. The canceller had the handle.
     pub fn handle_task_cancelled(&mut self) {
         match self.state {
             ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
@@ -624,7 +626,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The task goes on without this process.
+    /// The task continues in another process.
     pub fn handle_released(&mut self) {
         if matches!(self.state, ExchangeState::Deferred) {
             self.actions.clear();
@@ -635,13 +637,13 @@ impl<F> Exchange<F> {
     pub fn poll_action(&mut self) -> Option<ExchangeAction<F>> {
         let action = self.actions.pop_front();
         if self.actions.is_empty() {
-            // Room for the next ones would be kept for as long as a task takes.
+            // An empty queue would keep its capacity as long as a task takes.
             self.actions = VecDeque::new();
         }
         action
     }
 
-    /// When the exchange wants to hear of the time.
+    /// The next deadline of the exchange.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
             ExchangeState::Inline { settle_at: Some(at), .. } => Some(at),
@@ -657,22 +659,22 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// How long the call runs before it becomes a task, where it may.
+    /// How long the call runs before it becomes a task, if it may.
     pub fn threshold(&self) -> Option<Duration> {
         self.deadlines.defer_after
     }
 
-    /// Whether it may become a task, and waits for that.
+    /// Whether it may become a task, and waits for the threshold.
     pub fn can_defer(&self) -> bool {
         matches!(self.state, ExchangeState::Inline { defer_at: Some(_), settle_at: None, .. })
     }
 
-    /// Whether a client whose leaving cancels nothing has left.
+    /// Whether a client has disconnected without cancelling its call.
     pub fn has_disconnected(&self) -> bool {
         self.has_disconnected
     }
 
-    /// Whether what the call comes to is still to be known, by whomever.
+    /// Whether the outcome of the call is still open.
     pub fn is_unsettled(&self) -> bool {
         match &self.state {
             ExchangeState::Inline { .. } | ExchangeState::Deferred => true,
@@ -682,17 +684,17 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// Whether a client waits on its own request, so that what the server says on the way is for it.
+    /// Whether a client waits for the response to its request, so that notifications are for it.
     pub fn has_waiting_client(&self) -> bool {
         matches!(self.state, ExchangeState::Inline { .. } | ExchangeState::Deferring { .. })
     }
 
-    /// Whether nothing is left to decide. Actions may still be waiting.
+    /// Whether nothing is left to decide. Actions may still be queued.
     pub fn is_done(&self) -> bool {
         matches!(self.state, ExchangeState::Done)
     }
 
-    /// Whether the server has the call, and its final word is still waited for.
+    /// Whether the server has the call, and its final response is awaited.
     pub fn awaits_server(&self) -> bool {
         self.awaited_inputs.is_none() && self.is_unsettled()
     }

@@ -1,10 +1,10 @@
-//! Whether a form was filled in as its schema asks.
+//! Validation of a filled-in form against its schema.
 //!
-//! A server that elicits by form sends a flat object schema of strings, numbers, booleans and
-//! choices (2026-07-28, *Elicitation, Requested Schema*). A client that answers with something else
-//! is asked again, so a wrong refusal would ask it for ever: whatever is not understood here
-//! accepts, and the server judges for itself. What is understood is exact: lengths count
-//! characters, numbers are compared by value, and `5.0` is an integer.
+//! A server that elicits by form sends a flat object schema of strings, numbers, booleans and choices
+//! (2026-07-28, *Elicitation, Requested Schema*). A client with an invalid response is asked again, so a
+//! wrong refusal would repeat forever: any unknown keyword accepts, and the server validates itself. The
+//! known keywords are exact: lengths count characters, numbers are compared by value, and `5.0` is an
+//! integer.
 
 use crate::protocol::{
     canonical,
@@ -13,20 +13,20 @@ use crate::protocol::{
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashSet};
 
-/// Which part of an answer is wrong, and what it must be. Never holds what the client answered.
+/// The invalid part of a response, and the requirement. Never contains the client's values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} {must}", .at.as_ref().map_or_else(|| "the answer".into(), |at| format!("`{at}`")))]
 pub struct InvalidAnswer {
-    /// The member, as a path: `content.colors[2]`. `Missing` is the answer as a whole.
+    /// The member, as a path: `content.colors[2]`. `None` for the whole response.
     pub at: Option<String>,
-    /// What is asked of it: `must be at least 18`.
+    /// The requirement: `must be at least 18`.
     pub must: String,
 }
 
 /// The filled-in form: members by key.
 type FormContent = BTreeMap<String, Bytes>;
 
-/// The types a schema can name.
+/// The types that a schema can name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SchemaType {
     String,
@@ -38,16 +38,16 @@ enum SchemaType {
     Null,
 }
 
-/// How deep a schema is followed into `items`, `anyOf` and `oneOf`. The specification knows two
-/// levels; what lies deeper accepts.
+/// The maximum depth at which a schema is followed into `items`, `anyOf` and `oneOf`. The specification uses
+/// two levels; deeper schemas accept any value.
 const DEPTH: usize = 8;
 
-/// Checks the content of an accepted form against its `requestedSchema`. Content that was left out
-/// counts as a form without answers, and so does `null` for what is not required: both are what
-/// clients in the field send for a form where nothing had to be filled in.
+/// Validates the content of an accepted form against its `requestedSchema`. Missing content counts as an
+/// empty form, and `null` as a missing optional member: clients in the field send both for a form without
+/// required members.
 ///
 /// # Errors
-/// [`InvalidAnswer`] names the first member that is wrong.
+/// [`InvalidAnswer`] names the first invalid member.
 pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(), InvalidAnswer> {
     let content = match content {
         Some(raw) => read(raw)?,
@@ -82,7 +82,7 @@ fn read(raw: &Bytes) -> Result<FormContent, InvalidAnswer> {
     let object = JsonObject::read(raw).map_err(|_| invalid("content", "must be an object"))?;
     let mut content = FormContent::new();
     for (key, answer) in object.members() {
-        // Two readers may disagree on which one counts.
+        // Readers may disagree about a repeated member.
         if content.contains_key(&*key) {
             return Err(invalid(&member(&key), "must be given once"));
         }
@@ -91,7 +91,7 @@ fn read(raw: &Bytes) -> Result<FormContent, InvalidAnswer> {
     Ok(content)
 }
 
-/// Checks one value against one schema with `levels` left to go down.
+/// Validates one value against one schema, with `levels` of nesting left.
 fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), InvalidAnswer> {
     let (Ok(schema), Some(levels)) = (JsonObject::read(schema), levels.checked_sub(1)) else { return Ok(()) };
     let wanted = schema.get("type").and_then(|raw| types_of(&raw));
@@ -102,7 +102,7 @@ fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), 
         return Err(invalid(at, format!("must be {}", names.join(" or "))));
     }
     let offered = schema.get("enum").and_then(|raw| items(&raw));
-    // Made once: there may be many choices, and the answer may be long.
+    // Computed once: there may be many choices, and the value may be long.
     let meant = offered.as_ref().map(|_| canonical::value(answer)).unwrap_or_default();
     let is_meant = |choice: &Bytes| choice == answer || canonical::value(choice) == meant;
     if offered.is_some_and(|offered| !offered.iter().any(is_meant))
@@ -111,7 +111,7 @@ fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), 
         return Err(invalid(at, CHOICE));
     }
     for branches in ["anyOf", "oneOf"] {
-        // One at least, also of `oneOf`: a branch that is not understood accepts, so that two may.
+        // At least one, also for `oneOf`: an unknown branch accepts, so two may match.
         let branches = schema.get(branches).and_then(|raw| items(&raw)).unwrap_or_default();
         if !branches.is_empty() && branches.iter().all(|branch| value(branch, answer, at, levels).is_err()) {
             return Err(invalid(at, CHOICE));
@@ -126,7 +126,7 @@ fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), 
 }
 
 fn string(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAnswer> {
-    // Half a surrogate pair is no text to measure.
+    // Half of a surrogate pair is no text with a length.
     let Ok(text) = serde_json::from_slice::<String>(answer) else { return Ok(()) };
     check_bounds(schema, ["minLength", "maxLength"], count(text.chars().count()), " characters", at)?;
     match schema.string("format").as_deref() {
@@ -143,7 +143,7 @@ fn string(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAn
 fn number(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAnswer> {
     let Some(number) = float(answer) else { return Ok(()) };
     check_bounds(schema, ["minimum", "maximum"], number, "", at)?;
-    // Rounding keeps order but may make two numbers one, so equality is looked at exactly.
+    // Rounding preserves order but may make two numbers equal, so equality is checked exactly.
     let excluded = |key| schema.get(key).filter(|bound| canonical::is_equal(bound, answer));
     if let Some(bound) = bound(schema, "exclusiveMinimum")
         && (number < bound || excluded("exclusiveMinimum").is_some())
@@ -166,7 +166,7 @@ fn array(schema: &JsonObject, answer: &Bytes, at: &str, levels: usize) -> Result
     answers.try_for_each(|(index, answer)| value(&schema, answer, &format!("{at}[{index}]"), levels))
 }
 
-/// Checks that a measure lies between the bounds a schema gives, both included.
+/// Checks that a measure is between the bounds of a schema, inclusive.
 fn check_bounds(
     schema: &JsonObject,
     [least, most]: [&str; 2],
@@ -187,7 +187,7 @@ fn check_bounds(
     Ok(())
 }
 
-/// A keyword whose value is a number; anything else is no bound.
+/// A keyword whose value is a number; any other value is no bound.
 fn bound(schema: &JsonObject, key: &str) -> Option<f64> {
     float(&schema.get(key)?)
 }
@@ -203,7 +203,7 @@ fn count(count: usize) -> f64 {
     count as f64
 }
 
-/// The types a `type` names, one or several; `Missing` where one is unknown.
+/// The types of a `type` keyword, one or several; `None` if one is unknown.
 fn types_of(raw: &Bytes) -> Option<Vec<SchemaType>> {
     let names = serde_json::from_slice::<String>(raw).map(|name| vec![name]).ok();
     names.or_else(|| list(raw))?.iter().map(|name| SchemaType::parse(name)).collect()
@@ -257,8 +257,8 @@ impl SchemaType {
     }
 }
 
-// The formats are those the specification names, held loosely: each refuses what nobody could mean
-// by it. Any other format accepts.
+// The formats of the specification, checked loosely: each refuses only clearly invalid text. Any other format
+// accepts.
 
 fn is_email(text: &str) -> bool {
     let printable = !text.chars().any(|char| char.is_whitespace() || char.is_control());
@@ -274,11 +274,11 @@ fn is_uri(text: &str) -> bool {
 }
 
 fn is_date(text: &str) -> bool {
-    // Ten characters: a date with a time behind it would be read as well.
+    // Ten characters: the parser also accepts a date with a time.
     text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok()
 }
 
-/// With an offset as RFC 3339 wants it, or without one as a browser's form gives it.
+/// With an offset as in RFC 3339, or without one as browser forms send it.
 fn is_date_time(text: &str) -> bool {
     text.len() > 10
         && (text.parse::<jiff::Timestamp>().is_ok() || text.parse::<jiff::civil::DateTime>().is_ok())
@@ -304,13 +304,13 @@ mod tests {
         Bytes::from(text.into())
     }
 
-    /// What is wrong with `content` as an answer to a form with these properties.
+    /// The error of `content` as the response to a form with these properties.
     fn wrong(properties: &Value, required: &[&str], content: &str) -> Option<String> {
         let schema = json!({ "type": "object", "properties": properties, "required": required });
         check(Some(&raw(schema.to_string())), Some(&raw(content))).err().map(|invalid| invalid.to_string())
     }
 
-    /// What is wrong with one value under the key `x`.
+    /// The error of one value under the key `x`.
     fn wrong_value(property: &Value, answer: &str) -> Option<String> {
         wrong(&json!({ "x": property }), &["x"], &format!("{{\"x\":{answer}}}"))
     }
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_required_must_be_there() {
+    fn required_members_must_be_present() {
         let form = json!({ "name": { "type": "string" }, "age": { "type": "integer" } });
         assert_eq!(wrong(&form, &["name"], r#"{"name":"x"}"#), None);
         assert_eq!(wrong(&form, &["name"], r#"{"age":1}"#).as_deref(), Some("`content.name` is required"));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn members_the_form_does_not_have_are_let_through() {
+    fn members_that_the_form_does_not_have_are_accepted() {
         assert_eq!(wrong(&json!({}), &[], r#"{"x":{"deep":[1e400]},"y":null}"#), None);
     }
 
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_refuse_what_nobody_could_mean() {
+    fn formats_refuse_clearly_invalid_text() {
         for (format, good, bad) in [
             ("email", &["a@b", "a.b+c@d.example", "ä@ö.example"][..], &["", "a", "@b", "a@", "a b@c"][..]),
             (

@@ -1,4 +1,4 @@
-//! What a `subscriptions/listen` stream is told (2026-07-28, *Subscriptions*).
+//! The messages of a `subscriptions/listen` stream (2026-07-28, *Subscriptions*).
 
 use crate::protocol::{
     ListKind, Method, Payload, RequestId, meta,
@@ -7,7 +7,7 @@ use crate::protocol::{
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// What a client wants to hear of. What it did not name it must not be told.
+/// The notifications that a client subscribes to. It must receive no others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SubscriptionFilter {
@@ -29,7 +29,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// The filter could not be read.
+/// The filter is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("params.notifications is not a filter: {0}")]
 pub struct InvalidFilter(String);
@@ -40,16 +40,16 @@ impl SubscriptionFilter {
     /// Reads the filter of a listen request.
     ///
     /// # Errors
-    /// [`InvalidFilter`] says what is wrong with it.
+    /// [`InvalidFilter`] with the reason.
     pub fn read(params: Option<&Payload>) -> Result<Self, InvalidFilter> {
         let missing = || InvalidFilter("it is required".into());
         let raw = params.and_then(|params| params.get("notifications")).ok_or_else(missing)?;
-        // An array would be read as the members in their order.
+        // serde would read an array as the members in their order.
         JsonObject::read(&raw).map_err(|error| InvalidFilter(error.to_string()))?;
         serde_json::from_slice(&raw).map_err(|error| InvalidFilter(error.to_string()))
     }
 
-    /// Whether a change of this list is to be told.
+    /// Whether the subscription includes changes of this list.
     pub fn wants_list(&self, list: ListKind) -> bool {
         match list {
             ListKind::Tools => self.tools_list_changed,
@@ -58,9 +58,8 @@ impl SubscriptionFilter {
         }
     }
 
-    /// Whether an update of this resource is to be told: of a resource that is subscribed, or of
-    /// something inside one (2026-07-28, `notifications/resources/updated`: the URI may be that of a
-    /// sub-resource).
+    /// Whether the subscription includes updates of this resource: a subscribed resource, or a resource
+    /// inside one (2026-07-28, `notifications/resources/updated`: the URI may be that of a sub-resource).
     pub fn wants_resource(&self, uri: &str) -> bool {
         self.resource_subscriptions.iter().any(|subscribed| {
             uri.strip_prefix(&**subscribed).is_some_and(|rest| {
@@ -70,12 +69,12 @@ impl SubscriptionFilter {
     }
 }
 
-/// The `_meta` that ties a message to its subscription: the listen request's id, spelled as sent.
+/// The `_meta` with the subscription id: the listen request's id, as the client spelled it.
 pub fn subscription_meta(id: &RequestId) -> Vec<u8> {
     [br#"{"io.modelcontextprotocol/subscriptionId":"#, &**id.as_bytes(), b"}"].concat()
 }
 
-/// The first message of a subscription: what of the filter is honoured.
+/// The first message of a subscription, with the accepted part of the filter.
 pub fn acknowledgement(id: &RequestId, honoured: &SubscriptionFilter) -> Bytes {
     let honoured = serde_json::to_vec(honoured).expect("a filter is written to memory");
     let about = subscription_meta(id);
@@ -83,7 +82,7 @@ pub fn acknowledgement(id: &RequestId, honoured: &SubscriptionFilter) -> Bytes {
     crate::dialect::modern::notification(&Method::SubscriptionsAcknowledged, &params)
 }
 
-/// A notification of the server for this subscription: its own params, tagged.
+/// A notification of the server for this subscription: its own params with the subscription id.
 pub fn tagged_notification(id: &RequestId, method: &Method, params: Option<&Bytes>) -> Bytes {
     let object = params.and_then(|raw| JsonObject::read(raw).ok());
     let params = match &object {
@@ -105,10 +104,10 @@ pub fn tagged_notification(id: &RequestId, method: &Method, params: Option<&Byte
     crate::dialect::modern::notification(method, &params)
 }
 
-/// The last messages of a subscription that the proxy ends: the cancellation page asks for
-/// `notifications/cancelled`, the subscriptions page for the result.
+/// The last messages of a subscription that the proxy ends: the cancellation page of the specification
+/// requires `notifications/cancelled`, the subscriptions page the result.
 ///
-/// The result says who the server is, as every result does (2026-07-28, *Base Protocol, `_meta`*).
+/// The result has the server info, as every result does (2026-07-28, *Base Protocol, `_meta`*).
 pub fn closing_messages(id: &RequestId, server_info: &[u8]) -> (Bytes, Bytes) {
     let (about, id_bytes) = (subscription_meta(id), &**id.as_bytes());
     let why = br#","reason":"the server is shutting down","_meta":"#;
@@ -127,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_inside_a_subscribed_resource_is_wanted_too() {
+    fn resources_inside_a_subscribed_resource_are_included() {
         let filter = SubscriptionFilter {
             resource_subscriptions: vec!["file:///a".into(), "db://x/".into()],
             ..SubscriptionFilter::default()

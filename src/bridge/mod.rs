@@ -1,20 +1,20 @@
-//! One client call crossing from one dialect to another. Pure: what is decided here is carried out
-//! by [`crate::proxy`].
+//! The path of one client call between the dialects. Pure: [`crate::proxy`] carries out the decisions made
+//! here.
 //!
-//! [`plan`](mod@plan) chooses once what is to become of a call; [`Exchange`] follows one call from its
-//! start to its one outcome; [`listen`] says what a subscription is told. A question of the server's on the
-//! way is carried by [`elicit`], and [`request_state`] finds its call again when the client comes back with the
-//! answer.
+//! [`plan`](mod@plan) chooses once how a call is handled; [`Exchange`] follows one call from its start to its
+//! one outcome; [`listen`] writes the messages of a subscription. [`elicit`] handles the input requests of a
+//! server, and [`request_state`] finds the call again when the client retries with input responses.
 //!
-//! A client that knows no tasks may hold a ticket: [`ticket`] says what changes for it in what its server says, and
-//! [`ticket_seal`] makes the ticket of a task's id.
+//! A client without task support may hold a ticket: [`ticket`] makes the edits for it, and [`ticket_seal`]
+//! seals a task's id into a ticket.
 //!
-//! A call that needs no translation goes by: [`ResponseRelay`] follows its answer from its first byte to its end.
+//! A call that needs no translation is relayed: [`ResponseRelay`] follows its response from its first byte to
+//! its end.
 //!
-//! [`deny`] takes the tools that the operator denies out of a server's list.
+//! [`deny`] removes denied tools from a server's list.
 //!
-//! For clients of 2025-11-25, [`offer`] adds the tasks of that revision to what a server without any
-//! says, and [`outbox`] knows where such a task can speak to its client.
+//! For clients of 2025-11-25, [`offer`] adds the tasks of that revision to the messages of a server without
+//! any, and [`outbox`] chooses the stream for messages of such a task.
 
 pub mod deny;
 pub mod describe;

@@ -1,7 +1,7 @@
-//! Offers the tasks of 2025-11-25 on behalf of a server that has none: what is added to its answers,
-//! and what is taken off a call that becomes a task.
+//! Offers the tasks of 2025-11-25 on behalf of a server without tasks: the additions to its responses, and
+//! the removals from a call that becomes a task.
 //!
-//! Nothing else in these messages changes, not by a byte ([`crate::manual::passthrough`]).
+//! Every other byte of these messages is preserved ([`crate::manual::passthrough`]).
 
 use crate::{
     policy::Mode,
@@ -17,28 +17,28 @@ use bytes::Bytes;
 use serde_json::json;
 use std::time::Duration;
 
-/// The ids of questions that are put to clients begin with this; servers count.
+/// The prefix of the ids of input requests that the proxy sends to clients; servers use numbers.
 const PREFIX: &str = "deferral:";
 
-/// What a server's answer to `initialize` means for tasks.
+/// The task support of a server, from its response to `initialize`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerTaskSupport {
     /// The server has tasks of its own: nothing is added.
     Native,
-    /// The server has none. `offer` is its answer with ours, where it has tools.
+    /// The server has no tasks. `offer` is its response with the proxy's tasks added, if it has tools.
     Missing { offer: Option<Bytes> },
 }
 
-/// The parameters of a call that wants to be a task.
+/// The task parameters of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskParam {
-    /// How long the client wants the task to be kept, from its creation on.
+    /// The requested retention of the task, from its creation on.
     pub ttl: Option<Duration>,
-    /// It stands in `_meta`, as a draft of SEP-1686 had it, and not in `params.task`.
+    /// It is in `_meta`, as in a draft of SEP-1686, instead of `params.task`.
     pub is_draft: bool,
 }
 
-/// `params.task` is not what it should be.
+/// `params.task` is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTaskParam {
     #[error("params.task must be an object")]
@@ -47,11 +47,11 @@ pub enum InvalidTaskParam {
     Ttl,
 }
 
-/// Reads a server's answer to `initialize`. `lists` is whether a client's tasks can be told from
+/// Reads a server's response to `initialize`. `lists` is whether a client's tasks can be distinguished from
 /// others', so that they can be listed (2025-11-25, *Tasks, Task Isolation and Access Control*).
 ///
-/// `Missing` for what is no such answer, and where nothing follows from it: a server that has tasks need
-/// not speak of them in a revision that knows none.
+/// `None` if it is no such response, or if it does not determine task support: a server with tasks need not
+/// declare them in a revision without tasks.
 pub fn task_support(answer: &Frame, lists: bool) -> Option<ServerTaskSupport> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let capabilities = JsonObject::read(&result.get("capabilities")?).ok()?;
@@ -76,11 +76,11 @@ pub fn task_support(answer: &Frame, lists: bool) -> Option<ServerTaskSupport> {
     Some(ServerTaskSupport::Missing { offer: Some(patch.apply()) })
 }
 
-/// A server's answer to `tools/list` with `execution.taskSupport` on each tool as `mode` has it for
-/// that tool. `Missing` where nothing changes.
+/// A server's response to `tools/list` with `execution.taskSupport` set on each tool according to `mode`.
+/// `None` if nothing changes.
 ///
-/// A tool that cannot be a task says `forbidden` or nothing, whatever the server said of tasks that
-/// it does not have.
+/// A tool that cannot be a task has `forbidden` or no value, whatever the server declares about tasks that it
+/// does not have.
 pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let tools = items(&result.get("tools")?)?;
@@ -124,7 +124,7 @@ fn set_support(tool: &JsonObject, support: Option<&'static str>, patch: &mut Byt
     true
 }
 
-/// Whether a `tools/call` with these params wants to be a task, and how.
+/// The task parameters of a `tools/call`, if it requests a task.
 ///
 /// # Errors
 /// [`InvalidTaskParam`].
@@ -134,10 +134,10 @@ pub fn task_param(params: &Payload) -> Result<Option<TaskParam>, InvalidTaskPara
     Ok(Some(TaskParam { ttl: requested_ttl(task.get("ttl"))?, is_draft: false }))
 }
 
-/// The same where it stands in `_meta`: what is no wish there is somebody else's, and nothing to us.
+/// The task parameters in `_meta`. An invalid value there is not for the proxy, and ignored.
 fn draft_task_param(params: &Payload) -> Option<TaskParam> {
     let task = JsonObject::read(&params.meta()?.get(meta::DRAFT_TASK)?).ok()?;
-    // It was called `keepAlive` first.
+    // An earlier draft called it `keepAlive`.
     let ttl = requested_ttl(task.get("ttl").or_else(|| task.get("keepAlive"))).ok()?;
     Some(TaskParam { ttl, is_draft: true })
 }
@@ -145,26 +145,26 @@ fn draft_task_param(params: &Payload) -> Option<TaskParam> {
 fn requested_ttl(ttl: Option<Bytes>) -> Result<Option<Duration>, InvalidTaskParam> {
     Ok(match ttl {
         None => None,
-        // Without end: as long as is granted.
+        // Unlimited: as long as is granted.
         Some(raw) if raw == "null" => Some(Duration::MAX),
         Some(raw) => {
             let millis: f64 = serde_json::from_slice(&raw).map_err(|_| InvalidTaskParam::Ttl)?;
             if millis < 0.0 {
                 return Err(InvalidTaskParam::Ttl);
             }
-            // Saturates.
+            // The cast saturates.
             Some(Duration::from_millis(millis as u64))
         }
     })
 }
 
-/// The progress token of a call, as it stands in its `_meta`.
+/// The progress token in the `_meta` of a call.
 pub fn progress_token(params: &Payload) -> Option<Bytes> {
     params.meta()?.get(meta::PROGRESS_TOKEN)
 }
 
-/// The call as it is sent in the client's session: with an id of ours, without `params.task` (or its draft), and
-/// with a progress token, which is ours where the client gave none.
+/// The call as it is sent in the client's session: with the proxy's id, without `params.task` (or its draft),
+/// and with a progress token, which is the proxy's if the client sent none.
 pub fn call(message: &Frame, hop: u64) -> Bytes {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
     let Kind::Request { id, params, .. } = message.kind() else { return message.as_bytes().clone() };
@@ -182,7 +182,7 @@ pub fn call(message: &Frame, hop: u64) -> Bytes {
             inner.remove(meta::DRAFT_TASK);
             inner.add_to(&mut patch);
         }
-        // It is no object.
+        // `_meta` is no object.
         None if object.contains("_meta") => {}
         None => {
             edit.set("_meta", Bytes::from([br#"{"progressToken":"#, &**number.as_bytes(), b"}"].concat()));
@@ -208,8 +208,7 @@ pub fn without_task(message: &Frame) -> Bytes {
     patch.apply()
 }
 
-/// A message of the server that belongs to a task, saying so in its `_meta`, on one line. `id` is put
-/// in the place of a request's own.
+/// A message of the server with its task in `_meta`, on one line. `id` replaces a request's own id.
 pub fn with_related_task(message: &Frame, task: &str, id: Option<&RequestId>) -> Bytes {
     let (own, params) = match message.kind() {
         Kind::Request { id, params, .. } => (Some(id), params),
@@ -249,7 +248,7 @@ pub fn with_related_task(message: &Frame, task: &str, id: Option<&RequestId>) ->
     }
 }
 
-/// A request of the server under an id of ours, on one line.
+/// A request of the server with the proxy's id, on one line.
 pub fn with_id(message: &Frame, id: &RequestId) -> Bytes {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
     if let Kind::Request { id: own, .. } = message.kind() {
@@ -258,8 +257,8 @@ pub fn with_id(message: &Frame, id: &RequestId) -> Bytes {
     to_single_line(patch.apply())
 }
 
-/// A question that is kept as `{method, params}`, as the request of this id, which says to which task it belongs where
-/// its client knows of one.
+/// A stored input request (`{method, params}`) as a request with this id, and with its task in `_meta` if the
+/// client knows the task.
 pub fn input_request_message(question: &InputRequest, id: &RequestId, task: Option<&str>) -> Bytes {
     let about = match task {
         Some(task) => format!(r#"{{"{}":{}}}"#, meta::RELATED_TASK, json!({ "taskId": task })),
@@ -278,26 +277,26 @@ pub fn input_request_message(question: &InputRequest, id: &RequestId, task: Opti
     [head.as_bytes(), &params, b"}"].concat().into()
 }
 
-/// The id under which a task's question is put: it names the task and the key, so that the answer finds them
-/// without anything being kept.
+/// The id of a task's input request. It contains the task and the key, so that the response finds them
+/// without stored state.
 pub fn input_request_id(task: &TaskId, key: &str) -> RequestId {
     let text = serde_json::to_string(&format!("{PREFIX}{}:{key}", task.as_str()));
     RequestId::from_token(text.expect("a string is written to memory").into()).expect("a string is an id")
 }
 
-/// Whether an id is that of a question we have put.
+/// Whether an id is that of an input request of the proxy.
 pub fn is_own_input_request(id: &RequestId) -> bool {
     id.value().starts_with(br#""deferral:"#)
 }
 
-/// The task and the key of a question we have put.
+/// The task and the key in the id of an input request.
 pub fn parse_input_request_id(id: &RequestId) -> Option<(TaskId, String)> {
     let text: String = serde_json::from_slice(id.as_bytes()).ok()?;
     let (task, key) = text.strip_prefix(PREFIX)?.split_once(':')?;
     Some((TaskId::parse(task)?, key.to_owned()))
 }
 
-/// A client's answer without the task it belongs to: the server knows of none.
+/// A client's response without its task, which the server does not know.
 pub fn without_related_task(result: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(result) else { return result.clone() };
     let Some(Ok(about)) = object.get("_meta").map(|raw| JsonObject::read(&raw)) else {
@@ -366,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_say_what_the_policy_says() {
+    fn tools_declare_task_support_by_policy() {
         let answer = frame(
             r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"auto","n":1.0},{"name":"required","execution":{"x":1}},{"name":"never"},{"name":"never","execution":{"taskSupport":"optional"}},{"name":"auto","execution":{"taskSupport":"forbidden"}},{"name":"never","execution":{"taskSupport":"forbidden"}}],"nextCursor":"c"}}"#,
         );
@@ -384,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_read_strictly() {
+    fn a_task_param_is_read_strictly() {
         let of = |task: &str| task_param(&Payload::read(format!(r#"{{"name":"a","task":{task}}}"#).into()));
         let of_draft = |draft: &str| {
             let params = format!(r#"{{"name":"a","_meta":{{"modelcontextprotocol.io/task":{draft}}}}}"#);
@@ -414,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_loses_its_task_and_is_watched() {
+    fn a_call_loses_its_task_param_and_gets_a_progress_token() {
         let sent = |message: &str| text(&call(&frame(message), 9));
         expect![[r#"{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"a", "arguments":{ },"_meta":{"progressToken":9}}}"#]].assert_eq(&sent(
             r#"{"jsonrpc":"2.0","id":"x","method":"tools/call","params":{"name":"a","task":{"ttl":1}, "arguments":{ }}}"#,
@@ -425,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_task_says_so() {
+    fn messages_of_a_task_name_it() {
         let id = RequestId::from_token(Bytes::from_static(b"\"ours\"")).expect("an id");
         let put = |message: &str| text(&with_related_task(&frame(message), "t", Some(&id)));
         expect![[r#"{"jsonrpc":"2.0","id":"ours","method":"elicitation/create","params":{"message":"?","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#]].assert_eq(&put(

@@ -1,30 +1,29 @@
-//! Where a legacy client hears what its task has to say.
+//! The stream on which a legacy client receives the messages of its task.
 //!
-//! A task of 2025-11-25 has no connection of its own. What the server asks while it works is put on
-//! the stream that its client's session listens on, if there is one; otherwise on a `tasks/result`
-//! that waits (2025-11-25, *Tasks, Input Required Status*). Never on both, for then it would be
-//! asked twice; and not on `tasks/result` alone, as some clients call that only when the task has
-//! ended (`WIRE`, B 1, rule 3). A question whose stream is gone before it was answered is put
-//! again, on whatever there is next.
+//! A task of 2025-11-25 has no connection of its own. The server's input requests go to the stream that the
+//! client's session listens on, if there is one; otherwise to a waiting `tasks/result` (2025-11-25, *Tasks,
+//! Input Required Status*). Never to both, because the client would receive them twice; and not only to
+//! `tasks/result`, because some clients call that only once the task has ended (`WIRE`, B 1, rule 3). An
+//! input request whose stream broke before the response is sent again on the next stream.
 //!
-//! An [`TaskOutbox`] decides and carries nothing: streams and questions are numbers here.
+//! A [`TaskOutbox`] is a pure state machine: streams and input requests are numbers here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A stream to the client, by number.
+/// The number of a stream to the client.
 pub type StreamId = u64;
 
-/// A question of the server, by number within its task.
+/// The number of an input request within its task.
 pub type InputNumber = u32;
 
-/// What a task has to say, and where it can.
+/// The open input requests of a task, and the streams for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskOutbox {
     /// The stream that the session listens on.
     listen_stream: Option<StreamId>,
-    /// Requests that wait for the result, the last one last.
+    /// Requests that wait for the result; the largest number is the latest.
     result_requests: BTreeSet<StreamId>,
-    /// The questions that are open, each with where it has been put.
+    /// The open input requests, each with the stream it was sent on.
     open: BTreeMap<InputNumber, Option<StreamId>>,
 }
 
@@ -45,30 +44,30 @@ impl TaskOutbox {
         self.result_requests.insert(line);
     }
 
-    /// It no longer does.
+    /// A request no longer waits.
     pub fn handle_result_disconnect(&mut self, line: StreamId) {
         if self.result_requests.remove(&line) {
             self.release(line);
         }
     }
 
-    /// The server asks something.
+    /// The server sent an input request.
     pub fn handle_input_request(&mut self, ask: InputNumber) {
         self.open.entry(ask).or_default();
     }
 
-    /// It has been answered or withdrawn. Gives where it had been put, if it had.
+    /// An input request was answered or withdrawn. Returns the stream it was sent on, if any.
     pub fn handle_input_closed(&mut self, ask: InputNumber) -> Option<StreamId> {
         self.open.remove(&ask).flatten()
     }
 
-    /// Where something can be said now: the session's own stream first, then the request that waits
-    /// last.
+    /// The stream for messages: the session's own stream first, then the latest waiting request.
     pub fn current_stream(&self) -> Option<StreamId> {
         self.listen_stream.or_else(|| self.result_requests.last().copied())
     }
 
-    /// The next question to put, and where. It counts as put; where that fails, the line is gone.
+    /// The next input request to send, and its stream. It counts as sent; if sending fails, the stream must
+    /// be removed.
     pub fn poll_delivery(&mut self) -> Option<(InputNumber, StreamId)> {
         let line = self.current_stream()?;
         let (ask, place) = self.open.iter_mut().find(|(_, place)| place.is_none())?;
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_put_where_the_session_listens() {
+    fn an_input_request_goes_to_the_stream_that_the_session_listens_on() {
         let mut outbox = TaskOutbox::default();
         outbox.handle_result_request(1);
         outbox.handle_listen_stream(Some(2));
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_listens_it_waits_for_a_request_for_the_result() {
+    fn without_a_listen_stream_an_input_request_waits_for_a_result_request() {
         let mut outbox = TaskOutbox::default();
         outbox.handle_input_request(0);
         assert_eq!(puts(&mut outbox), []);
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_whose_stream_is_gone_is_put_again_on_the_next() {
+    fn an_input_request_whose_stream_broke_is_sent_again_on_the_next() {
         let mut outbox = TaskOutbox::default();
         outbox.handle_listen_stream(Some(1));
         outbox.handle_input_request(0);
@@ -157,7 +156,7 @@ mod tests {
         fn an_open_question_is_on_one_living_stream_if_there_is_any(steps in proptest::collection::vec(step(), 0..60)) {
             let mut outbox = TaskOutbox::default();
             let (mut living, mut open) = (BTreeSet::new(), BTreeSet::new());
-            // Where each question is, as its client sees it.
+            // The stream of each input request, from the client's point of view.
             let mut seen: BTreeMap<InputNumber, StreamId> = BTreeMap::new();
             let mut listening = None;
             for step in steps {

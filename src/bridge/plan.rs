@@ -1,9 +1,9 @@
-//! Chooses, before anything is sent, what is to become of a call: relayed as it is, driven, or refused. By
-//! what the operator wants of the tool, and what the client declared or asked for. Nobody else chooses.
+//! Chooses, before anything is sent, how a call is handled: relayed, driven, or refused. The choice depends
+//! on the operator's policy for the tool, and on what the client declared or requested. It is made only here.
 //!
-//! A call of a 2026-07-28 client is planned by [`plan`]; its server is of another era, so it is never
-//! relayed. A call of an older client in front of an older server is planned by [`plan_legacy`]: it is
-//! relayed unless it is to be a task here.
+//! [`plan`] handles a call of a 2026-07-28 client; its server is of the other era, so it is never relayed.
+//! [`plan_legacy`] handles a call of a legacy client to a legacy server: it is relayed unless the proxy makes
+//! a task of it.
 
 use super::offer::{InvalidTaskParam, TaskParam};
 use crate::{
@@ -14,14 +14,14 @@ use crate::{
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What is to become of a call.
+/// How a call is handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// It goes to its server as it is, and what that says comes back as it is.
+    /// The request and its response are relayed.
     Relay,
-    /// The same, without what it says of tasks.
+    /// Like `Relay`, without the task parameters.
     RelayWithoutTask,
-    /// It is made here, and followed to its end.
+    /// The proxy sends the call and follows it to its end.
     Drive(DriveMode),
     /// Refused before anything is sent, with this error.
     Refuse(ErrorObject),
@@ -30,36 +30,35 @@ pub enum Plan {
 /// When a driven call becomes a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriveMode {
-    /// Never: its client waits until the server answers.
+    /// Never: the client waits for the response.
     Inline,
-    /// Never; recorded as what would have become a task after this long.
+    /// Never; recorded if it would have become a task after this time.
     Observe { after: Duration },
-    /// If the server has not answered after this long; at once where it is nothing.
+    /// If the server has not responded after this time; immediately at zero.
     Defer { after: Duration },
-    /// If the server has not answered after this long, its client, which knows no tasks, is answered with a ticket.
+    /// After this time its client, which does not support tasks, is answered with a ticket.
     Ticket { after: Duration },
-    /// Before it is made: it is stored first, and refused where there is no room.
+    /// Before it is sent: it is stored first, and refused if a quota is full.
     Task,
 }
 
-/// What a `tools/call` of an older client says of tasks.
+/// The task parameters of a legacy client's `tools/call`.
 #[derive(Clone, Copy, Debug)]
 pub struct LegacyToolCall<'a> {
     pub tool: &'a str,
-    /// Its `params.task`, where its revision knows tasks.
+    /// Its `params.task`, if its revision has tasks.
     pub task_param: Result<Option<TaskParam>, InvalidTaskParam>,
-    /// Whether the operator named the client as one that understands a task it did not ask for (SEP-2229,
-    /// draft).
+    /// Whether the operator named the client as one that accepts unsolicited tasks (SEP-2229, draft).
     pub accepts_unsolicited: bool,
-    /// After how long the client is answered with a ticket, if it may be.
+    /// The time after which the client is answered with a ticket, if it may be.
     pub ticket: Option<Duration>,
 }
 
-/// The plan for `call`, of a client of 2026-07-28. What each mode means is said at [`Mode`].
+/// The plan for `call`, of a client of 2026-07-28. [`Mode`] describes each mode.
 ///
-/// Only `tools/call` ever becomes a task (tasks extension, *Supported Methods*), and only for a
-/// client that declares the extension on this very request (*Capability Negotiation*).
-/// `ticket` is after how long another is answered with a ticket, if it may be.
+/// Only `tools/call` ever becomes a task (tasks extension, *Supported Methods*), and only for a client that
+/// declares the extension on this very request (*Capability Negotiation*). `ticket` is the time after which
+/// another client is answered with a ticket, if it may be.
 pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Duration>) -> Plan {
     if call.method != Method::ToolsCall {
         return Plan::Drive(DriveMode::Inline);
@@ -87,8 +86,8 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Du
     }
 }
 
-/// The plan for a `tools/call` of an older client whose server, as far as is known, has no tasks of its own:
-/// where it has, the call is relayed whatever this says (2025-11-25, *Tasks, Tool-Level Negotiation*).
+/// The plan for a `tools/call` of a legacy client whose server, as far as is known, has no tasks of its own.
+/// If it has, the caller relays the call whatever this plan is (2025-11-25, *Tasks, Tool-Level Negotiation*).
 pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
     let takes_unasked = call.accepts_unsolicited && policy.mode.makes_tasks();
     let refuse = |code, words: String| Plan::Refuse(ErrorObject::new(code, words));
@@ -96,7 +95,8 @@ pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
         return Plan::Refuse(denied_error(call.tool));
     }
     if call.accepts_unsolicited && !policy.mode.makes_tasks() {
-        // Such a receiver ignores `params.task`, whatever it holds (SEP-2229, draft, *Task Support and Handling*).
+        // Such a receiver ignores `params.task` with any contents (SEP-2229, draft, *Task Support and
+        // Handling*).
         let says_nothing = matches!(call.task_param, Ok(None));
         return if says_nothing { Plan::Relay } else { Plan::RelayWithoutTask };
     }
@@ -132,7 +132,7 @@ pub fn tasks_required() -> ErrorObject {
     )
 }
 
-/// The refusal of a call of a tool of mode `deny`: `-32602`, as of an unknown tool (2026-07-28 and 2025-11-25,
+/// The refusal of a call of a denied tool: `-32602`, as for an unknown tool (2026-07-28 and 2025-11-25,
 /// *Tools, Error Handling*).
 pub fn denied_error(tool: &str) -> ErrorObject {
     ErrorObject::new(
@@ -141,7 +141,7 @@ pub fn denied_error(tool: &str) -> ErrorObject {
     )
 }
 
-/// The capability a client needs to be given a task.
+/// The capability that a client needs to get a task.
 pub fn tasks() -> Value {
     json!({ "extensions": { meta::TASKS_EXTENSION: {} } })
 }
@@ -201,9 +201,9 @@ mod tests {
         }
     }
 
-    /// Whether the client declares tasks stands before the bar; what is planned behind, without a ticket and with one.
+    /// Before the bar: whether the client declares tasks. Behind it: the plan without a ticket and with one.
     #[test]
-    fn what_becomes_of_a_modern_clients_call_in_every_mode() {
+    fn the_plan_of_a_modern_clients_call_in_every_mode() {
         let mut table = String::new();
         for mode in MODES {
             for (declares, capabilities) in [("tasks", tasks()), ("none", json!({}))] {
@@ -230,9 +230,10 @@ mod tests {
         .assert_eq(&table);
     }
 
-    /// Behind the bars: what is planned, what for a client that takes tasks unasked, and the same two with a ticket.
+    /// Behind the bars: the plan, the plan for a client that accepts unsolicited tasks, and the same two with
+    /// a ticket.
     #[test]
-    fn what_becomes_of_an_older_clients_call_in_every_mode() {
+    fn the_plan_of_a_legacy_clients_call_in_every_mode() {
         let wish = TaskParam { ttl: None, is_draft: false };
         let wishes =
             [("plain", Ok(None)), ("a task", Ok(Some(wish))), ("unread", Err(InvalidTaskParam::NotAnObject))];

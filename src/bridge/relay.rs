@@ -1,15 +1,13 @@
-//! One answer as it goes by to a client of its server's own era.
+//! A response being relayed to a client of its server's era.
 //!
-//! The server's bytes go on as they come. Between its events stands what keeps the client waiting
-//! ([`KeepAliveTimer`]), and what we have to say on the stream ourselves. A stream that ends without the response
-//! would leave released clients waiting (`WIRE`, B 1, rule 20): it gets the error as its last event, unless
-//! the client has taken back what it asked. One that the server has ended, and whose events have ids, is the
-//! client's to come back for; one that has broken is taken up, because only the server can say whether there
-//! is more to come.
+//! The server's bytes are forwarded as they arrive. Between its events the relay inserts keep-alive messages
+//! ([`KeepAliveTimer`]) and other events of the proxy. A client whose stream ends without the response would
+//! wait forever (`WIRE`, B 1, rule 20), so the stream gets the error as its last event, unless the client has
+//! cancelled its requests. If the server ended a stream whose events have ids, the client resumes it itself.
+//! If such a stream broke, the relay resumes it, because only the server knows whether there is more.
 //!
-//! Things happen to a relay through `handle_*`, with the time passed in, and it says through
-//! [`ResponseRelay::poll_action`] what to do. It is drained before the next thing happens to it, so that nothing
-//! waits in it.
+//! Events enter through `handle_*`, with the time passed in; actions come from
+//! [`ResponseRelay::poll_action`], and must be drained before the next event, so that none is queued.
 
 use crate::{
     dialect::legacy::{self, ResponseTracker, ResumePosition},
@@ -24,86 +22,86 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use std::{mem, time::Instant};
 
-/// What to do. `L` is why an answer will not come.
+/// The actions to carry out. `L` is the reason why no response will come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RelayAction<L> {
-    /// Send this on.
+    /// Forward these bytes.
     Send(Bytes),
-    /// Send this on: with it all has been answered, and this is what it says.
+    /// Forward these bytes; they complete the responses, with this status.
     SendAnswered(Bytes, ResponseStatus),
-    /// Send this on; the body ends with it.
+    /// Forward these bytes; the body ends with them.
     End(Bytes, RelayOutcome<L>),
-    /// Break the body off: what has been sent must not be taken for whole.
+    /// Abort the body: the bytes sent so far must not appear complete.
     Abort(RelayOutcome<L>),
-    /// Find out to which of these an answer is still owed ([`ResponseRelay::handle_unanswered`]).
+    /// Find out which of these requests still need a response ([`ResponseRelay::handle_unanswered`]).
     ResolveUnanswered(SmallVec<[RequestId; 1]>),
-    /// Ask the server for what follows this ([`ResponseRelay::handle_resumed`]).
+    /// Resume the server's stream from here ([`ResponseRelay::handle_resumed`]).
     Resume(ResumePosition),
-    /// Keep for a client that comes back behind this which requests still wait.
+    /// Keep the unanswered requests for a client that resumes from here.
     KeepForResume(ResumePosition, SmallVec<[RequestId; 1]>),
-    /// Let go of the server's stream without a word: it keeps the rest for the client.
+    /// Drop the server's stream without cancelling: the server keeps the rest for the client.
     Release,
-    /// Tell the server that nobody waits any more: the proxy stops.
+    /// Cancel the requests at the server, because the proxy shuts down.
     Cancel,
-    /// The same, because the client has waited long enough.
+    /// Cancel the requests at the server, because the client's deadline has passed.
     CancelOverdue,
 }
 
-/// What an answer says, as far as can be seen of it.
+/// The result of a response, as far as a relay can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStatus {
-    /// What its status says.
+    /// As its HTTP status.
     Plain,
     /// A JSON-RPC error.
     Error,
-    /// That the tool failed.
+    /// A tool error.
     ToolError,
 }
 
-/// What an answer has come to.
+/// The outcome of the relayed response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RelayOutcome<L> {
-    /// The server has said what it had to say.
+    /// The server has sent the whole response.
     Completed(ResponseStatus),
-    /// The client is to come back for the rest.
+    /// The client will resume the rest.
     Resumable,
-    /// Nothing is owed to the client.
+    /// The client has cancelled all its requests.
     Cancelled,
-    /// No answer will come.
+    /// No response will come.
     Lost(L),
-    /// The client has waited long enough.
+    /// The client's deadline has passed.
     TimedOut(ErrorObject),
 }
 
-/// Why an answer will not come.
+/// The reason why no response will come.
 pub trait LossReason: Clone {
-    /// Whether there may be more of it to ask for.
+    /// Whether the connection broke, so that the stream might be resumed.
     fn is_connection_loss(&self) -> bool;
-    /// Whether it is our own end, behind which the client goes to the next of us.
+    /// Whether the proxy shuts down, so that the client resumes at the next process.
     fn is_shutdown(&self) -> bool;
     fn error(&self) -> ErrorObject;
-    /// It ended without the response.
+    /// The response ended without an answer.
     fn unanswered() -> Self;
-    /// It ended before it had begun.
+    /// The response ended before it began.
     fn empty() -> Self;
     fn shutdown() -> Self;
 }
 
-/// One answer.
+/// A relayed response.
 #[derive(Debug)]
 pub struct ResponseRelay<L> {
     kind: RelayBody,
     state: RelayState<L>,
     keep_alive: KeepAliveTimer,
-    /// Mostly one, and then it takes no memory of its own.
+    /// Mostly one, which needs no allocation.
     actions: SmallVec<[RelayAction<L>; 1]>,
 }
 
 #[derive(Debug)]
 enum RelayBody {
     Events(ResponseTracker),
-    /// `unsaid` wait for it as long as nothing of it has come. It is read only where it may say something
-    /// that its status does not.
+    /// The ids in `unsaid` are unanswered until the first byte. The document is inspected only if its HTTP
+    /// status does not determine the result.
     Document {
         glance: KindSniffer,
         said: ResponseStatus,
@@ -114,17 +112,17 @@ enum RelayBody {
 
 #[derive(Debug)]
 enum RelayState<L> {
-    /// The server's bytes go by.
+    /// The server's bytes are forwarded.
     Flowing,
-    /// They have ended, and it is found out to whom an answer is owed. It is asked for from here, if it can
-    /// be; else this is why there is none.
+    /// The server's bytes have ended, and the unanswered requests are being determined. Then the stream is
+    /// resumed from this position, if there is one; else the loss is reported.
     Resolving(Option<ResumePosition>, L),
-    /// The server is asked for the rest.
+    /// The server's stream is being resumed.
     Resuming,
     Ended,
 }
 
-/// Where a relay stands, and so what is waited for.
+/// The state of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPhase {
     Flowing,
@@ -141,7 +139,8 @@ impl<L: LossReason> ResponseRelay<L> {
         Self::new(RelayBody::Events(answers), silence)
     }
 
-    /// A document for which these wait. `is_read` is whether its status leaves something to be said.
+    /// A document that answers these requests. `is_read` is whether it must be inspected, because its status
+    /// does not determine the result.
     pub fn of_document(unsaid: SmallVec<[RequestId; 1]>, is_read: bool, silence: KeepAliveTimer) -> Self {
         let glance = KindSniffer::default();
         Self::new(RelayBody::Document { glance, said: ResponseStatus::Plain, unsaid, is_read }, silence)
@@ -151,8 +150,7 @@ impl<L: LossReason> ResponseRelay<L> {
         Self { kind, state: RelayState::Flowing, keep_alive: silence, actions: SmallVec::new() }
     }
 
-    /// The next bytes of the server, as they are to go on; `is_last` is whether it is known that there will
-    /// be no more.
+    /// The next bytes of the server; `is_last` is whether they are known to be the last.
     pub fn handle_chunk(&mut self, bytes: Bytes, is_last: bool) {
         match (&self.state, bytes.is_empty(), is_last) {
             (RelayState::Flowing, false, _) => {}
@@ -173,7 +171,7 @@ impl<L: LossReason> ResponseRelay<L> {
                 }
                 let said = match answers.last_response() {
                     Some(MessageKind::Error) if waited => ResponseStatus::Error,
-                    // Most write it last, so that this piece has it.
+                    // Most servers write the member last, so this chunk contains it.
                     Some(_) | None if waited && tool_result::contains_error_flag(&bytes) => {
                         ResponseStatus::ToolError
                     }
@@ -199,7 +197,7 @@ impl<L: LossReason> ResponseRelay<L> {
         if is_answered {
             self.keep_alive.stop_waiting();
         }
-        // Who writes a body of known length does not ask for more once it is there.
+        // The writer of a body of known length does not poll again after its last byte.
         match (is_last, is_answered) {
             (true, _) => self.end(bytes, RelayOutcome::Completed(said)),
             (false, true) => self.actions.push(RelayAction::SendAnswered(bytes, said)),
@@ -207,7 +205,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The server's bytes have ended: in good order, or like this.
+    /// The server's bytes have ended, regularly or with this loss.
     pub fn handle_end(&mut self, lost: Option<L>) {
         if !matches!(self.state, RelayState::Flowing) {
             return;
@@ -227,13 +225,12 @@ impl<L: LossReason> ResponseRelay<L> {
             }
         };
         match lost {
-            // Nobody waits on a stream of events.
+            // No request is unanswered on this stream.
             lost if !answers.has_unanswered() => {
                 let verdict = lost.map_or(RelayOutcome::Completed(ResponseStatus::Plain), RelayOutcome::Lost);
                 self.end(Bytes::new(), verdict);
             }
-            // The server has ended it, or its client is to go to the next of us: the client goes on where it
-            // was.
+            // The server ended the stream, or the client moves to the next process: the client resumes it.
             lost if answers.is_resumable() && lost.as_ref().is_none_or(L::is_shutdown) => {
                 self.actions.push(RelayAction::Release);
                 self.keep_for_resume();
@@ -247,7 +244,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// To these an answer is still owed.
+    /// These requests are still unanswered.
     pub fn handle_unanswered(&mut self, owed: SmallVec<[RequestId; 1]>) {
         let (RelayBody::Events(answers), RelayState::Resolving(from, lost)) =
             (&mut self.kind, &mut self.state)
@@ -255,7 +252,7 @@ impl<L: LossReason> ResponseRelay<L> {
             return;
         };
         match from.take() {
-            // The client has taken all of it back, and does not wait.
+            // The client has cancelled all of them and does not wait.
             _ if owed.is_empty() => self.end(Bytes::new(), RelayOutcome::Cancelled),
             Some(from) => {
                 answers.count_resume();
@@ -270,7 +267,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The server goes on behind the last event, or does not, for this reason.
+    /// The server's stream was resumed, or failed to resume for this reason.
     pub fn handle_resumed(&mut self, outcome: Result<(), L>) {
         if !matches!(self.state, RelayState::Resuming) {
             return;
@@ -287,7 +284,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// We have something to say ourselves; only where that [can be](ResponseRelay::can_insert).
+    /// Inserts an event of the proxy, if that is [possible](ResponseRelay::can_insert).
     pub fn handle_own_event(&mut self, bytes: Bytes) {
         if self.can_insert() {
             self.keep_alive.record_bytes();
@@ -295,7 +292,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The time has come that [`ResponseRelay::poll_timeout`] named, or has not.
+    /// The deadline of [`ResponseRelay::poll_timeout`] may have passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         if !self.is_waiting() {
             return;
@@ -312,7 +309,7 @@ impl<L: LossReason> ResponseRelay<L> {
                         let words = answers.closing_errors(&error);
                         self.end(words, RelayOutcome::TimedOut(error));
                     }
-                    // There is no place for an error in a document that has begun.
+                    // A document that has begun cannot contain an error.
                     RelayBody::Document { unsaid, .. } if unsaid.is_empty() => {
                         self.abort(RelayOutcome::TimedOut(error));
                     }
@@ -325,7 +322,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The proxy stops.
+    /// The proxy shuts down.
     pub fn handle_shutdown(&mut self) {
         match self.state {
             RelayState::Flowing => self.handle_end(Some(L::shutdown())),
@@ -337,7 +334,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The client has left, perhaps to come back.
+    /// The client disconnected; it may return.
     pub fn handle_disconnect(&mut self) {
         if !matches!(self.state, RelayState::Ended) {
             self.keep_for_resume();
@@ -349,7 +346,7 @@ impl<L: LossReason> ResponseRelay<L> {
         (!self.actions.is_empty()).then(|| self.actions.remove(0))
     }
 
-    /// When the relay wants to hear of the time.
+    /// The next deadline of the relay.
     pub fn poll_timeout(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         if !self.is_waiting() {
             return None;
@@ -358,8 +355,8 @@ impl<L: LossReason> ResponseRelay<L> {
         self.keep_alive.poll_timeout(now, may_speak)
     }
 
-    /// Whether something of ours can be put in here: an event of the server's that is going by has ended, or
-    /// will not come to its end.
+    /// Whether an event of the proxy can be inserted: the server's current event has ended, or will not be
+    /// completed.
     pub fn can_insert(&self) -> bool {
         match (&self.kind, &self.state) {
             (RelayBody::Events(answers), RelayState::Flowing) => answers.is_between_events(),
@@ -369,7 +366,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The ids of events that a client may come back behind which has lost what followed
+    /// The ids of earlier events, from which a client that lost later ones may resume
     /// ([`ResponseTracker::earlier_ids`]).
     pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
         let answers = match &self.kind {
@@ -388,7 +385,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// Whether the server is waited for.
+    /// Whether bytes of the server are awaited.
     fn is_waiting(&self) -> bool {
         matches!(self.state, RelayState::Flowing | RelayState::Resuming)
     }
@@ -399,7 +396,7 @@ impl<L: LossReason> ResponseRelay<L> {
         self.actions.push(RelayAction::Send(bytes));
     }
 
-    /// What ends an event that was cut off.
+    /// The end of an event that was cut off.
     fn abandon_event(&mut self) -> Bytes {
         match &mut self.kind {
             RelayBody::Events(answers) => answers.abandon_event(),
@@ -414,7 +411,7 @@ impl<L: LossReason> ResponseRelay<L> {
         self.state = RelayState::Resolving(from, lost);
     }
 
-    /// Who comes back for what the stream has left unanswered is to hear what becomes of it.
+    /// Keeps the unanswered requests for a client that resumes the stream.
     fn keep_for_resume(&mut self) {
         if let RelayBody::Events(answers) = &self.kind
             && answers.has_unanswered()

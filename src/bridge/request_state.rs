@@ -1,18 +1,18 @@
-//! `requestState`: how a client's retry finds its call again, and nobody else's does
-//! (2026-07-28, *Multi Round-Trip Requests, Server Requirements*).
+//! `requestState`: connects a client's retry with its call, for this client only (2026-07-28, *Multi
+//! Round-Trip Requests, Server Requirements*).
 //!
-//! The state is 102 bytes in 136 characters. It is sealed, so that it tells nothing and cannot be
-//! made up or altered; it is bound to who asked what where; it carries the round, so that no two
-//! are alike; and it expires. Text is taken only in the one spelling it was given in: a decoder that
-//! overlooks what follows, or spare bits, would take an altered state for the same.
+//! The state is 102 bytes in 136 characters. It is sealed, so that it reveals nothing and cannot be forged or
+//! altered. It is bound to the caller, the route and the request; it contains the round, so that no two are
+//! equal; and it expires. Only its one canonical spelling is accepted: a decoder that ignores trailing text
+//! or spare bits would accept an altered state.
 //!
 //! ```text
 //! version 1 | key id 4 | nonce 12 | kind 1 | call 16 | node 8 | round 4 | expires 8 | binding 32 | tag 16
 //! '------ authenticated -------'   '------------------- encrypted ---------------------------'
 //! ```
 //!
-//! What a seal cannot promise is that a state is used once: whoever keeps the parked calls feeds
-//! each of them an answer once.
+//! A seal cannot guarantee that a state is used only once: the owner of the parked calls sends each of them a
+//! response once.
 
 use super::ticket_seal::TicketSeal;
 use crate::{
@@ -27,35 +27,35 @@ use ring::{
 };
 use std::fmt;
 
-/// What a retry is to go on with.
+/// The contents of a `requestState`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestState {
     pub target: RetryTarget,
-    /// The process that gave it, by a number drawn at its start: no other holds the call.
+    /// The process that issued it, by a number drawn at its start: no other has the call.
     pub node: u64,
-    /// How often the client has been asked, counted from one.
+    /// The number of rounds of input requests, counted from one.
     pub round: u32,
-    /// The first moment the state is too old.
+    /// The first moment at which the state is expired.
     pub expires: Timestamp,
     pub binding: RequestBinding,
 }
 
-/// The call a retry belongs to.
+/// The call that a retry belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetryTarget {
-    /// A call that waits for its answers.
+    /// A parked call.
     Parked(TaskId),
-    /// A call that ended in `-32042`, to be made again.
+    /// A call that ended in `-32042`, to be sent again.
     Restart,
 }
 
-/// Who asked what where, as a digest: a state is of use for the same request of the same caller
-/// only.
+/// A digest of the caller, the route and the request: a state is valid only for the same request of the same
+/// caller.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RequestBinding([u8; 32]);
 
-/// The keys states are sealed with. The first seals; each opens, so that a new key can be put
-/// before an old one while states of the old are about. Replicas that share keys open each other's.
+/// The keys that seal states. The first seals; each opens, so that keys can be rotated while older states are
+/// in use. Replicas with the same keys open each other's states.
 pub struct SealKeyring {
     pub(super) sealing: SealKey,
     pub(super) older: Vec<SealKey>,
@@ -68,10 +68,10 @@ pub(super) struct SealKey {
     pub(super) seal: TicketSeal,
 }
 
-/// Why a `requestState` cannot be gone on with: `-32602`.
+/// Why a `requestState` is refused: `-32602`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestStateError {
-    /// Altered, made up, of another server, or sealed with a key that is no longer configured.
+    /// Altered, forged, of another server, or sealed with a key that is no longer configured.
     #[error("`requestState` is not one of this server's")]
     Malformed,
     #[error("`requestState` belongs to another request or caller")]
@@ -82,7 +82,7 @@ pub enum RequestStateError {
 
 const VERSION: u8 = 1;
 const KEY_ID: usize = 4;
-/// What is readable, and authenticated along.
+/// The unencrypted, authenticated part.
 const HEADER: usize = 1 + KEY_ID;
 const PAYLOAD: usize = 1 + 16 + 8 + 4 + 8 + 32;
 const TAG: usize = 16;
@@ -92,7 +92,7 @@ const TEXT: usize = (SEALED * 4).div_ceil(3);
 const PARKED: u8 = 0;
 const AGAIN: u8 = 1;
 
-/// Members of the parameters that differ from one round to the next, or speak of one hop.
+/// Members of the parameters that differ between rounds, or describe one hop.
 const NOT_BOUND: [&str; 4] = ["_meta", "inputResponses", "requestState", "task"];
 
 // === impl Keyring ===
@@ -104,8 +104,8 @@ impl SealKeyring {
     }
 
     /// The text that [`SealKeyring::open`] turns into `state` again. `nonce` must be random and new each
-    /// time: two states under one nonce would give both away. Chance keeps 96 bits apart for some
-    /// four thousand million states under one key.
+    /// time: two states under one nonce would reveal both. Random 96 bits suffice for some four thousand
+    /// million states under one key.
     pub fn seal(&self, state: &RequestState, nonce: [u8; NONCE_LEN]) -> String {
         let header = self.sealing.header();
         let mut sealed = Vec::with_capacity(PAYLOAD + TAG);
@@ -117,13 +117,13 @@ impl SealKeyring {
         URL_SAFE_NO_PAD.encode([&header[..], &nonce, &sealed].concat())
     }
 
-    /// The state a client sent back, if it may go on with it: ours, unaltered, for this very
-    /// request of this caller, and in time.
+    /// Opens the state of a retry: unaltered, issued with one of the keys, for this request of this caller,
+    /// and not expired.
     ///
     /// # Errors
-    /// [`RequestStateError`]. Of a state that is both foreign and expired the former is said. `binding` is asked
-    /// for only of a state of ours, because it is a digest of all that was sent: anybody can make up a
-    /// state and put it before megabytes of arguments.
+    /// [`RequestStateError`]. For a state that is both foreign and expired it is the former. `binding` is
+    /// computed only for a state that opens, because it is a digest of the whole request: any client can send
+    /// a forged state with megabytes of arguments.
     pub fn open(
         &self,
         text: &str,
@@ -148,7 +148,7 @@ impl SealKeyring {
         let sealed = URL_SAFE_NO_PAD.decode(text).ok()?;
         let (header, rest) = sealed.split_first_chunk::<HEADER>()?;
         let (nonce, rest) = rest.split_first_chunk::<NONCE_LEN>()?;
-        // Ids may coincide, so each key of that id is tried.
+        // Key ids may coincide, so each key with that id is tried.
         [&self.sealing].into_iter().chain(&self.older).filter(|key| key.header() == *header).find_map(|key| {
             let mut payload = rest.to_vec();
             let nonce = Nonce::assume_unique_for_key(*nonce);
@@ -158,7 +158,7 @@ impl SealKeyring {
 }
 
 impl fmt::Debug for SealKeyring {
-    /// How many keys there are: the rest is secret.
+    /// Only the number of keys: the rest is secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keyring").field("keys", &(1 + self.older.len())).finish()
     }
@@ -169,7 +169,7 @@ impl fmt::Debug for SealKeyring {
 impl SealKey {
     fn new(key: &[u8; 32]) -> Self {
         let cipher = UnboundKey::new(&AES_256_GCM, key).expect("the key has the cipher's length");
-        // Derived, not counted: replicas may list their keys in different orders.
+        // Derived, not numbered: replicas may list their keys in different orders.
         let mut id = Context::new(&SHA256);
         id.update(b"deferral requestState key id\0");
         id.update(key);
@@ -224,9 +224,9 @@ impl RequestState {
 // === impl Binding ===
 
 impl RequestBinding {
-    /// The digest of a request. Its parameters count by value, as [`canonical`] says, without those
-    /// that differ from one round to the next: a client may have written them anew for its retry.
-    /// No parameters are the same as none that count.
+    /// The digest of a request. Its parameters count by value ([`canonical`]), without those that differ
+    /// between rounds: a client may serialize them anew for its retry. Absent parameters equal parameters
+    /// without any member that counts.
     pub fn of(
         principal: Principal,
         route: &str,
@@ -260,7 +260,7 @@ impl fmt::Debug for RequestBinding {
     }
 }
 
-/// The canonical form of what the parameters ask for.
+/// The canonical form of the parameters that are bound.
 fn bound_params(params: Option<&Payload>) -> Vec<u8> {
     let Some(params) = params else { return canonical::value(b"{}") };
     let Some(object) = params.object() else { return canonical::value(params) };
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_is_not_looked_at_for_a_state_that_is_not_ours() {
+    fn the_binding_is_not_computed_for_a_forged_state() {
         let altered = ring().seal(&state(), NONCE).replace(|c: char| c.is_ascii_digit(), "_");
         let unasked = || unreachable!("the digest is not needed");
         assert_eq!(ring().open(&altered, unasked, NOW), Err(RequestStateError::Malformed));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn another_request_or_caller_is_told_so_even_when_it_is_late() {
+    fn a_foreign_state_is_reported_as_foreign_even_if_expired() {
         let text = ring().seal(&state(), NONCE);
         let other = binding(r#"{"arguments":{}}"#);
         assert_eq!(ring().open(&text, || other, NOW), Err(RequestStateError::Foreign));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_of_no_use_from_its_expiry_on() {
+    fn a_state_is_refused_from_its_expiry_on() {
         let text = ring().seal(&state(), NONCE);
         let just_before = Timestamp::from_millis(LATER.as_millis() - 1);
         assert_eq!(ring().open(&text, || state().binding, just_before), Ok(state()));
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binding_tells_apart_who_asked_what_where() {
+    fn a_binding_depends_on_caller_route_and_request() {
         let someone = Principal::of(&[b"someone"]);
         let bindings = [
             RequestBinding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, Some("t"), None),

@@ -1,8 +1,8 @@
-//! What is changed in what a server says for clients that hold tickets: two tools are added to its list, and tools
-//! that may answer with a ticket lose their `outputSchema`, because clients refuse a result without
+//! Edits of a server's messages for ticket holders: two tools are added to its list, and tools that may
+//! answer with a ticket lose their `outputSchema`, because clients refuse a result without
 //! `structuredContent` where there is one.
 //!
-//! Nothing else in these messages changes, not by a byte.
+//! Every other byte of these messages is preserved.
 
 use crate::protocol::{
     Frame, Kind, Payload,
@@ -11,16 +11,16 @@ use crate::protocol::{
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-/// What the tools of ours are called, as this client was given them.
+/// The names of the ticket tools, as this client knows them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TicketToolNames {
     /// Waits for the result of a call.
     pub result: Box<str>,
-    /// Stops it.
+    /// Cancels the call.
     pub cancel: Box<str>,
 }
 
-/// What a call of one of them wants.
+/// The action of a ticket tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TicketAction {
     Result,
@@ -33,7 +33,7 @@ const CANCEL: &str = "deferral_cancel";
 // === impl ToolNames ===
 
 impl TicketToolNames {
-    /// What a name of ours begins with: of those that the server uses one may be the same.
+    /// The prefix of the proxy's tool names; a server's tool may have it, too.
     pub const PREFIX: &str = "deferral_";
 
     /// Names that the server does not use.
@@ -46,7 +46,7 @@ impl TicketToolNames {
         Self { result: free(RESULT), cancel: free(CANCEL) }
     }
 
-    /// What a call of this tool wants, if it is one of these.
+    /// The action of this tool, if it is one of the ticket tools.
     pub fn action_of(&self, tool: &str) -> Option<TicketAction> {
         match () {
             () if *self.result == *tool => Some(TicketAction::Result),
@@ -55,7 +55,7 @@ impl TicketToolNames {
         }
     }
 
-    /// What a call of this tool wants if it is one that could be ours, whatever it was told to be called.
+    /// The action of this tool, if it may be a ticket tool under any of its names.
     pub fn possible_action(tool: &str) -> Option<TicketAction> {
         let is = |name: &str| {
             let rest = tool.strip_prefix(name)?;
@@ -66,7 +66,7 @@ impl TicketToolNames {
         is(RESULT).map(|()| TicketAction::Result).or_else(|| is(CANCEL).map(|()| TicketAction::Cancel))
     }
 
-    /// Their descriptions, schemas and annotations, as they stand in a list.
+    /// Their descriptions, schemas and annotations for `tools/list`.
     fn definitions(&self) -> [Value; 2] {
         let schema = json!({
             "type": "object",
@@ -105,28 +105,28 @@ impl TicketToolNames {
     }
 }
 
-/// A page of `with_ticket_tools/list`, as far as it matters to tickets.
+/// The relevant parts of a page of `tools/list`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolListPage {
-    /// The names on it that could be ours.
+    /// The tool names that collide, or nearly collide, with the proxy's.
     pub similar_names: Vec<String>,
-    /// There is none behind it.
+    /// No page follows.
     pub is_last: bool,
 }
 
-/// Reads a server's answer to `with_ticket_tools/list`. `Missing` where it is none.
+/// Reads a server's response to `tools/list`; `None` for any other message.
 pub fn read_page(answer: &Frame) -> Option<ToolListPage> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let tools = items(&result.get("tools")?)?;
     let names = tools.iter().filter_map(|tool| JsonObject::read(tool).ok()?.string("name"));
     Some(ToolListPage {
         similar_names: names.filter(|name| name.starts_with(TicketToolNames::PREFIX)).collect(),
-        // Clients stop at an empty one, too.
+        // Clients also stop at an empty cursor.
         is_last: result.get("nextCursor").is_none_or(|next| next == "null" || next == "\"\""),
     })
 }
 
-/// A server's answer to `with_ticket_tools/list` as a holder of tickets is to see it. `Missing` where nothing changes.
+/// A server's response to `tools/list` as a ticket holder receives it. `None` if nothing changes.
 pub fn with_ticket_tools(
     answer: &Frame,
     added: Option<&TicketToolNames>,
@@ -155,7 +155,7 @@ pub fn with_ticket_tools(
     changes.then(|| patch.apply())
 }
 
-/// The ticket that a tool of ours was called with.
+/// The ticket argument of a call of a ticket tool.
 pub fn ticket_argument(params: Option<&Payload>) -> Option<String> {
     let ticket = JsonObject::read(&params?.get("arguments")?).ok()?.string("ticket")?;
     Some(ticket.trim().to_owned())

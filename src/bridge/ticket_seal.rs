@@ -1,8 +1,9 @@
-//! A task's id as a ticket: sealed, so that it can neither be made up nor be used as the id, nor an id as a ticket.
+//! Seals a task's id into a ticket, so that tickets cannot be forged, and tickets and ids cannot be used for
+//! each other.
 //!
-//! The seal is a synthetic one (as in RFC 5297): the tag is a keyed digest of the id, and what hides the id is a keyed
-//! digest of the tag. So the ticket of a task is the same whenever it is told, and short: a model copies it letter by
-//! letter.
+//! The seal is synthetic (as in RFC 5297): the tag is a keyed digest of the id, and the id is masked with a
+//! keyed digest of the tag. So a task always has the same ticket, and it is short, because a model copies it
+//! letter by letter.
 //!
 //! ```text
 //! tk_ | base64url( tag 16 | id 16, hidden )
@@ -14,7 +15,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use ring::hmac::{self, HMAC_SHA256};
 use subtle::ConstantTimeEq;
 
-/// What tickets are sealed with.
+/// The keys that seal tickets.
 pub(super) struct TicketSeal {
     tag: hmac::Key,
     mask: hmac::Key,
@@ -22,7 +23,7 @@ pub(super) struct TicketSeal {
 
 const PREFIX: &str = "tk_";
 
-/// Whether a text is meant to be a ticket.
+/// Whether a text has the form of a ticket.
 pub fn is_ticket(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
@@ -35,7 +36,7 @@ impl SealKeyring {
         format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(self.sealing.seal.seal(task.entropy())))
     }
 
-    /// The task that a ticket of ours is for.
+    /// The task of a ticket, if one of the keys opens it.
     pub fn open_ticket(&self, ticket: &str) -> Option<TaskId> {
         let sealed = URL_SAFE_NO_PAD.decode(ticket.strip_prefix(PREFIX)?).ok()?.try_into().ok()?;
         let keys = [&self.sealing].into_iter().chain(&self.older);
@@ -66,7 +67,7 @@ impl TicketSeal {
         bool::from(truncated_digest(&self.tag, &id).ct_eq(tag)).then_some(id)
     }
 
-    /// What is hidden under a tag; hidden twice it is there again.
+    /// Masks an id with the digest of a tag. Applying it twice restores the id.
     fn apply_mask(&self, tag: &[u8], mut id: [u8; 16]) -> [u8; 16] {
         id.iter_mut().zip(truncated_digest(&self.mask, tag)).for_each(|(byte, mask)| *byte ^= mask);
         id
@@ -82,12 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ticket_is_its_tasks_and_can_neither_be_made_up_nor_altered() {
+    fn a_ticket_opens_to_its_task_and_can_neither_be_forged_nor_altered() {
         let keyring = SealKeyring::new([1; 32], &[]);
         let task = TaskId::from_entropy([7; 16]);
         let ticket = keyring.seal_ticket(&task);
         assert_eq!(ticket.len(), 46);
-        assert_eq!(keyring.seal_ticket(&task), ticket, "it is told again as it was");
+        assert_eq!(keyring.seal_ticket(&task), ticket, "a task always has the same ticket");
         assert_eq!(keyring.open_ticket(&ticket), Some(task.clone()));
         for at in PREFIX.len()..ticket.len() {
             let mut altered = ticket.clone().into_bytes();

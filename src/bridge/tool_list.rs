@@ -1,4 +1,4 @@
-//! What a server's `tools/list` says of each tool, as far as a call needs to know it.
+//! The parts of a server's `tools/list` that a call needs.
 
 use crate::protocol::headers::{ParamHeader, param_headers};
 use bytes::Bytes;
@@ -6,14 +6,14 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::HashMap};
 
-/// The tools of a server, all pages read.
+/// The parameters of a server's tools that are mirrored into headers, from all pages.
 #[derive(Clone, Debug, Default)]
 pub struct ToolParamHeaders {
-    /// Only tools that want parameters mirrored into headers: most servers have none.
+    /// Only tools with mirrored parameters: most servers have none.
     mirrored: HashMap<Box<str>, Box<[ParamHeader]>>,
 }
 
-/// A page of `tools/list` is not what it should be.
+/// A page of `tools/list` is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("a page of tools/list could not be read: {0}")]
 pub struct InvalidToolPage(#[source] serde_json::Error);
@@ -21,7 +21,8 @@ pub struct InvalidToolPage(#[source] serde_json::Error);
 // === impl Catalogue ===
 
 impl ToolParamHeaders {
-    /// Takes in one page, the raw result of `tools/list`, and names its tools; gives the raw cursor of the next.
+    /// Adds one page, the raw result of `tools/list`, and reports the names of its tools; returns the raw
+    /// cursor of the next page.
     ///
     /// # Errors
     /// [`InvalidToolPage`].

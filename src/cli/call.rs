@@ -1,8 +1,8 @@
-//! `deferral call`: calls a tool, answers what its server asks, follows its task, prints the result.
+//! `deferral call`: calls a tool, responds to input requests, follows its task, and prints the result.
 //!
-//! The result goes to the standard output, everything else to the standard error: a progress bar
-//! where that is a terminal, a line for each change where it is not. Questions are answered by
-//! [`ask`]. The exit code says how it ended (`docs/commands.md`).
+//! The result goes to standard output, everything else to standard error: a progress bar on a terminal,
+//! otherwise a line for each change. [`ask`] responds to input requests. The exit code depends on the outcome
+//! (`docs/commands.md`).
 
 use super::{
     CANCELLED, DONE, FAILED, NO,
@@ -24,12 +24,12 @@ use serde_json::value::RawValue;
 use std::{fmt::Write as _, time::Duration};
 use tokio::time::{sleep, timeout};
 
-/// How long to wait for the answer to a cancellation before leaving anyhow.
+/// Time to wait for the response to a cancellation before exiting.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a cancellation may take before it is said that it is waited for.
+/// Time after which a pending cancellation is reported.
 const CANCEL_NOTICE_DELAY: Duration = Duration::from_millis(250);
-/// How often a server may ask in one call. Options such as `--sampling` answer every time, so that a server could ask
-/// for ever.
+/// Maximum number of rounds of input requests in one call. Options such as `--sampling` respond every time,
+/// so a server could continue forever.
 const MAX_ROUNDS: u32 = 100;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -60,7 +60,7 @@ pub struct Args {
     ask: ask::AnswerArgs,
 }
 
-/// Why there is no ending.
+/// Why a call has no outcome.
 #[derive(Debug, thiserror::Error)]
 enum CallFailure {
     #[error(transparent)]
@@ -77,18 +77,18 @@ enum CallFailure {
     TooManyRounds,
 }
 
-/// What the user sees while the call runs.
+/// Progress output during the call.
 struct ProgressScreen<'a> {
     printer: &'a mut Printer,
-    /// Drawn on the standard error where that is a terminal.
+    /// Drawn on standard error if that is a terminal.
     bar: Option<StatusBar>,
-    /// What the bar says until there is something to say.
+    /// The initial text of the bar.
     title: String,
-    /// The last line said, so that only changes are.
+    /// The last line, to print changes only.
     last: String,
 }
 
-/// Runs the command to its end. Gives the exit code.
+/// Runs the command and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     if args.tool.is_none() && args.task.is_none() {
         return tools::list(&args.server, args.json, args.timeout, printer).await;
@@ -97,9 +97,9 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
         InputResponder::new(args.ask.clone(), format!("{} at {}", args.target(), args.server.url));
     let mut session = args.server.session(asker.declared(!args.no_tasks));
     let mut screen = ProgressScreen::new(StatusBar::on_terminal(), args.target(), printer);
-    let mut held = None;
+    let mut current = None;
     let ending = tokio::select! {
-        ending = run_call(&mut session, &mut asker, &mut screen, &args, &mut held) => ending,
+        ending = run_call(&mut session, &mut asker, &mut screen, &args, &mut current) => ending,
         () = interrupted() => Err(CallFailure::Interrupted),
         limit = or_pending(args.timeout.map(elapse)) => Err(CallFailure::TimedOut(limit)),
     };
@@ -107,19 +107,18 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     for key in asker.unused() {
         printer.note(format_args!("note: no input request had the key `{key}`; its --answer was not used"));
     }
-    let code = conclude(ending, &mut session, held.as_ref(), args.json, printer).await;
+    let code = conclude(ending, &mut session, current.as_ref(), args.json, printer).await;
     session.close().await;
     code
 }
 
-/// The call from its beginning to its end, with everything that is asked in between, and with the ticket that it may be
-/// answered with in `held`.
+/// Runs the call to its end, including input requests. If the response is a ticket, stores it in `current`.
 async fn run_call(
     session: &mut ToolSession,
     asker: &mut InputResponder,
     screen: &mut ProgressScreen<'_>,
     args: &Args,
-    held: &mut Option<Ticket>,
+    current: &mut Option<Ticket>,
 ) -> Result<CallEnding, CallFailure> {
     let mut arguments = args.arguments.clone().unwrap_or_else(no_arguments);
     let mut tool = args.tool.clone().unwrap_or_default();
@@ -137,18 +136,20 @@ async fn run_call(
         let questions = match turn {
             CallTurn::Ended(CallEnding::Result(result)) => {
                 let ticket = Ticket::of(&result, &called).filter(|_| !args.ticket);
-                let is_next =
-                    |next: &Ticket| held.as_ref().is_none_or(|held: &Ticket| held.is_continued_by(next));
+                let is_next = |next: &Ticket| {
+                    current.as_ref().is_none_or(|current: &Ticket| current.is_continued_by(next))
+                };
                 let Some(ticket) = ticket.filter(is_next) else { return Ok(CallEnding::Result(result)) };
-                screen.show_ticket(&ticket, held.is_some());
+                screen.show_ticket(&ticket, current.is_some());
                 if polls == Ticket::MAX_POLLS {
                     return Err(CallFailure::TooManyPolls { tool: ticket.result_tool });
                 }
                 polls += 1;
                 (tool, arguments) = (ticket.result_tool.clone(), ticket.arguments());
-                *held = Some(ticket);
+                *current = Some(ticket);
                 let call = client::ToolCall { tool: &tool, arguments: &arguments };
-                // Runs beside the call: a proxy that waits for the result takes longer than this.
+                // Runs in parallel to the call: a proxy that waits for the result takes longer than the
+                // pause.
                 let pause = sleep(Ticket::PAUSE);
                 turn = session.call(&call, &mut |step| screen.show(&step)).await?;
                 if matches!(&turn, CallTurn::Ended(CallEnding::Result(next)) if Ticket::of(next, &called).is_some())
@@ -172,18 +173,18 @@ async fn run_call(
     }
 }
 
-/// Prints how it ended, and cancels the call where its result is not waited for any more.
+/// Prints the outcome, and cancels the call if its result is no longer awaited.
 async fn conclude(
     ending: Result<CallEnding, CallFailure>,
     session: &mut ToolSession,
-    held: Option<&Ticket>,
+    current: Option<&Ticket>,
     json: bool,
     printer: &mut Printer,
 ) -> u8 {
     match ending {
         Err(CallFailure::Client(error)) => failed(&error, printer),
         Err(why @ (CallFailure::Interrupted | CallFailure::Responder(ResponderError::Declined))) => {
-            cancel(session, held, printer).await;
+            cancel(session, current, printer).await;
             printer.note(why);
             CANCELLED
         }
@@ -193,7 +194,7 @@ async fn conclude(
             | CallFailure::TooManyRounds
             | CallFailure::Responder(_)),
         ) => {
-            cancel(session, held, printer).await;
+            cancel(session, current, printer).await;
             printer.error(why);
             FAILED
         }
@@ -213,7 +214,7 @@ async fn conclude(
     }
 }
 
-/// The status message of a task, behind a colon.
+/// The status message of a task, after a colon.
 fn status_suffix(task: Task) -> String {
     task.message.map(|why| format!(": {why}")).unwrap_or_default()
 }
@@ -233,11 +234,11 @@ async fn elapse(limit: Duration) -> Duration {
     limit
 }
 
-/// Cancels what is waited for, and stops the call itself where that is known by a ticket.
-async fn cancel(session: &mut ToolSession, held: Option<&Ticket>, printer: &mut Printer) {
+/// Cancels the pending request, and the call itself if a ticket identifies it.
+async fn cancel(session: &mut ToolSession, current: Option<&Ticket>, printer: &mut Printer) {
     let cancelled = async {
         session.cancel().await?;
-        let Some(ticket) = held else { return Ok(()) };
+        let Some(ticket) = current else { return Ok(()) };
         let call = client::ToolCall { tool: &ticket.cancel_tool, arguments: &ticket.arguments() };
         session.call(&call, &mut |_| {}).await.map(drop)
     };
@@ -273,13 +274,13 @@ async fn cancel(session: &mut ToolSession, held: Option<&Ticket>, printer: &mut 
 // === impl Args ===
 
 impl Args {
-    /// What is called or followed.
+    /// The tool or the task.
     fn target(&self) -> &str {
         self.tool.as_deref().or(self.task.as_deref()).unwrap_or_default()
     }
 }
 
-// === impl Screen ===
+// === impl ProgressScreen ===
 
 impl<'a> ProgressScreen<'a> {
     fn new(bar: Option<StatusBar>, tool: &str, printer: &'a mut Printer) -> Self {
@@ -288,14 +289,14 @@ impl<'a> ProgressScreen<'a> {
         screen
     }
 
-    /// Begins to draw, for the first time or after there was room for something else.
+    /// Starts to draw, initially or after other output.
     fn begin(&mut self) {
         if let Some(bar) = &mut self.bar {
             bar.begin(&self.title);
         }
     }
 
-    /// Removes what is drawn, until [`ProgressScreen::begin`].
+    /// Removes the bar, until [`ProgressScreen::begin`].
     fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.clear();
@@ -324,7 +325,7 @@ impl<'a> ProgressScreen<'a> {
         }
     }
 
-    /// The call is answered with a ticket, for the first time or `again`.
+    /// Reports a ticket, the first one or a repeated one (`again`).
     fn show_ticket(&mut self, ticket: &Ticket, again: bool) {
         if !again {
             self.print(&format!("still running; fetching the result with the ticket {}", ticket.ticket));
@@ -349,7 +350,7 @@ impl<'a> ProgressScreen<'a> {
         self.print_unless_drawn(&text);
     }
 
-    /// Moves the bar; `text` stands beside it as it was sent.
+    /// Updates the bar and its text.
     fn draw(&self, progress: &Progress, text: &str) {
         let Some(bar) = &self.bar else { return };
         if let Some(total) = progress.total.filter(|total| *total > 0.0) {
@@ -392,8 +393,8 @@ fn print(result: &RawValue, json: bool, printer: &mut Printer) -> u8 {
     if is_error { NO } else { DONE }
 }
 
-/// The contents of a tool's result for people: texts as they are, the rest named. A result without
-/// contents is shown as it is.
+/// The contents of a tool result for display: texts as they are, others by type. A result without contents is
+/// shown as JSON.
 pub(super) fn result_text(result: &RawValue) -> String {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -453,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_shown_as_they_are_and_the_rest_is_named() {
+    fn text_contents_are_shown_as_is_and_others_by_type() {
         let text = result_text(&raw(
             r#"{"content":[{"type":"text","text":"one\ntwo"},{"type":"image","mimeType":"image/png","data":"AAAA"},
                {"type":"resource_link","uri":"file:///x"},{"type":"resource","resource":{"uri":"a:b","text":"inside"}},
@@ -480,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_screen_says_each_change_once() {
+    fn a_plain_screen_prints_each_change_once() {
         let mut printer = Printer::new(std::io::sink(), std::io::sink());
         let mut screen = ProgressScreen::new(None, "x", &mut printer);
         let mut task = Task {

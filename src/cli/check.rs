@@ -1,4 +1,4 @@
-//! `deferral check`: judges a configuration file without starting anything.
+//! `deferral check`: validates a configuration file without starting anything.
 
 use super::{DONE, FAILED, printer::Printer};
 use crate::config;
@@ -19,8 +19,8 @@ pub struct Args {
     schema: bool,
 }
 
-/// Prints `FILE: ok (2 routes)`, and as notes what is probably not meant; or everything that is wrong. Gives the exit
-/// code, which doubts do not change.
+/// Prints `FILE: ok (2 routes)` and warnings, or all problems. Returns the exit code, which warnings do not
+/// affect.
 pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     let Some(path) = args.file.as_ref().or(args.config.as_ref()).filter(|_| !args.schema) else {
         printer.json(&config::schema());
@@ -41,8 +41,8 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     DONE
 }
 
-/// A line for each problem, as editors read them, and one that says that the command fails. What a problem says in further lines,
-/// such as a file that would be right, is indented.
+/// Prints one line per problem, in the format of editors, and an error line with their number. Further lines
+/// of a problem, such as a suggested file, are indented.
 pub(super) fn show(problems: &config::Problems, printer: &mut Printer) {
     let lines: Vec<_> = problems.lines().collect();
     for line in &lines {

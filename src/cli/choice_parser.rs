@@ -1,4 +1,4 @@
-//! Values of options that are one of a few words, so that help names them and shells complete them.
+//! Parser for option values from a fixed list, which help and shell completion show.
 
 use clap::{
     Arg, Command, Error,
@@ -6,14 +6,14 @@ use clap::{
 };
 use std::ffi::OsStr;
 
-/// Reads a value with `read`, whose error says what is wrong; `words` are what help and shells offer.
+/// Parses a value with `read`; `words` are shown in help and completion.
 #[derive(Clone)]
 pub(super) struct ChoiceParser<P> {
     words: &'static [&'static str],
     read: P,
 }
 
-// === impl Words ===
+// === impl ChoiceParser ===
 
 impl<P> ChoiceParser<P> {
     pub(super) const fn new(words: &'static [&'static str], read: P) -> Self {

@@ -1,4 +1,4 @@
-//! `deferral completions`: what a shell needs to complete commands and flags.
+//! `deferral completions`: scripts for shell completion.
 
 use super::{DONE, printer::Printer};
 use clap::Command;
@@ -10,15 +10,15 @@ pub struct Args {
     shell: Shell,
 }
 
-/// Prints the script for the shell. Gives the exit code.
+/// Prints the script for the shell and returns the exit code.
 pub fn run(args: &Args, program: &Command, printer: &mut Printer) -> u8 {
-    // The generators offer what is hidden, too, so it is left out here.
+    // The generators would include hidden commands.
     let shown = program.get_subcommands().filter(|command| !command.is_hide_set());
     let mut shown = Command::new(env!("CARGO_PKG_NAME"))
         .version(env!("CARGO_PKG_VERSION"))
         .args(program.get_arguments())
         .subcommands(shown.cloned());
-    // Generated as a whole first: a reader that goes away (`| head`) would make the generator panic.
+    // Generated in memory, because the generator panics if the reader closes the pipe (`| head`).
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut shown, env!("CARGO_PKG_NAME"), &mut script);
     printer.generated(&script);

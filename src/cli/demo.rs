@@ -1,7 +1,7 @@
 //! `deferral demo`: a slow legacy server, the proxy in front of it, and what a client sees.
 //!
-//! Nothing but this program is needed. It shows one quick and one slow call, prints what to try
-//! from another terminal, and serves on until it is told to stop.
+//! It needs nothing else. It makes a quick and a slow call, prints commands to try in another terminal, and
+//! serves until it is stopped.
 
 use super::{
     DONE, FAILED,
@@ -29,10 +29,10 @@ use std::{
 };
 use tokio::net::TcpListener;
 
-/// What the demo's slow call takes; the threshold is a quarter of it.
+/// Duration of the slow call in seconds; the threshold is a quarter of it.
 const SECONDS: u32 = 4;
 const AFTER: &str = "1s";
-/// What the demo answers when it is asked.
+/// The response to the demo's own input request.
 const ANSWER: &str = r#"{"action":"accept","content":{"date":"2026-08-01","party":4,"seat":"outside"}}"#;
 const DECLARED: ClientSupport =
     ClientSupport { tasks: true, elicitation: true, sampling: false, roots: false };
@@ -44,7 +44,7 @@ pub struct Args {
     listen: SocketAddr,
 }
 
-/// Why there is nothing to see.
+/// Why the demo cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the server of the demo cannot start: {0}")]
@@ -57,7 +57,7 @@ pub enum Error {
     Unexpected { tool: &'static str, ending: String },
 }
 
-/// Runs until it is told to stop. Gives the exit code.
+/// Runs until it is stopped, and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     match serve(args, printer).await {
         Ok(()) => DONE,
@@ -68,6 +68,8 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     }
 }
 
+/// Starts server and proxy, and shows the calls.
+///
 /// # Errors
 /// [`Error`] says what could not be started or shown.
 async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
@@ -77,8 +79,7 @@ async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
     let serving = tokio::spawn(demo::serve(listener, stopping));
 
     let written = config_text(args.listen, server);
-    let config =
-        config::parse(Path::new("demo.yaml"), &written).expect("the demo's own configuration is right");
+    let config = config::parse(Path::new("demo.yaml"), &written).expect("the demo's configuration is valid");
     let proxy = app::start(config)?;
     let url = proxy.url(&proxy.addresses[0], config::file::DEFAULT_PATH);
     let operators =
@@ -100,8 +101,8 @@ async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
     shown.map(|_| ())
 }
 
-/// The configuration of the proxy, as it could stand in a file. The address of operators is the default where that of
-/// clients is, so that commands find it.
+/// The configuration of the proxy as a file. The admin listener has the default address if the client
+/// listener has, so that commands find it.
 fn config_text(listen: SocketAddr, server: SocketAddr) -> String {
     let admin = match listen.port() {
         0 | u16::MAX => 0,
@@ -121,14 +122,14 @@ routes:
     )
 }
 
-/// Prints what happens.
+/// Prints the events of a call.
 struct DemoPrinter<'a> {
     printer: &'a mut Printer,
     clock: SystemClock,
     begun: Instant,
 }
 
-/// Shows what the proxy at this address does, and names that of its operators.
+/// Shows the calls through the proxy at `url`, and the commands to try.
 async fn show(
     (url, operators): (&str, &str),
     server: SocketAddr,
@@ -202,7 +203,7 @@ Serving until Ctrl-C.",
     Ok(())
 }
 
-// === impl Teller ===
+// === impl DemoPrinter ===
 
 impl DemoPrinter<'_> {
     fn print(&mut self, text: &str) {
@@ -214,7 +215,7 @@ impl DemoPrinter<'_> {
         self.printer.line(format_args!("  {:>5.2} s  {text}", elapsed.as_secs_f64()));
     }
 
-    /// Makes a call and tells what is heard of it. Gives its task, if it became one.
+    /// Makes a call and prints its events. Returns the handle if it became a task.
     async fn call(
         &mut self,
         client: &mut ToolSession,
@@ -222,7 +223,7 @@ impl DemoPrinter<'_> {
         text: &str,
     ) -> Result<Option<String>, Error> {
         self.begun = self.clock.now();
-        let arguments = arguments(text).expect("the demo's own arguments are right");
+        let arguments = arguments(text).expect("the demo's arguments are valid");
         let call = client::ToolCall { tool, arguments: &arguments };
         let mut handle = None;
         let mut turn = client.call(&call, &mut |step| self.step(&step, &mut handle)).await?;
@@ -258,19 +259,19 @@ impl DemoPrinter<'_> {
             }
             CallStep::Polled(task) => self.event(&format!("tasks/get: {}", state(task))),
             CallStep::Lost(error) => self.event(&format!("{error}; retrying")),
-            // Heard from legacy servers only.
+            // Occurs with legacy servers only.
             CallStep::Refused { .. } | CallStep::Revision(_) => {}
         }
     }
 
-    /// Tells what is asked, and answers it.
+    /// Prints input requests, and responds to them.
     fn answers(&mut self, questions: &[RequestedInput]) -> InputResponseMap {
         let mut answers = InputResponseMap::new();
         for question in questions {
             let message = question.message().unwrap_or_default();
             self.event(&format!("input_required: {} asks: {message}", question.key));
             self.event(&format!("retry of the call with the response {ANSWER}"));
-            let answer = serde_json::from_str(ANSWER).expect("the demo's own answer is right");
+            let answer = serde_json::from_str(ANSWER).expect("the demo's response is valid JSON");
             answers.insert(question.key.clone(), answer);
         }
         answers
@@ -288,7 +289,7 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
-/// A request as a command for a shell.
+/// A request as a shell command.
 fn curl(url: &str, method: &Method, name: Option<&str>, mut params: Value) -> String {
     let version = Revision::V2026_07_28.as_str();
     params["_meta"] = json!({
@@ -310,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_demos_configuration_could_stand_in_a_file() {
+    fn the_configuration_of_the_demo_is_valid() {
         let any = "127.0.0.1:0".parse().unwrap();
         for listen in ["127.0.0.1:8808", "[::1]:0"] {
             let text = config_text(listen.parse().unwrap(), any);

@@ -1,4 +1,4 @@
-//! `deferral explain`: how a task came to be, by which rule, and its whole life.
+//! `deferral explain`: why a call became a task, the matching rule, and the task's history.
 
 use super::{
     DONE, FAILED, operator,
@@ -19,7 +19,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What the proxy tells of a task.
+/// The response of the admin endpoint for one task.
 #[derive(Debug, Deserialize)]
 struct TaskExplanation {
     task: String,
@@ -58,7 +58,7 @@ struct HistoryItem {
     times: u32,
 }
 
-/// Prints the task's history, or why it cannot. Gives the exit code.
+/// Prints the history of the task and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let operator = match args.address.operator() {
         Ok(operator) => operator,
@@ -69,13 +69,13 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     };
     let found = operator.get(&format!("/tasks/{}", super::tasks::encoded(&args.task))).await;
     let read = found.and_then(|body| {
-        let told: TaskExplanation = serde_json::from_slice(&body).map_err(|error| invalid(&error))?;
-        Ok((serde_json::from_slice::<Value>(&body).map_err(|error| invalid(&error))?, told))
+        let explanation: TaskExplanation = serde_json::from_slice(&body).map_err(|error| invalid(&error))?;
+        Ok((serde_json::from_slice::<Value>(&body).map_err(|error| invalid(&error))?, explanation))
     });
     match read {
         Ok((body, _)) if args.json => printer.json(&body),
-        Ok((_, told)) => {
-            for line in told.lines() {
+        Ok((_, explanation)) => {
+            for line in explanation.lines() {
                 printer.line(line);
             }
         }
@@ -88,10 +88,10 @@ fn invalid(error: &serde_json::Error) -> Error {
     Error::Invalid(format!("unexpected response, perhaps of another version of deferral: {error}"))
 }
 
-// === impl Told ===
+// === impl TaskExplanation ===
 
 impl TaskExplanation {
-    /// A line for each thing that is known, in which names and messages of others may be.
+    /// The explanation, line by line. Lines may contain names and messages of clients and servers.
     fn lines(&self) -> Vec<String> {
         let Self { task, route, tool, status, view, principal, caller, .. } = self;
         let shown = match view.as_str() {
@@ -113,9 +113,7 @@ impl TaskExplanation {
             "working" | "input_required" if self.is_held => {
                 format!("  its call runs in this process, and {} wait for it", count_of(self.waits, "client"))
             }
-            "working" | "input_required" => {
-                "  its call runs running in no process any more: it ends soon".to_owned()
-            }
+            "working" | "input_required" => "  its call runs in no process any more; it ends soon".to_owned(),
             _ => format!("  kept until {}", self.kept_until),
         });
         lines
@@ -153,7 +151,7 @@ impl TaskExplanation {
     }
 }
 
-// === impl Moment ===
+// === impl HistoryItem ===
 
 impl HistoryItem {
     fn describe(&self) -> String {
@@ -180,7 +178,7 @@ fn count_of(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A time in seconds, as fine as it matters.
+/// A duration in seconds, rounded for display.
 fn time(millis: u64) -> String {
     match millis {
         0..10_000 => format!("{} s", millis as f64 / 1e3),

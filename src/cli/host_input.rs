@@ -1,7 +1,7 @@
-//! Whether an MCP host has started this program as its server over stdio.
+//! Detects that an MCP host started this program as a stdio server.
 //!
-//! `serve` serves HTTP. A host that starts it writes `initialize` to its standard input and waits for an answer that nobody
-//! gives. So what arrives there is read for a JSON-RPC message; whatever else it is, it is ignored.
+//! `serve` serves HTTP, so such a host would wait forever for a response to `initialize` on standard output.
+//! Standard input is therefore searched for a JSON-RPC message; other input is ignored.
 
 use crate::protocol::MessageReader;
 use std::{
@@ -10,12 +10,13 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Bytes that are looked at. The first message of a host is far shorter, and comes first.
+/// Maximum number of bytes that are read. The first message of a host is far shorter, and comes first.
 const LOOKED_AT: u64 = 1 << 20;
 
-/// Resolves when a JSON-RPC message arrives on the standard input; with an error where none will. A terminal is not read.
+/// Resolves when a JSON-RPC message arrives on standard input, or with an error at its end. A terminal is not
+/// read.
 ///
-/// The thread that reads ends with the process: nothing can wake it where nothing arrives.
+/// The reading thread ends with the process, because a blocked read cannot be cancelled.
 pub fn watch() -> Option<oneshot::Receiver<()>> {
     if io::stdin().is_terminal() {
         return None;
@@ -29,7 +30,7 @@ pub fn watch() -> Option<oneshot::Receiver<()>> {
     reading.is_ok().then_some(message)
 }
 
-/// Whether one of the lines is a JSON-RPC message, or a batch of some.
+/// Whether one of the lines is a JSON-RPC message or batch.
 fn has_message(input: impl Read) -> bool {
     let mut input = BufReader::new(input.take(LOOKED_AT));
     let mut line = Vec::new();
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_so_much_is_read() {
+    fn the_input_that_is_read_is_bounded() {
         let mut endless = io::repeat(b'y');
         assert!(!has_message(&mut endless));
     }

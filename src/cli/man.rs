@@ -1,4 +1,4 @@
-//! `deferral man`: the manual pages, made of what `--help` says.
+//! `deferral man`: manual pages, generated from `--help`.
 
 use super::{DONE, FAILED, printer::Printer};
 use clap::Command;
@@ -10,9 +10,9 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// Prints the page. Gives the exit code.
+/// Prints the page and returns the exit code.
 pub fn run(args: &Args, mut program: Command, printer: &mut Printer) -> u8 {
-    // Names each command by the whole way to it.
+    // Sets the full name of each subcommand.
     program.build();
     let mut page = &program;
     for word in &args.command {

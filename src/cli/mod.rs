@@ -1,7 +1,7 @@
-//! What people type: one file for each command.
+//! The command line: one file for each command.
 //!
-//! The words and flags here are scripted by people and do not change, nor do the exit codes (`docs/commands.md`):
-//! [`DONE`], [`NO`], [`FAILED`] and [`CANCELLED`]. All output goes through a [`Printer`].
+//! Command names, flags and exit codes are used in scripts and do not change (`docs/commands.md`). The exit
+//! codes are [`DONE`], [`NO`], [`FAILED`] and [`CANCELLED`]. All output goes through a [`Printer`].
 
 mod ask;
 mod call;
@@ -35,14 +35,14 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-/// The exit code of a command that did what it is for.
+/// Exit code: success.
 const DONE: u8 = 0;
-/// The exit code where the answer is no: the tool's own error, a proxy that is not ready, a task that is not there.
+/// Exit code for a negative result: an error of the tool, a proxy that is not ready, an unknown task.
 const NO: u8 = 1;
-/// The exit code where nothing could be done: a wrong command line or configuration, no connection, a refusal. A line on
-/// the standard error begins with `error: `.
+/// Exit code for a failure: an invalid command line or configuration, no connection, a refusal. A line on
+/// standard error begins with `error: `.
 const FAILED: u8 = 2;
-/// The exit code of a call that was cancelled.
+/// Exit code: the call was cancelled.
 const CANCELLED: u8 = 130;
 
 /// Transparent reverse proxy for MCP servers: slow tool calls become tasks.
@@ -98,13 +98,13 @@ enum CliCommand {
 // === impl Cli ===
 
 impl Cli {
-    /// The command that was typed; `serve` where none was named.
+    /// The given command, or `serve` by default.
     fn command(self) -> CliCommand {
         self.command.unwrap_or(CliCommand::Serve(self.serve))
     }
 }
 
-/// Does what the command line of this process says.
+/// Runs the command line of this process.
 pub fn run() -> ExitCode {
     let mut printer = Printer::standard();
     let command = match Cli::try_parse() {
@@ -116,7 +116,7 @@ pub fn run() -> ExitCode {
         return FAILED.into();
     }
     let code = match command {
-        // The output says where it listens; where that cannot be written, it serves nevertheless.
+        // `serve` ignores output errors: it keeps serving even if its addresses cannot be printed.
         CliCommand::Serve(args) => return serve::run(args, &mut printer).into(),
         CliCommand::Supervise(args) => return supervise::run(&args, &mut printer).into(),
         CliCommand::Check(args) => check::run(&args, &mut printer),
@@ -137,9 +137,9 @@ pub fn run() -> ExitCode {
     printer.finish(code).into()
 }
 
-/// Shows help, the version, or what is wrong with the command line. Gives the exit code.
+/// Prints help, the version, or a usage error. Returns the exit code.
 fn report_usage_error(error: &clap::Error, mut printer: Printer) -> u8 {
-    // Who closed the stream reads no help.
+    // A closed stream is no error here.
     let _ = error.print();
     let words: Vec<_> = env::args().skip(1).collect();
     if let Some(server) = server_command(error, &words) {
@@ -150,7 +150,7 @@ fn report_usage_error(error: &clap::Error, mut printer: Printer) -> u8 {
     u8::try_from(error.exit_code()).unwrap_or(FAILED)
 }
 
-/// The command line with the `--` that stands before the command of a server, where that is probably what is missing.
+/// The command line with `--` inserted before the command of a server, if it was probably forgotten.
 fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
     let kind = match error.kind() {
         ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
@@ -159,12 +159,12 @@ fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
     };
     let Some(ContextValue::String(unknown)) = error.get(kind) else { return None };
     let program = <Cli as CommandFactory>::command();
-    // As `chek` is one of `check`.
+    // For example, `chek` is a misspelling of `check`.
     let is_typo_of = |name: &str| strsim::damerau_levenshtein(unknown, name) <= name.len().max(3) / 3;
     let is_typo = program.get_subcommands().any(|known| is_typo_of(known.get_name()));
     let at =
         words.iter().position(|word| word == unknown).filter(|_| !is_typo && !unknown.starts_with('-'))?;
-    // Another command takes no server.
+    // Other subcommands take no server command.
     let is_other =
         |word: &String| program.find_subcommand(word).is_some_and(|found| found.get_name() != "serve");
     let is_serve = !words[..at].iter().any(is_other);
@@ -180,13 +180,14 @@ fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
     is_serve.then(|| line.join(" "))
 }
 
-/// Says how many threads serve calls, and outweighs [`threads_for`]. As tokio calls it.
+/// The environment variable for the number of worker threads, with the name that tokio uses. Overrides
+/// [`threads_for`].
 const THREADS: &str = "TOKIO_WORKER_THREADS";
 
-/// The threads that serve calls.
+/// The number of worker threads.
 ///
 /// # Errors
-/// What is wrong with the number that was asked for, in words.
+/// The environment variable is invalid.
 fn threads() -> Result<usize, String> {
     match env::var_os(THREADS).filter(|asked| !asked.is_empty()) {
         None => Ok(threads_for(thread::available_parallelism().map_or(1, NonZeroUsize::get))),
@@ -202,13 +203,13 @@ fn threads() -> Result<usize, String> {
     }
 }
 
-/// One for two cores: who calls and who is called are often on the same machine, and a call that two threads have their
-/// hands in costs a third more than where it stays on one (`benches/README.md`).
+/// One thread for two cores: clients and servers often run on the same machine, and a call that is handled by
+/// two threads costs a third more than one that stays on a thread (`benches/README.md`).
 const fn threads_for(cores: usize) -> usize {
     if cores < 2 { 1 } else { cores / 2 }
 }
 
-/// The runtime everything runs on.
+/// The runtime of all commands.
 fn runtime() -> Runtime {
     runtime::Builder::new_multi_thread()
         .worker_threads(threads().unwrap_or(1))
@@ -217,14 +218,14 @@ fn runtime() -> Runtime {
         .on_thread_park(on_thread_park)
         .on_thread_stop(disable_timer_pool)
         .build()
-        .expect("the system gives threads to a process that starts")
+        .expect("threads can be started at process start")
 }
 
 /// Resolves at the first Ctrl-C or SIGTERM.
 async fn interrupted() {
     let mut interrupt = signal(SignalKind::interrupt()).ok();
     let mut terminate = signal(SignalKind::terminate()).ok();
-    // One that cannot be listened to never comes.
+    // A signal that cannot be handled never resolves.
     tokio::select! {
         _ = or_pending(interrupt.as_mut().map(Signal::recv)) => {}
         _ = or_pending(terminate.as_mut().map(Signal::recv)) => {}
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_of_a_server_without_the_dashes_before_it_is_recognised() {
+    fn a_server_command_without_dashes_is_recognised() {
         let tip = |line: &str| {
             let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
             let error = Cli::try_parse_from([&["deferral".to_owned()], &words[..]].concat()).expect_err(line);

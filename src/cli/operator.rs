@@ -1,4 +1,4 @@
-//! How commands find the operator's address of a running proxy.
+//! Access of commands to the admin listener of a running proxy.
 
 use super::{FAILED, NO, printer::Printer};
 use crate::client::{AdminClient, Error};
@@ -19,13 +19,13 @@ pub struct AdminArgs {
 const DEFAULT: &str = "http://127.0.0.1:8809";
 const TOKEN: &str = "DEFERRAL_ADMIN_TOKEN";
 
-// === impl Address ===
+// === impl AdminArgs ===
 
 impl AdminArgs {
-    /// The way there.
+    /// A client with the admin token, if there is one.
     ///
     /// # Errors
-    /// What is wrong with the address or the token, in words.
+    /// The address or the token is invalid.
     pub fn operator(&self) -> Result<AdminClient, String> {
         self.check_scheme()?;
         let token = match &self.token_file {
@@ -39,10 +39,10 @@ impl AdminArgs {
         AdminClient::new(self.admin.clone(), token).map_err(|error| error.to_string())
     }
 
-    /// The way there for what needs no token. None is sent, whatever the environment has.
+    /// A client without a token, for health checks.
     ///
     /// # Errors
-    /// What is wrong with the address, in words.
+    /// The address is invalid.
     pub fn probe(&self) -> Result<AdminClient, String> {
         self.check_scheme().map(|()| AdminClient::probe(self.admin.clone()))
     }
@@ -54,7 +54,7 @@ impl AdminArgs {
         }
     }
 
-    /// An error as people can do something about it.
+    /// The error with a suggestion.
     pub fn explain(&self, error: &Error) -> String {
         match error {
             Error::Unreachable { .. } => format!(
@@ -70,8 +70,8 @@ impl AdminArgs {
         }
     }
 
-    /// Prints an error as people can do something about it. Gives the exit code: that the thing is not there, or not as
-    /// it has to be, is an answer.
+    /// Prints the error with a suggestion. Returns the exit code: [`NO`] if the proxy refused the request as
+    /// such.
     pub fn report(&self, error: &Error, printer: &mut Printer) -> u8 {
         printer.error(self.explain(error));
         match error {

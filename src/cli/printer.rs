@@ -1,9 +1,10 @@
-//! Everything that a command writes to a terminal, a pipe or a file.
+//! All output of commands to a terminal, a pipe or a file.
 //!
-//! Servers, proxies and files choose much of what is shown. Nothing of it may move the cursor, turn the writing around,
-//! or look like a line of this program. So every text goes through a [`Printer`] (`tests/it/architecture/mod.rs` checks
-//! that nothing else writes), and its methods differ in what a line break becomes: a space where one line is meant,
-//! an indented line in a message, a line behind a bar in a quotation. Control characters are written out by all.
+//! Much of the output is chosen by servers, proxies and files. It must not move the cursor, change the
+//! direction of text, or look like a line of this program. Therefore all text goes through a [`Printer`]
+//! (`tests/it/architecture/mod.rs` checks that). Its methods differ in the treatment of line breaks: a space
+//! in a single line, an indented line in a message, a prefixed line in a quotation. All of them escape
+//! control characters.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -14,17 +15,17 @@ use std::{
     time::Duration,
 };
 
-/// The standard output and the standard error of a command.
+/// Standard output and standard error of a command.
 pub struct Printer {
     out: Box<dyn Write + Send>,
     err: Box<dyn Write + Send>,
-    /// Why the standard output takes no more. A reader that went away (`| head`) is no reason.
+    /// The error of standard output. A closed pipe (`| head`) is not reported.
     failed: Option<io::Error>,
 }
 
-/// What stands before each line of a quotation.
+/// Prefix of the lines of a quotation.
 const QUOTE: &str = "| ";
-/// What stands before each further line of a message.
+/// Prefix of further lines of a message.
 const INDENT: &str = "  ";
 
 // === impl Printer ===
@@ -38,72 +39,72 @@ impl Printer {
         Self { out: Box::new(out), err: Box::new(err), failed: None }
     }
 
-    /// A line of output.
+    /// Prints one line.
     pub fn line(&mut self, text: impl Display) {
         let line = format!("{}\n", inline(&text.to_string()));
         self.write(&line);
     }
 
-    /// Output of several lines, any of which may be foreign: a tool's result, a page of text.
+    /// Prints several lines of untrusted text, such as a tool result.
     pub fn text(&mut self, text: impl Display) {
         let text = format!("{}\n", lines(&text.to_string()));
         self.write(&text);
     }
 
-    /// A value as indented JSON.
+    /// Prints a value as indented JSON.
     pub fn json(&mut self, value: &impl Serialize) {
         let text = serde_json::to_string_pretty(value).expect("it is written to memory");
         let text = format!("{}\n", json_text(&text));
         self.write(&text);
     }
 
-    /// JSON as it came, in one line: numbers and the order of members stay.
+    /// Prints JSON as received, on one line: numbers and the order of members are kept.
     pub fn raw_json(&mut self, value: &RawValue) {
         let text = format!("{}\n", json_text(&value.get().replace(['\r', '\n', '\t'], " ")));
         self.write(&text);
     }
 
-    /// What this program makes byte for byte, and nobody else chooses: scripts for shells, manual pages.
+    /// Prints output of this program byte for byte: shell scripts, manual pages.
     pub fn generated(&mut self, bytes: &[u8]) {
         let written = self.out.write_all(bytes).and_then(|()| self.out.flush());
         self.failed = self.failed.take().or_else(|| written.err());
     }
 
-    /// Why the command fails: `error: …`.
+    /// Prints why the command fails: `error: …`.
     pub fn error(&mut self, text: impl Display) {
         self.note(format_args!("error: {text}"));
     }
 
-    /// A message on the standard error; each line after the first is indented.
+    /// Prints a message on standard error; further lines are indented.
     pub fn note(&mut self, text: impl Display) {
         let text = message(&text.to_string());
         self.write_error(&text);
     }
 
-    /// A line on the standard error.
+    /// Prints a single line on standard error.
     pub fn note_line(&mut self, text: impl Display) {
         let line = inline(&text.to_string());
         self.write_error(&line);
     }
 
-    /// What a peer says to a person, on the standard error: each line behind a bar.
+    /// Prints text of a peer on standard error, each line with a prefix.
     pub fn quote(&mut self, text: &str) {
         let quoted: Vec<_> = lines(text).lines().map(|line| format!("{QUOTE}{line}")).collect();
         self.write_error(&quoted.join("\n"));
     }
 
-    /// A prompt, which the answer follows in the same line.
+    /// Prints a prompt; the response follows on the same line.
     pub fn prompt(&mut self, text: &str) {
-        // Who closed the standard error reads no prompt.
+        // A closed standard error is ignored.
         let _ = write!(self.err, "{} ", inline(text)).and_then(|()| self.err.flush());
     }
 
-    /// Whether the standard output takes no more, as where its reader went away.
+    /// Whether standard output failed, for example because its reader closed it.
     pub fn is_closed(&self) -> bool {
         self.failed.is_some()
     }
 
-    /// The exit code of a command that ends with `code`: 2 where its output was lost, which is told.
+    /// The exit code of the command: 2 if output was lost, which is reported, else `code`.
     pub fn finish(mut self, code: u8) -> u8 {
         match self.failed.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe) {
             Some(error) => {
@@ -119,31 +120,31 @@ impl Printer {
     }
 
     fn write_error(&mut self, text: &str) {
-        // Where the standard error is closed there is nobody to tell.
+        // A closed standard error is ignored.
         let _ = self.err.write_all(format!("{text}\n").as_bytes()).and_then(|()| self.err.flush());
     }
 }
 
-/// A bar with a message on the standard error, which is a terminal.
+/// A progress bar with a message, on a terminal.
 pub struct StatusBar(ProgressBar);
 
-// === impl Bar ===
+// === impl StatusBar ===
 
 impl StatusBar {
-    /// None where the standard error is no terminal.
+    /// `None` if standard error is not a terminal.
     pub fn on_terminal() -> Option<Self> {
         is_terminal().then(|| Self(ProgressBar::hidden()))
     }
 
-    /// Begins to draw, for the first time or after [`StatusBar::clear`].
+    /// Starts to draw, initially or after [`StatusBar::clear`].
     pub fn begin(&mut self, message: &str) {
         let style =
-            ProgressStyle::with_template("{spinner} {elapsed:>4} {wide_msg}").expect("the template is right");
+            ProgressStyle::with_template("{spinner} {elapsed:>4} {wide_msg}").expect("the template is valid");
         self.0 = ProgressBar::new_spinner().with_style(style).with_message(inline(message));
         self.0.enable_steady_tick(Duration::from_millis(100));
     }
 
-    /// Removes what is drawn.
+    /// Removes the bar.
     pub fn clear(&self) {
         self.0.finish_and_clear();
     }
@@ -152,38 +153,38 @@ impl StatusBar {
         self.0.set_message(inline(text));
     }
 
-    /// How far it is, of `0.0..=1.0`.
+    /// Sets the progress, from 0 to 1.
     pub fn set_progress(&self, share: f64) {
         let style = ProgressStyle::with_template("{spinner} {elapsed:>4} {bar:30} {percent:>3}% {wide_msg}");
-        self.0.set_style(style.expect("the template is right"));
-        // In thousandths, as the counts of a bar are whole.
+        self.0.set_style(style.expect("the template is valid"));
+        // In thousandths, because positions are integers.
         self.0.set_length(1000);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
         self.0.set_position((share.clamp(0.0, 1.0) * 1000.0) as u64);
     }
 
-    /// A message above the bar.
+    /// Prints a message above the bar.
     pub fn note(&self, text: &str) {
         self.0.println(message(text));
     }
 }
 
-/// Whether a person reads the standard error.
+/// Whether standard error is a terminal.
 pub fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Whether a person reads the output.
+/// Whether standard output is a terminal.
 pub fn is_output_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// The text in one line, with control characters and those that turn the writing around written out.
+/// The text on one line, with control and direction characters escaped.
 pub fn inline(text: &str) -> String {
     lines(text).replace(['\n', '\t'], " ")
 }
 
-/// A message whose further lines are indented, so that none of them looks like a message of its own.
+/// The text with further lines indented, so that none of them looks like a message of its own.
 fn message(text: &str) -> String {
     let text = lines(text);
     let mut all = text.lines();
@@ -195,7 +196,7 @@ fn message(text: &str) -> String {
     out
 }
 
-/// The text with its line breaks and tabs, everything else that a terminal obeys written out.
+/// The text with line breaks and tabs kept, and other control characters escaped.
 fn lines(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
@@ -210,8 +211,8 @@ fn lines(text: &str) -> String {
     out
 }
 
-/// JSON with the characters that a terminal obeys as `\u…`. Outside of strings JSON has none but white space, so the
-/// result means the same.
+/// Escapes control characters in JSON as `\u…`. Outside of strings JSON contains only white space, so the
+/// value is unchanged.
 fn json_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
@@ -227,8 +228,8 @@ fn json_text(text: &str) -> String {
     out
 }
 
-/// Whether a character does something to what is around it: control characters, line separators, and those that
-/// change the direction of writing (Unicode, *Bidirectional Character Types*). All are below U+10000.
+/// Whether a character affects the display of others: control characters, line separators, and direction
+/// characters (Unicode, *Bidirectional Character Types*). All are below U+10000.
 fn is_active(char: char) -> bool {
     char.is_control()
         || matches!(
@@ -242,7 +243,7 @@ pub mod tests {
     use super::*;
     use std::sync::{Arc, Mutex, PoisonError};
 
-    /// What a printer wrote, on one of its streams or on both.
+    /// The output of a printer on one or both streams.
     #[derive(Clone, Default)]
     pub struct Screen(Arc<Mutex<Vec<u8>>>);
 
@@ -271,7 +272,7 @@ pub mod tests {
     const EVIL: &str = "a\u{1b}[2Jb\r\n\tc\rd\u{7}\u{9b}e\u{202e}f\u{2028}error: g";
 
     #[test]
-    fn no_method_lets_a_control_character_through() {
+    fn no_method_prints_control_characters() {
         let raw = RawValue::from_string(format!("[\r\n\t{}]", serde_json::json!(EVIL))).expect("JSON");
         let all = printed(|printer| {
             printer.line(EVIL);
@@ -323,13 +324,13 @@ pub mod tests {
     }
 
     #[test]
-    fn what_is_harmless_stays() {
+    fn harmless_text_is_unchanged() {
         assert_eq!(inline("Zürich 世 😀"), "Zürich 世 😀");
         assert_eq!(lines("a\tb\r\nc"), "a\tb\nc");
     }
 
     #[test]
-    fn output_that_is_lost_is_a_failure_and_a_reader_that_went_away_is_none() {
+    fn lost_output_is_a_failure_but_a_closed_pipe_is_not() {
         struct Full(io::ErrorKind);
         impl Write for Full {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

@@ -1,4 +1,4 @@
-//! `deferral ready`: asks a proxy that runs whether it should be sent clients, for health checks that run a program.
+//! `deferral ready`: checks readiness of a running proxy, for health checks that run a program.
 
 use super::{DONE, FAILED, NO, operator, printer::Printer};
 
@@ -8,8 +8,8 @@ pub struct Args {
     address: operator::AdminArgs,
 }
 
-/// Prints what `/ready` says where it is 200, else why it is not. Gives the exit code: 0 or 1, as health checks have
-/// it, and 2 of a wrong command line.
+/// Prints the response of `/ready`, or the error. Returns the exit code: 0 or 1, as health checks expect, and
+/// 2 for a usage error.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let operator = match args.address.probe() {
         Ok(operator) => operator,

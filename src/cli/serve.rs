@@ -1,7 +1,6 @@
-//! `deferral serve`: from flags, and a file if one is named, to a configuration.
+//! `deferral serve`: builds the configuration from flags, environment variables and a file.
 //!
-//! Flags and file mean the same: what a flag says is laid over the tree that was read from the file, and both are
-//! read and judged together.
+//! Flags are applied to the tree that was read from the file, and both are validated together.
 
 use super::{
     DONE, FAILED, NO, check,
@@ -73,7 +72,7 @@ pub struct Args {
     /// Command that starts a stdio server, with its arguments. It inherits the environment, except DEFERRAL_* variables.
     #[arg(last = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     command: Vec<String>,
-    /// The flags whose values are those of variables, each with its variable: problems name that.
+    /// The flags that were set by environment variables, which problems name instead of the flag.
     #[arg(skip)]
     from_variables: Vec<(&'static str, &'static str)>,
 }
@@ -81,7 +80,8 @@ pub struct Args {
 const MODES: &[&str] = &["auto", "never", "always", "required", "observe"];
 const LEVELS: &[&str] = &["error", "warn", "info", "debug", "trace"];
 
-/// Each flag with its variable, which holds where the flag is not written and outweighs the file as the flag does.
+/// Each flag and its environment variable. The variable applies if the flag is absent, and overrides the
+/// file.
 const VARIABLES: [(&str, &str); 14] = [
     ("--upstream", "DEFERRAL_UPSTREAM"),
     ("--config", "DEFERRAL_CONFIG"),
@@ -99,13 +99,13 @@ const VARIABLES: [(&str, &str); 14] = [
     ("--shared", "DEFERRAL_SHARED"),
 ];
 
-/// What `--help` says of them.
+/// The note on environment variables in `--help`.
 pub const VARIABLES_HELP: &str = "\
 Every flag of `serve` is also an environment variable: --log-level is DEFERRAL_LOG_LEVEL, --listen is DEFERRAL_LISTEN. \
 A flag overrides its variable, and a variable overrides the configuration file. Separate several values of DEFERRAL_HOST \
 and DEFERRAL_TOOL by commas.";
 
-/// A rule for some tools, as texts that can be read.
+/// A tool rule as valid texts.
 #[derive(Clone, Debug)]
 struct ToolOverride {
     pattern: String,
@@ -113,7 +113,7 @@ struct ToolOverride {
     after: Option<String>,
 }
 
-/// Why the proxy cannot be started as asked.
+/// Why the proxy cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -128,8 +128,8 @@ pub enum Error {
     Config(#[from] Problems),
 }
 
-/// Serves until the process is told to stop. Prints a line for each address and path when it is ready, with the port it
-/// really has. Gives the exit code.
+/// Serves until the process is stopped. Prints a line for each address and path when it is ready, with the
+/// actual port. Returns the exit code.
 pub fn run(args: Args, printer: &mut Printer) -> u8 {
     let environment = Environment::of_process();
     misspelt_variables(&environment).for_each(|warning| printer.note_line(warning));
@@ -153,7 +153,7 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
     let _log = telemetry::log::start(format, config.log.level.as_deref(), wall_clock);
     let is_text = matches!(format, telemetry::LineFormat::Text);
     let stopping = |waiting: &app::PendingWork| {
-        // The log tells the same, for programs; a line of JSON stays one.
+        // The log has the same information; a JSON log stays JSON.
         if let Some(text) = stopping_text(waiting).filter(|_| is_text && waiting.is_interrupt) {
             Printer::standard().note(text);
         }
@@ -164,7 +164,7 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
                 printer.line(format_args!("listening on {}", running.url(address, path)));
             }
         }
-        // On the standard error, and a secret to a terminal only: what is written elsewhere is kept and collected.
+        // On standard error, and with a secret only on a terminal: other output is stored and collected.
         for line in running.admin.iter().flat_map(|admin| admin.ready_lines(printer::is_terminal())) {
             printer.note(line);
         }
@@ -180,7 +180,7 @@ pub fn run(args: Args, printer: &mut Printer) -> u8 {
     }
 }
 
-/// What a proxy that stops waits for; none where that is nothing.
+/// The calls, tasks and results that the shutdown waits for; `None` if there are none.
 fn stopping_text(waiting: &app::PendingWork) -> Option<String> {
     let &app::PendingWork { calls, tasks, results, limit, .. } = waiting;
     let counts = [(calls, "call"), (tasks, "task"), (results, "result to fetch")];
@@ -200,7 +200,7 @@ fn stopping_text(waiting: &app::PendingWork) -> Option<String> {
     })
 }
 
-/// A line for each variable that is nearly one of ours, and is read by nothing.
+/// A warning for each unknown environment variable that is similar to a known one.
 fn misspelt_variables(environment: &Environment) -> impl Iterator<Item = String> {
     let known = || VARIABLES.into_iter().filter_map(|(_, variable)| variable.strip_prefix(PREFIX));
     environment.names().filter_map(move |name| {
@@ -217,11 +217,10 @@ fn misspelt_variables(environment: &Environment) -> impl Iterator<Item = String>
 // === impl Args ===
 
 impl Args {
-    /// The configuration that was asked for.
+    /// Builds the configuration.
     ///
     /// # Errors
-    /// Everything that is wrong with the flags and the file; [`Error::NoServer`] where neither
-    /// names a server.
+    /// All problems of flags and file; [`Error::NoServer`] if neither names a server.
     pub fn config(&self) -> Result<Config, Error> {
         if self.config.is_none() && self.upstream.is_none() && self.command.is_empty() {
             return Err(Error::NoServer);
@@ -229,10 +228,10 @@ impl Args {
         Ok(config::load_with(self.config.as_deref(), |file, problems| self.overlay(file, problems))?)
     }
 
-    /// The same with what variables say where no flag does. An empty variable says nothing, as one that is passed on unset.
+    /// Applies environment variables for absent flags. An empty variable counts as unset.
     ///
     /// # Errors
-    /// Everything that is wrong with the variables.
+    /// All problems of the variables.
     fn with_variables(mut self, environment: &Environment) -> Result<Self, Problems> {
         let mut problems = Vec::new();
         let names_server = self.upstream.is_some() || !self.command.is_empty();
@@ -265,7 +264,7 @@ impl Args {
         Problems::or_ok(None, problems, self)
     }
 
-    /// Takes the value of a flag's variable, unless the flag is written. Whether it was taken.
+    /// Applies an environment variable, unless its flag is given. Returns whether it was applied.
     fn apply_variable(&mut self, flag: &str, value: &str, names_server: bool) -> Result<bool, InvalidValue> {
         let text = |place: &mut Option<String>, read: &dyn Fn(&str) -> Result<String, InvalidValue>| {
             let is_free = place.is_none();
@@ -300,7 +299,7 @@ impl Args {
             "--mode" => text(&mut self.mode, &like(values::mode)),
             "--tool" => several(&mut self.tools, value, tool),
             "--store" => text(&mut self.store, &like(values::store)),
-            // Else it is a filter, which the log reads itself.
+            // Other values are filters, which the log reads itself.
             "--log" if values::log(value).is_err() => Ok(false),
             "--log" => text(&mut self.log, &like(values::log)),
             "--log-level" => text(&mut self.log_level, &like(values::log_level)),
@@ -310,13 +309,13 @@ impl Args {
         }
     }
 
-    /// Where the value of a flag was written.
+    /// The flag or the environment variable that set a value.
     fn place(&self, flag: &'static str) -> SourceSpan {
         let variable = self.from_variables.iter().find(|(other, _)| *other == flag);
         SourceSpan::Flag(variable.map_or(flag, |(_, variable)| variable))
     }
 
-    /// What ends the process beside signals that always do.
+    /// The conditions for a shutdown in addition to signals.
     fn shutdown_triggers(&self) -> app::StopTriggers {
         let is_terminal =
             io::stdin().is_terminal() || printer::is_output_terminal() || printer::is_terminal();
@@ -327,7 +326,7 @@ impl Args {
         }
     }
 
-    /// Where the configuration is read again.
+    /// The source from which the configuration is reloaded.
     fn source(&self) -> app::ConfigSource {
         let args = self.clone();
         let read = move || match args.config.as_deref() {
@@ -341,7 +340,7 @@ impl Args {
         app::ConfigSource { read: Box::new(read), watched: self.watch }
     }
 
-    /// `log` may be a word or a mapping; where a level is given it is one.
+    /// `log` may be a format or a mapping; it must be a mapping if a level is set.
     fn apply_log(&self, file: &mut Node) {
         if self.log_level.is_none() && self.log.is_none() {
             return;
@@ -362,7 +361,7 @@ impl Args {
         self.set(log, "level", "--log-level", self.log_level.as_ref());
     }
 
-    /// Lays what a flag says over what is there.
+    /// Overrides a key with the value of a flag.
     fn set(&self, section: &mut Node, key: &str, flag: &'static str, value: Option<&String>) {
         set(section, key, self.place(flag), value);
     }
@@ -372,7 +371,7 @@ impl Args {
         self.apply_admin(file);
         self.set(file, "store", "--store", self.store.as_ref());
         self.apply_log(file);
-        // Beside those of the file.
+        // In addition to those of the file.
         if let ([_, ..], Some(access)) =
             (&self.hosts[..], file.get_or_insert("access", Node::map(self.place("--host"))))
             && let Some(hosts) = access.get_or_insert("hosts", Node::list(self.place("--host"), []))
@@ -387,7 +386,7 @@ impl Args {
         }
     }
 
-    /// `--admin`: another address, with the token and the certificate of the file if it has them.
+    /// `--admin`: replaces the address, and keeps the token and TLS of the file.
     fn apply_admin(&self, file: &mut Node) {
         let is_off = self.admin.as_deref() == Some("off");
         match file.get_mut("admin") {
@@ -398,7 +397,7 @@ impl Args {
         }
     }
 
-    /// `--upstream` or `-- CMD`: the one route there is.
+    /// `--upstream` or `-- CMD`: defines the only route.
     fn define_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         let place = if self.upstream.is_some() { self.place("--upstream") } else { flag("-- CMD") };
         let theirs = file.get_mut("routes").and_then(|routes| routes.items());
@@ -432,7 +431,7 @@ impl Args {
         file.set("routes", Node::list(place, [route]));
     }
 
-    /// `--after`, `--mode`, `--tool` and `--instances` beside a file: for its route, if it has one only.
+    /// `--after`, `--mode`, `--tool` and `--instances` with a file: apply to its route, if it has only one.
     fn change_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         let written = [
             ("--after", self.after.is_some()),
@@ -441,7 +440,7 @@ impl Args {
             ("--instances", self.instances.is_some()),
         ];
         let Some((name, _)) = written.into_iter().find(|(_, is_written)| *is_written) else { return };
-        // What is wrong with the routes, or that there are none, is said elsewhere.
+        // Problems of the routes are reported elsewhere.
         match file.get_mut("routes").and_then(Node::items_mut).map(Vec::as_mut_slice) {
             None | Some([]) => {}
             Some([route]) => self.apply_to(route),
@@ -460,11 +459,11 @@ impl Args {
             self.set(defer, "after", "--after", self.after.as_ref());
             self.set(defer, "mode", "--mode", self.mode.as_ref());
         }
-        // Where there is no server, that is said elsewhere.
+        // A missing server is reported elsewhere.
         if let Some(upstream) = route.get_mut("upstream") {
             self.set(upstream, "instances", "--instances", self.instances.as_ref());
         }
-        // Before those of the file, so that they hold.
+        // Before the rules of the file, because the first match wins.
         if let ([_, ..], Some(tools)) =
             (&self.tools[..], route.get_or_insert("tools", Node::list(self.place("--tool"), [])))
             && let Some(tools) = tools.items_mut()
@@ -474,7 +473,7 @@ impl Args {
     }
 }
 
-// === impl Tool ===
+// === impl ToolOverride ===
 
 impl ToolOverride {
     fn to_node(&self, place: SourceSpan) -> Node {
@@ -492,14 +491,14 @@ const fn flag(name: &'static str) -> SourceSpan {
     SourceSpan::Flag(name)
 }
 
-/// What all variables of the proxy begin with.
+/// Prefix of all environment variables of the proxy.
 const PREFIX: &str = "DEFERRAL_";
 
 fn variable_of(flag: &str) -> &'static str {
     VARIABLES.iter().find(|(name, _)| *name == flag).map_or(PREFIX, |(_, variable)| variable)
 }
 
-/// Takes several values, separated by commas, unless some are there. Whether they were taken.
+/// Parses comma-separated values, unless the flag is given. Returns whether they were applied.
 fn several<T>(
     place: &mut Vec<T>,
     values: &str,
@@ -513,14 +512,14 @@ fn several<T>(
     Ok(true)
 }
 
-/// Lays what was written elsewhere over what is there.
+/// Sets a key to a text, if there is one.
 fn set(section: &mut Node, key: &str, place: SourceSpan, value: Option<&String>) {
     if let Some(text) = value {
         section.set(key, Node::text(place, text));
     }
 }
 
-/// A flag's text, which must be one that the file could have.
+/// Validates the text of a flag with the parser of the file.
 fn like<T>(
     read: fn(&str) -> Result<T, InvalidValue>,
 ) -> impl Fn(&str) -> Result<String, InvalidValue> + Clone {
@@ -557,7 +556,7 @@ mod tests {
         Words::parse_from([&["serve"], words].concat()).args
     }
 
-    /// The same flags beside a file of this text.
+    /// The configuration of a file with this text, and flags.
     fn beside(text: &str, words: &[&str]) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deferral.yaml");
@@ -580,7 +579,7 @@ routes:
 ";
 
     #[test]
-    fn what_a_stop_waits_for_is_told_with_its_limit() {
+    fn a_stop_reports_what_it_waits_for() {
         let of = |calls, tasks, results| {
             let limit = Duration::from_secs(35);
             stopping_text(&app::PendingWork { calls, tasks, results, limit, is_interrupt: true })
@@ -596,7 +595,7 @@ routes:
     }
 
     #[test]
-    fn flags_and_a_file_that_say_the_same_mean_the_same() {
+    fn equal_flags_and_files_give_equal_configurations() {
         let flags = args(&[
             "--upstream",
             "http://127.0.0.1:9000/mcp",
@@ -670,7 +669,7 @@ routes:
     }
 
     #[test]
-    fn a_flag_outweighs_its_variable_and_a_variable_the_file() {
+    fn a_flag_overrides_its_variable_and_a_variable_the_file() {
         let variables =
             [("DEFERRAL_LISTEN", "127.0.0.1:5"), ("DEFERRAL_AFTER", "3s"), ("DEFERRAL_LOG_LEVEL", "warn")];
         let folder = tempfile::tempdir().expect("a folder");
@@ -682,7 +681,7 @@ routes:
         assert_eq!(config.front.listen, ["127.0.0.1:5".parse().unwrap()]);
         assert_eq!(config.routes[0].route.defer.after, Duration::from_secs(2));
         assert_eq!((config.log.format, config.log.level.as_deref()), (LogFormat::Json, Some("warn")));
-        // The server that is named on the command line, in whichever way.
+        // The server may be named by a flag, a command or a variable.
         let upstream = ("DEFERRAL_UPSTREAM", "http://variable/");
         for (words, server) in [
             (&["--upstream", "http://flag/"][..], "Url(http://flag/)"),
@@ -695,7 +694,7 @@ routes:
     }
 
     #[test]
-    fn what_is_wrong_with_a_variable_names_it() {
+    fn problems_of_a_variable_name_it() {
         for (variable, value, problem) in [
             ("DEFERRAL_UPSTREAM", "localhost", "DEFERRAL_UPSTREAM: `localhost` "),
             ("DEFERRAL_LISTEN", "8808", "DEFERRAL_LISTEN: `8808` "),
@@ -710,34 +709,34 @@ routes:
             ("DEFERRAL_WATCH", "true", "DEFERRAL_WATCH: needs a configuration file"),
             ("DEFERRAL_SHARED", "true", "DEFERRAL_SHARED: needs a stdio server"),
         ] {
-            let said = in_environment(&[(variable, value)], &[]).expect_err(variable);
-            assert!(said.starts_with(problem), "{said}");
+            let message = in_environment(&[(variable, value)], &[]).expect_err(variable);
+            assert!(message.starts_with(problem), "{message}");
         }
-        // What is found out later, too.
+        // Problems that are found later name the variable as well.
         let upstream = ("DEFERRAL_UPSTREAM", "http://a/");
         for (variable, value, problem) in [
             ("DEFERRAL_ADMIN", "0.0.0.0:3", "DEFERRAL_ADMIN: `admin` at 0.0.0.0:3"),
             ("DEFERRAL_INSTANCES", "2", "DEFERRAL_INSTANCES: `instances` is for stdio servers (`command`)"),
         ] {
             let args = in_environment(&[upstream, (variable, value)], &[]).expect("each is right");
-            let said = args.config().expect_err(variable).to_string();
-            assert!(said.starts_with(problem), "{said}");
+            let message = args.config().expect_err(variable).to_string();
+            assert!(message.starts_with(problem), "{message}");
         }
     }
 
     #[test]
-    fn a_filter_of_the_log_is_no_format_of_it() {
+    fn a_log_filter_variable_does_not_set_the_format() {
         let variables = [("DEFERRAL_UPSTREAM", "http://a/"), ("DEFERRAL_LOG", "warn,deferral::task=info")];
         let config = in_environment(&variables, &[]).expect("right").config().expect("right");
         assert_eq!((config.log.format, config.log.level), (LogFormat::Text, None));
     }
 
     #[test]
-    fn a_variable_that_is_nearly_one_is_named() {
+    fn a_misspelt_variable_is_reported_with_a_suggestion() {
         let warnings =
             |name: &str| misspelt_variables(&[(name, "x")].into_iter().collect()).collect::<Vec<_>>();
         assert!(warnings("DEFERRAL_LISTN")[0].contains("did you mean `DEFERRAL_LISTEN`?"));
-        // As Kubernetes names the service `deferral`, and what a file may ask for.
+        // Kubernetes sets such variables for a service named `deferral`; files may use others.
         for fine in [
             "DEFERRAL_LISTEN",
             "DEFERRAL_PORT",
@@ -765,16 +764,16 @@ routes:
     }
 
     #[test]
-    fn what_a_flag_says_is_taken_as_it_is() {
+    fn flags_are_taken_literally() {
         let flags = ["--upstream", "http://a/?${HOME}", "--tool", "${HOME}=never"];
         let config = args(&flags).config().expect("a shell has replaced what it should");
-        // Shown without the query, which no variable of the file gives.
+        // The display form omits the query.
         assert_eq!(format!("{:?}", config.routes[0].server), "Url(http://a/?…)");
         assert_eq!(config.routes[0].route.tools[0].matches.as_str(), "${HOME}");
     }
 
     #[test]
-    fn what_of_the_log_is_written_may_be_a_flag_or_stand_in_the_file() {
+    fn the_log_level_may_be_a_flag_or_in_the_file() {
         let log = |file: &str, flags: &[&str]| {
             let file = format!("{file}\n{}", FILE.replace("log: json\n", ""));
             beside(&file, flags).map(|config| (config.log.format, config.log.level))
@@ -793,7 +792,7 @@ routes:
     }
 
     #[test]
-    fn a_flag_that_is_given_overrides_the_file_and_one_that_is_not_does_not() {
+    fn a_given_flag_overrides_the_file_and_an_absent_one_does_not() {
         let config =
             beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "x=never"]).expect_err("x");
         assert_eq!(
@@ -816,18 +815,21 @@ routes:
     }
 
     #[test]
-    fn another_address_of_operators_keeps_the_token_of_the_file() {
+    fn the_admin_flag_keeps_the_token_of_the_file() {
         let file = "admin: { listen: 127.0.0.1:2, token: { file: operator.token } }\nroutes: [{ upstream: { url: 'http://a' } }]\n";
         let moved = beside(file, &["--admin", "127.0.0.1:3"]).expect_err("there is no such file");
         assert!(moved.starts_with("deferral.yaml:1:38: the file ") && moved.lines().count() == 1, "{moved}");
         assert_eq!(beside(file, &["--admin", "off"]).expect("right").admin, None);
         let exposed = beside("routes: [{ upstream: { url: 'http://a' } }]", &["--admin", "0.0.0.0:3"]);
-        let said = exposed.expect_err("it is refused");
-        assert!(said.starts_with("--admin: `admin` at 0.0.0.0:3 is reachable from other machines"), "{said}");
+        let message = exposed.expect_err("it is refused");
+        assert!(
+            message.starts_with("--admin: `admin` at 0.0.0.0:3 is reachable from other machines"),
+            "{message}"
+        );
     }
 
     #[test]
-    fn the_folder_of_a_store_is_where_we_are_by_a_flag_and_where_the_file_is_by_the_file() {
+    fn a_store_path_is_relative_to_the_working_directory_or_to_the_file() {
         let folder = |config: Config| match config.store {
             config::StoreConfig::Disk { path, .. } => path,
             config::StoreConfig::Memory => panic!("it is on disk"),
@@ -839,7 +841,7 @@ routes:
     }
 
     #[test]
-    fn a_server_is_named_once() {
+    fn a_server_is_configured_once() {
         assert_eq!(
             beside(FILE, &["--upstream", "http://b/"]).unwrap_err(),
             "--upstream: names a server, and the `routes` of deferral.yaml (line 6) do so as well; remove one of the two"

@@ -1,4 +1,4 @@
-//! `deferral store`: looks after a store on disk, whether a proxy uses it or not.
+//! `deferral store`: checks or copies a store on disk, whether it is in use or not.
 
 use super::{DONE, FAILED, printer::Printer};
 use crate::store::disk::{self, BackupSummary, CheckReport};
@@ -30,7 +30,7 @@ enum StoreCommand {
     },
 }
 
-/// Prints what was found or done, or why nothing could be. Gives the exit code.
+/// Prints the outcome and returns the exit code.
 pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     let done = match &args.what {
         StoreCommand::Check { path } => {
@@ -60,7 +60,7 @@ fn is_whole(contents: &CheckReport) -> bool {
     contents.faults.is_empty()
 }
 
-/// A line for each thing that is there or is not.
+/// The contents of the store, line by line.
 fn found(contents: &CheckReport) -> Vec<String> {
     let CheckReport { process: user, schema, tasks, live, files, stored_bytes, unnamed, faults: lost } =
         contents;

@@ -1,4 +1,4 @@
-//! `deferral supervise`, which nobody types: what the proxy starts between itself and a server's process.
+//! `deferral supervise`, an internal command: the process between the proxy and a stdio server.
 
 use super::{FAILED, printer::Printer};
 use crate::app;
@@ -10,13 +10,13 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// Watches over one process until nothing of it is left. Gives the exit code.
+/// Supervises a process until it and its descendants have ended. Returns the exit code.
 pub fn run(args: &Args, printer: &mut Printer) -> u8 {
-    // There may be many of these, and each does next to nothing.
+    // There may be many supervisors, each with little work.
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .expect("the system gives descriptors to a process that starts");
+        .expect("descriptors are available at process start");
     match runtime.block_on(app::supervise(&args.command)) {
         Ok(code) => code,
         Err(error) => {

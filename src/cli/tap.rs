@@ -1,4 +1,4 @@
-//! `deferral tap`: the traffic of a running proxy, while it happens.
+//! `deferral tap`: live traffic of a running proxy.
 
 use super::{DONE, FAILED, operator, printer::Printer, tasks::encoded};
 use serde_json::{Value, value::RawValue};
@@ -24,7 +24,7 @@ pub struct Args {
     address: operator::AdminArgs,
 }
 
-/// Prints events until the proxy ends, or nothing reads them any more. Gives the exit code.
+/// Prints events until the proxy or the reader closes the stream. Returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let operator = match args.address.operator() {
         Ok(operator) => operator,
@@ -39,7 +39,7 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     };
     loop {
         match lines.next().await {
-            // An empty line shows that the proxy is there.
+            // An empty line keeps the connection alive.
             Ok(Some(line)) => print(&line, args.json, printer),
             Ok(None) => {
                 printer.note_line("the proxy closed the tap");
@@ -63,7 +63,7 @@ fn print(line: &[u8], is_json: bool, printer: &mut Printer) {
     }
 }
 
-/// An event on one line, for people.
+/// An event as one line of text.
 fn event_line(event: &Value) -> String {
     let text = |name: &str| event[name].as_str().unwrap_or_default();
     let number = |name: &str| event[name].as_u64();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_a_tap_is_one_line_that_a_terminal_shows_and_does_not_obey() {
+    fn an_event_is_one_line_with_control_characters_escaped() {
         let event = json!({
             "at": "2026-07-28T10:30:00.250Z", "event": "request", "route": "/mcp", "principal": "00ff", "caller": "alice",
             "method": "tools/call", "target": "a\u{1b}[2Jb\nforged", "outcome": "result", "status": 200, "took_ms": 12,
@@ -151,11 +151,11 @@ mod tests {
             printed(&json!({ "event": "lost", "lines": 3 }), false),
             "(3 lines were dropped: this tap reads too slowly)\n"
         );
-        let asked = json!({
+        let opened = json!({
             "at": "2026-07-28T10:30:00Z", "event": "input_request", "route": "/mcp", "principal": "00ff",
             "tool": "book", "method": "elicitation/create", "outcome": "asked",
         });
-        assert_eq!(printed(&asked, false), "10:30:00  /mcp  00ff  book  elicitation/create  asked\n");
+        assert_eq!(printed(&opened, false), "10:30:00  /mcp  00ff  book  elicitation/create  asked\n");
         let screen = Screen::default();
         print(b"", true, &mut Printer::new(screen.clone(), screen.clone()));
         assert_eq!(screen.text(), "");

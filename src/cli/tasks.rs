@@ -1,4 +1,4 @@
-//! `deferral tasks`: the tasks of a proxy that runs, one of them, or its end.
+//! `deferral tasks`: lists, shows or cancels tasks of a running proxy.
 
 use super::{
     DONE, FAILED,
@@ -73,7 +73,7 @@ struct TaskListResponse {
     next: Option<String>,
 }
 
-/// A task, as far as the list shows it.
+/// A task in the list.
 #[derive(Deserialize)]
 struct TaskRow {
     task: String,
@@ -82,13 +82,13 @@ struct TaskRow {
     status: String,
     age_ms: u64,
     principal: String,
-    /// The name of its caller, where it has one.
+    /// The name of its principal, if it has one.
     #[serde(default)]
     caller: Option<String>,
     message: Option<String>,
 }
 
-/// The rest of what is shown of one task.
+/// The details of one task.
 #[derive(Deserialize)]
 struct TaskDetails {
     #[serde(flatten)]
@@ -110,7 +110,7 @@ struct PendingInputRequest {
     since_ms: u64,
 }
 
-/// Does what the command says, and prints it. Gives the exit code.
+/// Runs the command and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let common = match &args.command {
         TasksCommand::List { common, .. }
@@ -161,7 +161,7 @@ fn invalid(error: &serde_json::Error) -> Error {
     Error::Invalid(format!("unexpected response, perhaps of another version of deferral: {error}"))
 }
 
-/// Prints it for people.
+/// Prints the response as text.
 fn show(command: &TasksCommand, body: Value, printer: &mut Printer) -> Result<(), Error> {
     fn read<T: DeserializeOwned>(body: Value) -> Result<T, Error> {
         serde_json::from_value(body).map_err(|error| invalid(&error))
@@ -185,7 +185,7 @@ fn show(command: &TasksCommand, body: Value, printer: &mut Printer) -> Result<()
     Ok(())
 }
 
-/// A status that is known.
+/// Parses a status.
 fn status(text: &str) -> Result<String, String> {
     match STATUSES.contains(&text) {
         true => Ok(text.to_owned()),
@@ -193,7 +193,7 @@ fn status(text: &str) -> Result<String, String> {
     }
 }
 
-/// The most characters of a column of the table, by its heading; the last column takes the rest of [`WIDTH`].
+/// Maximum width of each column, by heading; the last column takes the rest of [`WIDTH`].
 const COLUMNS: [(&str, usize); 7] = [
     ("TASK", 12),
     ("STATUS", 14),
@@ -206,7 +206,7 @@ const COLUMNS: [(&str, usize); 7] = [
 const ROUTE: usize = 4;
 const WIDTH: usize = 120;
 
-/// The lines of a table. The route has a column where the tasks are of several.
+/// The lines of the table. The route has a column only if there are several.
 fn table(page: &TaskListResponse) -> Vec<String> {
     if page.tasks.is_empty() && page.next.is_none() {
         return vec!["no tasks".to_owned()];
@@ -242,7 +242,7 @@ fn table(page: &TaskListResponse) -> Vec<String> {
     lines
 }
 
-// === impl Task ===
+// === impl TaskRow ===
 
 impl TaskRow {
     fn caller(&self) -> &str {
@@ -261,7 +261,7 @@ impl TaskRow {
     }
 }
 
-// === impl Details ===
+// === impl TaskDetails ===
 
 impl TaskDetails {
     fn lines(&self) -> Vec<String> {
@@ -286,12 +286,12 @@ impl TaskDetails {
             add("kept until", kept_until);
         } else {
             let clients = if *waits == 1 { "1 client waits" } else { &format!("{waits} clients wait") };
-            let held = if *is_held {
+            let state = if *is_held {
                 "running in this process"
             } else {
-                "running in no process any more: it ends soon"
+                "running in no process any more; it ends soon"
             };
-            add("call", &format!("{held}; {clients}"));
+            add("call", &format!("{state}; {clients}"));
         }
         if *waits_for_store {
             add("store", "has not stored the last change yet");
@@ -309,7 +309,7 @@ fn age(millis: u64) -> String {
     }
 }
 
-/// A value as a path or a query has it.
+/// Percent-encodes a value for a path or a query.
 pub(super) fn encoded(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     value
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_several_routes_names_them_and_cuts_what_is_long() {
+    fn a_table_of_several_routes_has_a_route_column_and_truncates() {
         let tasks = vec![
             task(&"long".repeat(20), &"/long".repeat(9), "input_required", 7_199_000),
             TaskRow {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn one_task_is_shown_for_people() {
+    fn one_task_is_shown_as_text() {
         let details = TaskDetails {
             task: task("report", "/mcp", "input_required", 7_900),
             view: "ticket".into(),
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_stands_in_a_url_as_what_it_is() {
+    fn a_value_is_percent_encoded_in_a_url() {
         assert_eq!(encoded("a/b c&é=%"), "a%2Fb%20c%26%C3%A9%3D%25");
     }
 }

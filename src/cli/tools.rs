@@ -1,4 +1,4 @@
-//! `deferral tools`: the tools of a server, and how commands name a server and speak to it.
+//! `deferral tools`: lists the tools of a server; and the common options for servers.
 
 use super::{
     CANCELLED, DONE, FAILED,
@@ -29,7 +29,7 @@ pub struct Args {
     timeout: Option<Duration>,
 }
 
-/// A server, and how it is spoken to.
+/// Options for a server.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServerArgs {
     /// MCP endpoint of a proxy, or of any server over Streamable HTTP.
@@ -45,16 +45,16 @@ pub struct ServerArgs {
 
 const SPOKEN: &[&str] = &["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"];
 
-/// Columns of a line of the list, and those of a name in it at most.
+/// Maximum width of a line, and of a name in it, in characters.
 const WIDTH: usize = 100;
 const NAME: usize = 32;
 
-/// Prints the tools. Gives the exit code.
+/// Prints the tools and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     list(&args.server, args.json, args.timeout, printer).await
 }
 
-/// Prints the tools of a server. Gives the exit code.
+/// Prints the tools of a server and returns the exit code.
 pub(super) async fn list(
     server: &ServerArgs,
     json: bool,
@@ -121,7 +121,7 @@ fn print(ToolList { tools, is_cut }: &ToolList, json: bool, printer: &mut Printe
     DONE
 }
 
-/// At most `most` characters, of which the last says that there were more.
+/// Truncates a text to `most` characters, with an ellipsis.
 pub(super) fn truncate(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -129,24 +129,24 @@ pub(super) fn truncate(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-// === impl Server ===
+// === impl ServerArgs ===
 
 impl ServerArgs {
-    /// A session with the server for a client that declares this.
+    /// A client session with these declared capabilities.
     pub fn session(&self, declared: ClientSupport) -> ToolSession {
         let headers: HeaderMap = self.headers.iter().cloned().collect();
         ToolSession::new(self.url.clone(), headers, declared, self.protocol)
     }
 }
 
-/// The date of a revision that this client speaks.
+/// Parses a revision that this client supports.
 fn revision(text: &str) -> Result<Revision, InvalidValue> {
     Revision::parse(text).filter(|revision| REVISIONS.contains(revision)).ok_or_else(|| {
         InvalidValue(format!("`{text}` is not a revision that this client supports; use {}", revisions()))
     })
 }
 
-/// `Name: value`.
+/// Parses `Name: value`.
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), InvalidValue> {
     let Some((name, value)) = text.split_once(':') else {
         return Err(InvalidValue(format!("`{text}` has no `:`; write it as in 'Authorization: Bearer …'")));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn every_revision_that_is_spoken_is_offered() {
+    fn every_supported_revision_is_offered() {
         assert_eq!(SPOKEN, REVISIONS.map(Revision::as_str));
     }
 }

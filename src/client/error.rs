@@ -1,4 +1,4 @@
-//! Why there is no answer.
+//! Errors of the client.
 
 use super::{http_transport::MAX_MESSAGE, revisions};
 use crate::protocol::{FrameError, code};
@@ -6,7 +6,7 @@ use http::{StatusCode, Uri};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Why there is no answer.
+/// Why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{url} cannot be reached: {detail}")]
@@ -57,7 +57,7 @@ pub enum Error {
 // === impl Error ===
 
 impl Error {
-    /// Whether asking again could help, where asking again is harmless.
+    /// Whether a retry could help, where a retry is harmless.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::Busy(_) => true,
@@ -76,13 +76,13 @@ impl Error {
         }
     }
 
-    /// Whether a server of older revisions may have meant that it misses its handshake. One that wants
-    /// credentials, or is busy, says so in every revision.
+    /// Whether a legacy server may have refused a request without a handshake. One that requires credentials,
+    /// or is busy, says so in every revision.
     pub(super) fn may_be_legacy_server(&self) -> bool {
         match self {
             Self::Status { status, .. } => match status.as_u16() {
                 401 | 403 | 407 | 408 | 429 => false,
-                // Some crash over it (500), or say that they cannot do it (501).
+                // Some fail (500), or report that they do not implement it (501).
                 400..=501 => true,
                 _ => false,
             },
@@ -90,7 +90,7 @@ impl Error {
         }
     }
 
-    /// The same, of a task.
+    /// Adds the task to the error.
     pub(super) fn of_task(self, task: &str) -> Self {
         Self::Task { task: task.to_owned(), source: Box::new(self) }
     }
@@ -106,7 +106,7 @@ pub(super) const fn is_transient(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
 }
 
-/// Whether an error is this proxy's word for a limit that was reached.
+/// Whether an error is the proxy's for a limit that was reached.
 pub(super) fn is_busy(error: &RawValue) -> bool {
     #[derive(Deserialize)]
     struct ErrorCode {
@@ -115,7 +115,7 @@ pub(super) fn is_busy(error: &RawValue) -> bool {
     serde_json::from_str::<ErrorCode>(error.get()).is_ok_and(|ErrorCode { code }| code == code::BUSY)
 }
 
-/// `code: message`, and the data where there are any.
+/// `message (code)`, followed by the data, if any.
 pub fn error_text(error: &RawValue) -> String {
     #[derive(Deserialize)]
     struct ErrorOutline<'a> {
@@ -131,7 +131,7 @@ pub fn error_text(error: &RawValue) -> String {
     }
 }
 
-/// The last cause says most: `connection refused`, not `client error (Connect)`.
+/// The root cause, which says most: `connection refused`, not `client error (Connect)`.
 pub(super) fn innermost_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {

@@ -1,4 +1,4 @@
-//! HTTP requests to one server, and the bodies of its answers.
+//! HTTP requests to one server, and the bodies of its responses.
 
 use super::{Error, error::innermost_cause};
 use crate::protocol::{
@@ -19,35 +19,35 @@ use std::sync::Arc;
 /// Bytes of one message of a server; a larger one is an error.
 pub(super) const MAX_MESSAGE: usize = 256 << 20;
 
-/// The way to one server.
+/// An HTTP client of one server.
 #[derive(Clone, Debug)]
 pub(super) struct HttpTransport {
     http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     url: Uri,
-    /// Sent with each request, beside those of the protocol.
+    /// Sent with each request, besides those of the protocol.
     headers: HeaderMap,
 }
 
-/// An event stream being read.
+/// A reader of an event stream.
 pub(super) struct EventReader {
     url: Uri,
     body: Incoming,
     decoder: EventDecoder,
 }
 
-/// A body of lines being read.
+/// A reader of a body of lines.
 pub struct LineReader {
     url: Uri,
     body: Incoming,
     buffer: BytesMut,
 }
 
-// === impl Wire ===
+// === impl HttpTransport ===
 
 impl HttpTransport {
     pub(super) fn new(url: Uri, headers: HeaderMap) -> Self {
-        // Certificates that cannot be read make each HTTPS server unknown, which the connection's
-        // error says; HTTP needs none.
+        // Without readable root certificates no HTTPS server is trusted, which the connection's error
+        // reports; HTTP needs none.
         let mut roots = rustls::RootCertStore::empty();
         if url.scheme_str() == Some("https") {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -67,7 +67,7 @@ impl HttpTransport {
         Self { http, url, headers }
     }
 
-    /// Posts one message, and gives the head of its answer.
+    /// Posts one message, and returns the head of the response.
     pub(super) async fn post(&self, message: String, extra: HeaderMap) -> Result<Response<Incoming>, Error> {
         let mut headers = HeaderMap::with_capacity(extra.len() + 2);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(accept::JSON));
@@ -76,7 +76,7 @@ impl HttpTransport {
         self.send(Method::POST, message, headers).await
     }
 
-    /// Makes one request; `extra` beside what each carries.
+    /// Sends one request; `extra` headers are added to those of each request.
     pub(super) async fn send(
         &self,
         method: Method,
@@ -98,7 +98,7 @@ impl HttpTransport {
         })
     }
 
-    /// A body to its end.
+    /// Reads a body to its end.
     pub(super) async fn read_body(&self, body: Incoming) -> Result<Bytes, Error> {
         match Limited::new(body, MAX_MESSAGE).collect().await {
             Ok(body) => Ok(body.to_bytes()),
@@ -115,7 +115,7 @@ impl HttpTransport {
         LineReader { url: self.url.clone(), body, buffer: BytesMut::new() }
     }
 
-    /// A stream that ended although its response is still to come.
+    /// The error for a stream that ended before its response.
     pub(super) fn truncated(&self) -> Error {
         Error::Broken { url: self.url.clone(), detail: "the stream ended without the response".to_owned() }
     }
@@ -129,10 +129,10 @@ fn broken(url: &Uri, error: &hyper::Error) -> Error {
     Error::Broken { url: url.clone(), detail: innermost_cause(error) }
 }
 
-// === impl Lines ===
+// === impl LineReader ===
 
 impl LineReader {
-    /// The next line, without its end, or `Missing` at the end of the body.
+    /// The next line, without its end, or `None` at the end of the body.
     ///
     /// # Errors
     /// [`Error`].
@@ -157,10 +157,10 @@ impl LineReader {
     }
 }
 
-// === impl Events ===
+// === impl EventReader ===
 
 impl EventReader {
-    /// The next event, or `Missing` at the end of the stream.
+    /// The next event, or `None` at the end of the stream.
     pub(super) async fn next(&mut self) -> Result<Option<SseEvent>, Error> {
         loop {
             if let Some(event) = self.decoder.next_event().map_err(|_| Error::TooLarge)? {

@@ -7,7 +7,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// Characters of a page that is no JSON-RPC which an error shows.
+/// Characters of an HTTP error page that an error shows.
 const MAX_SHOWN: usize = 500;
 
 /// A request.
@@ -26,7 +26,7 @@ pub(super) enum JsonRpcResponse {
     Error(Box<RawValue>),
 }
 
-// === impl Message ===
+// === impl JsonRpcRequest ===
 
 impl<'a, P: Serialize> JsonRpcRequest<'a, P> {
     pub const fn new(id: u64, method: &'a str, params: P) -> Self {
@@ -38,10 +38,10 @@ impl<'a, P: Serialize> JsonRpcRequest<'a, P> {
     }
 }
 
-// === impl Answer ===
+// === impl JsonRpcResponse ===
 
 impl JsonRpcResponse {
-    /// What a frame answers to the request of this id; `Missing` for another message.
+    /// The response in a frame to the request of this id; `None` for another message.
     pub(super) fn of(frame: &Frame, id: u64) -> Option<Result<Self, Error>> {
         let raw = |bytes: &Bytes| {
             serde_json::from_slice::<Box<RawValue>>(bytes).map_err(|error| Error::Invalid(error.to_string()))
@@ -63,11 +63,11 @@ impl JsonRpcResponse {
         }
     }
 
-    /// What one JSON document answers to the request of this id.
+    /// The response in a JSON document to the request of this id.
     pub(super) fn of_document(status: StatusCode, bytes: Bytes, id: u64) -> Result<Self, Error> {
         match Frame::parse(bytes.clone()) {
             Ok(frame) => match Self::of(&frame, id) {
-                // The status says more than the error can: that asking again may help.
+                // The status says more than the error: that a retry may help.
                 Some(Ok(Self::Error(error))) if error::is_transient(status) => {
                     Err(Error::Status { status, detail: format!(": {}", error_text(&error)) })
                 }
@@ -75,14 +75,14 @@ impl JsonRpcResponse {
                 None if !status.is_success() => Err(http_error(status, &bytes)),
                 None => Err(Error::Invalid("this is not the response to the request".to_owned())),
             },
-            // An error of HTTP need not carry JSON-RPC.
+            // An HTTP error need not carry JSON-RPC.
             Err(_) if !status.is_success() => Err(http_error(status, &bytes)),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// An error of HTTP with what its page says.
+/// An HTTP error with the text of its page.
 pub(super) fn http_error(status: StatusCode, body: &[u8]) -> Error {
     let text = String::from_utf8_lossy(body);
     let detail = match text.trim() {
@@ -92,7 +92,7 @@ pub(super) fn http_error(status: StatusCode, body: &[u8]) -> Error {
     Error::Status { status, detail }
 }
 
-/// Reads what a result holds.
+/// Parses a result.
 pub(super) fn read<'a, T: Deserialize<'a>>(result: &'a RawValue) -> Result<T, Error> {
     serde_json::from_str(result.get()).map_err(|error| Error::Invalid(error.to_string()))
 }

@@ -1,15 +1,16 @@
-//! A small client: it calls one tool at a time, follows its task to the end, and hands on what the
-//! server asks in between.
+//! A small client: it calls one tool at a time, follows its task to the end, and passes on the server's input
+//! requests.
 //!
-//! It speaks two dialects: in `modern` every request stands alone (2026-07-28), in `legacy` a handshake
-//! comes first and a server may speak on any of several streams (2025-03-26 to 2025-11-25). Whoever calls
-//! sees no difference in a [`ToolSession`]: a call ends, or waits for answers and goes on with them ([`CallTurn`]),
-//! and what happens on the way is told as [`CallStep`]s. `session` finds out which of the two the server speaks.
+//! It supports both eras: in `modern` every request stands alone (2026-07-28), in `legacy` a handshake comes
+//! first and a server may send messages on several streams (2025-03-26 to 2025-11-25). A [`ToolSession`]
+//! hides the difference: a call ends, or waits for input responses ([`CallTurn`]), and events in between are
+//! [`CallStep`]s. `session` finds out the server's era.
 //!
-//! What a server sends is kept as it came: results are raw JSON, numbers included.
+//! Server data is kept unchanged: results are raw JSON, numbers included.
 //!
-//! `ticket` is what a proxy gives a client that wants no tasks, `http_transport` makes requests and reads bodies, `message` is JSON-RPC, `tools` lists tools, `task` and
-//! `progress` are what a server shows of a call at work, `error` is why there is no answer. `operator` asks a proxy at its operator's address.
+//! `ticket` is the ticket that a proxy gives a client without task support, `http_transport` sends requests
+//! and reads bodies, `message` is JSON-RPC, `tools` lists tools, `task` and `progress` are the state of a
+//! running call, `error` has the errors. `operator` is a client of the admin address.
 
 mod error;
 mod http_transport;
@@ -36,24 +37,24 @@ use crate::protocol::{InputKind, InputRequest, Revision, splice::JsonObject};
 use serde_json::{Value, json, value::RawValue};
 use std::{collections::BTreeMap, time::Duration};
 
-/// The revisions that it speaks.
+/// The revisions that the client supports.
 pub const REVISIONS: [Revision; 4] =
     [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
-/// How often a task is polled whose server does not say.
+/// Poll interval of a task whose server names none.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// A server that asks to be polled more often than this is not taken at its word.
+/// Least poll interval, whatever the server names.
 const LEAST_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Attempts in a row that may fail to reach the server before the task is given up.
+/// Attempts in a row that may fail to reach the server before following the task fails.
 const LOST_POLLS: u32 = 5;
-/// What the client calls itself.
+/// The client's name in `clientInfo`.
 const NAME: &str = "deferral-call";
 
-/// What a client says it can do.
+/// Capabilities that the client declares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientSupport {
-    /// The tasks extension, or in older dialects the wish for a task where a tool offers them.
+    /// The tasks extension; for legacy servers, task requests where a tool supports them.
     pub tasks: bool,
-    /// Elicitation, by form and at an address.
+    /// Elicitation, by form and by URL.
     pub elicitation: bool,
     pub sampling: bool,
     pub roots: bool,
@@ -67,34 +68,34 @@ pub struct ToolCall<'a> {
     pub arguments: &'a RawValue,
 }
 
-/// Answers, raw, by the keys of their questions.
+/// Input responses, raw, by the keys of their requests.
 pub type InputResponseMap = BTreeMap<String, Box<RawValue>>;
 
-/// Told what happens on the way.
+/// Called for each step.
 type StepObserver<'a> = &'a mut (dyn FnMut(CallStep<'_>) + Send);
 
-/// Something heard of a call before its end.
+/// An event of a call before its end.
 #[derive(Debug)]
 pub enum CallStep<'a> {
     /// `notifications/progress`.
     Progress(Progress),
     /// The call became a task.
     Handle(&'a Task),
-    /// The server told how the task is, asked or unasked.
+    /// The server sent the state of the task, requested or not.
     Polled(&'a Task),
-    /// A poll that did not reach the server; it is made again.
+    /// A poll that did not reach the server; it is repeated.
     Lost(&'a Error),
-    /// The server asked what this client did not declare, and was refused.
+    /// The server sent a request that this client did not declare support for, and that was refused.
     Refused { method: &'a str },
-    /// The server chose an older revision than it was offered.
+    /// The server chose an older revision than the offered one.
     Revision(&'a str),
 }
 
-/// What a request came to.
+/// Outcome of a request.
 #[derive(Debug)]
 pub enum CallTurn {
     Ended(CallEnding),
-    /// The server waits for answers to these, in its order; never empty.
+    /// The input requests that the server waits for, in its order; never empty.
     InputRequired(Vec<RequestedInput>),
 }
 
@@ -107,16 +108,16 @@ pub enum CallEnding {
     Error(Box<RawValue>),
     /// Its task was cancelled.
     Cancelled(Task),
-    /// Its task failed, and there is neither a result nor an error.
+    /// Its task failed, without a result or an error.
     Failed(Task),
 }
 
-/// A question of the server.
+/// An input request of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestedInput {
     pub key: String,
     pub method: String,
-    /// The question, if it is one that the protocol knows.
+    /// The request, if the protocol defines it.
     pub request: Option<InputRequest>,
 }
 
@@ -126,10 +127,10 @@ pub fn revisions() -> String {
     format!("{} or {oldest}", newest.join(", "))
 }
 
-// === impl Declared ===
+// === impl ClientSupport ===
 
 impl ClientSupport {
-    /// Whether a server that speaks this revision may ask this.
+    /// Whether a server of this revision may send this input request.
     fn includes(self, kind: InputKind, revision: Revision) -> bool {
         match kind {
             InputKind::Elicitation => self.elicitation && revision >= Revision::V2025_06_18,
@@ -138,7 +139,7 @@ impl ClientSupport {
         }
     }
 
-    /// What this revision knows of what can be answered. Nothing is said of tasks here.
+    /// The capabilities in the format of this revision, without those of tasks.
     fn capabilities(self, revision: Revision) -> Value {
         let mut capabilities = json!({});
         if self.includes(InputKind::Elicitation, revision) {
@@ -157,7 +158,7 @@ impl ClientSupport {
     }
 }
 
-// === impl Turn ===
+// === impl CallTurn ===
 
 impl From<CallEnding> for CallTurn {
     fn from(ending: CallEnding) -> Self {
@@ -165,10 +166,10 @@ impl From<CallEnding> for CallTurn {
     }
 }
 
-// === impl Asked ===
+// === impl RequestedInput ===
 
 impl RequestedInput {
-    /// What it says to a person, where it says something.
+    /// Its message for the user, if it has one.
     pub fn message(&self) -> Option<String> {
         JsonObject::read(&self.request.as_ref()?.params()?).ok()?.string("message")
     }

@@ -1,4 +1,4 @@
-//! The admin address of a running proxy, as the commands ask it.
+//! A client of a running proxy's admin address, for the commands.
 
 use super::{
     Error,
@@ -15,35 +15,37 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::{fs, net::IpAddr, path::Path};
 
-/// The admin address of a proxy.
+/// A client of a proxy's admin address.
 #[derive(Clone, Debug)]
 pub struct AdminClient {
     base: Uri,
     headers: HeaderMap,
-    /// Whether the token is looked for on this machine where one is needed.
+    /// Whether to look for the token on this machine if one is needed.
     looks_for_token: bool,
 }
 
-/// Where a proxy has written the token that it made, and a proof that it knows what is in the file.
+/// Path of the file with the proxy's generated token, and a proof that the proxy knows its content.
 #[derive(Deserialize)]
 struct TokenLocation {
     file: String,
     proof: String,
 }
 
-/// What the proof is of (`admin/generated_token.rs`).
+/// Context of the proof (`admin/made_token.rs`).
 const PROOF: &[u8] = b"deferral admin token\0";
-/// Bytes of a token's file. A longer one holds something else.
+/// Bytes of a token's file, at most. A longer one holds something else.
 const TOKEN_FILE: u64 = 1 << 10;
 
-// === impl Operator ===
+// === impl AdminClient ===
 
 impl AdminClient {
-    /// `base` is the address without a path; `token` is needed for changes, and for everything where the address is not
-    /// on loopback. Without one, that of a proxy on this machine is found in the file that the proxy wrote it to.
+    /// `base` is the address without a path; `token` is needed for changes, and for everything where the
+    /// address is not on loopback. Without one, the token of a proxy on this machine is read from the proxy's
+    /// token file.
     ///
     /// # Errors
-    /// [`Error::Invalid`] of a token that no header can carry, or that would be sent unencrypted over a network.
+    /// [`Error::Invalid`] for a token that no header can carry, or that would be sent unencrypted over a
+    /// network.
     pub fn new(base: Uri, token: Option<&str>) -> Result<Self, Error> {
         let is_local = is_loopback(&base);
         if token.is_some() && !is_local && base.scheme_str() == Some("http") {
@@ -56,20 +58,20 @@ impl AdminClient {
         Ok(Self { base, headers, looks_for_token: token.is_none() && is_local })
     }
 
-    /// An operator who shows no token, and looks for none: probes need none.
+    /// A client without a token, which probes do not need.
     pub fn probe(base: Uri) -> Self {
         Self { base, headers: HeaderMap::new(), looks_for_token: false }
     }
 
-    /// What is at this path, with its query.
+    /// The resource at this path, which may have a query.
     ///
     /// # Errors
-    /// [`Error`]; where the proxy says why not, [`Error::Status`] with its words.
+    /// [`Error`]; if the proxy gives a reason, [`Error::Status`] has its text.
     pub async fn get(&self, path: &str) -> Result<Bytes, Error> {
         self.request(Method::GET, path).await
     }
 
-    /// Changes what is at this path.
+    /// Posts to this path.
     ///
     /// # Errors
     /// As [`AdminClient::get`].
@@ -77,7 +79,7 @@ impl AdminClient {
         self.request(Method::POST, path).await
     }
 
-    /// The lines of what is at this path, as they come.
+    /// The lines of the resource at this path, as they arrive.
     ///
     /// # Errors
     /// As [`AdminClient::get`].
@@ -91,10 +93,10 @@ impl AdminClient {
         wire.read_body(body).await
     }
 
-    /// The body of the answer, which is still to be read.
+    /// Sends a request, and returns the unread body of its response.
     async fn open(&self, method: Method, path: &str) -> Result<(HttpTransport, Incoming), Error> {
         match self.send(method.clone(), path, self.headers.clone()).await {
-            // Nothing was done: the proxy lets nobody in who shows no token.
+            // A 401 means that nothing was done: retry with the token.
             Err(Error::Status { status: StatusCode::UNAUTHORIZED, detail }) if self.looks_for_token => {
                 match self.find_token().await {
                     Some(token) => self.send(method, path, bearer(&token)?).await,
@@ -123,8 +125,8 @@ impl AdminClient {
         }
     }
 
-    /// The token in the file that the proxy names, if it proves to know what is in there. Anybody of this machine may
-    /// listen at the address: without the proof nothing is sent.
+    /// The token in the file that the proxy names, if the proxy proves that it knows the file's content. Any
+    /// user of this machine may listen at the address: without the proof no token is sent.
     async fn find_token(&self) -> Option<String> {
         let mut nonce = [0; 32];
         SystemRandom::new().fill(&mut nonce).ok()?;
@@ -149,16 +151,16 @@ fn bearer(token: &str) -> Result<HeaderMap, Error> {
     Ok(HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]))
 }
 
-/// Whether an address is this machine's own, by its letters: a name that is looked up could be anybody's.
+/// Whether an address is on loopback, without a name lookup: the result of a lookup cannot be trusted.
 fn is_loopback(base: &Uri) -> bool {
     let host = base.host().unwrap_or_default().trim_matches(['[', ']']);
     host.eq_ignore_ascii_case("localhost")
         || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// What is in a regular file of a token's length.
+/// The content of a regular file of a token's size.
 fn read_token(path: &Path) -> Option<String> {
-    // Opening anything else could block.
+    // Opening another kind of file could block.
     let found = fs::metadata(path).ok().filter(|found| found.is_file() && found.len() <= TOKEN_FILE)?;
     let text = fs::read_to_string(path).ok().filter(|_| found.len() > 0)?;
     Some(text.trim().to_owned())
@@ -174,11 +176,12 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     digits.collect()
 }
 
-/// What the proxy says of an error, if it does; `/ready` says what it is instead.
+/// The error message of the proxy, if any; for `/ready`, its status.
 fn error_detail(body: &[u8]) -> String {
-    let said = serde_json::from_slice::<Value>(body).ok();
-    let said = said.as_ref().and_then(|body| body["error"].as_str().or_else(|| body["status"].as_str()));
-    said.map_or_else(String::new, |said| format!(": {said}"))
+    let message = serde_json::from_slice::<Value>(body).ok();
+    let message =
+        message.as_ref().and_then(|body| body["error"].as_str().or_else(|| body["status"].as_str()));
+    message.map_or_else(String::new, |message| format!(": {message}"))
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! How far a call is, from a notification or from what a task says.
+//! Progress of a call, from a notification or from a task's status message.
 
 use crate::protocol::{Frame, Kind, Method, status_message};
 use serde::Deserialize;
 use std::fmt;
 
-/// How far a call is.
+/// Progress of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
     pub done: f64,
@@ -15,7 +15,7 @@ pub struct Progress {
 // === impl Progress ===
 
 impl Progress {
-    /// What a proxy or server wrote into a task's status message: `half way (2.5/4)`, `2.5/4`.
+    /// Progress in a task's status message: `half way (2.5/4)`, `2.5/4`.
     pub fn from_status(message: &str) -> Option<Self> {
         let (words, counts) = match message.strip_suffix(')').and_then(|rest| rest.rsplit_once('(')) {
             Some((words, counts)) => (words.trim_end(), counts),
@@ -29,7 +29,7 @@ impl Progress {
         })
     }
 
-    /// What a notification tells, if it is of this token.
+    /// Progress in a notification with this token.
     pub(super) fn from_frame(frame: &Frame, token: u64) -> Option<Self> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -51,7 +51,7 @@ impl Progress {
     }
 }
 
-/// As a proxy writes it into a task's status message.
+/// In the format of a proxy's status messages.
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.total.map(|total| total.to_string());
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_message_may_tell_how_far_a_task_is() {
+    fn a_status_message_may_have_progress() {
         let read = |text: &str| Progress::from_status(text).map(|progress| (progress.done, progress.total));
         assert_eq!(read("half way (2.5/4)"), Some((2.5, Some(4.0))));
         assert_eq!(read("2/4"), Some((2.0, Some(4.0))));

@@ -1,5 +1,5 @@
-//! A session in whichever dialect is asked for, or else in the one that the server speaks: the newest is
-//! tried, and where the server does not seem to know it, the handshake of the older ones (2026-07-28,
+//! A session in the requested revision, or else in the newest that the server supports: the newest is tried,
+//! and where the server does not seem to support it, the handshake of the legacy ones (2026-07-28,
 //! *Versioning, Backward Compatibility*).
 
 use super::{
@@ -11,11 +11,11 @@ use http::{HeaderMap, Uri};
 
 /// A session in which tools can be called, one at a time.
 ///
-/// A future of it may be dropped at any point; [`ToolSession::cancel`] and [`ToolSession::close`] then still
-/// know what is at work.
+/// Its futures may be dropped at any point; [`ToolSession::cancel`] and [`ToolSession::close`] still know the
+/// active call.
 pub struct ToolSession {
     dialect: SessionDialect,
-    /// Begins again in the older dialect, until it is known that the newest is spoken.
+    /// Creates a legacy session, until the server's era is known.
     older: Option<Box<dyn FnOnce() -> legacy::LegacySession + Send>>,
 }
 
@@ -24,10 +24,10 @@ enum SessionDialect {
     Legacy(legacy::LegacySession),
 }
 
-// === impl Session ===
+// === impl ToolSession ===
 
 impl ToolSession {
-    /// `revision` is the one to speak; none for the newest that the server does.
+    /// `revision` is the one to use; `None` for the newest that the server supports.
     pub fn new(url: Uri, headers: HeaderMap, declared: ClientSupport, revision: Option<Revision>) -> Self {
         let spoken = match revision {
             Some(revision) if revision.era() == Era::Legacy => SessionDialect::Legacy(
@@ -41,10 +41,10 @@ impl ToolSession {
         Self { dialect: spoken, older: revision.is_none().then(|| Box::new(older) as _) }
     }
 
-    /// Finds out what must be known before this tool is called.
+    /// Opens the session, and looks up the tool.
     ///
     /// # Errors
-    /// [`Error`], where the server cannot be reached or does not speak this dialect.
+    /// [`Error`], if the server cannot be reached or does not support the revision.
     pub async fn open(&mut self, tool: &str, watch: StepObserver<'_>) -> Result<(), Error> {
         self.begin(Some(tool), watch).await
     }
@@ -52,7 +52,7 @@ impl ToolSession {
     /// The tools of the server.
     ///
     /// # Errors
-    /// [`Error`], where the server cannot be reached or does not list its tools.
+    /// [`Error`], if the server cannot be reached or does not list its tools.
     pub async fn tools(&mut self, watch: StepObserver<'_>) -> Result<ToolList, Error> {
         self.begin(None, watch).await?;
         match &mut self.dialect {
@@ -64,7 +64,7 @@ impl ToolSession {
     /// Calls a tool, and follows its task if it becomes one.
     ///
     /// # Errors
-    /// [`Error`]; a JSON-RPC error is an [`CallEnding`](super::CallEnding).
+    /// [`Error`]; a JSON-RPC error is a [`CallEnding`](super::CallEnding).
     pub async fn call(&mut self, call: &ToolCall<'_>, watch: StepObserver<'_>) -> Result<CallTurn, Error> {
         match &mut self.dialect {
             SessionDialect::Modern(modern) => modern.call(call, watch).await,
@@ -72,7 +72,7 @@ impl ToolSession {
         }
     }
 
-    /// Follows a task that an earlier call became, by its handle, instead of opening and calling.
+    /// Follows the task of an earlier call by its handle, instead of opening and calling.
     ///
     /// # Errors
     /// As [`ToolSession::open`] and [`ToolSession::call`].
@@ -84,8 +84,8 @@ impl ToolSession {
         }
     }
 
-    /// Gives a call the answers it waits for, and goes on with it. Questions without an answer here
-    /// are asked again.
+    /// Sends input responses to a call, and continues it. Input requests without a response here are returned
+    /// again.
     ///
     /// # Errors
     /// As [`ToolSession::call`].
@@ -101,10 +101,10 @@ impl ToolSession {
         }
     }
 
-    /// Takes back the call that is at work, if there is one. The server need not obey.
+    /// Cancels the active call, if there is one. The server may ignore it.
     ///
     /// # Errors
-    /// Where the server cannot be reached or refuses to listen.
+    /// If the server cannot be reached or refuses.
     pub async fn cancel(&mut self) -> Result<(), Error> {
         match &mut self.dialect {
             SessionDialect::Modern(modern) => modern.cancel().await,
@@ -112,7 +112,7 @@ impl ToolSession {
         }
     }
 
-    /// Takes leave of the server, which need not be there any more.
+    /// Closes the session. The server need not be reachable.
     pub async fn close(&mut self) {
         match &mut self.dialect {
             SessionDialect::Modern(_) => {}
@@ -120,7 +120,8 @@ impl ToolSession {
         }
     }
 
-    /// Begins in the dialect that was asked for, or that the server knows. `tool` is what is to be called.
+    /// Opens the session in the requested revision, or in one that the server supports. `tool` is the tool to
+    /// be called.
     async fn begin(&mut self, tool: Option<&str>, watch: StepObserver<'_>) -> Result<(), Error> {
         let modern = match &mut self.dialect {
             SessionDialect::Modern(modern) => modern,
@@ -142,7 +143,7 @@ impl ToolSession {
                 self.dialect = SessionDialect::Legacy(legacy);
                 Ok(())
             }
-            // It knows the newest after all, and refused the list of tools only.
+            // The server supports the newest revision after all, and refused only the list of tools.
             (Err(Error::Handshake(_)), None) => Ok(()),
             (Err(Error::Handshake(older)), Some(newest)) => {
                 Err(Error::NoRevision { newest: Box::new(newest), older })

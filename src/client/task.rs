@@ -1,17 +1,17 @@
-//! A task as its server shows it, whichever the dialect.
+//! A task as its server describes it, in either era.
 
 use super::LEAST_POLL_INTERVAL;
 use serde::Deserialize;
 use std::time::Duration;
 
-/// A task as its server shows it.
+/// A task as its server describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub id: String,
     pub status: TaskStatus,
     pub message: Option<String>,
     pub poll_interval: Duration,
-    /// From its creation; `Missing` for ever.
+    /// From its creation; `None` for ever.
     pub ttl: Option<Duration>,
 }
 
@@ -28,13 +28,13 @@ pub enum TaskStatus {
 // === impl Task ===
 
 impl Task {
-    /// How long to leave it alone after a poll.
+    /// Delay before the next poll.
     pub(super) fn poll_delay(&self) -> Duration {
         self.poll_interval.max(LEAST_POLL_INTERVAL)
     }
 }
 
-// === impl Status ===
+// === impl TaskStatus ===
 
 impl TaskStatus {
     pub const fn as_str(self) -> &'static str {
@@ -47,7 +47,7 @@ impl TaskStatus {
         }
     }
 
-    /// Whether nothing comes after it.
+    /// Whether the status is final.
     pub const fn is_ended(self) -> bool {
         match self {
             Self::Working | Self::InputRequired => false,

@@ -1,26 +1,27 @@
-//! The ticket that a deferral proxy answers a slow call with, for a client that declares no tasks.
+//! The ticket with which a deferral proxy answers a slow call of a client without task support.
 //!
-//! Any server can put such an object into `_meta`. It is followed only where it is exactly what a proxy writes: the
-//! tools that it names are the proxy's own, so that no server chooses which tool is called, and with what.
+//! Any server can put such an object into `_meta`. It is followed only if it is exactly what a proxy writes:
+//! the tools that it names are the proxy's own, so that no server chooses which tool is called, and with
+//! which arguments.
 
 use crate::protocol::meta;
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use std::{collections::BTreeMap, time::Duration};
 
-/// A call that is still running, and the tools by which its result is fetched or it is stopped.
+/// A running call, and the tools that fetch its result or cancel it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ticket {
     pub ticket: String,
-    /// The tool whose call this is about.
+    /// The tool of the call.
     tool: String,
     status: String,
     /// How long a call of `result_tool` waits, in milliseconds.
     wait_ms: u64,
     /// The tool that waits for the result.
     pub result_tool: String,
-    /// The tool that stops the call.
+    /// The tool that cancels the call.
     pub cancel_tool: String,
     /// The last progress message.
     pub status_message: Option<String>,
@@ -43,28 +44,28 @@ struct TicketContent {
     text: String,
 }
 
-/// Names of the proxy's tools; a number is added where the server behind it has a tool of that name (`…_2`).
+/// Names of the proxy's tools; a number is appended if the server has a tool of that name (`…_2`).
 const RESULT_TOOL: &str = "deferral_result";
 const CANCEL_TOOL: &str = "deferral_cancel";
-/// Bytes of a ticket; those of a proxy are shorter.
+/// Bytes of a ticket, at most; those of a proxy are shorter.
 const MAX_TICKET: usize = 512;
 
 // === impl Ticket ===
 
 impl Ticket {
-    /// The least time between two calls of the result tool. A proxy answers after [`Ticket::wait_ms`] only, so this
-    /// matters where a server answers at once.
+    /// Least time between two calls of the result tool. A proxy answers only after `wait_ms`, so this matters
+    /// for servers that answer at once.
     pub const PAUSE: Duration = Duration::from_millis(500);
-    /// How often the result tool is called at most.
+    /// Calls of the result tool, at most.
     pub const MAX_POLLS: u32 = 10_000;
 
-    /// The ticket in the result of a call of `tool`, where the result is one that a proxy writes for a call that is
-    /// still running.
+    /// The ticket in the result of a call of `tool`, if the result is one that a proxy writes for a running
+    /// call.
     pub fn of(result: &RawValue, tool: &str) -> Option<Self> {
         let outcome: TicketResult = serde_json::from_str(result.get()).ok()?;
         let ticket: Self = serde_json::from_str(outcome.meta.get(meta::TICKET)?.get()).ok()?;
         let [TicketContent { r#type, text }] = &outcome.content[..] else { return None };
-        // An operator may choose the words, which must have these two in them (`tickets.text`).
+        // An operator may choose the text, which must contain these two values (`tickets.text`).
         let has_words =
             r#type == "text" && text.contains(&ticket.ticket) && text.contains(&ticket.result_tool);
         let is_ours = !outcome.is_error
@@ -78,7 +79,7 @@ impl Ticket {
         is_ours.then_some(ticket)
     }
 
-    /// Whether `next`, the answer of the result tool, is about the same call by the same tools.
+    /// Whether `next`, from the result tool, describes the same call with the same tools.
     pub fn is_continued_by(&self, next: &Self) -> bool {
         let key = |ticket: &Self| {
             [&ticket.ticket, &ticket.tool, &ticket.result_tool, &ticket.cancel_tool].map(Clone::clone)
@@ -86,13 +87,13 @@ impl Ticket {
         key(self) == key(next)
     }
 
-    /// The arguments of the tools that take it.
+    /// The arguments of the tools that take the ticket.
     pub fn arguments(&self) -> Box<RawValue> {
         to_raw_value(&BTreeMap::from([("ticket", &self.ticket)])).expect("a string is written to memory")
     }
 }
 
-/// `deferral_result`, or that with a number from 2 behind it.
+/// Whether a tool has this name, or this name with a number from 2.
 fn is_named(tool: &str, name: &str) -> bool {
     let Some(rest) = tool.strip_prefix(name) else { return false };
     let number = rest.strip_prefix('_').and_then(|digits| digits.parse::<u32>().ok());
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_no_proxy_writes_is_no_ticket() {
+    fn a_result_that_no_proxy_writes_is_not_a_ticket() {
         let ticket = |key: &str, value: Value| {
             let mut result = running();
             result["_meta"]["deferral/ticket"][key] = value;

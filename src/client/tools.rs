@@ -1,4 +1,4 @@
-//! Looking a tool up, and what it is called with.
+//! Tool lists, and the arguments of a call.
 
 use super::{
     Error, error_text,
@@ -16,7 +16,7 @@ const MAX_PAGES: usize = 100;
 /// Tools that are kept of a list at most.
 const MAX_TOOLS: usize = 10_000;
 
-/// A tool, as far as it matters before its call.
+/// The members of a listed tool that matter before its call.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ToolEntry {
@@ -26,7 +26,7 @@ pub(super) struct ToolEntry {
     pub(super) execution: ToolExecution,
 }
 
-/// How it may be run (2025-11-25, *Tool*).
+/// Execution support of a tool (2025-11-25, *Tool*).
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ToolExecution {
@@ -37,7 +37,7 @@ pub(super) struct ToolExecution {
 /// The tools of a server.
 #[derive(Debug, Default)]
 pub struct ToolList {
-    /// Each as the server describes it: a raw object.
+    /// The tools as raw JSON objects.
     pub tools: Vec<Box<RawValue>>,
     /// The server has more pages, or more tools, than are read.
     pub is_cut: bool,
@@ -60,8 +60,8 @@ enum ListOutcome {
     Refused(Box<RawValue>),
 }
 
-/// Looks a tool up. `page` asks for the page at a cursor. `Missing` for a tool that the server does not
-/// list, or where it lists nothing.
+/// Looks up a tool. `page` requests the page at a cursor. `None` if the server does not list the tool, or
+/// refuses the list.
 pub(super) async fn find(
     tool: &str,
     page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
@@ -75,7 +75,7 @@ pub(super) async fn find(
     Ok(found)
 }
 
-/// All tools that the server lists. `page` asks for the page at a cursor.
+/// All tools that the server lists. `page` requests the page at a cursor.
 pub(super) async fn all(
     page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
 ) -> Result<ToolList, Error> {
@@ -93,8 +93,8 @@ pub(super) async fn all(
     }
 }
 
-/// Reads pages for as long as `take` wants more. A server decides how many there are, so they are bounded, and a cursor
-/// that comes twice ends them.
+/// Reads pages while `take` returns true. The server decides how many there are, so they are bounded, and a
+/// repeated cursor ends them.
 async fn pages<T: DeserializeOwned>(
     mut page: impl AsyncFnMut(Option<String>) -> Result<JsonRpcResponse, Error>,
     mut take: impl FnMut(Vec<T>) -> bool,
@@ -119,21 +119,21 @@ async fn pages<T: DeserializeOwned>(
     Ok(ListOutcome::Cut)
 }
 
-/// A JSON object from what somebody typed.
+/// A JSON object from the command line.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// What is wrong with it, and a hint.
 pub fn arguments(text: &str) -> Result<Box<RawValue>, String> {
     let hint = "write the tool's arguments as a JSON object, as in '{\"name\":\"Ada\"}'";
     let value: Value = serde_json::from_str(text).map_err(|error| format!("{error}; {hint}"))?;
     if !value.is_object() {
         return Err(format!("not an object; {hint}"));
     }
-    // Numbers stay as they were typed.
+    // Reparse the text, so that numbers keep their spelling.
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
-/// No arguments at all.
+/// An empty object of arguments.
 pub fn no_arguments() -> Box<RawValue> {
     to_raw_value(&serde_json::json!({})).expect("an object is JSON")
 }
@@ -143,35 +143,36 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Lists with pages as `page` has them for their numbers; gives how many were asked for.
+    /// Lists pages, as `page` returns them for their numbers; returns how many were requested.
     async fn listed(page: impl Fn(usize) -> Value) -> (Result<ToolList, Error>, usize) {
-        let mut asked = 0;
+        let mut requested = 0;
         let list = all(async |_| {
-            asked += 1;
-            Ok(JsonRpcResponse::Result(to_raw_value(&page(asked)).expect("JSON")))
+            requested += 1;
+            Ok(JsonRpcResponse::Result(to_raw_value(&page(requested)).expect("JSON")))
         });
-        (list.await, asked)
+        (list.await, requested)
     }
 
     #[tokio::test]
     async fn pages_are_read_until_the_last_or_until_a_cursor_repeats() {
         let tool = json!({ "name": "a" });
-        let (list, asked) = listed(|number| match number {
+        let (list, requested) = listed(|number| match number {
             1 => json!({ "tools": [tool], "nextCursor": "b" }),
             _ => json!({ "tools": [tool] }),
         })
         .await;
         let list = list.expect("a list");
-        assert_eq!((list.tools.len(), list.is_cut, asked), (2, false, 2));
-        let (list, asked) = listed(|_| json!({ "tools": [tool], "nextCursor": "" })).await;
-        assert_eq!((list.expect("a list").is_cut, asked), (false, 1));
-        let (list, asked) = listed(|_| json!({ "tools": [tool], "nextCursor": "same" })).await;
-        assert_eq!((list.expect("a list").is_cut, asked), (true, 2));
-        let (list, asked) = listed(|number| json!({ "tools": [], "nextCursor": number.to_string() })).await;
-        assert_eq!((list.expect("a list").is_cut, asked), (true, MAX_PAGES));
-        let (list, asked) =
+        assert_eq!((list.tools.len(), list.is_cut, requested), (2, false, 2));
+        let (list, requested) = listed(|_| json!({ "tools": [tool], "nextCursor": "" })).await;
+        assert_eq!((list.expect("a list").is_cut, requested), (false, 1));
+        let (list, requested) = listed(|_| json!({ "tools": [tool], "nextCursor": "same" })).await;
+        assert_eq!((list.expect("a list").is_cut, requested), (true, 2));
+        let (list, requested) =
+            listed(|number| json!({ "tools": [], "nextCursor": number.to_string() })).await;
+        assert_eq!((list.expect("a list").is_cut, requested), (true, MAX_PAGES));
+        let (list, requested) =
             listed(|number| json!({ "tools": vec![&tool; 6_000], "nextCursor": number.to_string() })).await;
         let list = list.expect("a list");
-        assert_eq!((list.tools.len(), list.is_cut, asked), (MAX_TOOLS, true, 2));
+        assert_eq!((list.tools.len(), list.is_cut, requested), (MAX_TOOLS, true, 2));
     }
 }

@@ -1,4 +1,4 @@
-//! What differs between two configurations, by the names of its keys; and the files that belong to one.
+//! Differences between two configurations, as key paths; and the files that belong to a configuration.
 
 use super::{
     Config,
@@ -14,29 +14,31 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file that belongs to a configuration: itself, or one with a certificate, a key or a token.
+/// A file that belongs to a configuration: the configuration file itself, or a certificate, key or token
+/// file.
 #[derive(Clone)]
 pub struct NamedFile {
     pub path: PathBuf,
-    /// What it holds is told by its keys.
+    /// Whether this is the configuration file, whose changes are reported by key.
     is_itself: bool,
-    /// Of what it held; none where it could not be read.
+    /// SHA-256 of the content at load time; `None` if the file could not be read.
     digest: Option<[u8; 32]>,
 }
 
-/// All of them. `Debug` says nothing of them: two configurations that mean the same may be in two places.
+/// All files of a configuration. `Debug` prints none of them, so that equal configurations compare equal
+/// wherever they are stored.
 #[derive(Clone, Default)]
 pub struct ConfigFiles(pub Vec<NamedFile>);
 
-/// Keys that name files.
+/// Keys whose values are file names.
 const FILE_KEYS: [&str; 4] = ["file", "cert", "key", "ca"];
-/// How much of a file is looked at, in bytes.
+/// Bytes of a file that are included in its digest.
 const MAX_DIGESTED: u64 = 1 << 20;
 
 // === impl NamedFile ===
 
 impl NamedFile {
-    /// The configuration itself.
+    /// The configuration file itself.
     pub(super) fn itself(path: PathBuf) -> Self {
         Self { is_itself: true, ..Self::of(path) }
     }
@@ -50,11 +52,11 @@ impl NamedFile {
 
 impl fmt::Debug for ConfigFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Files(..)")
+        f.write_str("ConfigFiles(..)")
     }
 }
 
-/// The files that are named somewhere in a configuration, relative ones in this folder; each once.
+/// The files that a configuration names, without duplicates; relative paths are resolved against `folder`.
 pub(super) fn named(node: &Node, folder: &Path) -> Vec<NamedFile> {
     let mut paths = BTreeSet::new();
     collect(node, folder, &mut paths);
@@ -87,7 +89,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 // === impl Config ===
 
 impl Config {
-    /// The keys by which another configuration differs from this one, and the files that hold something else.
+    /// The key paths whose values differ in `other`, and the files whose content changed.
     pub fn changed_keys(&self, other: &Self) -> Vec<String> {
         let mut names = Vec::new();
         differences("", &self.settings.json()["settings"], &other.settings.json()["settings"], &mut names);
@@ -101,8 +103,8 @@ impl Config {
     }
 }
 
-/// The names of the leaves that differ, or of what is there on one side alone. Items of a list are told by their
-/// `path` where they have one, as routes do.
+/// Collects the key paths of leaves that differ or exist on one side only. Routes are identified by `path`
+/// instead of by their position in the list.
 fn differences(name: &str, before: &Json, now: &Json, names: &mut Vec<String>) {
     let within = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
     match (before, now) {
@@ -130,7 +132,7 @@ fn differences(name: &str, before: &Json, now: &Json, names: &mut Vec<String>) {
     }
 }
 
-/// Whether these are routes: mappings in front of servers.
+/// Whether these list items are routes, that is, mappings with an `upstream`.
 fn are_routes(items: &[Json]) -> bool {
     items.iter().all(|item| item.get("upstream").is_some())
 }
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named_by_its_key_and_its_route() {
+    fn differences_are_named_by_key_and_route() {
         let before = "
 listen: 127.0.0.1:1
 limits: { calls: 7 }
@@ -171,7 +173,7 @@ routes:
     }
 
     #[test]
-    fn a_file_that_holds_something_else_is_named() {
+    fn a_file_with_changed_content_is_reported() {
         let folder = tempfile::tempdir().expect("a folder");
         let token = folder.path().join("alice.token");
         let path = folder.path().join("deferral.yaml");

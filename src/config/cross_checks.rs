@@ -1,4 +1,4 @@
-//! What only shows when keys are looked at together. Each problem is put where one of them was written.
+//! Checks across keys. Each problem is reported at the position of one of the keys.
 
 use super::{
     RouteConfig, SourceSpan, SpannedValue,
@@ -21,7 +21,7 @@ use crate::{
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-/// Where operators are met, beside where clients are.
+/// Checks the admin listener against the client listeners, and reads its token.
 pub(super) fn operators(
     written: SpannedValue<Option<AdminKeys>>,
     listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
@@ -73,7 +73,7 @@ fn operator_token(
     }
 }
 
-/// Whose the operator's token is, beside those of clients.
+/// The name of the admin token.
 const OPERATOR: &str = "operator";
 
 fn check_listeners(
@@ -84,7 +84,7 @@ fn check_listeners(
     if listen.value.is_empty() {
         s.add_problem(listen.place, "`listen` is empty; add an address, or remove the key for the default");
     }
-    // Port 0 is another port each time.
+    // Port 0 is a different port each time.
     let fixed = || listen.value.iter().filter(|address| address.value.port() != 0);
     for again in repeated(fixed()) {
         s.add_problem(again.place, format!("`{}` is listed twice; remove one of the two", again.value));
@@ -102,7 +102,7 @@ fn check_listeners(
     }
 }
 
-/// Where metrics are served, beside the other listeners.
+/// Checks the metrics listener against the other listeners.
 pub(super) fn metrics(
     written: Setting<Option<SocketAddr>>,
     listen: &SpannedValue<Vec<SpannedValue<SocketAddr>>>,
@@ -114,7 +114,7 @@ pub(super) fn metrics(
     let listens = listen.value.iter().map(|at| at.value);
     let others = listens.map(|other| ("listen", other)).chain(admin.map(|admin| ("admin", admin)));
     for (name, other) in others {
-        // Port 0 is another port each time.
+        // Port 0 is a different port each time.
         if address.port() != 0 && other == address {
             s.add_problem(
                 place,
@@ -125,7 +125,7 @@ pub(super) fn metrics(
     Some(address)
 }
 
-/// The path of health checks, which must be no route's.
+/// Checks that the health check path is not the path of a route.
 pub(super) fn health(
     written: Setting<Option<String>>,
     routes: &Setting<Vec<SpannedValue<Route>>>,
@@ -147,7 +147,7 @@ pub(super) fn health(
     Some(path.into())
 }
 
-/// Those of the same value as an earlier one.
+/// The items that equal an earlier one.
 fn repeated<'a, T: PartialEq + 'a>(
     all: impl Iterator<Item = &'a SpannedValue<T>>,
 ) -> impl Iterator<Item = &'a SpannedValue<T>> {
@@ -159,7 +159,7 @@ fn repeated<'a, T: PartialEq + 'a>(
     })
 }
 
-/// Without their places; one that comes twice is told as `twice` has it.
+/// The values without their positions. Reports repeated values with the message from `twice`.
 pub(super) fn reject_repeated<T: PartialEq>(
     all: Vec<SpannedValue<T>>,
     s: &mut SectionReader<'_, '_>,
@@ -171,7 +171,7 @@ pub(super) fn reject_repeated<T: PartialEq>(
     all.into_iter().map(|at| at.value).collect()
 }
 
-/// Reads the keys. Each that is wrong is a problem of its own.
+/// Reads the keys of `request_state`. Each invalid key is a problem of its own.
 pub(super) fn keys(
     written: Setting<Vec<SpannedValue<SecretSource>>>,
     context: LoadContext<'_>,
@@ -210,7 +210,7 @@ pub(super) fn keys(
     keys.into_iter().map(|key| key.value).collect()
 }
 
-/// Where the private key of a certificate is.
+/// The location of a certificate's private key.
 pub(super) fn private_key(
     written: Setting<SecretSource>,
     context: LoadContext<'_>,
@@ -226,7 +226,7 @@ pub(super) fn private_key(
     }
 }
 
-/// Reads the tokens of clients. Each that is wrong is a problem of its own.
+/// Reads the tokens of clients. Each invalid token is a problem of its own.
 pub(super) fn tokens(
     written: Setting<Vec<SpannedValue<TokenSource>>>,
     context: LoadContext<'_>,
@@ -259,7 +259,7 @@ pub(super) fn tokens(
     )
 }
 
-/// Those that can be served.
+/// The valid routes. Reports an empty list and repeated paths.
 pub(super) fn routes(
     written: Setting<Vec<SpannedValue<Route>>>,
     s: &mut SectionReader<'_, '_>,
@@ -289,18 +289,18 @@ pub(super) fn routes(
     routes.into_iter().filter_map(|route| route.value.config).collect()
 }
 
-/// What is written under `upstream`.
+/// The keys of `upstream`, as written.
 pub(super) struct UpstreamKeys {
     pub(super) url: Setting<upstream::ServerUrl>,
     pub(super) command: Setting<upstream::ServerCommand>,
-    /// The keys that are written and go with a command.
+    /// The keys that are written and apply to a command.
     pub(super) with_command: Vec<SpannedValue<&'static str>>,
     pub(super) shared: Setting<bool>,
-    /// What goes with a URL.
+    /// The keys that apply to a URL.
     pub(super) http: upstream_http::HttpUpstreamKeys,
 }
 
-/// The server that is meant, if that is clear, and how it is spoken to.
+/// The server and its connection settings, if `upstream` is unambiguous and valid.
 pub(super) fn server(
     written: Setting<UpstreamKeys>,
     is_exposed: bool,
@@ -366,7 +366,8 @@ pub(super) fn server(
     }
 }
 
-/// A server at a URL is shared where it knows all callers as one: by our own credentials in its headers.
+/// Checks `shared` for a server at a URL. Configured credentials in its headers make all clients look the
+/// same to it.
 fn check_shared_url(
     shared: &Setting<bool>,
     reached: &upstream_http::HttpUpstreamKeys,
@@ -390,7 +391,7 @@ fn check_shared_url(
     }
 }
 
-/// Said of a server to which all callers are one, behind a listener that others can reach.
+/// The problem of a server that cannot tell clients apart, behind a listener that remote clients can reach.
 fn sharing_refusal(one: &str, can: &str, flag: &str) -> String {
     format!(
         "clients on other machines can connect, and {one}: each of them can do whatever {can}; listen on \
@@ -399,7 +400,7 @@ fn sharing_refusal(one: &str, can: &str, flag: &str) -> String {
     )
 }
 
-/// The rules that can be read. One that never holds is a problem.
+/// The valid tool rules. Reports rules that can never match.
 pub(super) fn tools(
     written: Vec<SpannedValue<Option<SpannedValue<policy::ToolRule>>>>,
     s: &mut SectionReader<'_, '_>,
@@ -429,11 +430,11 @@ pub(super) fn tools(
     rules.into_iter().map(|rule| rule.value).collect()
 }
 
-/// Whether `first` surely matches every name that `second` does.
+/// Whether `first` certainly matches every name that `second` matches.
 ///
-/// A pattern of plain characters and `*` that matches the other's own text matches whatever its
-/// wildcards stand for, as only a `*` can have taken them. A `?` could take a `*` for one character,
-/// so such patterns are only compared as they are.
+/// A pattern of plain characters and `*` that matches the text of another pattern also matches whatever the
+/// wildcards of the other stand for, because only a `*` can match them. A `?` could match a `*` as a single
+/// character, so patterns with `?` are compared for equality only.
 fn covers(first: &policy::NamePattern, second: &policy::NamePattern) -> bool {
     first == second || (!first.as_str().contains('?') && first.matches(second.as_str()))
 }
@@ -464,7 +465,7 @@ pub(super) fn unsolicited(
     policy::UnsolicitedTasks::Matching(signs.into_iter().map(|sign| sign.value).collect())
 }
 
-/// The longest time of a call of a route at its server, and the key that says it.
+/// The longest duration of a call of a route, and the key that sets it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallTimeLimit {
     pub(super) key: &'static str,
@@ -472,7 +473,7 @@ pub(super) struct CallTimeLimit {
 }
 
 impl CallTimeLimit {
-    /// The route's own outweighs that of all routes.
+    /// The route's own `timeout` overrides `timeouts.call`.
     pub(super) fn of(of_route: Option<Duration>, timeouts: &TimeoutKeys) -> Self {
         match of_route {
             Some(time) => Self { key: "timeout", time },
@@ -481,7 +482,8 @@ impl CallTimeLimit {
     }
 }
 
-/// Limits of tools that the route's lower ones keep from ever being reached, and keys of tools that are denied.
+/// Warns of tool limits that the lower limits of the route make unreachable, and of other keys in rules with
+/// `deny`.
 pub(super) fn check_call_limits(
     rules: &[SpannedValue<Option<SpannedValue<policy::ToolRule>>>],
     of_route: &policy::CallLimits,
@@ -522,7 +524,7 @@ pub(super) fn check_call_limits(
     }
 }
 
-/// A deadline that is never reached, or ends calls before they can become tasks.
+/// Reports a deadline that is never reached, or that ends calls before they can become tasks.
 pub(super) fn check_deadline(
     written: &SpannedValue<Option<Duration>>,
     defer: &policy::DeferPolicy,
@@ -548,7 +550,7 @@ pub(super) fn check_deadline(
     s.add_problem(written.place, message);
 }
 
-/// The tickets that rules of tools say themselves, each where its rule is.
+/// The ticket times of tool rules, with the positions of the rules.
 pub(super) fn tickets_of_tools(
     rules: &[SpannedValue<Option<SpannedValue<policy::ToolRule>>>],
 ) -> Vec<SpannedValue<Option<Duration>>> {
@@ -560,7 +562,7 @@ pub(super) fn tickets_of_tools(
     written.filter_map(after).collect()
 }
 
-/// A ticket for calls that have ended by then.
+/// Reports a ticket time that is never reached, because calls end earlier.
 pub(super) fn check_ticket(
     written: &SpannedValue<Option<Duration>>,
     deadline: Option<Duration>,
@@ -582,7 +584,7 @@ pub(super) fn check_ticket(
     }
 }
 
-/// The longest that a call of the route may run before it becomes a task; nothing where none does.
+/// The longest threshold of the route and its tools; zero if no calls become tasks after a threshold.
 fn longest_threshold(defer: &policy::DeferPolicy, tools: &[policy::ToolRule]) -> Duration {
     let tools = tools.iter().map(|tool| (tool.mode.unwrap_or(defer.mode), tool.after.unwrap_or(defer.after)));
     let waits = tools.chain([(defer.mode, defer.after)]).filter(|(mode, _)| match mode {
@@ -592,13 +594,13 @@ fn longest_threshold(defer: &policy::DeferPolicy, tools: &[policy::ToolRule]) ->
     waits.map(|(_, after)| after).max().unwrap_or_default()
 }
 
-/// The memory for bodies, into which one must fit.
+/// The memory limit for bodies, which must hold at least one body.
 pub(super) fn body_memory(
     body_bytes: &SpannedValue<usize>,
     written: &SpannedValue<usize>,
     s: &mut SectionReader<'_, '_>,
 ) -> usize {
-    // Of the memory for bodies a large one may take seven eighths.
+    // A large body may take seven eighths of the memory for bodies.
     let bytes = body_bytes.value;
     let needed = bytes.saturating_add(bytes / 7).saturating_add(1);
     let memory = if written.is_written() { written.value } else { written.value.max(needed) };
@@ -633,10 +635,10 @@ pub(super) fn check_poll_interval(
     }
 }
 
-/// A client that is away for less than this, or asks no more often, is nothing unusual.
+/// Below this, a client that disconnects briefly or polls slowly may miss the result.
 const SHORT_RETENTION: Duration = Duration::from_secs(60);
 
-/// Results that are gone before a client may come for them: probably not meant.
+/// Warns of a retention that is too short for a client to fetch the result.
 pub(super) fn warn_short_retention(
     key: &str,
     SpannedValue { place, value }: &SpannedValue<Duration>,
@@ -658,8 +660,8 @@ pub(super) fn warn_short_retention(
     s.diagnostics.warnings.push(Problem::new(*place, message));
 }
 
-/// A route for clients from elsewhere on which nobody has thought of what tells its callers apart. Writing the
-/// default down is a way of saying that it is meant.
+/// Warns of an exposed route whose principals are identified by the default. Writing the default explicitly
+/// turns the warning off.
 pub(super) fn warn_single_principal(path: &str, s: &mut SectionReader<'_, '_>) {
     let message = format!(
         "warning: on `{path}` all clients without `Authorization` are one principal, also those that send \
@@ -670,7 +672,7 @@ pub(super) fn warn_single_principal(path: &str, s: &mut SectionReader<'_, '_>) {
     s.diagnostics.warnings.push(Problem::new(s.place, message));
 }
 
-/// ` (line 7)`, where it was written in the file.
+/// ` (line 7)` for a position in the file.
 pub(super) fn line(place: SourceSpan) -> String {
     match place {
         SourceSpan::File { line, .. } => format!(" (line {line})"),

@@ -1,18 +1,18 @@
-//! What a configuration is read in: the folder of its file, and the variables of the environment.
+//! The context in which a configuration is read: the folder of its file, and the environment variables.
 
 use super::values::InvalidValue;
 use std::{collections::BTreeMap, env, fmt, path::Path};
 
-/// The variables of the environment, as they were at one moment. `Debug` shows none of them.
+/// A snapshot of the environment variables. `Debug` hides them.
 #[derive(Clone, Default)]
 pub struct Environment(BTreeMap<String, Option<String>>);
 
-/// What a configuration is read in.
+/// The context in which a configuration is read.
 #[derive(Clone, Copy)]
 pub(super) struct LoadContext<'a> {
-    /// Where relative paths begin.
+    /// Base of relative paths.
     pub(super) folder: &'a Path,
-    /// Whether certificates and commands are looked for.
+    /// Whether certificates and commands are checked for existence and validity.
     pub(super) checks_files: bool,
     pub(super) environment: &'a Environment,
 }
@@ -20,24 +20,24 @@ pub(super) struct LoadContext<'a> {
 // === impl Environment ===
 
 impl Environment {
-    /// Those of this process.
+    /// The environment of this process.
     pub fn of_process() -> Self {
-        // A name that is not text can be named nowhere.
+        // Names that are not UTF-8 cannot occur in a configuration.
         let named = |(name, value): (_, std::ffi::OsString)| {
             Some((std::ffi::OsString::into_string(name).ok()?, value.into_string().ok()))
         };
         Self(env::vars_os().filter_map(named).collect())
     }
 
-    /// The names of all that are set.
+    /// The names of all variables.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// The value of a variable; `Missing` where it is not set.
+    /// The value of a variable; `None` if it is not set.
     ///
     /// # Errors
-    /// Where it is not text.
+    /// The value is not valid UTF-8.
     pub fn get(&self, name: &str) -> Result<Option<&str>, InvalidValue> {
         match self.0.get(name) {
             Some(None) => Err(InvalidValue(format!("the environment variable `{name}` is not valid UTF-8"))),
@@ -46,7 +46,7 @@ impl Environment {
         }
     }
 
-    /// The value of a variable that is text.
+    /// The value of a variable, if it is set and valid UTF-8.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name)?.as_deref()
     }

@@ -1,11 +1,11 @@
-//! The keys of the file, each in one place: its name, its description, what it may be, its default, and what it
-//! sets.
+//! The keys of the top level and of the client listeners: name, description, type, default and effect, each
+//! declared once.
 //!
-//! The descriptions are what `deferral check --schema` shows, the defaults those of the parts themselves. What
-//! only shows when keys are looked at together is judged by `cross_checks`.
+//! `deferral check --schema` prints the descriptions; the defaults are those of the parts that use the
+//! values. Checks across keys are in `cross_checks`.
 //!
-//! Here are those of the top level and of what belongs to the front; `route` has a route's, `server` those of the
-//! server behind it, `limits` those of `limits` and `timeouts`.
+//! The keys of a route are in `route`, those of its server in `server`, and `limits` and `timeouts` in
+//! `limits`.
 
 use super::{
     Config, ConfigFiles, ConfigWarnings, DEFAULT_DRAIN, LogConfig, ReadinessConfig, RedactedSettings,
@@ -33,7 +33,7 @@ use serde_json::json;
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
 pub const DEFAULT_PATH: &str = "/mcp";
 
-/// The whole file, read in these surroundings.
+/// The whole file. Reads it in `context`.
 pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Config {
     let listen = s
         .key(
@@ -65,14 +65,14 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
             "Public scheme and host of the proxy, if clients reach it through a load balancer or another proxy.",
         )
         .read(url(values::public_url));
-    // Clients come from elsewhere, or something on the same machine stands in front of us: else they are one
-    // person's.
+    // Remote clients can connect, directly or through a reverse proxy on this machine. Otherwise all clients
+    // belong to one user.
     let is_exposed = matches!(public_url, Setting::Valid(_))
         || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
     let access = s
         .key("access", "Access control for client requests: hosts, origins, tokens.")
         .read_section("`access`", |s| access(s, context));
-    // To those who need a token nothing is open.
+    // A listener that requires tokens is not exposed.
     let needs_token = access.needs_token;
     let is_exposed = is_exposed && !needs_token;
     let routes = s.key("routes", "Routes: paths of the proxy and the servers behind them.").read_required(
@@ -139,7 +139,7 @@ pub(super) fn file(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> C
     }
 }
 
-/// What HTTPS is served with.
+/// Certificate chain and private key of an HTTPS listener.
 pub(super) fn tls(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<front::TlsPaths> {
     let cert = s
         .key("cert", "PEM file of the certificate chain, the server's own certificate first.")
@@ -187,15 +187,15 @@ fn state_keys(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Vec<se
     cross_checks::keys(keys, context, s)
 }
 
-/// What `access` sets.
+/// The values of `access`.
 struct AccessKeys {
     access: AccessPolicy,
     tokens: policy::TokenSet,
-    /// Whether `tokens` is written, be it right or wrong.
+    /// Whether `tokens` is written, valid or not.
     needs_token: bool,
 }
 
-/// `localhost` and IP addresses may always be named as host.
+/// Reads `access`. `localhost` and IP addresses are always allowed hosts.
 fn access(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> AccessKeys {
     let hosts = s.key("hosts", "Host names that clients may use, or `*` for any. Requests with another `Host` get 403 (protection against DNS rebinding). `localhost` and IP addresses are always allowed.");
     let hosts = hosts.read_list(string(values::host));

@@ -1,13 +1,14 @@
-//! What is said of a key that is none: which key is meant, by its full path.
+//! Suggestions for unknown keys: the key that was probably meant, by its full path.
 
 use super::problem::nearest;
 use serde_json::Value as Json;
 
-/// What other programs call a thing, the paths of the keys that mean it here, the likeliest first, and what is to be known of
+/// Names that other programs use, the paths of the equivalent keys here (most likely first), and a note on
 /// the value.
 type KeyAlias = (&'static [&'static str], &'static [&'static str], &'static str);
 
-/// Words of other proxies, of MCP hosts and of people who guess. None is a key of its own where it would be looked up.
+/// Key names of other proxies and of MCP hosts, and common guesses. None of them is a valid key in the
+/// section where it is looked up.
 const ALIASES: &[KeyAlias] = &[
     (&["args", "arguments"], &["routes[].upstream.command"], ": one list of the program and its arguments"),
     (
@@ -126,7 +127,7 @@ const ALIASES: &[KeyAlias] = &[
     (&["http_proxy", "https_proxy"], &["routes[].upstream.proxy"], ""),
 ];
 
-/// What is meant by a key that the section at `path` does not have; `known` are those it has.
+/// A suggestion for the unknown `key` of the section at `path`; `known` are the keys of that section.
 pub(super) fn remedy(key: &str, path: &str, known: &[&str]) -> String {
     let inner = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     let word = snake_case(key);
@@ -166,13 +167,14 @@ pub(super) fn remedy(key: &str, path: &str, known: &[&str]) -> String {
     format!("there are {}", known.join(", "))
 }
 
-/// How far a key is from a section: one below it is near, then one that is less deep, then one of a route.
+/// Sort key for the distance from a section to a key: keys below the section first, then less nested keys,
+/// then keys of routes.
 fn distance(key: &str, section: &str) -> (bool, usize, bool) {
     let is_below = section.is_empty() || key.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));
     (!is_below, key.matches('.').count(), !key.starts_with("routes[]"))
 }
 
-/// `startTimeout` and `start-timeout` as `start_timeout`.
+/// Converts `startTimeout` and `start-timeout` to `start_timeout`.
 fn snake_case(key: &str) -> String {
     let mut word = String::with_capacity(key.len() + 4);
     let mut was_small = false;
@@ -198,7 +200,7 @@ fn parent(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(parent, _)| parent)
 }
 
-/// The path of every key there is, as in `routes[].defer.after`.
+/// The paths of all keys, as in `routes[].defer.after`.
 fn all_paths() -> Vec<String> {
     fn collect(schema: &Json, path: &str, all: &mut Vec<String>) {
         if let Some(properties) = schema["properties"].as_object() {
@@ -227,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_that_is_named_for_another_word_exists() {
+    fn every_suggested_key_exists() {
         let all = all_paths();
         for (words, paths, _) in ALIASES {
             for path in *paths {
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_meant_is_named_with_its_path() {
+    fn the_intended_key_is_suggested_with_its_path() {
         let here = |key: &str, path: &str| {
             let all = all_paths();
             let known: Vec<_> = all.iter().filter(|at| parent(at) == path).map(|at| last(at)).collect();

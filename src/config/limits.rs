@@ -12,7 +12,7 @@ use crate::{
 };
 use std::time::Duration;
 
-/// What `limits` sets.
+/// The values of `limits`.
 pub(super) struct LimitKeys {
     pub(super) front: front::ClientLimits,
     pub(super) upstream: upstream::UpstreamLimits,
@@ -20,7 +20,7 @@ pub(super) struct LimitKeys {
     pub(super) connections: ConnectionLimits,
 }
 
-/// What `timeouts` sets.
+/// The values of `timeouts`.
 pub(super) struct TimeoutKeys {
     pub(super) front: front::ClientTimeouts,
     pub(super) upstream: upstream::UpstreamTimeouts,
@@ -56,11 +56,11 @@ pub(super) fn limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
     let front = front::ClientLimits {
         body_memory: cross_checks::body_memory(&body_bytes, &body_memory, s),
         body_bytes: body_bytes.value,
-        // The HTTP parser's own buffer is no smaller.
+        // The buffer of the HTTP parser is never smaller.
         header_bytes: s
             .key("header_bytes", "Bytes of a request head. A larger one gets 431.")
             .read_or(size(8 << 10), defaults.header_bytes),
-        // What a browser sends of its own accord must fit.
+        // The headers that a browser adds on its own must fit.
         headers: s.key("headers", "Headers of a request. More get 431.").read_or(count(32), defaults.headers),
         connections: clients.value,
         pending_connections: s
@@ -76,7 +76,7 @@ pub(super) fn limits(s: &mut SectionReader<'_, '_>) -> LimitKeys {
         streams: s
             .key("streams", "Calls in flight on one HTTP/2 connection. The client queues further ones.")
             .read_or(count(1), defaults.streams),
-        // The protocol's own members need about eight.
+        // The members of the protocol itself need about eight levels.
         depth: s
             .key("depth", "Nesting depth of the JSON of a message. A deeper one gets 400.")
             .read_or(count(16), defaults.depth),

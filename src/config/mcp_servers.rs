@@ -1,8 +1,8 @@
-//! The configuration of an MCP host in the place of ours, and how the same is written here.
+//! Recognises the configuration file of an MCP host, and suggests equivalent routes.
 //!
-//! Claude Desktop, Cursor and others name servers under `mcpServers`, VS Code under `servers`, Zed under `context_servers`. A file
-//! of theirs is not taken for one of ours: what they keep in it (values of inputs, paths of a workspace) has no meaning here.
-//! Its error has the whole file as it would be.
+//! Claude Desktop, Cursor and others list servers under `mcpServers`, VS Code under `servers`, Zed under
+//! `context_servers`. Such a file is rejected rather than read, because parts of it (input values, workspace
+//! paths) have no meaning here. The error contains the complete equivalent file.
 
 use super::{
     problem::Problem,
@@ -10,15 +10,15 @@ use super::{
 };
 use std::fmt::Write;
 
-/// Keys under which hosts name their servers.
+/// Keys under which hosts list their servers.
 const KEYS: [&str; 4] = ["mcpServers", "servers", "mcp_servers", "context_servers"];
 
-/// What is said of a file of a host; `Missing` where it is none.
+/// The problem to report for the file of a host; `None` for any other file.
 pub(super) fn problem(file: &Node) -> Option<Problem> {
     let entries = entries(file)?;
     let is_ours = entries.iter().any(|entry| entry.key == "routes");
     let named = |entries: &[MapEntry]| entries.iter().position(|entry| KEYS.contains(&&*entry.key));
-    // In the settings of VS Code they are one level deeper.
+    // The settings of VS Code have the servers one level deeper.
     let within = entries.iter().find(|entry| entry.key == "mcp").and_then(|mcp| self::entries(&mcp.node));
     let (entries, at) = match (named(entries), within.and_then(|within| Some((within, named(within)?)))) {
         (Some(at), _) => (entries, at),
@@ -38,7 +38,7 @@ pub(super) fn problem(file: &Node) -> Option<Problem> {
     Some(Problem::new(*key_place, message))
 }
 
-/// The same of a text that is JSON with comments, as editors allow it, and so no YAML.
+/// As [`problem`], for JSON with comments, which editors accept but which is not YAML.
 pub(super) fn problem_in_text(text: &str) -> Option<Problem> {
     if !text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']) {
         return None;
@@ -64,14 +64,14 @@ fn text<'n>(node: &'n Node, keys: &[&str]) -> Option<&'n str> {
     get(node, keys)?.characters()
 }
 
-/// Keys of a server's URL: Windsurf and Gemini CLI have words of their own.
+/// Keys of a server's URL; Windsurf and Gemini CLI use names of their own.
 const URLS: [&str; 4] = ["url", "serverUrl", "httpUrl", "endpoint"];
 
 fn is_server(node: &Node) -> bool {
     get(node, &["command"]).is_some() || get(node, &URLS).is_some()
 }
 
-/// The routes for these servers, as a file.
+/// The equivalent routes as YAML.
 fn routes_yaml(servers: &[&MapEntry]) -> String {
     let mut yaml = String::from("routes:\n");
     for server in servers {
@@ -103,7 +103,7 @@ fn write_route(yaml: &mut String, path: &str, MapEntry { key, node, .. }: &MapEn
         return Ok(());
     }
     let command = get(node, &["command"]);
-    // Zed has a mapping of its own there.
+    // Zed has a mapping with `path` here.
     let command = command.and_then(|command| get(command, &["path"])).or(command);
     let words = |node: &Node| match &node.value {
         NodeValue::List(items) => items.iter().filter_map(Node::characters).map(quoted).collect(),
@@ -126,7 +126,7 @@ fn write_route(yaml: &mut String, path: &str, MapEntry { key, node, .. }: &MapEn
     Ok(())
 }
 
-/// A text as YAML, with the variables that VS Code writes as ours.
+/// A quoted YAML string, with variables of VS Code converted to `${NAME}`.
 fn quoted(text: &str) -> String {
     let mut ours = String::new();
     let mut rest = text;
@@ -146,7 +146,7 @@ fn quoted(text: &str) -> String {
             {
                 let _ = write!(ours, "${{{name}}}");
             }
-            // What only a host knows stays a text.
+            // Placeholders that only the host can resolve stay literal.
             _ => {
                 let _ = write!(ours, "$${{{name}}}");
             }
@@ -157,7 +157,7 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(&ours).expect("a string is written to memory")
 }
 
-/// A name as one of a variable.
+/// A name converted to the name of an environment variable.
 fn variable(name: &str) -> String {
     let word = |byte: char| if byte.is_ascii_alphanumeric() { byte.to_ascii_uppercase() } else { '_' };
     let name: String = name.chars().map(word).collect();
@@ -167,7 +167,7 @@ fn variable(name: &str) -> String {
     }
 }
 
-/// A name as a part of a path.
+/// A name converted to a path segment.
 fn slug(name: &str) -> String {
     let part = |byte: char| match byte {
         byte if byte.is_ascii_alphanumeric() || matches!(byte, '-' | '_' | '.') => byte.to_ascii_lowercase(),
@@ -177,7 +177,7 @@ fn slug(name: &str) -> String {
     if slug.is_empty() { "mcp".to_owned() } else { slug }
 }
 
-/// The text without `//` and `/* */` outside of strings, each line in its place.
+/// Removes `//` and `/* */` comments outside of strings, and keeps line numbers.
 fn without_comments(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();
@@ -220,13 +220,13 @@ mod tests {
     use crate::config;
     use std::path::Path;
 
-    /// What is suggested for a file, and that it is a configuration.
+    /// The suggested YAML for a host's file.
     fn suggested(text: &str) -> String {
         let problems =
             config::parse(Path::new("host.json"), text).expect_err("it is none of ours").to_string();
         assert_eq!(problems.matches("host.json:").count(), 1, "{problems}");
-        let (said, yaml) = problems.split_once("\n\n").unwrap_or_else(|| panic!("{problems}"));
-        assert!(said.contains("is the format of MCP hosts"), "{said}");
+        let (message, yaml) = problems.split_once("\n\n").unwrap_or_else(|| panic!("{problems}"));
+        assert!(message.contains("is the format of MCP hosts"), "{message}");
         yaml.to_owned()
     }
 
@@ -239,7 +239,7 @@ mod tests {
 }"#;
 
     #[test]
-    fn a_file_of_claude_desktop_is_written_as_ours_without_its_secrets() {
+    fn a_claude_desktop_file_is_converted_without_its_secrets() {
         let yaml = suggested(DESKTOP);
         assert_eq!(
             yaml,
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_vs_code_may_have_comments_and_inputs() {
+    fn a_vs_code_file_may_have_comments_and_inputs() {
         let file = r#"{
   // The key is asked for.
   "inputs": [{ "type": "promptString", "id": "api-key", "password": true }], /* and
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_ours_with_such_a_key_is_one_of_ours() {
+    fn a_configuration_with_a_host_key_is_not_taken_for_a_host_file() {
         let text = "servers: { a: { command: sh } }\nroutes: [{ upstream: { url: 'http://a' } }]";
         let problems = config::parse(Path::new("x.yaml"), text).expect_err("unknown").to_string();
         assert!(problems.contains("unknown key `servers`"), "{problems}");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_are_taken_out_of_json_and_left_in_strings() {
+    fn comments_are_removed_from_json_but_not_from_strings() {
         let text = "{ \"a\": \"http://x/*y*/\\\"//\", // z\n \"b\": 1 /* \n ** */ }";
         assert_eq!(without_comments(text), "{ \"a\": \"http://x/*y*/\\\"//\", \n \"b\": 1 \n }");
     }

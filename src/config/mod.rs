@@ -1,13 +1,14 @@
-//! The configuration: as written, then as meant.
+//! The configuration: the file as written, and the values that each part of the proxy needs.
 //!
-//! `yaml` is what somebody wrote and where. [`mod@file`], with `route`, `server` and `limits`, says which keys there are, each in one place, and turns
-//! what was written into what the parts need, each of which owns the type of its own configuration; `cross_checks`
-//! judges what crosses keys. Everything that is wrong is reported at once, as `file:line:column: message` with the
-//! remedy ([`Problems`]); doubts are for what may be right. The command line goes the same way: its flags are laid
-//! over the tree that was read.
+//! `yaml` parses the file into a tree with source positions. [`mod@file`], with `route`, `server` and
+//! `limits`, declares each key once and converts the tree into the `Config` types of the parts;
+//! `cross_checks` validates combinations of keys. All problems are reported together, as `file:line:column:
+//! message` with a fix ([`Problems`]); warnings are for values that are valid but probably unintended.
+//! Command line flags are applied to the same tree.
 //!
-//! Begin with [`Config`] and [`load`]. `section` is how keys are declared, `value_types` what they may be, [`values`] reads
-//! the single values, [`schema()`] describes the file to editors, [`secret`] keeps what must not be shown.
+//! Begin with [`Config`] and [`load`]. `section` declares keys, `value_types` has the types of values,
+//! [`values`] parses single values, [`schema()`] describes the file for editors, [`secret`] protects keys and
+//! tokens.
 
 mod config_files;
 mod cross_checks;
@@ -58,46 +59,46 @@ use std::{
 };
 use variables::VariableValues;
 
-/// A file larger than this is not a configuration.
+/// Maximum size of a configuration file, in bytes.
 const MAX_FILE: u64 = 4 << 20;
-/// The standard input in the place of a file.
+/// The path that stands for standard input.
 const STDIN: &str = "-";
 
-/// Everything the proxy is started with.
+/// The complete configuration of the proxy.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub front: front::Config,
-    /// The operator's listener; `Missing` for none.
+    /// Admin listener; `None` if off.
     pub admin: Option<admin::Config>,
-    /// Where scrapers get metrics, beside the admin listener; `Missing` for nowhere.
+    /// Additional listener for Prometheus; `None` if off.
     pub metrics: Option<SocketAddr>,
     pub store: StoreConfig,
-    /// At least one; no two of one path.
+    /// The routes: at least one, with distinct paths.
     pub routes: Vec<RouteConfig>,
     pub quotas: policy::TaskQuotas,
-    /// What `requestState`s are sealed with: the first seals, each opens. None: one is made at start,
-    /// and states end with the process.
+    /// Keys that encrypt `requestState`: the first encrypts, all decrypt. If empty, a key is generated at
+    /// start, and states are valid until the process ends.
     pub state_keys: Vec<secret::SecretKey>,
     pub connections: ConnectionLimits,
     pub drain: DrainTimes,
     pub log: LogConfig,
     pub ready: ReadinessConfig,
-    /// Where traces go; `Missing` for nowhere.
+    /// Trace export; `None` if off.
     pub traces: Option<trace::ExportSettings>,
-    /// All of it as operators are shown it.
+    /// The configuration as shown to operators, without secrets.
     pub settings: RedactedSettings,
-    /// What is allowed and yet probably not meant.
+    /// Warnings about valid but probably unintended values.
     pub warnings: ConfigWarnings,
-    /// The files it was read from: itself, where it is one, and those that it names.
+    /// The configuration file and the files that it names.
     pub files: ConfigFiles,
 }
 
-/// What is allowed and yet probably not meant, a line each. `Debug` hides it: two configurations that mean the same may
-/// be written in two ways.
+/// Warnings about valid but probably unintended values, one per line. `Debug` hides them, so that equivalent
+/// configurations compare equal.
 #[derive(Clone, Default)]
 pub struct ConfigWarnings(Vec<String>);
 
-/// One endpoint and the server behind it.
+/// A route and its server.
 #[derive(Clone, Debug)]
 pub struct RouteConfig {
     pub route: policy::Route,
@@ -105,20 +106,21 @@ pub struct RouteConfig {
     pub upstream: upstream::Config,
 }
 
-/// How long stopping in order takes.
+/// Durations of the phases of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainTimes {
-    /// How long after the signal to stop new calls are still served, while `/ready` says 503 and connections are let
-    /// go: what it takes load balancers to hear of it. Default 0.
+    /// Time after the stop signal in which new calls are still served, while `/ready` responds with 503 and
+    /// idle connections are closed, so that load balancers can notice. Default 0.
     pub notice: Duration,
-    /// Time for calls in flight to finish, after `notice`. Calls that are still running then end with `-31007`. Default 30 s.
+    /// Time for calls in flight to finish, after `notice`. Calls that are still running then end with
+    /// `-31007`. Default 30 s.
     pub limit: Duration,
 }
 
 const DEFAULT_DRAIN: DrainTimes = DrainTimes { notice: Duration::ZERO, limit: Duration::from_secs(30) };
 
-/// How many connections there may be, where that was written; else it follows from what the system
-/// allows ([`crate::runtime::DescriptorLimit`]).
+/// Configured connection limits. Limits that are not set are derived from the limit of open files
+/// ([`crate::runtime::DescriptorShares`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// `limits.connections`
@@ -127,57 +129,58 @@ pub struct ConnectionLimits {
     pub servers: Option<usize>,
 }
 
-/// Where tasks are kept.
+/// Location of the task store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum StoreConfig {
-    /// In this process; forgotten at its end.
+    /// In memory; lost when the process ends.
     #[default]
     Memory,
-    /// In a folder, for the next process, too.
+    /// In a folder; survives restarts.
     Disk {
         path: PathBuf,
-        /// The store's key; `Missing` for the file beside the folder.
+        /// The key of the store; `None` for the key file beside the folder.
         key: Option<StoreKeySource>,
-        /// Bytes of the folder; `Missing` for as many as the disk has.
+        /// Size limit of the folder, in bytes; `None` for no limit.
         max_bytes: Option<usize>,
     },
 }
 
-/// Where the key of a store on disk is.
+/// Source of the key of a store on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreKeySource {
-    /// In this file, which is made where there is none.
+    /// A key file, which is created if missing.
     File(PathBuf),
-    /// At hand, since the configuration was read.
+    /// The key itself, read together with the configuration.
     Value(secret::SecretKey),
 }
 
-/// How the log is written, and what of it.
+/// Format and level of the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogConfig {
     pub format: LogFormat,
-    /// In the syntax of `tracing`'s filters, as in `warn` or `info,deferral::access=warn`; `Missing` for `info`.
+    /// Filter in the syntax of `tracing`, as in `warn` or `info,deferral::access=warn`; `None` for `info`.
     pub level: Option<String>,
 }
 
-/// What `/ready` needs.
+/// Conditions of `/ready`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadinessConfig {
-    /// Each route's server can be reached. Default no: clients of the others are served, and those of this one are told.
+    /// Whether `/ready` requires that the server of each route is reachable. Default false: clients of the
+    /// other routes are served, and those of this route get errors.
     pub needs_servers: bool,
 }
 
-/// How the log is written.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// A line for people.
+    /// Plain text.
     #[default]
     Text,
-    /// A JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The JSON Schema (2020-12) of the configuration file, every part written out in its place.
+/// The JSON Schema (2020-12) of the configuration file, without references.
 pub fn schema() -> serde_json::Value {
     let nowhere = Environment::default();
     let context = LoadContext { folder: Path::new(""), checks_files: false, environment: &nowhere };
@@ -188,29 +191,28 @@ pub fn schema() -> serde_json::Value {
     schema
 }
 
-/// Reads a configuration file. What it names is not looked at, except for keys.
+/// Reads a configuration file. Files that it names are not checked, except for keys.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All problems of the file.
 pub fn load(path: &Path) -> Result<Config, Problems> {
     Ok(load_overlaid(Some(path), |_, _| {}, false)?.0)
 }
 
-/// Reads a configuration file, looks whether the certificates it names can be served with, and says beside it what
-/// is allowed and yet probably not meant, if there is anything.
+/// Reads a configuration file, checks the certificates and commands that it names, and returns its warnings
+/// as well.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All problems of the file.
 pub fn check(path: &Path) -> Result<(Config, Option<Problems>), Problems> {
     load_overlaid(Some(path), |_, _| {}, true)
 }
 
-/// Reads a configuration file, if there is one (`-` is the standard input), lays something else over it
-/// (the flags of the command line), looks whether the certificates it names can be served with, and says
-/// what it all means.
+/// Reads a configuration file, if one is given (`-` is standard input), applies `overlay` (the flags of the
+/// command line), and checks the certificates and commands that it names.
 ///
 /// # Errors
-/// Everything that is wrong with both.
+/// All problems of the file and the overlay.
 pub fn load_with(
     path: Option<&Path>,
     overlay: impl FnOnce(&mut Node, &mut Vec<Problem>),
@@ -234,23 +236,23 @@ fn load_overlaid(
     parse_overlaid(Some(name), Some(&text), overlay, look, &environment)
 }
 
-/// What a file is called where something is wrong with it.
+/// The name of a configuration file in messages.
 pub fn display_path(path: &Path) -> &Path {
     if path == Path::new(STDIN) { Path::new("<stdin>") } else { path }
 }
 
-/// As [`load`], from a text; `path` is what its problems name, and where relative paths begin.
+/// As [`load`], from a text. `path` is the file name in problems and the base of relative paths.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All problems of the text.
 pub fn parse(path: &Path, text: &str) -> Result<Config, Problems> {
     Ok(parse_overlaid(Some(path.to_owned()), Some(text), |_, _| {}, false, &Environment::of_process())?.0)
 }
 
-/// As [`check`], of a text, where the environment has these variables.
+/// As [`check`], from a text and with the given environment variables.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// All problems of the text.
 pub fn check_in(
     path: &Path,
     text: &str,
@@ -271,7 +273,7 @@ fn parse_overlaid(
         Some(text) => yaml::parse(text, &mut report.problems),
         None => Some(Node::map(SourceSpan::Whole)),
     };
-    // YAML takes comments of JSON for parts of keys.
+    // YAML would read JSON comments as parts of keys.
     let of_host = read.as_ref().and_then(mcp_servers::problem);
     if let Some(problem) = of_host.or_else(|| text.and_then(mcp_servers::problem_in_text)) {
         return Err(Problems::one(path, problem));
@@ -285,7 +287,7 @@ fn parse_overlaid(
     let context = LoadContext { folder: &folder, checks_files: look, environment };
     let mut used = VariableValues::new();
     let config = read.and_then(|mut node| {
-        // Before the flags, which a shell has replaced variables in already.
+        // Variables are replaced before the overlay: the shell has already replaced those in flags.
         used = variables::substitute(&mut node, environment, &mut report);
         overlay(&mut node, &mut report.problems);
         let name = path.as_deref().map(Path::to_string_lossy);
@@ -301,17 +303,17 @@ fn parse_overlaid(
     variables::redact_values(&mut problems, &used);
     variables::redact_values(&mut doubts, &used);
     let config = Problems::or_ok(path.clone(), problems, config)?;
-    let mut config = config.expect("what cannot be read is a problem");
+    let mut config = config.expect("an unreadable node has been reported");
     let doubts = Problems::or_ok(path, doubts, ()).err();
     let line = |line: String| line.replacen(": warning: ", ": ", 1);
     config.warnings = ConfigWarnings(doubts.iter().flat_map(Problems::lines).map(line).collect());
     Ok((config, doubts))
 }
 
-// === impl Warnings ===
+// === impl ConfigWarnings ===
 
 impl ConfigWarnings {
-    /// Each with its place, as in `deferral.yaml:7:5: …`.
+    /// The warnings with their source positions, as in `deferral.yaml:7:5: …`.
     pub fn lines(&self) -> &[String] {
         &self.0
     }
@@ -319,22 +321,24 @@ impl ConfigWarnings {
 
 impl fmt::Debug for ConfigWarnings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Warnings(..)")
+        f.write_str("ConfigWarnings(..)")
     }
 }
 
 // === impl Config ===
 
 impl Config {
-    /// Gives commands what follows from other keys: the variables with secrets of the proxy, which no process inherits; and
-    /// whether callers may be told what a server wrote to standard error, which is where all of them are on this machine.
+    /// Completes commands with values derived from other keys: the secret variables of the proxy, which no
+    /// process inherits, and whether clients may see the standard error of a server, which requires that all
+    /// of them are local.
     fn prepare_commands(&mut self, secrets: Vec<String>) {
         let secrets: Arc<[String]> = secrets.into();
         let is_local = self.front.public_url.is_none()
             && self.front.listen.iter().all(|address| address.ip().to_canonical().is_loopback());
         for route in &mut self.routes {
             if let upstream::UpstreamTarget::Command(command) = &mut route.server {
-                // What is not inherited anyway need not be withheld: a command that stays the same keeps its processes.
+                // Withholding only variables that would be inherited keeps unchanged commands equal, so that
+                // a reload keeps their processes.
                 command.withheld = match &command.inherit {
                     EnvInheritance::All => Arc::clone(&secrets),
                     EnvInheritance::Safe => Arc::default(),
@@ -348,7 +352,7 @@ impl Config {
     }
 }
 
-/// The text of a file that may be a configuration; otherwise what to say of it.
+/// Reads a file with a size limit. The error is a message without the file name.
 fn read_file(path: &Path) -> Result<String, String> {
     read_all(std::fs::File::open(path).map_err(read_error)?)
 }

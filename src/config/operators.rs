@@ -1,4 +1,4 @@
-//! The keys of `admin`: where operators come in.
+//! The keys of `admin`, the admin listener.
 
 use super::{
     SpannedValue,
@@ -16,12 +16,12 @@ use std::net::SocketAddr;
 
 const DEFAULT: &str = "127.0.0.1:8809";
 
-/// What is written under `admin`, where it is not `off`.
+/// The keys of `admin`, unless it is `off`.
 pub(super) struct AdminKeys {
     pub(super) listen: SpannedValue<SocketAddr>,
     pub(super) token: Setting<SecretSource>,
     pub(super) tls: Option<front::TlsPaths>,
-    /// Whether `tls` is written, be it right or wrong.
+    /// Whether `tls` is written, valid or not.
     pub(super) has_tls: bool,
 }
 
@@ -68,7 +68,7 @@ fn default() -> SocketAddr {
     DEFAULT.parse().expect("the default is an address")
 }
 
-// === impl Written ===
+// === impl AdminKeys ===
 
 impl Default for AdminKeys {
     fn default() -> Self {

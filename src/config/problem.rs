@@ -1,54 +1,54 @@
-//! What is wrong with a configuration: all of it at once, each thing with its place and its remedy.
+//! Problems of a configuration: all of them are collected, each with its position and its fix.
 
 use std::{fmt, path::PathBuf};
 
-/// Where a setting was written.
+/// The position where a setting was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceSpan {
-    /// In the file. Both count from 1; columns count characters.
+    /// A position in the file. Both count from 1; columns count characters.
     File { line: usize, column: usize },
-    /// On the command line, by the name of the flag (`--listen`).
+    /// A command line flag, by its name (`--listen`).
     Flag(&'static str),
-    /// Nowhere in particular: something is missing altogether.
+    /// No position: the setting is missing.
     Whole,
 }
 
-/// A value and where it was written.
+/// A value and the position where it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpannedValue<T> {
     pub place: SourceSpan,
     pub value: T,
 }
 
-/// One thing that is wrong.
+/// One problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub place: SourceSpan,
-    /// Names the thing and says what would be right.
+    /// What is wrong with which key, and the fix.
     pub message: String,
 }
 
-/// Everything that is wrong with a configuration, in the order of the file. Never empty.
+/// All problems of a configuration, in the order of the file. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
     file: Option<PathBuf>,
     list: Vec<Problem>,
 }
 
-// === impl Place ===
+// === impl SourceSpan ===
 
 impl SourceSpan {
     pub(super) const START: Self = Self::File { line: 1, column: 1 };
 }
 
-// === impl At ===
+// === impl SpannedValue ===
 
 impl<T> SpannedValue<T> {
     pub const fn new(place: SourceSpan, value: T) -> Self {
         Self { place, value }
     }
 
-    /// A default.
+    /// A default value, without a position.
     pub const fn default_value(value: T) -> Self {
         Self::new(SourceSpan::Whole, value)
     }
@@ -57,7 +57,7 @@ impl<T> SpannedValue<T> {
         self.place != SourceSpan::Whole
     }
 
-    /// The value, where it is not a default.
+    /// The value, unless it is a default.
     pub fn explicit(&self) -> Option<&T> {
         self.is_written().then_some(&self.value)
     }
@@ -83,7 +83,7 @@ impl Problems {
             return Ok(value);
         }
         list.sort_by_key(|problem| problem.place);
-        // What aliases repeat is wrong once.
+        // YAML aliases repeat the same problem.
         list.dedup();
         Err(Self { file, list })
     }
@@ -94,7 +94,7 @@ impl Problems {
 }
 
 impl Problems {
-    /// A line for each: `file:line:column: message`, as editors and CI understand it.
+    /// One line per problem: `file:line:column: message`, as editors and CI understand it.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.list.iter().map(|Problem { place, message }| match (place, &self.file) {
             (SourceSpan::File { line, column }, Some(file)) => {
@@ -109,7 +109,7 @@ impl Problems {
 }
 
 impl fmt::Display for Problems {
-    /// [`Problems::lines`].
+    /// Prints [`Problems::lines`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.lines().collect::<Vec<_>>().join("\n"))
     }
@@ -117,7 +117,7 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// The one of `known` that `text_value` was probably meant to be.
+/// The entry of `known` that `word` is probably a misspelling of.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase().replace('-', "_");
     known
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_of_the_finger_is_understood_and_another_word_is_not() {
+    fn a_misspelling_is_recognised_and_another_word_is_not() {
         let known = ["listen", "admin", "routes", "public_url"];
         assert_eq!(nearest("lisetn", known), Some("listen"));
         assert_eq!(nearest("Listen", known), Some("listen"));

@@ -1,4 +1,4 @@
-//! What of the configuration is about rollouts: for whom a mode holds already.
+//! The keys of `rollout`: the share of principals to which a mode applies.
 
 use super::{
     SpannedValue,
@@ -12,7 +12,7 @@ use crate::policy::{DeferPolicy, Mode, Rollout, RolloutBasis, RolloutShare, Tool
 use serde_json::{Value as Json, json};
 use std::sync::Arc;
 
-/// For whom calls become tasks already, and where that is written.
+/// The rollout and the position where it is written.
 pub(super) fn rollout(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<Arc<Rollout>>> {
     let about = "Share of principals whose calls become tasks, as in `25%`; or a mapping with more \
                  options. The others are treated as in mode `observe`. Default: `100%`.";
@@ -76,7 +76,7 @@ fn rollout_keys(s: &mut SectionReader<'_, '_>) -> Option<Rollout> {
     Some(Rollout { share: written.ok()?, by: by.ok().unwrap_or_default(), always, never })
 }
 
-/// A client of 2026-07-28 has no session.
+/// Warns of `by: session`: clients of 2026-07-28 have no session.
 fn warn_session(place: SourceSpan, s: &mut SectionReader<'_, '_>) {
     let message = "warning: clients of 2026-07-28 have no sessions, so with `session` they are all \
                    outside until the share is 100%; to include them, use `principal` or a header";
@@ -111,7 +111,7 @@ fn share_schema() -> Json {
     json!({ "type": "string", "pattern": r"^[0-9]{1,3}(\.[0-9]{1,4})?%$" })
 }
 
-/// A share of all: per cent, with up to four digits behind the point.
+/// Parses a percentage with up to four decimal places.
 fn share(text: &str) -> Result<RolloutShare, InvalidValue> {
     let invalid = |why: &str| Err(InvalidValue(format!("`{text}` {why}; write a share as in 25% or 0.5%")));
     let Some(number) = text.strip_suffix('%') else { return invalid("has no % sign") };
@@ -127,7 +127,7 @@ fn share(text: &str) -> Result<RolloutShare, InvalidValue> {
     millionths.map_or_else(|| invalid("is more than 100%"), Ok)
 }
 
-/// The rollouts of tools, each where its rule is written.
+/// The rollouts of tool rules, with the positions of the rules.
 pub(super) fn tool_rollouts(
     rules: &[SpannedValue<Option<SpannedValue<ToolRule>>>],
 ) -> Vec<SpannedValue<Arc<Rollout>>> {
@@ -136,8 +136,8 @@ pub(super) fn tool_rollouts(
     written.map(|(place, rollout)| SpannedValue::new(place, Arc::clone(rollout))).collect()
 }
 
-/// Callers are told apart by `Authorization` alone, and nothing here says that they have one: a proxy that is tried out
-/// on one machine would make no task at all, and nothing would say why.
+/// Warns of a partial rollout on a route that identifies principals by `Authorization` only. Without
+/// credentials, as in a local trial, no call would become a task, with no visible reason.
 pub(super) fn warn_anonymous<'a>(
     rollouts: impl Iterator<Item = &'a SpannedValue<Arc<Rollout>>>,
     s: &mut SectionReader<'_, '_>,
@@ -156,7 +156,7 @@ pub(super) fn warn_anonymous<'a>(
     }
 }
 
-/// A rollout of what makes no tasks holds for nobody.
+/// Reports a rollout of a route on which no calls become tasks.
 pub(super) fn reject_ineffective(
     of_route: Option<&SpannedValue<Arc<Rollout>>>,
     defer: &DeferPolicy,
@@ -172,7 +172,7 @@ pub(super) fn reject_ineffective(
     }
 }
 
-/// The same of a tool's own.
+/// As [`reject_ineffective`], for the rollout of a tool rule.
 pub(super) fn reject_ineffective_of_tool(
     rollout: Option<&SpannedValue<Arc<Rollout>>>,
     mode: Mode,

@@ -29,7 +29,7 @@ use std::{
     time::Duration,
 };
 
-/// A route as it is written; `Missing` of what is wrong with it.
+/// A route as written; fields that are invalid are `None`.
 pub(super) struct Route {
     pub(super) path: Option<SpannedValue<String>>,
     pub(super) config: Option<RouteConfig>,
@@ -72,7 +72,8 @@ pub(super) fn route(
     cross_checks::check_call_limits(&rules, &limits, s);
     let rollouts_of_tools = rollout::tool_rollouts(&rules);
     let tools = cross_checks::tools(rules, s);
-    // A server is held to the longest time of all; a call whose own is shorter ends before.
+    // The client of the server gets the longest timeout of all tools; calls with a shorter timeout end
+    // earlier.
     let of_route = cross_checks::CallTimeLimit::of(timeout, timeouts);
     let longest = tools.iter().filter_map(|rule| rule.timeout).fold(of_route.time, Duration::max);
     rollout::reject_ineffective(rolled_out.as_ref(), &defer, &tools, s);
@@ -131,7 +132,7 @@ pub(super) fn route(
             .key("questions", "Input requests of the server during a call: elicitation, sampling, roots.")
             .read_section("`questions`", questions),
         forward: cross_checks::reject_repeated(forward, s, |name| format!("`{name}` is listed twice; remove one of the two")),
-        // A key of `upstream`.
+        // Set below, from a key of `upstream`.
         forwarded: false,
         response_headers: s
             .key("response", "Responses to clients of the route.")
@@ -159,7 +160,7 @@ pub(super) fn route(
     Route { path: name, config }
 }
 
-/// The path of a route, if it is right.
+/// The path of a route, if it is valid.
 fn name(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<String>> {
     match s.key("path", "Path that clients use.").with_default(DEFAULT_PATH).read(path()) {
         Setting::Valid(path) => Some(path),
@@ -168,7 +169,7 @@ fn name(s: &mut SectionReader<'_, '_>) -> Option<SpannedValue<String>> {
     }
 }
 
-/// What a caller is, on a route of this path, if that is open to clients from elsewhere.
+/// Reads `principal`. `exposed` is the path of the route if remote clients can reach it.
 fn caller(s: &mut SectionReader<'_, '_>, exposed: Option<&SpannedValue<String>>) -> PrincipalSource {
     let principal = s
         .key(
@@ -207,7 +208,7 @@ fn defer(s: &mut SectionReader<'_, '_>) -> (DeferPolicy, Option<SpannedValue<Arc
     (defer, rollout)
 }
 
-/// A rule of a tool, on a route of this mode.
+/// A tool rule. `inherited` is the mode of the route.
 fn tool(s: &mut SectionReader<'_, '_>, inherited: Mode) -> Option<SpannedValue<ToolRule>> {
     let matches =
         s.key("match", "Name of the tool; `*` matches any characters, `?` one.").read_required(pattern());
@@ -265,7 +266,7 @@ fn tool(s: &mut SectionReader<'_, '_>, inherited: Mode) -> Option<SpannedValue<T
     ))
 }
 
-/// How many calls there may be at a time and in a minute, by these descriptions.
+/// Reads `concurrency` and `calls_per_minute` with these descriptions.
 fn call_limits(
     s: &mut SectionReader<'_, '_>,
     at_a_time: &'static str,

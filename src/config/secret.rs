@@ -1,8 +1,8 @@
-//! Values nobody should read by accident: keys, and clients' tokens.
+//! Secret values: keys and tokens.
 //!
-//! Neither is written in the configuration itself, which is printed, copied and put under
-//! version control: it is in a file or in the environment, and the configuration says where. No
-//! message about one holds any of it.
+//! They are never written in the configuration itself, which is printed, copied and put under version
+//! control; the configuration names a file or an environment variable. No message contains any part of a
+//! secret.
 
 use super::{
     environment::LoadContext,
@@ -17,17 +17,17 @@ use base64::{
 use http::HeaderValue;
 use std::{fmt, fs::File, io::Read, path::PathBuf};
 
-/// A value that is not shown: `Debug` hides it, and there is no `Display`.
+/// A value that is never shown: `Debug` hides it, and there is no `Display`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret<T>(T);
 
-/// 32 secret bytes.
+/// A secret key of 32 bytes.
 pub type SecretKey = Secret<[u8; 32]>;
 
-/// What a client shows to be known.
+/// A bearer token.
 pub type SecretToken = Secret<String>;
 
-/// Where a secret is.
+/// Location of a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretSource {
     File(PathBuf),
@@ -35,19 +35,20 @@ pub enum SecretSource {
     Env(String),
 }
 
-/// Where a client's token is, and whose it is.
+/// The name of a client's token, and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenSource {
     pub(super) name: String,
     pub(super) source: SecretSource,
 }
 
-/// Bytes of a file with a secret. A longer one holds something else.
+/// Maximum size of a secret file, in bytes.
 const MAX_FILE: u64 = 4 << 10;
 
 const LENGTH: usize = 32;
 
-/// Characters of a token. A shorter one can be found by trying: 16 hex digits are 64 bits, and no key stretches them.
+/// Minimum length of a token, in characters. Tokens are not stretched, so shorter ones can be guessed: 16 hex
+/// digits are 64 bits.
 const SHORTEST_TOKEN: usize = 16;
 
 // === impl Secret ===
@@ -57,7 +58,7 @@ impl<T> Secret<T> {
         Self(value)
     }
 
-    /// The value, for the one place that needs it.
+    /// The secret value itself.
     pub const fn expose(&self) -> &T {
         &self.0
     }
@@ -69,13 +70,13 @@ impl<T> fmt::Debug for Secret<T> {
     }
 }
 
-// === impl Source ===
+// === impl SecretSource ===
 
 impl SecretSource {
     /// Reads a key.
     ///
     /// # Errors
-    /// Says what is missing, or in which way it is no key.
+    /// The source is missing, or its content is not a valid key.
     pub(super) fn key(&self, context: LoadContext<'_>) -> Result<SecretKey, InvalidValue> {
         decode(&self.text(context)?).map_err(|why| {
             InvalidValue(format!(
@@ -88,7 +89,7 @@ impl SecretSource {
     /// Reads a token.
     ///
     /// # Errors
-    /// Says what is missing, or in which way it is no token.
+    /// The source is missing, or its content is not a valid token.
     pub(super) fn token(&self, context: LoadContext<'_>) -> Result<SecretToken, InvalidValue> {
         let text = self.text(context)?;
         token(&text).map_err(|why| {
@@ -99,10 +100,10 @@ impl SecretSource {
         })
     }
 
-    /// Reads the value of a header.
+    /// Reads a header value.
     ///
     /// # Errors
-    /// Says what is missing, or that it is none.
+    /// The source is missing, or its content is not a valid header value.
     pub(super) fn header(&self, context: LoadContext<'_>) -> Result<HeaderValue, InvalidValue> {
         let mut value = HeaderValue::from_str(self.text(context)?.trim())
             .ok()
@@ -114,10 +115,11 @@ impl SecretSource {
         Ok(value)
     }
 
-    /// Reads the value of a variable of a command. A file ends in a line break, which is no part of it.
+    /// Reads the value of an environment variable for a command. The trailing line break of a file is
+    /// removed.
     ///
     /// # Errors
-    /// Says what is missing, or that no variable can have it.
+    /// The source is missing, or its content cannot be the value of a variable.
     pub(super) fn variable(&self, context: LoadContext<'_>) -> Result<String, InvalidValue> {
         let mut text = self.text(context)?;
         if let (Self::File(_), Some(line)) = (self, text.strip_suffix('\n')) {
@@ -129,10 +131,10 @@ impl SecretSource {
         }
     }
 
-    /// Where the private key of a certificate is. A file is read when it is needed.
+    /// The private key of a certificate. A file is read when it is needed.
     ///
     /// # Errors
-    /// Says which variable is not set.
+    /// The environment variable is not set.
     pub(super) fn private_key(&self, context: LoadContext<'_>) -> Result<PrivateKey, InvalidValue> {
         Ok(match self.resolved(context) {
             Self::File(path) => PrivateKey::File(path),
@@ -152,7 +154,7 @@ impl SecretSource {
         }
     }
 
-    /// The same, where a path is what it is for us.
+    /// The same source with its path resolved against the folder of the configuration.
     fn resolved(&self, context: LoadContext<'_>) -> Self {
         match self {
             Self::File(path) => Self::File(context.folder.join(path)),
@@ -170,7 +172,8 @@ impl fmt::Display for SecretSource {
     }
 }
 
-/// The variables that hold secrets of the proxy itself: keys, tokens, and private keys of certificates outside of `routes`.
+/// The environment variables that hold secrets of the proxy itself: keys, tokens, and private keys of
+/// certificates, outside of `routes`.
 pub(super) fn secret_variables(file: &Node) -> Vec<String> {
     fn collect(node: &Node, names: &mut Vec<String>) {
         match &node.value {
@@ -207,15 +210,14 @@ fn read(path: &PathBuf) -> Result<String, String> {
     Ok(text)
 }
 
-/// A key as text, with blanks around it: files end in a line break. What is wrong with it is told
-/// by counts alone.
+/// Parses a key, ignoring surrounding white space. Error messages contain counts only.
 fn decode(text: &str) -> Result<SecretKey, String> {
     let text = text.trim();
     if text.is_empty() {
         return Err("is empty".to_owned());
     }
     let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    // Before base64: 64 hex digits are that too, of 48 bytes.
+    // Before base64: 64 hex digits are also valid base64, of 48 bytes.
     let bytes = if is_hex && text.len() == 2 * LENGTH { Some(hex(text)) } else { base64(text) };
     let length = bytes.as_ref().map(Vec::len);
     match (bytes.and_then(|bytes| bytes.try_into().ok()), length) {
@@ -226,7 +228,8 @@ fn decode(text: &str) -> Result<SecretKey, String> {
     }
 }
 
-/// A token as text, with blanks around it, of what may follow `Bearer` in a header (RFC 6750, 2.1).
+/// Parses a token, ignoring surrounding white space; the characters are those of `Bearer` credentials (RFC
+/// 6750, 2.1).
 fn token(text: &str) -> Result<SecretToken, String> {
     let text = text.trim();
     let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
@@ -238,7 +241,8 @@ fn token(text: &str) -> Result<SecretToken, String> {
     }
 }
 
-/// Whether a text is a key. Where the name of one is wanted, it must not be shown as a wrong name.
+/// Whether a text is a valid key. Used where a name is expected, so that a misplaced key is not shown in the
+/// message.
 pub(super) fn is_key(text: &str) -> bool {
     decode(text).is_ok()
 }
@@ -253,7 +257,7 @@ fn hex(digits: &str) -> Vec<u8> {
     digits.as_bytes().chunks(2).map(|pair| value(&pair[0]) << 4 | value(&pair[1])).collect()
 }
 
-/// In either alphabet, padded or not.
+/// Decodes base64 in either alphabet, padded or not.
 fn base64(text: &str) -> Option<Vec<u8>> {
     let config = GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
     [alphabet::STANDARD, alphabet::URL_SAFE]
@@ -288,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_told_without_showing_it() {
+    fn an_invalid_key_is_reported_without_showing_it() {
         for (text, wrong) in [
             (String::new(), "is empty"),
             (" \n".to_owned(), "is empty"),
@@ -302,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_told_without_showing_it() {
+    fn an_invalid_token_is_reported_without_showing_it() {
         for text in ["0123456789abcdef\n", " aZ9-._~+/aZ9-._~+/== \r\n"] {
             assert_eq!(token(text).as_ref().map(Secret::expose).map(String::as_str), Ok(text.trim()));
         }
@@ -319,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_does_not_show_itself() {
+    fn a_secret_is_hidden_in_debug_output() {
         assert_eq!(format!("{:?}", [Secret::new(HEX)]), "[Secret(..)]");
         assert_eq!(format!("{:#?}", decode(HEX).unwrap()), "Secret(..)");
     }

@@ -1,11 +1,11 @@
-//! What the keys of the file are declared with: a mapping key by key, a list item by item, and single values.
+//! Declarations of keys: mappings key by key, lists item by item, and single values.
 //!
-//! A key is declared once, where its value is used ([`SectionReader::key`]): its name, its description, what may be
-//! written ([`ValueType`]) and its default. What is wrong in the file, what an editor is told and which keys there are,
-//! all come from that.
+//! A key is declared once, where its value is used ([`SectionReader::key`]): its name, description, type
+//! ([`ValueType`]) and default. Validation, the JSON Schema and the list of known keys are derived from the
+//! declaration.
 //!
-//! Structs that `serde` reads and `schemars` describes would name each key again where its value is used, lose the
-//! place of what crosses keys, and stop at the first problem; that took more lines than this.
+//! Deriving from structs with `serde` and `schemars` would repeat each key where its value is used, lose
+//! source positions for checks across keys, and stop at the first problem.
 
 use super::{
     hints,
@@ -16,17 +16,17 @@ use super::{
 };
 use serde_json::{Map, Value as Json, json};
 
-/// What is found out while the file is read.
+/// Collects problems and warnings while the file is read.
 #[derive(Default)]
 pub(super) struct DiagnosticSink {
     pub(super) problems: Vec<Problem>,
-    /// What is allowed and yet probably not meant.
+    /// Warnings about valid but probably unintended values.
     pub(super) warnings: Vec<Problem>,
-    /// The keys down to the section that is being read; those of lists end with `[]`.
+    /// Path of the section that is being read; lists end with `[]`.
     pub(super) path: Vec<String>,
 }
 
-/// A setting: not written, written but wrong (and reported), or written.
+/// A setting: absent, invalid (and reported), or valid.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Setting<T> {
     #[default]
@@ -35,55 +35,55 @@ pub(super) enum Setting<T> {
     Valid(SpannedValue<T>),
 }
 
-/// What may be written somewhere, and what it means.
+/// The type of a value: its schema, its default's display form, and its parser.
 pub(super) struct ValueType<'a, T> {
-    /// As a JSON Schema, which is made for editors alone.
+    /// The JSON Schema. Built on demand, because only editors need it.
     pub(super) schema: Box<dyn Fn() -> Json + 'a>,
-    /// How a default is shown; `null` for not at all.
+    /// The display form of a default; `null` if it is not shown.
     pub(super) show: fn(&T) -> Json,
     pub(super) read: ReadFn<'a, T>,
 }
 
 type ReadFn<'a, T> = Box<dyn Fn(&Node, &mut DiagnosticSink) -> Option<T> + 'a>;
 
-/// The name of what holds all sections.
+/// The name of the top-level section in messages.
 pub(super) const TOP_LEVEL: &str = "the file";
 
-/// A mapping whose keys are being taken one by one. It learns the keys there are from those asked
-/// for, and reports the others in the end. One that is not written has no keys, so all of its defaults hold.
+/// A mapping that is being read key by key. It records the declared keys, and reports all others at the end.
+/// An absent section has no entries, so that all defaults apply.
 pub(super) struct SectionReader<'n, 'r> {
     name: &'static str,
     pub(super) place: SourceSpan,
     entries: &'n [MapEntry],
     known: Map<String, Json>,
     required: Vec<&'static str>,
-    /// Keys that go together, and not with those of another group.
+    /// Alternative groups of keys, of which exactly one is required.
     groups: &'static [&'static [&'static str]],
-    /// Whether it is read, or else described.
+    /// Whether a schema is being built, instead of a file being read.
     is_schema: bool,
     pub(super) diagnostics: &'r mut DiagnosticSink,
 }
 
-/// A key that has been declared, and is to be read.
+/// A declared key, which is read by one of its methods.
 pub(super) struct SectionKey<'s, 'n, 'r> {
     section: &'s mut SectionReader<'n, 'r>,
     name: &'static str,
     description: &'static str,
-    /// For editors, where it is not the reader's.
+    /// Default for the schema, if the value type has none.
     default: Json,
 }
 
-// === impl Kind ===
+// === impl ValueType ===
 
 impl<T> ValueType<'_, T> {
-    /// Whose defaults are shown like this.
+    /// Sets the display form of defaults.
     pub(super) fn show_with(self, show: fn(&T) -> Json) -> Self {
         Self { show, ..self }
     }
 }
 
 impl<'a, T> ValueType<'a, Vec<T>> {
-    /// Of which there must be one. Whoever asks says so where there is none.
+    /// A list with at least one item. The caller reports an empty list.
     pub(super) fn non_empty(self) -> Self {
         let Self { schema, show, read } = self;
         let schema = move || {
@@ -95,10 +95,10 @@ impl<'a, T> ValueType<'a, Vec<T>> {
     }
 }
 
-// === impl Set ===
+// === impl Setting ===
 
 impl<T> Setting<T> {
-    /// What was written, if it can be used.
+    /// The value, if it is valid.
     pub(super) fn ok(self) -> Option<T> {
         match self {
             Self::Valid(at) => Some(at.value),
@@ -111,10 +111,10 @@ impl<T> Setting<T> {
     }
 }
 
-// === impl Section ===
+// === impl SectionReader ===
 
 impl<'n, 'r> SectionReader<'n, 'r> {
-    /// One that is written as this; `Missing` for what is no mapping, which is reported.
+    /// Opens a mapping; reports any other node and returns `None`.
     fn open(node: &'n Node, name: &'static str, report: &'r mut DiagnosticSink) -> Option<Self> {
         if let NodeValue::Map(entries) = &node.value {
             return Some(Self { place: node.place, entries, ..Self::absent(name, report) });
@@ -137,7 +137,7 @@ impl<'n, 'r> SectionReader<'n, 'r> {
         }
     }
 
-    /// Declares a key, to be read next.
+    /// Declares a key.
     pub(super) fn key(&mut self, name: &'static str, about: &'static str) -> SectionKey<'_, 'n, 'r> {
         SectionKey { section: self, name, description: about, default: Json::Null }
     }
@@ -146,12 +146,12 @@ impl<'n, 'r> SectionReader<'n, 'r> {
         self.place != SourceSpan::Whole
     }
 
-    /// Tells editors that the keys of one group are to be written. Whoever asks says so where it is otherwise.
+    /// Adds a `oneOf` of these key groups to the schema. The caller reports violations.
     pub(super) fn require_one_of(&mut self, groups: &'static [&'static [&'static str]]) {
         self.groups = groups;
     }
 
-    /// Something is wrong.
+    /// Reports a problem.
     pub(super) fn add_problem(&mut self, place: SourceSpan, message: impl Into<String>) {
         self.diagnostics.problems.push(Problem::new(place, message));
     }
@@ -172,7 +172,7 @@ impl<'n, 'r> SectionReader<'n, 'r> {
         self.diagnostics.path.push(key.to_owned());
         let value = (kind.read)(&entry.node, self.diagnostics);
         self.diagnostics.path.pop();
-        // The readers of single values do not know whose value they read.
+        // Parsers of single values do not know the key of the value.
         for problem in &mut self.diagnostics.problems[before..] {
             if problem.message.starts_with("must ") {
                 problem.message.insert_str(0, &format!("`{key}` "));
@@ -184,7 +184,7 @@ impl<'n, 'r> SectionReader<'n, 'r> {
         }
     }
 
-    /// Reports the keys that the section does not have.
+    /// Reports the keys that the section does not declare.
     pub(super) fn report_unknown_keys(self) {
         for entry in self.entries.iter().filter(|entry| !self.known.contains_key(&entry.key)) {
             let known: Vec<_> = self.known.keys().map(String::as_str).collect();
@@ -200,15 +200,15 @@ impl<'n, 'r> SectionReader<'n, 'r> {
     }
 }
 
-// === impl Key ===
+// === impl SectionKey ===
 
 impl SectionKey<'_, '_, '_> {
-    /// What holds where nothing is written, for whoever asks by [`SectionKey::read`].
+    /// Sets the default in the schema, for callers of [`SectionKey::read`].
     pub(super) fn with_default(self, default: &str) -> Self {
         Self { default: default.into(), ..self }
     }
 
-    /// What is written, if anything is.
+    /// Reads the setting.
     pub(super) fn read<T>(self, kind: ValueType<'_, T>) -> Setting<T> {
         let mut schema = Json::Null;
         if self.section.is_schema {
@@ -222,18 +222,18 @@ impl SectionKey<'_, '_, '_> {
         self.section.read_entry(self.name, kind)
     }
 
-    /// The same for a key that must be there. Whoever asks says so where it is not.
+    /// Reads a required setting. The caller reports its absence.
     pub(super) fn read_required<T>(self, kind: ValueType<'_, T>) -> Setting<T> {
         self.section.required.push(self.name);
         self.read(kind)
     }
 
-    /// What is written, or else the default.
+    /// The value, or the default if it is absent or invalid.
     pub(super) fn read_or<T>(self, kind: ValueType<'_, T>, default: T) -> T {
         self.read_spanned_or(kind, default).value
     }
 
-    /// The same and where that is: a default is nowhere in particular.
+    /// As [`SectionKey::read_or`], with the position; a default has none.
     pub(super) fn read_spanned_or<T>(self, kind: ValueType<'_, T>, default: T) -> SpannedValue<T> {
         match (Self { default: (kind.show)(&default), ..self }).read(kind) {
             Setting::Valid(at) => at,
@@ -241,12 +241,12 @@ impl SectionKey<'_, '_, '_> {
         }
     }
 
-    /// The items of a list that may be left out.
+    /// The items of an optional list.
     pub(super) fn read_list<T>(self, item: ValueType<'_, T>) -> Vec<SpannedValue<T>> {
         self.read_or(list(item), Vec::new())
     }
 
-    /// A section, named so. Its keys are asked for whether it is written or not: then their defaults hold.
+    /// Reads a section with this name. If it is absent, its keys get their defaults.
     pub(super) fn read_section<T>(
         self,
         name: &'static str,
@@ -258,7 +258,7 @@ impl SectionKey<'_, '_, '_> {
     }
 }
 
-/// What an editor is told of a section with these keys.
+/// The JSON Schema of a section with these keys.
 pub(super) fn schema<T>(name: &'static str, keys: impl Fn(&mut SectionReader<'_, '_>) -> T) -> Json {
     let mut report = DiagnosticSink::default();
     let mut section = SectionReader { is_schema: true, ..SectionReader::absent(name, &mut report) };
@@ -273,7 +273,7 @@ pub(super) fn schema<T>(name: &'static str, keys: impl Fn(&mut SectionReader<'_,
     schema
 }
 
-/// A mapping with these keys; `Missing` of them for what is reported.
+/// The type of a mapping with these keys; `None` if it is invalid, which is reported.
 pub(super) fn mapping<'a, T>(
     name: &'static str,
     keys: impl Fn(&mut SectionReader<'_, '_>) -> Option<T> + Clone + 'a,
@@ -284,7 +284,7 @@ pub(super) fn mapping<'a, T>(
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// Reads a mapping with these keys. What is no mapping is reported.
+/// Reads a mapping with these keys. Reports any other node.
 pub(super) fn read<T>(
     node: &Node,
     name: &'static str,
@@ -297,8 +297,8 @@ pub(super) fn read<T>(
     Some(value)
 }
 
-/// The items of a list, each with its place. One that is wrong makes the list wrong, after the
-/// others were looked at.
+/// A list of items with their positions. An invalid item makes the list invalid after all items have been
+/// read.
 pub(super) fn list<'a, T: 'a>(item: ValueType<'a, T>) -> ValueType<'a, Vec<SpannedValue<T>>> {
     let ValueType { schema, read, .. } = item;
     let read = move |node: &Node, report: &mut DiagnosticSink| {
@@ -321,7 +321,7 @@ pub(super) fn list<'a, T: 'a>(item: ValueType<'a, T>) -> ValueType<'a, Vec<Spann
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// A single value, read from its text whatever YAML takes it for.
+/// Parses a scalar from its text, whatever type YAML assigns to it.
 pub(super) fn leaf<T>(
     node: &Node,
     report: &mut DiagnosticSink,

@@ -1,4 +1,4 @@
-//! The keys of `upstream`: the server's address, or the command that starts it, and what may be said of that.
+//! The keys of `upstream`: the URL of a server, or the command that starts it.
 
 use super::{
     SpannedValue, cross_checks,
@@ -19,7 +19,7 @@ use crate::upstream::{
 };
 use serde_json::{Value as Json, json};
 
-/// The server's URL, or the command that starts it and what goes with that.
+/// Reads the server: `url` or `command`, with the keys that belong to each.
 pub(super) fn server(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> cross_checks::UpstreamKeys {
     s.require_one_of(&[&["url"], &["command"]]);
     let url = s.key("url", "MCP endpoint of the server, over Streamable HTTP.").read(server_url());
@@ -49,7 +49,7 @@ pub(super) fn server(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) ->
     cross_checks::UpstreamKeys { url, command, with_command, shared, http: reached }
 }
 
-/// How a command is started, whose words are elsewhere. The keys that are written go to `http_upstream_keys`.
+/// The settings of a command except its words. Appends the keys that are written to `written`.
 fn command_keys(
     s: &mut SectionReader<'_, '_>,
     context: LoadContext<'_>,
@@ -106,7 +106,7 @@ fn command_keys(
     }
 }
 
-/// What is written under a key. Where something is, the key goes to `http_upstream_keys`.
+/// The value of a key; appends the key to `written` if it is set.
 fn record_key<T>(
     key: &'static str,
     set: Setting<T>,
@@ -118,7 +118,7 @@ fn record_key<T>(
     set.ok()
 }
 
-/// Environment variables: a mapping of names to texts, or to where those are.
+/// Environment variables: a mapping of names to strings, or to sources of secrets.
 fn variables(context: LoadContext<'_>) -> ValueType<'_, EnvVariables> {
     let ValueType { schema: elsewhere, read: where_it_is, .. } =
         mapping("a variable", |s| source(s, "the value"));
@@ -160,7 +160,7 @@ fn variables(context: LoadContext<'_>) -> ValueType<'_, EnvVariables> {
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// What of the environment is inherited.
+/// The environment variables that a command inherits.
 fn inherit() -> ValueType<'static, EnvInheritance> {
     let ValueType { schema, read, .. } = list(string(inherited_name)).non_empty();
     let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["all", "safe"] }, schema()] }));
@@ -180,8 +180,7 @@ fn inherit() -> ValueType<'static, EnvInheritance> {
     ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// A word of a command. An empty one is an argument like any other; that the program has a name is judged by
-/// [`cross_checks`].
+/// A word of a command. Arguments may be empty; [`cross_checks`] checks that the program is not.
 fn argument() -> ValueType<'static, String> {
     text_value(json!({ "type": "string" }), |text| match text.contains('\0') {
         true => Err(InvalidValue("must not contain a NUL character".to_owned())),
@@ -189,7 +188,7 @@ fn argument() -> ValueType<'static, String> {
     })
 }
 
-/// A variable that a process inherits.
+/// The name of an inherited environment variable.
 fn inherited_name(name: &str) -> Result<String, InvalidValue> {
     match name.starts_with(OWN) {
         true => Err(InvalidValue(format!(
@@ -199,7 +198,7 @@ fn inherited_name(name: &str) -> Result<String, InvalidValue> {
     }
 }
 
-/// When a command is started.
+/// The start time of a command: `lazy` or `eager`.
 fn start() -> ValueType<'static, StartMode> {
     text_value(json!({ "enum": ["lazy", "eager"] }), |text| match text {
         "lazy" => Ok(StartMode::Lazy),
@@ -208,7 +207,7 @@ fn start() -> ValueType<'static, StartMode> {
     })
 }
 
-/// Who shares a process: so many of all, or each caller has its own.
+/// The number of processes, or one process for each principal.
 fn instances() -> ValueType<'static, ProcessSharing> {
     let per = mapping("`instances`", |s| {
         let caller = |text: &str| match text {

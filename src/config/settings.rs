@@ -1,9 +1,8 @@
-//! The configuration as operators are shown it: as it was written, with what the flags say, and without what may be
-//! a secret.
+//! The configuration as shown to operators: as written, with the flags applied, and without secrets.
 //!
-//! Keys and tokens are never written in a configuration. What else may hold one is not shown: the values of
-//! variables and headers, the arguments of a command, the query and the user of a URL. Where a variable of the
-//! environment has a part in a value, it is shown as it was written: `${NAME}`.
+//! Keys and tokens are never written in a configuration. Other possible secrets are omitted: values of
+//! environment variables and headers, arguments of commands, query and user of URLs. A value with variables
+//! is shown as written, as in `${NAME}`.
 
 use super::{
     url_text::UrlText,
@@ -12,22 +11,23 @@ use super::{
 use serde_json::{Value as Json, json};
 use std::fmt;
 
-/// What is shown. `Debug` says nothing of it: two configurations that mean the same may be written in two ways.
+/// The configuration as JSON, without secrets. `Debug` prints nothing of it, so that equivalent
+/// configurations compare equal.
 #[derive(Clone, Default)]
 pub struct RedactedSettings(Json);
 
-/// What stands in the place of what is not shown.
+/// Placeholder for omitted values.
 const HIDDEN: &str = "…";
 
-// === impl Settings ===
+// === impl RedactedSettings ===
 
 impl RedactedSettings {
-    /// `file` is what the file is called, where there is one.
+    /// `file` is the name of the configuration file, if there is one.
     pub(super) fn of(file: Option<&str>, node: &Node) -> Self {
         Self(json!({ "file": file, "settings": shown(node) }))
     }
 
-    /// As JSON.
+    /// The settings as JSON.
     pub const fn json(&self) -> &Json {
         &self.0
     }
@@ -35,7 +35,7 @@ impl RedactedSettings {
 
 impl fmt::Debug for RedactedSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Settings(..)")
+        f.write_str("RedactedSettings(..)")
     }
 }
 
@@ -45,7 +45,7 @@ fn shown(node: &Node) -> Json {
         NodeValue::Map(entries) => {
             entries.iter().map(|entry| (entry.key.clone(), shown_entry(entry))).collect()
         }
-        // What a variable gives may be a secret.
+        // The value of a variable may be a secret.
         NodeValue::Scalar { origin: TextOrigin::Variables(given), .. } => {
             without_secrets(&given.written).into()
         }
@@ -60,11 +60,11 @@ fn shown(node: &Node) -> Json {
 
 fn shown_entry(MapEntry { key, node, .. }: &MapEntry) -> Json {
     match (key.as_str(), &node.value) {
-        // Variables of a command; a name where something else is found is a text.
+        // Values of environment variables and headers; a single name under `env` is the source of a secret.
         ("env" | "headers", NodeValue::Map(entries)) => entries
             .iter()
             .map(|entry| match entry.node.value {
-                // Where the value is.
+                // The source of a secret.
                 NodeValue::Map(_) => (entry.key.clone(), shown(&entry.node)),
                 NodeValue::List(_) | NodeValue::Scalar { .. } => (entry.key.clone(), HIDDEN.into()),
             })
@@ -75,7 +75,7 @@ fn shown_entry(MapEntry { key, node, .. }: &MapEntry) -> Json {
             program.chain(items.iter().skip(1).map(|_| HIDDEN.into())).collect()
         }
         ("value", _) => HIDDEN.into(),
-        // A variable may give the scheme, so that the text is not known by it.
+        // The scheme may come from a variable, so the text may not look like a URL.
         (
             "url" | "endpoint" | "otlp" | "proxy" | "public_url",
             NodeValue::Scalar { origin: TextOrigin::Variables(given), .. },
@@ -84,7 +84,7 @@ fn shown_entry(MapEntry { key, node, .. }: &MapEntry) -> Json {
     }
 }
 
-/// A URL without its user, its query and its fragment; another text as it is.
+/// Removes user, query and fragment from a URL; other texts are returned unchanged.
 fn without_secrets(text: &str) -> String {
     let url = UrlText::new(text);
     if url.has_scheme() { url.shown(true) } else { text.to_owned() }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_a_secret_is_not_shown() {
+    fn possible_secrets_are_not_shown() {
         let text = "
 listen: 127.0.0.1:1
 log: json
@@ -133,6 +133,6 @@ routes:
                 ],
             } })
         );
-        assert_eq!(format!("{settings:?}"), "Settings(..)");
+        assert_eq!(format!("{settings:?}"), "RedactedSettings(..)");
     }
 }

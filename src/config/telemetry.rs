@@ -1,4 +1,5 @@
-//! The keys of `telemetry`: where traces go. What the file does not say, the variables of OpenTelemetry do.
+//! The keys of `telemetry`: trace export. OpenTelemetry's environment variables apply where the file sets
+//! nothing.
 
 use super::{
     SourceSpan, SpannedValue,
@@ -19,7 +20,7 @@ use http::{HeaderName, HeaderValue, Uri};
 use serde_json::{Value as Json, json};
 use std::time::Duration;
 
-/// What the file says of traces.
+/// The value of `otlp`.
 pub(super) enum OtlpSetting {
     Off,
     On(Box<OtlpKeys>),
@@ -34,18 +35,18 @@ pub(super) struct OtlpKeys {
     timeout: Option<Duration>,
 }
 
-/// The variables of the environment, by their names. One that is empty says nothing (OpenTelemetry, *Environment
+/// The OpenTelemetry environment variables. An empty variable counts as unset (OpenTelemetry, *Environment
 /// Variable Specification*).
 struct OtelVariables<'a>(&'a Environment);
 
-/// The keys of `telemetry`.
+/// Reads `telemetry`.
 pub(super) fn telemetry(s: &mut SectionReader<'_, '_>) -> Setting<OtlpSetting> {
     let about = "Trace export: the URL of an OTLP collector, a mapping with more options, or `off`. \
                  Default: the OpenTelemetry environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`).";
     s.key("otlp", about).read(otlp_type())
 }
 
-/// Where traces go, if anywhere.
+/// The export settings; `None` if tracing is off.
 pub(super) fn traces(
     written: Setting<OtlpSetting>,
     context: LoadContext<'_>,
@@ -131,7 +132,7 @@ fn percent(text: &str) -> Result<f64, InvalidValue> {
     })
 }
 
-/// Headers: a mapping of names to where their values are.
+/// Headers: a mapping of names to the sources of their values.
 fn headers_type() -> ValueType<'static, Vec<(HeaderName, SpannedValue<SecretSource>)>> {
     let value =
         || secret_location("the header's value", mapping("a header", |s| source(s, "the header's value")));
@@ -158,10 +159,10 @@ fn headers_type() -> ValueType<'static, Vec<(HeaderName, SpannedValue<SecretSour
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// What is wrong, with its place where it stands in the file.
+/// Problems, with positions for those in the file.
 type OtlpProblems = Vec<(Option<SourceSpan>, String)>;
 
-/// What file and environment say together; `Missing` where neither names a collector.
+/// The export settings from file and environment; `None` if neither names a collector.
 fn settings(
     written: Option<OtlpKeys>,
     context: LoadContext<'_>,
@@ -209,26 +210,26 @@ fn settings(
     if wrong.is_empty() { Ok(Some(settings)) } else { Err(wrong) }
 }
 
-/// An endpoint with the text that people are shown.
+/// An endpoint with its display text.
 fn shown(endpoint: Uri) -> (Uri, String) {
     let shown = ServerUrl::from(endpoint.clone()).shown().to_owned();
     (endpoint, shown)
 }
 
-// === impl Variables ===
+// === impl OtelVariables ===
 
 impl OtelVariables<'_> {
     fn get(&self, name: &str) -> Option<String> {
         self.0.text(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
-    /// The variable for traces, or else that for everything, with its name.
+    /// The value of the traces-specific variable, or else of the general one, with its name.
     fn otlp(&self, what: &str) -> Option<(String, String)> {
         let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
         names.into_iter().find_map(|name| self.get(&name).map(|text| (name, text)))
     }
 
-    /// What would change how spans are sent, and cannot: whoever has set it counts on it.
+    /// Rejects variables whose settings are not supported, rather than ignoring them.
     fn reject_unsupported(&self, wrong: &mut OtlpProblems) {
         if let Some((name, text)) = self.otlp("COMPRESSION").filter(|(_, text)| text != "none") {
             let message = format!("compression `{text}` of exports is not supported; use none, or unset it");
@@ -252,7 +253,7 @@ impl OtelVariables<'_> {
     fn endpoint(&self, protocol: OtlpProtocol, wrong: &mut OtlpProblems) -> Option<Uri> {
         let (name, text) = self.otlp("ENDPOINT")?;
         match values::upstream_url(&text) {
-            // That for traces alone is taken at its word.
+            // The traces-specific endpoint is used as is.
             Ok(url) if name.contains("TRACES") && protocol == OtlpProtocol::Http => Some(url),
             Ok(url) => Some(protocol.endpoint(&url)),
             Err(InvalidValue(message)) => {
@@ -282,7 +283,7 @@ impl OtelVariables<'_> {
         }
     }
 
-    /// `key=value` pairs, whose values may hold secrets and are not shown.
+    /// Parses `key=value` pairs. Their values may be secrets and are not shown.
     fn headers(&self, settings: &mut ExportSettings, wrong: &mut OtlpProblems) {
         let Some((name, text)) = self.otlp("HEADERS") else { return };
         for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
@@ -353,7 +354,7 @@ fn variable_problem(name: &str, message: &str) -> (Option<SourceSpan>, String) {
     (Some(SourceSpan::Whole), format!("the environment variable `{name}` cannot be used: {message}"))
 }
 
-/// A value as baggage has it: what is no plain character is written as `%XX`.
+/// Decodes a baggage value: `%XX` for special characters.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -375,8 +376,8 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// What variables say, with `written` before them.
-    fn said(
+    /// The settings from these variables, and from the file's `written` keys.
+    fn settings_from(
         written: Option<OtlpKeys>,
         variables: &[(&str, &str)],
     ) -> Result<Option<ExportSettings>, Vec<String>> {
@@ -390,8 +391,8 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_named_with_the_way_out() {
-        let with = |name, value| said(collector("http://c"), &[(name, value)]);
+    fn unsupported_variables_are_rejected_with_an_alternative() {
+        let with = |name, value| settings_from(collector("http://c"), &[(name, value)]);
         for (name, value, way_out) in [
             ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip", "use none"),
             ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "gzip", "use none"),
@@ -403,24 +404,27 @@ mod tests {
             let wrong = with(name, value).expect_err(name);
             let [message] = &wrong[..] else { panic!("{wrong:?}") };
             assert!(message.contains(&format!("`{name}`")) && message.contains(way_out), "{message}");
-            assert_eq!(said(None, &[(name, value)]), Ok(None), "nothing is traced");
+            assert_eq!(settings_from(None, &[(name, value)]), Ok(None), "nothing is traced");
         }
         assert!(with("OTEL_EXPORTER_OTLP_COMPRESSION", "none").is_ok());
     }
 
     #[test]
-    fn nothing_is_sent_where_nobody_names_a_collector() {
-        assert_eq!(said(None, &[]), Ok(None));
-        assert_eq!(said(None, &[("OTEL_SERVICE_NAME", "x"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "")]), Ok(None));
+    fn nothing_is_exported_without_a_collector() {
+        assert_eq!(settings_from(None, &[]), Ok(None));
+        assert_eq!(
+            settings_from(None, &[("OTEL_SERVICE_NAME", "x"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "")]),
+            Ok(None)
+        );
         for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
-            assert_eq!(said(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"), off]), Ok(None));
-            assert!(said(collector("http://c"), &[off]).unwrap().is_some(), "the file holds");
+            assert_eq!(settings_from(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"), off]), Ok(None));
+            assert!(settings_from(collector("http://c"), &[off]).unwrap().is_some(), "the file holds");
         }
-        assert!(said(Some(OtlpKeys::default()), &[]).unwrap_err()[0].contains("names no collector"));
+        assert!(settings_from(Some(OtlpKeys::default()), &[]).unwrap_err()[0].contains("names no collector"));
     }
 
     #[test]
-    fn the_variables_of_open_telemetry_hold_where_the_file_says_nothing() {
+    fn open_telemetry_variables_apply_where_the_file_sets_nothing() {
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://all:4318/base"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b, x-more=1"),
@@ -430,7 +434,7 @@ mod tests {
             ("OTEL_RESOURCE_ATTRIBUTES", "service.name=old,deployment.environment.name=te%2Cst"),
             ("OTEL_SERVICE_NAME", "gateway"),
         ];
-        let settings = said(None, &variables).unwrap().expect("one is named");
+        let settings = settings_from(None, &variables).unwrap().expect("one is named");
         assert_eq!(settings.endpoint, "https://all:4318/base/v1/traces");
         assert_eq!(
             (&settings.headers["api-key"], &settings.headers["x-more"]),
@@ -440,14 +444,14 @@ mod tests {
         assert!(!settings.sampler.follows_parent);
         let resource: Vec<_> = settings.resource.iter().map(|(key, value)| (&**key, &**value)).collect();
         assert_eq!(resource, [("deployment.environment.name", "te,st"), ("service.name", "gateway")]);
-        let settings = said(collector("http://own:1"), &variables).unwrap().unwrap();
+        let settings = settings_from(collector("http://own:1"), &variables).unwrap().unwrap();
         assert_eq!(settings.endpoint, "http://own:1/v1/traces");
         assert_eq!(settings.headers.len(), 2);
     }
 
     #[test]
-    fn what_is_said_of_traces_alone_goes_before() {
-        let settings = said(
+    fn traces_specific_variables_take_precedence() {
+        let settings = settings_from(
             None,
             &[
                 ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all"),
@@ -464,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_cannot_be_used_is_named_and_no_header_is_shown() {
+    fn an_invalid_variable_is_named_without_showing_headers() {
         for (name, text) in [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
@@ -473,9 +477,10 @@ mod tests {
             ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
             ("OTEL_RESOURCE_ATTRIBUTES", "x"),
         ] {
-            let wrong = said(None, &[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://c"), (name, text)]);
+            let wrong =
+                settings_from(None, &[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://c"), (name, text)]);
             let wrong = match name {
-                "OTEL_EXPORTER_OTLP_ENDPOINT" => said(None, &[(name, text)]),
+                "OTEL_EXPORTER_OTLP_ENDPOINT" => settings_from(None, &[(name, text)]),
                 _ => wrong,
             };
             let [wrong] = &wrong.expect_err(name)[..] else { panic!("{name}") };

@@ -1,4 +1,4 @@
-//! What of the configuration is about tickets.
+//! The keys for tickets.
 
 use super::{
     SpannedValue,
@@ -12,7 +12,7 @@ use crate::{
 };
 use serde_json::Value as Json;
 
-/// How long a call may run before a client that knows no tasks is answered with a ticket.
+/// Reads `ticket`: how long a call may run before a client without task support gets a ticket.
 pub(super) fn after(s: &mut SectionReader<'_, '_>, about: &'static str) -> TicketAfter {
     match s.key("ticket", about).read(duration_or_off()).ok() {
         None => TicketAfter::Inherited,
@@ -21,7 +21,7 @@ pub(super) fn after(s: &mut SectionReader<'_, '_>, about: &'static str) -> Ticke
     }
 }
 
-/// `has_times` says whether the route or a tool of it says when.
+/// Reads `tickets`. `has_times` is set if the route or one of its tool rules sets a ticket time.
 pub(super) fn tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketPolicy {
     let holders = s.key(
         "for",
@@ -37,7 +37,7 @@ pub(super) fn tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketP
             "`for` is empty; add a client, or remove the key for all clients without task support",
         );
     }
-    // Of what cannot be read it is not known whether it has a time.
+    // Invalid entries may have had a time.
     let may_have_times = has_times || holders == Setting::Invalid;
     let wait = s.key(
         "wait",
@@ -94,7 +94,7 @@ fn holder(s: &mut SectionReader<'_, '_>) -> Option<TicketHolder> {
     Some(TicketHolder { sign: sign?, after, wait })
 }
 
-/// Words for a model, with places for what is known of the call.
+/// The text for the model, with placeholders for the call.
 fn ticket_text() -> ValueType<'static, String> {
     let ValueType { schema, show, .. } = text();
     let read = text_value(Json::Null, |text: &str| {

@@ -1,5 +1,4 @@
-//! The keys of `upstream` that say how a server at a URL is reached: with which headers, with whose certificates, and
-//! by which proxy.
+//! The keys of `upstream` for a server at a URL: headers, TLS and proxy.
 
 use super::{
     SpannedValue,
@@ -17,16 +16,17 @@ use rustls_pki_types::ServerName;
 use serde_json::{Value as Json, json};
 use std::sync::Arc;
 
-/// What is written of it.
+/// The values of these keys.
 pub(super) struct HttpUpstreamKeys {
     pub(super) headers: Setting<HeaderMap>,
     pub(super) tls: Setting<UpstreamTls>,
-    /// `Missing` for `off`.
+    /// `None` for `off`.
     pub(super) proxy: Setting<Option<Proxy>>,
     pub(super) forwarded: Setting<bool>,
 }
 
-/// Headers by which a server knows all callers as one.
+/// Headers by which a server identifies the client. If the proxy sets them, all clients look the same to the
+/// server.
 const IDENTITY_HEADERS: [HeaderName; 2] = [header::AUTHORIZATION, header::COOKIE];
 
 pub(super) fn http_upstream_keys(
@@ -56,7 +56,7 @@ pub(super) fn http_upstream_keys(
     HttpUpstreamKeys { headers, tls, proxy, forwarded: forwarded.with_default("false").read(boolean()) }
 }
 
-/// Headers: a mapping of names to values, or to where those are.
+/// Request headers: a mapping of names to values, or to the sources of secrets.
 fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
     let ValueType { schema: elsewhere, read: where_it_is, .. } =
         mapping("a header", |s| source(s, "the value"));
@@ -69,7 +69,7 @@ fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
         }
         NodeValue::List(_) | NodeValue::Scalar { .. } => leaf(node, report, |text| {
             values::header_value(text)?;
-            let mut value = HeaderValue::from_str(text).expect("it can be said by a header");
+            let mut value = HeaderValue::from_str(text).expect("the header value has been validated");
             value.set_sensitive(true);
             Ok(value)
         }),
@@ -114,7 +114,7 @@ fn headers_type(context: LoadContext<'_>) -> ValueType<'_, HeaderMap> {
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// Warns of credentials that stand in the file, which is printed, copied and put under version control.
+/// Warns of credentials in the file, which is printed, copied and put under version control.
 fn warn_literal_credentials(name: &HeaderName, node: &Node, report: &mut DiagnosticSink) {
     let is_literal = node.characters().is_some() && node.interpolation().is_none();
     if let (SourceSpan::File { .. }, true, true) = (node.place, is_literal, is_credential_header(name)) {
@@ -127,7 +127,7 @@ fn warn_literal_credentials(name: &HeaderName, node: &Node, report: &mut Diagnos
     }
 }
 
-/// Whether the value of a header is a secret, by its name.
+/// Whether a header carries a secret, judging by its name.
 fn is_credential_header(name: &HeaderName) -> bool {
     let is_named = |part: &&str| name.as_str().contains(*part);
     [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE].contains(name)
@@ -203,7 +203,7 @@ fn server_name(text: &str) -> Result<ServerName<'static>, InvalidValue> {
     })
 }
 
-/// The URL of a proxy, which may hold a password and is not shown, or `off`.
+/// The URL of a proxy, or `off`. It may contain a password and is not shown.
 fn proxy_type() -> ValueType<'static, Option<Proxy>> {
     let read = |node: &Node, report: &mut DiagnosticSink| match node.scalar() {
         Some(ScalarType::Bool(false)) => Some(None),
@@ -225,12 +225,11 @@ fn proxy_type() -> ValueType<'static, Option<Proxy>> {
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// The proxy that the environment names for this server, as curl and others read it: in capitals first, then in small
-/// letters. What `HTTP_PROXY` says does not count where `REQUEST_METHOD` is set: in a CGI program it is a header of
-/// some request.
+/// The proxy for this server according to the environment, with the usual rules: upper case before lower
+/// case. `HTTP_PROXY` is ignored if `REQUEST_METHOD` is set, because in a CGI program it is a request header.
 ///
 /// # Errors
-/// Names the variable that names no proxy.
+/// Names the variable whose value is not a valid proxy.
 fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<Proxy>, InvalidValue> {
     let of = |name: &'static str| {
         let value = context.environment.text(name).map(str::trim).filter(|value| !value.is_empty());
@@ -254,10 +253,10 @@ fn proxy_from_environment(url: &Uri, context: LoadContext<'_>) -> Result<Option<
     })
 }
 
-// === impl Written ===
+// === impl HttpUpstreamKeys ===
 
 impl HttpUpstreamKeys {
-    /// Where the keys are that were written.
+    /// The keys that are written, with their positions.
     pub(super) fn keys(&self) -> Vec<SpannedValue<&'static str>> {
         fn key<T>(name: &'static str, set: &Setting<T>) -> Option<SpannedValue<&'static str>> {
             match set {
@@ -274,7 +273,8 @@ impl HttpUpstreamKeys {
         keys.into_iter().flatten().collect()
     }
 
-    /// Whether the server knows all callers as one by what is written; by which header, and where.
+    /// The configured header that makes all clients look the same to the server, if there is one, and its
+    /// position.
     pub(super) fn identity_header(&self) -> Option<SpannedValue<&HeaderName>> {
         let Setting::Valid(SpannedValue { place, value: headers }) = &self.headers else { return None };
         IDENTITY_HEADERS
@@ -283,7 +283,7 @@ impl HttpUpstreamKeys {
             .map(|name| SpannedValue::new(*place, name))
     }
 
-    /// How the server at this URL is spoken to.
+    /// The connection settings for the server at this URL.
     pub(super) fn into_config(
         self,
         url: &SpannedValue<upstream::ServerUrl>,

@@ -1,29 +1,29 @@
-//! A URL as it is written in a configuration, with its variables, and what of it may be shown.
+//! A URL as written in a configuration, with variables, and its display form.
 //!
-//! A variable is never looked into: `${NAME}` and `${NAME:-default}` are one piece, whatever characters the default
-//! has. Shown are the variables by their names; hidden are the user, literal values of the query, the fragment, and a
-//! default that could hold one of these.
+//! A variable is never split: `${NAME}` and `${NAME:-default}` are atomic, whatever characters the default
+//! contains. The display form shows variables by name; it hides the user, literal query values, the fragment,
+//! and defaults that may contain one of these.
 
 use std::fmt::Write;
 
-/// A URL taken apart as a text. Nothing in it is checked: it may not be a URL at all.
+/// The parts of a URL text. Nothing is validated; the text may not be a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UrlText<'t> {
-    /// `Missing` where a variable gives it.
+    /// `None` if the text has no literal `://`.
     scheme: Option<&'t str>,
     user: Option<&'t str>,
     host: &'t str,
-    /// With its colon.
+    /// Including its colon.
     port: &'t str,
     path: &'t str,
     query: Option<&'t str>,
     has_fragment: bool,
 }
 
-/// Stands for what is not shown.
+/// Placeholder for hidden parts.
 const HIDDEN: &str = "…";
 
-/// Parameters of a query whose values are secrets by their names.
+/// Query parameters whose names indicate a secret.
 const SECRET_PARAMETERS: [&str; 9] =
     ["access_token", "api-key", "api_key", "apikey", "password", "secret", "sig", "signature", "token"];
 
@@ -49,7 +49,7 @@ impl<'t> UrlText<'t> {
         Self { scheme, user, host, port, path, query, has_fragment: fragment.is_some() }
     }
 
-    /// Whether it has the form of a URL: `SCHEME://…`.
+    /// Whether the text has the form `SCHEME://…`.
     pub(super) const fn has_scheme(&self) -> bool {
         self.scheme.is_some()
     }
@@ -59,14 +59,14 @@ impl<'t> UrlText<'t> {
         self.host.trim_matches(['[', ']'])
     }
 
-    /// Whether no variable has a part in scheme, host and port.
+    /// Whether scheme, host and port contain no variables.
     pub(super) fn has_literal_port(&self) -> bool {
         self.scheme.is_some_and(|scheme| !scheme.contains("${"))
             && !self.host.contains("${")
             && !self.port.contains("${")
     }
 
-    /// What people are shown: a literal query is left out where `marks` is not set, else marked by `?…`.
+    /// The display form. A literal query is omitted, or shown as `?…` if `marks` is set.
     pub(super) fn shown(&self, marks: bool) -> String {
         let mut shown = String::new();
         if let Some(scheme) = self.scheme {
@@ -91,7 +91,7 @@ impl<'t> UrlText<'t> {
         shown
     }
 
-    /// The secret that stands in the text itself, by what it is: a password, or a parameter of the query.
+    /// Describes a literal secret in the URL: a password, or a query parameter.
     pub(super) fn literal_secret(&self) -> Option<String> {
         let user = self.user.filter(|user| !user.contains("${") && user.contains(':'));
         if user.is_some() {
@@ -106,7 +106,7 @@ impl<'t> UrlText<'t> {
     }
 }
 
-/// The parameters of a query: each with its value, if it has one.
+/// The query parameters, each with its value, if it has one.
 fn parameters(query: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     let mut rest = Some(query);
     std::iter::from_fn(move || {
@@ -116,7 +116,7 @@ fn parameters(query: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     })
 }
 
-/// Values that are nothing but variables are shown, with the names of their parameters.
+/// Appends a query. Values that consist of variables only are shown, with the names of their parameters.
 fn push_query(shown: &mut String, query: &str) {
     for (index, (name, value)) in parameters(query).enumerate() {
         if index > 0 {
@@ -137,7 +137,8 @@ fn push_query(shown: &mut String, query: &str) {
     }
 }
 
-/// The text with its variables; of a default that may hold a user or a query only that there is one.
+/// Appends a text with its variables. Defaults that may contain a user or a query are replaced by a
+/// placeholder.
 fn push(shown: &mut String, text: &str) {
     let mut rest = text;
     while let Some(at) = rest.find("${") {
@@ -155,7 +156,7 @@ fn push(shown: &mut String, text: &str) {
     shown.push_str(rest);
 }
 
-/// The characters that belong to no variable, with their places.
+/// The characters outside of variables, with their byte positions.
 fn outside(text: &str) -> impl Iterator<Item = (usize, char)> {
     let mut inside_until = 0;
     text.char_indices().filter(move |(at, _)| {
@@ -166,7 +167,7 @@ fn outside(text: &str) -> impl Iterator<Item = (usize, char)> {
     })
 }
 
-/// Where the first piece outside variables is for which this holds.
+/// The position of the first match outside of variables.
 fn find(text: &str, mut is_wanted: impl FnMut(&str) -> bool) -> Option<usize> {
     outside(text).map(|(at, _)| at).find(|at| is_wanted(&text[*at..]))
 }
@@ -175,7 +176,7 @@ fn find_last(text: &str, wanted: char) -> Option<usize> {
     outside(text).filter(|(_, found)| *found == wanted).map(|(at, _)| at).last()
 }
 
-/// What is before the first of these characters outside variables, and what behind it.
+/// Splits at the first occurrence of a character outside of variables.
 fn cut(text: &str, at: char) -> (&str, Option<&str>) {
     match find(text, |rest| rest.starts_with(at)) {
         Some(found) => (&text[..found], Some(&text[found + 1..])),
@@ -188,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_shown_by_their_names_and_literal_secrets_are_not() {
+    fn variables_are_shown_by_name_and_literal_secrets_are_hidden() {
         for (text, shown, marked) in [
             ("http://a:1/mcp", "http://a:1/mcp", "http://a:1/mcp"),
             ("http://me:pw@a/mcp?x=secret#f", "http://a/mcp", "http://…@a/mcp?…"),
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_is_literal_where_no_variable_has_a_part_in_it() {
+    fn the_port_is_literal_unless_it_depends_on_a_variable() {
         for (text, host, is_literal) in [
             ("http://[::1]:9/x", "::1", true),
             ("http://a/x:7", "a", true),
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn reading_is_linear_in_the_text() {
-        // Were it not, this would take minutes.
+        // Quadratic time would take minutes here.
         let text = format!("http://{}", "${a}:@?&=".repeat(20_000));
         let url = UrlText::new(&text);
         assert!(url.shown(true).len() <= 2 * text.len());

@@ -1,5 +1,5 @@
-//! What single values may be: how each is read, and what an editor is told of it; those of a command are with its
-//! keys (`server`). The readers of their texts are in [`values`], which the command line uses too.
+//! Types of single values: how each is read, and its JSON Schema. The value types of a command are in
+//! `server`. The text parsers are in [`values`], which the command line uses as well.
 
 use super::{
     DEFAULT_DRAIN, DrainTimes, LogConfig, LogFormat, SpannedValue, StoreConfig, StoreKeySource,
@@ -20,10 +20,10 @@ use http::{HeaderValue, Uri};
 use serde_json::{Value as Json, json};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-/// Bytes of the folder of a store: it takes a part of this when it is empty.
+/// Smallest size limit of a store folder, in bytes. An empty store takes part of it.
 const SMALLEST_STORE: usize = 16 << 20;
 
-/// Who may be given a task without having asked for one.
+/// Clients that get tasks without having requested them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum UnsolicitedSetting {
     Never,
@@ -31,7 +31,7 @@ pub(super) enum UnsolicitedSetting {
     Clients(Vec<SpannedValue<ClientMatch>>),
 }
 
-/// A value that is read from its text.
+/// A value that is parsed from its text.
 pub(super) fn text_value<'a, T>(
     schema: Json,
     read: impl Fn(&str) -> Result<T, InvalidValue> + 'a,
@@ -40,21 +40,21 @@ pub(super) fn text_value<'a, T>(
     ValueType { schema, show: |_| Json::Null, read: Box::new(move |node, report| leaf(node, report, &read)) }
 }
 
-/// What an editor is told of a value that variables may have a part in: what can be any text can be that.
+/// Extends a schema by strings that contain a variable. A schema that accepts any string stays as it is.
 pub(super) fn or_variable(schema: Json) -> Json {
     let is_any = schema["type"] == "string" && schema["pattern"].is_null() && schema["enum"].is_null();
     let variable = json!({ "type": "string", "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}" });
     match schema {
         any if is_any => any,
         Json::Object(mut several) if several.contains_key("anyOf") => {
-            several["anyOf"].as_array_mut().expect("it is a list").push(variable);
+            several["anyOf"].as_array_mut().expect("`anyOf` is a list").push(variable);
             several.into()
         }
         one => json!({ "anyOf": [one, variable] }),
     }
 }
 
-/// A value, or `off`: YAML 1.1 takes that for false, and whoever wrote `false` meant the same.
+/// A value, or `off`. YAML 1.1 reads `off` as false, so `false` is accepted as well.
 pub(super) fn or_off<T: 'static>(
     schema: Json,
     read: fn(&str) -> Result<Option<T>, InvalidValue>,
@@ -79,7 +79,7 @@ pub(super) fn boolean() -> ValueType<'static, bool> {
         if let Some(ScalarType::Bool(truth)) = node.scalar() {
             return Some(truth);
         }
-        // Within `{ }` a variable stands in quotes, or it would not be YAML.
+        // Inside `{ }` a variable must be quoted to be valid YAML, and is then a string.
         if node.interpolation().is_some() || node.is_invalid() {
             return leaf(node, report, |text| {
                 text.parse().map_err(|_| InvalidValue(format!("must be true or false, not `{text}`")))
@@ -114,7 +114,7 @@ pub(super) fn positive_duration() -> ValueType<'static, Duration> {
     ValueType { read: text_value(Json::Null, read).read, ..duration() }
 }
 
-/// A duration that is more than nothing, or `off`.
+/// A positive duration, or `off`.
 pub(super) fn duration_or_off() -> ValueType<'static, Option<Duration>> {
     let pattern = r"^(off|([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+)$";
     let kind = or_off(json!({ "type": "string", "pattern": pattern }), |text| match text {
@@ -151,7 +151,7 @@ pub(super) fn count<N: TryFrom<usize> + Copy + Into<Json>>(least: usize) -> Valu
     text_value(json!({ "type": "integer", "minimum": least }), read).show_with(|count| (*count).into())
 }
 
-/// One address, or a list of them.
+/// One address, or a list of addresses.
 pub(super) fn addresses() -> ValueType<'static, Vec<SpannedValue<SocketAddr>>> {
     let one = || {
         text_value(json!({ "type": "string", "examples": ["127.0.0.1:8808", "[::]:8808"] }), values::address)
@@ -168,7 +168,8 @@ pub(super) fn addresses() -> ValueType<'static, Vec<SpannedValue<SocketAddr>>> {
     }
 }
 
-/// Where tasks are kept. A path in the file is relative to its folder, one on the command line to where we are.
+/// The task store. A path in the file is relative to the folder of the file, a path on the command line to
+/// the working directory.
 pub(super) fn store(context: LoadContext<'_>) -> ValueType<'_, StoreConfig> {
     let folder = context.folder;
     let disk = mapping("`store`", move |s| disk(s, context));
@@ -227,7 +228,7 @@ fn disk(s: &mut SectionReader<'_, '_>, context: LoadContext<'_>) -> Option<Store
     Some(StoreConfig::Disk { path: folder.join(path.ok()?), key, max_bytes: max_bytes.ok() })
 }
 
-/// How long stopping takes: its limit alone, or a mapping.
+/// The drain times: the limit alone, or a mapping.
 pub(super) fn drain() -> ValueType<'static, DrainTimes> {
     let ValueType { schema, read, .. } = mapping("`drain`", |s| Some(drain_times(s)));
     let ValueType { schema: limit, read: read_limit, .. } = duration();
@@ -286,7 +287,7 @@ fn log_format() -> ValueType<'static, LogFormat> {
     })
 }
 
-/// Whether something is `read_required`, or `ignored`.
+/// `required` as true, `ignored` as false.
 pub(super) fn required() -> ValueType<'static, bool> {
     text_value(json!({ "enum": ["required", "ignored"] }), values::required)
         .show_with(|required| if *required { "required".into() } else { "ignored".into() })
@@ -296,7 +297,7 @@ pub(super) fn url(read: fn(&str) -> Result<Uri, InvalidValue>) -> ValueType<'sta
     text_value(json!({ "type": "string", "pattern": "^https?://" }), read)
 }
 
-/// The URL of a server, with the text that it is shown as. A literal secret in it is doubted.
+/// The URL of a server, with its display text. Warns of a literal secret in it.
 pub(super) fn server_url() -> ValueType<'static, ServerUrl> {
     let ValueType { schema, read, .. } = url(values::upstream_url);
     let read = move |node: &Node, report: &mut DiagnosticSink| {
@@ -309,7 +310,7 @@ pub(super) fn server_url() -> ValueType<'static, ServerUrl> {
     ValueType { schema, show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// Warns of a secret that stands in a URL of the file.
+/// Warns of a literal secret in a URL of the file.
 pub(super) fn warn_literal_secret(node: &Node, report: &mut DiagnosticSink) {
     let (SourceSpan::File { .. }, Some(text)) = (node.place, node.as_written()) else { return };
     if let Some(what) = UrlText::new(text).literal_secret() {
@@ -325,13 +326,12 @@ pub(super) fn path() -> ValueType<'static, String> {
     text_value(json!({ "type": "string", "pattern": "^/" }), values::path)
 }
 
-/// The mode of a route, which is not `deny`.
+/// The mode of a route, without `deny`.
 pub(super) fn mode() -> ValueType<'static, Mode> {
     let modes: Vec<_> = Mode::ALL.into_iter().filter(|mode| *mode != Mode::Deny).map(Mode::as_str).collect();
     text_value(json!({ "enum": modes }), values::mode).show_with(|mode| mode.as_str().into())
 }
 
-/// The mode of a tool.
 pub(super) fn tool_mode() -> ValueType<'static, Mode> {
     text_value(json!({ "enum": Mode::ALL.map(Mode::as_str) }), values::tool_mode)
         .show_with(|mode| mode.as_str().into())
@@ -341,12 +341,12 @@ pub(super) fn pattern() -> ValueType<'static, NamePattern> {
     ValueType { schema: text().schema, ..text_value(Json::Null, values::pattern) }
 }
 
-/// A text of some sort.
+/// A string with the given parser.
 pub(super) fn string<T: 'static>(read: fn(&str) -> Result<T, InvalidValue>) -> ValueType<'static, T> {
     text_value(json!({ "type": "string" }), read)
 }
 
-/// Headers of responses: a mapping of names to texts.
+/// Response headers: a mapping of names to strings.
 pub(super) fn response_headers() -> ValueType<'static, ResponseHeaders> {
     let read = |node: &Node, report: &mut DiagnosticSink| {
         let NodeValue::Map(entries) = &node.value else {
@@ -383,7 +383,7 @@ pub(super) fn response_headers() -> ValueType<'static, ResponseHeaders> {
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
-/// What a caller is.
+/// The source of the principal: `authorization`, or a header.
 pub(super) fn principal() -> ValueType<'static, PrincipalSource> {
     let header = mapping("`principal`", |s| {
         let header =
@@ -407,7 +407,7 @@ pub(super) fn principal() -> ValueType<'static, PrincipalSource> {
     ValueType { schema, show, read: Box::new(read) }
 }
 
-/// What a task becomes whose tool returned an error: whether it is completed.
+/// Final status of a task whose tool returned an error; true for `completed`.
 pub(super) fn tool_errors() -> ValueType<'static, bool> {
     let read = |text: &str| match text {
         "failed" => Ok(false),
@@ -418,8 +418,8 @@ pub(super) fn tool_errors() -> ValueType<'static, bool> {
     text_value(json!({ "enum": ["failed", "completed"] }), read).show_with(shown)
 }
 
-/// What a client is told by: a header of this value, or the principal.
-/// Unset where it has none of them.
+/// How a client is recognised: by a header with a given value, or by its principal. Unset if the keys of
+/// neither are written.
 pub(super) fn client_match(s: &mut SectionReader<'_, '_>) -> Setting<ClientMatch> {
     let header = s.key("header", "Header that these clients send.").read(string(values::client_match_header));
     let value = s.key("value", "Value of the header.").read(string(values::header_value));
@@ -487,7 +487,6 @@ pub(super) fn unsolicited() -> ValueType<'static, UnsolicitedSetting> {
     ValueType { schema, show: |_| "never".into(), read: Box::new(read) }
 }
 
-/// The name of an environment variable.
 pub(super) fn variable_name(text: &str) -> Result<String, InvalidValue> {
     match text.is_empty() || text.contains(['=', '\0']) {
         true => Err(InvalidValue("must be the name of an environment variable, which has no `=`".to_owned())),
@@ -495,12 +494,12 @@ pub(super) fn variable_name(text: &str) -> Result<String, InvalidValue> {
     }
 }
 
-/// Where a key is: never the key.
+/// The source of a key, never the key itself.
 pub(super) fn key_source() -> ValueType<'static, SecretSource> {
     secret_location("a key", mapping("a key", |s| source(s, "the key")))
 }
 
-/// Where a key is: a file by its name alone, or a mapping that says where; never the key.
+/// The location of a key: a file name, or a mapping with `file` or `env`; never the key itself.
 pub(super) fn key_location() -> ValueType<'static, SecretSource> {
     let ValueType { schema, show, read } = mapping("a key", |s| source(s, "the key"));
     let schema = move || json!({ "anyOf": [{ "type": "string" }, schema()] });
@@ -517,12 +516,12 @@ pub(super) fn key_location() -> ValueType<'static, SecretSource> {
     ValueType { schema: Box::new(schema), show, read: Box::new(read) }
 }
 
-/// The operator's token: where it is, never the token.
+/// The source of the admin token, never the token itself.
 pub(super) fn operator_token() -> ValueType<'static, SecretSource> {
     secret_location("a token", mapping("a token", |s| source(s, "the token")))
 }
 
-/// A client's token, by its name: where it is, never the token.
+/// The name of a client's token and its source, never the token itself.
 pub(super) fn token_source() -> ValueType<'static, TokenSource> {
     secret_location(
         "a token",
@@ -544,7 +543,7 @@ pub(super) fn token_source() -> ValueType<'static, TokenSource> {
     )
 }
 
-/// The keys that say where a secret is, which is `type_name`: never the secret.
+/// Reads `file` or `env`, the source of a secret. `what` names the secret in messages.
 pub(super) fn source(s: &mut SectionReader<'_, '_>, what: &'static str) -> Option<SecretSource> {
     fn of<T>(
         place: &'static str,
@@ -576,7 +575,8 @@ pub(super) fn source(s: &mut SectionReader<'_, '_>, what: &'static str) -> Optio
     None
 }
 
-/// A mapping that says where a secret is. What stands in its place is not shown: it may be the secret.
+/// A mapping that locates a secret. Any other value is rejected without being shown, because it may be the
+/// secret.
 pub(super) fn secret_location<T: 'static>(
     what: &'static str,
     mapping: ValueType<'static, T>,
@@ -595,7 +595,7 @@ pub(super) fn secret_location<T: 'static>(
     ValueType { schema, show, read: Box::new(read) }
 }
 
-/// An object of objects, as JSON.
+/// Client capabilities: a mapping of mappings, as JSON.
 pub(super) fn requires() -> ValueType<'static, Json> {
     let schema = || json!({ "type": "object", "additionalProperties": { "type": "object" } });
     ValueType { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(capabilities) }
@@ -619,7 +619,7 @@ fn capabilities(node: &Node, report: &mut DiagnosticSink) -> Option<Json> {
         };
         let known = capability::KNOWN_CAPABILITIES.iter().find(|(name, _)| *name == entry.key);
         match known {
-            // What is in these is anybody's.
+            // The content of these capabilities is not specified.
             Some((_, [])) => {}
             Some((_, parts)) => {
                 inner.iter().for_each(|part| reject_misspelt(part, parts.iter().copied(), report))
@@ -638,8 +638,8 @@ fn capabilities(node: &Node, report: &mut DiagnosticSink) -> Option<Json> {
     (report.problems.len() == before).then(|| as_json(node))
 }
 
-/// A capability that is a slip of the finger, for then no client would declare it. Others may be somebody's
-/// own: clients can have capabilities that the specification does not know (2026-07-28, *Capabilities*).
+/// Reports a misspelt capability, which no client would declare. Other unknown names are allowed: clients may
+/// declare capabilities outside the specification (2026-07-28, *Capabilities*).
 fn reject_misspelt<'a>(
     entry: &MapEntry,
     known: impl IntoIterator<Item = &'a str> + Clone,

@@ -1,22 +1,22 @@
-//! The small things settings are made of: durations, sizes, addresses, names. The same readers
-//! serve the file and the command line, so that the two cannot differ.
+//! Parsers of single values: durations, sizes, addresses, names. File and command line share them, so that
+//! both accept the same values.
 
 use super::{LogFormat, StoreConfig};
 use crate::policy::Mode;
 use http::{HeaderName, HeaderValue, Uri};
 use std::{net::SocketAddr, time::Duration};
 
-/// Why a value is not what its setting needs; the text says what would be.
+/// An invalid value; the text is the problem message with the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidValue(pub String);
 
 type Result<T> = std::result::Result<T, InvalidValue>;
 
-/// Longer waits are slips of the keyboard, and could overflow a timestamp.
+/// Maximum duration. Longer ones are probably mistakes, and could overflow a timestamp.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// Bytes of the name of a token, which stands in every access line of its client.
+/// Maximum length of a token name, in bytes; it is part of every access line of its client.
 const TOKEN_NAME: usize = 64;
 
 const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
@@ -36,11 +36,11 @@ fn invalid<T>(text: impl Into<String>) -> Result<T> {
     Err(InvalidValue(text.into()))
 }
 
-/// `250ms`, `5s`, `1.5s`, `10m`, `1h30m`, `7d`, and `0`. At most a year, never finer than a
-/// millisecond.
+/// Parses a duration: `250ms`, `5s`, `1.5s`, `10m`, `1h30m`, `7d`, or `0`. At most 366 days, with a
+/// resolution of 1 ms.
 ///
 /// # Errors
-/// Says how a duration is written.
+/// The text is not a duration, or out of range.
 pub fn duration(text: &str) -> Result<Duration> {
     let odd = || {
         invalid(format!(
@@ -88,7 +88,7 @@ pub fn duration(text: &str) -> Result<Duration> {
     Ok(Duration::from_millis(millis as u64))
 }
 
-/// A duration as [`duration`] reads it: `1h30m`, `5s`, `250ms`, `0`.
+/// Formats a duration so that [`duration`] parses it: `1h30m`, `5s`, `250ms`, `0`.
 pub fn show_duration(duration: Duration) -> String {
     let mut millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     if millis == 0 {
@@ -104,10 +104,10 @@ pub fn show_duration(duration: Duration) -> String {
     text
 }
 
-/// How many processes: at least one.
+/// Parses a number of processes, at least one.
 ///
 /// # Errors
-/// Says what would be right.
+/// The text is not such a number.
 pub fn instances(text: &str) -> Result<usize> {
     match text.trim().parse() {
         Ok(count @ 1..) => Ok(count),
@@ -117,10 +117,10 @@ pub fn instances(text: &str) -> Result<usize> {
     }
 }
 
-/// `4MiB`, `64KiB`, `1.5GiB`, `10MB`, or bytes without a unit.
+/// Parses a size: `4MiB`, `64KiB`, `1.5GiB`, `10MB`, or a number of bytes.
 ///
 /// # Errors
-/// Says how a size is written.
+/// The text is not a size, or out of range.
 pub fn size(text: &str) -> Result<usize> {
     let trimmed = text.trim();
     let unit_at = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
@@ -146,7 +146,7 @@ pub fn size(text: &str) -> Result<usize> {
         .or_else(|_| invalid(format!("`{text}` is more than this machine can address")))
 }
 
-/// A size as [`size`] reads it, in the largest binary unit that divides it.
+/// Formats a size so that [`size`] parses it, in the largest binary unit that divides it.
 pub fn show_size(bytes: usize) -> String {
     for (unit, factor) in &SIZES[..3] {
         let factor = usize::try_from(*factor).expect("a unit fits a word");
@@ -157,10 +157,10 @@ pub fn show_size(bytes: usize) -> String {
     bytes.to_string()
 }
 
-/// An address to listen on. A name would have to be looked up, and could be several.
+/// Parses a listen address. Host names are rejected, because they could resolve to several addresses.
 ///
 /// # Errors
-/// Says how an address is written, with the likely one.
+/// The text is not an address; the message suggests the likely one.
 pub fn address(text: &str) -> Result<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -188,7 +188,7 @@ pub fn address(text: &str) -> Result<SocketAddr> {
     }
 }
 
-/// The address of the admin listener; `Missing` for `off`.
+/// Parses the address of the admin listener; `None` for `off`.
 ///
 /// # Errors
 /// As [`address`].
@@ -197,12 +197,12 @@ pub fn admin(text: &str) -> Result<Option<SocketAddr>> {
         return Ok(None);
     }
     address(text).map(Some).map_err(|InvalidValue(text)| {
-        // A question with the likely address in it needs no other choice.
+        // A message that suggests an address needs no further alternative.
         InvalidValue(if text.ends_with('?') { text } else { format!("{text}; or `off`") })
     })
 }
 
-/// The path of health checks on the clients' listeners; `Missing` for `off`.
+/// Parses the path of health checks on the client listeners; `None` for `off`.
 ///
 /// # Errors
 /// As [`path`].
@@ -213,10 +213,10 @@ pub fn health(text: &str) -> Result<Option<String>> {
     path(text).map(Some)
 }
 
-/// The URL of a server's MCP endpoint.
+/// Parses the URL of a server's MCP endpoint.
 ///
 /// # Errors
-/// Says what is missing or too much.
+/// The text is not an absolute HTTP URL, or has a user, password or fragment.
 pub fn upstream_url(text: &str) -> Result<Uri> {
     let odd = format!("`{text}` is not a URL that the proxy can call");
     if text.contains('#') {
@@ -240,7 +240,7 @@ pub fn upstream_url(text: &str) -> Result<Uri> {
             "{odd}; remove the user and password: the server gets the credentials of each client"
         )),
         Some(authority) if authority.host().is_empty() => invalid(format!("{odd}; it has no host")),
-        // `http` keeps a port it cannot read as part of the text.
+        // The crate `http` accepts an invalid port as part of the authority.
         Some(authority) if authority.port_u16().is_none() && has_port(authority.as_str()) => {
             invalid(format!("{odd}; its port is not a number from 1 to 65535"))
         }
@@ -253,11 +253,10 @@ fn has_port(authority: &str) -> bool {
     authority.rsplit(']').next().is_some_and(|rest| rest.contains(':'))
 }
 
-/// The URL under which clients know the proxy: scheme and host, with a port where it is not the
-/// scheme's own.
+/// Parses the public URL of the proxy: scheme and host, with an optional port.
 ///
 /// # Errors
-/// As [`upstream_url`]; a path or a query are too much.
+/// As [`upstream_url`]; a path or query is invalid as well.
 pub fn public_url(text: &str) -> Result<Uri> {
     let uri = upstream_url(text).map_err(|InvalidValue(text)| {
         InvalidValue(text.replace("a URL this proxy can call", "a public URL"))
@@ -270,10 +269,10 @@ pub fn public_url(text: &str) -> Result<Uri> {
     }
 }
 
-/// The path of a route.
+/// Parses the path of a route.
 ///
 /// # Errors
-/// Says what a path looks like.
+/// The text is not an absolute path, or is reserved.
 pub fn path(text: &str) -> Result<String> {
     if !text.starts_with('/') {
         return invalid(format!("a path begins with `/`; did you mean `/{text}`?"));
@@ -289,19 +288,19 @@ pub fn path(text: &str) -> Result<String> {
     Ok(text.to_owned())
 }
 
-/// A header by name.
+/// Parses a header name.
 ///
 /// # Errors
-/// Says that it cannot be one.
+/// The text is not a valid header name.
 pub fn header(text: &str) -> Result<HeaderName> {
     HeaderName::from_bytes(text.as_bytes())
         .or_else(|_| invalid(format!("`{text}` is not a valid header name")))
 }
 
-/// A header that may be passed on to the server.
+/// Parses the name of a header that selects sessions and is forwarded to the server.
 ///
 /// # Errors
-/// Says why it may not: it is passed on anyway, or it belongs to the connection or the protocol.
+/// The header is forwarded anyway, or belongs to the connection or the protocol.
 pub fn forwarded_header(text: &str) -> Result<HeaderName> {
     let name = header(text)?;
     match name.as_str() {
@@ -317,10 +316,10 @@ pub fn forwarded_header(text: &str) -> Result<HeaderName> {
     }
 }
 
-/// A header that may be added to every response of a route.
+/// Parses the name of a header that can be set on every response of a route.
 ///
 /// # Errors
-/// Says why it may not: it belongs to the connection, to what is in the response, or to the protocol.
+/// The header belongs to the connection, the body or the protocol.
 pub fn response_header(text: &str) -> Result<HeaderName> {
     let name = header(text)?;
     let why = match name.as_str() {
@@ -339,22 +338,22 @@ pub fn response_header(text: &str) -> Result<HeaderName> {
     invalid(format!("`{text}` {why}, and cannot be set for every response; remove it"))
 }
 
-/// A header that we may send beside our own.
+/// Parses the name of a header of an export request.
 ///
 /// # Errors
-/// Says that it belongs to the connection.
+/// The header belongs to the connection.
 pub fn forwarded_name(text: &str) -> Result<HeaderName> {
     match text.to_ascii_lowercase().as_str() {
-        // Theirs is the way that keys go.
+        // API keys are sent in these headers.
         "authorization" | "cookie" => header(text),
         _ => forwarded_header(text),
     }
 }
 
-/// A header that we may add to every request to a server.
+/// Parses the name of a header that can be set on every request to a server.
 ///
 /// # Errors
-/// Says that it is set for each.
+/// The header is set individually for each request.
 pub fn sent_header(text: &str) -> Result<HeaderName> {
     let name = header(text)?;
     match name.as_str() {
@@ -388,10 +387,10 @@ pub fn sent_header(text: &str) -> Result<HeaderName> {
     }
 }
 
-/// A header that a client may be known by.
+/// Parses the name of a header by which clients are recognised.
 ///
 /// # Errors
-/// Says why it may not: its value would be a secret in the file.
+/// The value of the header would be a secret in the file.
 pub fn client_match_header(text: &str) -> Result<HeaderName> {
     let name = header(text)?;
     match name.as_str() {
@@ -402,10 +401,10 @@ pub fn client_match_header(text: &str) -> Result<HeaderName> {
     }
 }
 
-/// What a header says.
+/// Parses a header value.
 ///
 /// # Errors
-/// Says that no header could say it.
+/// The text is not a valid header value.
 pub fn header_value(text: &str) -> Result<String> {
     let is_value = !text.is_empty() && text.trim() == text && HeaderValue::from_str(text).is_ok();
     match is_value && text.is_ascii() {
@@ -414,10 +413,10 @@ pub fn header_value(text: &str) -> Result<String> {
     }
 }
 
-/// A principal as the access log shows it.
+/// Parses a principal as shown in the access log.
 ///
 /// # Errors
-/// Says what that looks like.
+/// The text is not 16 hex digits.
 pub fn principal(text: &str) -> Result<String> {
     let is_one = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     match (is_one, text) {
@@ -431,10 +430,10 @@ pub fn principal(text: &str) -> Result<String> {
     }
 }
 
-/// A host that clients may name, or `*`.
+/// Parses a host name that clients may use, or `*`.
 ///
 /// # Errors
-/// Says what is too much.
+/// The text is more than a host name.
 pub fn host(text: &str) -> Result<String> {
     let is_host =
         !text.is_empty() && !text.contains(['/', ':', '@']) && !text.chars().any(char::is_whitespace);
@@ -446,10 +445,10 @@ pub fn host(text: &str) -> Result<String> {
     ))
 }
 
-/// Whose a token is: a word that the log can show.
+/// Parses the name of a token, which is shown in the log.
 ///
 /// # Errors
-/// Says which names there may be.
+/// The name is too long, or has other characters.
 pub fn token_name(text: &str) -> Result<String> {
     let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
     match (1..=TOKEN_NAME).contains(&text.len()) && text.bytes().all(is_fit) {
@@ -460,10 +459,10 @@ pub fn token_name(text: &str) -> Result<String> {
     }
 }
 
-/// An origin whose pages may call, or `*`.
+/// Parses the origin of web pages that may send requests, or `*`.
 ///
 /// # Errors
-/// Says how an origin is written.
+/// The text is not an origin.
 pub fn origin(text: &str) -> Result<String> {
     let is_origin = text.split_once("://").is_some_and(|(scheme, authority)| {
         !scheme.is_empty()
@@ -479,10 +478,10 @@ pub fn origin(text: &str) -> Result<String> {
     ))
 }
 
-/// A pattern for tool names.
+/// Parses a pattern for tool names.
 ///
 /// # Errors
-/// An empty one matches nothing.
+/// The pattern is empty, and would match nothing.
 pub fn pattern(text: &str) -> Result<crate::policy::NamePattern> {
     if text.is_empty() {
         return invalid("an empty pattern matches no tool; use `*` to match every tool");
@@ -490,10 +489,10 @@ pub fn pattern(text: &str) -> Result<crate::policy::NamePattern> {
     Ok(crate::policy::NamePattern::new(text))
 }
 
-/// The mode of a route by name.
+/// Parses the mode of a route.
 ///
 /// # Errors
-/// Names the modes there are, and where `deny` belongs.
+/// The mode is unknown, or is `deny`, which applies to tools only.
 pub fn mode(text: &str) -> Result<Mode> {
     match tool_mode(text)? {
         Mode::Deny => invalid(
@@ -504,18 +503,18 @@ pub fn mode(text: &str) -> Result<Mode> {
     }
 }
 
-/// The mode of a tool by name.
+/// Parses the mode of a tool.
 ///
 /// # Errors
-/// Names the modes there are.
+/// The mode is unknown.
 pub fn tool_mode(text: &str) -> Result<Mode> {
     text.parse().map_err(|error: crate::policy::threshold::UnknownMode| InvalidValue(error.to_string()))
 }
 
-/// Where tasks are kept.
+/// Parses the task store.
 ///
 /// # Errors
-/// Names the stores there are.
+/// The store is unknown.
 pub fn store(text: &str) -> Result<StoreConfig> {
     match text {
         "memory" => Ok(StoreConfig::Memory),
@@ -529,10 +528,10 @@ pub fn store(text: &str) -> Result<StoreConfig> {
     }
 }
 
-/// How the log is written.
+/// Parses the log format.
 ///
 /// # Errors
-/// Names the two ways there are.
+/// The format is unknown.
 pub fn log(text: &str) -> Result<LogFormat> {
     match text {
         "text" => Ok(LogFormat::Text),
@@ -541,10 +540,10 @@ pub fn log(text: &str) -> Result<LogFormat> {
     }
 }
 
-/// What of the log is written, as a filter of `tracing`'s.
+/// Parses the log level, a filter of `tracing`.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// The filter is invalid.
 pub fn log_level(text: &str) -> Result<String> {
     match crate::telemetry::log::is_filter(text) {
         Ok(()) => Ok(text.to_owned()),
@@ -554,10 +553,10 @@ pub fn log_level(text: &str) -> Result<String> {
     }
 }
 
-/// Whether something is needed.
+/// Parses `required` as true, `ignored` as false.
 ///
 /// # Errors
-/// Names the two words there are.
+/// The text is neither.
 pub fn required(text: &str) -> Result<bool> {
     match text {
         "required" => Ok(true),
@@ -614,7 +613,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_reads_back(millis in 0u64..=31_622_400_000, bytes in 0usize..1 << 40) {
+        fn formatted_values_are_parsed_back(millis in 0u64..=31_622_400_000, bytes in 0usize..1 << 40) {
             let shown = Duration::from_millis(millis);
             prop_assert_eq!(duration(&show_duration(shown)), Ok(shown));
             prop_assert_eq!(size(&show_size(bytes)), Ok(bytes));
@@ -622,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_none_is_answered_with_the_likely_one() {
+    fn an_invalid_address_is_rejected_with_a_suggestion() {
         assert!(address("127.0.0.1:0").is_ok());
         assert!(address("[::]:8808").is_ok());
         for (text, part) in [
@@ -644,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_named_by_an_http_url_without_credentials() {
+    fn a_server_url_is_http_without_credentials() {
         assert!(upstream_url("http://127.0.0.1:9000/mcp").is_ok());
         assert!(upstream_url("https://[::1]/mcp?x=1").is_ok());
         for (text, part) in [

@@ -1,8 +1,8 @@
 //! `${NAME}` and `${NAME:-default}` in the values of a configuration.
 //!
-//! They are replaced in the tree that was read, so what a variable gives is never YAML: a text stays one text, and
-//! a plain one may be a number. What is replaced remembers how it was written, and nothing that is shown to anybody,
-//! neither a problem nor the settings, holds what a variable gave.
+//! They are replaced in the parsed tree, so that the value of a variable is never parsed as YAML: a quoted
+//! text stays a text, and an unquoted one may be a number. A replaced text keeps its original form, and no
+//! output, neither a problem nor the settings, contains the value of a variable.
 
 use super::{
     MAX_FILE,
@@ -14,20 +14,20 @@ use super::{
 };
 use std::collections::BTreeMap;
 
-/// How a text was written that has variables in it, and what those gave.
+/// The original form of a text with variables, and the values that were inserted.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct InterpolatedText {
     pub(super) written: String,
     values: Vec<String>,
 }
 
-/// What variables gave, by their names.
+/// Values of the variables that were used, by name.
 pub(super) type VariableValues = BTreeMap<String, String>;
 
-/// A value of so many bytes is shown nowhere in what is said of the whole; a shorter one is no secret, and may well
-/// be a word of ours.
+/// Values of at least this many bytes are redacted from messages about several values. Shorter ones are no
+/// secrets, and may occur in the messages anyway.
 const MIN_SECRET_BYTES: usize = 8;
-/// So many characters of a value in a row give something of it away.
+/// This many consecutive characters of a value count as a leak.
 const LEAK_CHARS: usize = 4;
 
 /// A part of a text.
@@ -37,7 +37,7 @@ enum TextPart<'t> {
     Variable { name: &'t str, default: Option<&'t str> },
 }
 
-/// Puts the values of variables in their places.
+/// Replaces variables by their values.
 pub(super) fn substitute(
     node: &mut Node,
     environment: &Environment,
@@ -52,11 +52,11 @@ struct VariableExpander<'e> {
     environment: &'e Environment,
     report: &'e mut DiagnosticSink,
     used: VariableValues,
-    /// Of all texts with variables, those of aliases counted each time.
+    /// Total size of texts with variables, counting each alias.
     bytes: u64,
 }
 
-// === impl Substitution ===
+// === impl VariableExpander ===
 
 impl VariableExpander<'_> {
     fn walk(&mut self, node: &mut Node) {
@@ -90,7 +90,7 @@ impl VariableExpander<'_> {
         }
     }
 
-    /// The text with what its variables give, and that.
+    /// The text with variables replaced, and the inserted values.
     fn expand(&mut self, text: &str) -> Result<(String, Vec<String>), InvalidValue> {
         let (mut whole, mut values) = (String::new(), Vec::new());
         for part in parts(text)? {
@@ -129,13 +129,14 @@ fn unset(name: &str) -> InvalidValue {
     ))
 }
 
-/// A `$` is one everywhere but before `{`. There two of them are one that is meant as it stands: `$${` is `${`.
+/// Splits a text into literals and variables. `$` is literal except before `{`; there, `$$` is an escaped
+/// `$`, so that `$${` is `${`.
 fn parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find("${") {
         let before = &rest[..at];
         let dollars = before.len() - before.trim_end_matches('$').len() + 1;
-        // Half of them are meant as they stand.
+        // Half of the dollars are literal.
         parts.push(TextPart::Text(&rest[..at + 1 - dollars.div_ceil(2)]));
         let inside = &rest[at + 2..];
         if dollars.is_multiple_of(2) {
@@ -155,7 +156,7 @@ fn parts(text: &str) -> Result<Vec<TextPart<'_>>, InvalidValue> {
     Ok(parts)
 }
 
-/// What stands between the braces.
+/// Parses the text between the braces.
 fn variable(inside: &str) -> Result<TextPart<'_>, InvalidValue> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),
@@ -176,45 +177,47 @@ fn variable(inside: &str) -> Result<TextPart<'_>, InvalidValue> {
     }
 }
 
-// === impl Given ===
+// === impl InterpolatedText ===
 
 impl InterpolatedText {
-    /// What is wrong with the `expand` that variables gave, without what they gave: `said` of that, or else what
-    /// `again` says of the text as it was written, or else only that.
+    /// Rewords the error for the replaced `text` so that it contains no value of a variable. Falls back to
+    /// the error `again` for the original text, and then to a generic message.
     pub(super) fn redact_error(
         &self,
         text: &str,
-        said: InvalidValue,
+        message: InvalidValue,
         again: impl FnOnce() -> Option<InvalidValue>,
     ) -> InvalidValue {
         let written = &self.written;
-        let said = said.0.replace(&format!("`{text}`"), &format!("`{written}`"));
-        let shows = |said: &str| {
-            let said = said.replace(written, "");
-            self.values.iter().any(|value| has_piece_of(&said, value))
+        let message = message.0.replace(&format!("`{text}`"), &format!("`{written}`"));
+        let shows = |message: &str| {
+            let message = message.replace(written, "");
+            self.values.iter().any(|value| has_piece_of(&message, value))
         };
-        let said = match shows(&said) {
-            false => said,
-            true => again().map_or_else(|| "must be another value".to_owned(), |InvalidValue(said)| said),
+        let message = match shows(&message) {
+            false => message,
+            true => {
+                again().map_or_else(|| "must be another value".to_owned(), |InvalidValue(message)| message)
+            }
         };
-        InvalidValue(match said.contains(written) {
-            true => format!("{said} (the values of variables are not shown)"),
-            false => format!("{said} (the value of `{written}`, which is not shown)"),
+        InvalidValue(match message.contains(written) {
+            true => format!("{message} (the values of variables are not shown)"),
+            false => format!("{message} (the value of `{written}`, which is not shown)"),
         })
     }
 }
 
-/// Whether a piece of the value can be read in what is said.
-fn has_piece_of(said: &str, value: &str) -> bool {
+/// Whether the message contains a part of the value.
+fn has_piece_of(message: &str, value: &str) -> bool {
     let ends: Vec<_> = value.char_indices().map(|(at, _)| at).chain([value.len()]).collect();
     let length = LEAK_CHARS.min(ends.len() - 1);
-    length > 0 && ends.windows(length + 1).any(|piece| said.contains(&value[piece[0]..piece[length]]))
+    length > 0 && ends.windows(length + 1).any(|piece| message.contains(&value[piece[0]..piece[length]]))
 }
 
-/// What is said of several values at once, with the names of variables in the place of what they gave.
+/// Replaces values of variables in the messages by the variables' names.
 pub(super) fn redact_values(problems: &mut [Problem], used: &VariableValues) {
     let mut used: Vec<_> = used.iter().filter(|(_, value)| value.len() >= MIN_SECRET_BYTES).collect();
-    // One may be a part of another.
+    // A value may be part of another.
     used.sort_by_key(|(_, value)| std::cmp::Reverse(value.len()));
     for Problem { message, .. } in problems {
         for (name, value) in &used {
@@ -243,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_is_what_it_is_set_to_and_else_its_default() {
+    fn a_variable_expands_to_its_value_or_its_default() {
         for (text, becomes) in [
             ("${A}", "1"),
             ("a${A}b${A}c", "a1b1c"),
@@ -254,7 +257,7 @@ mod tests {
             ("${A:-d}", "1"),
             ("[${EMPTY}]", "[]"),
             ("${EMPTY:-d}", "d"),
-            // What a variable gives is not looked at again.
+            // The value of a variable is not expanded again.
             ("${DOLLAR}", "${A}"),
         ] {
             assert_eq!(of(text).as_deref(), Ok(becomes), "{text}");
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dollar_is_one_unless_a_brace_follows() {
+    fn a_dollar_is_literal_unless_a_brace_follows() {
         for (text, becomes) in [
             ("$", "$"),
             ("$$", "$$"),
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_replaced_is_named_with_what_would_help() {
+    fn an_invalid_variable_is_rejected_with_a_fix() {
         for (text, wrong) in [
             ("${NO}", "the variable `NO` is not set; set it, or add a default: `${NO:-default}`"),
             ("x${A", "`${A` has no closing brace"),
@@ -293,13 +296,13 @@ mod tests {
             ("${ä}", "names no variable"),
             ("${NO:-${A}}", "the default of `NO` cannot contain a variable"),
         ] {
-            let said = of(text).expect_err(text);
-            assert!(said.contains(wrong), "{text}: {said}");
+            let message = of(text).expect_err(text);
+            assert!(message.contains(wrong), "{text}: {message}");
         }
     }
 
     #[test]
-    fn a_piece_of_a_value_gives_it_away() {
+    fn a_part_of_a_value_counts_as_a_leak() {
         assert!(has_piece_of("at 8808x", "8808") && has_piece_of("a hunter3", "hunter2"));
         assert!(has_piece_of("`5s`", "5") && !has_piece_of("must be 7", "5"));
         assert!(!has_piece_of("hun", "hunter2") && !has_piece_of("anything", ""));

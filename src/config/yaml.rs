@@ -1,8 +1,8 @@
-//! YAML as a tree that knows where everything was written.
+//! YAML as a tree with source positions.
 //!
-//! Only what a configuration needs: texts, lists and mappings with texts as keys. Anchors and
-//! aliases work; tags, merge keys and several documents are refused by name. A key written twice
-//! is a problem, not a choice.
+//! Only the features that a configuration needs: strings, lists, and mappings with string keys. Anchors and
+//! aliases are supported; tags, merge keys and multiple documents are rejected by name. A duplicate key is a
+//! problem.
 
 use super::{
     problem::{Problem, SourceSpan},
@@ -11,12 +11,12 @@ use super::{
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use std::collections::HashMap;
 
-/// Nesting deeper than this is refused. A configuration needs seven.
+/// Maximum nesting depth. A configuration needs seven levels.
 const MAX_DEPTH: usize = 64;
-/// Nodes in all, those that aliases repeat included. Keeps a "billion laughs" file from growing.
+/// Maximum number of nodes, including those repeated by aliases. Bounds "billion laughs" files.
 const MAX_NODES: usize = 100_000;
 
-/// A value and where it begins.
+/// A value and the position where it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub(super) place: SourceSpan,
@@ -25,7 +25,7 @@ pub struct Node {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum NodeValue {
-    /// `plain` is a text without quotes, which YAML may take for a number, a truth value or nothing.
+    /// A scalar. `plain` is set for unquoted text, which YAML may read as a number, a boolean or null.
     Scalar {
         text: String,
         plain: bool,
@@ -35,14 +35,14 @@ pub(super) enum NodeValue {
     Map(Vec<MapEntry>),
 }
 
-/// Where a text comes from.
+/// Origin of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum TextOrigin {
-    /// It is written like that.
+    /// The text is literal.
     Literal,
-    /// It has been made of what variables give.
+    /// The text was made from variables.
     Variables(Box<InterpolatedText>),
-    /// It should have been, and that it cannot be is a problem already.
+    /// A variable could not be replaced, which has been reported.
     Invalid,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct MapEntry {
     pub(super) node: Node,
 }
 
-/// What a scalar is by YAML's core schema.
+/// The type of a scalar in YAML's core schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScalarType {
     Null,
@@ -62,8 +62,8 @@ pub(super) enum ScalarType {
     Text,
 }
 
-/// Reads one document. What can be read despite problems is returned with them; `Missing` where the
-/// text is not YAML or holds nothing.
+/// Parses one document. Recoverable problems are appended to `problems`; `None` if the text is not YAML, or
+/// is empty.
 pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
     let mut reader =
         YamlReader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, problems };
@@ -79,14 +79,14 @@ pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
     }
 }
 
-/// Whether this is the brace of a `${`: within `{ }` and `[ ]` it would begin a mapping.
+/// Whether the position is the brace of a `${`, which begins a mapping inside `{ }` and `[ ]`.
 fn stops_at_variable(text: &str, place: SourceSpan) -> bool {
     let SourceSpan::File { line, column } = place else { return false };
     let line = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
     line.chars().skip(column.saturating_sub(2)).take(2).eq("${".chars())
 }
 
-/// A problem after which there is no reading on.
+/// A problem that ends parsing.
 struct FatalProblem(Problem);
 
 struct YamlReader<'i, 'p> {
@@ -99,7 +99,7 @@ struct YamlReader<'i, 'p> {
 // === impl Node ===
 
 impl Node {
-    /// A text that stands in no file.
+    /// A text that is not from a file.
     pub fn text(place: SourceSpan, text: &str) -> Self {
         Self {
             place,
@@ -111,7 +111,7 @@ impl Node {
         Self { place, value: NodeValue::List(items.into_iter().collect()) }
     }
 
-    /// A mapping without keys.
+    /// An empty mapping.
     pub fn map(place: SourceSpan) -> Self {
         Self { place, value: NodeValue::Map(Vec::new()) }
     }
@@ -120,7 +120,7 @@ impl Node {
         matches!(self.value, NodeValue::Map(_))
     }
 
-    /// Where it is written, and the items of a list.
+    /// The position and the items of a list.
     pub fn items(&self) -> Option<(SourceSpan, &[Self])> {
         let NodeValue::List(items) = &self.value else { return None };
         Some((self.place, items))
@@ -131,13 +131,13 @@ impl Node {
         Some(items)
     }
 
-    /// What a mapping has under this key; `Missing` of what is no mapping.
+    /// The value of a key; `None` if there is none, or if this is not a mapping.
     pub fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
         let NodeValue::Map(entries) = &mut self.value else { return None };
         entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.node)
     }
 
-    /// Puts this under the key, whatever was there; what is no mapping stays as it is, and is told so.
+    /// Sets the value of a key. Does nothing if this is not a mapping, which is reported when it is read.
     pub fn set(&mut self, key: &str, node: Self) {
         if let Some(there) = self.get_mut(key) {
             *there = node;
@@ -146,7 +146,7 @@ impl Node {
         }
     }
 
-    /// What is under the key, or else this. `Missing` of what is no mapping.
+    /// The value of a key, which is inserted if absent. `None` if this is not a mapping.
     pub fn get_or_insert(&mut self, key: &str, node: Self) -> Option<&mut Self> {
         if self.get_mut(key).is_none() {
             self.set(key, node);
@@ -154,7 +154,7 @@ impl Node {
         self.get_mut(key)
     }
 
-    /// What this is, in words for an error message.
+    /// The type of the node, for error messages.
     pub(super) fn type_name(&self) -> &'static str {
         match &self.value {
             NodeValue::List(_) => "a list",
@@ -168,7 +168,7 @@ impl Node {
         }
     }
 
-    /// What YAML takes a scalar for; `Missing` for lists and mappings.
+    /// The type of a scalar; `None` for lists and mappings.
     pub(super) fn scalar(&self) -> Option<ScalarType> {
         let NodeValue::Scalar { text, plain, .. } = &self.value else { return None };
         if !plain {
@@ -183,7 +183,7 @@ impl Node {
         })
     }
 
-    /// The characters of a scalar, whatever YAML takes them for.
+    /// The text of a scalar, whatever its type.
     pub(super) fn characters(&self) -> Option<&str> {
         match &self.value {
             NodeValue::Scalar { text, .. } => Some(text),
@@ -191,7 +191,7 @@ impl Node {
         }
     }
 
-    /// A text as it was written, where variables have a part in it; else `Missing`.
+    /// The original form of a text with variables; `None` for other nodes.
     pub(super) fn interpolation(&self) -> Option<&InterpolatedText> {
         match &self.value {
             NodeValue::Scalar { origin: TextOrigin::Variables(given), .. } => Some(given),
@@ -201,12 +201,12 @@ impl Node {
         }
     }
 
-    /// The characters of a scalar as they were written, with the names of variables in the place of their values.
+    /// The text of a scalar as written, with variables instead of their values.
     pub(super) fn as_written(&self) -> Option<&str> {
         self.interpolation().map_or_else(|| self.characters(), |given| Some(&given.written))
     }
 
-    /// Whether it should have been made of what variables give, and that it cannot be is a problem already.
+    /// Whether a variable could not be replaced, which has been reported.
     pub(super) const fn is_invalid(&self) -> bool {
         matches!(self.value, NodeValue::Scalar { origin: TextOrigin::Invalid, .. })
     }
@@ -228,7 +228,7 @@ fn is_number(text: &str) -> bool {
             || digits.strip_prefix("0o").is_some_and(|octal| u64::from_str_radix(octal, 8).is_ok()))
 }
 
-// === impl Reader ===
+// === impl YamlReader ===
 
 impl<'i> YamlReader<'i, '_> {
     fn next(&mut self) -> Result<(Event<'i>, SourceSpan), FatalProblem> {
@@ -300,7 +300,7 @@ impl<'i> YamlReader<'i, '_> {
         Ok(node)
     }
 
-    /// A copy of what the anchor names. Its problems are shown where it was written.
+    /// A copy of the anchored node. Its problems are reported at the anchor's position.
     fn alias(&mut self, anchor: usize, place: SourceSpan) -> Result<Node, FatalProblem> {
         let Some(node) = self.anchors.get(&anchor).cloned() else {
             return Err(FatalProblem(Problem::new(place, "an alias within the value that it refers to")));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_refused_by_name() {
+    fn unsupported_yaml_is_rejected_by_name() {
         assert_eq!(problems("a: 1\nb: 2\na: 3"), ["3:1 `a` is already set on line 1; remove one of the two"]);
         assert_eq!(problems("a: !secret x"), ["1:4 the tag `!secret` is not supported; remove it"]);
         assert_eq!(
@@ -413,7 +413,11 @@ mod tests {
             ["2:1 a second YAML document; a file holds one configuration"]
         );
         assert_eq!(problems("? [a]\n: 1"), ["1:3 a key must be a string, not a list"]);
-        assert!(problems("a: *nobody")[0].starts_with("1:4 not valid YAML"), "{:?}", problems("a: *nobody"));
+        assert!(
+            problems("a: *missing")[0].starts_with("1:4 not valid YAML"),
+            "{:?}",
+            problems("a: *missing")
+        );
         assert!(problems("a: [1\nb: 2")[0].contains("not valid YAML"));
         assert_eq!(problems(&"[".repeat(100)).len(), 1);
     }
@@ -430,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_words_are_what_yaml_takes_them_for_and_quoted_ones_are_texts() {
+    fn plain_scalars_have_yaml_types_and_quoted_ones_are_strings() {
         let scalar = |text: &str| parse(text, &mut vec![]).expect("a tree").scalar();
         assert_eq!(scalar("1"), Some(ScalarType::Number));
         assert_eq!(scalar("-1.5e3"), Some(ScalarType::Number));

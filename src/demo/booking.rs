@@ -1,9 +1,9 @@
-//! The demo's tool that asks: `book_table` elicits a date and a number of people in the middle of its
-//! call, as a legacy server does (2025-11-25, *Elicitation*): by a request of its own on the stream
-//! of the call, answered by a POST.
+//! The demo's tool with an input request: `book_table` elicits a date and a number of people during its call,
+//! as a legacy server does (2025-11-25, *Elicitation*): by a request on the stream of the call, answered by a
+//! POST.
 //!
-//! Given `seconds`, it looks for free tables that long before it asks. Behind the proxy the call may
-//! be a task by then.
+//! With `seconds`, it looks for free tables that long before the request. Behind the proxy the call may be a
+//! task by then.
 
 use super::server::{InputOutcome, RunningCall};
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 pub const NAME: &str = "book_table";
 
-/// Tables are not larger.
+/// Largest number of people.
 const MAX_PARTY: u64 = 12;
 
 /// One call of `book_table`.
@@ -27,38 +27,38 @@ enum BookingStage {
     AwaitingInput(oneshot::Receiver<InputOutcome>),
 }
 
-// === impl Booking ===
+// === impl BookingCall ===
 
 impl BookingCall {
     pub(super) const fn begin(running: RunningCall, looks: Duration) -> Self {
         Self { running, stage: BookingStage::Searching(looks) }
     }
 
-    /// The next event: the question, or the response, after which there is none. A cancelled call
-    /// has no response.
+    /// The next event: the input request, or the response, which is the last. A cancelled call has no
+    /// response.
     pub(super) async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
         let answer = tokio::select! {
             () = self.running.stopped() => return None,
             answer = self.stage.wait() => answer,
         };
         let Some(answer) = answer else {
-            let Some((question, answer)) = self.running.elicit(&question()) else {
+            let Some((event, answer)) = self.running.elicit(&elicitation_params()) else {
                 let words =
                     "I need a date and a number of people, and your client does not support elicitation.";
                 return Some((self.running.response(words, true), None));
             };
             self.stage = BookingStage::AwaitingInput(answer);
-            return Some((question, Some(self)));
+            return Some((event, Some(self)));
         };
         let (words, is_error) = booked(answer);
         Some((self.running.response(&words, is_error), None))
     }
 }
 
-// === impl Stage ===
+// === impl BookingStage ===
 
 impl BookingStage {
-    /// Waits for what the stage waits for, and gives the answer, if that was it.
+    /// Waits for the end of the stage, and returns the input response, if that ended it.
     async fn wait(&mut self) -> Option<InputOutcome> {
         match self {
             Self::Searching(time) => {
@@ -72,7 +72,7 @@ impl BookingStage {
     }
 }
 
-fn question() -> Value {
+fn elicitation_params() -> Value {
     json!({
         "message": "For which date, and for how many people?",
         "requestedSchema": {
@@ -93,7 +93,7 @@ fn question() -> Value {
     })
 }
 
-/// What is said to an answer, and whether that is an error.
+/// The text for an input response, and whether it is an error.
 fn booked(answer: InputOutcome) -> (String, bool) {
     let answer = match answer {
         Ok(answer) => answer,
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_answer_has_its_words() {
+    fn each_input_response_has_its_text() {
         for (answer, words, is_error) in [
             (
                 json!({ "action": "accept", "content": { "date": "2026-08-01", "party": 4, "seat": "outside" } }),

@@ -1,6 +1,6 @@
-//! What `deferral demo` puts the proxy in front of: a slow legacy server of its own.
+//! The server behind the proxy of `deferral demo`: slow, and legacy.
 //!
-//! `server` is the server and its tools, `booking` the tool that asks its caller something.
+//! `server` is the server and its tools, `booking` the tool with an input request.
 
 mod booking;
 mod server;

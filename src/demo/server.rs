@@ -1,9 +1,9 @@
 //! The server of `deferral demo`: legacy (2025-11-25), synchronous, with sessions.
 //!
-//! It stands for the servers people have. It knows nothing of tasks: a slow tool keeps its caller
-//! waiting on an event stream until it is done. Three tools: `greet` answers at once, `report` takes
-//! its time, tells its progress to those who gave a token, and stops when it is cancelled, and
-//! `book_table` asks its client something before it goes on (see `booking`).
+//! It is a typical existing server. It does not support tasks: the client of a slow tool waits on an event
+//! stream for the result. Three tools: `greet` responds at once; `report` is slow, sends progress to clients
+//! that gave a token, and stops when it is cancelled; `book_table` sends an input request before it continues
+//! (see `booking`).
 
 use super::booking::{self, BookingCall};
 use crate::{
@@ -26,55 +26,55 @@ use std::{collections::HashMap, convert::Infallible, pin::pin, sync::Arc, time::
 use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// Where its MCP endpoint is.
+/// Path of the MCP endpoint.
 pub const PATH: &str = "/mcp";
 /// Bytes of one request.
 const MAX_BODY: usize = 1 << 20;
-/// Sessions at a time; the server is for trying things out.
+/// Sessions at a time; the server is for demonstrations.
 const MAX_SESSIONS: usize = 1_000;
-/// How often `report` tells its progress.
+/// Interval of the progress notifications of `report`.
 const TICK: Duration = Duration::from_millis(500);
-/// What `report` takes when it is not told.
+/// Default duration of `report`.
 const DEFAULT_SECONDS: f64 = 8.0;
 const MAX_SECONDS: f64 = 3_600.0;
 
 type DemoBody = BoxBody<Bytes, Infallible>;
 
-/// The sessions there are.
+/// The server and its sessions.
 #[derive(Debug)]
 pub(super) struct DemoServer {
-    /// Guards the map and the calls in it; held for a look-up or a change.
+    /// Locked for a look-up or a change of the map and the calls in it.
     sessions: Mutex<HashMap<String, DemoSession>>,
     stopping: DrainWatch,
 }
 
-/// The calls that run in one session, by the raw token of their ids, and what they ask.
+/// The active calls of one session, by their ids, and its open input requests.
 #[derive(Debug, Default)]
 struct DemoSession {
     calls: HashMap<RequestId, CancellationToken>,
-    /// Whether its client can be asked by a form.
+    /// Whether its client supports elicitation by form.
     supports_elicitation: bool,
     pending_requests: HashMap<RequestId, oneshot::Sender<InputOutcome>>,
     elicitations: u64,
 }
 
-/// What a client answered: a result, or the words of an error.
+/// An input response: a result, or the text of an error.
 pub(super) type InputOutcome = Result<Value, String>;
 
-/// A call at work, known to its session until it is dropped.
+/// An active call, registered in its session until dropped.
 pub(super) struct RunningCall {
     server: Arc<DemoServer>,
     session: String,
     id: RequestId,
     cancelled: CancellationToken,
-    /// What it has asked and not heard.
+    /// The open input request of the call.
     request: Option<RequestId>,
 }
 
 /// One call of `report`.
 struct ReportCall {
     running: RunningCall,
-    /// The raw progress token, if the client wants to hear.
+    /// The raw progress token, if the client sent one.
     token: Option<Box<RawValue>>,
     elapsed: Duration,
     total: Duration,
@@ -95,7 +95,7 @@ struct CallMeta {
     progress_token: Option<Box<RawValue>>,
 }
 
-/// Serves until it is time to stop.
+/// Serves until shutdown.
 pub async fn serve(listener: TcpListener, stopping: DrainWatch) {
     let server = DemoServer::new(stopping.clone());
     loop {
@@ -103,7 +103,7 @@ pub async fn serve(listener: TcpListener, stopping: DrainWatch) {
             () = stopping.stopped() => return,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
-                // Too many open files, mostly: some will close.
+                // Mostly too many open files: some will close.
                 Err(_) => {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
@@ -125,13 +125,13 @@ pub async fn serve(listener: TcpListener, stopping: DrainWatch) {
                 _ = &mut connection => return,
                 () = until.stopped() => connection.as_mut().graceful_shutdown(),
             }
-            // What a peer does to its connection is its own affair.
+            // Errors of a connection concern its client alone.
             let _ = connection.await;
         });
     }
 }
 
-// === impl Server ===
+// === impl DemoServer ===
 
 impl DemoServer {
     fn new(stopping: DrainWatch) -> Arc<Self> {
@@ -149,7 +149,7 @@ impl DemoServer {
         match parts.method {
             http::Method::POST => {}
             http::Method::DELETE => return self.end_session(&parts.headers),
-            // There is no stream beside those of the calls (2025-11-25, *Listening for Messages*).
+            // There is no GET stream (2025-11-25, *Listening for Messages*).
             _ => {
                 let mut response = refuse(StatusCode::METHOD_NOT_ALLOWED, "use POST or DELETE");
                 response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST, DELETE"));
@@ -210,7 +210,7 @@ impl DemoServer {
             capabilities: Value,
         }
         let wanted = params.and_then(|params| serde_json::from_slice::<InitializeParams>(params).ok());
-        let asks = wanted.as_ref().is_some_and(|params| {
+        let supports_elicitation = wanted.as_ref().is_some_and(|params| {
             let modes = params.capabilities["elicitation"].as_object();
             modes.is_some_and(|modes| modes.is_empty() || modes.contains_key("form"))
         });
@@ -223,8 +223,7 @@ impl DemoServer {
         if sessions.len() >= MAX_SESSIONS {
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many sessions");
         }
-        sessions
-            .insert(session.clone(), DemoSession { supports_elicitation: asks, ..DemoSession::default() });
+        sessions.insert(session.clone(), DemoSession { supports_elicitation, ..DemoSession::default() });
         let mut response = result(
             id,
             &json!({
@@ -267,10 +266,10 @@ impl DemoServer {
     }
 
     fn answered(&self, session: &str, id: &RequestId, answer: InputOutcome) {
-        let question =
+        let sender =
             self.sessions.lock().get_mut(session).and_then(|session| session.pending_requests.remove(id));
-        // Whoever asked may have gone.
-        question.map(|question| question.send(answer));
+        // The call may have ended.
+        sender.map(|sender| sender.send(answer));
     }
 
     fn call(self: &Arc<Self>, session: &str, id: &RequestId, params: Option<&Bytes>) -> Response<DemoBody> {
@@ -323,10 +322,10 @@ impl DemoServer {
     }
 }
 
-// === impl Running ===
+// === impl RunningCall ===
 
 impl RunningCall {
-    /// Resolves once nobody wants the result any more.
+    /// Resolves when the call is cancelled or the server shuts down.
     pub(super) async fn stopped(&self) {
         tokio::select! {
             () = self.cancelled.cancelled() => {}
@@ -334,8 +333,8 @@ impl RunningCall {
         }
     }
 
-    /// Asks the client something. Gives the event that does, and where the answer will come; `Missing`
-    /// for a client that cannot be asked.
+    /// Sends an input request. Returns its event, and the channel of the response; `None` for a client
+    /// without support.
     pub(super) fn elicit(&mut self, params: &Value) -> Option<(Bytes, oneshot::Receiver<InputOutcome>)> {
         let (sender, answer) = oneshot::channel();
         let id = {
@@ -347,12 +346,12 @@ impl RunningCall {
             session.pending_requests.insert(id.clone(), sender);
             id
         };
-        let question = format!(
+        let request = format!(
             r#"{{"jsonrpc":"2.0","id":{id},"method":"{}","params":{params}}}"#,
             Method::Elicit.as_str()
         );
         self.request = Some(id);
-        Some((sse::message(question.as_bytes()), answer))
+        Some((sse::message(request.as_bytes()), answer))
     }
 
     /// The event that ends the call.
@@ -367,16 +366,16 @@ impl Drop for RunningCall {
     fn drop(&mut self) {
         if let Some(session) = self.server.sessions.lock().get_mut(&self.session) {
             session.calls.remove(&self.id);
-            self.request.as_ref().and_then(|question| session.pending_requests.remove(question));
+            self.request.as_ref().and_then(|request| session.pending_requests.remove(request));
         }
     }
 }
 
-// === impl Report ===
+// === impl ReportCall ===
 
 impl ReportCall {
-    /// The next event: progress, or the response, after which there is none. A cancelled call has
-    /// no response (2025-11-25, *Cancellation*).
+    /// The next event: progress, or the response, which is the last. A cancelled call has no response
+    /// (2025-11-25, *Cancellation*).
     async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
         while self.elapsed < self.total {
             let step = TICK.min(self.total - self.elapsed);
@@ -458,7 +457,7 @@ fn error(id: &RequestId, code: i64, words: &str) -> Response<DemoBody> {
     message(StatusCode::OK, format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#))
 }
 
-/// A refusal before the message could be looked at.
+/// An error response for a message that was not processed.
 fn refuse(status: StatusCode, words: impl Into<String>) -> Response<DemoBody> {
     let error = json!({ "code": code::INVALID_REQUEST, "message": words.into() });
     message(status, format!(r#"{{"jsonrpc":"2.0","id":null,"error":{error}}}"#))
@@ -477,7 +476,7 @@ fn empty(status: StatusCode) -> Response<DemoBody> {
     response
 }
 
-/// The events of a call, one after another: `next` gives one, and the call where more follow.
+/// The events of a call, one after another: `next` returns one, and the call if more follow.
 fn events<C, N>(call: C, next: fn(C) -> N) -> Response<DemoBody>
 where
     C: Send + Sync + 'static,
@@ -536,7 +535,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_report_tells_its_progress_to_who_asks_and_then_ends() {
+    async fn a_report_sends_progress_to_clients_with_a_token_and_then_ends() {
         let world = World::new().await;
         let call = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"report","arguments":{"seconds":1.2},"_meta":{"progressToken":7}}}"#;
         let text = read(world.post(call).await).await;
@@ -549,7 +548,7 @@ mod tests {
         assert_eq!(read(world.post(quiet).await).await.matches("data:").count(), 1);
     }
 
-    /// A session whose client can be asked.
+    /// A session whose client supports elicitation.
     async fn asked_world() -> World {
         let world = World::new().await;
         let initialize = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{}}}}"#;
@@ -568,7 +567,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_table_is_booked_once_the_client_has_been_asked() {
+    async fn a_table_is_booked_after_the_input_response() {
         let world = asked_world().await;
         let mut stream = world.post(BOOK).await.into_body();
         let question = next(&mut stream).await.unwrap();
@@ -588,7 +587,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_refuses_or_cannot_be_asked_gets_a_result_that_says_so() {
+    async fn a_client_that_refuses_or_does_not_support_elicitation_gets_an_error_result() {
         let world = asked_world().await;
         let mut stream = world.post(BOOK).await.into_body();
         let question = next(&mut stream).await.unwrap();
@@ -601,7 +600,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_cancelled_booking_forgets_its_question() {
+    async fn a_cancelled_booking_removes_its_input_request() {
         let world = asked_world().await;
         let mut stream = world.post(BOOK).await.into_body();
         let question = next(&mut stream).await.unwrap();
@@ -627,7 +626,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn stopping_ends_what_still_runs() {
+    async fn shutdown_ends_active_calls() {
         let world = World::new().await;
         let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"report"}}"#;
         let response = world.post(call).await;

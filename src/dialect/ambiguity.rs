@@ -1,9 +1,8 @@
-//! What a server may read otherwise than we do in the POST of a legacy client.
+//! Messages of a legacy client that its server may read differently than the proxy.
 //!
-//! What a legacy client sends is passed on byte for byte, and its server may be more lenient than we
-//! are, or pick the other of two members of one name, or not care for the case of a name. Where
-//! something depends on what a message asks for, it is therefore not enough that we can read it: it
-//! must be read in one way alone.
+//! A legacy client's messages are relayed byte for byte, and its server may accept more than the proxy, read
+//! the other of two members of one name, or ignore the case of names. Where a decision depends on the content
+//! of a message, it is therefore not enough that the proxy can read it: it must be unambiguous.
 
 use crate::protocol::{
     ErrorObject, Frame, FrameError, Kind, Method, Payload, code, frame::is_like, splice::JsonObject,
@@ -14,12 +13,12 @@ use serde::{
 };
 use std::fmt;
 
-/// Why it cannot be told what a server would read.
+/// Why a message is ambiguous.
 #[derive(Debug, thiserror::Error)]
 pub enum MessageAmbiguity {
-    #[error("the body holds no message that can be read: {0}")]
+    #[error("the body is not a readable message: {0}")]
     Unreadable(#[source] FrameError),
-    /// A member that decides is there twice, or is spelled in a case that some readers accept.
+    /// A member that a decision depends on occurs twice, or in a case that some readers accept.
     #[error("`{0}` occurs twice, or in another case than it is defined in")]
     Member(&'static str),
     #[error("`params.name` must be a string")]
@@ -28,23 +27,23 @@ pub enum MessageAmbiguity {
     NoId,
 }
 
-/// Collects the methods that some JSON names, also where it breaks off or repeats them.
+/// Collects the methods in a JSON text, even if it is cut off or repeats them.
 struct MethodCollector<'a>(&'a mut Vec<String>);
 
-/// How many methods are collected, and of each how many characters.
+/// The maximum number of collected methods, and of characters of each.
 const SHOWN: usize = 8;
 const SHOWN_OF_ONE: usize = 200;
 
-/// The methods that a body names which holds no messages, for people; empty where it names none.
+/// The methods in a body that contains no valid messages, for the log; empty if there are none.
 pub fn named_methods(body: &[u8]) -> String {
     let mut methods = Vec::new();
-    // What was found before the end counts, whatever ended it.
+    // Methods found before an error count.
     let _ = MethodCollector(&mut methods).deserialize(&mut serde_json::Deserializer::from_slice(body));
     methods.join(",")
 }
 
-/// Why it cannot be told which tool a server would call for this message; `Missing` where it can. `target` is the tool that
-/// it names, where it names one alone.
+/// Why it is unknown which tool a server would call for this message; `None` if it is known. `target` is the
+/// message's tool, if it names exactly one.
 pub(super) fn find(frame: &Frame, target: Option<&str>) -> Option<MessageAmbiguity> {
     if let Some(member) = frame.ambiguous_member() {
         return Some(MessageAmbiguity::Member(member));
@@ -65,7 +64,7 @@ pub(super) fn find(frame: &Frame, target: Option<&str>) -> Option<MessageAmbigui
     }
 }
 
-/// Whether another reader might take the name of a tool from another member.
+/// Whether another reader might read the name of the tool from another member.
 fn has_two_names(params: &JsonObject) -> bool {
     let mut alike = params.members().map(|(key, _)| key).filter(|key| is_like(key, "name"));
     alike.next().is_some_and(|key| key != "name") || alike.next().is_some()
@@ -74,7 +73,7 @@ fn has_two_names(params: &JsonObject) -> bool {
 // === impl Ambiguity ===
 
 impl MessageAmbiguity {
-    /// As it is answered. `why` says what depends on it.
+    /// The error to respond with. `why` names the decision that depends on the message.
     pub fn error(&self, why: &str) -> ErrorObject {
         let code = match self {
             Self::Unreadable(FrameError::Syntax(_)) => code::PARSE_ERROR,
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn methods_are_found_in_whatever_names_them() {
+    fn methods_are_found_in_any_json_text() {
         for (body, found) in [
             (r#"{"id":null,"method":"a","params":{"method":"no"}}"#, "a"),
             (r#"[{"method":"a","METHOD":"b"},{"method":"c","x":NaN,"method":"d"}"#, "a,b,c"),

@@ -1,36 +1,37 @@
-//! Which of a client's headers go on to the server, and which of them tell sessions apart. One rule for all revisions.
+//! Which client headers are forwarded to the server, and which of them distinguish sessions. One rule for all
+//! revisions.
 //!
-//! What a legacy client sends is relayed with all of its headers but those of the hop. For a client of 2026-07-28 the
-//! proxy writes messages of its own in a session that it opens, so there the headers that describe one message are
-//! its own too, and the others are a part of what its sessions are chosen by: a server may know the caller by any of
-//! them.
+//! A legacy client's message is relayed with all headers except those of the hop. For a client of 2026-07-28
+//! the proxy writes messages of its own in a session that it opens. There, headers that describe one message
+//! are the proxy's own, too, and the other headers are part of the key that selects a session, because a
+//! server may identify the caller by any of them.
 
 use http::{
     HeaderMap, HeaderName,
     header::{AUTHORIZATION, CONNECTION, COOKIE},
 };
 
-/// How far a client's header goes.
+/// How far a client's header is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderScope {
-    /// To the proxy: it speaks of one connection (RFC 9110, 7.6.1), or the front has dealt with it. An encoded answer
-    /// could be neither read nor watched as it passes.
+    /// Not beyond the proxy: it describes one connection (RFC 9110, 7.6.1), or the front has handled it.
+    /// `accept-encoding` is included, because an encoded response could be neither read nor observed.
     Hop,
-    /// As far as its message: what describes a body, and what belongs to the protocol of one revision.
+    /// With its message only: it describes a body, or belongs to the protocol of one revision.
     Message,
-    /// To the server with the request that it came with. It says nothing of who calls.
+    /// To the server with the request that contained it. It does not identify the caller.
     Request,
-    /// To the server with each message of the session, which is shared by requests that agree in it.
+    /// To the server with each message of the session; only requests with equal headers share the session.
     Session,
 }
 
 // === impl HeaderScope ===
 
 impl HeaderScope {
-    /// Of the header of this name.
+    /// The scope of the header of this name.
     pub fn of(name: &HeaderName) -> Self {
         let name = name.as_str();
-        // By the first letter, as each request asks for each of its headers.
+        // Switches on the first letter, because this runs for each header of each request.
         match name.as_bytes().first() {
             Some(b'a') => match name {
                 "accept" => Self::Message,
@@ -91,15 +92,15 @@ impl HeaderScope {
         }
     }
 
-    /// Whether it goes on with a message that is relayed as it is.
+    /// Whether it is forwarded with a relayed message.
     pub fn is_relayed(self) -> bool {
         self != Self::Hop
     }
 }
 
-/// Removes what `Connection` declares to be of this hop (RFC 9110, 7.6.1). It cannot declare away what tells who
-/// calls, what is `kept`, or what a message means another thing without: a proxy in front may have added that behind a
-/// client's `Connection`.
+/// Removes the headers that `Connection` declares as hop-by-hop (RFC 9110, 7.6.1). Headers that identify the
+/// caller, that are `kept`, or that change the meaning of the message cannot be removed this way: a proxy in
+/// front may have added them to a request whose `Connection` the client wrote.
 pub fn remove_named_by_connection<'a>(
     headers: &mut HeaderMap,
     kept: impl Iterator<Item = &'a HeaderName> + Clone,
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_goes_as_far_as_its_kind() {
+    fn each_header_has_its_scope() {
         for (scope_of, names) in [
             (
                 HeaderScope::Hop,
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_removes_what_it_names_but_what_tells_who_calls() {
+    fn connection_removes_what_it_names_except_headers_that_identify_the_caller() {
         let names = [
             "x-hop",
             "x-user",

@@ -1,29 +1,29 @@
-//! Who a client says it is: `clientInfo`.
+//! The implementation info of a client: `clientInfo`.
 
 use crate::protocol::splice::JsonObject;
 use bytes::Bytes;
 
-/// What a client says of itself (`Implementation`), raw JSON in an allocation of its own. Empty where it says nothing,
-/// or nothing that a server would take for that. Sessions with servers over HTTP are opened in its name.
+/// A client's `clientInfo` (`Implementation`), raw JSON in an allocation of its own. Empty if it is absent or
+/// invalid. Sessions with servers over HTTP are opened with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientInfo(Bytes);
 
-/// The object is larger than what is taken.
+/// The object is larger than the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{length} bytes are more than the {LARGEST} that are taken; say less")]
+#[error("{length} bytes exceed the limit of {LARGEST}; send less")]
 pub struct ClientInfoTooLarge {
     length: usize,
 }
 
-/// The most that a client may say of itself, in bytes. It may have icons in it, and is kept for as long as the sessions
+/// The maximum size of `clientInfo`, in bytes. It may contain icons, and is retained as long as the sessions
 /// that are opened with it.
 pub const LARGEST: usize = 64 << 10;
 
 // === impl ClientInfo ===
 
 impl ClientInfo {
-    /// Reads a client's `clientInfo`. One without a name and a version, which are required of it (2025-11-25,
-    /// *Implementation*), is as good as none: a server would refuse the handshake.
+    /// Reads a client's `clientInfo`. One without a name and a version, which are required (2025-11-25,
+    /// *Implementation*), is treated as absent: a server would refuse the handshake.
     ///
     /// # Errors
     /// [`ClientInfoTooLarge`]
@@ -34,16 +34,16 @@ impl ClientInfo {
         let says_who =
             |info: &JsonObject| ["name", "version"].iter().all(|member| info.string(member).is_some());
         let is_one = JsonObject::read(raw).is_ok_and(|info| says_who(&info));
-        // It outlives the request, which a slice of it would keep.
+        // A copy, because a slice would keep the request alive.
         Ok(if is_one { Self(Bytes::copy_from_slice(raw)) } else { Self::default() })
     }
 
-    /// As it was said, unless nothing was.
+    /// The object as it was sent, if it was valid.
     pub fn as_bytes(&self) -> Option<&Bytes> {
         (!self.0.is_empty()).then_some(&self.0)
     }
 
-    /// Bytes that keeping it takes.
+    /// Bytes of memory that it takes.
     pub fn retained_bytes(&self) -> usize {
         self.0.len()
     }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_kept_as_it_was_said_and_without_a_name_or_version_not_at_all() {
+    fn client_info_is_preserved_and_ignored_without_a_name_or_version() {
         let read = |text: &'static str| {
             ClientInfo::read(&Bytes::from_static(text.as_bytes())).expect("not too large")
         };
@@ -65,6 +65,6 @@ mod tests {
         }
         let long = format!(r#"{{"name":"{}","version":"1"}}"#, "x".repeat(LARGEST));
         let refused = ClientInfo::read(&long.into()).expect_err("it is too large");
-        assert_eq!(refused.to_string(), "65561 bytes are more than the 65536 that are taken; say less");
+        assert_eq!(refused.to_string(), "65561 bytes exceed the limit of 65536; send less");
     }
 }

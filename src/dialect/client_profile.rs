@@ -1,24 +1,24 @@
-//! What a client of 2026-07-28 says with every request.
+//! The parts of a 2026-07-28 request that a client usually repeats.
 
 use super::{ClientInfo, ExtraHeaders};
 use crate::protocol::Capabilities;
 use http::header::{ACCEPT_LANGUAGE, USER_AGENT};
 use std::sync::Arc;
 
-/// What a client said of itself with its request before. Mostly it says the same, which is then neither read nor kept
-/// again.
+/// The capabilities, implementation info and headers of a client's previous request. A request with the same
+/// values needs neither parsing nor memory for them.
 #[derive(Clone, Debug)]
 pub struct ClientProfile {
     pub capabilities: Arc<Capabilities>,
     pub client_info: ClientInfo,
-    /// Those that pass with each request, where they are such as do not change from one to the next.
+    /// The headers forwarded with each request, if all of them are stable across requests.
     pub headers: ExtraHeaders,
 }
 
 // === impl Remembered ===
 
 impl ClientProfile {
-    /// With a request that declared and said this.
+    /// The profile of a request with these values.
     pub fn of(capabilities: &Arc<Capabilities>, client_info: &ClientInfo, headers: &ExtraHeaders) -> Self {
         Self {
             capabilities: Arc::clone(capabilities),
@@ -27,7 +27,7 @@ impl ClientProfile {
         }
     }
 
-    /// Whether a request said nothing else.
+    /// Whether a request has the same values.
     pub fn matches(
         &self,
         capabilities: &Arc<Capabilities>,
@@ -39,7 +39,7 @@ impl ClientProfile {
             && (self.headers.is_same_map(headers) || !are_stable(headers))
     }
 
-    /// Bytes that it takes.
+    /// Bytes of memory that it takes.
     pub fn retained_bytes(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len());
         self.capabilities.retained_bytes() + self.client_info.retained_bytes() + headers.sum::<usize>()

@@ -1,4 +1,4 @@
-//! Headers that most requests have none of.
+//! Headers that most requests do not have.
 
 use http::HeaderMap;
 use std::{
@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-/// Headers that are kept for as long as a call is held, and shared by whoever holds them. A map of none would be a
+/// Headers that are retained as long as a call waits, and shared by its owners. An empty map would take a
 /// hundred bytes in each place.
 #[derive(Clone, Default)]
 pub struct ExtraHeaders(Option<Arc<HeaderMap>>);
@@ -17,12 +17,12 @@ static NONE: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 // === impl Further ===
 
 impl ExtraHeaders {
-    /// To be changed. Others that share them keep what they have.
+    /// The map, for changes. Other owners keep the previous map.
     pub fn to_mut(&mut self) -> &mut HeaderMap {
         Arc::make_mut(self.0.get_or_insert_default())
     }
 
-    /// Whether these are the very same in memory, or none.
+    /// Whether both share one map, or both are empty.
     pub fn is_same_map(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),

@@ -1,9 +1,9 @@
-//! Handshake and sessions (2025-03-26 to 2025-11-25): what has to be read of a legacy client's
-//! messages to pass them on.
+//! Handshake and sessions (2025-03-26 to 2025-11-25): the parts of a legacy client's messages that a relay
+//! reads.
 //!
-//! In front of a legacy server a legacy client's session is the server's own, so almost nothing
-//! has to be read: which methods a POST asks for, under which ids, and, as the answer goes by,
-//! whether each of them has been answered.
+//! In front of a legacy server a legacy client's session is the server's own, so little has to be read: which
+//! methods a POST calls, under which ids, and, as the response is relayed, whether each request has been
+//! answered.
 
 use super::{
     ambiguity::{self, MessageAmbiguity},
@@ -26,11 +26,11 @@ pub struct LegacyPost {
     /// One, or those of a batch (2025-03-26), in order.
     pub messages: SmallVec<[ClientMessage; 1]>,
     pub is_batch: bool,
-    /// Why it cannot be told which tools a server would call for it, where it cannot.
+    /// Why it is unknown which tools a server would call for it, if it is.
     pub ambiguity: Option<Box<MessageAmbiguity>>,
-    /// The methods that a body names which holds no messages; for people.
+    /// The methods in a body that contains no valid messages; for the log.
     pub unread_methods: Option<Box<str>>,
-    /// A message does not say that it is JSON-RPC 2.0 ([`Frame::is_json_rpc`]).
+    /// A message does not declare JSON-RPC 2.0 ([`Frame::is_json_rpc`]).
     pub is_unversioned: bool,
 }
 
@@ -40,62 +40,60 @@ pub enum ClientMessage {
     Request {
         id: RequestId,
         method: Method,
-        /// The tool, prompt, resource or task it is about.
+        /// The tool, prompt, resource or task that the request names.
         target: Option<String>,
     },
     Notification(Method),
-    /// The client takes the request of this id back; none where it names none.
+    /// The client cancels the request with this id; `None` if it names none.
     Cancelled(Option<RequestId>),
-    /// The client's answer to the question of this id; none where the error names none.
+    /// The client's response to the server's request with this id; `None` if the error names none.
     Response(Option<RequestId>),
 }
 
-/// Which requests of a POST its answer has answered so far.
+/// Tracks which requests of a POST have been answered.
 #[derive(Debug)]
 pub struct ResponseTracker {
-    /// What was waited for, in order. Of a batch some of it may have been answered.
+    /// The requests, in order. Some of a batch may have been answered.
     requests: SmallVec<[RequestId; 1]>,
     observer: StreamObserver,
-    /// Of several requests it must be known which. Of one there is nothing to tell apart, and
-    /// nothing to decode.
+    /// Only for several requests: a single one needs no matching and no decoding.
     batch: Option<Box<BatchTracker>>,
     last_response: Option<MessageKind>,
-    /// How often in a row the stream was taken up and brought no message.
+    /// Consecutive resumptions that delivered no message.
     fruitless_resumes: u32,
 }
 
-/// Where an event stream can be taken up.
+/// Where an event stream can be resumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumePosition {
     /// The id of the last event that had one.
     pub last_id: HeaderValue,
-    /// How long the server wants to be left alone before it is asked for more.
+    /// The server's delay before a resumption.
     pub retry: Option<Duration>,
-    /// How often in a row it was taken up and brought no message.
+    /// Consecutive resumptions that delivered no message.
     pub fruitless_resumes: u32,
 }
 
-/// Which requests of a batch are answered. As many as fit into a body: so none is looked for among
-/// the others one by one.
+/// The unanswered requests of a batch. A hash set, because a body may contain very many.
 #[derive(Debug)]
 struct BatchTracker {
     decoder: EventDecoder,
-    /// For one message, in bytes.
+    /// The maximum size of one message, in bytes.
     limit: usize,
     open: HashSet<RequestId>,
 }
 
-/// A session id as it may stand in a log: the beginning of its hash.
+/// The beginning of the hash of a session id, for the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SessionTag([u8; 8]);
 
 // === impl Post ===
 
 impl LegacyPost {
-    /// Reads the messages of a body. Nothing is judged that the server judges itself.
+    /// Reads the messages of a body, without the checks that the server does itself.
     ///
     /// # Errors
-    /// [`FrameError`] where something in it is no message.
+    /// [`FrameError`] if any part of it is no message.
     pub fn read(messages: &mut MessageReader) -> Result<Self, FrameError> {
         let mut post = Self { is_batch: messages.is_batch(), ..Self::default() };
         messages.try_for_each(|frame| {
@@ -105,14 +103,14 @@ impl LegacyPost {
         Ok(post)
     }
 
-    /// A message that has been read.
+    /// The post of one parsed message.
     pub fn of(frame: &Frame) -> Self {
         let mut post = Self::default();
         post.take(frame);
         post
     }
 
-    /// A body that could not be read.
+    /// The post of a body that could not be read.
     pub fn unreadable(body: &[u8], error: FrameError) -> Self {
         let methods = ambiguity::named_methods(body);
         Self {
@@ -133,7 +131,7 @@ impl LegacyPost {
         self.messages.push(message);
     }
 
-    /// The requests that it takes back (2025-11-25, *Cancellation*).
+    /// The ids of the requests that it cancels (2025-11-25, *Cancellation*).
     pub fn cancelled_ids(&self) -> impl Iterator<Item = &RequestId> {
         self.messages.iter().filter_map(|message| match message {
             ClientMessage::Cancelled(id) => id.as_ref(),
@@ -143,7 +141,7 @@ impl LegacyPost {
         })
     }
 
-    /// The tools that it calls, in order; an empty name where one cannot be read.
+    /// The tools that it calls, in order; an empty name if one cannot be read.
     pub fn called_tools(&self) -> impl Iterator<Item = &str> {
         self.messages.iter().filter_map(|message| match message {
             ClientMessage::Request { method: Method::ToolsCall, target, .. } => {
@@ -156,19 +154,19 @@ impl LegacyPost {
         })
     }
 
-    /// Whether it says that the handshake is over.
+    /// Whether it completes the handshake (`notifications/initialized`).
     pub fn completes_handshake(&self) -> bool {
         self.messages.contains(&ClientMessage::Notification(Method::Initialized))
     }
 
-    /// Whether the server may ask the client something while it serves this.
+    /// Whether the server may send input requests while it serves this post.
     pub fn can_request_input(&self) -> bool {
         self.messages.iter().any(
             |message| matches!(message, ClientMessage::Request { method, .. } if method.can_request_input()),
         )
     }
 
-    /// The ids of what waits for an answer. An id that occurs twice is there once.
+    /// The ids of its requests. A repeated id is returned once.
     pub fn request_ids(&self) -> SmallVec<[RequestId; 1]> {
         let ids = self.messages.iter().filter_map(|message| match message {
             ClientMessage::Request { id, .. } => Some(id),
@@ -185,7 +183,7 @@ impl LegacyPost {
 // === impl Message ===
 
 impl ClientMessage {
-    /// In memory of its own: what is kept of a message must not keep all of it.
+    /// Copies its parts, because slices would keep the whole message alive.
     fn of(frame: &Frame) -> Self {
         match frame.kind() {
             Kind::Request { id, method, params } => Self::Request {
@@ -203,7 +201,7 @@ impl ClientMessage {
         }
     }
 
-    /// Its method; `response` for what has none.
+    /// Its method; `response` for a response.
     pub fn name(&self) -> &str {
         match self {
             Self::Request { method, .. } | Self::Notification(method) => method.as_str(),
@@ -213,7 +211,7 @@ impl ClientMessage {
     }
 }
 
-/// Nothing where there are two to choose from: which of them a server takes is not known.
+/// `None` if the member is repeated, because the server might read the other one.
 fn target(method: &Method, params: Option<&Payload>) -> Option<String> {
     let key = match method {
         Method::ResourcesSubscribe | Method::ResourcesUnsubscribe => "uri",
@@ -226,8 +224,8 @@ fn target(method: &Method, params: Option<&Payload>) -> Option<String> {
 // === impl Answers ===
 
 impl ResponseTracker {
-    /// Nothing has been answered yet. `limit` is for one message of a batch's answer, in bytes;
-    /// beyond it, it is no longer told which of several requests are answered.
+    /// A tracker without any response yet. `limit` is the maximum size of one message of a batch response, in
+    /// bytes; after a larger one the tracker no longer matches responses to requests.
     pub fn new(waiting: SmallVec<[RequestId; 1]>, limit: usize) -> Self {
         let batch = (waiting.len() > 1).then(|| {
             let open = waiting.iter().cloned().collect();
@@ -242,18 +240,18 @@ impl ResponseTracker {
         }
     }
 
-    /// As [`ResponseTracker::new`], and what the server says meanwhile is kept until it is taken.
+    /// A tracker that also collects the server's messages.
     pub fn collecting_messages(mut self) -> Self {
         self.observer = StreamObserver::collecting_messages();
         self
     }
 
-    /// The notifications and requests of the server since this was last asked ([`StreamObserver::take_messages`]).
+    /// The server's notifications and requests since the last call ([`StreamObserver::take_messages`]).
     pub fn take_messages(&mut self) -> Vec<Vec<u8>> {
         self.observer.take_messages()
     }
 
-    /// Only these are still waited for.
+    /// Stops tracking all requests but these.
     pub fn retain(&mut self, owed: SmallVec<[RequestId; 1]>) {
         if let Some(batch) = &mut self.batch {
             batch.open = owed.iter().cloned().collect();
@@ -261,7 +259,7 @@ impl ResponseTracker {
         self.requests = owed;
     }
 
-    /// Takes the next chunk of the event stream that answers.
+    /// Observes the next chunk of the response stream.
     pub fn observe(&mut self, chunk: &Bytes) {
         self.observer.observe(chunk);
         if self.observer.take_has_message() {
@@ -293,7 +291,7 @@ impl ResponseTracker {
         }
     }
 
-    /// Whether a request is still to be answered.
+    /// Whether a request is unanswered.
     pub fn has_unanswered(&self) -> bool {
         match &self.batch {
             Some(batch) => !batch.open.is_empty(),
@@ -301,7 +299,7 @@ impl ResponseTracker {
         }
     }
 
-    /// The requests that are still to be answered, in the order of their asking.
+    /// The unanswered requests, in the order of the post.
     pub fn unanswered(&self) -> SmallVec<[RequestId; 1]> {
         match &self.batch {
             Some(batch) => self.requests.iter().filter(|id| batch.open.contains(*id)).cloned().collect(),
@@ -309,17 +307,17 @@ impl ResponseTracker {
         }
     }
 
-    /// What the last response that was seen is.
+    /// The kind of the last response observed.
     pub fn last_response(&self) -> Option<MessageKind> {
         self.last_response
     }
 
-    /// Whether the client can take the stream up again from here.
+    /// Whether the client can resume the stream from here.
     pub fn is_resumable(&self) -> bool {
         self.observer.is_resumable()
     }
 
-    /// Where it can be taken up by somebody else ([`StreamObserver::last_id`]).
+    /// Where the proxy can resume the stream ([`StreamObserver::last_id`]).
     pub fn resume_position(&self) -> Option<ResumePosition> {
         let last_id = HeaderValue::from_bytes(self.observer.last_id()?).ok()?;
         Some(ResumePosition {
@@ -329,23 +327,23 @@ impl ResponseTracker {
         })
     }
 
-    /// The ids of the last events before that ([`StreamObserver::earlier_ids`]).
+    /// The ids of the events before the last one ([`StreamObserver::earlier_ids`]).
     pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
         self.observer.earlier_ids()
     }
 
-    /// It is taken up once more.
+    /// Counts one more resumption.
     pub fn count_resume(&mut self) {
         self.fruitless_resumes = self.fruitless_resumes.saturating_add(1);
     }
 
-    /// The stream goes on after the event of this id.
+    /// The stream continues after the event with this id.
     pub fn resume_after(&mut self, id: &[u8]) {
         self.observer.resume_after(id);
     }
 
-    /// Gives up an event that was cut off, and gives what has to come before anything else
-    /// ([`StreamObserver::abandon_event`]): its rest will not come.
+    /// Abandons an event that was cut off; the returned bytes must be sent before anything else
+    /// ([`StreamObserver::abandon_event`]).
     pub fn abandon_event(&mut self) -> Bytes {
         if let Some(batch) = self.batch.as_mut().filter(|_| !self.observer.is_between_events()) {
             batch.decoder = EventDecoder::new(batch.limit);
@@ -353,13 +351,13 @@ impl ResponseTracker {
         self.observer.abandon_event().into()
     }
 
-    /// Whether an event of our own can be put in here.
+    /// Whether the proxy's own event can be inserted here.
     pub fn is_between_events(&self) -> bool {
         self.observer.is_between_events()
     }
 
-    /// What ends a stream that broke off: an error for each request that was not answered. A
-    /// client that is left without waits for ever (`WIRE`, B 1, rule 20).
+    /// The end of a stream that broke off: an error for each unanswered request. A client without one would
+    /// wait forever (`WIRE`, B 1, rule 20).
     pub fn closing_errors(&mut self, error: &ErrorObject) -> Bytes {
         let mut words = self.observer.abandon_event();
         for id in &self.unanswered() {
@@ -369,7 +367,7 @@ impl ResponseTracker {
     }
 }
 
-/// The ids that an event's data answers, a batch included.
+/// The ids of the responses in an event's data, including a batch.
 fn responses(data: &Bytes) -> impl Iterator<Item = (RequestId, MessageKind)> {
     let text = sse::decode_lossy(data).unwrap_or_else(|| data.clone());
     MessageReader::of(text).filter_map(|frame| match frame.ok()?.kind() {
@@ -379,29 +377,29 @@ fn responses(data: &Bytes) -> impl Iterator<Item = (RequestId, MessageKind)> {
     })
 }
 
-/// One message as an event, as servers of this era write it: a named one. `json` holds no line break.
+/// One message as a named event, as servers of this era write it. `json` contains no line break.
 pub fn event(json: &[u8]) -> Bytes {
     [b"event: message\ndata: ", json, b"\n\n"].concat().into()
 }
 
-/// The revision that a session's requests name, where they name one that is known.
+/// The revision in the headers of a session's requests, if it is a known one.
 pub fn revision(headers: &http::HeaderMap) -> Option<Revision> {
     Revision::parse(headers.get(&PROTOCOL_VERSION)?.to_str().ok()?)
 }
 
-/// The revision that an `initialize` asks for, where it is one we know. One that we do not know is newer.
+/// The revision that an `initialize` requests, if it names one. An unknown revision is assumed to be newer.
 pub fn requested_revision(params: &Payload) -> Option<Revision> {
     let version = params.string("protocolVersion")?;
     Some(Revision::parse(&version).unwrap_or(Revision::NEWEST_LEGACY))
 }
 
-/// The revision that the answer to an `initialize` names, as the server spells it.
+/// The revision in the result of an `initialize`, as the server spells it.
 pub fn negotiated_revision(answer: &Frame) -> Option<String> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     result.string("protocolVersion")
 }
 
-/// A response with this result, which stands on one line.
+/// A response with this result, which is on one line.
 pub fn success(id: &RequestId, result: &[u8]) -> Bytes {
     super::modern::success_response(id, result)
 }
@@ -413,7 +411,7 @@ pub fn notification(method: &Method, params: &[u8]) -> Bytes {
         .into()
 }
 
-/// Takes a request back (2025-11-25, *Cancellation*).
+/// The notification that cancels a request (2025-11-25, *Cancellation*).
 pub fn cancelled_notification(request: &RequestId, reason: &str) -> Bytes {
     let reason = serde_json::to_string(reason).expect("a string is written to memory");
     let params =
@@ -421,7 +419,7 @@ pub fn cancelled_notification(request: &RequestId, reason: &str) -> Bytes {
     notification(&Method::Cancelled, &params)
 }
 
-/// The JSON document that refuses all of a POST's requests: one error response, or a batch of them.
+/// The JSON document that refuses all requests of a POST: one error response, or a batch of them.
 pub fn error_responses(waiting: &[RequestId], error: &ErrorObject) -> Bytes {
     match waiting {
         [] => error_response(None, error),
@@ -473,7 +471,7 @@ mod tests {
 
     fn seen(waiting: &[&'static str], stream: &'static str) -> ResponseTracker {
         let mut answers = ResponseTracker::new(ids(waiting), 1000);
-        // As unkind as a network can be.
+        // Chunk boundaries at the worst possible places.
         for byte in stream.as_bytes().chunks(1) {
             answers.observe(&Bytes::from_static(byte));
         }
@@ -481,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_message_is_told() {
+    fn each_kind_of_message_is_detected() {
         let post = read(
             r#" [{"id":1,"method":"tools/call","params":{"arguments":{"name":"no"},"name":"t"}},
                 {"method":"notifications/cancelled"},{"id":"q","result":{}},{"id":2,"method":"ping"},
@@ -512,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_requests_it_is_known_which_are_answered() {
+    fn responses_are_matched_to_several_requests() {
         let stream = "data: {\"id\":2,\"result\":{}}\n\ndata: {\"id\":9,\"result\":{}}\n\n";
         assert_eq!(seen(&["1", "2", "3"], stream).unanswered(), ids(&["1", "3"]));
         let batch = "data: [{\"id\":3,\"error\":{}},{\"id\":1,\"result\":{}}]\n\n";
@@ -520,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_answered_is_answered_with_an_error_each() {
+    fn each_unanswered_request_gets_an_error() {
         let error = ErrorObject::new(-1, "gone");
         let one = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"gone"}}"#;
         assert_eq!(seen(&["1"], "").closing_errors(&error), format!("event: message\ndata: {one}\n\n"));
@@ -535,23 +533,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_is_told_alone_and_in_a_batch() {
+    fn cancellations_are_read_alone_and_in_a_batch() {
         let cancel = |id: &str| {
             format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id},"reason":"x"}}}}"#)
         };
-        let told = |body: String| -> Vec<RequestId> {
+        let cancelled = |body: String| -> Vec<RequestId> {
             let post = LegacyPost::read(&mut MessageReader::of(body.into())).expect("messages");
             post.cancelled_ids().cloned().collect()
         };
-        assert_eq!(told(cancel("23")), ids(&["23"])[..]);
+        assert_eq!(cancelled(cancel("23")), ids(&["23"])[..]);
         let batch = format!(r#"[{},{{"id":9,"method":"ping"}},{}]"#, cancel("1"), cancel("\"a\""));
-        assert_eq!(told(batch), ids(&["1", "\"a\""])[..]);
-        assert!(told(cancel("{}")).is_empty());
-        assert!(told(r#"{"method":"notifications/cancelled"}"#.to_owned()).is_empty());
+        assert_eq!(cancelled(batch), ids(&["1", "\"a\""])[..]);
+        assert!(cancelled(cancel("{}")).is_empty());
+        assert!(cancelled(r#"{"method":"notifications/cancelled"}"#.to_owned()).is_empty());
     }
 
     #[test]
-    fn a_session_is_told_apart_in_a_log_without_being_told() {
+    fn a_session_tag_distinguishes_sessions_without_revealing_their_ids() {
         let tag = SessionTag::of(b"secret").to_string();
         assert_eq!(tag.len(), 16);
         assert_eq!(tag, SessionTag::of(b"secret").to_string());

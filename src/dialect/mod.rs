@@ -1,9 +1,8 @@
-//! What clients send, read: how a request of either era spells what it wants, and of whom it comes.
+//! Requests of both eras, read into neutral values.
 //!
-//! [`modern`] turns a message of 2026-07-28 into one [`Call`] with a [`Caller`] beside it; calls are
-//! what the rest of that road speaks of. [`legacy`] reads only as much of an older message as it
-//! takes to judge it, for its bytes go on as they are. [`translate`] changes the bytes of a legacy server's world
-//! into those of a 2026-07-28 client's, and back.
+//! [`modern`] turns a message of 2026-07-28 into one [`Call`] with a [`Caller`] beside it; the modern path
+//! works on calls. [`legacy`] reads only as much of a legacy message as the proxy's decisions need, because
+//! its bytes are relayed. [`translate`] converts messages between a legacy server and a 2026-07-28 client.
 
 pub mod ambiguity;
 mod client_headers;
@@ -32,7 +31,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-/// What a client wants.
+/// One request of a client.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// The whole message as it was sent. `params` and the other raw parts are slices of it.
@@ -42,46 +41,46 @@ pub struct Call {
     pub method: Method,
     /// The object of parameters; absent where none was sent.
     pub params: Option<Payload>,
-    /// What the call is about: a tool's or prompt's name, a resource's URI, a task's id.
+    /// The subject of the call: a tool's or prompt's name, a resource's URI, a task's id.
     pub target: Option<String>,
-    /// The token under which the client wants to hear of progress, a raw JSON token.
+    /// The client's progress token, a raw JSON token.
     pub progress_token: Option<Bytes>,
-    /// The least severe log message the client wants to see; none at all where absent.
+    /// The least severe log message that the client wants; `None` for no log messages.
     pub log_level: Option<LogLevel>,
-    /// Those of [`HeaderScope::Request`]: `Mcp-Param-*`, `traceparent`, `User-Agent`, …
+    /// The headers of [`HeaderScope::Request`]: `Mcp-Param-*`, `traceparent`, `User-Agent`, …
     pub headers: ExtraHeaders,
-    /// Who its client says it is.
+    /// The client's implementation info.
     pub client_info: ClientInfo,
-    /// The span that it is a part of, where it is traced: the client's request as we see it. When it is sent, that
-    /// which its server is told of.
+    /// The span of the call, if it is traced: the client's request as the proxy received it, and once the
+    /// call is sent, the span that the server receives.
     pub trace: Option<Arc<TraceContext>>,
 }
 
-/// Who asks. Travels beside the call.
+/// The origin of a call.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub principal: Principal,
-    /// What is shown to the server on the caller's behalf, and never stored.
+    /// The headers that identify the caller to the server; never stored.
     pub credentials: Credentials,
     pub capabilities: Arc<Capabilities>,
     pub client_info: ClientInfo,
-    /// All headers of the request, where the operator tells by them who gets tickets. Never passed on.
+    /// All headers of the request, if the ticket policy matches by header. Never forwarded.
     pub match_headers: Option<Arc<HeaderMap>>,
-    /// For which rollouts of the route it is in, in their order; none where the route has no rollout.
+    /// Membership in the rollouts of the route, in their order; `None` if the route has no rollout.
     pub rollout_membership: Option<Arc<[bool]>>,
 }
 
-/// What a caller is, as far as sharing goes: the hash of what the route was told to look at, or
-/// the whole world where there was nothing to look at.
+/// Identifies a caller for sharing: the hash of what the route identifies callers by, or
+/// [`Principal::ANONYMOUS`] without any.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Principal([u8; 16]);
 
-/// What principals are derived with.
+/// The key from which principals are derived.
 #[derive(Clone, Debug, Default)]
 pub struct PrincipalKey(Option<ring::hmac::Key>);
 
-/// The headers by which a server may know the caller: those of [`HeaderScope::Session`]. Sessions are not shared by
-/// callers that differ in them. Cheap to clone.
+/// The headers by which a server may identify the caller: those of [`HeaderScope::Session`]. Callers with
+/// different credentials share no session. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Credentials(Option<Arc<CredentialHeaders>>);
 
@@ -107,7 +106,7 @@ pub enum LogLevel {
 // === impl Call ===
 
 impl Call {
-    /// The call without its bytes: what is left to know of it once it has been sent.
+    /// A copy without the bytes: what is needed after the call has been sent.
     pub fn without_bytes(&self) -> Self {
         Self {
             bytes: Bytes::new(),
@@ -115,7 +114,7 @@ impl Call {
             method: self.method.clone(),
             params: None,
             target: self.target.clone(),
-            // A slice of the bytes, which would keep all of them.
+            // A slice would keep all of the bytes alive.
             progress_token: self.progress_token.as_deref().map(Bytes::copy_from_slice),
             log_level: self.log_level,
             headers: ExtraHeaders::default(),
@@ -128,13 +127,13 @@ impl Call {
 // === impl PrincipalKey ===
 
 impl PrincipalKey {
-    /// For principals that are kept for longer than the process lives: whoever reads them without the key can
-    /// neither tell whose they are nor try what they may be.
+    /// A key for principals that outlive the process: without it, a stored principal can neither be
+    /// attributed nor guessed.
     pub fn new(key: &[u8; 32]) -> Self {
         Self(Some(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, key)))
     }
 
-    /// Derived from what identifies the caller.
+    /// Derives a principal from what identifies the caller.
     pub fn principal(&self, parts: &[&[u8]]) -> Principal {
         let Some(key) = &self.0 else { return Principal::of(parts) };
         let mut tag = ring::hmac::Context::with_key(key);
@@ -151,10 +150,10 @@ impl PrincipalKey {
 // === impl Principal ===
 
 impl Principal {
-    /// Everybody who shows no credentials.
+    /// All callers without credentials.
     pub const ANONYMOUS: Self = Self([0; 16]);
 
-    /// Derived from what identifies the caller. Keyed by nothing: what goes in must not be guessable where
+    /// Derives a principal from what identifies the caller, without a key: the input must not be guessable if
     /// the digest leaves the process ([`PrincipalKey`]).
     pub fn of(parts: &[&[u8]]) -> Self {
         Self(digest(parts))
@@ -168,7 +167,7 @@ impl Principal {
         &self.0
     }
 
-    /// As it was stored.
+    /// A stored principal.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
@@ -187,12 +186,12 @@ fn digest(parts: &[&[u8]]) -> [u8; 16] {
 }
 
 impl fmt::Display for Principal {
-    /// The first half in hexadecimal: enough to tell callers apart in a log.
+    /// The first half in hexadecimal: enough to distinguish callers in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_anonymous() {
             return f.write_str("anonymous");
         }
-        // By hand: it stands in every access line.
+        // Hand-written for speed: it is in every access log line.
         let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
         let mut digits = [0; 16];
         for (pair, byte) in digits.chunks_exact_mut(2).zip(self.0) {
@@ -218,7 +217,7 @@ impl Credentials {
         let digest = {
             let pairs = headers.iter().map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()));
             let mut pairs: SmallVec<[_; 16]> = pairs.collect();
-            // By name alone, so that the values of one name stay in their order, which means something.
+            // Sorted by name only, because the order of values of one name is significant.
             pairs.sort_by_key(|(name, _)| *name);
             let parts: SmallVec<[_; 32]> =
                 pairs.into_iter().flat_map(|(name, value)| [name, value]).collect();
@@ -227,7 +226,7 @@ impl Credentials {
         Self(Some(Arc::new(CredentialHeaders { headers, digest })))
     }
 
-    /// Those among a request's headers, and further ones that are named in `forward`.
+    /// The credentials among a request's headers, with the headers that `forward` names.
     pub fn from_request(headers: &HeaderMap, forward: &[HeaderName]) -> Self {
         let mut shown = HeaderMap::new();
         for (name, value) in session_headers(headers, forward) {
@@ -236,7 +235,7 @@ impl Credentials {
         Self::new(shown)
     }
 
-    /// Whether they are what [`Credentials::from_request`] would give, in the same order.
+    /// Whether they are what [`Credentials::from_request`] would return, in the same order.
     pub fn matches_request(&self, headers: &HeaderMap, forward: &[HeaderName]) -> bool {
         session_headers(headers, forward).eq(self.headers())
     }
@@ -246,7 +245,7 @@ impl Credentials {
         self.0.as_ref().map_or_else(|| &*NONE, |shown| &shown.headers)
     }
 
-    /// What the same headers have in common, in whatever order they came, and no others.
+    /// A digest that is equal for equal headers in any order, and for no others.
     pub fn digest(&self) -> [u8; 16] {
         self.0.as_ref().map_or([0; 16], |shown| shown.digest)
     }
@@ -256,12 +255,13 @@ impl Credentials {
         self.0.is_none()
     }
 
-    /// Whether a server may know the caller by any of them: all but those that are known to say nothing of it.
+    /// Whether a server may identify the caller by any of them: by any header that is not known to be
+    /// impersonal.
     pub fn can_identify_caller(&self) -> bool {
         self.headers().keys().any(|name| !is_impersonal(name))
     }
 
-    /// Bytes that their names and values take.
+    /// Bytes of their names and values.
     pub fn retained_bytes(&self) -> usize {
         self.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
     }
@@ -278,7 +278,7 @@ fn session_headers<'a>(
     })
 }
 
-/// Headers of clients' HTTP libraries, and of proxies on the way, that are nobody's secret.
+/// Headers of HTTP client libraries and intermediaries that do not identify a caller.
 fn is_impersonal(name: &HeaderName) -> bool {
     let name = name.as_str();
     let known = matches!(
@@ -301,8 +301,8 @@ fn is_impersonal(name: &HeaderName) -> bool {
     known || name.starts_with("sec-")
 }
 
-/// The same value in memory of its own. A value that hyper read is a slice of the connection's
-/// read buffer; kept for the length of a call, it would keep 8 KiB or more alive.
+/// A copy in an allocation of its own. A value that hyper read is a slice of the connection's read buffer;
+/// kept for the length of a call, it would keep 8 KiB or more alive.
 pub fn detached(value: &HeaderValue) -> HeaderValue {
     let mut own = HeaderValue::from_bytes(value.as_bytes()).expect("a header value is one");
     own.set_sensitive(value.is_sensitive());

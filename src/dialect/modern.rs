@@ -1,5 +1,5 @@
-//! Self-contained requests (2026-07-28 on): every request says which version it speaks and what
-//! its client can do, in `_meta`, and mirrors what routers look at in headers.
+//! Self-contained requests (2026-07-28 and later): every request states its version and its client's
+//! capabilities in `_meta`, and mirrors in headers what routers read.
 
 use super::{Call, ClientInfo, ClientProfile, ExtraHeaders, HeaderScope, LogLevel, detached};
 use crate::protocol::{
@@ -12,41 +12,40 @@ use http::{HeaderMap, HeaderName, StatusCode};
 use serde_json::{Value, json, value::RawValue};
 use std::{borrow::Cow, sync::Arc};
 
-/// A request that is refused before anything is done about it.
+/// A request that is refused before it is processed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRefusal {
     pub status: StatusCode,
-    /// Absent only where it could not be read.
+    /// `None` only if it could not be read.
     pub id: Option<RequestId>,
     pub error: ErrorObject,
 }
 
-/// What one HTTP body turned out to be.
+/// The content of one HTTP body.
 #[derive(Debug)]
 pub enum ModernMessage {
     Request(Arc<Call>, Arc<Capabilities>),
-    /// A notification: accepted with 202, and of no consequence in this revision over HTTP.
+    /// A notification: accepted with 202, without any effect in this revision over HTTP.
     Notification,
 }
 
-/// The revisions a request may name that says for itself what it speaks.
+/// The revisions that a self-contained request may name.
 pub const SUPPORTED: [Revision; 1] = [Revision::V2026_07_28];
 
-/// What is served at one address in front of a legacy server, the newest first: clients of the
-/// older revisions open a session with `initialize` (2026-07-28, *Versioning*: what an error names
-/// as supported is what `server/discover` names).
+/// The revisions that are served at one address in front of a legacy server, the newest first. Clients of
+/// legacy revisions open a session with `initialize` (2026-07-28, *Versioning*: an error names the same
+/// revisions as `server/discover`).
 pub const SERVED: [Revision; 4] =
     [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
 
-/// Reads one message of a 2026-07-28 client, no deeper than its reader goes, checking in the order that satisfies every probe:
-/// JSON, shape, version header, `_meta`, agreement of the two, version, `Mcp-Method`, method,
+/// Reads one message of a 2026-07-28 client. The checks run in an order that satisfies every conformance
+/// probe: JSON, shape, version header, `_meta`, agreement of the two, version, `Mcp-Method`, method,
 /// `Mcp-Name` (2026-07-28, *Streamable HTTP, Server Validation*).
 ///
-/// `before` is what the client said with its request before, if that is known: mostly it says the same, which is not
-/// read again then.
+/// `before` is the profile of the client's previous request, if known: unchanged parts are not parsed again.
 ///
 /// # Errors
-/// [`RequestRefusal`] carries the status and error to answer with.
+/// [`RequestRefusal`] has the status and the error to respond with.
 pub fn read(
     frame: Result<Frame, FrameError>,
     headers: &HeaderMap,
@@ -64,7 +63,7 @@ pub fn read(
         Kind::Request { id, method, params } => (id, method, params),
         Kind::Notification { .. } => return Ok(ModernMessage::Notification),
         Kind::Success { .. } | Kind::Failure { .. } => {
-            let error = "a client of 2026-07-28 sends no responses; answer questions by retrying the request with inputResponses";
+            let error = "a client of 2026-07-28 sends no responses; answer input requests by retrying the request with inputResponses";
             return Err(RequestRefusal::new(None, ErrorObject::new(code::INVALID_REQUEST, error)));
         }
     };
@@ -103,14 +102,14 @@ pub fn read(
     Ok(ModernMessage::Request(Arc::new(call), about.capabilities))
 }
 
-/// The refusal of a method that is not served: 404, so that nobody mistakes it for an endpoint
-/// that is not there (2026-07-28, *Protocol Version Header*).
+/// The refusal of a method that is not served. The status is 404 with a JSON-RPC error, to distinguish it
+/// from a missing endpoint (2026-07-28, *Protocol Version Header*).
 pub fn not_served(id: RequestId, method: &Method) -> RequestRefusal {
     let error = ErrorObject::new(code::METHOD_NOT_FOUND, format!("Method not found: {method}"));
     RequestRefusal { status: StatusCode::NOT_FOUND, id: Some(id), error }
 }
 
-/// The refusal of a message that does not say that it is JSON-RPC 2.0 (JSON-RPC 2.0, section 4; MCP, *Messages*).
+/// The refusal of a message that does not declare JSON-RPC 2.0 (JSON-RPC 2.0, section 4; MCP, *Messages*).
 pub fn not_json_rpc(id: Option<RequestId>) -> RequestRefusal {
     RequestRefusal::new(
         id,
@@ -118,23 +117,23 @@ pub fn not_json_rpc(id: Option<RequestId>) -> RequestRefusal {
     )
 }
 
-/// `-32022` with what is served and what was asked for.
+/// `-32022` with the served revisions and the requested one.
 pub fn unsupported_version(requested: &str) -> ErrorObject {
     let supported: Vec<_> = SERVED.iter().map(|revision| revision.as_str()).collect();
     let message = match Revision::parse(requested).map(Revision::era) {
         Some(Era::Legacy) => format!(
-            "Unsupported protocol version {requested} on a request of its own; begin a session with `initialize`, or speak {}",
+            "Unsupported protocol version {requested} on a self-contained request; begin a session with `initialize`, or use {}",
             supported[0]
         ),
         Some(Era::Modern) | None => {
-            format!("Unsupported protocol version {requested}; this server speaks {}", supported.join(", "))
+            format!("Unsupported protocol version {requested}; this server supports {}", supported.join(", "))
         }
     };
     let data = json!({ "supported": supported, "requested": requested });
     ErrorObject::with_data(code::UNSUPPORTED_VERSION, message, &data)
 }
 
-/// A whole JSON-RPC error response on one line; without `id` where it could not be read.
+/// A whole JSON-RPC error response on one line; without `id` if it could not be read.
 pub fn error_response(id: Option<&RequestId>, error: &ErrorObject) -> Bytes {
     let error = frame::to_single_line(error.as_bytes().clone());
     let mut out = BytesMut::with_capacity(48 + error.len() + id.map_or(0, |id| id.as_bytes().len()));
@@ -150,7 +149,7 @@ pub fn error_response(id: Option<&RequestId>, error: &ErrorObject) -> Bytes {
     out.freeze()
 }
 
-/// A whole JSON-RPC response on one line around a result of ours.
+/// A whole JSON-RPC response on one line, with a result of the proxy.
 pub fn success_response(id: &RequestId, result: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(40 + result.len() + id.as_bytes().len());
     out.put_slice(br#"{"jsonrpc":"2.0","id":"#);
@@ -161,7 +160,7 @@ pub fn success_response(id: &RequestId, result: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// A whole notification on one line around params of ours.
+/// A whole notification on one line, with params of the proxy.
 pub fn notification(method: &Method, params: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(48 + method.as_str().len() + params.len());
     out.put_slice(br#"{"jsonrpc":"2.0","method":""#);
@@ -172,7 +171,7 @@ pub fn notification(method: &Method, params: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// A `_meta` object that says who the server is, and nothing else.
+/// A `_meta` object with only the server info.
 pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(48 + server_info.len());
     out.extend_from_slice(br#"{"io.modelcontextprotocol/serverInfo":"#);
@@ -181,7 +180,7 @@ pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A result of ours, whole: it says that it is complete, and who the server is.
+/// A whole result of the proxy: with `resultType` and the server info.
 pub fn complete(mut result: Value, server_info: &[u8]) -> Vec<u8> {
     result["resultType"] = "complete".into();
     if let Ok(server_info) = serde_json::from_slice::<Value>(server_info) {
@@ -190,8 +189,8 @@ pub fn complete(mut result: Value, server_info: &[u8]) -> Vec<u8> {
     result.to_string().into_bytes()
 }
 
-/// A notification of the server on a call's way, for the client; `Missing` where the client is not to
-/// see it: it did not ask for it, or hears of it elsewhere.
+/// Translates a server's notification during a call for the client; `None` if the client did not request it,
+/// or receives it on another stream.
 pub fn notification_for(call: &Call, frame: &Frame) -> Option<Bytes> {
     let Kind::Notification { method, params } = frame.kind() else { return None };
     match method {
@@ -203,13 +202,13 @@ pub fn notification_for(call: &Call, frame: &Frame) -> Option<Bytes> {
             edit.add_to(&mut patch);
             Some(frame::to_single_line(patch.apply()))
         }
-        // 2026-07-28, *Logging*: none at all for a request that did not name a level.
+        // 2026-07-28, *Logging*: no log messages for a request without a level.
         Method::Message => {
             let wanted = call.log_level?;
             let level = LogLevel::parse(&params.as_ref()?.string("level")?)?;
             (level >= wanted).then(|| frame::to_single_line(frame.as_bytes().clone()))
         }
-        // These are told to listeners (`subscriptions/listen`), or are about a request.
+        // These go to `subscriptions/listen` streams, or are about a request.
         Method::ToolsListChanged
         | Method::PromptsListChanged
         | Method::ResourcesListChanged
@@ -219,8 +218,8 @@ pub fn notification_for(call: &Call, frame: &Frame) -> Option<Bytes> {
     }
 }
 
-/// Whether the result of a `resources/read` is an empty list, by which some servers say that there
-/// is no such resource.
+/// Whether the result of a `resources/read` is an empty list, with which some servers report an unknown
+/// resource.
 pub fn has_no_contents(result: &Bytes) -> bool {
     JsonObject::read(result)
         .ok()
@@ -230,12 +229,12 @@ pub fn has_no_contents(result: &Bytes) -> bool {
         .unwrap_or(false)
 }
 
-/// `-32602` naming the resource that is not there (2026-07-28, *Resources, Error Handling*).
+/// `-32602` with the URI of the unknown resource (2026-07-28, *Resources, Error Handling*).
 pub fn no_such_resource(uri: &str) -> ErrorObject {
     ErrorObject::with_data(code::INVALID_PARAMS, format!("Resource not found: {uri}"), &json!({ "uri": uri }))
 }
 
-/// A request of our own, with these params.
+/// A request of the proxy, with these params.
 pub fn request(method: &Method, params: &str) -> Call {
     let body = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{params}}}"#);
     let frame = Frame::parse(body.into()).expect("what is written here is a message");
@@ -269,7 +268,7 @@ impl RequestRefusal {
     }
 }
 
-/// What `_meta` says of a request.
+/// The contents of a request's `_meta`.
 struct RequestMeta {
     version: String,
     capabilities: Arc<Capabilities>,
@@ -278,7 +277,7 @@ struct RequestMeta {
     log_level: Option<LogLevel>,
 }
 
-/// Refuses a body whose nesting, `depth` levels, is deeper than `limit`.
+/// Refuses a body that is nested deeper than `limit` levels.
 ///
 /// # Errors
 /// [`RequestRefusal`], without an id.
@@ -298,7 +297,7 @@ fn unreadable(error: &FrameError) -> RequestRefusal {
     RequestRefusal::new(id, ErrorObject::new(code, error.to_string()))
 }
 
-/// The params and what their `_meta` says (2026-07-28, *Per-request protocol fields*).
+/// The params and the contents of their `_meta` (2026-07-28, *Per-request protocol fields*).
 fn read_meta<'a>(
     params: Option<&'a Payload>,
     before: Option<&ClientProfile>,
@@ -312,7 +311,7 @@ fn read_meta<'a>(
         None if params.contains("_meta") => return Err(wrong("params._meta must be an object".into())),
         None => return Err(absent(meta::PROTOCOL_VERSION)),
     };
-    // Two readers of a repeated member may disagree, and what is checked here would not be what runs.
+    // Readers may disagree about a repeated member, so a check here might not cover what the server executes.
     if let Some(key) = params.repeated_key().or_else(|| about.repeated_key()) {
         return Err(wrong(format!("`{key}` occurs twice")));
     }
@@ -349,8 +348,8 @@ fn read_meta<'a>(
     Ok((params, RequestMeta { version, capabilities, client_info, progress_token, log_level }))
 }
 
-/// What the call is about, once `Mcp-Name` agrees. For `tasks/*` the header may be absent: clients
-/// in the field leave it out, and nothing of ours is routed by it.
+/// The subject of the call, once `Mcp-Name` agrees. The header may be absent for `tasks/*`: clients in the
+/// field omit it, and the proxy does not route by it.
 fn read_target(
     method: &Method,
     params: &JsonObject,
@@ -373,19 +372,19 @@ fn read_target(
     Ok(target)
 }
 
-/// The value of a header that may stand once, as it is spelled: the sentinel is for names and
-/// parameters only (2026-07-28, *Value Encoding*).
+/// The value of a header that may occur once, as it is spelled: the sentinel is only for names and parameters
+/// (2026-07-28, *Value Encoding*).
 fn single_value<'a>(lines: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, ErrorObject> {
     let mut values = lines.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
         return Err(mismatch(format!("{} occurs twice", spec_name(name))));
     }
-    // Bytes beyond ASCII agree with nothing, and the message says what came.
+    // Bytes beyond ASCII match nothing, and the error quotes them.
     Ok(Some(headers::text(value)))
 }
 
-/// The headers that go to the server with this request alone.
+/// The headers that are forwarded with this request only.
 fn request_headers(headers: &HeaderMap, before: Option<&ClientProfile>) -> ExtraHeaders {
     let passed = || headers.iter().filter(|(name, _)| HeaderScope::of(name) == HeaderScope::Request);
     if let Some(before) = before
@@ -412,7 +411,7 @@ fn mismatch(message: String) -> ErrorObject {
     ErrorObject::new(code::HEADER_MISMATCH, format!("Header mismatch: {message}"))
 }
 
-/// A header's name as the specification spells it.
+/// A header's name in the spelling of the specification.
 fn spec_name(name: &HeaderName) -> &str {
     match name.as_str() {
         "mcp-protocol-version" => "MCP-Protocol-Version",
@@ -464,7 +463,7 @@ mod tests {
     const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add",META}}"#;
 
     #[test]
-    fn what_a_client_declares_again_is_not_read_again_and_what_it_declares_instead_is() {
+    fn repeated_capabilities_are_not_parsed_again_and_changed_ones_are() {
         let declaring = |capabilities: &str, declared: Option<&Arc<Capabilities>>| {
             let text = CALL.replace("META", &META.replace("{}", capabilities));
             let nothing = Default::default();

@@ -1,4 +1,4 @@
-//! The response to a call, on its way from its server to whoever waits for it.
+//! The response to a call, on its way from its server to its receivers.
 
 use super::{
     Call,
@@ -9,35 +9,34 @@ use crate::protocol::{
 };
 use bytes::Bytes;
 
-/// A response: the server's own bytes, and what there is to edit in them. They are edited where the response is
-/// written, once for each who gets it, so that the common case is one pass and one allocation.
+/// A response: the server's own bytes, and how they must be edited. The edits are made when the response is
+/// written, once for each receiver, so that the common case is one pass and one allocation.
 #[derive(Clone, Debug)]
 pub struct CallResponse {
     frame: Frame,
-    /// Where it is to be raised: who the server is.
+    /// The server info, if the response must be translated.
     server_info: Option<Bytes>,
 }
 
 // === impl Response ===
 
 impl CallResponse {
-    /// In the words of whoever gets it.
+    /// A response in the era of its receiver.
     pub fn relayed(frame: Frame) -> Self {
         Self { frame, server_info: None }
     }
 
-    /// Of a legacy server that says this of who it is, for a client of 2026-07-28.
+    /// A response of a legacy server with this info, to be translated for a client of 2026-07-28.
     pub fn translated(frame: Frame, server_info: Bytes) -> Self {
         Self { frame, server_info: Some(server_info) }
     }
 
-    /// As the server sent it: a [`Kind::Success`] or [`Kind::Failure`] frame, where it is valid.
+    /// The message as the server sent it: if valid, a [`Kind::Success`] or [`Kind::Failure`] frame.
     pub fn frame(&self) -> &Frame {
         &self.frame
     }
 
-    /// The whole message of a success for the client that made `call`, and whether it is the result of a tool
-    /// that failed: `isError`.
+    /// The whole message of a success for the client of `call`, and whether it is a tool error (`isError`).
     ///
     /// # Errors
     /// [`InvalidResult`].
@@ -52,7 +51,8 @@ impl CallResponse {
         Ok((to_single_line(patch.apply()), is_error))
     }
 
-    /// The result of a success as its client would get it, without the response around it: what a task keeps.
+    /// The result of a success in the era of its client, without the response around it, for storage in a
+    /// task.
     ///
     /// # Errors
     /// [`InvalidResult`].
@@ -60,12 +60,12 @@ impl CallResponse {
         let Kind::Success { result, .. } = self.frame.kind() else { return Err(InvalidResult) };
         match &self.server_info {
             Some(server_info) => translate::result(method, result, server_info),
-            // A copy of its own: a slice would keep the server's whole message alive.
+            // A copy, because a slice would keep the server's whole message alive.
             None => Ok(to_single_line(Bytes::copy_from_slice(result))),
         }
     }
 
-    /// The error of a failure for the client that made `call`.
+    /// The error of a failure for the client of `call`.
     pub fn error(&self, call: &Call) -> Option<ErrorObject> {
         let Kind::Failure { error, .. } = self.frame.kind() else { return None };
         Some(match &self.server_info {
@@ -74,8 +74,8 @@ impl CallResponse {
         })
     }
 
-    /// The addresses that the server wants visited before the call is made again, each with its key, where that
-    /// is how it has ended.
+    /// The URLs that must be visited before the call is sent again, each with its key, if the call ended with
+    /// `-32042`.
     pub fn required_urls(&self) -> Option<Vec<(String, InputRequest)>> {
         let (Kind::Failure { error, .. }, Some(_)) = (self.frame.kind(), &self.server_info) else {
             return None;

@@ -1,8 +1,9 @@
-//! Raising: a legacy server's bytes for a 2026-07-28 client, and that client's bytes for a legacy
-//! server. With what [`InputRequest`] leaves out these are all the edits between that pair; the list is
-//! in [`crate::manual::passthrough`], and a property test holds the two together. Named by `upstream` alone:
-//! nobody above it knows that a server is legacy. Messages between an older client and its server are edited
-//! in `proxy::relay` alone.
+//! Translation between a legacy server and a 2026-07-28 client, in both directions.
+//!
+//! Together with the members that [`InputRequest`] removes, these are all edits between that pair. The list
+//! is in [`crate::manual::passthrough`], and a property test compares the two. Only `upstream` uses this
+//! module: no layer above it knows that a server is legacy. Messages between a legacy client and its server
+//! are edited in `proxy::relay`.
 
 use super::{Call, modern};
 use crate::protocol::{
@@ -14,14 +15,14 @@ use crate::protocol::{
 use bytes::Bytes;
 use serde_json::json;
 
-/// A server's answer that cannot be passed on.
+/// A server's result that cannot be forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the result is not an object")]
 pub struct InvalidResult;
 
-/// The message for the server: the client's own with the id of our hop, our progress token or
-/// none, and without what only the client's era knows. The call's id and params are slices of its
-/// bytes, as they are when it has been read.
+/// The message for the server: the client's own with the id of the proxy's hop, the proxy's progress token or
+/// none, and without the members of the client's era. The call's id and params must be slices of its bytes,
+/// as they are after reading.
 pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
     let mut patch = BytesPatch::new(call.bytes.clone());
     let hop = RequestId::from_number(hop);
@@ -31,7 +32,7 @@ pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
     let Some(object) = params.object() else { return patch.apply() };
     let mut edit = ObjectEdit::new(object);
     if call.method.can_request_input() {
-        // A legacy server would take `task` for the older tasks, and answer in their shape.
+        // A legacy server would read `task` as a request for a task of 2025-11-25, and respond in that shape.
         edit.remove_all(&["task", "inputResponses", "requestState"]);
     }
     let token = wants_progress.then(|| hop.as_bytes().clone());
@@ -65,13 +66,13 @@ pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
     patch.apply()
 }
 
-/// Whether a notification is one that 2026-07-28 knows, or one that nobody knows; the rest ends here.
+/// Whether a notification is forwarded: one that 2026-07-28 has, or an unknown one.
 pub fn is_forwarded(notification: &Method) -> bool {
-    // It belonged to an `elicitationId`, and those are gone.
+    // It belongs to an `elicitationId`, which 2026-07-28 does not have.
     *notification != Method::ElicitationComplete
 }
 
-/// What the server declares, without the older tasks.
+/// The server's capabilities, without the tasks of 2025-11-25.
 pub fn capabilities(raw: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(raw) else { return raw.clone() };
     let mut edit = ObjectEdit::new(&object);
@@ -79,9 +80,8 @@ pub fn capabilities(raw: &Bytes) -> Bytes {
     edit.apply()
 }
 
-/// The server's successful response as a response to the client: its bytes, with the client's id
-/// and a result of the client's era. Says beside it whether the result is that of a tool that failed:
-/// `isError`.
+/// Translates the server's successful response: its bytes, with the client's id and a result of the client's
+/// era. Also returns whether the result is a tool error (`isError`).
 ///
 /// # Errors
 /// [`InvalidResult`].
@@ -93,19 +93,18 @@ pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes,
     Ok((frame::to_single_line(patch.apply()), is_error))
 }
 
-/// The server's result as the client would get it, without the response around it: what a task
-/// keeps.
+/// Translates the server's result without the response around it, for storage in a task.
 ///
 /// # Errors
 /// [`InvalidResult`].
 pub fn result(method: &Method, result: &Payload, server_info: &[u8]) -> Result<Bytes, InvalidResult> {
-    // What comes of it is never the same bytes, so it does not keep the server's whole message alive.
+    // The patch always changes the bytes, so the result does not keep the server's whole message alive.
     let mut patch = BytesPatch::new(Bytes::clone(result));
     translate_result(method, result, server_info, &mut patch)?;
     Ok(frame::to_single_line(patch.apply()))
 }
 
-/// Says whether it is the result of a tool that failed.
+/// Returns whether it is a tool error.
 fn translate_result(
     method: &Method,
     result: &Payload,
@@ -126,7 +125,7 @@ fn translate_result(
                 .set_if_absent(meta::SERVER_INFO, Bytes::copy_from_slice(server_info));
             inner.add_to(patch);
         }
-        // It is no object.
+        // `_meta` is no object.
         None if object.contains("_meta") => {}
         None => drop(edit.set("_meta", modern::server_info_meta(server_info))),
     }
@@ -139,7 +138,7 @@ fn translate_result(
     Ok(*method == Method::ToolsCall && object.raw("isError") == Some(b"true"))
 }
 
-/// Takes `execution.taskSupport` off every tool: it speaks of the older tasks, which a 2026-07-28
+/// Removes `execution.taskSupport` from every tool: it describes tasks of 2025-11-25, which a 2026-07-28
 /// client cannot use.
 fn drop_task_support(tools: &Bytes, patch: &mut BytesPatch) {
     if memchr::memmem::find(tools, b"taskSupport").is_none() {
@@ -160,12 +159,12 @@ fn drop_task_support(tools: &Bytes, patch: &mut BytesPatch) {
     }
 }
 
-/// The server's error for the client. Codes that mean something else in the client's era, or
-/// nothing, are changed ([`ErrorObject::into_modern`]); the words stay, and nothing is lost.
+/// Translates the server's error. Codes that are undefined or differ in the client's era are changed
+/// ([`ErrorObject::into_modern`]); the message stays, and the original code is kept in `data`.
 pub fn error(call: &Call, error: &Bytes) -> ErrorObject {
     let error = ErrorObject::from_raw(error.clone()).into_modern();
     match call.target.as_deref() {
-        // 2026-07-28, *Resources, Error Handling*: it names the resource.
+        // 2026-07-28, *Resources, Error Handling*: the error names the resource.
         Some(uri) if call.method == Method::ResourcesRead && error.code() == code::INVALID_PARAMS => {
             with_resource_uri(&error, uri)
         }
@@ -173,7 +172,7 @@ pub fn error(call: &Call, error: &Bytes) -> ErrorObject {
     }
 }
 
-/// The same error, naming a resource in its `data` unless the server has put something there.
+/// The same error with the resource in its `data`, unless the server has set `data`.
 fn with_resource_uri(error: &ErrorObject, uri: &str) -> ErrorObject {
     let Ok(object) = JsonObject::read(error.as_bytes()) else { return error.clone() };
     let mut edit = ObjectEdit::new(&object);
@@ -181,9 +180,9 @@ fn with_resource_uri(error: &ErrorObject, uri: &str) -> ErrorObject {
     ErrorObject::from_raw(edit.apply())
 }
 
-/// The addresses a server wants visited before the call is made again: the `data.elicitations` of
-/// its `-32042` (2025-11-25, *URL Elicitation Required Error*) as questions with their keys. `Missing`
-/// for any other error, and where the list is empty or holds what could not be put to a client.
+/// The URLs that must be visited before the call is sent again: the `data.elicitations` of a `-32042`
+/// (2025-11-25, *URL Elicitation Required Error*), as input requests with their keys. `None` for any other
+/// error, and if the list is empty or contains an invalid elicitation.
 pub fn required_urls(error: &Bytes) -> Option<Vec<(String, InputRequest)>> {
     let mut keys = InputKeys::default();
     if ErrorObject::from_raw(error.clone()).code() != code::URL_ELICITATION_REQUIRED {
@@ -196,7 +195,7 @@ pub fn required_urls(error: &Bytes) -> Option<Vec<(String, InputRequest)>> {
     (!questions.is_empty()).then_some(questions)
 }
 
-/// An elicitation at an address, complete; `Missing` for anything else.
+/// A complete URL elicitation; `None` for any other value.
 fn url_elicitation(elicitation: &Bytes) -> Option<InputRequest> {
     let params = JsonObject::read(elicitation).ok()?;
     let complete = params.string("mode").as_deref() == Some("url")
@@ -210,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_to_visit_become_questions() {
+    fn urls_to_visit_become_input_requests() {
         let error = Bytes::from_static(
             br#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a","message":"A","x":1.0},{"message":"B","url":"https://b","mode":"url"}]}}"#,
         );
@@ -252,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_tasks_are_not_declared() {
+    fn tasks_of_2025_11_25_are_not_declared() {
         let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"tasks":{"list":{}},"x":1e400}"#);
         assert_eq!(capabilities(&raw), r#"{"tools":{"listChanged":true},"x":1e400}"#);
     }

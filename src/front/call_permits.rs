@@ -1,4 +1,4 @@
-//! The places of calls in flight.
+//! The limit of calls in flight.
 
 use crate::telemetry::Limit;
 use std::sync::{
@@ -6,14 +6,14 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// The places of calls in flight, of all configurations. Counted, without a queue: nobody waits for one.
+/// The permits of calls in flight, across reloads. Counted, without a queue: no call waits for a permit.
 #[derive(Clone, Debug)]
 pub(super) struct CallPermits(Arc<PermitCounts>);
 
 #[derive(Debug)]
 struct PermitCounts {
     calls: PermitCount,
-    /// For those that are read although there is no place for them.
+    /// Permits of requests that are read only to be refused.
     shed: PermitCount,
 }
 
@@ -23,29 +23,29 @@ struct PermitCount {
     limit: AtomicUsize,
 }
 
-/// A place, until it is dropped.
+/// A permit, until dropped.
 #[derive(Debug)]
 pub(in crate::front) struct CallPermit {
     counts: Arc<PermitCounts>,
     is_calls: bool,
 }
 
-/// Requests that are read at a time although there is no place for them.
+/// Requests above the limit of calls that are read at a time, to be refused by their id.
 const MAX_SHED_READS: usize = 64;
 
-// === impl Places ===
+// === impl CallPermits ===
 
 impl CallPermits {
     pub(super) fn new(limit: usize) -> Self {
         Self(Arc::new(PermitCounts { calls: PermitCount::of(limit), shed: PermitCount::of(MAX_SHED_READS) }))
     }
 
-    /// From now on there are so many; calls in flight keep theirs.
+    /// Changes the limit; calls in flight keep their permits.
     pub(super) fn set_limit(&self, limit: usize) {
         self.0.calls.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// One for a call, if there is one.
+    /// A permit for a call, if one is free.
     pub(super) fn try_acquire(&self) -> Option<CallPermit> {
         self.0.calls.try_take().then(|| {
             Limit::Calls.add_used(1);
@@ -53,28 +53,28 @@ impl CallPermits {
         })
     }
 
-    /// One for a request that is read to be told that there is no other.
+    /// A permit for a request that is read only to be refused, if one is free.
     pub(super) fn try_acquire_shed(&self) -> Option<CallPermit> {
         self.0.shed.try_take().then(|| CallPermit { counts: Arc::clone(&self.0), is_calls: false })
     }
 }
 
-// === impl Count ===
+// === impl PermitCount ===
 
 impl PermitCount {
-    fn of(places: usize) -> Self {
-        Self { taken: AtomicUsize::new(0), limit: AtomicUsize::new(places) }
+    fn of(permits: usize) -> Self {
+        Self { taken: AtomicUsize::new(0), limit: AtomicUsize::new(permits) }
     }
 
-    /// Whether there was one.
+    /// Takes a permit; returns whether one was free.
     fn try_take(&self) -> bool {
-        let places = self.limit.load(Ordering::Relaxed);
-        let one_more = |taken| (taken < places).then_some(taken + 1);
+        let permits = self.limit.load(Ordering::Relaxed);
+        let one_more = |taken| (taken < permits).then_some(taken + 1);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 }
 
-// === impl Place ===
+// === impl CallPermit ===
 
 impl Drop for CallPermit {
     fn drop(&mut self) {
@@ -91,21 +91,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_so_many_also_after_there_were_to_be_fewer() {
-        let places = CallPermits::new(3);
-        let taken = || std::iter::from_fn(|| places.try_acquire()).collect::<Vec<_>>();
+    fn the_limit_of_calls_can_be_lowered_and_raised() {
+        let permits = CallPermits::new(3);
+        let taken = || std::iter::from_fn(|| permits.try_acquire()).collect::<Vec<_>>();
         let mut calls = taken();
         assert_eq!(calls.len(), 3);
-        places.set_limit(1);
+        permits.set_limit(1);
         for left in [2, 1] {
             calls.pop();
             assert_eq!((calls.len(), taken().len()), (left, 0), "those that are taken are kept");
         }
         calls.pop();
         assert_eq!(taken().len(), 1);
-        places.set_limit(5);
+        permits.set_limit(5);
         assert_eq!(taken().len(), 5);
-        let waiting: Vec<_> = std::iter::from_fn(|| places.try_acquire_shed()).collect();
+        let waiting: Vec<_> = std::iter::from_fn(|| permits.try_acquire_shed()).collect();
         assert_eq!(
             (waiting.len(), taken().len()),
             (MAX_SHED_READS, 5),

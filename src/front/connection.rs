@@ -1,5 +1,5 @@
-//! One connection's socket, as hyper sees it: which version of HTTP begins on it, how long it may
-//! rest, and when a task handle has left through it.
+//! One connection's socket, as hyper sees it: HTTP version, idle time, and when the bytes of a task handle
+//! have been flushed.
 
 use super::half_closed::{EofTracker, HalfClosedState, PeerSocket};
 use crate::telemetry::Limit;
@@ -30,72 +30,73 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// What HTTP/2 begins with.
+/// The preface of an HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// How long a client that is sending may go on after its connection was ended.
+/// How long the bytes of a client are still read after its connection was ended.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The most that is remembered of what a client says with every request, in bytes, and of its credentials: there may
-/// be many connections.
+/// Bytes of a client's profile, or of its credentials, that a connection remembers at most: there may be many
+/// connections.
 const MAX_REMEMBERED: usize = 1024;
 
-/// What is known of one connection and shared by its requests.
+/// State of one connection, shared by its requests.
 pub(super) struct ClientConnection {
-    /// Whether the client used TLS to reach us.
+    /// Whether the client connected with TLS.
     pub(super) secure: bool,
-    /// The client's address, or that of the proxy in front of us; `Missing` where the connection has none.
+    /// The client's address, or that of the proxy in front; `None` where the connection has none.
     pub(super) peer: Option<IpAddr>,
     version: HttpVersion,
     activity: Arc<ConnectionActivity>,
-    /// Here and not with each request: connections on different threads would meet at its count of references.
+    /// Here and not with each request, because requests on different threads would contend for its reference
+    /// count.
     clock: Arc<dyn Clock>,
-    /// Whether it is to end with what it is answered.
+    /// Set while each response is the last of its connection.
     drain_notice: DrainWatch,
-    /// Handles whose bytes the socket has been given, but has not yet flushed. The lock guards
-    /// this list alone and is held for a push or a take.
+    /// Handles that have been written, but not flushed. The lock guards this list alone and is held for a
+    /// push or a take.
     commits: Mutex<PendingCommits>,
-    /// Whether there are any: spares each flush the lock.
+    /// Whether the list is not empty: spares each flush the lock.
     has_commits: atomic::AtomicBool,
     /// A [`ConnectionPhase`], of HTTP/1 alone.
     phase: atomic::AtomicU8,
-    /// An [`ResponseFraming`], of HTTP/1 alone.
+    /// A [`ResponseFraming`], of HTTP/1 alone.
     framing: atomic::AtomicU8,
-    /// What its client said of itself last, if that is little.
+    /// The client's profile in its last request, if that is small.
     remembered: ArcSwapOption<ClientProfile>,
-    /// What it showed last, likewise.
+    /// The client's last credentials, if those are small.
     credentials: ArcSwapOption<Credentials>,
 }
 
-/// Where an HTTP/1 connection stands between two requests. hyper has one timeout for the wait and
-/// for the head itself; we have two, for a client that polls its task every half minute is welcome
-/// to keep its connection, and one that sends a head byte by byte is not.
+/// State of an HTTP/1 connection between two requests. hyper has one timeout for the wait and for the head
+/// itself; the proxy has two, because a client that polls its task every half minute should keep its
+/// connection, and one that sends a head byte by byte should not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectionPhase {
-    /// Waiting for a head to begin.
+    /// No byte of the next head has arrived.
     Idle,
-    /// Some of a head is here.
+    /// A part of a head has arrived.
     Head,
     /// A head is complete, and its request is being received.
     Receiving,
-    /// A request is complete and being served. Over HTTP/2, whatever is done.
+    /// A request is complete and being served. Over HTTP/2, always.
     Busy,
 }
 
-/// How the answer of the request that is being served is sent.
+/// How the response to the current request is framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ResponseFraming {
     NotBegun,
-    /// In chunks (RFC 9112, section 7.1).
+    /// Chunked (RFC 9112, section 7.1).
     Chunked,
-    /// With a length that was announced, or up to the end of the connection.
+    /// With a content length, or up to the end of the connection.
     Other,
 }
 
 #[derive(Debug)]
 enum PendingCommits {
     Open(Vec<DeliveryCommit>),
-    /// The connection has ended: what was not flushed will not be.
+    /// The connection has ended: unflushed handles will not be flushed.
     Closed,
 }
 
@@ -104,21 +105,21 @@ enum PendingCommits {
 pub(super) struct ConnectionIo<S> {
     #[pin]
     stream: TokioIo<EofTracker<S>>,
-    /// What was read to tell the version of HTTP, until it is read again.
+    /// Bytes that were read to detect the HTTP version, until they are read again.
     head: PrefaceBuffer,
-    /// When the rest of a head is overdue. Most heads arrive in one piece and need no timer.
+    /// Deadline of a head. Most heads arrive in one piece and need no timer.
     overdue: Option<Pin<Box<Sleep>>>,
     read_headers: Duration,
-    /// How long the client may still go on sending once we have ended our side.
+    /// How long the client may still send after the proxy has shut down its side.
     lingering: Option<Pin<Box<Sleep>>>,
     connection: Arc<ClientConnection>,
-    /// The others of the thread have gone first, if there were any.
+    /// The write has yielded to other tasks of the thread, if there were any.
     gave_way: bool,
-    /// Something is to be written, or has been since the last completed flush.
+    /// A write was attempted since the last completed flush.
     is_unflushed: bool,
-    /// The first byte of the answer has been sent ([`half_closed`](super::half_closed)).
+    /// The first byte of the response has been sent ([`half_closed`](super::half_closed)).
     is_begun: bool,
-    /// There once the client has ended its side.
+    /// `Some` once the client has ended its side.
     half_closed: Option<Box<HalfClosedState>>,
 }
 
@@ -136,7 +137,7 @@ pub(super) enum HttpVersion {
     Http2,
 }
 
-// === impl Connection ===
+// === impl ClientConnection ===
 
 impl ClientConnection {
     pub(super) fn new(
@@ -149,7 +150,7 @@ impl ClientConnection {
     ) -> Self {
         let phase = match version {
             HttpVersion::Http1 => ConnectionPhase::Idle,
-            // Has many requests at once, and keeps its own time.
+            // Has many requests at once, and timeouts of its own.
             HttpVersion::Http2 => ConnectionPhase::Busy,
         };
         Self {
@@ -168,12 +169,12 @@ impl ClientConnection {
         }
     }
 
-    /// What its client said with its request before, if that is remembered.
+    /// The client's profile in its previous request, if that is remembered.
     pub(super) fn remembered(&self) -> Guard<Option<Arc<ClientProfile>>> {
         self.remembered.load()
     }
 
-    /// Its client says this now.
+    /// Remembers the client's profile.
     pub(super) fn remember(&self, call: &Call, capabilities: &Arc<Capabilities>) {
         let (info, headers) = (&call.client_info, &call.headers);
         if self.remembered.load().as_ref().is_some_and(|known| known.matches(capabilities, info, headers)) {
@@ -185,7 +186,7 @@ impl ClientConnection {
         }
     }
 
-    /// What its client shows the server with these headers.
+    /// The credentials in these headers, shared with earlier requests where they are the same.
     pub(super) fn credentials(&self, headers: &HeaderMap, forward: &[HeaderName]) -> Credentials {
         let known = self.credentials.load();
         if let Some(known) = &*known
@@ -200,7 +201,7 @@ impl ClientConnection {
         now
     }
 
-    /// The version of HTTP that is spoken.
+    /// The HTTP version of the connection.
     pub(super) const fn http_version(&self) -> &'static str {
         match self.version {
             HttpVersion::Http1 => "1.1",
@@ -212,12 +213,12 @@ impl ClientConnection {
         &*self.clock
     }
 
-    /// Whether its client is to go elsewhere with its next request.
+    /// Whether the next response is the last of the connection.
     pub(super) fn is_draining(&self) -> bool {
         self.drain_notice.is_stopped()
     }
 
-    /// A request's head is complete.
+    /// Records that a request's head is complete.
     pub(super) fn begin(&self) {
         self.activity.begin();
         if self.version == HttpVersion::Http1 {
@@ -226,12 +227,12 @@ impl ClientConnection {
         }
     }
 
-    /// The body of a request is being waited for.
+    /// Records that the body of a request is being received.
     pub(super) fn begin_body(&self) -> IncompleteBody<'_> {
         self.activity.begin_body()
     }
 
-    /// A request is complete.
+    /// Records that a request is complete.
     pub(super) fn complete_request(&self) {
         self.activity.complete();
         if self.version == HttpVersion::Http1 {
@@ -239,7 +240,7 @@ impl ClientConnection {
         }
     }
 
-    /// The answer begins; in chunks or otherwise.
+    /// Records that the response begins.
     pub(super) fn begin_response(&self, in_chunks: bool) {
         self.set_framing(if in_chunks { ResponseFraming::Chunked } else { ResponseFraming::Other });
     }
@@ -248,12 +249,12 @@ impl ClientConnection {
         self.framing.store(answer as u8, atomic::Ordering::Relaxed);
     }
 
-    /// Whether some of a head is here.
+    /// Whether a part of a head has arrived.
     pub(super) fn is_reading_head(&self) -> bool {
         self.is_in_phase(ConnectionPhase::Head)
     }
 
-    /// The byte that can be sent now to a client that has ended its side, where there is one.
+    /// The byte that can be sent now to a client that has ended its side, if any.
     fn probe(&self) -> Option<u8> {
         let answer = self.framing.load(atomic::Ordering::Relaxed);
         match () {
@@ -263,9 +264,10 @@ impl ClientConnection {
         }
     }
 
-    /// A request's answer has been given.
+    /// Records that a request has been answered.
     pub(super) fn end(&self, now: Instant) {
-        // Where it was refused before it was complete, its answer is not to be cut off either.
+        // A request that was refused before it was complete counts as complete, so that its response is not
+        // cut off.
         self.activity.complete();
         self.activity.end(now);
         if self.version == HttpVersion::Http1 {
@@ -273,8 +275,8 @@ impl ClientConnection {
         }
     }
 
-    /// The answer with these headers is its last: HTTP/1 says so in the answer (RFC 9112, 9.6), and HTTP/2 by a GOAWAY
-    /// beside it, behind which what has begun goes on (RFC 9113, 6.8).
+    /// Marks the response as the last: HTTP/1 by `Connection: close` (RFC 9112, 9.6), HTTP/2 by a GOAWAY,
+    /// after which requests in progress continue (RFC 9113, 6.8).
     pub(super) fn announce_close(&self, headers: &mut HeaderMap) {
         match self.version {
             HttpVersion::Http1 => drop(headers.insert(CONNECTION, HeaderValue::from_static("close"))),
@@ -282,7 +284,7 @@ impl ClientConnection {
         }
     }
 
-    /// Something was read.
+    /// Records that bytes were read.
     fn on_read(&self) {
         if self.is_in_phase(ConnectionPhase::Idle) {
             self.enter(ConnectionPhase::Head);
@@ -308,9 +310,9 @@ impl ClientConnection {
         }
     }
 
-    /// Everything consumed so far has been taken by the socket.
+    /// The socket has taken all bytes consumed so far.
     pub(super) fn confirm_commits(&self) {
-        // Looked at first: to change it costs as much as a lock, and there hardly ever is one.
+        // Load before the swap: a swap costs as much as a lock, and the list is mostly empty.
         if !self.has_commits.load(atomic::Ordering::Acquire)
             || !self.has_commits.swap(false, atomic::Ordering::AcqRel)
         {
@@ -323,17 +325,17 @@ impl ClientConnection {
         commits.into_iter().for_each(DeliveryCommit::confirm);
     }
 
-    /// The socket is gone.
+    /// Records that the socket is closed.
     fn close(&self) {
         let lost = std::mem::replace(&mut *self.commits.lock(), PendingCommits::Closed);
         drop(lost);
     }
 }
 
-// === impl Io ===
+// === impl ConnectionIo ===
 
 impl<S> ConnectionIo<S> {
-    /// Lets the others of a busy thread go first, once before each write.
+    /// Yields to other tasks of a busy thread, once before each write.
     fn poll_turn(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         if !*this.gave_way && register_write() {
@@ -345,7 +347,7 @@ impl<S> ConnectionIo<S> {
         Poll::Ready(())
     }
 
-    /// A stream that begins with `head`, and what its requests share.
+    /// A stream that begins with `head`.
     pub(super) fn new(
         stream: S,
         head: PrefaceBuffer,
@@ -368,8 +370,8 @@ impl<S> ConnectionIo<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + PeerSocket> ConnectionIo<S> {
-    /// What is read of a client that has ended its side: nothing more. That is an end only where nothing is being
-    /// answered, or the client turns out to have closed the connection.
+    /// Reads from a client that has ended its side. The end of the stream is reported only if no response is
+    /// pending, or the client turns out to have closed the connection.
     fn poll_half_closed(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
         let is_receiving = this.connection.is_in_phase(ConnectionPhase::Receiving);
@@ -379,7 +381,7 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> ConnectionIo<S> {
         }
         let half_closed = this.half_closed.get_or_insert_with(HalfClosedState::new);
         if is_idle {
-            // What is still to be sent is sent first.
+            // Pending writes come first.
             return Poll::Pending;
         }
         if is_receiving {
@@ -394,7 +396,7 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> ConnectionIo<S> {
                 _ => half_closed.is_probed = true,
             }
             *this.is_begun = byte == b'H';
-            // Under TLS it is only then on its way.
+            // Under TLS only a flush sends the byte.
             if let Poll::Ready(flushed) = this.stream.as_mut().poll_flush(cx) {
                 flushed?;
             }
@@ -425,8 +427,8 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> Read for ConnectionIo<S> {
             buf.put_slice(&left[..count]);
             this.head.taken += u8::try_from(count).expect("a preface is short");
             this.connection.on_read();
-            // Together with what follows, if it is there: two short reads make hyper take a buffer
-            // of twice the size. An error will come again.
+            // Read the following bytes as well, if they have arrived: two short reads make hyper take a
+            // buffer of twice the size. An error will be returned by the next read.
             let _ = this.stream.poll_read(cx, buf);
             return Poll::Ready(Ok(()));
         }
@@ -481,23 +483,23 @@ impl<S: AsyncRead + AsyncWrite + PeerSocket> Write for ConnectionIo<S> {
         self.stream.is_write_vectored()
     }
 
-    /// HTTP flushes only when it has nothing left to write, so what was consumed before a
-    /// completed flush is with the socket; under TLS, its encrypted bytes are.
+    /// HTTP flushes only when it has nothing left to write, so all bytes consumed before a completed flush
+    /// are in the socket; under TLS, their ciphertext is.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.project();
         ready!(this.stream.poll_flush(cx))?;
         *this.is_unflushed = false;
         if this.half_closed.is_some() {
-            // Its end may have been withheld until now.
+            // The end of the stream may have been withheld until now.
             cx.waker().wake_by_ref();
         }
         this.connection.confirm_commits();
         Poll::Ready(Ok(()))
     }
 
-    /// Ends our side, then reads for a while what the client is still sending. Closed at once, the
-    /// system would answer those bytes with a reset, and the client might never see why it was
-    /// refused (RFC 9112, 9.6).
+    /// Shuts down the proxy's side, then reads for a while what the client is still sending. If the socket
+    /// were closed at once, the system would answer those bytes with a reset, and the client might never see
+    /// the refusal (RFC 9112, 9.6).
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
         if this.lingering.is_none() {
@@ -525,7 +527,7 @@ impl<S> PinnedDrop for ConnectionIo<S> {
     }
 }
 
-// === impl Head ===
+// === impl PrefaceBuffer ===
 
 impl PrefaceBuffer {
     fn remaining(&self) -> &[u8] {
@@ -533,7 +535,8 @@ impl PrefaceBuffer {
     }
 }
 
-/// Reads just enough to know: what begins like HTTP/2 is, up to the end of its preface.
+/// Detects the HTTP version with as few bytes as possible: an HTTP/2 connection is recognised at the end of
+/// its preface.
 pub(super) async fn detect_version(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<(HttpVersion, PrefaceBuffer)> {
@@ -580,7 +583,7 @@ mod tests {
     }
 
     impl ClientConnection {
-        /// One by itself.
+        /// A connection without a socket.
         pub(in crate::front) fn of(version: HttpVersion) -> Arc<Self> {
             let clock = Arc::new(SystemClock::new());
             let (activity, (_drain, leaving)) =
@@ -603,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_says_with_every_request_is_remembered_as_long_as_it_is_little() {
+    fn a_small_client_profile_is_remembered_and_a_large_one_is_not() {
         let connection = ClientConnection::of(HttpVersion::Http2);
         assert!(connection.remembered().is_none());
         let says = |length: usize, headers: &[(HeaderName, &'static str)]| {
@@ -631,7 +634,7 @@ mod tests {
             connection.remembered().as_ref().is_some_and(|known| known.headers.is_same_map(&call.headers))
         };
         assert!(known(&call));
-        // What is another with each request takes no memory, and what was known stays.
+        // Data that changes with each request is not remembered, and the earlier profile stays.
         let capabilities = Arc::clone(&connection.remembered().as_ref().expect("it is known").capabilities);
         let mut other = call.clone();
         other.headers.to_mut().insert("traceparent", HeaderValue::from_static("00-1"));
@@ -662,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_given_by_the_next_completed_flush() {
+    fn a_handle_is_delivered_by_the_next_completed_flush() {
         let (ours, _theirs) = tokio::io::duplex(64);
         let (mut io, connection) = io(ours);
         let mut fates = [written(&connection), written(&connection)];
@@ -673,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_not_given_by_a_flush_that_fails() {
+    fn a_handle_is_not_delivered_by_a_failed_flush() {
         let (ours, theirs) = tokio::io::duplex(1);
         drop(theirs);
         let (mut io, connection) = io(tokio::io::BufWriter::new(ours));
@@ -687,14 +690,14 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_written_after_the_end_is_not_given() {
+    fn a_handle_written_after_the_end_is_not_delivered() {
         let (io, connection) = io(tokio::io::empty());
         drop(io);
         assert_eq!(written(&connection).try_recv(), Err(TryRecvError::Closed));
     }
 
     #[tokio::test]
-    async fn what_is_written_on_a_busy_thread_lets_the_others_go_first_once() {
+    async fn a_write_on_a_busy_thread_yields_once() {
         let (stream, _client) = tokio::io::duplex(64);
         let (mut io, _connection) = io(stream);
         let mut polls_for_a_write = async || {
@@ -706,28 +709,29 @@ mod tests {
             assert_eq!(written.await.expect("there is room"), 1);
             polls
         };
-        // Nobody says when this thread sleeps.
+        // This thread does not report parking.
         assert_eq!((polls_for_a_write().await, polls_for_a_write().await), (1, 1));
         for _ in 0..3 {
             on_thread_park();
-            assert_eq!(polls_for_a_write().await, 1, "the first has nobody to wait for");
+            assert_eq!(polls_for_a_write().await, 1, "the first write does not wait");
             assert_eq!((polls_for_a_write().await, polls_for_a_write().await), (2, 2));
         }
     }
 
     #[tokio::test]
-    async fn the_version_is_told_by_as_few_bytes_as_it_takes() {
+    async fn the_http_version_is_detected_by_as_few_bytes_as_possible() {
         for (bytes, version, read) in [
             (&b"GET / HTTP/1.1\r\n"[..], HttpVersion::Http1, 16),
             (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n...", HttpVersion::Http2, 24),
             (b"POST /mcp HTTP/1.1\r\nhost: localhost\r\n", HttpVersion::Http1, 24),
         ] {
             let mut rest = bytes;
-            let (told, head) = detect_version(&mut rest).await.expect("enough");
-            assert_eq!((told, bytes.len() - rest.len()), (version, read));
+            let (detected, head) = detect_version(&mut rest).await.expect("enough");
+            assert_eq!((detected, bytes.len() - rest.len()), (version, read));
             assert_eq!(head.remaining(), &bytes[..read]);
             let stream = tokio::io::join(rest, tokio::io::sink());
-            let mut io = ConnectionIo::new(stream, head, Duration::from_secs(10), ClientConnection::of(told));
+            let mut io =
+                ConnectionIo::new(stream, head, Duration::from_secs(10), ClientConnection::of(detected));
             let mut again = Vec::new();
             while again.len() < bytes.len() {
                 let mut piece = [0; 10];

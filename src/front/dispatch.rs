@@ -1,11 +1,12 @@
-//! Reads a request, and decides which face it is for: by path, then by method, then by who is speaking.
+//! Reads a request, and dispatches it: by path, then by method, then by the client's era.
 //!
-//! A body is read here and nowhere else, once, and what is refused is refused here; a face writes what is served.
+//! This module alone reads bodies, each once, and refuses invalid requests; `modern` and `legacy` handle the
+//! others.
 //!
-//! A request that says in `_meta` what it speaks is served as 2026-07-28 serves it; what belongs to
-//! a session, begins one, or says nothing at all of a version, comes from a legacy client
-//! (2026-07-28, *Versioning, Compatibility*; *Streamable HTTP, Earlier Revisions*). What is in doubt
-//! goes to the modern face, whose checks say exactly what is missing.
+//! A request whose `_meta` names a version is handled as 2026-07-28. One that belongs to a session, begins
+//! one, or names no version comes from a legacy client (2026-07-28, *Versioning, Compatibility*; *Streamable
+//! HTTP, Earlier Revisions*). Ambiguous requests are handled as modern, because those checks report exactly
+//! what is missing.
 
 use super::{
     Front,
@@ -53,35 +54,35 @@ use std::{future::Future, sync::Arc};
 /// The methods of a route.
 const SERVED: &str = "POST, GET, DELETE";
 
-/// What a POST turned out to be.
+/// Outcome of reading a POST.
 enum PostOutcome {
     Request(Arc<Call>, Arc<Capabilities>),
     Notification,
-    /// What a legacy client sent.
+    /// The messages of a legacy client.
     Legacy(LegacyRequestBody),
     /// With the messages of the legacy client that sent them, if it was one.
     Refused(RefusalReason, Option<LegacyPost>),
 }
 
-/// What a body holds.
+/// Content of a body.
 enum BodyContent {
     One(Frame),
     Batch(LegacyPost),
     Unreadable(FrameError),
 }
 
-/// Who sent it, as far as that can be told, with what it says.
+/// A message and the era of its sender.
 enum EraMessage {
-    /// With the one message that it is, where it is one.
+    /// With the message itself, unless it is a batch.
     Legacy(LegacyPost, Option<Frame>),
     Modern(Result<Frame, FrameError>),
 }
 
-/// The most that is read of a request that there is no place for, in bytes.
+/// Bytes that are read of a request above the limit of calls, at most.
 const MAX_SHED_BODY: usize = 64 << 10;
 
-/// Answers one request. Not itself asynchronous: what an `async fn` takes it keeps twice, and the
-/// future made here waits as long as its call does.
+/// Answers one request. Not an `async fn`, which would store its arguments twice: the future exists as long
+/// as its call.
 pub(super) fn serve<B>(
     front: Arc<Front>,
     admitted: AdmittedRequest<B>,
@@ -89,43 +90,43 @@ pub(super) fn serve<B>(
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
-    let AdmittedRequest { incoming: mut arrival, over_limit: turned_away, _proof } = admitted;
-    let request = &arrival.request;
+    let AdmittedRequest { mut incoming, over_limit, _proof } = admitted;
+    let request = &incoming.request;
     let limit = front.limits.headers;
-    // hyper counts those of HTTP/1 alone.
+    // hyper counts the headers of HTTP/1 alone.
     if request.headers().len() > limit {
-        return Either::Right(ready(Ok(refuse(RefusalReason::Headers { limit }, arrival.line))));
+        return Either::Right(ready(Ok(refuse(RefusalReason::Headers { limit }, incoming.line))));
     }
     if *request.method() != Method::POST {
-        // Where one has a body, it means nothing.
-        arrival.line.connection().complete_request();
+        // The body of any other method has no meaning.
+        incoming.line.connection().complete_request();
     }
     let path = request.uri().path();
     let Some(position) = front.position(path) else {
         if metadata::is_metadata_path(path) && request.method() == Method::GET {
-            return Either::Left(Either::Right(metadata::serve(front, arrival)));
+            return Either::Left(Either::Right(metadata::serve(front, incoming)));
         }
-        if !metadata::is_metadata_path(path) && sign_in::is_available(&front, &arrival.line) {
-            return Either::Left(Either::Right(sign_in::serve(front, arrival)));
+        if !metadata::is_metadata_path(path) && sign_in::is_available(&front, &incoming.line) {
+            return Either::Left(Either::Right(sign_in::serve(front, incoming)));
         }
-        return Either::Right(ready(Ok(unrouted(&front, arrival))));
+        return Either::Right(ready(Ok(unrouted(&front, incoming))));
     };
     let service = &front.services[position];
-    arrival.line.set_route(&front.paths[position]);
+    incoming.line.set_route(&front.paths[position]);
     if service.is_loop(request.headers()) {
         let refusal = RefusalReason::Loop { path: service.route().path.to_string() };
-        return Either::Right(ready(Ok(refuse(refusal, arrival.line))));
+        return Either::Right(ready(Ok(refuse(refusal, incoming.line))));
     }
     match *request.method() {
         Method::POST if let Some(coding) = content_coding(request.headers()) => {
-            Either::Right(ready(Ok(refuse(RefusalReason::ContentCoding { coding }, arrival.line))))
+            Either::Right(ready(Ok(refuse(RefusalReason::ContentCoding { coding }, incoming.line))))
         }
-        Method::POST => Either::Left(Either::Left(post(front, position, arrival, turned_away))),
-        Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, SERVED, arrival.line)))),
-        // 2026-07-28 knows neither streams to listen on nor sessions to end.
+        Method::POST => Either::Left(Either::Left(post(front, position, incoming, over_limit))),
+        Method::OPTIONS => Either::Right(ready(Ok(preflight(&incoming.request, SERVED, incoming.line)))),
+        // 2026-07-28 has neither GET streams nor sessions.
         Method::GET | Method::DELETE if !is_modern(request.headers()) => {
-            let IncomingRequest { request, mut line } = arrival;
-            // What a body would mean here nobody has said.
+            let IncomingRequest { request, mut line } = incoming;
+            // The specification gives the body no meaning here.
             let (mut head, _body) = request.into_parts();
             remove_hop_headers(service.route(), &mut head.headers);
             forwarded::add(service.route(), &mut head, line.connection());
@@ -134,9 +135,9 @@ where
             Either::Left(Either::Right(legacy::relay(front, service, head, Default::default(), line)))
         }
         Method::GET | Method::DELETE => {
-            Either::Right(ready(Ok(method_not_allowed(&arrival.request, "POST", arrival.line))))
+            Either::Right(ready(Ok(method_not_allowed(&incoming.request, "POST", incoming.line))))
         }
-        _ => Either::Right(ready(Ok(method_not_allowed(&arrival.request, SERVED, arrival.line)))),
+        _ => Either::Right(ready(Ok(method_not_allowed(&incoming.request, SERVED, incoming.line)))),
     }
 }
 
@@ -144,23 +145,23 @@ where
 fn post<B>(
     front: Arc<Front>,
     position: usize,
-    arrival: IncomingRequest<B>,
-    turned_away: Option<usize>,
+    incoming: IncomingRequest<B>,
+    over_limit: Option<usize>,
 ) -> impl Future<Output = ResponseResult> + use<B>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
-    let IncomingRequest { request, mut line } = arrival;
+    let IncomingRequest { request, mut line } = incoming;
     let (mut head, body) = request.into_parts();
     let route = front.services[position].route();
     remove_hop_headers(route, &mut head.headers);
     forwarded::add(route, &mut head, line.connection());
     line.set_principal(principal(&front.principals, route, line.token(), &head.headers));
     async move {
-        // Where it is, and not another reference to it: all calls of a route would meet at their count.
+        // A borrow and not another `Arc`: all calls of a route would contend for its reference count.
         let service = &front.services[position];
         let _arriving = service.track_arrival();
-        let asked = match read(&front, &head, body, turned_away, &mut line).await {
+        let dispatched = match read(&front, &head, body, over_limit, &mut line).await {
             PostOutcome::Request(call, capabilities) => {
                 modern::dispatch(&front, &**service, &head, (call, capabilities), &mut line)
             }
@@ -176,26 +177,26 @@ where
         };
         // The head is a part of the connection's read buffer; the call may take hours.
         drop(head);
-        let DispatchedCall { id, items, keep_alive: ladder, address } = asked;
-        let mut response = reply::respond(items, ResponseContext { id, line, keep_alive: ladder }).await;
+        let DispatchedCall { id, items, keep_alive, address } = dispatched;
+        let mut response = reply::respond(items, ResponseContext { id, line, keep_alive }).await;
         address.rewrite_challenges(&front.services, service.route(), response.headers_mut());
         Ok(response)
     }
 }
 
-/// Reads the message of a POST. One that there is no place for is read as well, if it is small: a legacy client
-/// is answered by the ids of what it waits for.
+/// Reads the message of a POST. A small one above the limit of calls is read as well, because a legacy client
+/// is refused by the ids of its requests.
 async fn read<B>(
     front: &Front,
     head: &Parts,
     body: B,
-    turned_away: Option<usize>,
+    over_limit: Option<usize>,
     line: &mut AccessEntry,
 ) -> PostOutcome
 where
     B: HttpBody<Data = Bytes>,
 {
-    let busy = turned_away.map(|limit| RefusalReason::Busy { limit });
+    let busy = over_limit.map(|limit| RefusalReason::Busy { limit });
     let limit = if busy.is_some() { MAX_SHED_BODY } else { front.limits.body_bytes };
     let connection = line.connection();
     let body = match receive(&front.bodies, body, limit, front.timeouts.read_body, || connection.begin_body())
@@ -215,7 +216,7 @@ where
         checked.inspect_err(|_| Limit::Depth.record_hit())
     };
     let refused = busy.or_else(|| too_deep().err());
-    // First of all: what a legacy client must send is for its server to say.
+    // Legacy messages come first: their server checks them.
     match (classify(&head.headers, contents, &body), refused) {
         (EraMessage::Legacy(post, _), Some(refusal)) => PostOutcome::Refused(refusal, Some(post)),
         (EraMessage::Legacy(post, _), None) if post.is_unversioned => {
@@ -233,7 +234,7 @@ where
     }
 }
 
-/// What a client of 2026-07-28 sent.
+/// Reads the request of a client of 2026-07-28.
 fn request(
     frame: Result<Frame, FrameError>,
     headers: &HeaderMap,
@@ -257,9 +258,9 @@ fn request(
     }
 }
 
-/// Answers what is not on a route, and does not ask a server either.
-fn unrouted<B>(front: &Front, arrival: IncomingRequest<B>) -> Response<FrontBody> {
-    let IncomingRequest { request, line } = arrival;
+/// Answers a request that belongs to no route and is not forwarded.
+fn unrouted<B>(front: &Front, incoming: IncomingRequest<B>) -> Response<FrontBody> {
+    let IncomingRequest { request, line } = incoming;
     let path = request.uri().path();
     match *request.method() {
         _ if !metadata::is_metadata_path(path) => {
@@ -276,25 +277,25 @@ fn method_not_allowed<B>(
     line: AccessEntry,
 ) -> Response<FrontBody> {
     if request.method() == Method::HEAD {
-        // Its answer has no body (RFC 9110, 9.3.2).
+        // A response to HEAD has no body (RFC 9110, 9.3.2).
         let headers = HeaderMap::from_iter([(ALLOW, HeaderValue::from_static(allow))]);
         return responses::empty(StatusCode::METHOD_NOT_ALLOWED, headers, line);
     }
     refuse(RefusalReason::Method { method: request.method().clone(), allow }, line)
 }
 
-/// Whether a request without a body comes from a client of 2026-07-28: it says so, and has no
+/// Whether a request without a body comes from a client of 2026-07-28: it names the version, and has no
 /// session.
 fn is_modern(headers: &HeaderMap) -> bool {
     !headers.contains_key(&SESSION_ID) && matches!(version_header(headers), VersionHeader::Known(Era::Modern))
 }
 
-/// Whether a request's head leaves it open that a legacy client sent it, who waits for an answer.
+/// Whether the head allows that a legacy client sent the request.
 pub(super) fn may_be_legacy<B>(request: &Request<B>) -> bool {
     *request.method() == Method::POST && !is_modern(request.headers())
 }
 
-/// What the version header says.
+/// The revision in the version header.
 enum VersionHeader {
     Absent,
     Known(Era),
@@ -307,15 +308,15 @@ fn version_header(headers: &HeaderMap) -> VersionHeader {
     revision.map_or(VersionHeader::Unknown, |revision| VersionHeader::Known(revision.era()))
 }
 
-/// Who sent this: a legacy client, or one of 2026-07-28.
+/// Determines the sender's era.
 ///
-/// Most messages are told by their headers: one that names 2026-07-28 and has no session, and one
-/// that names an older revision and has a session. Of the others it counts whether they say in
-/// `_meta` what they speak.
+/// Most messages are classified by their headers: one that names 2026-07-28 and has no session is modern, and
+/// one that names a legacy revision and has a session is legacy. The others are modern if their `_meta` names
+/// a version.
 fn classify(headers: &HeaderMap, contents: BodyContent, body: &Bytes) -> EraMessage {
     let session = headers.contains_key(&SESSION_ID);
     let named = version_header(headers);
-    // A session may say what it likes: its server judges it.
+    // The version header of a request in a session is checked by its server.
     let settled = match (&named, session) {
         (VersionHeader::Known(Era::Modern) | VersionHeader::Unknown, false) => {
             return EraMessage::Modern(contents.one());
@@ -327,7 +328,7 @@ fn classify(headers: &HeaderMap, contents: BodyContent, body: &Bytes) -> EraMess
         BodyContent::One(frame) if !settled && has_version_meta(&frame) => EraMessage::Modern(Ok(frame)),
         BodyContent::One(frame) => EraMessage::Legacy(LegacyPost::of(&frame), Some(frame)),
         BodyContent::Batch(post) => EraMessage::Legacy(post, None),
-        // Nothing says who sent this. The modern face's answer is as good as a server's.
+        // The sender is unknown. The proxy's own error serves a legacy client as well as a server's.
         BodyContent::Unreadable(error) if !session && matches!(named, VersionHeader::Absent) => {
             EraMessage::Modern(Err(error))
         }
@@ -335,12 +336,12 @@ fn classify(headers: &HeaderMap, contents: BodyContent, body: &Bytes) -> EraMess
     }
 }
 
-/// Whether a message's `_meta` speaks of a version, whatever it says.
+/// Whether a message's `_meta` names a version, known or not.
 fn has_version_meta(frame: &Frame) -> bool {
     frame.params().and_then(Payload::meta).is_some_and(|meta| meta.contains(meta::PROTOCOL_VERSION))
 }
 
-// === impl Contents ===
+// === impl BodyContent ===
 
 impl BodyContent {
     fn read(messages: &mut MessageReader) -> Self {
@@ -348,14 +349,14 @@ impl BodyContent {
             return match LegacyPost::read(messages) {
                 Ok(post) => Self::Batch(post),
                 Err(error @ FrameError::Syntax(_)) => Self::Unreadable(error),
-                // Whose id it is that could be read, nobody could tell.
+                // An id was read, but it may be that of another message.
                 Err(
                     FrameError::Shape { .. }
                     | FrameError::Member { .. }
                     | FrameError::Id
                     | FrameError::Depth { .. },
                 ) => {
-                    // What is no JSON further on is no JSON at all.
+                    // A syntax error later in the batch makes it invalid JSON.
                     let syntax = messages.find_map(|read| read.err().filter(FrameError::is_syntax));
                     Self::Unreadable(syntax.unwrap_or(FrameError::Shape { id: None }))
                 }
@@ -364,7 +365,7 @@ impl BodyContent {
         messages.next().expect("what is no batch is one").map_or_else(Self::Unreadable, Self::One)
     }
 
-    /// The one message that it must be (2026-07-28, *Streamable HTTP, Sending Messages*).
+    /// The one message that the body must hold (2026-07-28, *Streamable HTTP, Sending Messages*).
     fn one(self) -> Result<Frame, FrameError> {
         match self {
             Self::One(frame) => Ok(frame),
@@ -383,7 +384,7 @@ mod tests {
     const HELLO: &str =
         r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}"#;
 
-    /// What a legacy client asks for, or nothing of a modern one.
+    /// The methods of a legacy client's messages; `None` for a modern one.
     fn legacy(headers: &[(&'static str, &'static str)], body: &str) -> Option<String> {
         let headers = headers
             .iter()
@@ -405,28 +406,28 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_session_or_names_an_older_revision_is_of_a_legacy_client() {
+    fn a_request_in_a_session_or_of_a_legacy_revision_is_legacy() {
         assert_eq!(legacy(&[("mcp-session-id", "s")], LIST).as_deref(), Some("tools/list"));
         assert_eq!(legacy(&[("mcp-protocol-version", "2025-06-18")], LIST).as_deref(), Some("tools/list"));
         let both = [("mcp-session-id", "s"), ("mcp-protocol-version", "2025-11-25")];
         assert_eq!(legacy(&both, LIST).as_deref(), Some("tools/list"));
         let response = r#"{"jsonrpc":"2.0","id":0,"result":{}}"#;
         assert_eq!(legacy(&both, response).as_deref(), Some("response"));
-        // Its server says what is wrong with these.
+        // The server reports the error in these.
         let odd = [("mcp-session-id", "s"), ("mcp-protocol-version", "v999.0.0")];
         assert_eq!(legacy(&odd, LIST).as_deref(), Some("tools/list"));
         assert_eq!(legacy(&both, "not json").as_deref(), Some(""));
     }
 
     #[test]
-    fn a_client_that_says_nothing_of_a_version_is_a_legacy_one() {
+    fn a_request_without_a_version_is_legacy() {
         assert_eq!(legacy(&[], LIST).as_deref(), Some("tools/list"));
         assert_eq!(legacy(&[], &format!("[{LIST},{LIST}]")).as_deref(), Some("tools/list,tools/list"));
         assert_eq!(legacy(&[], "not json"), None, "it may be anybody");
     }
 
     #[test]
-    fn a_message_that_names_its_version_is_a_modern_one() {
+    fn a_message_that_names_its_version_is_modern() {
         let call = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{{MODERN}}}}}"#);
         let session = ("mcp-session-id", "s");
         for headers in [
@@ -441,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_doubt_goes_to_the_modern_face() {
+    fn ambiguous_requests_are_modern() {
         assert_eq!(legacy(&[("mcp-protocol-version", "v999.0.0")], LIST), None);
         assert_eq!(legacy(&[("mcp-protocol-version", "2026-07-28")], LIST), None);
         assert_eq!(legacy(&[("mcp-protocol-version", "2026-07-28")], HELLO), None);

@@ -1,4 +1,4 @@
-//! `HttpResponse` (RFC 7239): what a server is told of the connection by which a client's request came.
+//! `Forwarded` (RFC 7239): describes the client's connection to the server.
 
 use http::{HeaderMap, HeaderValue, Uri, header, header::FORWARDED, request::Parts};
 use std::{fmt::Write as _, net::IpAddr};
@@ -6,17 +6,17 @@ use std::{fmt::Write as _, net::IpAddr};
 use super::connection::ClientConnection;
 use crate::policy::Route;
 
-/// What is known of the hop by which a request came.
+/// The hop between client and proxy.
 #[derive(Clone, Copy, Debug)]
 struct ClientHop<'a> {
-    /// `Missing` where the connection has no address.
+    /// `None` where the connection has no address.
     address: Option<IpAddr>,
     secure: bool,
-    /// The URL that was asked for; over HTTP/2 it has the host.
+    /// The request's URL; over HTTP/2 it has the host.
     url: &'a Uri,
 }
 
-/// Adds the header to a request where the route says so (`upstream.forwarded`).
+/// Adds the header to a request where the route enables it (`upstream.forwarded`).
 pub(super) fn add(route: &Route, head: &mut Parts, connection: &ClientConnection) {
     if route.forwarded {
         let hop = ClientHop { address: connection.peer, secure: connection.secure, url: &head.uri };
@@ -24,11 +24,11 @@ pub(super) fn add(route: &Route, head: &mut Parts, connection: &ClientConnection
     }
 }
 
-/// Adds what is known of the client's hop behind what the header says of those before it.
+/// Appends the client's hop to the hops that the header has.
 fn append(headers: &mut HeaderMap, hop: ClientHop<'_>) {
     let mut value = Vec::new();
     for before in headers.get_all(FORWARDED) {
-        // Behind a quote that is not closed, ours would be read as a part of it.
+        // After an unclosed quote the appended hop would be read as a part of it.
         if is_closed(before.as_bytes()) && !before.is_empty() {
             value.extend_from_slice(before.as_bytes());
             value.extend_from_slice(b", ");
@@ -44,7 +44,7 @@ fn append(headers: &mut HeaderMap, hop: ClientHop<'_>) {
     ours.push_str(if hop.secure { ";proto=https" } else { ";proto=http" });
     let named = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let host = hop.url.authority().map(|authority| authority.as_str()).or(named);
-    // The characters of a host need no escape, and others are none.
+    // These characters need no escape in a quoted string; a host with others is left out.
     if let Some(host) = host.filter(|host| host.bytes().all(is_of_host)) {
         write!(ours, ";host=\"{host}\"").expect("a string takes all that is written");
     }
@@ -59,7 +59,7 @@ fn is_of_host(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(&byte)
 }
 
-/// Whether every quoted string in a value ends in it.
+/// Whether every quoted string in a value is closed.
 fn is_closed(value: &[u8]) -> bool {
     let (mut quoted, mut escaped) = (false, false);
     for &byte in value {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_stays_before_it_unless_it_would_swallow_it() {
+    fn earlier_hops_stay_unless_their_quotes_are_unclosed() {
         let ours = "for=192.0.2.1;proto=http";
         let with = |before: &[&'static str]| added(before, "", Some("192.0.2.1"), false, "/");
         assert_eq!(with(&["for=a", "for=\"b\\\"\";by=c"]), format!("for=a, for=\"b\\\"\";by=c, {ours}"));

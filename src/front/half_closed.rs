@@ -1,15 +1,17 @@
-//! Clients of HTTP/1.1 that have ended their side of the connection while a request of theirs is being served.
+//! Clients of HTTP/1.1 that have ended their side of the connection while a request of theirs is being
+//! served.
 //!
-//! A client that has sent all it has to say may end its side and wait for the answer (`shutdown(SHUT_WR)`); one that has
-//! given up closes the connection. Both send the same FIN, and only what is sent to them tells them apart: the system of
-//! a client that has closed answers it with a reset. So one byte is sent that the client gets in any case:
+//! A client that has sent its request may shut down its sending side and wait for the response
+//! (`shutdown(SHUT_WR)`); a client that has given up closes the connection. Both send the same FIN, and only
+//! a write distinguishes them: the system of a client that has closed answers with a reset. So the proxy
+//! sends one byte that belongs to the response in any case:
 //!
-//! * before the answer, the `H` that each status line begins with; it is left out of the answer then;
-//! * within an answer in chunks, between two of them, a `0` in front of the next chunk's size, where it means nothing
-//!   (RFC 9112, section 7.1: `chunk-size = 1*HEXDIG`, `last-chunk = 1*("0")`).
+//! * before the response, the `H` that each status line begins with; it is left out of the response then;
+//! * within a chunked response, between two chunks, a `0` in front of the next chunk's size, where it has no
+//!   meaning (RFC 9112, section 7.1: `chunk-size = 1*HEXDIG`, `last-chunk = 1*("0")`).
 //!
-//! Whoever reads on gets the same answer, and whoever has closed is noticed after the time that a packet takes there and
-//! back. Within an answer of known length nothing can be put; it is written until the system says that nobody takes it.
+//! A client that still reads gets the same response, and a closed connection is noticed after one round trip.
+//! Nothing can be inserted into a response of known length; it is written until the system reports an error.
 
 use crate::runtime::NetworkStream;
 use pin_project::pin_project;
@@ -24,16 +26,16 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// A socket of which it can be known whether its peer has closed it.
+/// A socket that may know whether its peer has closed the connection.
 pub(super) trait PeerSocket {
-    /// Whether the peer has answered what it was sent with a reset. `false` where that cannot be known: then the next
-    /// write fails.
+    /// Whether the peer has answered with a reset. `false` where the socket cannot know; then the next write
+    /// fails.
     fn is_reset(&self) -> bool {
         false
     }
 }
 
-/// A stream that remembers that its peer has ended its side.
+/// A stream that records the end of its peer's side.
 #[pin_project]
 pub(super) struct EofTracker<S> {
     #[pin]
@@ -41,26 +43,26 @@ pub(super) struct EofTracker<S> {
     pub(super) has_ended: bool,
 }
 
-/// What is done about a client that has ended its side.
+/// State of a connection whose client has ended its side.
 pub(super) struct HalfClosedState {
     /// How often the end was withheld from the reader of a body.
     withheld: u8,
-    /// Whether a byte has been sent that a client that has closed answers with a reset.
+    /// Whether a byte has been sent that a closed peer answers with a reset.
     pub(super) is_probed: bool,
-    /// When it is looked again whether it has.
+    /// When the socket is checked for a reset again.
     recheck: Pin<Box<Sleep>>,
     pause: Duration,
 }
 
-/// After a probe it is looked for a reset soon, then less and less often.
+/// After a probe the socket is checked for a reset soon, then at growing intervals.
 const FIRST_CHECK: Duration = Duration::from_millis(5);
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often a connection is polled until the end of its client's side is the end of a body, too: what the service has
-/// not read yet may be complete.
+/// Polls of a connection until the end of its client's side also ends a body: the service may not have read
+/// all of it yet.
 const MAX_WITHHELD: u8 = 4;
 
-// === impl Ending ===
+// === impl EofTracker ===
 
 impl<S> EofTracker<S> {
     pub(super) const fn new(stream: S) -> Self {
@@ -112,7 +114,7 @@ impl<S: AsyncWrite> AsyncWrite for EofTracker<S> {
     }
 }
 
-// === impl Peer ===
+// === impl PeerSocket ===
 
 impl PeerSocket for NetworkStream {
     fn is_reset(&self) -> bool {
@@ -129,7 +131,7 @@ impl<S: PeerSocket> PeerSocket for tokio_rustls::server::TlsStream<S> {
     }
 }
 
-// === impl HalfClosed ===
+// === impl HalfClosedState ===
 
 impl HalfClosedState {
     pub(super) fn new() -> Box<Self> {
@@ -141,7 +143,7 @@ impl HalfClosedState {
         })
     }
 
-    /// Whether the end is to be shown to the reader of a body, which has not got all of it.
+    /// Whether the end of the stream is reported to the reader of an incomplete body.
     pub(super) fn release_eof(&mut self, cx: &Context<'_>) -> bool {
         if self.withheld >= MAX_WITHHELD {
             return true;
@@ -151,7 +153,7 @@ impl HalfClosedState {
         false
     }
 
-    /// Resolves when it is to be looked again for a reset.
+    /// Resolves when the socket is to be checked again.
     pub(super) fn poll_recheck(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         std::task::ready!(self.recheck.as_mut().poll(cx));
         self.pause = (self.pause * 2).min(MAX_CHECK_INTERVAL);

@@ -1,4 +1,5 @@
-//! What hyper waits by for the next request of a connection: the proxy's own [`PooledTimer`]s, which cost less, by its clock.
+//! hyper's timer for the next request of a connection: a [`PooledTimer`], which costs less than tokio's, by
+//! the proxy's clock.
 
 use crate::runtime::{Clock, PooledTimer, TimerKind};
 use hyper::rt::{Sleep, Timer};
@@ -9,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Makes them.
+/// A timer for hyper; the field is the clock.
 #[derive(Clone)]
 pub(super) struct HttpTimer(pub(super) Arc<dyn Clock>);
 
 struct HttpSleep(PooledTimer);
 
-// === impl Alarms ===
+// === impl HttpTimer ===
 
 impl Timer for HttpTimer {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
@@ -38,7 +39,7 @@ impl Timer for HttpTimer {
     }
 }
 
-// === impl Waits ===
+// === impl HttpSleep ===
 
 impl Sleep for HttpSleep {}
 

@@ -1,25 +1,24 @@
-//! A request on its way to whoever answers it.
+//! A request on its way through the layers.
 
 use super::{layers::access_entry::AccessEntry, reply::FrontBody};
 use crate::policy::AccessProof;
 use std::convert::Infallible;
 
-/// A request whose head has been read. Its access line goes with it, so that whoever answers has
-/// to take it: no answer without a line.
+/// A request whose head has been read, with its access log entry: no request can be answered without one.
 pub(super) struct IncomingRequest<B> {
     pub(super) request: http::Request<B>,
     pub(super) line: AccessEntry,
 }
 
-/// A request that may come in.
+/// A request that has passed the access check.
 pub(super) struct AdmittedRequest<B> {
     pub(super) incoming: IncomingRequest<B>,
-    /// It is one more than the limit of calls in flight, which is this: it is only read to be answered
-    /// in its own way.
+    /// The limit of calls in flight, where this request exceeds it: it is read only to be refused by its
+    /// JSON-RPC id.
     pub(super) over_limit: Option<usize>,
-    /// Only the check can make one.
+    /// Only the access check can create this.
     pub(super) _proof: AccessProof,
 }
 
-/// Everything is answered, one way or the other.
+/// The result of every layer: a response in any case.
 pub(super) type ResponseResult = Result<http::Response<FrontBody>, Infallible>;

@@ -1,4 +1,4 @@
-//! The endpoints of authorization servers that their documents have named, by origin.
+//! Endpoints of authorization servers that their documents have named, by origin.
 
 use crate::runtime::Mutex;
 use dashmap::DashMap;
@@ -8,20 +8,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The endpoints that are known, by origin.
+/// The known endpoints, by origin.
 #[derive(Default)]
 pub(super) struct KnownEndpoints(DashMap<String, Arc<OriginEndpoints>>);
 
 /// The endpoints of one origin.
 #[derive(Default)]
 pub(super) struct OriginEndpoints {
-    /// When each path was named last.
+    /// When each path was last named.
     named: Mutex<HashMap<String, Instant>>,
-    /// When they were looked for last. Held meanwhile, so that requests at the same time look once.
+    /// When the documents were last fetched. Locked during a fetch, so that concurrent requests fetch once.
     pub(super) last_lookup: tokio::sync::Mutex<Option<Instant>>,
 }
 
-/// For how long an endpoint passes after a document has named it.
+/// How long an endpoint is forwarded after a document has named it.
 const ENDPOINT_TTL: Duration = Duration::from_secs(60 * 60);
 
 // === impl KnownEndpoints ===
@@ -39,7 +39,7 @@ impl OriginEndpoints {
         self.named.lock().get(path).is_some_and(|named| now.saturating_duration_since(*named) < ENDPOINT_TTL)
     }
 
-    /// Remembers paths that a document names, and forgets those that none has named for too long.
+    /// Adds paths that a document names, and removes expired ones.
     pub(super) fn insert<'a>(&self, paths: impl Iterator<Item = &'a str>, now: Instant) {
         let mut named = self.named.lock();
         named.retain(|_, at| now.saturating_duration_since(*at) < ENDPOINT_TTL);

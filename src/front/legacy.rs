@@ -1,10 +1,8 @@
-//! The face of 2025-03-26 to 2025-11-25, in front of a server of the same era: what the client
-//! sends is passed on, and what the server says comes back as it is.
+//! Requests of 2025-03-26 to 2025-11-25 for a server of the same era: both directions are relayed unchanged.
 //!
-//! The session is the server's own; so are its streams and their event ids. This side adds what its own
-//! front owes every request (access, limits, one access line), leads a challenge for credentials to our address,
-//! and binds the session's id to the principal where the server cannot check who calls. Everything else happens in
-//! [`RouteService::relay`].
+//! The session is the server's own; so are its streams and their event ids. The front adds its checks
+//! (access, limits, access log), replaces the server's address in a challenge for credentials, and binds the
+//! session id to the principal where the server cannot check that. [`RouteService::relay`] does the rest.
 
 use super::{
     Front,
@@ -26,7 +24,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, Method, Response, header::AUTHORIZATION, request::Parts};
 use std::{future::ready, sync::Arc};
 
-/// What a legacy client has posted, read once.
+/// A legacy client's POST, read once.
 #[derive(Default)]
 pub(super) struct LegacyRequestBody {
     pub(super) body: Bytes,
@@ -35,9 +33,9 @@ pub(super) struct LegacyRequestBody {
     pub(super) post: LegacyPost,
 }
 
-/// Passes one request on, with the messages that were read from its body, and answers with what comes back.
+/// Relays one request, with the messages of its body, and its response.
 ///
-/// Boxed: the future of a modern call, of which there may be many waiting, should not be larger for it.
+/// Boxed, so that the future of a modern call is no larger for it.
 pub(super) fn relay(
     front: Arc<Front>,
     service: Arc<dyn RouteService>,
@@ -102,9 +100,9 @@ pub(super) fn relay(
     .boxed()
 }
 
-/// Whether the ids of sessions on a route are bound to their principal: where that is known to the proxy alone. Where
-/// it is the `Authorization` that passes, the server judges who may use a session, and a refreshed token is another
-/// principal.
+/// Whether the session ids of a route are bound to the principal: where only the proxy knows the principal.
+/// Where `Authorization` is forwarded, the server checks who may use a session, and a refreshed token is
+/// another principal.
 fn is_session_bound(route: &Route, line: &AccessEntry) -> bool {
     let is_header = match &route.principal {
         PrincipalSource::Authorization => false,
@@ -113,17 +111,17 @@ fn is_session_bound(route: &Route, line: &AccessEntry) -> bool {
     is_header || line.token().is_some()
 }
 
-/// Puts the server's own id in the place of the one that the client was given. False where that is not this
-/// principal's. A request may belong to no session.
+/// Replaces the session id of the client by the server's own. Returns false if it belongs to another
+/// principal. A request may have no session.
 fn unseal_session(front: &Front, line: &AccessEntry, headers: &mut HeaderMap) -> bool {
     let Some(sealed) = headers.get(&SESSION_ID) else { return true };
     let Some(id) = front.sessions.load().open(line.principal(), sealed) else { return false };
-    // Of several the server might read another.
+    // One header of several: the server might read another.
     headers.insert(&SESSION_ID, id);
     true
 }
 
-/// Notes which session it is about.
+/// Records the session in the access log entry.
 fn set_session_tag(line: &mut AccessEntry, headers: &HeaderMap) {
     if let Some(session) = headers.get(&SESSION_ID) {
         line.set_session(SessionTag::of(session.as_bytes()));

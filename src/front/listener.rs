@@ -1,14 +1,13 @@
 //! Accepts connections and drives HTTP on them.
 //!
-//! HTTP/1.1 and HTTP/2 are served on the same port: over TLS as ALPN says, else as the first bytes
-//! say (HTTP/2 with prior knowledge begins with a preface of its own). A connection is told when
-//! it is time to stop, finishes what it has begun and takes nothing new.
+//! HTTP/1.1 and HTTP/2 are served on the same port: over TLS by ALPN, else by the first bytes (HTTP/2 with
+//! prior knowledge begins with its preface). At shutdown a connection finishes its requests and accepts no
+//! new ones.
 //!
-//! An idle or held connection is meant to be cheap. hyper allocates two buffers of 8 KiB for an
-//! HTTP/1 connection and has no smaller ones; of these only the pages touched are real. The rest,
-//! some 3 KiB, is up to us: nothing that is kept for the length of a call may be a slice of the
-//! read buffer ([`receive`](super::receive), [`detached`](crate::dialect::detached)), and
-//! what is rare and large is boxed.
+//! An idle connection, or one that waits for a call, should be cheap. hyper allocates two buffers of 8 KiB
+//! for an HTTP/1 connection and has no smaller ones; only touched pages of these use memory. The rest, some 3
+//! KiB, is the proxy's: nothing that is kept for the length of a call may be a slice of the read buffer
+//! ([`receive`](super::receive), [`detached`](crate::dialect::detached)), and rare large parts are boxed.
 
 use super::{
     Error, Front, SharedState,
@@ -57,51 +56,51 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-/// How long to let be after an accept that failed for want of descriptors or memory. Nothing else
-/// can be done about it, and trying again at once would only keep a core busy.
+/// Pause after an accept that failed for want of descriptors or memory. Trying again at once would only keep
+/// a core busy.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a client of HTTP/2 may take to acknowledge that its connection ends.
+/// How long a client may take to close a connection after the proxy has begun to.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often an HTTP/2 connection is asked whether it is still there.
+/// Interval of PINGs on an HTTP/2 connection.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Bytes a client may send on one HTTP/2 stream, and on all of a connection, ahead of us.
+/// Bytes a client may send ahead on one HTTP/2 stream, and on all of a connection.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
 
-/// Sockets that listen.
+/// Listening sockets.
 pub(super) struct ListenerSet {
-    /// With the addresses that were asked for, and are really listened on.
+    /// Sockets with their configured and their actual address.
     sockets: Vec<(ListenAddress, NetworkListener)>,
-    /// The socket to ask first next time, so that a busy one does not keep others waiting.
+    /// The socket to poll first next time, so that a busy one does not starve others.
     next: usize,
 }
 
-/// Where a socket listens.
+/// Address of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListenAddress {
-    /// As it is configured.
+    /// The configured address.
     pub(super) wanted: SocketAddr,
-    /// Port 0 has become a number.
+    /// The actual address, where port 0 has become a number.
     pub(super) address: SocketAddr,
 }
 
-/// To other addresses.
+/// A change of the addresses.
 pub(super) struct ListenerUpdate {
     pub(super) kept: Vec<ListenAddress>,
     pub(super) added: ListenerSet,
 }
 
-/// By what is served, until the configuration is read again.
+/// What requests are served with, until the next reload.
 pub(super) struct StackGeneration<S> {
     pub(super) front: Arc<Front>,
     pub(super) stack: S,
     pub(super) tls: Option<TlsAcceptor>,
 }
 
-/// One connection on its way.
+/// The task of one connection.
 struct ConnectionTask<S> {
     front: Arc<Front>,
     peer: Option<IpAddr>,
@@ -109,7 +108,7 @@ struct ConnectionTask<S> {
     close_trigger: CloseTrigger,
 }
 
-/// What ends a connection.
+/// Signals that end a connection.
 struct CloseTrigger {
     stopping: DrainWatch,
     idle: IdleGuard,
@@ -118,44 +117,44 @@ struct CloseTrigger {
 /// Why a connection is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CloseReason {
-    /// The proxy stops.
+    /// The proxy shuts down.
     Shutdown,
-    /// Another connection needs its place, or its client is to go elsewhere.
+    /// The limit of connections is reached, or the proxy is draining.
     Requested,
 }
 
-/// One connection's way into the stack.
+/// hyper's service for the requests of one connection.
 #[derive(Clone)]
 struct ConnectionService<S> {
     generations: SwapCell<StackGeneration<S>>,
     connection: Arc<ClientConnection>,
 }
 
-/// The answer to one request, on the way to its connection.
+/// The response to one request.
 #[pin_project]
 struct RequestFuture<F> {
     #[pin]
     answer: F,
     connection: Arc<ClientConnection>,
-    /// Whether an answer of unknown length is sent in chunks: over HTTP/1.1 alone (RFC 9112, section 6.1).
+    /// Whether a response of unknown length is chunked: over HTTP/1.1 alone (RFC 9112, section 6.1).
     may_chunk: bool,
 }
 
-/// Runs the streams of HTTP/2 connections where the drain sees them.
+/// Spawns the streams of HTTP/2 connections as tasks of the drain.
 #[derive(Clone)]
 struct DrainExecutor {
     stopping: DrainWatch,
-    /// For one of them to be rid of some of what it has to send.
+    /// How long a stream may make no progress in sending.
     write: Duration,
 }
 
-/// The same way for HTTP/2, where answers go out in portions.
+/// The service for HTTP/2, whose responses are sent in portions.
 struct Http2Service<S>(ConnectionService<S>);
 
-/// What a stack answers with.
+/// The result of a stack.
 type ServiceResult = Result<http::Response<FrontBody>, Infallible>;
 
-/// A stack that serves what arrives, as `stack.rs` builds it.
+/// The stack of layers, as `stack.rs` builds it.
 pub(super) trait FrontStack:
     Service<
         IncomingRequest<Incoming>,
@@ -180,23 +179,23 @@ impl<S> FrontStack for S where
 {
 }
 
-/// Accepts connections until it is time to stop. Beyond the limit of connections it waits for one
-/// to close, and asks one that rests to; new ones queue in the system meanwhile.
+/// Accepts connections until shutdown. At the limit of connections it requests an idle connection to close
+/// and waits for one; new ones queue in the system meanwhile.
 pub(super) async fn accept<S: FrontStack>(
     mut listeners: ListenerSet,
-    mut moves: mpsc::UnboundedReceiver<ListenerUpdate>,
+    mut updates: mpsc::UnboundedReceiver<ListenerUpdate>,
     generations: SwapCell<StackGeneration<S>>,
-    lasting: Arc<SharedState>,
+    shared: Arc<SharedState>,
     stopping: DrainWatch,
 ) {
     let mut stopped = pin!(stopping.stopped());
     let (mut full, mut pending) = (EventThrottle::default(), EventThrottle::default());
     loop {
         let accepted = tokio::select! {
-            // Stopping wins: what is accepted now could only be turned away.
+            // Shutdown first: a connection that is accepted now could only be closed.
             biased;
             () = &mut stopped => return,
-            Some(to) = moves.recv() => {
+            Some(to) = updates.recv() => {
                 listeners.apply(to);
                 continue;
             }
@@ -204,49 +203,49 @@ pub(super) async fn accept<S: FrontStack>(
         };
         match accepted {
             Ok(stream) => {
-                let place = tokio::select! {
+                let permit = tokio::select! {
                     biased;
                     () = &mut stopped => return,
-                    place = connection_permit(&lasting, &mut full, || generations.load().front.limits.connections) => place,
+                    permit = connection_permit(&shared, &mut full, || generations.load().front.limits.connections) => permit,
                 };
                 let (front, tls) = {
                     let generation = generations.load();
                     (Arc::clone(&generation.front), generation.tls.clone())
                 };
                 let peer = peer_address(&stream);
-                let idle = lasting.idle.admit(peer, lasting.clock.now());
-                close_excess_pending(&lasting, &idle, front.limits.pending_connections(), &mut pending);
+                let idle = shared.idle.admit(peer, shared.clock.now());
+                close_excess_pending(&shared, &idle, front.limits.pending_connections(), &mut pending);
                 let leaving = CloseTrigger { stopping: stopping.clone(), idle };
-                let visit =
+                let task =
                     ConnectionTask { front, peer, generations: generations.clone(), close_trigger: leaving };
                 stopping.spawn(async move {
-                    let _place = (place, Limit::Connections.take(1));
-                    visit.run(stream, tls).await;
+                    let _permit = (permit, Limit::Connections.take(1));
+                    task.run(stream, tls).await;
                 });
             }
             Err(error) => {
                 tracing::warn!(target: "deferral", event = "accept_failed", %error);
-                // Mostly there are no descriptors left, and what rests has one.
-                lasting.idle.close_longest_idle(lasting.clock.now(), MIN_IDLE);
-                let room = lasting.limiter.as_ref().filter(|_| is_out_of_descriptors(&error));
-                let _asked = room.and_then(|room| room.reclaim());
+                // Mostly there are no descriptors left, and an idle connection has one.
+                shared.idle.close_longest_idle(shared.clock.now(), MIN_IDLE);
+                let limiter = shared.limiter.as_ref().filter(|_| is_out_of_descriptors(&error));
+                let _relief = limiter.and_then(|limiter| limiter.reclaim());
                 sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// A place for one more connection.
+/// A permit for one more connection.
 async fn connection_permit(
-    lasting: &SharedState,
+    shared: &SharedState,
     full: &mut EventThrottle,
     limit: impl Fn() -> usize,
 ) -> OwnedSemaphorePermit {
-    let places = &lasting.connections;
-    if let Ok(place) = Arc::clone(places).try_acquire_owned() {
-        return place;
+    let permits = &shared.connections;
+    if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
+        return permit;
     }
-    if let Some(waited) = full.count(lasting.clock.now()) {
+    if let Some(waited) = full.count(shared.clock.now()) {
         tracing::warn!(
             target: "deferral",
             event = "connections_full",
@@ -256,26 +255,26 @@ async fn connection_permit(
         );
     }
     Limit::Connections.record_hit();
-    let mut waiting = pin!(Arc::clone(places).acquire_owned());
+    let mut waiting = pin!(Arc::clone(permits).acquire_owned());
     loop {
-        lasting.idle.close_longest_idle(lasting.clock.now(), MIN_IDLE);
+        shared.idle.close_longest_idle(shared.clock.now(), MIN_IDLE);
         tokio::select! {
             biased;
-            place = &mut waiting => return place.expect("the semaphore is never closed"),
+            permit = &mut waiting => return permit.expect("the semaphore is never closed"),
             () = wait_before_recheck() => {}
         }
     }
 }
 
-/// Closes connections of the network that this one comes from, where too many of it have completed no request.
+/// Closes connections of the newest one's network, where too many of them have completed no request.
 fn close_excess_pending(
-    lasting: &SharedState,
+    shared: &SharedState,
     newest: &IdleGuard,
     limit: usize,
     throttled: &mut EventThrottle,
 ) {
-    let now = lasting.clock.now();
-    let closed = lasting.idle.close_excess_pending(newest, limit, now, MIN_PENDING);
+    let now = shared.clock.now();
+    let closed = shared.idle.close_excess_pending(newest, limit, now, MIN_PENDING);
     if closed == 0 {
         return;
     }
@@ -292,13 +291,13 @@ fn close_excess_pending(
     }
 }
 
-/// The number of header lines in the head of an HTTP/1 request, up to its end or to where it breaks off.
+/// Header lines in the head of an HTTP/1 request, up to its end or to where it was cut off.
 fn header_lines(head: &[u8]) -> usize {
     let behind_the_request_line = head.split(|byte| *byte == b'\n').skip(1);
     behind_the_request_line.take_while(|line| !matches!(line, [] | [b'\r'])).count()
 }
 
-/// What ALPN agreed on, if the client took part.
+/// The version that ALPN agreed on; `None` for a client without ALPN.
 fn agreed_version(stream: &TlsStream<WriteTimeoutStream<NetworkStream>>) -> Option<HttpVersion> {
     match stream.get_ref().1.alpn_protocol()? {
         b"h2" => Some(HttpVersion::Http2),
@@ -328,23 +327,23 @@ fn http2(front: &Front, stopping: DrainWatch) -> http2::Builder<DrainExecutor> {
         .timer(HttpTimer(Arc::clone(&front.clock)))
         .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
         .max_concurrent_streams(limits.streams)
-        // What a client may send before anybody reads it, so what a connection may cost unasked.
-        // Calls are short; hyper's windows of 1 MiB are meant for uploads.
+        // What a client may send before it is read bounds what a connection costs. Calls are short; hyper's
+        // windows of 1 MiB are meant for uploads.
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(PING_INTERVAL);
     builder
 }
 
-// === impl Visit ===
+// === impl ConnectionTask ===
 
 impl<S: FrontStack> ConnectionTask<S> {
-    /// From handshake to end.
+    /// Serves the connection, from its handshake to its end.
     async fn run(&self, stream: NetworkStream, tls: Option<TlsAcceptor>) {
         let stream = WriteTimeoutStream::new(stream, self.front.timeouts.write);
         match tls {
             None => self.http(stream, None, false).await,
-            // Boxed: its state is large, and connections without TLS need not pay for it.
+            // Boxed: its state is large, and connections without TLS should not pay for it.
             Some(tls) => Box::pin(self.https(stream, tls)).await,
         }
     }
@@ -369,16 +368,16 @@ impl<S: FrontStack> ConnectionTask<S> {
         }
     }
 
-    /// Drives HTTP on a stream, of the version agreed on or the one its first bytes tell.
+    /// Drives HTTP on a stream, of the version agreed on or detected.
     async fn http<T>(&self, mut stream: T, agreed: Option<HttpVersion>, secure: bool)
     where
         T: AsyncRead + AsyncWrite + PeerSocket + Send + Unpin + 'static,
     {
         let (version, head) = match agreed {
             Some(version) => (version, PrefaceBuffer::default()),
-            // Boxed: it is over soon, and the connection may last.
+            // Boxed: it ends soon, and the connection may last.
             None => match Box::pin(self.read_version(&mut stream)).await {
-                Some(told) => told,
+                Some(detected) => detected,
                 None => return,
             },
         };
@@ -389,12 +388,13 @@ impl<S: FrontStack> ConnectionTask<S> {
         let io = ConnectionIo::new(stream, head, self.front.timeouts.read_headers, Arc::clone(&connection));
         let door =
             ConnectionService { generations: self.generations.clone(), connection: Arc::clone(&connection) };
-        // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
-        // which hyper has answered. What it held has been dropped, and that is how we notice.
+        // Errors of a connection need no handling: the client has disconnected, or sent bytes that are not
+        // HTTP, which hyper has answered. The requests of the connection have been dropped, which ends their
+        // calls.
         match version {
             HttpVersion::Http1 => {
                 let mut serving = http1(&self.front).serve_connection(io, door);
-                // Beside each of its requests.
+                // Polled only when woken, because the connection is polled for each of its requests.
                 let due = pin!(self.close_trigger.triggered());
                 let leaves = PollOnWake::new(due);
                 let ended = tokio::select! {
@@ -408,7 +408,7 @@ impl<S: FrontStack> ConnectionTask<S> {
                         loop {
                             match timeout(CLOSE_TIMEOUT, &mut serving).await {
                                 Ok(ended) => break ended,
-                                // The next request is incomplete, and another connection waits for its place.
+                                // The next request is incomplete, and another connection needs the permit.
                                 Err(_elapsed) if due == CloseReason::Requested && connection.is_reading_head() => return,
                                 Err(_elapsed) => {}
                             }
@@ -419,13 +419,13 @@ impl<S: FrontStack> ConnectionTask<S> {
                     self.count_limit(&error, || serving.into_parts().read_buf);
                 }
             }
-            // Boxed: connections of HTTP/1 need not pay for it.
+            // Boxed: connections of HTTP/1 should not pay for it.
             HttpVersion::Http2 => Box::pin(self.http2(io, door)).await,
         }
     }
 
-    /// Counts the limit that a connection of HTTP/1 has ended with. That a head is overdue is counted where it is read.
-    /// `head` is what has been read of the request that was refused: hyper has one error for two limits.
+    /// Counts the limit that ended a connection of HTTP/1. An overdue head is counted where it is read.
+    /// `head` is the part of the refused request that was read: hyper has one error for two limits.
     fn count_limit(&self, error: &hyper::Error, head: impl FnOnce() -> Bytes) {
         if error.is_parse_too_large() {
             let has_too_many = header_lines(&head()) > self.front.limits.headers;
@@ -436,18 +436,18 @@ impl<S: FrontStack> ConnectionTask<S> {
         }
     }
 
-    /// The version of HTTP that the first bytes of a connection tell, if there is any.
+    /// The HTTP version of a connection, by its first bytes; `None` if it ends before.
     async fn read_version<T: AsyncRead + Unpin>(
         &self,
         stream: &mut T,
     ) -> Option<(HttpVersion, PrefaceBuffer)> {
         let read = tokio::select! {
-            // A client that has said nothing yet has nothing to lose.
+            // A client that has sent nothing yet loses nothing.
             _ = self.close_trigger.triggered() => return None,
             read = timeout(self.front.timeouts.read_headers, detect_version(stream)) => read,
         };
         match read {
-            Ok(told) => told.ok(),
+            Ok(detected) => detected.ok(),
             Err(_elapsed) => {
                 Limit::ReadHeaders.record_hit();
                 None
@@ -466,7 +466,7 @@ impl<S: FrontStack> ConnectionTask<S> {
         let due = tokio::select! {
             _ = serving.as_mut() => return,
             due = self.close_trigger.triggered() => due,
-            // hyper has a time for this over HTTP/1 alone, and over HTTP/2 any frame is a sign of life.
+            // hyper has this timeout over HTTP/1 alone, and over HTTP/2 any frame counts as activity.
             () = activity.wait_idle(self.front.timeouts.idle, &*self.front.clock) => {
                 Limit::IdleConnection.record_hit();
                 CloseReason::Requested
@@ -478,18 +478,20 @@ impl<S: FrontStack> ConnectionTask<S> {
         serving.as_mut().graceful_shutdown();
         let is_waiting = || match due {
             CloseReason::Shutdown => activity.idle_since().is_some(),
-            // Another connection waits for its place: one that sends the rest of a request slowly has had its time.
+            // Another connection needs the permit: a client that sends the rest of a request slowly has had
+            // its time.
             CloseReason::Requested => activity.waiting_since().is_some(),
         };
-        // A client that does not take its leave is not waited for; its requests are.
+        // The connection's close is not waited for; its requests are.
         while timeout(CLOSE_TIMEOUT, serving.as_mut()).await.is_err() && !is_waiting() {}
     }
 }
 
-// === impl Leaving ===
+// === impl CloseTrigger ===
 
 impl CloseTrigger {
-    /// Resolves when the connection is to end as soon as it can: the proxy stops, or its place is wanted.
+    /// Resolves when the connection is to end as soon as it can: the proxy shuts down, or the connection is
+    /// requested to close.
     async fn triggered(&self) -> CloseReason {
         tokio::select! {
             () = self.stopping.stopped() => CloseReason::Shutdown,
@@ -498,7 +500,7 @@ impl CloseTrigger {
     }
 }
 
-// === impl Listeners ===
+// === impl ListenerSet ===
 
 impl ListenerSet {
     /// Listens on all of `addresses`.
@@ -513,17 +515,17 @@ impl ListenerSet {
         Ok(Self { sockets: addresses.iter().map(listen).collect::<Result<_, Error>>()?, next: 0 })
     }
 
-    /// None yet.
+    /// No sockets.
     pub(super) const fn empty() -> Self {
         Self { sockets: Vec::new(), next: 0 }
     }
 
-    /// What is really listened on.
+    /// The addresses of the sockets.
     pub(super) fn addresses(&self) -> impl Iterator<Item = ListenAddress> {
         self.sockets.iter().map(|(listening, _)| *listening)
     }
 
-    /// Opens no more than is kept and added. Connections that were accepted go on.
+    /// Keeps the sockets in `kept`, closes the others, and adds new ones. Accepted connections continue.
     fn apply(&mut self, ListenerUpdate { kept, added: further }: ListenerUpdate) {
         self.sockets.retain(|(listening, _)| kept.contains(listening));
         self.sockets.extend(further.sockets);
@@ -547,7 +549,7 @@ impl ListenerSet {
     }
 }
 
-// === impl Door ===
+// === impl ConnectionService ===
 
 impl<S: FrontStack> Service<http::Request<Incoming>> for ConnectionService<S> {
     type Response = http::Response<FrontBody>;
@@ -558,13 +560,13 @@ impl<S: FrontStack> Service<http::Request<Incoming>> for ConnectionService<S> {
         self.connection.begin();
         let line = AccessEntry::begin(Arc::clone(&self.connection), request.method().clone());
         let may_chunk = request.version() == http::Version::HTTP_11;
-        let arrival = IncomingRequest { request, line };
-        let answer = self.generations.load().stack.call(arrival);
+        let incoming = IncomingRequest { request, line };
+        let answer = self.generations.load().stack.call(incoming);
         RequestFuture { answer, connection: Arc::clone(&self.connection), may_chunk }
     }
 }
 
-// === impl Answering ===
+// === impl RequestFuture ===
 
 impl<F: Future<Output = ServiceResult>> Future for RequestFuture<F> {
     type Output = ServiceResult;
@@ -580,7 +582,7 @@ impl<F: Future<Output = ServiceResult>> Future for RequestFuture<F> {
     }
 }
 
-/// Whether hyper sends an answer of HTTP/1.1 in chunks.
+/// Whether hyper sends a response of HTTP/1.1 in chunks.
 fn is_chunked(response: &http::Response<FrontBody>) -> bool {
     let (headers, body) = (response.headers(), response.body());
     response.status() == StatusCode::OK
@@ -590,7 +592,7 @@ fn is_chunked(response: &http::Response<FrontBody>) -> bool {
         && !headers.contains_key(TRANSFER_ENCODING)
 }
 
-// === impl Streams ===
+// === impl Http2Service ===
 
 impl<S: FrontStack> Service<http::Request<Incoming>> for Http2Service<S> {
     type Response = http::Response<PortionedBody>;
@@ -603,8 +605,8 @@ impl<S: FrontStack> Service<http::Request<Incoming>> for Http2Service<S> {
     }
 }
 
-/// Puts cookies together that HTTP/2 allows a client to send apart; elsewhere there is one header of
-/// them (RFC 9113, 8.2.3).
+/// Joins cookies that HTTP/2 allows a client to send in several fields; elsewhere there is one header of them
+/// (RFC 9113, 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let mut cookies = headers.get_all(COOKIE).iter();
     let (Some(first), Some(_)) = (cookies.next(), cookies.next()) else { return };
@@ -617,7 +619,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     headers.insert(COOKIE, joined);
 }
 
-// === impl Tracked ===
+// === impl DrainExecutor ===
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for DrainExecutor {
     fn execute(&self, stream: F) {

@@ -1,9 +1,8 @@
-//! Protected-resource metadata (RFC 9728), made to name us.
+//! Protected-resource metadata (RFC 9728), with the proxy's address.
 //!
-//! A client that is refused with 401 reads in `WWW-Authenticate` where to find the metadata, and
-//! in the metadata which resource to ask a token for; it gives up where that is not the address it
-//! called. So the two places that carry the server's own address get ours, and nothing else in
-//! header or document is changed.
+//! A client that gets a 401 reads in `WWW-Authenticate` where to find the metadata, and in the metadata which
+//! resource to request a token for; it gives up if that is not the address it called. So the two places that
+//! carry the server's own address get the proxy's, and nothing else in header or document is changed.
 
 use super::{
     Front,
@@ -31,19 +30,19 @@ use http::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// Where RFC 9728 puts metadata: before the path of the resource.
+/// Path prefix of metadata: before the path of the resource (RFC 9728).
 const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 
-/// By what a proxy in front of us was called.
+/// The scheme that a client used to reach a proxy in front.
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// The challenge's parameter that says where the metadata is (RFC 9728, 5.1).
+/// The parameter of a challenge that names the metadata's URL (RFC 9728, 5.1).
 const PARAMETER: &str = "resource_metadata";
 
-/// The address a client called us by, without a path.
+/// The address by which a client called the proxy, without a path.
 pub(super) struct PublicAddress {
     scheme: AddressScheme,
-    /// Host and port; with `AddressScheme::Public`, all of the address.
+    /// Host and port; with [`AddressScheme::Public`], the whole address.
     authority: Box<str>,
 }
 
@@ -53,16 +52,16 @@ enum AddressScheme {
     Public,
 }
 
-/// Whether a path asks for metadata. One that could lead somewhere else, for whoever resolves dots
-/// behind us, does not: it would reach whatever the server's host has, with the caller's credentials.
+/// Whether a path is one of metadata. A path that could lead elsewhere once its dot segments are resolved is
+/// not: it would reach any path of the server's host, with the caller's credentials.
 pub(super) fn is_metadata_path(path: &str) -> bool {
     path.strip_prefix(WELL_KNOWN)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/') && !has_dot_segments(rest))
 }
 
-/// Whether a path has segments of dots, however they and the slashes around them are spelt.
+/// Whether a path has dot segments, however they and the slashes around them are encoded.
 pub(super) fn has_dot_segments(path: &str) -> bool {
-    // Again and again: it may be decoded more than once on its way.
+    // Decode repeatedly: the path may be decoded more than once on its way.
     let mut decoded = String::with_capacity(path.len());
     for char in path.chars() {
         decoded.push(char.to_ascii_lowercase());
@@ -71,15 +70,18 @@ pub(super) fn has_dot_segments(path: &str) -> bool {
         }
     }
     let path = decoded.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").replace('\\', "/");
-    // What follows a semicolon is a parameter of the segment to some (RFC 3986, 3.3).
+    // Some servers treat text after a semicolon as a parameter of the segment (RFC 3986, 3.3).
     path.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
 }
 
 /// Answers with the metadata of the server behind the route that the path names.
 ///
 /// Boxed: it is rare, and should not make the future of every call larger.
-pub(super) fn serve<B>(front: Arc<Front>, arrival: IncomingRequest<B>) -> BoxFuture<'static, ResponseResult> {
-    let IncomingRequest { request, line } = arrival;
+pub(super) fn serve<B>(
+    front: Arc<Front>,
+    incoming: IncomingRequest<B>,
+) -> BoxFuture<'static, ResponseResult> {
+    let IncomingRequest { request, line } = incoming;
     let (mut head, _body) = request.into_parts();
     async move { Ok(fetch(&front, &mut head, line).await) }.boxed()
 }
@@ -110,8 +112,8 @@ async fn fetch(front: &Front, head: &mut Parts, mut line: AccessEntry) -> Respon
     }
 }
 
-/// The route whose metadata a path asks for: the one named after the prefix; or the only one,
-/// whatever is named, for the path may be the server's own.
+/// The route whose metadata a path names: the one named after the prefix; or the only one, whatever is named,
+/// because the path may be the server's own.
 fn service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn RouteService>> {
     let named = front.service(path.strip_prefix(WELL_KNOWN)?);
     match (named, &*front.services) {
@@ -137,11 +139,11 @@ fn respond(
     response
 }
 
-// === impl Address ===
+// === impl PublicAddress ===
 
 impl PublicAddress {
-    /// The configured address, or what the request says: its host, and the scheme it came by, or
-    /// came by to a proxy in front of us. A client that lies here misleads itself alone.
+    /// The configured address, or that of the request: its host, and the scheme by which it reached the proxy
+    /// or a proxy in front. A client that forges it misleads itself alone.
     pub(super) fn of(front: &Front, head: &Parts, connection: &ClientConnection) -> Self {
         if let Some(public) = &front.public_url {
             return Self { scheme: AddressScheme::Public, authority: base(public).into() };
@@ -160,7 +162,7 @@ impl PublicAddress {
         Self { scheme, authority: authority.unwrap_or("localhost").into() }
     }
 
-    /// Our address with a path after it.
+    /// The address with a path after it.
     pub(super) fn url_for(&self, path: &str) -> String {
         let scheme = match self.scheme {
             AddressScheme::Http => "http://",
@@ -170,7 +172,7 @@ impl PublicAddress {
         format!("{scheme}{}{path}", self.authority)
     }
 
-    /// Gives metadata our address of the route as its `resource`.
+    /// Sets the `resource` of metadata to the proxy's address of the route.
     fn rewrite_metadata(&self, route: &Route, body: Bytes) -> Bytes {
         let Ok(object) = JsonObject::read(&body) else { return body };
         if !object.contains("resource") {
@@ -182,9 +184,8 @@ impl PublicAddress {
         edit.apply()
     }
 
-    /// Leads a client that is challenged to the metadata we serve. Where there is one route, the
-    /// path the server gave is kept if it is of the well-known kind, for that is what will be asked
-    /// of it; otherwise it becomes the route's.
+    /// Leads a client that is challenged to the proxy's metadata. With a single route, a well-known path that
+    /// the server gave is kept, because the client will request it; otherwise the path becomes the route's.
     pub(super) fn rewrite_challenges(
         &self,
         services: &[Arc<dyn RouteService>],
@@ -192,7 +193,7 @@ impl PublicAddress {
         headers: &mut HeaderMap,
     ) {
         let keep = services.len() == 1;
-        // Hardly any answer has one, and an entry is made room for.
+        // Few responses have the header, and `entry` would reserve a slot for it.
         if !headers.contains_key(WWW_AUTHENTICATE) {
             return;
         }
@@ -211,7 +212,7 @@ impl PublicAddress {
         let path = text[at.clone()]
             .parse::<Uri>()
             .ok()
-            .map(|told| told.path().to_owned())
+            .map(|url| url.path().to_owned())
             .filter(|path| keep && is_metadata_path(path))
             .unwrap_or_else(|| format!("{WELL_KNOWN}{}", route.path));
         let url = self.url_for(&path);
@@ -219,13 +220,13 @@ impl PublicAddress {
     }
 }
 
-/// An address without the slash at its end.
+/// An address without a trailing slash.
 fn base(public: &Uri) -> String {
     public.to_string().trim_end_matches('/').to_owned()
 }
 
-/// Where the value of `resource_metadata` stands in a challenge, without its quotes. Text inside
-/// other quoted values is not mistaken for it.
+/// Range of the value of `resource_metadata` in a challenge, without its quotes. Text inside other quoted
+/// values is not mistaken for it.
 fn parameter(challenge: &str) -> Option<Range<usize>> {
     let bytes = challenge.as_bytes();
     let mut at = 0;
@@ -255,7 +256,7 @@ fn begins_name(bytes: &[u8], at: usize) -> bool {
         && bytes.get(at + PARAMETER.len()) == Some(&b'=')
 }
 
-/// The value that begins at `from`: quoted, or up to the next separator.
+/// Range of the value that begins at `from`: quoted, or up to the next separator.
 fn value(challenge: &str, from: usize) -> Range<usize> {
     let rest = &challenge[from..];
     match rest.strip_prefix('"') {
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn only_metadata_is_asked_for_below_its_path() {
+    fn only_paths_below_the_prefix_are_metadata() {
         for path in [
             WELL_KNOWN,
             "/.well-known/oauth-protected-resource/",

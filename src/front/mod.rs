@@ -1,14 +1,14 @@
-//! Where clients come in.
+//! The client listeners.
 //!
-//! The front accepts connections, refuses what may not come in, reads one message from each POST
-//! and hands it to the route's [`proxy::RouteService`](RouteService). What comes back it writes as one JSON
-//! response or, where something must be said before the end, as an event stream. It promises that
+//! The front accepts connections, checks requests, reads one message from each POST and hands it to the
+//! route's [`RouteService`]. It writes the reply as one JSON response or, if messages come before the end, as
+//! an event stream. It guarantees that
 //!
 //! * nothing is read or held without a bound that has a name ([`ClientLimits`], [`ClientTimeouts`]);
-//! * a client that leaves is noticed: its call's stream of items is dropped;
-//! * a task handle counts as given when the client's socket has taken its last byte, not before
-//!   (`reply`, `connection`);
-//! * each request leaves one access line, however it ends (`layers::trace`).
+//! * a client's disconnect is noticed: its call's stream of items is dropped;
+//! * a task handle counts as delivered when the client's socket has taken its last byte, not before (`reply`,
+//!   `connection`);
+//! * each request writes one access log entry, however it ends (`layers::access_entry`).
 //!
 //! Begin with `stack`, which lists what a request passes through, then `dispatch`, `modern` and `legacy`.
 //!
@@ -16,27 +16,28 @@
 //! |---|---|
 //! | `listener.rs` | accepts connections and drives HTTP on them |
 //! | `connection.rs` | one socket as hyper sees it |
+//! | `http_timer.rs` | hyper's timer |
 //! | `half_closed.rs` | clients that have ended their side: whether they still read |
 //! | `removed_token.rs` | ends the open streams of a client whose token a reload removes |
-//! | `refused_streams.rs` | calls on one HTTP/2 connection beyond what it may carry |
-//! | `write_timeout.rs` | clients that take nothing of what is written to them |
+//! | `refused_streams.rs` | requests that the HTTP/2 library refuses |
+//! | `write_timeout.rs` | clients that do not read their responses |
 //! | `tls.rs` | certificates |
-//! | `reload.rs` | another configuration, while it serves |
-//! | `stack.rs` | begins; the layers, the outermost first |
-//! | `incoming.rs` | a request on its way through them |
+//! | `reload.rs` | a change of configuration while it serves |
+//! | `stack.rs` | starts the front; the layers, the outermost first |
+//! | `incoming.rs` | a request on its way through the layers |
 //! | `layers/` | one file each |
-//! | `dispatch.rs` | reads a request, and decides which face it is for |
+//! | `dispatch.rs` | reads a request, and dispatches it by path, method and era |
 //! | `modern.rs` | 2026-07-28 over POST |
-//! | `legacy.rs` | older revisions, passed on to their server |
-//! | `call_permits.rs` | the places of calls in flight |
-//! | `receive.rs` | a request's body, bounded in bytes and time, and all of them in memory |
+//! | `legacy.rs` | legacy revisions, relayed to their server |
+//! | `call_permits.rs` | the limit of calls in flight |
+//! | `receive.rs` | a request's body, bounded in bytes and time, and the memory of all bodies |
 //! | `reply.rs` | a reply as JSON or as an event stream |
-//! | `metadata.rs` | protected-resource metadata, made to name us |
-//! | `forwarded.rs` | what a server is told of the connection that a request came by (RFC 7239) |
-//! | `preflight.rs` | the answer to a browser that asks before it calls |
-//! | `known_endpoints.rs` | the endpoints of authorization servers that documents have named |
+//! | `metadata.rs` | protected-resource metadata, with the proxy's address |
+//! | `forwarded.rs` | the `Forwarded` header (RFC 7239) |
+//! | `preflight.rs` | responses to CORS preflight requests |
+//! | `known_endpoints.rs` | endpoints of authorization servers that documents have named |
 //! | `sign_in.rs` | authorization-server metadata and endpoints at the server's own host (2025-03-26) |
-//! | `responses.rs` | the front's own refusals, as status and body |
+//! | `responses.rs` | the front's own error responses, as status and body |
 
 mod call_permits;
 mod connection;
@@ -93,27 +94,27 @@ pub use stack::serve;
 pub use tls::{TlsError, TlsPaths, acceptor};
 pub use write_timeout::WriteTimeoutStream;
 
-/// How clients are met.
+/// Configuration of the client listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Addresses to listen on, all for the same routes. Default `127.0.0.1:8808`.
     pub listen: Vec<SocketAddr>,
     /// Serve TLS, and nothing else, on all of them. Default off.
     pub tls: Option<TlsPaths>,
-    /// Hosts and origins that may come in. Default: this machine and addresses, no names.
+    /// Allowed hosts and origins. Default: this machine and addresses, no names.
     pub access: AccessPolicy,
-    /// The tokens by which clients are known; without any, nobody is asked for one. Default none.
+    /// The tokens of clients; without any, none is required. Default none.
     pub tokens: TokenSet,
     pub limits: ClientLimits,
     pub timeouts: ClientTimeouts,
-    /// The address clients know us by, where it is not what their requests say (a proxy in front
+    /// The address by which clients reach the proxy, where it is not that of their requests (a proxy in front
     /// rewrites `Host`). Used for protected-resource metadata only. Default: from each request.
     pub public_url: Option<Uri>,
-    /// Where load balancers ask whether clients should be sent here. Default nowhere.
+    /// Health checks for load balancers. Default off.
     pub health: Option<HealthConfig>,
 }
 
-/// How health checks are answered on the clients' listeners.
+/// Configuration of health checks on the client listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthConfig {
     pub path: Arc<str>,
@@ -121,57 +122,55 @@ pub struct HealthConfig {
     pub needs_servers: bool,
 }
 
-/// How much of what there may be at once.
+/// Limits of the client listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLimits {
     /// Bytes of one request's body; more is refused with 413. Default 4 MiB.
     pub body_bytes: usize,
-    /// Bytes of all requests' bodies that are in memory, unfinished ones and those of calls in flight
-    /// alike; what does not fit is refused with 503. The last eighth is for bodies of at most
-    /// [`SMALL_BODY`]. Default 256 MiB.
+    /// Bytes of all request bodies in memory, unfinished ones and those of calls in flight alike; what does
+    /// not fit is refused with 503. The last eighth is for bodies of at most [`SMALL_BODY`]. Default 256 MiB.
     pub body_memory: usize,
-    /// Bytes of one request's head; more is refused with 431. No less than 8 KiB counts for
-    /// HTTP/1. Default 16 KiB.
+    /// Bytes of one request's head; more is refused with 431. For HTTP/1 at least 8 KiB. Default 16 KiB.
     pub header_bytes: usize,
-    /// Headers of one request; more are refused with 431. Another number than the default costs an
-    /// allocation a request over HTTP/1. Default 100.
+    /// Headers of one request; more are refused with 431. Over HTTP/1 another number than the default costs
+    /// an allocation for each request. Default 100.
     pub headers: usize,
-    /// Open connections, at least 1; further ones wait in the system's queue until one closes. For each of them
-    /// the connection that has waited the longest for a complete request is closed, if any has for a second
-    /// ([`IdleConnections`]). One takes about 14 KiB over HTTP/1, idle or with a call that is held. Default 10 000,
-    /// or less where the system allows the process fewer descriptors.
+    /// Open connections, at least 1; further ones wait in the system's queue until one closes. For each of
+    /// them the connection that has been idle longest is closed, if any has been for a second
+    /// ([`IdleConnections`]). A connection uses about 14 KiB over HTTP/1, idle or with a waiting call.
+    /// Default 10 000, or less where the system allows the process fewer descriptors.
     pub connections: usize,
-    /// Connections from one address, or one /64 of IPv6, that have not completed a request yet; no more than half of
-    /// `connections` ([`ClientLimits::pending_connections`]). For a further one the one that has waited the longest is
-    /// closed. Default 1000.
+    /// Connections from one address, or one /64 of IPv6, that have not completed a request yet; no more than
+    /// half of `connections` ([`ClientLimits::pending_connections`]). For a further one the one that has
+    /// waited longest is closed. Default 1000.
     pub pending_connections: usize,
-    /// Calls in flight, from their head to the last byte of their answer; further ones are refused
-    /// with 503. Default 10 000.
+    /// Calls in flight, from their head to the last byte of their response; further ones are refused with
+    /// 503. Default 10 000.
     pub calls: usize,
     /// Calls in flight on one HTTP/2 connection; the client queues further ones. Default 256.
     pub streams: u32,
-    /// Levels of nesting in a message's JSON; more is refused with 400, or for a legacy client that waits
-    /// with an error for each of its requests. Default 128.
+    /// Levels of nesting in a message's JSON; more is refused with 400, or for a legacy client's requests
+    /// with an error for each. Default 128.
     pub depth: usize,
 }
 
-/// How long to wait for a client.
+/// Timeouts of the client listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientTimeouts {
-    /// For the TLS handshake, and for a whole head once its first byte is there. Default 10 s.
+    /// For the TLS handshake, and for a whole head once its first byte has arrived. Default 10 s.
     pub read_headers: Duration,
-    /// For a body once its head is there; then 408. Default 30 s.
+    /// For a body once its head has arrived; then 408. Default 30 s.
     pub read_body: Duration,
-    /// For the next request on a connection; then it is closed, over HTTP/2 also where its client goes
-    /// on sending PINGs. Longer than the longest interval at which tasks are polled, so that polling
-    /// keeps its connection. Default 75 s.
+    /// For the next request on a connection; then it is closed, over HTTP/2 also if its client keeps sending
+    /// PINGs. Longer than the longest interval at which tasks are polled, so that polling keeps its
+    /// connection. Default 75 s.
     pub idle: Duration,
-    /// For the client to take any of the bytes that wait for it; then its connection is closed. A
-    /// client that reads slowly, or to whom there is nothing to say, is let be. Default 60 s.
+    /// For the client to read any of the bytes that are sent to it; then its connection is closed. A slow
+    /// reader, or a client without pending bytes, is not affected. Default 60 s.
     pub write: Duration,
 }
 
-/// The secrets by which principals and sessions are recognised.
+/// The keys that principals and session ids are derived with.
 #[derive(Clone)]
 pub struct IdentityKeys {
     pub principals: PrincipalKey,
@@ -179,17 +178,17 @@ pub struct IdentityKeys {
     pub sessions: SwapCell<SessionSeal>,
 }
 
-/// A front at work.
+/// A running front.
 pub struct FrontHandle {
-    /// What is really listened on, in the order of [`Config::listen`]: port 0 has become a number.
+    /// The actual addresses, in the order of [`Config::listen`]: port 0 has become a number.
     pub addresses: Vec<SocketAddr>,
-    /// Accepts connections until it is time to stop. Those it accepted are waited for by the drain.
+    /// Accepts connections until shutdown. The drain waits for accepted connections.
     pub task: JoinHandle<()>,
-    /// Goes on by another configuration.
+    /// Applies another configuration.
     pub reload: Arc<dyn FrontReload>,
 }
 
-/// Why the front cannot begin.
+/// Why the front cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("no address to listen on; give at least one in `listen`")]
@@ -200,10 +199,11 @@ pub enum Error {
     Tls(#[from] TlsError),
 }
 
-/// What a request is served with: what the configuration said when its head had been read, and what outlasts that.
+/// What a request is served with: the configuration of the moment when its head had been read, and the shared
+/// state.
 struct Front {
     services: Vec<Arc<dyn RouteService>>,
-    /// Where they are, for the access lines.
+    /// Their paths, for the access log.
     paths: Vec<Arc<str>>,
     limits: ClientLimits,
     timeouts: ClientTimeouts,
@@ -211,32 +211,32 @@ struct Front {
     shared: Arc<SharedState>,
 }
 
-/// What all connections share, whatever the configuration says.
+/// State that all connections share across reloads.
 struct SharedState {
     principals: PrincipalKey,
     sessions: SwapCell<SessionSeal>,
     /// The endpoints at which clients sign in at servers.
     endpoints: known_endpoints::KnownEndpoints,
-    /// The tokens of the newest configuration.
+    /// The tokens of the current configuration.
     tokens: watch::Sender<TokenSet>,
     /// A permit for each connection that may be open.
     connections: Arc<Semaphore>,
     clock: Arc<dyn Clock>,
     tracer: Tracer,
     idle: Arc<IdleConnections>,
-    /// Whether a connection ends with what it is answered: its client is to go elsewhere.
+    /// Set while each response is the last of its connection, because the proxy is about to drain.
     drain_notice: DrainWatch,
-    /// Where connections to servers are bounded.
+    /// The limit on connections to servers.
     limiter: Option<ConnectionLimiter>,
-    /// What the bodies of requests take.
+    /// Memory of request bodies.
     bodies: Arc<BodyMemory>,
     call_permits: CallPermits,
 }
 
-// === impl Keys ===
+// === impl IdentityKeys ===
 
 impl From<PrincipalKey> for IdentityKeys {
-    /// Session ids are bound by a key that is made here, and so for as long as the process lives.
+    /// Binds session ids by a key that is drawn here, so they end with the process.
     fn from(principals: PrincipalKey) -> Self {
         Self { principals, sessions: SwapCell::new(SessionSeal::new(random(), [])) }
     }
@@ -245,7 +245,7 @@ impl From<PrincipalKey> for IdentityKeys {
 // === impl Config ===
 
 impl Config {
-    /// The address on which clients from elsewhere show their tokens to whoever listens in, if there is one.
+    /// The address on which remote clients send their tokens unencrypted, if there is one.
     fn plaintext_token_address(&self) -> Option<SocketAddr> {
         let is_https = |url: &Uri| url.scheme() == Some(&Scheme::HTTPS);
         if self.tokens.is_empty() || self.tls.is_some() || self.public_url.as_ref().is_some_and(is_https) {
@@ -270,7 +270,7 @@ impl Default for Config {
     }
 }
 
-// === impl Limits ===
+// === impl ClientLimits ===
 
 impl ClientLimits {
     /// The limit on connections of one network that have not completed a request, so that it cannot take all.
@@ -295,7 +295,7 @@ impl Default for ClientLimits {
     }
 }
 
-// === impl Timeouts ===
+// === impl ClientTimeouts ===
 
 impl Default for ClientTimeouts {
     fn default() -> Self {
@@ -308,18 +308,18 @@ impl Default for ClientTimeouts {
     }
 }
 
-// === impl Bound ===
+// === impl FrontHandle ===
 
 impl fmt::Debug for FrontHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bound").field("addresses", &self.addresses).finish_non_exhaustive()
+        f.debug_struct("FrontHandle").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }
 
-// === impl Lasting ===
+// === impl SharedState ===
 
 impl SharedState {
-    /// From now on these limits hold; what has been taken stays.
+    /// Applies new limits; resources in use are kept.
     fn set_limits(&self, before: ClientLimits, limits: ClientLimits) {
         self.bodies.set_limit(limits.body_memory);
         self.call_permits.set_limit(limits.calls);
@@ -338,22 +338,22 @@ impl Deref for Front {
 }
 
 impl Front {
-    fn of(config: &Config, services: Vec<Arc<dyn RouteService>>, lasting: Arc<SharedState>) -> Arc<Self> {
+    fn of(config: &Config, services: Vec<Arc<dyn RouteService>>, shared: Arc<SharedState>) -> Arc<Self> {
         if let Some(listen) = config.plaintext_token_address() {
             tracing::warn!(
                 target: "deferral",
                 event = "tokens_unencrypted",
                 %listen,
-                remedy = "serve `tls`, or name the `https` address of what stands in front in `public_url`",
+                remedy = "configure `tls`, or set `public_url` to the `https` address of the proxy in front",
             );
         }
         let Config { limits, timeouts, public_url, .. } = config;
         let (limits, timeouts, public_url) = (*limits, *timeouts, public_url.clone());
-        Arc::new(Self { paths: paths(&services), services, limits, timeouts, public_url, shared: lasting })
+        Arc::new(Self { paths: paths(&services), services, limits, timeouts, public_url, shared })
     }
 
-    /// The same once more. Requests on different threads have different ones, and with each its paths: else they
-    /// would all meet at the counts of references.
+    /// A copy for another thread, with paths of its own: otherwise requests on different threads would
+    /// contend for the reference counts.
     fn copy(&self) -> Self {
         let (services, public_url) = (self.services.clone(), self.public_url.clone());
         Self {
@@ -371,19 +371,19 @@ impl Front {
         Some(&self.services[self.position(path)?])
     }
 
-    /// Which of the services that is: the one of this path, else the one whose path differs by a slash at the end.
+    /// Position of a route: the one of this path, else the one whose path differs by a trailing slash.
     fn position(&self, path: &str) -> Option<usize> {
         let exactly = self.services.iter().position(|service| &*service.route().path == path);
         exactly.or_else(|| self.services.iter().position(|it| is_same_path(&it.route().path, path)))
     }
 
-    /// The paths served, for people.
+    /// The paths served, for error messages.
     fn paths(&self) -> String {
         self.paths.join(", ")
     }
 }
 
-/// The path of each, none of which is shared with the others that this gives.
+/// The path of each service, as a new allocation each time.
 fn paths(services: &[Arc<dyn RouteService>]) -> Vec<Arc<str>> {
     services.iter().map(|service| Arc::from(&*service.route().path)).collect()
 }

@@ -1,4 +1,4 @@
-//! The face of 2026-07-28: every request is a POST of its own.
+//! Requests of 2026-07-28: each is a POST of its own.
 
 use super::{
     Front,
@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use std::{sync::Arc, time::Instant};
 
-/// A call on its way.
+/// A call in progress.
 pub(super) struct DispatchedCall {
     pub(super) id: RequestId,
     pub(super) items: ReplyStream,
@@ -24,7 +24,7 @@ pub(super) struct DispatchedCall {
     pub(super) address: PublicAddress,
 }
 
-/// Hands a call to the service.
+/// Hands a call to the route's service.
 pub(super) fn dispatch(
     front: &Front,
     service: &dyn RouteService,
@@ -59,7 +59,7 @@ pub(super) fn dispatch(
     }
 }
 
-/// What the client is told while it waits. One that can be given a task is told of progress there.
+/// Keep-alive messages of a waiting call. A client that can get a task reads progress there.
 fn keep_alive(route: &Route, call: &Call, caller: &Caller, began: Instant) -> KeepAlive {
     if !call.method.can_request_input() {
         return KeepAlive::comments_only(route.held.comments, began);

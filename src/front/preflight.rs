@@ -1,4 +1,4 @@
-//! The answer to a browser that asks before it calls (Fetch standard, *CORS-preflight request*).
+//! Responses to CORS preflight requests (Fetch standard, *CORS-preflight request*).
 
 use super::{layers::access_entry::AccessEntry, reply::FrontBody, responses};
 use crate::dialect::detached;
@@ -10,11 +10,11 @@ use http::{
     },
 };
 
-/// How long a browser may remember what a preflight said: two hours, the most any honours.
+/// How long a browser may cache a preflight response, in seconds: two hours, the most any browser honours.
 const PREFLIGHT_AGE: HeaderValue = HeaderValue::from_static("7200");
 
-/// Answers a browser that asks before it calls. Only origins that may call get this far, and the
-/// access layer adds theirs to the answer.
+/// Answers a preflight request. The access layer has checked the origin, and adds its headers to the
+/// response.
 pub(super) fn preflight<B>(
     request: &Request<B>,
     method: &'static str,
@@ -27,8 +27,8 @@ pub(super) fn preflight<B>(
     }
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(method));
     headers.insert(ACCESS_CONTROL_MAX_AGE, PREFLIGHT_AGE);
-    // Whatever the page wants to send: `Mcp-Param-*` names are the server's, so no list of ours
-    // could be complete, and a header does no harm that the page's origin has not been trusted with.
+    // All requested headers are allowed: the names `Mcp-Param-*` are the server's, so no list could be
+    // complete, and the page's origin is trusted.
     for wanted in request.headers().get_all(ACCESS_CONTROL_REQUEST_HEADERS) {
         headers.append(ACCESS_CONTROL_ALLOW_HEADERS, detached(wanted));
     }

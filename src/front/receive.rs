@@ -1,4 +1,4 @@
-//! A request's body, bounded in bytes and time, and with all others in memory.
+//! A request's body, bounded in bytes and time, and the memory of all bodies.
 
 use super::responses::RefusalReason;
 use crate::telemetry::Limit;
@@ -17,44 +17,44 @@ use std::{
 };
 use tokio::time::timeout;
 
-/// How much is set aside on a client's word alone.
+/// Bytes of a body that are reserved by its announced length alone, at most.
 const TRUSTED_LENGTH: u64 = 64 << 10;
 
-/// A body of at most this many bytes may also take the last eighth of the memory for bodies, so that
-/// clients who send a few large ones keep nobody else out.
+/// A body of at most this many bytes may also use the last eighth of the memory for bodies, so that a few
+/// large bodies do not block others.
 pub const SMALL_BODY: usize = 64 << 10;
 
-/// The memory that the bodies of all requests may take together.
+/// The memory of all request bodies.
 #[derive(Debug)]
 pub(super) struct BodyMemory {
     limit: AtomicUsize,
     taken: AtomicUsize,
 }
 
-/// A part of the memory for bodies. Given back when it is dropped.
+/// Reserved bytes of the memory for bodies, released when dropped.
 #[derive(Debug)]
 struct MemoryReservation {
     memory: Arc<BodyMemory>,
     bytes: usize,
 }
 
-/// A body, and the memory it counts for.
+/// A body and its reservation.
 struct ReservedBody {
     bytes: Vec<u8>,
     _reserved: MemoryReservation,
 }
 
-/// Takes the whole body, of at most `limit` bytes, within this time into memory of its own. It counts towards
-/// [`ClientLimits::body_memory`](super::ClientLimits::body_memory) from its first byte until the last slice of it
-/// is dropped: a call may be held for hours. What `waits` gives is held while it is waited for.
+/// Receives the whole body, of at most `limit` bytes, within `within`, into memory of its own. It counts
+/// towards [`ClientLimits::body_memory`](super::ClientLimits::body_memory) from its first byte until the last
+/// slice of it is dropped: a call may take hours. The value of `waits` is held while the body is incomplete.
 ///
-/// The copy is deliberate. What hyper hands out is a slice of the connection's read buffer, and a
-/// call is held for as long as its server takes: without the copy each waiting call would keep a
-/// second buffer of 8 KiB or more, to save copying the few hundred bytes most calls have.
+/// The copy is deliberate. hyper returns slices of the connection's read buffer, and a call takes as long as
+/// its server: without the copy each waiting call would keep a second buffer of 8 KiB or more, to save
+/// copying a few hundred bytes.
 ///
 /// # Errors
-/// [`RefusalReason::TooLarge`], as soon as that is known; [`RefusalReason::TooSlow`]; [`RefusalReason::Broken`];
-/// [`RefusalReason::NoMemory`].
+/// [`RefusalReason::TooLarge`], as soon as that is known; [`RefusalReason::TooSlow`];
+/// [`RefusalReason::Broken`]; [`RefusalReason::NoMemory`].
 pub(super) async fn receive<B: Body<Data = Bytes>, G>(
     memory: &Arc<BodyMemory>,
     body: B,
@@ -66,7 +66,7 @@ pub(super) async fn receive<B: Body<Data = Bytes>, G>(
         return Err(RefusalReason::TooLarge { limit });
     }
     let mut whole = pin!(collect(memory, body, limit));
-    // Mostly it came with the head, and no time is needed.
+    // Mostly the body has arrived with the head, and no timer is needed.
     if let Poll::Ready(received) = poll!(whole.as_mut()) {
         return received;
     }
@@ -84,7 +84,7 @@ async fn collect<B: Body<Data = Bytes>>(
     let mut whole = Vec::new();
     let mut body = pin!(body);
     while let Some(frame) = body.frame().await {
-        // Trailers mean nothing to us.
+        // Trailers have no meaning here.
         let Ok(data) = frame.map_err(|_| RefusalReason::Broken)?.into_data() else { continue };
         let length = whole.len() + data.len();
         if length > limit {
@@ -92,7 +92,7 @@ async fn collect<B: Body<Data = Bytes>>(
         }
         if length > whole.capacity() {
             let room = next_capacity(whole.capacity(), length, expected);
-            // Before it is taken. Nothing is on a client's word alone, but what is trusted.
+            // Reserve before the allocation. An announced length alone reserves at most `TRUSTED_LENGTH`.
             reserved.grow(room)?;
             whole.reserve_exact(room - whole.len());
         }
@@ -108,12 +108,12 @@ async fn collect<B: Body<Data = Bytes>>(
     Ok(Bytes::from_owner(ReservedBody { bytes: whole, _reserved: reserved }))
 }
 
-/// Room for `length` bytes, so that few steps lead to the end: the whole body where that is trusted,
-/// else twice as much each time, and nothing beyond what the client has said.
+/// Capacity for `length` bytes in few steps: the announced length where that is trusted, else twice the
+/// current capacity, and never more than announced.
 fn next_capacity(before: usize, length: usize, expected: usize) -> usize {
     let trusted = expected.min(TRUSTED_LENGTH as usize);
     let next = trusted.max(before.saturating_mul(2));
-    // A client that has said nothing may send anything.
+    // A body without an announced length has no bound but the limit.
     let most = if expected > 0 { expected } else { usize::MAX };
     next.min(most).max(length)
 }
@@ -126,16 +126,16 @@ impl BodyMemory {
         Arc::new(Self { limit: AtomicUsize::new(limit), taken: AtomicUsize::new(0) })
     }
 
-    /// From now on there may be so many bytes; what has been taken stays.
+    /// Changes the limit; reserved bytes are kept.
     pub(super) fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 }
 
-// === impl Reserved ===
+// === impl MemoryReservation ===
 
 impl MemoryReservation {
-    /// Takes as much as it needs for `to` bytes.
+    /// Grows the reservation to `to` bytes.
     fn grow(&mut self, to: usize) -> Result<(), RefusalReason> {
         let limit = self.memory.limit.load(Ordering::Relaxed);
         let most = if to > SMALL_BODY { limit - limit / 8 } else { limit };
@@ -149,7 +149,7 @@ impl MemoryReservation {
         Ok(())
     }
 
-    /// Gives back what it has beyond `to` bytes.
+    /// Shrinks the reservation to `to` bytes.
     fn shrink(&mut self, to: usize) {
         self.memory.taken.fetch_sub(self.bytes - to, Ordering::Relaxed);
         Limit::BodyMemory.add_used(-signed(self.bytes - to));
@@ -167,7 +167,7 @@ fn signed(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-// === impl Counted ===
+// === impl ReservedBody ===
 
 impl AsRef<[u8]> for ReservedBody {
     fn as_ref(&self) -> &[u8] {
@@ -185,7 +185,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// A body in so many pieces of this size, whose length nobody tells.
+    /// A body of `count` pieces of `size` bytes, of unknown length.
     fn pieces(count: usize, size: usize) -> impl Body<Data = Bytes, Error = Infallible> {
         let piece = Bytes::from(vec![b'x'; size]);
         StreamBody::new(stream::iter((0..count).map(move |_| Ok(Frame::data(piece.clone())))))
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_and_gives_back_what_it_had() {
+    fn a_body_that_does_not_fit_is_refused_and_releases_its_bytes() {
         let memory = BodyMemory::new(4 * MIB);
         let first = collected(&memory, Full::from(vec![b'x'; 3 * MIB])).expect("there is room");
         for body in [pieces(1, MIB).boxed(), pieces(1000, 4096).boxed()] {
@@ -226,7 +226,7 @@ mod tests {
             assert!(matches!(refused, RefusalReason::NoMemory { limit } if limit == 4 * MIB), "{refused:?}");
             assert_eq!(taken(&memory), 3 * MIB);
         }
-        // The last eighth is for small ones.
+        // The last eighth is for small bodies.
         let second = collected(&memory, Full::from(vec![b'x'; MIB / 2])).expect("there is room");
         let small: Vec<_> = std::iter::from_fn(|| collected(&memory, pieces(1, SMALL_BODY)).ok()).collect();
         assert_eq!(small.len(), 8);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_much_is_set_aside_on_a_clients_word() {
+    fn an_announced_length_reserves_little() {
         for (before, length, expected, wanted) in [
             (0, 10, 300, 300),
             (0, 10, 4 * MIB, SMALL_BODY),

@@ -1,12 +1,12 @@
-//! Requests on an HTTP/2 connection that the HTTP/2 library refuses by itself, which tells nobody: that is seen in what it
-//! writes.
+//! Counts requests on an HTTP/2 connection that the HTTP/2 library refuses without a callback, by scanning
+//! the frames it writes.
 //!
-//! *Beyond `limits.streams`.* A client is told the limit at the beginning, and keeps to it: it queues further calls by itself, of
-//! which nobody here knows. One that does not, or that has not heard it yet, has each stream beyond it refused. Nothing else is
-//! refused with that code (RFC 9113, 5.1.2 and 8.7).
+//! *Above `limits.streams`.* A client reads the limit at the beginning, and queues further calls itself,
+//! which the proxy cannot count. If a client exceeds the limit, or has not read it yet, each further stream
+//! is refused. No other refusal has that code (RFC 9113, 5.1.2 and 8.7).
 //!
-//! *A head beyond `limits.header_bytes`.* It is answered with 431 and nothing else: headers that end their stream and have one
-//! field. Responses of ours have a date besides.
+//! *A head above `limits.header_bytes`.* The response is 431 and nothing else: headers that end their stream
+//! and have one field. Responses of the proxy also have a date.
 
 use crate::telemetry::{Limit, RequestHeadRefused};
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -18,7 +18,7 @@ use std::{
     task::{Context, Poll},
 };
 
-/// A connection of HTTP/2 whose refused streams are counted.
+/// An HTTP/2 connection whose refused streams are counted.
 #[pin_project]
 pub(super) struct RefusedStreamCounter<S> {
     #[pin]
@@ -27,32 +27,31 @@ pub(super) struct RefusedStreamCounter<S> {
     client: Option<IpAddr>,
 }
 
-/// The frames that go out, of which only the beginning is looked at (RFC 9113, 4.1).
+/// Scanner of outgoing frames, which reads only their beginnings (RFC 9113, 4.1).
 #[derive(Default)]
 struct FrameScanner {
-    /// What has gone out of a frame's head, with the error code behind it where it has one, or the beginning of its
-    /// fields.
+    /// The scanned bytes of a frame's head, followed by its error code, or by the beginning of its fields.
     head: [u8; CODE.1],
     filled: usize,
-    /// Bytes that are left of the frame behind that.
+    /// Bytes of the frame that are still to be skipped.
     left: usize,
 }
 
 /// Bytes of a frame's head.
 const HEAD: usize = 9;
-/// Where a reset's error code begins and ends.
+/// Range of a reset's error code.
 const CODE: (usize, usize) = (HEAD, HEAD + 4);
-/// The type of a frame with headers, and its flag that the stream ends with them (6.2).
+/// The type of a HEADERS frame, and its END_STREAM flag (6.2).
 const HEADERS: u8 = 1;
 const END_STREAM: u8 = 1;
-/// As many bytes of a field say how long it is, where it has a name of the static table (RFC 7541, 6).
+/// Bytes of a field up to its length, where its name is in the static table (RFC 7541, 6).
 const FIELD: usize = 2;
-/// The type of a frame that resets a stream (6.4).
+/// The type of a RST_STREAM frame (6.4).
 const RST_STREAM: u8 = 3;
-/// Why: it was not begun (7).
+/// The error code REFUSED_STREAM (7).
 const REFUSED_STREAM: [u8; 4] = [0, 0, 0, 7];
 
-// === impl Counted ===
+// === impl RefusedStreamCounter ===
 
 impl<S> RefusedStreamCounter<S> {
     pub(super) fn new(io: S, client: Option<IpAddr>) -> Self {
@@ -106,10 +105,10 @@ impl<S: Write> Write for RefusedStreamCounter<S> {
     }
 }
 
-// === impl Frames ===
+// === impl FrameScanner ===
 
 impl FrameScanner {
-    /// These bytes have gone out.
+    /// Scans outgoing bytes.
     fn scan(&mut self, mut bytes: &[u8], client: Option<IpAddr>) {
         while !bytes.is_empty() {
             let skipped = self.left.min(bytes.len());
@@ -125,7 +124,7 @@ impl FrameScanner {
         }
     }
 
-    /// Bytes that must be known of a frame; more once it is known what it is.
+    /// Bytes of a frame that must be read; more once its type is known.
     fn needed(&self) -> usize {
         match self.head[3] {
             _ if self.filled < HEAD => HEAD,
@@ -135,12 +134,12 @@ impl FrameScanner {
         }
     }
 
-    /// Bytes of a frame behind its head.
+    /// Bytes of a frame after its head.
     fn length(&self) -> usize {
         self.head[..3].iter().fold(0, |length, byte| length << 8 | usize::from(*byte))
     }
 
-    /// Enough of a frame has gone out to know what it is.
+    /// Handles a frame, once enough of it is read.
     fn on_frame(&mut self, client: Option<IpAddr>) {
         match self.head[3] {
             RST_STREAM if self.head[CODE.0..] == REFUSED_STREAM => Limit::Streams.record_hit(),
@@ -153,8 +152,8 @@ impl FrameScanner {
         self.filled = 0;
     }
 
-    /// Whether headers are a single field: one of a table, or a value with its name in the static table (RFC 7541, 6.1
-    /// and 6.2).
+    /// Whether headers are a single field: an indexed one, or a literal with its name in the static table
+    /// (RFC 7541, 6.1 and 6.2).
     fn has_one_field(&self) -> bool {
         let [first, second] = [self.head[HEAD], self.head[HEAD + 1]];
         match self.length() {
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_stream_is_seen_however_its_bytes_are_divided() {
+    fn a_refused_stream_is_counted_however_its_bytes_are_divided() {
         const DATA: u8 = 0;
         const PING: u8 = 6;
         let bytes = [
@@ -215,7 +214,7 @@ mod tests {
                 |frame: Vec<u8>| frame.chunks(portion).for_each(|bytes| frames.scan(bytes, None));
             refused.into_iter().for_each(|fields| go_out(headers(4 | END_STREAM, fields)));
             assert_eq!(hits(KEY) - before, 3, "{portion} at a time");
-            // Not the end; a date besides, new or known; none; something else that has flags.
+            // Not the end; also a date, new or indexed; no field; another frame type with flags.
             go_out(headers(4, b"\xbe"));
             go_out(headers(4 | END_STREAM, b"\x48\x03431\xbf"));
             go_out(headers(4 | END_STREAM, b"\xbe\xbf"));

@@ -1,8 +1,8 @@
-//! A front that goes on by another configuration.
+//! Applying another configuration while the front serves.
 //!
-//! What a request is served with is a [`StackGeneration`]: it is looked up for each request, so that the next one on an
-//! open connection is served by the newest. What a connection itself is bound by (its head, its times, its
-//! certificate) is that of the moment in which it was accepted.
+//! Each request is served with the current [`StackGeneration`], so that the next request on an open
+//! connection gets the newest configuration. The properties of a connection itself (limits of its head,
+//! timeouts, certificate) are those of the moment when it was accepted.
 
 use super::{
     Config, Error, Front, SharedState,
@@ -17,9 +17,9 @@ use std::{net::SocketAddr, sync::Arc};
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
-/// A front that can go on by another configuration.
+/// A front that can apply another configuration.
 pub trait FrontReload: Send + Sync {
-    /// Gets ready what another configuration needs. Nothing changes before that is [taken](PreparedReload::apply).
+    /// Prepares another configuration. Nothing changes before it is [applied](PreparedReload::apply).
     ///
     /// # Errors
     /// [`Error`] names the address or the file that is at fault.
@@ -30,17 +30,17 @@ pub trait FrontReload: Send + Sync {
     ) -> Result<PreparedReload<'_>, Error>;
 }
 
-/// All that another configuration needs.
+/// A prepared configuration.
 pub struct PreparedReload<'a> {
-    /// What will really be listened on, in the order of the configuration.
+    /// The actual addresses, in the order of the configuration.
     pub addresses: Vec<SocketAddr>,
     apply: Box<dyn FnOnce() + Send + 'a>,
 }
 
-/// A front whose requests go through stacks of this kind.
+/// Applies configurations to a front with stacks of this type.
 pub(super) struct ReloadHandle<S, F> {
     pub(super) generations: SwapCell<StackGeneration<S>>,
-    /// Builds one.
+    /// Builds a stack.
     pub(super) stack: F,
     pub(super) shared: Arc<SharedState>,
     pub(super) listening: Mutex<Vec<ListenAddress>>,
@@ -48,19 +48,19 @@ pub(super) struct ReloadHandle<S, F> {
     pub(super) net: Network,
 }
 
-/// What is offered in TLS, the best first.
+/// ALPN protocols, the preferred one first.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-// === impl Prepared ===
+// === impl PreparedReload ===
 
 impl PreparedReload<'_> {
-    /// From now on it holds.
+    /// Applies the configuration.
     pub fn apply(self) {
         (self.apply)();
     }
 }
 
-// === impl Renewal ===
+// === impl ReloadHandle ===
 
 impl<S: FrontStack, F: Fn(&Arc<Front>, &Config) -> S + Send + Sync> FrontReload for ReloadHandle<S, F> {
     fn prepare(
@@ -92,22 +92,23 @@ impl<S: FrontStack, F: Fn(&Arc<Front>, &Config) -> S + Send + Sync> FrontReload 
             self.shared.set_limits(before.front.limits, front.limits);
             let stack = (self.stack)(&front, &config);
             self.generations.set(StackGeneration { front, stack, tls });
-            // Behind it, so that a client whose stream ends here is judged by the new tokens when it comes back.
+            // Replace the tokens after the stack, so that a client whose stream ends here is checked against
+            // the new tokens when it reconnects.
             self.shared.tokens.send_replace(config.tokens);
             *self.listening.lock() = listening;
-            // It has ended where the proxy stops.
+            // The accept task has ended at shutdown.
             let _ = self.updates.send(ListenerUpdate { kept, added: further });
         });
         Ok(PreparedReload { addresses, apply: take })
     }
 }
 
-/// The certificates of a configuration, if it has any.
+/// The TLS acceptor of a configuration, if it has certificates.
 pub(super) fn acceptor(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
     Ok(config.tls.as_ref().map(|paths| tls::acceptor(paths, &PROTOCOLS)).transpose()?)
 }
 
-/// What is listened on, in the order in which it is wanted.
+/// The actual addresses, in the order of the configured ones.
 fn in_order(wanted: &[SocketAddr], listening: impl Iterator<Item = ListenAddress>) -> Vec<ListenAddress> {
     let mut listening: Vec<_> = listening.collect();
     listening.sort_by_key(|one| wanted.iter().position(|wanted| *wanted == one.wanted));

@@ -1,7 +1,7 @@
 //! Ends the open streams of a client whose token a reload removes.
 //!
-//! A stream that is only listened to (`GET`, `subscriptions/listen`) would else go on for as long as its client
-//! likes. Calls in flight end as they began.
+//! A stream on which a client only listens (`GET`, `subscriptions/listen`) would otherwise last as long as
+//! its client likes. Calls in flight are not affected.
 
 use super::{SharedState, layers::access_entry::AccessEntry};
 use crate::{
@@ -15,13 +15,13 @@ use futures_util::{FutureExt, StreamExt, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use std::future::pending;
 
-/// Resolves when the token that a request was admitted with is no longer in the configuration; for a request
-/// that was admitted without one, when there are tokens.
+/// Resolves when the token of a request is removed from the configuration; for a request without a token,
+/// when tokens are configured.
 pub(super) type TokenRemoval = BoxFuture<'static, ()>;
 
-/// Watches the token that the request of this line was admitted with.
-pub(super) fn removal(lasting: &SharedState, line: &AccessEntry) -> TokenRemoval {
-    let (mut tokens, shown) = (lasting.tokens.subscribe(), line.shown_token().cloned());
+/// Watches the token of the request of this entry.
+pub(super) fn removal(shared: &SharedState, line: &AccessEntry) -> TokenRemoval {
+    let (mut tokens, shown) = (shared.tokens.subscribe(), line.shown_token().cloned());
     async move {
         if tokens.wait_for(|tokens| !tokens.admits(shown.as_deref())).await.is_err() {
             // The front has ended, and its streams end by themselves.
@@ -31,7 +31,7 @@ pub(super) fn removal(lasting: &SharedState, line: &AccessEntry) -> TokenRemoval
     .boxed()
 }
 
-/// The messages of a `subscriptions/listen` stream, and an error as the last where its token is removed.
+/// The messages of a `subscriptions/listen` stream, ended by an error if its token is removed.
 pub(super) fn end_listening(mut removal: TokenRemoval, mut items: ReplyStream, id: RequestId) -> ReplyStream {
     async_stream::stream! {
         loop {
@@ -44,7 +44,7 @@ pub(super) fn end_listening(mut removal: TokenRemoval, mut items: ReplyStream, i
                 Ok(Some(item)) => yield item,
                 Ok(None) => return,
                 Err(()) => {
-                    // The subscriptions end before the client is answered.
+                    // End the subscriptions before the client gets the response.
                     drop(items);
                     yield ReplyItem::Reply(refused(&id));
                     return;
@@ -55,12 +55,12 @@ pub(super) fn end_listening(mut removal: TokenRemoval, mut items: ReplyStream, i
     .boxed()
 }
 
-/// The answer to a GET. Its stream ends where the token is removed, and the client meets 401 when it comes back.
+/// The response to a GET. Its stream ends if the token is removed, and the client's next request gets 401.
 pub(super) async fn end_stream(
     mut removal: TokenRemoval,
     passing: BoxFuture<'static, LegacyResponse>,
 ) -> LegacyResponse {
-    // Some servers hold back the head of a stream until there is something to say.
+    // Some servers send the head of a stream only with its first message.
     let passed = tokio::select! {
         biased;
         () = &mut removal => return unauthorized(),
@@ -108,7 +108,7 @@ fn refused(id: &RequestId) -> CallReply {
     }
 }
 
-/// The answer to a GET whose stream has not begun.
+/// The response to a GET whose stream has not begun.
 fn unauthorized() -> LegacyResponse {
     let error = error();
     let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -1,25 +1,25 @@
 //! A reply as JSON or as an event stream.
 //!
-//! Which of the two is decided by what comes first. A reply at once is one JSON response with its
-//! own status and headers. A notification first, or a while of silence, begins an event stream:
-//! status 200 for good, one `data:` line a message, a comment or a word of progress after each further
-//! silence ([`KeepAlive`]), and the reply as the last event. A client that has waited long enough gets an
-//! error, and its call is dropped, as if it had left. (A reply over 1 MiB on a stream that has begun is still one event;
-//! some clients refuse those, but there is no other way left.)
+//! The first item decides. An immediate reply is one JSON response with its own status and headers. A
+//! notification, or a while without items, begins an event stream: status 200, one `data:` line for each
+//! message, a comment or a progress notification after each further interval ([`KeepAlive`]), and the reply
+//! as the last event. At the deadline the client gets an error, and its call is dropped, as if it had
+//! disconnected. (A reply over 1 MiB on a stream that has begun is still one event; some clients refuse
+//! those, but there is no alternative.)
 //!
-//! The body polls the call's items in place: no task, no channel, and a client that reads slowly
-//! slows the call down. A client that leaves makes hyper drop the future or the body, and the
-//! items with it. (Behind the beginning of another request on the same HTTP/1 connection hyper does
-//! not see a departure; then the first comment that cannot be written tells.)
+//! The body polls the call's items in place: no task, no channel, and a slow reader slows the call down. If a
+//! client disconnects, hyper drops the future or the body, and the items with it. (If another request has
+//! begun on the same HTTP/1 connection, hyper does not notice a disconnect; then the first comment that
+//! cannot be written does.)
 //!
-//! # When a task handle has been given, or the end of a task fetched
+//! # When a task handle, or the end of a task, is delivered
 //!
-//! A [`DeliveryCommit`] is confirmed when the client's socket has taken the reply's last byte. A body
-//! frame is a [`BodyChunk`], which hyper consumes as it writes. Its end hands the commit to the
-//! [`ClientConnection`]; the next completed flush of the socket confirms it. A chunk dropped before its
-//! end drops the commit, and so does a connection that ends before the flush. This holds for
-//! HTTP/1, whether hyper copies or queues the chunk, and for HTTP/2, where flow control may keep
-//! it back for long after it was polled.
+//! A [`DeliveryCommit`] is confirmed when the client's socket has taken the reply's last byte. A body frame
+//! is a [`BodyChunk`], which hyper consumes as it writes. Its end hands the commit to the
+//! [`ClientConnection`]; the next completed flush of the socket confirms it. A chunk dropped before its end
+//! drops the commit, and so does a connection that ends before the flush. This holds for HTTP/1, whether
+//! hyper copies or queues the chunk, and for HTTP/2, where flow control may delay it long after it was
+//! polled.
 
 use super::{connection::ClientConnection, layers::access_entry::AccessEntry, responses};
 use crate::{
@@ -45,7 +45,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// What one call is answered with needs.
+/// What the response to one call needs.
 pub(super) struct ResponseContext {
     pub(super) id: RequestId,
     pub(super) line: AccessEntry,
@@ -63,23 +63,23 @@ pub(super) struct FrontBody {
 #[pin_project(project = KindPinned)]
 enum BodyKind {
     Empty,
-    /// `Missing` once it has been given to hyper.
+    /// `None` once hyper has taken it.
     Whole(Option<(BodyChunk, AccessSummary)>),
     Events(EventStream),
-    /// What a server says to a legacy client; `Missing` once the last has been seen.
+    /// A server's messages to a legacy client; `None` after the last.
     Passed(Option<BodyStream>),
 }
 
-/// The server's answer broke off, and so does ours.
+/// The server's response was cut off, and so is the relayed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the server's answer broke off")]
+#[error("the server's response was cut off")]
 pub(super) struct ResponseTruncated;
 
-/// A stream of events in progress.
+/// An event stream in progress.
 struct EventStream {
-    /// `Missing` once the last has been seen.
+    /// `None` after the last item.
     items: Option<ReplyStream>,
-    /// What begins the stream.
+    /// The first event of the stream.
     first: Option<BodyChunk>,
     keep_alive: KeepAlive,
     id: RequestId,
@@ -94,11 +94,11 @@ pub(super) struct BodyChunk {
     commit: Option<(DeliveryCommit, Arc<ClientConnection>)>,
 }
 
-/// Waits for the first item and answers as it asks for.
+/// Waits for the first item, and builds the response accordingly.
 pub(super) async fn respond(mut items: ReplyStream, answering: ResponseContext) -> Response<FrontBody> {
-    let ResponseContext { id, mut line, keep_alive: mut ladder } = answering;
+    let ResponseContext { id, mut line, mut keep_alive } = answering;
     let connection = Arc::clone(line.connection());
-    let first = match poll_fn(|cx| poll_next(&mut items, &mut ladder, connection.clock(), cx)).await {
+    let first = match poll_fn(|cx| poll_next(&mut items, &mut keep_alive, connection.clock(), cx)).await {
         NextEvent::Item(ReplyItem::Reply(CallReply { status, headers, body, commit, account })) => {
             line.set_status(status);
             let commit = commit.map(|commit| (commit, connection));
@@ -124,20 +124,20 @@ pub(super) async fn respond(mut items: ReplyStream, answering: ResponseContext) 
             return failed(
                 &id,
                 StatusCode::OK,
-                &ladder.deadline_error(),
+                &keep_alive.deadline_error(),
                 RequestOutcome::UpstreamFailed,
                 line,
             );
         }
     };
     line.set_status(StatusCode::OK);
-    let events = EventStream { items: Some(items), first: Some(first), keep_alive: ladder, id };
+    let events = EventStream { items: Some(items), first: Some(first), keep_alive, id };
     let mut response = Response::new(FrontBody { kind: BodyKind::Events(events), line });
     *response.headers_mut() = event_stream();
     response
 }
 
-/// A call that comes to nothing before anything has been said.
+/// An error response for a call without any item yet.
 fn failed(
     id: &RequestId,
     status: StatusCode,
@@ -149,7 +149,7 @@ fn failed(
     responses::json(status, modern::error_response(Some(id), error), account, line)
 }
 
-/// What the client is told next.
+/// The next event for the client.
 enum NextEvent {
     Item(ReplyItem),
     /// The call has ended without a reply.
@@ -159,30 +159,30 @@ enum NextEvent {
 
 fn poll_next(
     items: &mut ReplyStream,
-    ladder: &mut KeepAlive,
+    keep_alive: &mut KeepAlive,
     clock: &dyn Clock,
     cx: &mut Context<'_>,
 ) -> Poll<NextEvent> {
     Poll::Ready(match items.poll_next_unpin(cx) {
         Poll::Ready(Some(item)) => {
             if let ReplyItem::Notification(message) | ReplyItem::TaskEnd(message, _) = &item {
-                ladder.record_message(message);
+                keep_alive.record_message(message);
             }
             NextEvent::Item(item)
         }
         Poll::Ready(None) => NextEvent::End,
-        Poll::Pending => NextEvent::KeepAliveStep(ready!(ladder.poll(cx, clock, true))),
+        Poll::Pending => NextEvent::KeepAliveStep(ready!(keep_alive.poll(cx, clock, true))),
     })
 }
 
-// === impl Body ===
+// === impl FrontBody ===
 
 impl FrontBody {
     pub(super) fn empty(line: AccessEntry) -> Self {
         Self { kind: BodyKind::Empty, line }
     }
 
-    /// One message. `account` is told once the connection has taken it.
+    /// A body of one message. `account` is recorded once hyper takes it.
     pub(super) fn whole(
         message: Bytes,
         commit: Option<(DeliveryCommit, Arc<ClientConnection>)>,
@@ -194,7 +194,7 @@ impl FrontBody {
         Self { kind: BodyKind::Whole(Some((chunk, account))), line }
     }
 
-    /// What a server says, as it comes.
+    /// A body of a server's relayed messages.
     pub(super) fn relayed(pieces: BodyStream, line: AccessEntry) -> Self {
         Self { kind: BodyKind::Passed(Some(pieces)), line }
     }
@@ -236,13 +236,13 @@ impl HttpBody for FrontBody {
             BodyKind::Whole(whole) => {
                 SizeHint::with_exact(whole.as_ref().map_or(0, |(chunk, _)| chunk.remaining() as u64))
             }
-            // A length is in the headers, where the server gave one.
+            // The length is in the headers, where the server gave one.
             BodyKind::Events(_) | BodyKind::Passed(_) => SizeHint::default(),
         }
     }
 }
 
-/// The next piece of what a server says.
+/// The next piece of a relayed response.
 fn poll_piece(
     pieces: &mut Option<BodyStream>,
     line: &mut AccessEntry,
@@ -268,7 +268,7 @@ fn poll_piece(
     Poll::Ready(Ok((!bytes.is_empty()).then(|| BodyChunk { commit, ..BodyChunk::plain(bytes) })))
 }
 
-// === impl Events ===
+// === impl EventStream ===
 
 impl EventStream {
     fn poll_chunk(&mut self, line: &mut AccessEntry, cx: &mut Context<'_>) -> Poll<Option<BodyChunk>> {
@@ -305,10 +305,10 @@ impl EventStream {
     }
 }
 
-// === impl Chunk ===
+// === impl BodyChunk ===
 
 impl BodyChunk {
-    /// A message as an event: a single `data:` line. `record_message` holds no line break.
+    /// A message as an event: a single `data:` line. `message` has no line break.
     fn event(message: Bytes, commit: Option<(DeliveryCommit, Arc<ClientConnection>)>) -> Self {
         Self { before: b"data: ", message, after: b"\n\n", commit }
     }
@@ -317,7 +317,7 @@ impl BodyChunk {
         Self { before: b"", message, after: b"", commit: None }
     }
 
-    /// Takes this many bytes off the front, or all there are. The handle stays with the last.
+    /// Splits off at most this many bytes from the front. The commit stays with the last byte.
     pub(super) fn split_to(&mut self, count: usize) -> Self {
         if self.remaining() <= count {
             return std::mem::replace(self, Self::plain(Bytes::new()));
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_split_anywhere_is_the_same_and_its_handle_goes_with_the_end() {
+    fn a_chunk_split_anywhere_keeps_its_bytes_and_its_commit_at_the_end() {
         let connection = ClientConnection::of(HttpVersion::Http2);
         for at in 0..=12 {
             let (commit, mut fate) = DeliveryCommit::channel();

@@ -1,7 +1,7 @@
-//! The front's own refusals, as status and body. The one place where they become either.
+//! The front's own error responses, as status and body. Refusals become HTTP here and nowhere else.
 //!
-//! A body is a JSON-RPC error response, with the request's id where it could be read. Each message
-//! names the thing that is wrong and the way out.
+//! A body is a JSON-RPC error response, with the request's id where it could be read. Each message names what
+//! is wrong and the fix.
 
 use super::{layers::access_entry::AccessEntry, reply::FrontBody};
 use crate::{
@@ -22,72 +22,70 @@ use http::{
 };
 use std::time::Duration;
 
-/// Why the front answers a request itself, in the words that its client gets.
+/// Why the front refuses a request, in the words that its client gets.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RefusalReason {
-    /// What HTTP itself demands of a head.
+    /// The head violates HTTP.
     #[error(transparent)]
     Head(HeadError),
-    #[error("a body with the content coding `{coding}` is not read here; send it without `Content-Encoding`")]
+    #[error("the content coding `{coding}` is not supported; send the body without `Content-Encoding`")]
     ContentCoding { coding: String },
-    /// `Host` or `TextOrigin`.
+    /// `Host` or `Origin`.
     #[error(transparent)]
     Access(AccessDenial),
-    /// No token, or a wrong one.
+    /// No token, or an unknown one.
     #[error(transparent)]
     Unauthenticated(TokenError),
-    /// Metadata of OAuth, where clients are known by tokens of ours.
+    /// OAuth metadata, while clients need a token of `access.tokens`.
     #[error(
-        "nothing is served at `{path}`: clients are known by tokens that the operator gives out (access.tokens), and no authorization server has others"
+        "nothing is served at `{path}`: clients use tokens from the operator (access.tokens), which no authorization server issues"
     )]
     NoMetadata { path: String },
     #[error("nothing is served at `{path}`; served here: {served}")]
     Path { path: String, served: String },
     /// The path is served, but by `allow` only.
     #[error(
-        "{method} is not served here, only {allow}; {} is spoken over POST alone, and GET and DELETE belong to sessions of older revisions",
+        "{method} is not allowed here, only {allow}; {} uses POST alone, and GET and DELETE belong to sessions of legacy revisions",
         Revision::V2026_07_28
     )]
     Method { method: Method, allow: &'static str },
     #[error("the body must be one JSON-RPC message; send `Content-Type: application/json`")]
     ContentType,
-    #[error("an answer may be either; send `Accept: application/json, text/event-stream`")]
+    #[error(
+        "the response may be JSON or an event stream; send `Accept: application/json, text/event-stream`"
+    )]
     Accept,
     #[error("the request is larger than {limit} bytes (limits.body_bytes)")]
     TooLarge { limit: usize },
     #[error("the request did not arrive within {limit:?} (timeouts.read_body)")]
     TooSlow { limit: Duration },
-    /// Or its body was not valid HTTP.
-    #[error("the request broke off before its end")]
+    /// The body ended early, or was not valid HTTP.
+    #[error("the request was cut off before its end")]
     Broken,
     #[error("the request has more than {limit} headers (limits.headers)")]
     Headers { limit: usize },
-    #[error("all {limit} calls that may be in flight are (limits.calls); try again")]
+    #[error("{limit} calls are in flight (limits.calls); try again")]
     Busy { limit: usize },
-    #[error(
-        "the bodies of other requests take the {limit} bytes there are for them (limits.body_memory); try again"
-    )]
+    #[error("request bodies use all of their {limit} bytes of memory (limits.body_memory); try again")]
     NoMemory { limit: usize },
     #[error(
-        "the request has passed `{path}` of this proxy before: the upstream of that route leads back to it; name the server itself in its `upstream.url`"
+        "loop: the request has passed `{path}` of this proxy before, as the upstream of that route leads back to it; set its `upstream.url` to the server itself"
     )]
     Loop { path: String },
-    #[error(
-        "the session is not known: it has ended, or belongs to another principal; begin another with initialize"
-    )]
+    #[error("unknown session: it has ended, or belongs to another principal; open a new one with initialize")]
     Session,
-    /// What the message says is wrong.
+    /// The message is not valid.
     #[error("{}", .0.error.message())]
     Message(RequestRefusal),
-    /// It could not be had from the server.
+    /// The server's metadata could not be fetched.
     #[error("protected-resource metadata: {0}")]
     Metadata(CallError),
-    /// What a client signs in with could not be had from the server.
+    /// The server's sign-in document or endpoint could not be reached.
     #[error("sign-in at the server: {0}")]
     SignIn(CallError),
 }
 
-/// The whole answer.
+/// An error response.
 struct RefusalResponse {
     status: StatusCode,
     id: Option<RequestId>,
@@ -96,7 +94,7 @@ struct RefusalResponse {
     header: Option<(http::HeaderName, HeaderValue)>,
 }
 
-/// Answers with a refusal.
+/// The response for a refusal.
 pub(super) fn refuse(refusal: RefusalReason, line: AccessEntry) -> Response<FrontBody> {
     let RefusalResponse { status, id, error, fault, header } = refusal.into_response();
     let body = modern::error_response(id.as_ref(), &error);
@@ -106,8 +104,8 @@ pub(super) fn refuse(refusal: RefusalReason, line: AccessEntry) -> Response<Fron
     response
 }
 
-/// Refuses what a legacy client sent: by the ids of what it waits for, where it waits. Some clients
-/// show their callers no HTTP error.
+/// Refuses what a legacy client sent: by the ids of its requests, if there are any. Some clients show their
+/// callers no HTTP error.
 pub(super) fn refuse_post(
     refusal: RefusalReason,
     post: &LegacyPost,
@@ -124,8 +122,8 @@ pub(super) fn refuse_post(
     }
 }
 
-/// Refuses a request in a session that is not its principal's. By status, too: a client begins another session on 404
-/// (2025-11-25, *Session Management*).
+/// Refuses a request in a session of another principal. The status is 404, because a client then opens
+/// another session (2025-11-25, *Session Management*).
 pub(super) fn refuse_session(post: &LegacyPost, mut line: AccessEntry) -> Response<FrontBody> {
     line.begin_relay(post);
     let RefusalResponse { status, error, fault, .. } = RefusalReason::Session.into_response();
@@ -157,10 +155,10 @@ pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: AccessEntr
     response
 }
 
-// === impl Refusal ===
+// === impl RefusalReason ===
 
 impl RefusalReason {
-    /// The limit of the configuration that was met.
+    /// The limit of the configuration that was exceeded.
     fn limit(&self) -> Option<Limit> {
         match self {
             Self::TooLarge { .. } => Some(Limit::BodyBytes),
@@ -190,11 +188,11 @@ impl RefusalReason {
         if let Some(limit) = self.limit() {
             limit.record_hit();
         }
-        let words = self.to_string();
-        let of = |status, code, fault| RefusalResponse::of(status, ErrorObject::new(code, &words), fault);
+        let message = self.to_string();
+        let of = |status, code, fault| RefusalResponse::of(status, ErrorObject::new(code, &message), fault);
         let invalid = |status| of(status, code::INVALID_REQUEST, ErrorOrigin::Client);
         match self {
-            // Whether what follows on the connection is another request is in doubt.
+            // The next bytes on the connection may not be a request.
             Self::Head(why) => invalid(why.status()).with(CONNECTION, HeaderValue::from_static("close")),
             Self::ContentCoding { .. } => invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE)
                 .with(ACCEPT_ENCODING, HeaderValue::from_static("identity")),
@@ -223,19 +221,19 @@ impl RefusalReason {
             Self::Message(RequestRefusal { status, id, error }) => {
                 RefusalResponse { id, ..RefusalResponse::of(status, error, ErrorOrigin::Client) }
             }
-            Self::Metadata(lost) | Self::SignIn(lost) => metadata_refusal(lost, &words),
+            Self::Metadata(lost) | Self::SignIn(lost) => metadata_refusal(lost, &message),
         }
     }
 }
 
-/// What a client is told whose call ended without a reply. A fault of ours.
+/// The error for a call that ended without a reply. A fault of the proxy.
 pub(super) fn no_response_error() -> ErrorObject {
-    ErrorObject::new(code::INTERNAL_ERROR, "the call ended without an answer; whether it ran is unknown")
+    ErrorObject::new(code::INTERNAL_ERROR, "the call ended without a response; whether it ran is unknown")
 }
 
-/// What is beside the MCP endpoint could not be had.
-fn metadata_refusal(lost: CallError, words: &str) -> RefusalResponse {
-    // No call was made whose outcome could be unknown.
+/// The refusal for a document beside the MCP endpoint that could not be fetched.
+fn metadata_refusal(lost: CallError, message: &str) -> RefusalResponse {
+    // No call was made, so no outcome is unknown.
     let code = match lost.code() {
         code::OUTCOME_UNKNOWN => code::UPSTREAM_UNAVAILABLE,
         code => code,
@@ -250,7 +248,7 @@ fn metadata_refusal(lost: CallError, words: &str) -> RefusalResponse {
         _ if code == code::UPSTREAM_TIMEOUT => (StatusCode::GATEWAY_TIMEOUT, ErrorOrigin::Server),
         _ => (StatusCode::BAD_GATEWAY, ErrorOrigin::Server),
     };
-    let error = ErrorObject::new(code, words);
+    let error = ErrorObject::new(code, message);
     let challenge = match lost {
         CallError::Unauthorized { challenge, .. } => challenge,
         _ => None,
@@ -261,7 +259,7 @@ fn metadata_refusal(lost: CallError, words: &str) -> RefusalResponse {
     }
 }
 
-// === impl Answer ===
+// === impl RefusalResponse ===
 
 impl RefusalResponse {
     fn of(status: StatusCode, error: ErrorObject, fault: ErrorOrigin) -> Self {

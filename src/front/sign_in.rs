@@ -1,12 +1,13 @@
-//! Signing in at a server whose own host is its authorization server (2025-03-26, *Authorization*).
+//! Sign-in at a server whose own host is its authorization server (2025-03-26, *Authorization*).
 //!
-//! A client of that revision asks the host of the MCP endpoint, here the proxy, for the metadata of its authorization
-//! server (RFC 8414; OpenID Connect Discovery), and then the endpoints that those documents name. So the two documents
-//! pass with our address in the place of the server's origin, and so do requests to the endpoints that they name on that
-//! origin. Nothing else of it passes, and no other origin is reached: what a document names elsewhere is left as it is.
+//! A client of that revision requests the metadata of its authorization server (RFC 8414; OpenID Connect
+//! Discovery) from the host of the MCP endpoint, here the proxy, and then the endpoints that those documents
+//! name. So the proxy forwards the two documents, with its own address in place of the server's origin, and
+//! requests to the endpoints that they name on that origin. Nothing else of that origin is forwarded, and no
+//! other origin is reached: URLs elsewhere are left as they are.
 //!
-//! Where the routes have servers of several origins, each route is an issuer of its own: `ORIGIN/ROUTE`, with its
-//! metadata at `/.well-known/…/ROUTE` (RFC 8414, 3.1) and its endpoints below `/ROUTE`.
+//! Where the routes have servers of several origins, each route is an issuer of its own: `ORIGIN/ROUTE`, with
+//! its metadata at `/.well-known/…/ROUTE` (RFC 8414, 3.1) and its endpoints below `/ROUTE`.
 
 use super::{
     Front,
@@ -41,10 +42,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where the documents are: before the path of the issuer, or behind nothing.
+/// Paths of the documents: before the path of the issuer, or alone.
 const DOCUMENTS: [&str; 2] = [OAUTH, OPENID];
 const OAUTH: &str = "/.well-known/oauth-authorization-server";
-/// Also behind the path of the issuer (OpenID Connect Discovery 1.0, 4).
+/// Also after the path of the issuer (OpenID Connect Discovery 1.0, 4).
 const OPENID: &str = "/.well-known/openid-configuration";
 
 /// The members of a document that name an endpoint (RFC 8414, 2, and its registry).
@@ -63,9 +64,9 @@ const ENDPOINTS: [&str; 12] = [
     "check_session_iframe",
 ];
 
-/// The documents of an origin are not fetched more often than this to look for an endpoint.
+/// Least time between two fetches of an origin's documents to find an endpoint.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
-/// How long they are waited for then.
+/// Timeout of such a fetch.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a request to an endpoint.
 const MAX_BODY: usize = 1 << 20;
@@ -76,13 +77,13 @@ struct RouteIssuer<'a> {
     url: &'a Uri,
     /// `scheme://host:port`, normalized.
     origin: String,
-    /// Before the paths of its endpoints at our address: empty where all routes have one origin.
+    /// Prefix of its endpoints' paths at the proxy's address: empty where all routes have one origin.
     prefix: &'a str,
 }
 
-/// What a request is for.
+/// Purpose of a request.
 enum SignInTarget<'a> {
-    /// A document, which is at the first of these paths that has one.
+    /// A document, at the first of these paths that has one.
     Document(RouteIssuer<'a>, Vec<String>),
     /// A path of the origin, which may be that of an endpoint.
     Endpoint(RouteIssuer<'a>, String),
@@ -94,26 +95,26 @@ pub(super) fn is_document(path: &str) -> bool {
     before.into_iter().any(|rest| rest.is_empty() || rest.starts_with('/')) || path.ends_with(OPENID)
 }
 
-/// Whether there is an origin at which clients of this front could sign in.
+/// Whether clients of this front could sign in at an origin.
 pub(super) fn is_available(front: &Front, line: &AccessEntry) -> bool {
     line.token().is_none() && !issuers(front).is_empty()
 }
 
-/// Answers a request that is for no route, if it is for a document or an endpoint.
+/// Answers a request for no route, if it is for a document or an endpoint.
 ///
 /// Boxed: it is rare, and should not make the future of every call larger.
-pub(super) fn serve<B>(front: Arc<Front>, arrival: IncomingRequest<B>) -> BoxFuture<'static, ResponseResult>
+pub(super) fn serve<B>(front: Arc<Front>, incoming: IncomingRequest<B>) -> BoxFuture<'static, ResponseResult>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
-    async move { Ok(respond(&front, arrival).await) }.boxed()
+    async move { Ok(respond(&front, incoming).await) }.boxed()
 }
 
-async fn respond<B>(front: &Front, arrival: IncomingRequest<B>) -> Response<FrontBody>
+async fn respond<B>(front: &Front, incoming: IncomingRequest<B>) -> Response<FrontBody>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
-    let IncomingRequest { request, mut line } = arrival;
+    let IncomingRequest { request, mut line } = incoming;
     let path = request.uri().path().to_owned();
     let Some(target) = target(front, &path) else {
         return refuse(RefusalReason::Path { path, served: served_paths(front, request.uri().path()) }, line);
@@ -143,7 +144,7 @@ where
     remove_hop_headers(route, &mut head.headers);
     line.set_principal(principal(&front.principals, route, None, &head.headers));
     let address = PublicAddress::of(front, &head, line.connection());
-    let got = match &target {
+    let response = match &target {
         SignInTarget::Document(issuer, paths) => fetch_document(front, issuer, paths, &head, &address).await,
         SignInTarget::Endpoint(issuer, endpoint) => {
             let limit = front.limits.body_bytes.min(MAX_BODY);
@@ -159,13 +160,13 @@ where
             forward(front, issuer, endpoint, &head, body, &address).await
         }
     };
-    match got {
+    match response {
         Ok(document) => relay(document, line),
         Err(lost) => refuse(RefusalReason::SignIn(lost), line),
     }
 }
 
-/// What a request to this path is for, as far as the path tells.
+/// The purpose of a request, as far as its path shows.
 fn target<'a>(front: &'a Front, path: &str) -> Option<SignInTarget<'a>> {
     if has_dot_segments(path) {
         return None;
@@ -190,7 +191,7 @@ fn target<'a>(front: &'a Front, path: &str) -> Option<SignInTarget<'a>> {
         let inside = format!("{}{OPENID}", issuer.url.path().trim_end_matches('/'));
         return Some(SignInTarget::Document(issuer, vec![inside]));
     }
-    // The longest first: one route may be below another.
+    // The longest prefix wins: one route may be below another.
     let of_path = |issuer: &RouteIssuer<'_>| {
         let rest = path.strip_prefix(issuer.prefix).filter(|rest| rest.starts_with('/'));
         rest.map(|rest| (issuer.prefix.len(), rest.to_owned()))
@@ -200,7 +201,7 @@ fn target<'a>(front: &'a Front, path: &str) -> Option<SignInTarget<'a>> {
     Some(SignInTarget::Endpoint(issuer, rest))
 }
 
-/// The routes with a server at a URL that sees the `Authorization` of clients.
+/// The routes with a server at a URL that gets the `Authorization` of clients.
 fn issuers(front: &Front) -> Vec<RouteIssuer<'_>> {
     let at_urls = front.services.iter().filter(|service| service.passes_authorization());
     let at_urls =
@@ -214,7 +215,8 @@ fn issuers(front: &Front) -> Vec<RouteIssuer<'_>> {
     issuers
 }
 
-/// What is served, for people: where the routes have several origins, a document belongs to one of them.
+/// The paths served, for error messages: where the routes have several origins, a document belongs to one of
+/// them.
 fn served_paths(front: &Front, path: &str) -> String {
     let issuers = issuers(front);
     match DOCUMENTS.iter().find(|document| path.starts_with(**document)) {
@@ -226,7 +228,7 @@ fn served_paths(front: &Front, path: &str) -> String {
     }
 }
 
-/// Fetches a document from the first of these paths that has one, and puts our address into it.
+/// Fetches a document from the first of these paths that has one, and sets the proxy's address in it.
 async fn fetch_document(
     front: &Front,
     issuer: &RouteIssuer<'_>,
@@ -237,18 +239,18 @@ async fn fetch_document(
     let mut last = None;
     for path in paths {
         let request = OriginRequest::get(path.clone(), head.headers.clone());
-        let mut got = issuer.service.ask_origin(request).await?;
-        if got.status.is_success() {
-            record_endpoints(&front.endpoints.of(&issuer.origin), issuer, &got.body, front.clock.now());
-            got.body = issuer.rewrite_document(got.body, address);
-            return Ok(got);
+        let mut response = issuer.service.ask_origin(request).await?;
+        if response.status.is_success() {
+            record_endpoints(&front.endpoints.of(&issuer.origin), issuer, &response.body, front.clock.now());
+            response.body = issuer.rewrite_document(response.body, address);
+            return Ok(response);
         }
-        last = Some(got);
+        last = Some(response);
     }
     Ok(last.expect("there is a path"))
 }
 
-/// Passes a request to an endpoint.
+/// Forwards a request to an endpoint.
 async fn forward(
     front: &Front,
     issuer: &RouteIssuer<'_>,
@@ -262,16 +264,16 @@ async fn forward(
         None => endpoint.to_owned(),
     };
     let (method, headers) = (head.method.clone(), head.headers.clone());
-    let mut got = issuer.service.ask_origin(OriginRequest { method, path, headers, body }).await?;
+    let mut response = issuer.service.ask_origin(OriginRequest { method, path, headers, body }).await?;
     let (known, now) = (front.endpoints.of(&issuer.origin), front.clock.now());
-    let location = got.headers.get(LOCATION).and_then(|location| location.to_str().ok());
+    let location = response.headers.get(LOCATION).and_then(|location| location.to_str().ok());
     let ours = location.and_then(|location| {
         issuer.rewrite_location(endpoint, location, |path| known.has(path, now), address)
     });
     if let Some(ours) = ours.and_then(|ours| HeaderValue::try_from(ours).ok()) {
-        got.headers.insert(LOCATION, ours);
+        response.headers.insert(LOCATION, ours);
     }
-    Ok(got)
+    Ok(response)
 }
 
 fn relay(document: OriginResponse, mut line: AccessEntry) -> Response<FrontBody> {
@@ -284,21 +286,21 @@ fn relay(document: OriginResponse, mut line: AccessEntry) -> Response<FrontBody>
     response
 }
 
-// === impl Issuer ===
+// === impl RouteIssuer ===
 
 impl RouteIssuer<'_> {
-    /// At our address.
+    /// The issuer's path at the proxy's address.
     fn path(&self) -> &str {
         &self.service.route().path
     }
 
-    /// The rest of a URL behind the origin, if that is the server's own.
+    /// The rest of a URL after the origin, if that is the server's own.
     fn strip_own_origin<'t>(&self, url: &'t str) -> Option<&'t str> {
         let (origin, rest) = split_origin(url)?;
         (origin_of(&origin.parse().ok()?)? == self.origin).then_some(rest)
     }
 
-    /// The document with our address in the place of the server's origin.
+    /// The document with the proxy's address in place of the server's origin.
     fn rewrite_document(&self, body: Bytes, address: &PublicAddress) -> Bytes {
         let Ok(object) = JsonObject::read(&body) else { return body };
         let mut edit = ObjectEdit::new(&object);
@@ -307,7 +309,7 @@ impl RouteIssuer<'_> {
                 edit.set(member, quoted(&address.url_for(&format!("{}{rest}", self.prefix))));
             }
         }
-        // A client compares the issuer with where it found the document (RFC 8414, 3.3).
+        // A client compares the issuer with the URL of the document (RFC 8414, 3.3).
         if let Some(rest) = object.string("issuer").as_deref().and_then(|url| self.strip_own_origin(url)) {
             let is_endpoint = !rest.is_empty() && rest == self.url.path();
             let ours = match self.prefix {
@@ -320,8 +322,8 @@ impl RouteIssuer<'_> {
         if edit.is_empty() { body } else { edit.apply() }
     }
 
-    /// Where a redirect of an endpoint leads: to our address where that is an endpoint too, and else where the server
-    /// means it to.
+    /// The target of an endpoint's redirect: at the proxy's address if that is an endpoint too, otherwise at
+    /// the server.
     fn rewrite_location(
         &self,
         endpoint: &str,
@@ -331,7 +333,7 @@ impl RouteIssuer<'_> {
     ) -> Option<String> {
         let relative = match split_origin(location) {
             Some(_) => None,
-            // With another host and the same scheme.
+            // A URL with another host and the same scheme.
             None if location.starts_with("//") => return None,
             None if location.starts_with('/') => Some(location.to_owned()),
             None => {
@@ -351,7 +353,7 @@ impl RouteIssuer<'_> {
     }
 }
 
-/// Whether this is the path of an endpoint. Looks for the documents where that is not known: the client may have
+/// Whether this is the path of an endpoint. Fetches the documents if that is not known: the client may have
 /// them from another process.
 async fn is_endpoint(
     endpoints: &KnownEndpoints,
@@ -373,31 +375,31 @@ async fn is_endpoint(
     let paths = DOCUMENTS.iter().flat_map(|document| [(*document).to_owned(), format!("{document}{inside}")]);
     let look = async {
         for path in paths.chain([format!("{inside}{OPENID}")]) {
-            if let Ok(got) = issuer.service.ask_origin(OriginRequest::get(path, HeaderMap::new())).await
-                && got.status.is_success()
+            if let Ok(response) = issuer.service.ask_origin(OriginRequest::get(path, HeaderMap::new())).await
+                && response.status.is_success()
             {
-                record_endpoints(&known, issuer, &got.body, began);
+                record_endpoints(&known, issuer, &response.body, began);
             }
         }
     };
-    // What was not found in time is looked for again.
+    // Endpoints that were not found in time are looked up again.
     let _ = tokio::time::timeout(LOOKUP_TIMEOUT, look).await;
     *looked = Some(clock.now());
     known.has(path, began)
 }
 
-/// Remembers the endpoints that a document names.
+/// Records the endpoints that a document names.
 fn record_endpoints(known: &OriginEndpoints, issuer: &RouteIssuer<'_>, document: &Bytes, now: Instant) {
     let Ok(object) = JsonObject::read(document) else { return };
     let urls: Vec<_> = ENDPOINTS.iter().filter_map(|member| object.string(member)).collect();
     let paths = urls.iter().filter_map(|url| issuer.strip_own_origin(url)?.split(['?', '#']).next());
-    // The MCP endpoint is served as a route, with what the operator wants of that.
+    // The MCP endpoint is served as a route, with the route's policies.
     let is_endpoint =
         |path: &&str| path.starts_with('/') && *path != issuer.url.path() && !has_dot_segments(path);
     known.insert(paths.filter(is_endpoint), now);
 }
 
-/// `scheme://host:port`, the host in small letters and the port always said.
+/// `scheme://host:port`, with a lower-case host and an explicit port.
 fn origin_of(url: &Uri) -> Option<String> {
     let scheme = url.scheme_str()?;
     let port = url.port_u16().or(match scheme {
@@ -408,7 +410,7 @@ fn origin_of(url: &Uri) -> Option<String> {
     Some(format!("{scheme}://{}:{port}", url.host()?.to_ascii_lowercase()))
 }
 
-/// A URL's scheme and authority, and what follows. `Missing` where it is relative.
+/// A URL's scheme and authority, and the rest. `None` for a relative URL.
 fn split_origin(url: &str) -> Option<(&str, &str)> {
     let authority = url.find("://")? + 3;
     let is_scheme =
@@ -453,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_documents_are_asked_for_before_or_behind_the_path_of_a_route() {
+    fn documents_are_before_or_behind_the_path_of_a_route() {
         for path in [
             OAUTH,
             OPENID,

@@ -1,4 +1,4 @@
-//! How the front begins, and what a request passes through, the outermost first.
+//! The start of the front, and the layers that a request passes, the outermost first.
 
 use super::{
     Config, Error, Front, FrontHandle, IdentityKeys, SharedState,
@@ -23,9 +23,9 @@ use hyper::{body::Incoming, service::Service};
 use std::{convert::Infallible, future::Future, sync::Arc};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-/// Begins to listen on `net`, and serves `services` until `stopping` says so; from when `drain_notice` does each connection
-/// ends with what it is answered, and new ones are accepted. Must be called within a runtime. Once it returns,
-/// connections are accepted.
+/// Listens on `net`, and serves `services` until `stopping` is signalled; once `leaving` is signalled, each
+/// response is the last of its connection, and new connections are still accepted. Must be called within a
+/// runtime. Once it returns, connections are accepted.
 ///
 /// # Errors
 /// [`Error`] names the address or the file that is at fault.
@@ -43,7 +43,7 @@ pub fn serve(
     let listening: Vec<_> = listeners.addresses().collect();
     let addresses = listening.iter().map(|one| one.address).collect();
     let IdentityKeys { principals, sessions } = keys.into();
-    let lasting = Arc::new(SharedState {
+    let shared = Arc::new(SharedState {
         principals,
         sessions,
         endpoints: Default::default(),
@@ -57,15 +57,15 @@ pub fn serve(
         drain_notice: leaving,
         limiter: net.limiter().cloned(),
     });
-    let front = Front::of(&config, services, Arc::clone(&lasting));
+    let front = Front::of(&config, services, Arc::clone(&shared));
     let generations = SwapCell::new(StackGeneration { stack: stack(&front, &config), front, tls });
     let (move_to, moves) = mpsc::unbounded_channel();
     let task =
-        tokio::spawn(listener::accept(listeners, moves, generations.clone(), Arc::clone(&lasting), stopping));
+        tokio::spawn(listener::accept(listeners, moves, generations.clone(), Arc::clone(&shared), stopping));
     let renewal = ReloadHandle {
         generations,
         stack,
-        shared: lasting,
+        shared,
         listening: listening.into(),
         updates: move_to,
         net: net.clone(),
@@ -73,7 +73,7 @@ pub fn serve(
     Ok(FrontHandle { addresses, task, reload: Arc::new(renewal) })
 }
 
-/// What all layers lead to.
+/// The service inside all layers.
 struct InnermostService<F>(F);
 
 impl<F, A> Service<AdmittedRequest<Incoming>> for InnermostService<F>
@@ -90,25 +90,23 @@ where
     }
 }
 
-/// Builds the stack. No layer lets a request wait: each refuses what it has no room for, as
-/// a request's head is in memory by then, so there is nothing to gain by letting it wait, and its
-/// client is owed an answer. No layer boxes anything; what is boxed
-/// for a request is its line and its items.
+/// Builds the stack. No layer queues requests: each refuses what exceeds its limit, because a request's head
+/// is in memory by then, so waiting would save nothing. No layer boxes futures; only the access log entry and
+/// the items of a request are boxed.
 fn stack(front: &Arc<Front>, config: &Config) -> impl FrontStack + use<> {
-    // Reads bodies within their limits, and knows routes, so principals too.
+    // Reads bodies within their limits, and determines the route and the principal.
     let (places, fronts) = (front.call_permits.clone(), PerThread::from_fn(|| Arc::new(front.copy())));
     let face = InnermostService(move |admitted| dispatch::serve(Arc::clone(fronts.local()), admitted));
-    // Before the body is read, so that bodies in memory are bounded too.
+    // Before the body is read, so that the memory of bodies is bounded too.
     let shed = LoadShed::new(face, places, config.limits.calls);
-    // Before there is a place for the request, and before its body is read: who is not known takes nothing from
-    // those who are.
+    // Before the request has a permit, and before its body is read: an unauthenticated client uses no
+    // resources of others.
     let tokens = TokenAuth::new(shed, config.tokens.clone());
-    // Before tokens: who checks health has none.
+    // Before tokens: health checks have none.
     let health = HealthChecks::new(tokens, config.health.clone(), Arc::clone(front));
-    // First, before anything is spent on the request: what a strange web page made a browser
-    // send must reach nothing. It also puts on the answers what browsers ask for, refusals of
-    // the layers below included.
+    // First, before any work for the request: a request that a foreign web page made a browser send must
+    // reach nothing. It also sets CORS headers on the responses of all inner layers, refusals included.
     let access = AccessLayer::new(health, config.access.clone());
-    // Around all others: an operator's headers are on their refusals, too.
+    // Around all others, so that refusals have the operator's headers, too.
     RouteHeaders::new(access, front)
 }

@@ -12,10 +12,10 @@ use std::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// What TLS is served with, in PEM.
+/// Files of a TLS certificate, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsPaths {
-    /// The certificate, followed by those that lead to its root.
+    /// The certificate, followed by the chain to its root.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PrivateKey,
@@ -37,7 +37,7 @@ pub enum TlsError {
 // === impl TlsPaths ===
 
 impl TlsPaths {
-    /// Whether the files could be served with, for those who only want to know.
+    /// Checks that the files are usable.
     ///
     /// # Errors
     /// [`TlsError`] names the file and what is wrong with it.
@@ -46,7 +46,7 @@ impl TlsPaths {
     }
 }
 
-/// Reads the files, and offers these protocols, the best first (RFC 7301).
+/// Reads the files, and offers these ALPN protocols, the preferred one first (RFC 7301).
 ///
 /// # Errors
 /// [`TlsError`] names the file and what is wrong with it.

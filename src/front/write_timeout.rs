@@ -1,14 +1,12 @@
-//! Clients that take nothing of what they asked for.
+//! Clients that do not read their responses.
 //!
-//! What is written waits for a client to read it, and while it waits it holds a connection, a place
-//! among the calls in flight and its own bytes. So a socket that has bytes to send must be rid of
-//! some of them within `timeouts.write`, or it is closed. Only standing still counts: a client that
-//! reads slowly but reads is served to the end, and a stream on which there is nothing to say waits
-//! for as long as it likes.
+//! Pending bytes hold a connection, a call permit and memory. So a socket with pending bytes must send some
+//! of them within `timeouts.write`, or it is closed. Only a standstill counts: a slow reader is served to the
+//! end, and a stream without pending bytes has no timeout.
 //!
-//! On HTTP/2 a client can refuse what one stream has for it while its socket goes on (RFC 9113,
-//! 5.2), and on a connection that serves many people that is the business of one of them. So an
-//! answer is handed to hyper in portions, and a stream that cannot be rid of one in time is reset.
+//! On HTTP/2 a client can stop reading one stream while its connection continues (RFC 9113, 5.2); other users
+//! of that connection must not be affected. So hyper gets a response in portions, and a stream that cannot
+//! send a portion in time is reset.
 
 use super::{
     half_closed::PeerSocket,
@@ -31,29 +29,29 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// A socket whose peer must take something in time once there is something to take.
+/// A socket whose peer must read pending bytes in time.
 ///
-/// It belongs right on the socket, beneath TLS, which takes bytes itself before it sends them.
+/// It wraps the socket itself, beneath TLS, which buffers bytes before it sends them.
 #[pin_project]
 pub struct WriteTimeoutStream<S> {
     #[pin]
     stream: S,
     patience: Duration,
-    /// When it has stood still for too long. There is none while it moves or has nothing to send,
-    /// so that it costs a connection no more than a pointer.
+    /// Deadline of a standstill. `None` while bytes move or none are pending, so that it costs a connection
+    /// no more than a pointer.
     overdue: Option<Pin<Box<Sleep>>>,
 }
 
-/// The body of an answer on HTTP/2, in portions.
+/// The body of a response on HTTP/2, in portions.
 #[pin_project]
 pub(super) struct PortionedBody {
     #[pin]
     body: FrontBody,
-    /// What is left of the body's last frame; never empty.
+    /// The rest of the body's last frame; never empty.
     rest: Option<BodyChunk>,
 }
 
-/// hyper's work on one HTTP/2 stream, which ends it when it stands still for too long.
+/// hyper's task of one HTTP/2 stream, which ends at a standstill.
 #[pin_project]
 pub(super) struct StreamTimeout<F> {
     #[pin]
@@ -62,27 +60,27 @@ pub(super) struct StreamTimeout<F> {
     overdue: Option<Pin<Box<Sleep>>>,
 }
 
-/// What hyper last got when it asked a stream's body for more.
+/// The result of hyper's last poll of a stream's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyPoll {
-    /// It did not ask: it waits for room, or for the answer to begin.
+    /// The body was not polled: hyper waits for capacity, or the response has not begun.
     NotPolled,
-    /// There is nothing to say.
+    /// The body has no bytes.
     Empty,
-    /// A portion, for which it has to find room before it asks again.
+    /// A portion, for which hyper needs capacity before the next poll.
     Portion,
 }
 
-/// The most a stream is given at a time, in bytes: one frame of HTTP/2. A client that takes less than
-/// this in `timeouts.write` counts as one that takes nothing.
+/// Bytes of a portion: one frame of HTTP/2. A client that reads less than this in `timeouts.write` counts as
+/// one that reads nothing.
 const PORTION: usize = 16 << 10;
 
 thread_local! {
-    /// Told by a body to the [`StreamTimeout`] within whose `poll` it is polled.
+    /// Set by a body for the [`StreamTimeout`] within whose `poll` it is polled.
     static GOT: Cell<BodyPoll> = const { Cell::new(BodyPoll::NotPolled) };
 }
 
-// === impl Paced ===
+// === impl WriteTimeoutStream ===
 
 impl<S> WriteTimeoutStream<S> {
     pub const fn new(stream: S, patience: Duration) -> Self {
@@ -96,7 +94,7 @@ impl<S: PeerSocket> PeerSocket for WriteTimeoutStream<S> {
     }
 }
 
-/// What became of an attempt to write, where the socket may have stood still for too long.
+/// The result of a write, with the timeout of a standstill.
 fn check_write_timeout<T>(
     written: Poll<io::Result<T>>,
     patience: Duration,
@@ -147,7 +145,7 @@ impl<S: AsyncWrite> AsyncWrite for WriteTimeoutStream<S> {
     }
 }
 
-// === impl Portions ===
+// === impl PortionedBody ===
 
 impl PortionedBody {
     pub(super) const fn of(body: FrontBody) -> Self {
@@ -197,7 +195,7 @@ impl HttpBody for PortionedBody {
     }
 }
 
-// === impl Paces ===
+// === impl StreamTimeout ===
 
 impl<F> StreamTimeout<F> {
     pub(super) const fn new(stream: F, patience: Duration) -> Self {
@@ -208,7 +206,7 @@ impl<F> StreamTimeout<F> {
 impl<F: Future<Output = ()>> Future for StreamTimeout<F> {
     type Output = ();
 
-    /// Ready also when the stream is overdue. It is dropped then, and hyper resets it.
+    /// Ready also at the timeout. The stream is dropped then, and hyper resets it.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         GOT.set(BodyPoll::NotPolled);
@@ -241,7 +239,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A socket that takes eight bytes, and its other end.
+    /// A socket with a buffer of eight bytes, and its peer.
     fn socket() -> (WriteTimeoutStream<DuplexStream>, DuplexStream) {
         let (ours, theirs) = duplex(8);
         (WriteTimeoutStream::new(ours, PATIENCE), theirs)
@@ -253,15 +251,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_takes_nothing_is_given_up() {
+    async fn a_peer_that_reads_nothing_times_out() {
         let (mut ours, _theirs) = socket();
         let began = now();
-        let error = ours.write_all(&[0; 9]).await.expect_err("nobody reads");
+        let error = ours.write_all(&[0; 9]).await.expect_err("the peer does not read");
         assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, PATIENCE));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_takes_a_little_now_and_then_gets_everything() {
+    async fn a_slow_reader_gets_everything() {
         let (mut ours, mut theirs) = socket();
         let began = now();
         let reader = async {
@@ -277,11 +275,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_nothing_to_take_may_wait() {
+    async fn a_peer_without_pending_bytes_has_no_timeout() {
         let (mut ours, mut theirs) = socket();
         for _ in 0..3 {
             ours.write_all(&[0; 8]).await.expect("there is room");
-            // Full, but there is nothing more to send.
+            // The buffer is full, but no more bytes are pending.
             let read = timeout(PATIENCE * 100, ours.read(&mut [0; 1])).await;
             assert!(read.is_err(), "it says nothing");
             theirs.read_exact(&mut [0; 8]).await.expect("it is there");

@@ -1,7 +1,7 @@
-//! Which hosts and origins may come in.
+//! Checks of the host and origin of requests.
 //!
-//! A web page can make a browser send requests to a server on the reader's own machine (DNS
-//! rebinding). Checking `Host` and `TextOrigin` stops it (2026-07-28, *Streamable HTTP, Security*).
+//! A web page can make a browser send requests to a server on the user's own machine (DNS rebinding). Checks
+//! of `Host` and `Origin` prevent it (2026-07-28, *Streamable HTTP, Security*).
 
 use crate::protocol::{
     headers::text,
@@ -12,14 +12,14 @@ use http::{
     header::{HOST, ORIGIN},
 };
 
-/// The hosts this proxy answers to, and the origins whose pages may call it.
+/// The hosts that the proxy serves, and the origins whose pages may call it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessPolicy {
-    /// Host names beside `localhost` and IP addresses, which are always fine: a rebinding attack
+    /// Host names in addition to `localhost` and IP addresses, which are always allowed: a rebinding attack
     /// needs a name. `*` turns the check off.
     pub hosts: Vec<String>,
-    /// Origins (`https://app.example.com`) beside those of the hosts themselves. `*` turns the
-    /// check off.
+    /// Origins (`https://app.example.com`) in addition to those of the hosts themselves. `*` turns the check
+    /// off.
     pub origins: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ pub struct AccessPolicy {
 #[derive(Clone, Copy, Debug)]
 pub struct AccessProof(());
 
-/// Why a request may not come in.
+/// Why a request is denied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDenial {
     #[error(
@@ -44,7 +44,7 @@ pub enum AccessDenial {
 // === impl Denied ===
 
 impl AccessDenial {
-    /// The host or the origin that is refused.
+    /// The denied host or origin.
     pub fn values(&self) -> (Option<&str>, Option<&str>) {
         match self {
             Self::Host(host) => (Some(host), None),
@@ -56,8 +56,8 @@ impl AccessDenial {
 // === impl Access ===
 
 impl AccessPolicy {
-    /// Checks each host and origin that a request names, should it name several: an attacker gains nothing by
-    /// adding one that is fine.
+    /// Checks each host and origin of a request, even if there are several: adding an allowed one must not
+    /// help an attacker.
     ///
     /// # Errors
     /// [`AccessDenial`] names what is not allowed and the setting that would allow it.
@@ -72,8 +72,8 @@ impl AccessPolicy {
         Ok(checked)
     }
 
-    /// Checks what a request says of where it was sent and which page sent it. `host` is the
-    /// authority (HTTP/2) or the `Host` header; a request without one is fine, no browser sends it.
+    /// Checks the host and the origin of a request. `host` is the authority (HTTP/2) or the `Host` header; a
+    /// request without one is allowed, because no browser sends it.
     ///
     /// # Errors
     /// As [`AccessPolicy::check_head`].
@@ -104,7 +104,7 @@ impl AccessPolicy {
         if self.origins.iter().any(|known| known == "*" || known.eq_ignore_ascii_case(origin)) {
             return true;
         }
-        // A page from ourselves, or from this machine. An address elsewhere is somebody's web site.
+        // A page of this proxy, or of this machine. Any other address may serve an untrusted page.
         let Some((scheme, authority)) = origin.split_once("://") else { return false };
         if !is_scheme(scheme) {
             return false;
@@ -123,13 +123,13 @@ impl AccessPolicy {
     }
 }
 
-/// Whether a URI's scheme is one (RFC 3986, section 3.1).
+/// Whether a URI scheme is valid (RFC 3986, section 3.1).
 fn is_scheme(scheme: &str) -> bool {
     let is_rest = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
     scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(is_rest)
 }
 
-/// An authority without its port, as it would be configured.
+/// An authority without its port, as in the configuration.
 fn without_port(authority: &str) -> &str {
     authority.rsplit_once(':').map_or(authority, |(name, _)| name)
 }

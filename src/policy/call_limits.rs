@@ -1,24 +1,24 @@
-//! How many calls a route, or the tools of a rule, may have at a time and in a minute.
+//! Limits on the concurrency and rate of calls of a route, or of the tools of a rule.
 
 use std::{
     num::{NonZeroU32, NonZeroUsize},
     time::Duration,
 };
 
-/// Limits on the `tools/call` of a route, or of the tools of one rule together. A call must keep within those of its
-/// rule and those of its route.
+/// Limits on the `tools/call` of a route, or of the tools of one rule together. A call must satisfy those of
+/// its rule and those of its route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallLimits {
-    /// Calls at the server at a time, of all callers. Further ones wait in a queue. Default none.
+    /// Concurrent calls at the server, of all callers. Further calls wait in a queue. Default none.
     pub concurrency: Option<NonZeroUsize>,
-    /// Calls of one caller in a minute. A further one is refused. Default none.
+    /// Calls of one caller in a minute. A further call is refused. Default none.
     pub calls_per_minute: Option<NonZeroU32>,
 }
 
 /// The queue of calls that wait for a permit ([`CallLimits::concurrency`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallQueue {
-    /// Calls of one caller in one queue (`limits.queue`). A further one is refused.
+    /// Calls of one caller in one queue (`limits.queue`). A further call is refused.
     pub length: usize,
     /// The longest wait of a call that is no task (`timeouts.queue`).
     pub max_wait: Duration,
@@ -27,7 +27,7 @@ pub struct CallQueue {
 // === impl CallLimits ===
 
 impl CallLimits {
-    /// Whether there are none.
+    /// Whether there are no limits.
     pub const fn is_empty(&self) -> bool {
         self.concurrency.is_none() && self.calls_per_minute.is_none()
     }

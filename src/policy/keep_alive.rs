@@ -1,46 +1,45 @@
-//! What a client is told while it waits for a slow call, one step after another: that the call still
-//! runs, if it asked to hear of progress; a comment, which keeps the connection open; at the end that
-//! it has waited long enough.
+//! The keep-alive schedule of a client that waits for a slow call: progress notifications, if it sent a
+//! progress token; comments, which keep the connection open; and an error at the deadline.
 //!
-//! Silence is counted twice. Any byte breaks it as far as comments go. Progress is for the client's
-//! own patience, which a server's comments do not reach, so there only a message counts: of the server,
-//! or one of these. The deadline counts from the request on, whatever is said.
+//! Two silences are measured. Any byte ends the silence for comments. Progress addresses the client's own
+//! timeout, which comments do not reset, so only a message ends that silence: of the server, or of the proxy.
+//! The deadline counts from the request, whatever is sent.
 
 use super::WaitPolicy;
 use crate::protocol::{ErrorObject, ProgressHeartbeat, code};
 use bytes::Bytes;
 use std::{mem, time::Instant};
 
-/// How long one client has heard nothing.
+/// The keep-alive timer of one client.
 #[derive(Debug)]
 pub struct KeepAliveTimer {
     held: WaitPolicy,
-    /// For a client that wants to hear of progress.
+    /// For a client that sent a progress token.
     heartbeat: Option<Box<ProgressHeartbeat>>,
     began: Instant,
-    /// When the client last got a byte.
+    /// When the client last received a byte.
     last_byte_at: Instant,
-    /// When it last got a message.
+    /// When the client last received a message.
     last_message_at: Instant,
-    /// What it got since the time was last looked at.
+    /// What the client has received since the clock was last read.
     recent: RecentTraffic,
 }
 
-/// What is to be done.
+/// The next keep-alive action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeepAliveStep {
-    /// The client is sent this message, a notification on one line.
+    /// Send this message to the client, a notification on one line.
     Progress(Bytes),
-    /// The client is sent a comment.
+    /// Send a comment to the client.
     Comment,
-    /// The client gets an error ([`KeepAliveTimer::deadline_error`]); the call is cancelled.
+    /// Send an error to the client ([`KeepAliveTimer::deadline_error`]) and cancel the call.
     Deadline,
 }
 
-/// Why a wait for the beginning of an answer is over.
+/// Why a wait for the start of a response is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStart {
-    /// It is time to begin one without the server.
+    /// The proxy must start the response without the server.
     Due,
     Deadline,
 }
@@ -52,7 +51,7 @@ enum RecentTraffic {
     Message,
 }
 
-/// Which step, before it is taken; the later, the more it says.
+/// A pending step, in ascending order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PendingStep {
     Comment,
@@ -63,7 +62,7 @@ enum PendingStep {
 // === impl Silence ===
 
 impl KeepAliveTimer {
-    /// `began` is when the request arrived; `heartbeat` is for a client that wants to hear of progress.
+    /// `began` is when the request arrived; `heartbeat` is for a client that sent a progress token.
     pub fn new(held: WaitPolicy, heartbeat: Option<ProgressHeartbeat>, began: Instant) -> Self {
         let heartbeat = heartbeat.filter(|_| held.progress.is_some()).map(Box::new);
         Self {
@@ -76,44 +75,42 @@ impl KeepAliveTimer {
         }
     }
 
-    /// Whether the server's messages are to be told ([`KeepAliveTimer::record_message`]).
+    /// Whether the server's messages must be recorded ([`KeepAliveTimer::record_message`]).
     pub fn wants_messages(&self) -> bool {
         self.heartbeat.is_some()
     }
 
-    /// Something was sent to the client.
+    /// Records that bytes were sent to the client.
     pub fn record_bytes(&mut self) {
         self.recent = self.recent.max(RecentTraffic::Bytes);
     }
 
-    /// A message of the server was sent to the client.
+    /// Records that a message of the server was sent to the client.
     pub fn record_message(&mut self, message: &[u8]) {
         self.recent = RecentTraffic::Message;
-        // Most have none, and their messages need not be read.
+        // Most clients have no heartbeat, and their messages need not be read.
         if let Some(heartbeat) = &mut self.heartbeat {
             heartbeat.observe(message);
         }
     }
 
-    /// The call has been answered: its connection may stay open, but nothing is waited for.
+    /// Records that the call has been answered: its connection may stay open, but the client no longer waits.
     pub fn stop_waiting(&mut self) {
         self.heartbeat = None;
         self.held.deadline = None;
     }
 
-    /// The error at the deadline, of an absolute length.
+    /// The error at the deadline.
     pub fn deadline_error(&self) -> ErrorObject {
         let limit = self.held.deadline.unwrap_or_default();
         ErrorObject::new(
             code::UPSTREAM_TIMEOUT,
-            format!(
-                "no answer within {limit:?} (held.deadline); the server is told that the call is cancelled"
-            ),
+            format!("no answer within {limit:?} (held.deadline); the call is cancelled at the server"),
         )
     }
 
-    /// When the next step is due. `can_insert` is whether something can be put in here; the deadline does
-    /// not wait for that. The time is asked for only where something was said since.
+    /// When the next step is due. `may_speak` is whether an event can be inserted here; the deadline does not
+    /// depend on that. Reads the clock only if something was sent since the last call.
     pub fn poll_timeout(&mut self, now: impl FnOnce() -> Instant, may_speak: bool) -> Option<Instant> {
         match mem::replace(&mut self.recent, RecentTraffic::Nothing) {
             RecentTraffic::Nothing => {}
@@ -126,7 +123,7 @@ impl KeepAliveTimer {
         self.steps(may_speak).iter().flatten().map(|(due, _)| *due).min()
     }
 
-    /// The step to take at this time, if one is due; of several the one that says most.
+    /// The step to take at this time, if one is due; of several the one with the highest precedence.
     pub fn handle_timeout(&mut self, now: Instant, may_speak: bool) -> Option<KeepAliveStep> {
         let reached = self.steps(may_speak).into_iter().flatten().filter(|(at, _)| *at <= now);
         let next = reached.map(|(_, next)| next).max()?;
@@ -145,9 +142,9 @@ impl KeepAliveTimer {
         }
     }
 
-    /// When an answer has to begin whose server says nothing at all, or else end; `can_begin` is whether
-    /// one can begin. It waits for the longer of the two silences: with a head of our own, what the server
-    /// says by status and headers is lost.
+    /// When the proxy must start or end a response whose server has sent nothing; `may_begin` is whether it
+    /// can start one. It waits for the longer of the two silences, because the response then loses the
+    /// server's status and headers.
     pub fn response_start(&self, may_begin: bool) -> Option<(Instant, ResponseStart)> {
         let begins = self.held.comments.max(self.held.progress.unwrap_or_default());
         let begins = may_begin.then(|| (self.began + begins, ResponseStart::Due));
@@ -155,7 +152,7 @@ impl KeepAliveTimer {
         begins.into_iter().chain(ends).min_by_key(|(due, _)| *due)
     }
 
-    /// What is to come, and when.
+    /// The pending steps and their times.
     fn steps(&self, may_speak: bool) -> [Option<(Instant, PendingStep)>; 3] {
         let comment = may_speak.then(|| (self.last_byte_at + self.held.comments, PendingStep::Comment));
         let progress = self.held.progress.filter(|_| may_speak && self.heartbeat.is_some());

@@ -1,8 +1,7 @@
-//! Decisions from given facts: which call may become a task and when, who may come in, how much of
-//! everything there may be.
+//! Decisions as pure values: which call may become a task and when, which requests are allowed, and all
+//! quotas.
 //!
-//! Each type here is a part of the configuration as it is meant, after the file was read; nothing
-//! here waits or looks anything up.
+//! Each type here is a part of the configuration after the file was read; nothing here waits or performs I/O.
 
 pub mod access;
 pub mod call_limits;

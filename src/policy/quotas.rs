@@ -1,25 +1,25 @@
-//! How much of everything there may be.
+//! Quotas of tasks.
 
 use std::time::Duration;
 
-/// Bounds on tasks. Where one is reached a call stays synchronous; nothing that runs is evicted.
+/// Bounds on tasks. A call that exceeds one stays synchronous; running tasks are never evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskQuotas {
-    /// Tasks of one principal that are still kept, ended ones included. Default 10 000.
+    /// Stored tasks of one principal, including ended ones. Default 10 000.
     pub tasks_per_principal: usize,
-    /// Tasks in all. Default 100 000.
+    /// Stored tasks in total. Default 100 000.
     pub tasks: usize,
-    /// Bytes of results and questions of tasks kept in all. A result that does not fit fails its task.
-    /// Default 1 GiB.
+    /// Bytes of stored results and input requests in total. A result that exceeds it fails its task. Default
+    /// 1 GiB.
     pub stored_bytes: usize,
-    /// The same for one principal, so that none takes the room of all. Default 256 MiB.
+    /// Bytes of stored results and input requests of one principal. Default 256 MiB.
     pub stored_bytes_per_principal: usize,
-    /// Bytes of one result that may be kept. A larger one fails its task. Default 16 MiB.
+    /// Bytes of one stored result. A larger one fails its task. Default 16 MiB.
     pub stored_result_bytes: usize,
-    /// `tasks/*` calls of one principal in a second. Generous, as some clients start at 20 ms.
+    /// `tasks/*` requests of one principal in a second. High, because some clients start polling at 20 ms.
     /// Default 1 000.
     pub polls_per_second: u32,
-    /// Look-ups of unknown tasks by one principal in a minute. Default 600.
+    /// Lookups of unknown tasks by one principal in a minute. Default 600.
     pub misses_per_minute: u32,
     /// Open `subscriptions/listen` streams of one principal. Default 100.
     pub listens_per_principal: usize,

@@ -1,7 +1,7 @@
-//! Which share of callers a policy holds for already.
+//! The share of callers to which a policy already applies.
 //!
-//! A caller's place is fixed by what it is and by the route it calls, by nothing else: it is the same after a
-//! restart, in every replica, and for every share, so that whoever is in at 10 % is in at 25 %.
+//! A caller's position is determined only by its identity and the route: it is the same after a restart, in
+//! every replica, and for every share. A caller that is included at 10 % is included at 25 %.
 
 use super::{NamePattern, PrincipalSource};
 use http::{
@@ -11,64 +11,64 @@ use http::{
 use ring::digest::{Context, SHA256};
 use std::{fmt, sync::Arc};
 
-/// Who is treated as the mode has it already; the others are treated as `observe` has it.
+/// The callers to which the mode applies; for all others it is `observe`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
     pub share: RolloutShare,
     pub by: RolloutBasis,
-    /// Whose keys look like this are in whatever the share is, unless they look like one of `never`.
+    /// Callers whose keys match one of these are included at any share, unless they match one of `never`.
     pub always: Vec<NamePattern>,
-    /// Whose keys look like this are not.
+    /// Callers whose keys match one of these are excluded.
     pub never: Vec<NamePattern>,
 }
 
-/// Of all, in millionths: 0 for nobody, a million for everybody.
+/// A share in millionths: 0 for no caller, a million for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RolloutShare(u32);
 
-/// What of a caller its place is taken from.
+/// What determines a caller's position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RolloutBasis {
-    /// What a caller is on the route. Whoever shows nothing has none.
+    /// The caller's principal on the route. A caller without credentials has no position.
     #[default]
     Principal,
-    /// The `Mcp-Session-RequestId`, which revisions before 2026-07-28 have.
+    /// The `Mcp-Session-Id`, which revisions before 2026-07-28 have.
     Session,
-    /// What this header says.
+    /// The value of this header.
     Header(HeaderName),
 }
 
-/// What of a request's head a caller's places are taken from.
+/// The parts of a request's head that determine a caller's position.
 #[derive(Clone, Copy, Debug)]
 pub struct CallerHead<'a> {
     pub headers: &'a HeaderMap,
-    /// The name of the token that the caller was let in by.
+    /// The name of the caller's access token.
     pub token: Option<&'a str>,
-    /// The principal, as the log shows it.
+    /// The principal as in the log.
     pub principal: &'a str,
 }
 
-/// For which rollouts of a route a caller is in: those of `defer` and of each tool's rule, in that order. None where
-/// the route has no rollout.
+/// Whether a caller is a member of each rollout of a route: that of `defer` and of each tool's rule, in that
+/// order. `None` if the route has no rollout.
 pub type RolloutMembership = Option<Arc<[bool]>>;
 
-/// What one caller is to one rollout.
+/// The key of one caller in one rollout.
 struct RolloutKey<'a> {
-    /// What the place is taken from; there is none without them.
+    /// The input of the position; there is no position without any.
     parts: Vec<&'a [u8]>,
-    /// What `always` and `never` may name it by.
+    /// The names that `always` and `never` match.
     names: Vec<&'a str>,
 }
 
 const MILLION: u32 = 1_000_000;
 
-/// Whether a caller is in for the rollout of the rule with this number, or of `defer`.
+/// Whether a caller is a member of the rollout of the rule with this number, or of `defer`.
 pub(super) fn admits(standing: &RolloutMembership, rule: Option<usize>) -> bool {
     let number = rule.map_or(0, |rule| rule + 1);
     standing.as_ref().is_none_or(|all| all.get(number).copied().unwrap_or(true))
 }
 
-/// The header of a session's id.
+/// The header of the session id.
 const SESSION: &str = "mcp-session-id";
 
 // === impl Share ===
@@ -76,12 +76,12 @@ const SESSION: &str = "mcp-session-id";
 impl RolloutShare {
     pub const ALL: Self = Self(MILLION);
 
-    /// None where that is more than all.
+    /// `None` for more than a million.
     pub fn of_millionths(millionths: u32) -> Option<Self> {
         (millionths <= MILLION).then_some(Self(millionths))
     }
 
-    /// Neither none nor all.
+    /// Whether the share is neither zero nor all.
     pub const fn is_partial(self) -> bool {
         0 < self.0 && self.0 < MILLION
     }
@@ -112,7 +112,8 @@ impl fmt::Display for RolloutBasis {
 // === impl Rollout ===
 
 impl Rollout {
-    /// Whether the caller with this head is in, on the route of this path, whose callers are what `source` says.
+    /// Whether the caller with this head is a member, on the route of this path, which identifies callers by
+    /// `source`.
     pub fn admits(&self, path: &str, source: &PrincipalSource, head: CallerHead<'_>) -> bool {
         let key = self.key(source, head);
         let is_named = |patterns: &[NamePattern]| {
@@ -121,7 +122,7 @@ impl Rollout {
         if is_named(&self.never) {
             return false;
         }
-        // Whoever has no key has no place; all are all.
+        // A caller without a key has no position; a share of all includes it.
         self.share == RolloutShare::ALL
             || is_named(&self.always)
             || !key.parts.is_empty() && bucket_of(path, &key.parts) < self.share.0
@@ -138,7 +139,7 @@ impl Rollout {
             }
             (RolloutBasis::Principal, PrincipalSource::Authorization) => {
                 let RolloutKey { parts, .. } = RolloutKey::from_header(head.headers, AUTHORIZATION);
-                // It is a secret: nobody is named by it.
+                // The header is a secret: callers are not named by it.
                 RolloutKey { parts, names: Vec::new() }.with_token(head.token).with_principal(head.principal)
             }
         }
@@ -146,7 +147,7 @@ impl Rollout {
 }
 
 impl fmt::Display for Rollout {
-    /// As in `25% by principal`.
+    /// For example `25% by principal`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} by {}", self.share, self.by)
     }
@@ -163,7 +164,7 @@ impl<'a> RolloutKey<'a> {
         }
     }
 
-    /// Those who share a token are told apart by the rest.
+    /// Distinguishes callers that share a token by the rest of the key.
     fn with_token(mut self, token: Option<&'a str>) -> Self {
         if let Some(token) = token {
             self.parts.insert(0, token.as_bytes());
@@ -178,8 +179,8 @@ impl<'a> RolloutKey<'a> {
     }
 }
 
-/// Where a caller stands on the route of this path, of `0..MILLION`: the first eight bytes of a SHA-256 over the path
-/// and each part of the key, a zero byte before each part. No header has one in it.
+/// The position of a caller on the route of this path, in `0..MILLION`: the first eight bytes of a SHA-256
+/// over the path and each part of the key, with a zero byte before each part. No header contains a zero byte.
 fn bucket_of(path: &str, key: &[&[u8]]) -> u32 {
     let mut digest = Context::new(&SHA256);
     digest.update(path.as_bytes());
@@ -218,7 +219,7 @@ mod tests {
         )
     }
 
-    /// Those of 10,000 users who are in.
+    /// The members among 10,000 users.
     fn users(path: &str, millionths: u32) -> Vec<bool> {
         let rollout = rollout(millionths);
         let is_in = |number| {
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_what_anybody_can_compute_and_never_changes() {
+    fn a_bucket_is_reproducible_and_never_changes() {
         // printf '/mcp\0alice' | sha256sum: the first 16 digits, divided by 2^64.
         let place =
             |key: &[&str]| bucket_of("/mcp", &key.iter().map(|part| part.as_bytes()).collect::<Vec<_>>());
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_no_key_is_out_until_all_are_in() {
+    fn a_caller_without_a_key_is_out_until_the_share_is_all() {
         for by in [
             RolloutBasis::Principal,
             RolloutBasis::Session,
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_are_named_are_in_or_out_whatever_the_share_is() {
+    fn named_callers_are_in_or_out_at_any_share() {
         let patterns = |texts: &[&str]| texts.iter().map(|text| NamePattern::new(*text)).collect();
         let named = |millionths, always: &[&str], never: &[&str]| Rollout {
             always: patterns(always),
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_no_name() {
+    fn a_caller_is_not_named_by_its_authorization() {
         let rollout = Rollout { always: vec![NamePattern::new("Bearer*")], ..rollout(0) };
         let headers = headers(&[("authorization", "Bearer a")]);
         let head = CallerHead { headers: &headers, token: None, principal: "0123456789abcdef" };
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_and_headers_have_places_of_their_own() {
+    fn sessions_and_headers_have_their_own_buckets() {
         let session = Rollout { by: RolloutBasis::Session, ..rollout(500_000) };
         let tenant = RolloutBasis::Header(HeaderName::from_static("x-tenant"));
         let tenant = Rollout { by: tenant, ..rollout(500_000) };

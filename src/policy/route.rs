@@ -1,4 +1,4 @@
-//! Where calls come in and which server they go to.
+//! The route of a call, and the policies of its server.
 
 use super::{
     CallLimits, CallQueue, CallerHead, DeferPolicy, Mode, NamePattern, Rollout, RolloutBasis,
@@ -10,16 +10,16 @@ use std::{fmt, sync::Arc, time::Duration};
 /// One MCP endpoint of the proxy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
-    /// The path clients use, `/mcp` by default. Also the route's name.
+    /// The path that clients use, `/mcp` by default. Also the route's name.
     pub path: Arc<str>,
     pub defer: DeferPolicy,
-    /// The first match wins.
+    /// The first match applies.
     pub tools: Vec<ToolRule>,
-    /// Of all its `tools/call` together.
+    /// For all its `tools/call` together.
     pub limits: CallLimits,
     pub queue: CallQueue,
-    /// The time of a call at the server, where it is shorter than what its server is held to: that is the longest time of
-    /// all tools.
+    /// The timeout of a call at the server, if it is shorter than the server's own timeout, which is the
+    /// longest of all tools.
     pub timeout: Option<Duration>,
     pub principal: PrincipalSource,
     pub questions: InputPolicy,
@@ -27,114 +27,111 @@ pub struct Route {
     pub resume: ResumePolicy,
     pub held: WaitPolicy,
     pub tickets: TicketPolicy,
-    /// Headers beside `Authorization` and cookies by which the server knows the caller. They are
+    /// Headers in addition to `Authorization` and cookies by which the server identifies the caller. They are
     /// forwarded, and callers that differ in them share no session.
     pub forward: Vec<HeaderName>,
-    /// Add `HttpResponse` to the requests that are sent to the server (RFC 7239). Off by default.
+    /// Adds `Forwarded` to the requests that are sent to the server (RFC 7239). Off by default.
     pub forwarded: bool,
-    /// Headers of every response of the route, in the place of the server's own of these names.
+    /// Headers of every response of the route, which replace the server's own of these names.
     pub response_headers: ResponseHeaders,
-    /// Turn an empty `resources/read` result into the error it stands for. Off by default.
+    /// Turns an empty `resources/read` result into the error for an unknown resource. Off by default.
     pub empty_contents_is_error: bool,
 }
 
-/// Headers that an operator has written: each name once.
+/// Configured headers: each name once.
 pub type ResponseHeaders = Vec<(HeaderName, HeaderValue)>;
 
-/// What a caller is.
+/// How a route identifies callers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PrincipalSource {
     /// The hash of the `Authorization` value. A refreshed token is another principal.
     #[default]
     Authorization,
-    /// The value of a header that something trusted in front of the proxy sets.
+    /// The value of a header that a trusted proxy in front sets.
     Header(HeaderName),
 }
 
-/// How questions are treated that a server asks during a call.
+/// The handling of input requests during a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputPolicy {
-    /// How long further ones are waited for after the first, so that parallel ones are put together.
-    /// It adds to every answer that asks. Default 25 ms.
+    /// How long to wait for further input requests after the first, so that parallel ones are sent together.
+    /// Adds to the latency of every input request. Default 25 ms.
     pub settle: Duration,
-    /// How long an unanswered one may wait before a task exists; the server's call, its session and
-    /// a few KiB wait with it. Default 5 min.
+    /// How long an unanswered input request may wait before a task exists. The server's call, its session and
+    /// a few KiB of memory wait with it. Default 5 min.
     pub park: Duration,
 }
 
-/// What a client gets that waits for a slow `tools/call`, `prompts/get` or `resources/read` without a
-/// task, so that neither it nor what stands in between takes the call for dead.
+/// Keep-alive messages and limits for a client that waits for a slow `tools/call`, `prompts/get` or
+/// `resources/read` without a task, so that neither it nor an intermediary times out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPolicy {
-    /// After how much silence a client that gave a progress token is told that the call still runs;
-    /// `Missing` for never. Each costs a line of about 150 bytes. Default 10 s.
+    /// The silence after which a client that sent a progress token gets a progress notification; `None` for
+    /// never. Each takes about 150 bytes. Default 10 s.
     pub progress: Option<Duration>,
-    /// After how much silence an answer becomes an event stream and the stream gets a comment, which
-    /// keeps the connection open. From then on an error cannot have an HTTP status of its own, so a
-    /// shorter time costs some clients a clear error; a longer one risks an impatient proxy in
-    /// between. It holds for whatever a client waits for. Default 5 s.
+    /// The silence after which a response becomes an event stream and the stream gets a comment, which keeps
+    /// the connection open. From then on an error cannot have an HTTP status of its own, so a shorter time
+    /// costs some clients a clear error; after a longer one an intermediary may time out. Applies to all
+    /// waiting requests. Default 5 s.
     pub comments: Duration,
-    /// How long a client waits at most, from its request on: then it gets an error, and the server is
-    /// told that the call is cancelled. Default none; the server's own time is
-    /// `upstream::Timeouts::call`.
+    /// How long a client may wait, counted from its request. After that it gets an error, and the call is
+    /// cancelled at the server. Default none; the server's own timeout is `upstream::Timeouts::call`.
     pub deadline: Option<Duration>,
-    /// How long a `tools/call` may run before a client that knows no tasks is answered with a ticket. Default
-    /// none: it waits.
+    /// How long a `tools/call` may run before a client without task support is answered with a ticket.
+    /// Default none: it waits.
     pub ticket: Option<Duration>,
 }
 
-/// How tasks are made for clients of 2025-11-25.
+/// The tasks that the proxy provides for clients of 2025-11-25.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegacyTaskPolicy {
-    /// The longest time for which a client can wish its task's result to be kept, at least a second.
-    /// Default 24 h.
+    /// The longest retention that a client can request for its task, at least a second. Default 24 h.
     pub max_ttl: Duration,
-    /// Whether a task whose tool returned an error is `completed`, and not `failed` as the revision
-    /// has it: some clients drop the result of a failed task. Off by default.
+    /// Whether a task whose tool returned an error is `completed` instead of `failed`, which the revision
+    /// requires: some clients drop the result of a failed task. Off by default.
     pub errors_complete: bool,
-    /// What a model may go on with while the task works.
+    /// A text with which a model can continue while the task works.
     pub immediate_response: Option<String>,
     /// Whether a caller finds in one era the tasks it made in the other. Off by default, and never for
-    /// those who show nothing to be told apart by.
+    /// callers without credentials.
     pub across_eras: bool,
     pub unsolicited: UnsolicitedTasks,
 }
 
-/// Whether the answers of a server without event ids can be taken up by legacy clients where they
-/// broke, and how long calls wait to be taken up after a restart.
+/// Whether legacy clients can resume responses of a server without event ids, and how long calls wait for
+/// their resumption after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumePolicy {
-    /// Whether events are given ids and kept. Off by default: it costs memory, and work of its own for
-    /// each such answer.
+    /// Whether events get ids and are kept. Off by default: it takes memory and work for each such response.
     pub mint: bool,
-    /// How long after its end an answer is kept. Default 5 min.
+    /// How long a response is kept after its end. Default 5 min.
     pub keep: Duration,
-    /// How much of one answer is kept, in bytes: the latest. Default 1 MiB.
+    /// The maximum size of the kept end of one response, in bytes. Default 1 MiB.
     pub bytes: usize,
-    /// How long a call that the process before this one has made waits for its caller to show its credentials
-    /// again, without which it cannot be taken up. Default 5 min.
+    /// How long a call of the previous process waits until its caller sends its credentials again, which the
+    /// resumption requires. Default 5 min.
     pub wait: Duration,
-    /// Answers that are kept at a time; further ones go without ids. Default 1000.
+    /// The maximum number of kept responses; further ones get no ids. Default 1000.
     pub streams: usize,
 }
 
-/// Who may be given a task without having asked for one (SEP-2229, draft): clients that would not
-/// understand it break, and only their operator knows them.
+/// The clients that may get a task without requesting one (SEP-2229, draft). Clients without support for it
+/// fail, and only their operator knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum UnsolicitedTasks {
     #[default]
     Never,
     Always,
-    /// Whoever one of these is true of.
+    /// Clients that one of these matches.
     Matching(Vec<ClientMatch>),
 }
 
-/// What a client is told by. Never by what it calls itself.
+/// How a client is recognised. Never by `clientInfo`, which the client chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientMatch {
-    /// A header it sends, with this value.
+    /// A header of its requests, with this value.
     Header(HeaderName, String),
-    /// Its principal, as the log shows it: the first 16 hexadecimal digits of its hash.
+    /// Its principal as in the log: the first 16 hexadecimal digits of its hash.
     Principal(String),
 }
 
@@ -182,7 +179,7 @@ impl Default for LegacyTaskPolicy {
 // === impl Unsolicited ===
 
 impl UnsolicitedTasks {
-    /// Whether it holds for a client that sends these headers and whom the log knows as `principal`.
+    /// Whether it applies to a client with these headers and this principal, as in the log.
     pub fn applies_to(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
         let signs = match self {
             Self::Never => return false,
@@ -196,7 +193,7 @@ impl UnsolicitedTasks {
 // === impl ClientMatch ===
 
 impl ClientMatch {
-    /// Whether it is true of a client that sends these headers and whom the log knows as `principal`.
+    /// Whether it matches a client with these headers and this principal, as in the log.
     pub(super) fn matches(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
         match self {
             Self::Header(name, value) => headers.get_all(name).iter().any(|sent| sent == value.as_str()),
@@ -216,12 +213,12 @@ impl Default for InputPolicy {
 // === impl Route ===
 
 impl Route {
-    /// What holds for a tool on this route, once it holds for everybody.
+    /// The policy of a tool on this route, for members of all rollouts.
     pub fn tool_policy(&self, tool: &str) -> ToolPolicy {
         self.tool_policy_for(tool, &RolloutMembership::default())
     }
 
-    /// What holds for a tool on this route, and a caller of this standing.
+    /// The policy of a tool on this route, for a caller with this rollout membership.
     pub fn tool_policy_for(&self, tool: &str, standing: &RolloutMembership) -> ToolPolicy {
         let mut policy = self.defer.tool_policy(&self.tools, tool, standing);
         if let (TicketAfter::Inherited, Some(after)) = (policy.ticket, self.held.ticket) {
@@ -230,40 +227,40 @@ impl Route {
         policy
     }
 
-    /// The rule that holds for a tool: the first that matches, whatever it sets.
+    /// The rule of a tool: the first that matches, whatever it sets.
     fn rule(&self, tool: &str) -> Option<&ToolRule> {
         self.tools.iter().find(|rule| rule.matches.matches(tool))
     }
 
-    /// The pattern of the rule that sets the mode of a tool; none where that is the route's own.
+    /// The pattern of the rule that sets the mode of a tool; `None` if the mode is the route's own.
     pub fn mode_rule(&self, tool: &str) -> Option<&NamePattern> {
         self.rule(tool).filter(|rule| rule.mode.is_some()).map(|rule| &rule.matches)
     }
 
-    /// The same for its mode or its threshold.
+    /// The pattern of the rule that sets the mode or the threshold of a tool.
     pub fn threshold_rule(&self, tool: &str) -> Option<&NamePattern> {
         let sets = |rule: &&ToolRule| rule.mode.is_some() || rule.after.is_some();
         self.rule(tool).filter(sets).map(|rule| &rule.matches)
     }
 
-    /// The pattern of the rule by which calls of a tool are answered with a ticket after this long; none where the
-    /// route says so, or who holds the ticket.
+    /// The pattern of the rule that sets this ticket time for a tool; `None` if the route or the ticket
+    /// holder sets it.
     pub fn ticket_rule(&self, tool: &str, after: Duration) -> Option<&NamePattern> {
         let rule = self.rule(tool).filter(|rule| rule.ticket == TicketAfter::After(after));
         rule.map(|rule| &rule.matches)
     }
 
-    /// The time of a call of this tool at the server, where it is not what its server is held to.
+    /// The timeout of a call of this tool at the server, if it differs from the server's own.
     pub fn call_timeout(&self, tool: &str) -> Option<Duration> {
         self.rule(tool).and_then(|rule| rule.timeout).or(self.timeout)
     }
 
-    /// Whether calls may have a time of their own.
+    /// Whether calls may have a timeout of their own.
     pub fn has_timeouts(&self) -> bool {
         self.timeout.is_some() || self.tools.iter().any(|rule| rule.timeout.is_some())
     }
 
-    /// Whether calls of this tool are refused, and it is hidden.
+    /// Whether the tool is denied: its calls are refused, and it is hidden.
     pub fn denies(&self, tool: &str) -> bool {
         self.rule(tool).is_some_and(|rule| rule.mode == Some(Mode::Deny))
     }
@@ -273,18 +270,18 @@ impl Route {
         self.tools.iter().any(|rule| rule.mode == Some(Mode::Deny))
     }
 
-    /// Whether calls of any tool may be only observed.
+    /// Whether calls of any tool may be observed only.
     pub fn has_observed_tools(&self) -> bool {
         self.modes().any(|mode| mode == Mode::Observe) || self.rollouts().flatten().next().is_some()
     }
 
-    /// The rollout under which a tool's calls become tasks, if there is one.
+    /// The rollout that applies to a tool, if there is one.
     pub fn rollout(&self, tool: &str) -> Option<&Rollout> {
         let of_rule = self.rule(tool).and_then(|rule| rule.rollout.as_deref());
         of_rule.or(self.defer.rollout.as_deref())
     }
 
-    /// For which rollouts of the route the caller with this head is in. Costs nothing where there are none.
+    /// The caller's membership in each rollout of the route. Costs nothing without a rollout.
     pub fn rollout_membership(
         &self,
         headers: &HeaderMap,
@@ -300,21 +297,22 @@ impl Route {
         Some(self.rollouts().map(|rollout| rollout.is_none_or(admits)).collect())
     }
 
-    /// That of `defer`, and those of the rules.
+    /// The rollout of `defer`, and those of the rules.
     fn rollouts(&self) -> impl Iterator<Item = Option<&Rollout>> {
         let of_rules = self.tools.iter().map(|rule| rule.rollout.as_deref());
         [self.defer.rollout.as_deref()].into_iter().chain(of_rules)
     }
 
-    /// Whether tasks of 2025-11-25 are offered to a caller of this standing that begins a session. Where that
-    /// depends on the session nobody knows yet: the list of tools says it, tool by tool.
+    /// Whether tasks of 2025-11-25 are offered to a caller with this membership that begins a session. If
+    /// that depends on the session, whose id is not known yet, the answer is yes, and the list of tools
+    /// decides for each tool.
     pub fn offers_tasks(&self, standing: &RolloutMembership) -> bool {
         let by_session = |rollout: &Rollout| rollout.by == RolloutBasis::Session;
         self.has_tasks() && (self.defers_for(standing) || self.rollouts().flatten().any(by_session))
     }
 
-    /// Whether any tool's calls may become tasks for a caller of this standing. True without a rollout: then
-    /// the modes alone say it.
+    /// Whether any tool's calls may become tasks for a caller with this membership. True without a rollout:
+    /// then only the modes decide.
     pub fn defers_for(&self, standing: &RolloutMembership) -> bool {
         standing.is_none() || self.modes_for(standing).any(Mode::makes_tasks)
     }
@@ -330,7 +328,7 @@ impl Route {
         self.modes().any(Mode::makes_tasks)
     }
 
-    /// Whether any tool must be run as a task, by a caller of this standing.
+    /// Whether any tool must be run as a task, by a caller with this membership.
     pub fn requires_tasks(&self, standing: &RolloutMembership) -> bool {
         self.modes_for(standing).any(|mode| mode == Mode::Required)
     }
@@ -349,7 +347,7 @@ impl Route {
     }
 }
 
-/// Whether two paths differ in a slash at their end at most: clients write `/mcp` and `/mcp/` for one endpoint.
+/// Whether two paths differ at most in a trailing slash: clients write `/mcp` and `/mcp/` for one endpoint.
 pub fn is_same_path(one: &str, other: &str) -> bool {
     one == other || one.strip_suffix('/') == Some(other) || other.strip_suffix('/') == Some(one)
 }

@@ -1,64 +1,64 @@
-//! How long to wait before a call becomes a task, per tool.
+//! Modes and thresholds of deferral, by tool.
 
 use super::{CallLimits, Rollout, RolloutMembership, TicketAfter, rollout};
 use serde_json::Value;
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
-/// Which calls become tasks, and when.
+/// Whether and when a call becomes a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// A task once the threshold has passed, for clients that declare the extension.
     #[default]
     Auto,
-    /// Held until the result.
+    /// The call stays synchronous.
     Never,
-    /// A task at once, for clients that declare the extension.
+    /// A task immediately, for clients that declare the extension.
     Always,
     /// As `Auto`; clients that do not declare the extension are refused.
     Required,
-    /// Held, and recorded as what would have become a task.
+    /// The call stays synchronous, and is recorded if it would have become a task.
     Observe,
-    /// Hidden from `tools/list`, and refused as an unknown tool is. For rules of tools only.
+    /// Hidden from `tools/list`, and refused like an unknown tool. Only for rules of tools.
     Deny,
 }
 
-/// What holds for every tool of a route unless a rule says otherwise.
+/// The default of every tool of a route; rules override it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeferPolicy {
     pub mode: Mode,
     /// The latency threshold. Default 5 s.
     pub after: Duration,
-    /// How long a finished task's result stays, at least [`SHORTEST_RETENTION`]. Default 1 h.
+    /// How long the result of a finished task is kept, at least [`SHORTEST_RETENTION`]. Default 1 h.
     pub retention: Duration,
-    /// For whom already; for everybody, where that was not said.
+    /// The rollout; all callers if not set.
     pub rollout: Option<Arc<Rollout>>,
 }
 
-/// The shortest time for which a result stays, whatever is written.
+/// The shortest retention of a result; a shorter setting is raised to it.
 pub const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
-/// What is different for the tools that match.
+/// The overrides for matching tools.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolRule {
     pub matches: NamePattern,
     pub mode: Option<Mode>,
     pub after: Option<Duration>,
-    /// For whom already; as the route has it, where that was not said.
+    /// The rollout; the route's if not set.
     pub rollout: Option<Arc<Rollout>>,
     pub ticket: TicketAfter,
-    /// Of the calls of these tools together, beside those of the route.
+    /// For the calls of these tools together, in addition to those of the route.
     pub limits: CallLimits,
-    /// The time of a call at the server; the route's, where that was not said.
+    /// The timeout of a call at the server; the route's if not set.
     pub timeout: Option<Duration>,
-    /// Names for the questions the tool asks, in order.
+    /// Names for the tool's input requests, in order.
     pub keys: Arc<[String]>,
-    /// What a client must declare to call it: an object of objects, in the shape of
+    /// The capabilities that a client must declare to call it: an object of objects, in the shape of
     /// `requiredCapabilities`.
     pub requires: Option<Arc<Value>>,
 }
 
-/// What holds for one tool, all rules considered. Looked up for each call, so it copies nothing of
-/// its rule.
+/// The policy of one tool, with all rules applied. Looked up for each call, so it shares the data of its
+/// rule.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolPolicy {
     pub mode: Mode,
@@ -67,29 +67,29 @@ pub struct ToolPolicy {
     pub retention: Duration,
     pub keys: Arc<[String]>,
     pub requires: Option<Arc<Value>>,
-    /// The caller is outside the rollout, and `mode` would be another if it were not.
+    /// The caller is not a member of the rollout, and `mode` would differ if it were.
     pub is_outside_rollout: bool,
 }
 
-/// A name with `*` (any run of characters) and `?` (any one character), as in a shell. Read once,
-/// when it is made: matching takes no memory.
+/// A name with `*` (any run of characters) and `?` (any one character), as in a shell. Parsed once; matching
+/// allocates nothing.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct NamePattern {
     text: Box<str>,
     shape: PatternShape,
 }
 
-/// What a pattern turns out to be. Most are names, or beginnings of names.
+/// The form of a pattern. Most are names or prefixes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum PatternShape {
-    /// No wildcard: this very name.
+    /// No wildcard: this exact name.
     Name,
-    /// One `*`, at the end: names that begin with so many bytes of the text.
+    /// One `*`, at the end: a prefix of this many bytes of the text.
     Prefix(usize),
     Wildcard(Box<[char]>),
 }
 
-/// A word that names no mode.
+/// A word that is no mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown mode `{0}`; use auto, never, always, required, observe or, for a tool, deny")]
 pub struct UnknownMode(pub String);
@@ -112,7 +112,7 @@ impl Mode {
         }
     }
 
-    /// Whether a client that wants a task gets one.
+    /// Whether a client that requests a task gets one.
     pub const fn makes_tasks(self) -> bool {
         match self {
             Self::Auto | Self::Always | Self::Required => true,
@@ -149,9 +149,8 @@ impl Default for DeferPolicy {
 }
 
 impl DeferPolicy {
-    /// What holds for `tool`: the first rule that matches says what it says, the rest is the
-    /// route's own. For a caller of this standing: whoever is outside the rollout of what would make a task is
-    /// treated as `observe` has it.
+    /// The policy of `tool` for a caller with this membership: the first matching rule overrides the route's
+    /// default. For a caller outside the rollout a mode that would make tasks becomes `observe`.
     pub fn tool_policy(&self, rules: &[ToolRule], tool: &str, standing: &RolloutMembership) -> ToolPolicy {
         let found = rules.iter().enumerate().find(|(_, rule)| rule.matches.matches(tool));
         let policy = self.inside_rollout(found.map(|(_, rule)| rule));
@@ -162,7 +161,7 @@ impl DeferPolicy {
         }
     }
 
-    /// What holds by this rule for whoever is in.
+    /// The policy of this rule for members of the rollout.
     fn inside_rollout(&self, rule: Option<&ToolRule>) -> ToolPolicy {
         ToolPolicy {
             mode: rule.and_then(|rule| rule.mode).unwrap_or(self.mode),
@@ -179,7 +178,7 @@ impl DeferPolicy {
 // === impl ToolPolicy ===
 
 impl ToolPolicy {
-    /// The same for a caller outside the rollout.
+    /// The policy for a caller outside the rollout.
     fn outside_rollout(self) -> Self {
         let after = if self.mode == Mode::Always { Duration::ZERO } else { self.after };
         Self { mode: Mode::Observe, after, is_outside_rollout: true, ..self }
@@ -203,8 +202,8 @@ impl NamePattern {
         &self.text
     }
 
-    /// Whether `name` as a whole has this shape. Takes at most as many steps as the name has
-    /// characters, times those of the pattern.
+    /// Whether the whole `name` matches. Takes at most as many steps as the name has characters, times those
+    /// of the pattern.
     pub fn matches(&self, name: &str) -> bool {
         match &self.shape {
             PatternShape::Name => *self.text == *name,
@@ -216,7 +215,7 @@ impl NamePattern {
 
 fn matches_wildcard(pattern: &[char], name: &str) -> bool {
     let (mut at, mut rest) = (0, name.chars());
-    // Behind the last star seen, and what of the name it has not taken so far.
+    // The position behind the last star, and the part of the name that the star has not consumed.
     let mut star = None;
     loop {
         let before = rest.clone();

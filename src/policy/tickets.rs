@@ -1,71 +1,71 @@
-//! Who holds tickets, and from when on: clients that know no tasks, and give up before a slow tool is done.
+//! Which clients get tickets, and when: clients without task support that time out before a slow tool ends.
 
 use super::{ClientMatch, Mode, NamePattern, ToolPolicy};
 use http::HeaderMap;
 use std::{sync::Arc, time::Duration};
 
-/// How tickets are given on a route.
+/// The ticket settings of a route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TicketPolicy {
-    /// Who gets them, where that was said; else everybody who knows no tasks. The first that is meant counts.
+    /// The clients that get tickets; if not set, all clients without task support. The first match applies.
     pub holders: Option<Vec<TicketHolder>>,
-    /// How long a result is waited for at a time. Left out, it is as long as the call was waited for.
+    /// How long a request for a result waits. If not set, as long as the call has waited.
     pub wait: Option<Duration>,
-    /// What the model is told in the place of our own words.
+    /// The text for the model; replaces the default text.
     pub text: Option<Arc<str>>,
 }
 
-/// Somebody who gets tickets.
+/// A client that gets tickets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TicketHolder {
     pub sign: HolderMatch,
-    /// After how long, if not when the route or the tool has it. The shorter counts where there are both.
+    /// The time until the ticket, if the route or the tool does not set one. Of both the shorter applies.
     pub after: Option<Duration>,
-    /// How long a result is waited for at a time, for this one.
+    /// How long a request for a result waits, for this holder.
     pub wait: Option<Duration>,
 }
 
-/// What a holder is known by.
+/// How a ticket holder is recognised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HolderMatch {
     Client(ClientMatch),
-    /// What it calls itself (`clientInfo.name`): a hint, as anybody can.
+    /// Its `clientInfo.name`: a hint, which any client can set.
     Name(NamePattern),
 }
 
 /// When a tool's call is answered with a ticket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TicketAfter {
-    /// Nothing was said: when the holder's own entry says, if it does.
+    /// Not set: the holder's own entry applies, if it has one.
     #[default]
     Inherited,
     Never,
     After(Duration),
 }
 
-/// What holds for one client, whatever it calls.
+/// The ticket settings of one client, for any tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TicketGrant {
     after: Option<Duration>,
     wait: Option<Duration>,
-    /// The operator has named it, and did not only say that everybody gets them.
+    /// The operator has named the client, instead of enabling tickets for all.
     pub is_named: bool,
 }
 
-/// What holds for one client and one tool.
+/// The ticket settings of one client and one tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TicketTerms {
     /// How long the call may run before it is answered with a ticket.
     pub after: Duration,
-    /// How long its result is waited for at a time.
+    /// How long a request for its result waits.
     pub wait: Duration,
 }
 
 // === impl Tickets ===
 
 impl TicketPolicy {
-    /// Whether, and how, a client gets tickets that sends these headers, whom the log knows as `principal`, and that
-    /// calls itself this.
+    /// The grant for a client with these headers, this principal (as in the log) and this `clientInfo.name`;
+    /// `None` if it gets no tickets.
     pub fn grant_for(
         &self,
         headers: &HeaderMap,
@@ -83,12 +83,12 @@ impl TicketPolicy {
         Some(TicketGrant { after: *after, wait: wait.or(self.wait), is_named: true })
     }
 
-    /// Whether somebody gets them sooner or later whatever the route and its tools say.
+    /// Whether any holder has a time of its own, independent of the route and its tools.
     pub fn has_thresholds(&self) -> bool {
         self.holders.iter().flatten().any(|holder| holder.after.is_some())
     }
 
-    /// Whether somebody is known by a header.
+    /// Whether any holder is recognised by a header.
     pub fn needs_headers(&self) -> bool {
         let is_header = |sign: &HolderMatch| matches!(sign, HolderMatch::Client(ClientMatch::Header(..)));
         self.holders.iter().flatten().any(|holder| is_header(&holder.sign))
@@ -98,13 +98,13 @@ impl TicketPolicy {
 // === impl Holding ===
 
 impl TicketGrant {
-    /// How long a result is waited for at a time, or was to be before the first ticket.
+    /// How long a request for a result waits, before the first ticket sets it.
     pub fn result_wait(&self) -> Option<Duration> {
         self.wait.or(self.after)
     }
 
-    /// What holds for calls of the tool that is treated so. None where its calls are never answered with tickets: they
-    /// become no tasks, or nothing but.
+    /// The settings for calls with this tool policy. `None` if the calls never give tickets: they never
+    /// become tasks, or run only as tasks.
     pub fn terms(&self, policy: &ToolPolicy) -> Option<TicketTerms> {
         match policy.mode {
             Mode::Auto | Mode::Always => {}
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_holder_that_is_meant_counts_and_nobody_else_gets_any() {
+    fn the_first_matching_holder_applies_and_other_clients_get_no_tickets() {
         let name = |text: &str| HolderMatch::Name(NamePattern::new(text));
         let header = ClientMatch::Header("x-agent".parse().expect("a name"), "1".to_owned());
         let tickets = TicketPolicy {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_becomes_a_task_or_is_nothing_else_is_no_ticket_either() {
+    fn tools_without_tasks_or_with_tasks_only_give_no_tickets() {
         let holding = TicketGrant { after: Some(SECOND), wait: Some(2 * SECOND), is_named: false };
         let terms = |mode| holding.terms(&policy(mode, TicketAfter::Inherited));
         let given = Some(TicketTerms { after: SECOND, wait: 2 * SECOND });

@@ -1,8 +1,9 @@
-//! The bearer tokens by which clients are known (RFC 6750).
+//! The bearer tokens that authenticate clients (RFC 6750).
 //!
-//! A token says who its client is: the principal is the token's name, so that a new token under the same name is
-//! the same caller. What is kept of a token is its digest, and what is shown is compared with all of them: how long
-//! that takes tells neither which one it was like, nor how much of it was right.
+//! A token identifies its client: the principal is the token's name, so that a new token under the same name
+//! is the same caller. Only the digest of a token is stored, and a presented token is compared with all of
+//! them in constant time: the duration reveals neither which token it resembled nor how much of it was
+//! correct.
 
 use http::{
     HeaderMap, HeaderValue,
@@ -12,32 +13,32 @@ use ring::digest::{SHA256, digest};
 use std::{fmt, sync::Arc};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-/// The tokens that clients may show. None: nobody is asked for one.
+/// The accepted tokens. If empty, no token is required.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct TokenSet(Vec<Arc<AccessToken>>);
 
-/// A token as it is kept: its name, and the digest of its text.
+/// A stored token: its name, and the digest of its text.
 #[derive(PartialEq, Eq)]
 pub struct AccessToken {
     name: Arc<str>,
     digest: [u8; 32],
 }
 
-/// Why a request is not let in.
+/// Why a request is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    #[error("clients are known by a token here: send `Authorization: Bearer TOKEN` (access.tokens)")]
+    #[error("a token is required: send `Authorization: Bearer TOKEN` (access.tokens)")]
     NoToken,
-    #[error("the token is not known here (access.tokens)")]
+    #[error("the token is not valid (access.tokens)")]
     WrongToken,
-    #[error("there are several `Authorization`s; send one")]
+    #[error("the request has several `Authorization` headers; send one")]
     Several,
 }
 
 // === impl Tokens ===
 
 impl TokenSet {
-    /// These, each with the name of whom it belongs to. A name may have several.
+    /// Creates the set from tokens and the names of their owners. A name may have several tokens.
     pub fn new<'a>(tokens: impl IntoIterator<Item = (Arc<str>, &'a str)>) -> Self {
         let token =
             |(name, token): (_, &str)| Arc::new(AccessToken { name, digest: digest_of(token.as_bytes()) });
@@ -48,12 +49,13 @@ impl TokenSet {
         self.0.is_empty()
     }
 
-    /// The names of all tokens; one that has several tokens comes as often.
+    /// The names of all tokens; a name with several tokens is repeated.
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.0.iter().map(|token| &token.name)
     }
 
-    /// The token that a request shows. It is taken out of the headers: it was for us, and no server is to see it.
+    /// The token of a request. It is removed from the headers, because it is for the proxy, and no server may
+    /// see it.
     ///
     /// # Errors
     /// [`TokenError`]
@@ -68,7 +70,8 @@ impl TokenSet {
         Ok(token)
     }
 
-    /// Whether a request that was admitted with this token, or without one, would be admitted as the same caller now.
+    /// Whether a request that was admitted with this token, or without one, would be admitted as the same
+    /// caller now.
     pub fn admits(&self, shown: Option<&AccessToken>) -> bool {
         shown.map_or(self.is_empty(), |shown| self.0.iter().any(|known| **known == *shown))
     }
@@ -84,21 +87,21 @@ impl TokenSet {
 }
 
 impl AccessToken {
-    /// The name of whom it belongs to.
+    /// The name of its owner.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
 impl fmt::Debug for AccessToken {
-    /// The name only.
+    /// Only the name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.name.fmt(f)
     }
 }
 
 impl fmt::Debug for TokenSet {
-    /// Names only.
+    /// Only the names.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(&self.0).finish()
     }
@@ -107,7 +110,7 @@ impl fmt::Debug for TokenSet {
 // === impl NotKnown ===
 
 impl TokenError {
-    /// What `WWW-Authenticate` says (RFC 6750, 3): an error only of a token that was shown.
+    /// The value of `WWW-Authenticate` (RFC 6750, 3): an error only if a token was presented.
     pub fn challenge(self) -> HeaderValue {
         HeaderValue::from_static(match self {
             Self::NoToken => r#"Bearer realm="deferral""#,
@@ -116,14 +119,14 @@ impl TokenError {
     }
 }
 
-/// The token that a request shows, where it shows one alone.
+/// The bearer token of a request, if it has exactly one.
 pub fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     let mut shown = headers.get_all(AUTHORIZATION).iter();
     let one = shown.next()?;
     parse_bearer(one).filter(|_| shown.next().is_none())
 }
 
-/// The token of an `Authorization`, if that is what it holds. The scheme's name is written as one likes (RFC 9110,
+/// The token of an `Authorization` value, if it has the scheme. The scheme is case-insensitive (RFC 9110,
 /// 11.1), and blanks follow it.
 fn parse_bearer(authorization: &HeaderValue) -> Option<&[u8]> {
     let (scheme, rest) = authorization.as_bytes().split_at_checked(BEARER.len())?;
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn each_token_is_known_by_its_name_and_is_taken_out() {
+    fn each_token_yields_its_name_and_is_removed() {
         for (shown, name) in [
             ("Bearer a-token", "alice"),
             ("bearer b-token", "bob"),
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_else_is_shown_is_not_known() {
+    fn any_other_authorization_is_refused() {
         for (shown, why) in [
             (&[][..], TokenError::NoToken),
             (&["Basic YTpi"], TokenError::NoToken),
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_was_removed_or_renamed_admits_nobody_any_more() {
+    fn a_removed_or_renamed_token_admits_no_request() {
         let mut headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer a-token"))]);
         let shown = tokens().take(&mut headers).expect("it is known");
         let admitted = |kept: &[(&'static str, &'static str)], shown| {
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_do_not_show_themselves() {
+    fn tokens_are_not_in_debug_output() {
         assert_eq!(format!("{:?}", tokens()), r#"{"alice", "bob", "alice"}"#);
     }
 }

@@ -1,7 +1,7 @@
-//! The media types a client takes, parsed properly.
+//! The media types that a client accepts, parsed in full (RFC 9110, 12.5.1).
 //!
-//! `Accept` is a list of ranges, each with a weight. The most specific range that covers a media
-//! type decides, whatever its weight: `*/*, text/event-stream;q=0` takes everything but streams.
+//! `Accept` is a list of media ranges, each with a weight. The most specific range that covers a media type
+//! decides, whatever its weight: `*/*, text/event-stream;q=0` accepts everything but event streams.
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -11,8 +11,8 @@ use http::{
 pub const JSON: &str = "application/json";
 pub const EVENT_STREAM: &str = "text/event-stream";
 
-/// What is said of an event stream. `X-Accel-Buffering` asks proxies in between to pass each
-/// event on at once (2026-07-28, *Streamable HTTP, Receiving Messages*).
+/// The response headers of an event stream. `X-Accel-Buffering: no` makes intermediaries forward each event
+/// at once (2026-07-28, *Streamable HTTP, Receiving Messages*).
 pub fn event_stream() -> HeaderMap {
     HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM)),
@@ -21,7 +21,7 @@ pub fn event_stream() -> HeaderMap {
     ])
 }
 
-/// How closely a range names a media type. The later, the closer.
+/// How specifically a range names a media type, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum RangeSpecificity {
     /// `*/*`
@@ -32,26 +32,26 @@ enum RangeSpecificity {
     Exact,
 }
 
-/// Whether the `Accept` headers admit `media` (`type/subtype`): wildcards and `q=0` count, case
-/// does not. A request without the header admits everything (RFC 9110, 12.5.1).
+/// Whether the `Accept` headers admit `media` (`type/subtype`). Wildcards and `q=0` count; case does not. A
+/// request without the header admits everything (RFC 9110, 12.5.1).
 ///
-/// Several lines are one list. A header that is there but names nothing admits nothing. Parameters
-/// of a range other than its weight (`;charset=utf-8`) are passed over: what is asked about has
-/// none, and a client that names one means the media type all the same. A range that cannot be
-/// read admits nothing.
+/// Several header lines form one list. A header that is present but names nothing admits nothing. Parameters
+/// of a range other than its weight (`;charset=utf-8`) are ignored: `media` has none, and a client that sends
+/// one still means the media type. A range that cannot be parsed admits nothing.
 pub fn accepts(headers: &HeaderMap, media: &str) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().flat_map(|line| split(line.as_bytes(), b','));
-    // Of two equally close ranges the kinder one counts.
+    // Of two equally specific ranges the one that admits counts.
     match ranges.filter_map(|range| match_range(range, media)).max() {
         Some((_, admits)) => admits,
         None => !headers.contains_key(ACCEPT),
     }
 }
 
-/// Whether both are admitted with which a server may answer a POST (2026-07-28, *Streamable HTTP, Sending Messages*).
+/// Whether both media types are admitted in which a server may respond to a POST (2026-07-28, *Streamable
+/// HTTP, Sending Messages*).
 pub fn accepts_both(headers: &HeaderMap) -> bool {
     let mut lines = headers.get_all(ACCEPT).iter();
-    // What nearly every client sends, in the two orders it is sent in.
+    // The value that nearly every client sends, in the two orders in use.
     if let (Some(line), None) = (lines.next(), lines.next())
         && (line == "application/json, text/event-stream" || line == "text/event-stream, application/json")
     {
@@ -60,13 +60,13 @@ pub fn accepts_both(headers: &HeaderMap) -> bool {
     accepts(headers, JSON) && accepts(headers, EVENT_STREAM)
 }
 
-/// Whether a `Content-SchemaType` is `media`, parameters aside.
+/// Whether a `Content-Type` is `media`, ignoring its parameters.
 pub fn is_media(content_type: Option<&HeaderValue>, media: &str) -> bool {
     let essence = content_type.and_then(|value| value.as_bytes().split(|&byte| byte == b';').next());
     essence.is_some_and(|essence| essence.trim_ascii().eq_ignore_ascii_case(media.as_bytes()))
 }
 
-/// How closely a range covers `media`, and whether it admits it; `Missing` where it does not cover it.
+/// How specifically a range covers `media`, and whether it admits it; `None` if it does not cover `media`.
 fn match_range(range: &[u8], media: &str) -> Option<(RangeSpecificity, bool)> {
     let mut parts = split(range, b';').map(<[u8]>::trim_ascii);
     let name = parts.next()?;
@@ -87,8 +87,8 @@ fn match_range(range: &[u8], media: &str) -> Option<(RangeSpecificity, bool)> {
     Some((closeness, weight.is_none_or(is_positive_weight)))
 }
 
-/// Whether a weight is above zero. It is `0` or `1` with up to three decimals (RFC 9110, 12.4.2);
-/// what is not so is no weight that admits.
+/// Whether a weight is above zero. A weight is `0` or `1` with up to three decimals (RFC 9110, 12.4.2); any
+/// other text counts as zero.
 fn is_positive_weight(weight: &[u8]) -> bool {
     let (whole, decimals) = match weight {
         [whole] | [whole, b'.'] => (whole, &[][..]),
@@ -102,7 +102,7 @@ fn is_positive_weight(weight: &[u8]) -> bool {
     }
 }
 
-/// Splits at `separator`, but not within a quoted string.
+/// Splits at `separator`, except within a quoted string.
 fn split(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     text.split(move |&byte| {

@@ -1,23 +1,23 @@
-//! The same JSON value, however it is spelt.
+//! Equality of JSON values, independent of their spelling.
 //!
-//! A client that sends a request again may have written it anew in between. [`value`] gives two
-//! texts the same bytes exactly where they mean the same:
+//! A client that retries a request may serialize it anew. [`value`] gives two texts the same bytes exactly if
+//! they mean the same value:
 //!
-//! - spacing does not matter, nor does the order of an object's keys;
-//! - strings are the same by their characters, whether escaped or not (half a surrogate pair is a
+//! - spacing and the order of an object's keys do not matter;
+//! - strings are compared by their characters, whether escaped or not (half of a surrogate pair is a
 //!   character of its own);
-//! - numbers are the same by their value, exactly and of any size: `1`, `1.0` and `10e-1` are one
-//!   number, `-0` is `0`, and `9007199254740993` is not `9007199254740992`;
+//! - numbers are compared by value, exactly and at any size: `1`, `1.0` and `10e-1` are one number, `-0` is
+//!   `0`, and `9007199254740993` is not `9007199254740992`;
 //! - where a key is repeated, each occurrence counts, in order.
 //!
-//! Nothing is rounded on the way, so what differs in value never becomes the same.
+//! Nothing is rounded, so different values never become equal.
 
-/// Levels of nesting that are understood. What lies deeper is compared byte for byte, so that
-/// reading cannot exhaust the stack whatever limit the message came in under.
+/// Levels of nesting that are parsed. Deeper values are compared byte for byte, so that recursion cannot
+/// exhaust the stack, whatever the depth limit of the message.
 pub const DEPTH: usize = 128;
 
-/// The canonical form of a JSON text: opaque bytes, for comparing and hashing. Text that cannot be
-/// followed as JSON is the same only as itself.
+/// The canonical form of a JSON text: opaque bytes, for comparing and hashing. Text that is not valid JSON
+/// equals only itself.
 pub fn value(json: &[u8]) -> Vec<u8> {
     let mut reader = Canonicalizer { json, at: 0 };
     let mut out = Vec::with_capacity(json.len() + json.len() / 4 + 8);
@@ -35,18 +35,17 @@ pub fn is_equal(one: &[u8], other: &[u8]) -> bool {
 
 /// Whether a JSON number has no fraction: `5`, `5.0` and `5e3`, but not `5.5`.
 pub fn is_integer(number: &[u8]) -> bool {
-    // An exponent beyond all measure is not looked into.
+    // An exponent that does not fit is assumed to be positive.
     ExactDecimal::read(number).is_none_or(|decimal| decimal.exponent >= 0)
 }
 
-/// Walks a JSON text and writes its canonical form. Every method gives `Missing` where the text is
-/// not JSON.
+/// Walks a JSON text and writes its canonical form. Every method returns `None` if the text is not JSON.
 struct Canonicalizer<'a> {
     json: &'a [u8],
     at: usize,
 }
 
-/// A number as a whole number times a power of ten.
+/// A number as an integer times a power of ten.
 struct ExactDecimal {
     negative: bool,
     /// Without zeros at either end; empty for zero.
@@ -57,7 +56,7 @@ struct ExactDecimal {
 // === impl Reader ===
 
 impl<'a> Canonicalizer<'a> {
-    /// One value with `levels` left to go down.
+    /// Writes one value, with `levels` of nesting left.
     fn value(&mut self, levels: usize, out: &mut Vec<u8>) -> Option<()> {
         match self.peek()? {
             b'{' | b'[' if levels == 0 => {
@@ -79,7 +78,7 @@ impl<'a> Canonicalizer<'a> {
     fn object(&mut self, levels: usize, out: &mut Vec<u8>) -> Option<()> {
         out.push(b'{');
         let base = out.len();
-        // Where each member's key begins and ends, and where its value ends.
+        // The key range and the end of the value of each member.
         let mut members = Vec::new();
         self.at += 1;
         let mut more = self.peek()? != b'}';
@@ -126,7 +125,7 @@ impl<'a> Canonicalizer<'a> {
         Some(())
     }
 
-    /// A string by its characters. Half a surrogate pair becomes the three bytes that UTF-8 would
+    /// Writes a string by its characters. Half of a surrogate pair becomes the three bytes that UTF-8 would
     /// give it, which occur in no other way.
     fn string(&mut self, out: &mut Vec<u8>) -> Option<()> {
         let mut decoded = Vec::new();
@@ -158,7 +157,8 @@ impl<'a> Canonicalizer<'a> {
         }
     }
 
-    /// What follows `\u`: one character, or the first half of one with the second behind it.
+    /// Decodes the digits after `\u`: one character, or the first half of a surrogate pair with the second
+    /// half behind it.
     fn unicode(&mut self, decoded: &mut Vec<u8>) -> Option<()> {
         let mut unit = self.four_digits()?;
         if (0xd800..0xdc00).contains(&unit) && self.json[self.at..].starts_with(b"\\u") {
@@ -210,7 +210,7 @@ impl<'a> Canonicalizer<'a> {
         })
     }
 
-    /// Goes past a value without looking into it.
+    /// Skips a value without parsing it.
     fn skip(&mut self) -> Option<()> {
         let mut depth = 0usize;
         loop {
@@ -236,7 +236,7 @@ impl<'a> Canonicalizer<'a> {
         }
     }
 
-    /// Whether a comma follows, and not `close`.
+    /// Takes a comma or `close`; returns whether it was a comma.
     fn take_separator(&mut self, close: u8) -> Option<bool> {
         let byte = self.peek()?;
         self.at += 1;
@@ -266,7 +266,7 @@ impl<'a> Canonicalizer<'a> {
 // === impl Decimal ===
 
 impl ExactDecimal {
-    /// `Missing` where the text is no number, or its exponent does not fit.
+    /// Returns `None` if the text is no number, or if its exponent does not fit.
     fn read(token: &[u8]) -> Option<Self> {
         let (negative, rest) = match token.strip_prefix(b"-") {
             Some(rest) => (true, rest),
@@ -305,7 +305,7 @@ impl ExactDecimal {
     }
 }
 
-/// A run of bytes behind its length, so that no content can be taken for structure.
+/// Writes bytes behind their length, so that no content can be mistaken for structure.
 fn text(kind: u8, bytes: &[u8], out: &mut Vec<u8>) {
     out.push(kind);
     out.extend_from_slice(itoa::Buffer::new().format(bytes.len()).as_bytes());
@@ -435,7 +435,7 @@ mod tests {
             Just(json!(null)),
             any::<bool>().prop_map(Value::from),
             any::<i64>().prop_map(Value::from),
-            // Never a whole number, which `Value` would hold to differ from the same integer.
+            // Never an integer, which `Value` would consider different from the same number with a fraction.
             any::<i32>().prop_map(|n| json!(f64::from(n) + 0.5)),
             ".{0,6}".prop_map(Value::from),
         ];
@@ -448,7 +448,7 @@ mod tests {
         })
     }
 
-    /// The value in another spelling: keys backwards, space everywhere, strings escaped.
+    /// The value in another spelling: keys in reverse, spaces everywhere, strings escaped.
     fn respelt(value: &Value) -> String {
         let escaped = |text: &str| -> String {
             let units: String = text.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();
@@ -484,7 +484,7 @@ mod tests {
 
         #[test]
         fn any_bytes_at_all_are_read(bytes in prop::collection::vec(prop::sample::select(&b"{}[]\":,\\u0d8-.e1 tn"[..]), 0..24)) {
-            // Whatever a client sends gets a form, and a stable one.
+            // Any bytes that a client sends have a form, and a stable one.
             let form = value(&bytes);
             prop_assert!(is_equal(&bytes, &bytes));
             prop_assert!(form.len() <= bytes.len() * 8 + 64);

@@ -1,9 +1,9 @@
-//! What a client says it can do: raw, and as flags.
+//! The capabilities that a client declares: raw, and as flags.
 //!
-//! A modern client declares its capabilities with every request; a legacy server wants to hear them
-//! once, when a session begins. So each request needs a session that was begun with the same
-//! capabilities, and [`Capabilities::legacy`] is what they are compared by. A server may ask all the
-//! same for what was not declared; [`Capabilities::missing_for`] tells before the client is bothered.
+//! A modern client declares its capabilities with every request; a legacy server receives them once, when a
+//! session begins. So each request needs a session that was opened with the same capabilities, and
+//! [`Capabilities::legacy`] is what they are compared by. A server may still send an input request that was
+//! not declared; [`Capabilities::missing_for`] finds that out before the client receives it.
 
 use super::{
     Method,
@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 /// The capabilities a client declares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The object exactly as it was declared, in an allocation of its own; absent where that is the other.
+    /// The object exactly as it was declared, in an allocation of its own; `None` if it equals `legacy`.
     raw: Option<Bytes>,
     legacy: Bytes,
     flags: CapabilityFlags,
@@ -33,21 +33,21 @@ struct CapabilityFlags {
     tasks: bool,
 }
 
-/// The bytes are not capabilities that are taken.
+/// Why a `capabilities` value is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CapabilitiesError {
     #[error("capabilities must be an object")]
     NotAnObject,
-    #[error("capabilities of {length} bytes are more than the {LARGEST} that are taken; declare less")]
+    #[error("capabilities of {length} bytes exceed the limit of {LARGEST}; declare less")]
     TooLarge { length: usize },
 }
 
-/// The most that a client may declare, in bytes. Real clients declare some hundred; it is kept for as
-/// long as the sessions opened with it, and said to the server at the beginning of each.
+/// The maximum size of a declaration, in bytes. Real clients declare some hundred bytes. A declaration is
+/// retained as long as the sessions opened with it, and sent to the server at the beginning of each.
 pub const LARGEST: usize = 64 << 10;
 
-/// The capabilities that the specification knows of clients, 2025-03-26 to 2026-07-28, each with what can
-/// stand in it; nothing where that is anybody's.
+/// The client capabilities in the specification, 2025-03-26 to 2026-07-28, each with its members; none where
+/// any member is allowed.
 pub const KNOWN_CAPABILITIES: [(&str, &[&str]); 6] = [
     ("elicitation", &["form", "url"]),
     ("experimental", &[]),
@@ -60,63 +60,63 @@ pub const KNOWN_CAPABILITIES: [(&str, &[&str]); 6] = [
 // === impl Capabilities ===
 
 impl Capabilities {
-    /// Reads a client's `capabilities` object. A capability is declared by an object; any other
-    /// value, such as `null` or `false`, does not declare it.
+    /// Reads a client's `capabilities` object. A capability is declared by an object; any other value, such
+    /// as `null` or `false`, does not declare it.
     ///
     /// # Errors
-    /// [`CapabilitiesError`] where the bytes are another JSON value, or none, or more than [`LARGEST`].
+    /// [`CapabilitiesError`] if the bytes are no object, or more than [`LARGEST`].
     pub fn read(raw: Bytes) -> Result<Self, CapabilitiesError> {
         if raw.len() > LARGEST {
             return Err(CapabilitiesError::TooLarge { length: raw.len() });
         }
         let object = JsonObject::read(&raw).map_err(|_| CapabilitiesError::NotAnObject)?;
         let (legacy, flags) = (legacy(&object), CapabilityFlags::of(&object));
-        // They outlive the request, which a slice of it would keep. Mostly both are the same: kept once.
+        // A copy, because a slice would keep the request alive. Mostly both are the same and are stored once.
         let raw = (raw != legacy).then(|| Bytes::copy_from_slice(&raw));
         Ok(Self { raw, legacy, flags })
     }
 
-    /// Nothing is declared.
+    /// The capabilities of a client that declares none.
     pub fn none() -> Self {
         Self::read(Bytes::from_static(b"{}")).expect("it is an object")
     }
 
-    /// What a legacy server is told on the client's behalf: the same object without what the proxy
-    /// takes care of itself (the tasks extension; `extensions` too where nothing else is in it; the
-    /// `tasks` of 2025-11-25, with which a server could turn its questions into tasks).
-    /// Two clients with equal bytes here can share sessions.
+    /// The capabilities that a legacy server receives: the same object without those that the proxy handles
+    /// itself (the tasks extension; `extensions` too if nothing else is in it; the `tasks` of 2025-11-25,
+    /// with which a server could turn its input requests into tasks). Clients with equal bytes here can share
+    /// sessions.
     ///
-    /// The bytes are their own allocation, so a session that keeps them does not keep a request.
+    /// The bytes are an allocation of their own, so a session that keeps them does not keep a request.
     pub fn legacy(&self) -> &Bytes {
         &self.legacy
     }
 
-    /// As they were declared, raw JSON.
+    /// The declaration as it was sent, raw JSON.
     pub fn as_bytes(&self) -> &Bytes {
         self.raw.as_ref().unwrap_or(&self.legacy)
     }
 
-    /// Bytes that keeping them takes.
+    /// Bytes of memory that the declaration takes.
     pub fn retained_bytes(&self) -> usize {
         self.legacy.len() + self.raw.as_ref().map_or(0, Bytes::len)
     }
 
-    /// Whether the client speaks the tasks extension (SEP-2663).
+    /// Whether the client declares the tasks extension (SEP-2663).
     pub fn declares_tasks(&self) -> bool {
         self.flags.tasks
     }
 
-    /// Whether a server may ask this client anything.
+    /// Whether a server may send this client any input request.
     pub fn can_receive_input_requests(&self) -> bool {
         self.input_capability_count() > 0
     }
 
-    /// How much of what a server may ask is declared: each kind of question, and what may come with it.
+    /// The number of declared input capabilities: each kind of input request, and each of its options.
     pub fn input_capability_count(&self) -> usize {
         self.flags.input_capabilities().into_iter().filter(|is_declared| *is_declared).count()
     }
 
-    /// Whether a server may ask this client all that it may ask the other.
+    /// Whether this client declares every input capability that `other` declares.
     pub fn covers(&self, other: &Self) -> bool {
         self.flags
             .input_capabilities()
@@ -125,11 +125,11 @@ impl Capabilities {
             .all(|(ours, theirs)| ours >= theirs)
     }
 
-    /// What the client would have had to declare to be asked this, in the shape of
-    /// `requiredCapabilities` (`{"sampling":{}}`, `{"elicitation":{"url":{}}}`), or `Missing` where it
-    /// did. `params` decides: an elicitation of mode `url` needs `elicitation.url`; `{}` declares
-    /// form only; sampling with `tools` needs `sampling.tools`; with `includeContext` other than
-    /// `none`, nothing more (it is a hint). A method that is no question needs nothing.
+    /// The capability that the client would have to declare to receive this input request, in the shape of
+    /// `requiredCapabilities` (`{"sampling":{}}`, `{"elicitation":{"url":{}}}`), or `None` if it declared it.
+    /// `params` decides: an elicitation of mode `url` needs `elicitation.url`; `{}` declares form only;
+    /// sampling with `tools` needs `sampling.tools`; `includeContext` needs nothing more (it is a hint). A
+    /// method that is no input request needs nothing.
     pub fn missing_for(&self, method: &Method, params: Option<&Bytes>) -> Option<Value> {
         let params = params.and_then(|params| JsonObject::read(params).ok());
         let says =
@@ -149,10 +149,10 @@ impl Capabilities {
         self.missing(&required)
     }
 
-    /// The part of `required` (an object of objects, any depth) the client did not declare, or
-    /// `Missing`. `{"elicitation":{"form":{}}}` is satisfied by `"elicitation":{}`.
+    /// The part of `required` (an object of objects, any depth) that the client did not declare, or `None`.
+    /// `{"elicitation":{"form":{}}}` is satisfied by `"elicitation":{}`.
     ///
-    /// A requirement that is no object, such as `true`, is met by the same value.
+    /// A requirement that is no object, such as `true`, is satisfied by the same value.
     pub fn missing(&self, required: &Value) -> Option<Value> {
         if !self.flags.elicitation_form {
             return missing(self.as_bytes(), required);
@@ -169,7 +169,7 @@ impl CapabilityFlags {
         let sampling = inner(capabilities, "sampling");
         let with = |name| sampling.as_ref().is_some_and(|sampling| declares(sampling, name));
         let mode = |name| elicitation.as_ref().is_some_and(|modes| declares(modes, name));
-        // An elicitation that names no mode is from before there were two (2026-07-28, *Elicitation*).
+        // An elicitation without a mode is from before there were two (2026-07-28, *Elicitation*).
         let names_no_mode =
             |modes: &JsonObject| ["form", "url"].into_iter().all(|name| !modes.contains(name));
         Self {
@@ -183,7 +183,7 @@ impl CapabilityFlags {
         }
     }
 
-    /// What can be asked.
+    /// The flags of the input capabilities.
     fn input_capabilities(self) -> [bool; 6] {
         let Self {
             elicitation_form, elicitation_url, sampling, sampling_tools, sampling_context, roots, ..
@@ -192,7 +192,7 @@ impl CapabilityFlags {
     }
 }
 
-/// The capabilities without those that end at the proxy.
+/// The capabilities without those that the proxy handles itself.
 fn legacy(capabilities: &JsonObject) -> Bytes {
     let mut edit = ObjectEdit::new(capabilities);
     edit.remove("tasks");
@@ -211,7 +211,7 @@ fn legacy(capabilities: &JsonObject) -> Bytes {
     }
 }
 
-/// The capabilities of a client that declares elicitation by form, perhaps only by naming no mode.
+/// The capabilities with an explicit `elicitation.form`, for a client that declares it by naming no mode.
 fn with_explicit_form(raw: &Bytes) -> Bytes {
     let capabilities = JsonObject::read(raw).expect("it was read as an object");
     let elicitation = inner(&capabilities, "elicitation").expect("a form needs one");
@@ -222,7 +222,7 @@ fn with_explicit_form(raw: &Bytes) -> Bytes {
     edit.apply()
 }
 
-/// The part of `required` that `declared` lacks.
+/// The part of `required` that is not in `declared`.
 fn missing(declared: &Bytes, required: &Value) -> Option<Value> {
     let Value::Object(wanted) = required else {
         let same = serde_json::from_slice::<Value>(declared).is_ok_and(|declared| declared == *required);
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
     use std::{borrow::Cow, sync::Arc};
 
-    /// Bytes that say when the last slice of them is gone.
+    /// Bytes whose drop is observable: it shows when the last slice of them is gone.
     struct Watched {
         bytes: &'static str,
         _alive: Arc<()>,
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_request_is_kept_by_what_its_client_declares() {
+    fn capabilities_do_not_keep_their_request_alive() {
         for declared in [
             r#"{"elicitation":{}}"#,
             r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
@@ -296,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn a_legacy_server_is_told_all_but_the_tasks() {
-        for (declared, told) in [
+    fn a_legacy_server_receives_all_capabilities_but_tasks() {
+        for (declared, received) in [
             ("{}", "{}"),
             (r#"{ "sampling" : {"tools":{}}, "x":1e400 }"#, r#"{ "sampling" : {"tools":{}}, "x":1e400 }"#),
             (r#"{"roots":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#, r#"{"roots":{}}"#),
@@ -311,13 +311,13 @@ mod tests {
             (r#"{"tasks":{"list":{}},"roots":{}}"#, r#"{"roots":{}}"#),
         ] {
             let client = client(declared);
-            assert_eq!(client.legacy(), told, "{declared}");
+            assert_eq!(client.legacy(), received, "{declared}");
             assert_eq!(client.as_bytes(), declared);
         }
     }
 
     #[test]
-    fn only_so_much_can_be_declared() {
+    fn capabilities_above_the_limit_are_refused() {
         let declared = |length: usize| {
             let padding = "x".repeat(length - r#"{"experimental":{"":{}}}"#.len());
             Capabilities::read(format!(r#"{{"experimental":{{"{padding}":{{}}}}}}"#).into())
@@ -326,7 +326,7 @@ mod tests {
         let refused = declared(LARGEST + 1).expect_err("it is too large");
         assert_eq!(
             refused.to_string(),
-            "capabilities of 65537 bytes are more than the 65536 that are taken; declare less"
+            "capabilities of 65537 bytes exceed the limit of 65536; declare less"
         );
     }
 
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_any_of_the_three_can_be_asked() {
+    fn a_client_with_any_of_the_three_can_receive_input_requests() {
         for some in [
             r#"{"sampling":{}}"#,
             r#"{"roots":{}}"#,
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_may_ask_is_counted_not_the_words_for_it() {
+    fn input_capabilities_are_counted_by_meaning() {
         for (declared, count) in [
             ("{}", 0),
             (r#"{"experimental":{"a":{},"b":{},"c":{},"d":{},"e":{},"f":{},"g":{}}}"#, 0),
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn one_covers_another_who_can_be_asked_all_of_it() {
+    fn capabilities_cover_others_that_declare_no_more_input() {
         let covers = |one: &'static str, other: &'static str| client(one).covers(&client(other));
         let all = r#"{"elicitation":{"form":{},"url":{}},"roots":{},"sampling":{"tools":{}}}"#;
         for less in ["{}", r#"{"elicitation":{}}"#, r#"{"sampling":{}, "experimental":{"a":{}}}"#, all] {

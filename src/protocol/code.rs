@@ -1,4 +1,4 @@
-//! Error codes and error objects, by revision; whose fault an error is.
+//! Error codes and error objects, by revision; the origin of an error.
 
 use super::{
     Frame, Kind,
@@ -8,54 +8,54 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// The JSON could not be read (JSON-RPC 2.0).
+/// The bytes are no JSON (JSON-RPC 2.0).
 pub const PARSE_ERROR: i64 = -32700;
 /// Not a JSON-RPC message (JSON-RPC 2.0).
 pub const INVALID_REQUEST: i64 = -32600;
 /// The method is not served (JSON-RPC 2.0).
 pub const METHOD_NOT_FOUND: i64 = -32601;
-/// The parameters are wrong, or name something unknown (JSON-RPC 2.0).
+/// The parameters are invalid, or name something unknown (JSON-RPC 2.0).
 pub const INVALID_PARAMS: i64 = -32602;
-/// Something went wrong inside (JSON-RPC 2.0).
+/// An internal error (JSON-RPC 2.0).
 pub const INTERNAL_ERROR: i64 = -32603;
 /// Headers do not match the body (2026-07-28, *Error Codes*).
 pub const HEADER_MISMATCH: i64 = -32020;
 /// The request needs a capability the client did not declare (2026-07-28, *Error Codes*).
 pub const MISSING_CAPABILITY: i64 = -32021;
-/// The protocol version is not spoken here (2026-07-28, *Error Codes*).
+/// The protocol version is not supported (2026-07-28, *Error Codes*).
 pub const UNSUPPORTED_VERSION: i64 = -32022;
 /// No such resource (2025-11-25 and earlier). Not emitted to 2026-07-28 clients.
 pub const RESOURCE_NOT_FOUND: i64 = -32002;
 /// A URL must be visited first (2025-11-25 only). Not emitted to 2026-07-28 clients.
 pub const URL_ELICITATION_REQUIRED: i64 = -32042;
 
-// Our own happenings. 2026-07-28, *Error Codes*: new codes are allocated outside the range
-// JSON-RPC reserves (-32768 to -32000). These are stable: people match on them.
+// The proxy's own codes. New codes must be outside the range that JSON-RPC reserves, -32768 to -32000
+// (2026-07-28, *Error Codes*). They are stable, because clients match on them.
 
 /// The server could not be reached; nothing was sent.
 pub const UPSTREAM_UNAVAILABLE: i64 = -31001;
 /// The connection to the server was lost after the call was sent; whether it ran is unknown.
 pub const OUTCOME_UNKNOWN: i64 = -31002;
-/// The server did not answer in time.
+/// The server did not respond in time.
 pub const UPSTREAM_TIMEOUT: i64 = -31003;
-/// The server's answer was not valid.
+/// The server's response was not valid.
 pub const UPSTREAM_INVALID: i64 = -31004;
-/// The server's answer exceeded a limit of the proxy.
+/// The server's response exceeded a limit of the proxy.
 pub const RESULT_TOO_LARGE: i64 = -31005;
 /// A limit of the proxy was reached; nothing was sent.
 pub const BUSY: i64 = -31006;
 /// The proxy is shutting down and could not wait for the call.
 pub const SHUTTING_DOWN: i64 = -31007;
-/// The credentials were refused, by the server or here.
+/// The credentials were refused, by the server or by the proxy.
 pub const UNAUTHORIZED: i64 = -31008;
 
-/// Whether an error has one of the codes above that are ours alone, so that its message is in our words.
+/// Whether a code is one of the proxy's own, so that the proxy wrote the message of the error.
 pub const fn is_own(code: i64) -> bool {
     matches!(code, UNAUTHORIZED..=UPSTREAM_UNAVAILABLE)
 }
 
-/// Whose fault an error is, as far as its code says. Of the codes that JSON-RPC leaves to servers (-32000 to -32019, and
-/// what is outside the reserved range) it is not known: they are taken for the client's.
+/// The origin of an error, as far as its code determines it. Codes that JSON-RPC leaves to servers (-32000 to
+/// -32019, and those outside the reserved range) do not determine it; they are attributed to the client.
 pub const fn origin_of(code: i64) -> ErrorOrigin {
     match code {
         UPSTREAM_UNAVAILABLE | OUTCOME_UNKNOWN | UPSTREAM_TIMEOUT | UPSTREAM_INVALID | INTERNAL_ERROR => {
@@ -66,18 +66,18 @@ pub const fn origin_of(code: i64) -> ErrorOrigin {
     }
 }
 
-/// Whose fault an error is.
+/// The peer that caused an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorOrigin {
-    /// The client asked for something wrong.
+    /// The client sent an invalid request.
     Client,
-    /// The server behind us failed.
+    /// The upstream server failed.
     Server,
-    /// We failed, or a limit of ours was reached.
+    /// The proxy failed, or one of its limits was reached.
     Proxy,
 }
 
-/// A JSON-RPC error object: raw, as a peer sent it or as we wrote it.
+/// A JSON-RPC error object: raw, as a peer or the proxy wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorObject {
     code: i64,
@@ -103,9 +103,9 @@ impl ErrorObject {
         Self::build(code, message.as_ref(), Some(data))
     }
 
-    /// An error as a peer sent it, byte for byte where it is an error object at all: clients refuse
-    /// one without an integer `code` or without words. What is none is made one (JSON-RPC 2.0, 5.1):
-    /// a mere string is its words, a member that cannot be is kept inside `data`, with `data`.
+    /// An error as a peer sent it, byte for byte if it is a valid error object: clients refuse one without an
+    /// integer `code` or without a `message`. An invalid one is repaired (JSON-RPC 2.0, 5.1): a string
+    /// becomes the message, and an invalid member moves into `data`, beside the original `data`.
     pub fn from_raw(raw: Bytes) -> Self {
         let Ok(object) = JsonObject::read(&raw) else { return Self::from_non_object(&raw) };
         let (code, message) = (object.get("code"), object.get("message"));
@@ -129,7 +129,7 @@ impl ErrorObject {
             edit.set("code", INTERNAL_ERROR.to_string());
         }
         if !has_message {
-            edit.set("message", &br#""the server gave no message""#[..]);
+            edit.set("message", &br#""the server sent no message""#[..]);
         }
         Self { code: number.unwrap_or(INTERNAL_ERROR), raw: edit.apply() }
     }
@@ -139,7 +139,7 @@ impl ErrorObject {
             Ok(words) => Self::new(INTERNAL_ERROR, words),
             Err(_) => {
                 let head =
-                    br#"{"code":-32603,"message":"the server gave an error that is no object","data":"#;
+                    br#"{"code":-32603,"message":"the server sent an error that is no object","data":"#;
                 Self { code: INTERNAL_ERROR, raw: [&head[..], raw, b"}"].concat().into() }
             }
         }
@@ -154,9 +154,9 @@ impl ErrorObject {
         Self { code, raw: edit.apply() }
     }
 
-    /// An error of an older revision for a client of 2026-07-28. There `-32002` is `-32602`, and the
-    /// specification keeps -32020 to -32099 to itself (*Error Codes*): what a server meant by one of
-    /// those is kept inside `data`, the server's own `data` beside it.
+    /// Converts an error of a legacy revision for a client of 2026-07-28. `-32002` becomes `-32602`. The
+    /// specification reserves -32020 to -32099 (*Error Codes*): such a code of a server moves into `data`,
+    /// beside the server's own `data`.
     #[must_use]
     pub fn into_modern(self) -> Self {
         match self.code {
@@ -172,15 +172,15 @@ impl ErrorObject {
         }
     }
 
-    /// `-32021` with the capabilities the client would have to declare, an object of objects
+    /// `-32021` with the capabilities that the client would have to declare, an object of objects
     /// (2026-07-28, *MissingRequiredClientCapabilityError*).
     pub fn missing_capability(message: impl AsRef<str>, required: &Value) -> Self {
         Self::with_data(MISSING_CAPABILITY, message, &json!({ "requiredCapabilities": required }))
     }
 
-    /// The same error with the time after which its sender wants the request again, as `data.retryAfter`: whole
-    /// seconds as a number, an HTTP date as a string (RFC 9110, 10.2.3). An error whose `data` is no object, or has
-    /// such a member, stays as it is.
+    /// The same error with the delay after which its sender accepts the request again, as `data.retryAfter`:
+    /// whole seconds as a number, an HTTP date as a string (RFC 9110, 10.2.3). An error whose `data` is no
+    /// object, or has such a member, stays unchanged.
     #[must_use]
     pub fn with_retry_after(self, after: &str) -> Self {
         let Ok(object) = JsonObject::read(&self.raw) else { return self };
@@ -204,7 +204,7 @@ impl ErrorObject {
         Self { code: self.code, raw: edit.apply() }
     }
 
-    /// When the request may be made again, as a value of `RetryRequest-After`.
+    /// The value of `Retry-After`: when the request may be sent again.
     pub fn retry_after(&self) -> Option<String> {
         let data = JsonObject::read(&JsonObject::read(&self.raw).ok()?.get("data")?).ok()?;
         let after = data.get("retryAfter")?;
@@ -215,7 +215,7 @@ impl ErrorObject {
         }
     }
 
-    /// The error that a message is, if it is one.
+    /// The error of a message, if the message is one.
     pub fn of(message: &Frame) -> Option<Self> {
         match message.kind() {
             Kind::Failure { error, .. } => Some(Self::from_raw(error.clone())),
@@ -232,7 +232,7 @@ impl ErrorObject {
         &self.raw
     }
 
-    /// The message, or nothing where the peer sent none.
+    /// The message; empty if the peer sent none.
     pub fn message(&self) -> String {
         JsonObject::read(&self.raw).ok().and_then(|object| object.string("message")).unwrap_or_default()
     }
@@ -244,7 +244,7 @@ impl ErrorObject {
     }
 }
 
-/// Raw members as an object.
+/// Writes raw members as an object.
 fn join_members<'a>(members: impl Iterator<Item = (&'a str, Bytes)>) -> Bytes {
     let mut out = Vec::new();
     for (name, value) in members {
@@ -257,7 +257,7 @@ fn join_members<'a>(members: impl Iterator<Item = (&'a str, Bytes)>) -> Bytes {
     out.into()
 }
 
-/// Whether a JSON token is a whole number, however it is spelled.
+/// Whether a JSON token is an integer, in any spelling.
 fn is_whole(token: &Bytes) -> bool {
     serde_json::from_slice::<f64>(token).is_ok_and(|number| number.fract() == 0.0)
 }

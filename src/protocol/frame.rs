@@ -1,10 +1,11 @@
 //! One JSON-RPC message, indexed but not rebuilt.
 //!
-//! A [`Frame`] keeps the bytes the peer sent and remembers where the parts we route by begin and
-//! end. Members we have never heard of therefore reach the other side exactly as they were sent.
+//! A [`Frame`] keeps the bytes that the peer sent and the positions of the parts that the proxy routes by.
+//! Unknown members therefore reach the other side exactly as they were sent.
 //!
-//! The bytes are read once ([`Frame::parse`]): that they are JSON, how deep it goes, and where the members of the
-//! message, of what it carries and of that one's `_meta` stand. Whoever wants to know more of it asks that index.
+//! The bytes are read once ([`Frame::parse`]). That pass validates the JSON, measures its depth, and locates
+//! the members of the message, of its `params` or `result`, and of their `_meta`. All later lookups use that
+//! index.
 
 pub use super::scan::is_like;
 use super::{
@@ -26,13 +27,13 @@ use std::{
 #[derive(Clone, Debug)]
 pub struct Frame(Box<FrameParts>);
 
-/// Behind a pointer, as a frame is handed on many times.
+/// Behind a pointer, because a frame is moved many times.
 #[derive(Clone, Debug)]
 struct FrameParts {
     bytes: Bytes,
     kind: Kind,
     depth: u32,
-    /// Which of [`ROUTED`].
+    /// An index into [`ROUTED`].
     ambiguous_member: Option<u8>,
     is_json_rpc: bool,
 }
@@ -40,25 +41,25 @@ struct FrameParts {
 /// Which of the four JSON-RPC shapes a frame has. All parts share the frame's allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The sender named its request and expects an answer.
+    /// A message with an id; its sender expects a response.
     Request { id: RequestId, method: Method, params: Option<Payload> },
-    /// The sender expects no answer.
+    /// A message without an id; its sender expects no response.
     Notification { method: Method, params: Option<Payload> },
-    /// An answer that carries a result.
+    /// A response with a result.
     Success { id: RequestId, result: Payload },
-    /// An answer that carries an error; `id` is `Missing` where the peer could not read ours.
+    /// A response with an error; `id` is `None` if the peer could not read the request's.
     Failure { id: Option<RequestId>, error: Bytes },
 }
 
-/// What a message carries, as it was sent: `params` or `result`. Where it is an object, as it must be, its members
-/// are known, and those of its `_meta`.
+/// The `params` or `result` of a message, as it was sent. If it is an object, as it must be, its members and
+/// those of its `_meta` are located.
 #[derive(Clone, Debug)]
 pub struct Payload {
     bytes: Bytes,
     located: Option<Arc<PayloadIndex>>,
 }
 
-/// Behind a pointer, because what waits for an answer holds messages.
+/// Behind a pointer, because waiting calls hold messages.
 #[derive(Debug)]
 struct PayloadIndex {
     object: JsonObject,
@@ -70,11 +71,11 @@ struct PayloadIndex {
 pub enum FrameError {
     #[error("not valid JSON: {0}")]
     Syntax(#[source] serde_json::Error),
-    /// `id` is the message's own, where it could be read.
+    /// `id` is the message's own, if it could be read.
     #[error("neither a request, a notification nor a response")]
     Shape { id: Option<RequestId> },
-    /// JSON, but a member that decides what the message is occurs twice or has the wrong type. `id` is the
-    /// message's own, where it could be read.
+    /// JSON, but a routed member occurs twice or has the wrong type. `id` is the message's own, if it could
+    /// be read.
     #[error("{problem}")]
     Member { id: Option<RequestId>, problem: String },
     #[error("`id` must be a string or a number")]
@@ -83,7 +84,7 @@ pub enum FrameError {
     Depth { limit: usize },
 }
 
-/// Bytes without a byte order mark before them.
+/// Removes a leading byte order mark.
 pub(super) fn strip_byte_order_mark(mut bytes: Bytes) -> Bytes {
     if bytes.starts_with(BYTE_ORDER_MARK) {
         bytes.advance(BYTE_ORDER_MARK.len());
@@ -94,12 +95,11 @@ pub(super) fn strip_byte_order_mark(mut bytes: Bytes) -> Bytes {
 // === impl Frame ===
 
 impl Frame {
-    /// Indexes one message, in one pass. A byte order mark before it is left out: senders must not write one, and
-    /// readers may ignore it (RFC 8259, 8.1).
+    /// Indexes one message, in one pass. A leading byte order mark is removed: senders must not write one,
+    /// and readers may ignore it (RFC 8259, 8.1).
     ///
     /// # Errors
-    /// [`FrameError`] says what is wrong with the bytes. Nesting is not bounded here; see
-    /// [`Frame::depth`].
+    /// [`FrameError`] if the bytes are no valid message. Nesting is not bounded here; see [`Frame::depth`].
     pub fn parse(bytes: Bytes) -> Result<Self, FrameError> {
         let bytes = strip_byte_order_mark(bytes);
         let mut scan = JsonScanner::prescanned(&bytes);
@@ -110,7 +110,7 @@ impl Frame {
         }
     }
 
-    /// A message of which it is known where its parts are.
+    /// Builds a frame from the located parts of its bytes.
     pub(super) fn from_index(bytes: Bytes, index: &mut MessageIndex) -> Result<Self, FrameError> {
         let RoutedMembers { found, ambiguous_member: resembled, is_json_rpc } = index.routed(&bytes)?;
         let [own, method, params, result, error] = found;
@@ -154,25 +154,25 @@ impl Frame {
         &self.0.kind
     }
 
-    /// Its bytes and what they are, to be kept apart.
+    /// Splits the frame into its bytes and its kind.
     pub fn into_parts(self) -> (Bytes, Kind) {
         let FrameParts { bytes, kind, .. } = *self.0;
         (bytes, kind)
     }
 
-    /// Levels that it is nested, at least one.
+    /// Levels of nesting, at least one.
     pub fn depth(&self) -> usize {
         self.0.depth as usize
     }
 
-    /// Whether it says that it is JSON-RPC 2.0, as each message must (JSON-RPC 2.0, sections 4 and 5; MCP, *Messages*).
-    /// A message that names two versions does not.
+    /// Whether the message declares JSON-RPC 2.0, as each message must (JSON-RPC 2.0, sections 4 and 5; MCP,
+    /// *Messages*). A message that names two versions does not.
     pub fn is_json_rpc(&self) -> bool {
         self.0.is_json_rpc
     }
 
-    /// The name of a member that decides what this is, where another member has nearly the same: some readers, who
-    /// do not care for case, would take that one for it.
+    /// The routed member that another member resembles in all but case, if there is one: a reader that
+    /// ignores case would confuse the two.
     pub fn ambiguous_member(&self) -> Option<&'static str> {
         self.0.ambiguous_member.map(|at| ROUTED[usize::from(at)])
     }
@@ -198,7 +198,7 @@ impl FrameError {
 // === impl Payload ===
 
 impl Payload {
-    /// What some bytes hold.
+    /// Indexes the bytes of a payload.
     pub fn read(bytes: Bytes) -> Self {
         let located = JsonObject::read(&bytes).ok().map(|object| {
             let meta = object.get("_meta").and_then(|meta| JsonObject::read(&meta).ok());
@@ -207,12 +207,12 @@ impl Payload {
         Self { bytes, located }
     }
 
-    /// Its members, where it is an object.
+    /// Its members, if it is an object.
     pub fn object(&self) -> Option<&JsonObject> {
         self.located.as_deref().map(|located| &located.object)
     }
 
-    /// The members of its `_meta`, where both are objects.
+    /// The members of its `_meta`, if both are objects.
     pub fn meta(&self) -> Option<&JsonObject> {
         self.located.as_deref()?.meta.as_ref()
     }
@@ -244,39 +244,39 @@ impl PartialEq for Payload {
 
 impl Eq for Payload {}
 
-/// Where the parts of a message stand in its bytes.
+/// The positions of the parts of a message in its bytes.
 #[derive(Default)]
 pub(super) struct MessageIndex {
     members: MemberList,
-    /// The object that it carries, and that one's `_meta`, each with where it stands.
+    /// The range and the members of `params` or `result`, and of its `_meta`.
     carried: Option<(Range<usize>, MemberList)>,
     meta: Option<(Range<usize>, MemberList)>,
     depth: u32,
 }
 
-/// The members we route by.
+/// The members that the proxy routes by.
 const ROUTED: [&str; 5] = ["id", "method", "params", "result", "error"];
 
-/// Where their values stand.
+/// The ranges of the values of the routed members.
 struct RoutedMembers {
     found: [Option<Range<usize>>; ROUTED.len()],
-    /// As in [`Frame`].
+    /// The field of [`FrameParts`].
     ambiguous_member: Option<u8>,
-    /// As in [`Frame::is_json_rpc`].
+    /// The result of [`Frame::is_json_rpc`].
     is_json_rpc: bool,
 }
 
 // === impl Index ===
 
 impl MessageIndex {
-    /// Reads the object that begins the bytes; nothing where they begin with none.
+    /// Reads the object at the beginning of the bytes; `None` if they do not begin with one.
     pub(super) fn read(&mut self, scan: &mut JsonScanner<'_>) -> Option<()> {
         let Self { members, carried, meta, depth } = self;
         scan.object(0, members, |scan, key| {
             if scan.peek() != Some(b'{') || !(key.is("params") || key.is("result")) {
                 return scan.value();
             }
-            // The last, if there are several.
+            // Of several, the last counts.
             *meta = None;
             let (at, members) = carried.insert((scan.at()..0, MemberList::new()));
             scan.object(at.start, members, |scan, key| {
@@ -329,13 +329,13 @@ impl MessageIndex {
                 let located = PayloadIndex { object: object(carried), meta: self.meta.take().map(object) };
                 Payload { bytes: bytes.slice(at), located: Some(Arc::new(located)) }
             }
-            // It is no object, or there are both.
+            // The value is no object, or the message has both members.
             None => Payload::read(bytes.slice(at)),
         }
     }
 }
 
-/// The method that a JSON value names; `Missing` where it is no string.
+/// The method in a JSON value; `None` if it is no string.
 fn method_of(name: &[u8]) -> Option<Method> {
     if let Some(name) = unescaped(name) {
         return Some(Cow::Borrowed(name).into());
@@ -350,16 +350,17 @@ fn is_version(value: &[u8]) -> bool {
         || serde_json::from_slice::<BorrowedString<'_>>(value).is_ok_and(|BorrowedString(text)| text == "2.0")
 }
 
-/// Why bytes are not a message at all, for people.
+/// Why the bytes are no message, as an error text.
 pub(super) fn parse_error(bytes: &[u8]) -> FrameError {
     match serde_json::from_slice::<&RawValue>(bytes) {
         Err(error) => FrameError::Syntax(error),
-        // JSON, but no object. -32700 is for what is no JSON alone (JSON-RPC 2.0, section 5.1).
+        // JSON, but no object. -32700 is only for bytes that are no JSON (JSON-RPC 2.0, section 5.1).
         Ok(_) => FrameError::Shape { id: None },
     }
 }
 
-/// How many brackets are open at a time, at most, in what may be no JSON: another reader might take it for some.
+/// The maximum number of brackets that are open at a time. The bytes may be invalid JSON, because another
+/// reader might accept them.
 pub fn bracket_depth(json: &[u8]) -> usize {
     let (mut depth, mut deepest, mut at) = (0usize, 0, 0);
     while let Some(&byte) = json.get(at) {
@@ -377,7 +378,7 @@ pub fn bracket_depth(json: &[u8]) -> usize {
     deepest
 }
 
-/// The index of the quote that ends the string opened at `open`, or the last index there is.
+/// The index of the quote that ends the string opened at `open`, or the last index.
 fn end_of_string(json: &[u8], open: usize) -> usize {
     let mut at = open + 1;
     while let Some(step) = json.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
@@ -390,10 +391,10 @@ fn end_of_string(json: &[u8], open: usize) -> usize {
     json.len()
 }
 
-/// The message on one line: line breaks between tokens become spaces.
+/// Puts a message on one line: line breaks between tokens become spaces.
 ///
-/// JSON strings cannot hold a raw line break, so none is touched. Clients read a response, and an
-/// event stream's `data:`, line by line (`WIRE`: split data fails real ones).
+/// JSON strings cannot contain a raw line break, so none is changed. Clients read a response, and an event
+/// stream's `data:`, line by line (`WIRE`: split data fails real clients).
 pub fn to_single_line(json: Bytes) -> Bytes {
     if memchr::memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -407,7 +408,7 @@ pub fn to_single_line(json: Bytes) -> Bytes {
     line.into()
 }
 
-/// A borrowed string: plain `Cow<str>` would always copy.
+/// A borrowed string: a plain `Cow<str>` would always copy.
 #[derive(Deserialize)]
 struct BorrowedString<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_json_rpc_says_so() {
+    fn a_message_declares_json_rpc() {
         for (version, is_json_rpc) in [
             (r#""jsonrpc":"2.0","#, true),
             (r#""jsonrpc":"2\u002e0","#, true),
@@ -492,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shapeless_message_still_tells_its_id() {
+    fn an_invalid_message_still_reports_its_id() {
         let Err(FrameError::Shape { id: Some(id) }) = parse(r#"{"id":7}"#) else { panic!("shapeless") };
         assert_eq!(id.as_bytes(), "7");
     }
@@ -507,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_some_readers_take_for_another_is_named() {
+    fn a_member_that_differs_only_in_case_is_reported() {
         for (key, resembled) in
             [("PARAMS", "params"), ("param\u{17f}", "params"), ("Id", "id"), ("m\\u0045thod", "method")]
         {

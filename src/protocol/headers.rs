@@ -1,9 +1,9 @@
-//! The `Mcp-*` headers: read, write, compare with the body (2026-07-28, *Request Metadata*).
+//! The `Mcp-*` headers: reading, writing, and comparing them with the body (2026-07-28, *Request Metadata*).
 //!
-//! A modern client repeats parts of the body in headers, so that whoever stands in between can
-//! route without reading the body. Whoever does read it must refuse a request whose headers say
-//! something else: otherwise two parts of a system act on two different requests. Text that is not
-//! safe in a header travels in a base64 *sentinel*, `=?base64?…?=`.
+//! A modern client repeats parts of the body in headers, so that intermediaries can route without reading the
+//! body. A server that reads the body must refuse a request whose headers differ from it: otherwise two parts
+//! of a system act on two different requests. Text that is not safe in a header is encoded in a base64
+//! *sentinel*, `=?base64?…?=`.
 
 use super::{canonical, splice::JsonObject};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -17,27 +17,27 @@ pub static METHOD: HeaderName = HeaderName::from_static("mcp-method");
 pub static NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-/// What proxies added before `HttpResponse` had a standard.
+/// The header that proxies used before `Forwarded` was standardized.
 static FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// What every header that mirrors a parameter begins with, in lower case.
+/// The prefix of every header that mirrors a parameter, in lower case.
 pub const PARAM_PREFIX: &str = "mcp-param-";
 
-/// The member of a property's schema that asks for the parameter to be mirrored.
+/// The member of a property's schema that requests the mirroring of the parameter.
 const ANNOTATION: &str = "x-mcp-header";
-/// How deep a mirrored parameter may be nested. Bounds the recursion into a schema; a parameter
-/// beneath is not mirrored.
+/// The maximum nesting of a mirrored parameter. Bounds the recursion into a schema; a deeper parameter is not
+/// mirrored.
 const MAX_NESTING: usize = 64;
-/// How many characters of a value are repeated in a [`HeaderMismatch`].
+/// Characters of a value that a [`HeaderMismatch`] quotes.
 const SHOWN: usize = 64;
 const SENTINEL_START: &str = "=?base64?";
 const SENTINEL_END: &str = "?=";
 
-/// A header value that cannot be read: not visible ASCII, or a base64 sentinel with bad contents.
+/// A header value that cannot be read: not visible ASCII, or a base64 sentinel with invalid contents.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("header value is malformed: {0}")]
 pub struct MalformedHeader(pub &'static str);
 
-/// A parameter that a tool wants mirrored into a header (`x-mcp-header`).
+/// A parameter that a tool's schema requires in a header (`x-mcp-header`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamHeader {
     /// `mcp-param-<name>`.
@@ -55,16 +55,16 @@ pub enum ParamKind {
     Boolean,
 }
 
-/// A header does not say what the body says. The text names the header and both values.
+/// A header that differs from the body. The text names the header and both values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Header mismatch: {0}")]
 pub struct HeaderMismatch(pub String);
 
-/// The text of the one header line of this name; `Missing` where there is none.
+/// The decoded value of a header; `None` if the header is absent.
 ///
 /// # Errors
-/// [`HeaderMismatch`] where the line is repeated, as two readers may disagree on which counts, or where
-/// its value is [`MalformedHeader`].
+/// [`HeaderMismatch`] if the header is repeated, because two readers may disagree on which value counts, or
+/// if its value is a [`MalformedHeader`].
 pub fn read<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, HeaderMismatch> {
     let mut lines = headers.get_all(name).iter();
     let Some(line) = lines.next() else { return Ok(None) };
@@ -76,26 +76,26 @@ pub fn read<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<
         .map_err(|MalformedHeader(why)| HeaderMismatch(format!("{name} header value is malformed: {why}")))
 }
 
-/// A value as it is spelled. Hardly any is more than ASCII; bytes that are no text are shown as such.
+/// A value as it is spelled. Hardly any value is more than ASCII; bytes that are no UTF-8 are replaced.
 pub fn text(value: &HeaderValue) -> Cow<'_, str> {
     value.to_str().map_or_else(|_| String::from_utf8_lossy(value.as_bytes()), Cow::Borrowed)
 }
 
-/// What a request says of the hops before it: `HttpResponse` (RFC 7239), else `X-HttpResponse-For`. Any client can send it.
+/// The hops before a request: `Forwarded` (RFC 7239), else `X-Forwarded-For`. Any client can send it.
 pub fn forwarded_for(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     [&FORWARDED, &FORWARDED_FOR].into_iter().find_map(|name| headers.get(name)).map(text)
 }
 
-/// The text a header value stands for: itself, or what its base64 sentinel
-/// (`=?base64?…?=`, markers case-sensitive, strict padding and alphabet, UTF-8) encodes.
+/// The text of a header value: the value itself, or what its base64 sentinel (`=?base64?…?=`, markers
+/// case-sensitive, strict padding and alphabet, UTF-8) encodes.
 ///
-/// Blanks around the value are not part of it (RFC 9110, 5.5). A value with only one of the
-/// markers is taken literally.
+/// Blanks around the value are not part of it (RFC 9110, 5.5). A value with only one of the markers is taken
+/// literally.
 ///
 /// # Errors
-/// [`MalformedHeader`] says what is wrong.
+/// [`MalformedHeader`] if the value cannot be decoded.
 pub fn decode(value: &HeaderValue) -> Result<Cow<'_, str>, MalformedHeader> {
-    // Visible ASCII, space and tab are what `to_str` lets through.
+    // `to_str` accepts visible ASCII, space and tab.
     let text =
         value.to_str().map_err(|_| MalformedHeader("only visible ASCII, space and tab are allowed"))?;
     let text = text.trim_matches([' ', '\t']);
@@ -111,11 +111,11 @@ pub fn decode(value: &HeaderValue) -> Result<Cow<'_, str>, MalformedHeader> {
     }
 }
 
-/// A header value for `text`: itself where it is safe as one, else in the base64 sentinel.
+/// A header value for `text`: the text itself if it is safe in a header, else the base64 sentinel.
 pub fn encode(text: &str) -> HeaderValue {
     let allowed = |byte: u8| matches!(byte, b'\t' | b' '..=b'~');
     let trimmed = text.trim_matches([' ', '\t']).len() == text.len();
-    // Looks, with its markers overlapping or not, as if it were encoded.
+    // Text that looks like a sentinel, even if its markers overlap, must be encoded.
     let ambiguous = text.starts_with(SENTINEL_START) && text.ends_with(SENTINEL_END);
     let value = match text.bytes().all(allowed) && trimmed && !ambiguous {
         true => HeaderValue::from_str(text),
@@ -124,12 +124,12 @@ pub fn encode(text: &str) -> HeaderValue {
     value.expect("visible ASCII is a header value")
 }
 
-/// The parameters of a tool's `inputSchema` that are mirrored into headers. A definition that
-/// breaks a rule of *Schema Extension* yields nothing for that annotation: clients drop such tools
-/// themselves, and a call of one is the server's business.
+/// The parameters of a tool's `inputSchema` that are mirrored into headers. An annotation that breaks a rule
+/// of *Schema Extension* is ignored: clients drop such tools themselves, and the server validates a call of
+/// one.
 ///
-/// Only chains of `properties` are followed, so an annotation in a place that is not statically
-/// reachable is not seen at all. A name that is used twice, in any case, counts for neither.
+/// Only chains of `properties` are followed, so an annotation in a place that is not statically reachable is
+/// ignored. A name that is used twice, in any case, counts for neither parameter.
 pub fn param_headers(input_schema: &Bytes) -> Vec<ParamHeader> {
     let mut found = Vec::new();
     collect(input_schema, &mut Vec::new(), &mut found);
@@ -143,14 +143,14 @@ pub fn param_headers(input_schema: &Bytes) -> Vec<ParamHeader> {
     found.into_iter().filter_map(valid).collect()
 }
 
-/// Compares the headers of a `tools/call` with its arguments: a value present and not null needs
-/// its header, equal after decoding (integers as numbers); an absent or null one needs none, and a
-/// header that is there all the same is a mismatch.
+/// Compares the headers of a `tools/call` with its arguments. A value that is present and not null needs its
+/// header, equal after decoding (integers as numbers). An absent or null value needs none, and a header for
+/// it is a mismatch.
 ///
-/// The last is our reading: the specification only says that no header may be expected, but also
-/// that a header must match what the body says, and someone in between would act on a value that
-/// the body never carried. An object or array where the tool declares a primitive cannot be
-/// written into a header, so it needs none either; the server will refuse it.
+/// The specification does not state the last rule: it only says that no header may be expected, but also that
+/// a header must match the body, and an intermediary would act on a value that the body never contained. An
+/// object or array where the tool declares a primitive cannot be written into a header, so it needs none
+/// either; the server will refuse it.
 ///
 /// # Errors
 /// The first [`HeaderMismatch`], in the order of `wanted`.
@@ -202,7 +202,7 @@ impl ParamHeader {
     }
 }
 
-/// What an argument is to a header.
+/// An argument, as far as it can be mirrored into a header.
 #[derive(Debug, PartialEq, Eq)]
 enum ArgumentValue {
     Null,
@@ -223,14 +223,14 @@ impl ArgumentValue {
             Some(b'n') => Self::Null,
             Some(b'{' | b'[') => Self::Compound,
             Some(b't' | b'f') => Self::Text(token()),
-            // A lone surrogate is no text; such a string is compared as it is spelt.
+            // A lone surrogate is no text; such a string is compared as it is spelled.
             Some(b'"') => Self::Text(serde_json::from_slice(&json).unwrap_or_else(|_| token())),
             _ => Self::Number(token()),
         }
     }
 
-    /// Whether `header` says this. A value of another type than the declared one is compared by
-    /// how it is written.
+    /// Whether `header` has this value. A value of another type than the declared one is compared by its
+    /// spelling.
     fn matches_header(&self, header: &str, kind: ParamKind) -> bool {
         match (self, kind) {
             (Self::Null | Self::Compound, _) => false,
@@ -242,7 +242,7 @@ impl ArgumentValue {
     }
 }
 
-/// Whether a text is a number by the grammar of JSON, and nothing beside it.
+/// Whether a text is exactly one JSON number.
 fn is_number(text: &str) -> bool {
     text.starts_with(|first: char| first == '-' || first.is_ascii_digit())
         && text.ends_with(|last: char| last.is_ascii_digit())
@@ -256,7 +256,7 @@ struct HeaderAnnotation {
     kind: Option<ParamKind>,
 }
 
-/// Adds the annotations of the properties of `schema`, which stands at `path`.
+/// Collects the annotations of the properties of `schema`, which is at `path`.
 fn collect(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<HeaderAnnotation>) {
     let properties = JsonObject::read(schema).ok().and_then(|schema| schema.get("properties"));
     let Some(Ok(properties)) = properties.as_ref().map(JsonObject::read) else { return };
@@ -274,7 +274,7 @@ fn collect(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<HeaderAnnotat
     }
 }
 
-/// The header for an annotated name, where that is a token (RFC 9110, 5.6.2).
+/// The header for an annotated name, if the name is a token (RFC 9110, 5.6.2).
 fn header_name(name: &str) -> Option<HeaderName> {
     let whole = format!("{PARAM_PREFIX}{}", name.to_ascii_lowercase());
     HeaderName::try_from(whole).ok().filter(|_| !name.is_empty())
@@ -289,7 +289,7 @@ fn kind(property: &JsonObject) -> Option<ParamKind> {
     }
 }
 
-/// The raw value at a chain of keys, if every step is there.
+/// The raw value at a chain of keys, if every step exists.
 fn value_at(arguments: &JsonObject, path: &[String]) -> Result<Option<Bytes>, HeaderMismatch> {
     let (first, rest) = path.split_first().expect("a path has at least one step");
     let Some(mut value) = only_member(arguments, first)? else { return Ok(None) };
@@ -301,7 +301,7 @@ fn value_at(arguments: &JsonObject, path: &[String]) -> Result<Option<Bytes>, He
     Ok(Some(value))
 }
 
-/// A member that is not repeated. The server may take another one than we would.
+/// A member that is not repeated. The server might read the other one.
 fn only_member(object: &JsonObject, key: &str) -> Result<Option<Bytes>, HeaderMismatch> {
     let mut values = object.members().filter(|(name, _)| name == key).map(|(_, value)| value);
     match (values.next(), values.next()) {
@@ -312,7 +312,7 @@ fn only_member(object: &JsonObject, key: &str) -> Result<Option<Bytes>, HeaderMi
     }
 }
 
-/// The beginning of a value, without control characters, for a message.
+/// The beginning of a value, with control characters escaped, for an error message.
 fn excerpt(text: &str) -> String {
     let mut short: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
     if text.chars().nth(SHOWN).is_some() {
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_apart_is_a_mismatch() {
+    fn a_repeated_argument_is_a_mismatch() {
         let twice = [("mcp-param-s", "x"), ("Mcp-Param-S", "x")];
         assert_eq!(
             check(r#"{"s":"x"}"#, &twice).as_ref().map_err(String::as_str),

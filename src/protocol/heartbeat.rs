@@ -1,11 +1,12 @@
-//! Progress of our own, put between a server's, so that a client does not take a slow call for dead.
+//! The proxy's own progress notifications, sent between a server's, so that a client does not time out on a
+//! slow call.
 //!
-//! The specification asks that `progress` grows with each notification (2025-11-25, *Progress*), and
-//! does not say what of: most servers count steps, some give a share of one or the bytes so far. So a
-//! value of ours is a hair above the greatest that has gone by, [`STEP`] each time: after a day of
-//! one every ten seconds it is still below one hundredth, and what the server says next is greater,
-//! unless it begins at zero or says the same again. We never go back ourselves. There is no `total`:
-//! we do not know it. The `message` says what is really known, how long it has been.
+//! `progress` must grow with each notification (2025-11-25, *Progress*), but its unit is not specified: most
+//! servers count steps, some report a fraction or the bytes so far. So each value of the proxy is [`STEP`]
+//! above the greatest so far: after a day of one notification every ten seconds the sum is still below one
+//! hundredth. The server's next value is greater, unless the server starts at zero or repeats a value; the
+//! proxy's own values never decrease. There is no `total`, because it is unknown. The `message` contains what
+//! is known: how long the call has been running.
 
 use super::{RequestId, meta};
 use bytes::Bytes;
@@ -13,21 +14,21 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{borrow::Cow, time::Duration};
 
-/// What has been said of the progress of one call.
+/// The progress that the client of one call has received.
 #[derive(Clone, Debug)]
 pub struct ProgressHeartbeat {
     /// The client's token, raw JSON.
     token: Bytes,
     /// The greatest value so far.
     highest: f64,
-    /// Whether the client's revision knows `message` (2025-03-26 on).
+    /// Whether the client's revision has `message` (2025-03-26 and later).
     has_message: bool,
 }
 
-/// How much further each of ours is, unless a double at this height has no such step.
+/// The increment of each notification, unless the distance between doubles of this size is greater.
 pub const STEP: f64 = 1e-6;
 
-/// The members of a notification that count.
+/// The relevant members of a progress notification.
 #[derive(Deserialize)]
 struct ProgressNotification<'a> {
     #[serde(borrow)]
@@ -48,30 +49,30 @@ struct ProgressParams<'a> {
 
 impl ProgressHeartbeat {
     /// `token` is the client's, as it stands in the request. `has_message` is whether the client's revision
-    /// knows `message`.
+    /// has `message`.
     pub fn new(token: Bytes, speaks: bool) -> Self {
         Self { token, highest: 0.0, has_message: speaks }
     }
 
-    /// Takes note of a message that the server sends to the client.
+    /// Records a message that the server sends to the client.
     pub fn observe(&mut self, message: &[u8]) {
-        // Most of what goes by is this or the response, which may be large and is not looked into.
+        // Most messages are progress notifications or the response, which may be large and is not parsed.
         let Ok(ProgressNotification { method, params }) = serde_json::from_slice(message) else { return };
         if method != "notifications/progress" || !is_same_token(params.token.get(), &self.token) {
             return;
         }
-        // What is no double is beyond them all: then nothing of ours could be greater.
+        // A value that is no double is treated as infinite: the proxy cannot send a greater one.
         let value = params.progress.get().parse().unwrap_or(f64::INFINITY);
         self.highest = self.highest.max(value);
     }
 
-    /// The next of ours, a whole message on one line, after the call has run for `elapsed`. `Missing`
-    /// where no number is greater than what the server has said.
+    /// The next notification, a whole message on one line, after the call has run for `elapsed`. `None` if no
+    /// number is greater than the server's last value.
     pub fn beat(&mut self, elapsed: Duration) -> Option<Bytes> {
         self.beat_with_message(&format!("still running, {}", format_elapsed(elapsed)))
     }
 
-    /// The same with words of the server's.
+    /// The next notification with a given message.
     pub fn beat_with_message(&mut self, words: &str) -> Option<Bytes> {
         let next = (self.highest + STEP).max(self.highest.next_up());
         if !next.is_finite() {
@@ -94,7 +95,7 @@ impl ProgressHeartbeat {
     }
 }
 
-/// Whether two tokens are one, however they are spelled.
+/// Whether two tokens have the same value, in any spelling.
 fn is_same_token(one: &str, other: &[u8]) -> bool {
     let read = |token: &[u8]| RequestId::from_token(Bytes::copy_from_slice(token));
     one.as_bytes() == other || read(one.as_bytes()).is_some_and(|one| Some(one) == read(other))
@@ -122,14 +123,14 @@ mod tests {
         )
     }
 
-    /// As precisely as it is written, which serde_json is not.
+    /// Parses the exact value, which serde_json does not.
     fn value(beat: &Bytes) -> f64 {
         let beat: ProgressNotification<'_> = serde_json::from_slice(beat).expect("JSON");
         beat.params.progress.get().parse().expect("a number")
     }
 
     #[test]
-    fn a_beat_says_that_the_call_still_runs_and_for_how_long() {
+    fn a_beat_reports_how_long_the_call_has_been_running() {
         let mut heart = ProgressHeartbeat::new(Bytes::from_static(br#""a\u0062""#), true);
         let beat = heart.beat(Duration::from_secs(40)).expect("there is a next number");
         let beat: Value = serde_json::from_slice(&beat).expect("JSON");
@@ -146,8 +147,8 @@ mod tests {
     }
 
     #[test]
-    fn a_while_is_told_the_longer_the_coarser() {
-        for (seconds, told) in [
+    fn a_longer_time_is_formatted_more_coarsely() {
+        for (seconds, formatted) in [
             (0, "0 s"),
             (119, "119 s"),
             (120, "2 min"),
@@ -155,12 +156,12 @@ mod tests {
             (7500, "2 h 5 min"),
             (90_000, "25 h 0 min"),
         ] {
-            assert_eq!(format_elapsed(Duration::from_secs(seconds)), told);
+            assert_eq!(format_elapsed(Duration::from_secs(seconds)), formatted);
         }
     }
 
     #[test]
-    fn a_beat_stays_a_hair_above_what_the_server_has_said() {
+    fn a_beat_is_one_step_above_the_servers_progress() {
         let mut heart = ProgressHeartbeat::new(Bytes::from_static(b"1"), false);
         let mut next = |seen: &str| {
             heart.observe(seen.as_bytes());
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_known_however_it_is_spelled() {
+    fn a_token_is_recognised_in_any_spelling() {
         let mut heart = ProgressHeartbeat::new(Bytes::from_static(br#""a""#), false);
         heart.observe(progress(r#""\u0061""#, "3").as_bytes());
         assert_eq!(heart.beat(Duration::ZERO).as_ref().map(value), Some(3.000001));

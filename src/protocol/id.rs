@@ -1,4 +1,4 @@
-//! Request ids: exactly as a peer sent them, and our own on each hop.
+//! Request ids: exactly as a peer sent them, and the proxy's own on each hop.
 
 use bytes::Bytes;
 use std::{
@@ -7,26 +7,26 @@ use std::{
     hash::{Hash, Hasher},
 };
 
-/// A JSON-RPC request id as the raw JSON token that was sent: a string with its quotes and
-/// escapes, or a number with its spelling (`9007199254740993` and `1.0` are kept as they are).
+/// A JSON-RPC request id as the raw JSON token that was sent: a string with its quotes and escapes, or a
+/// number with its spelling (`9007199254740993` and `1.0` are preserved).
 ///
-/// Ids are equal where their values are (JSON-RPC 2.0, *Response object*: `id` "MUST be the same as the value"), however
-/// each is spelled: `1.0`, `1e0` and `1`; `"a\/b"` and `"a/b"`. A number and a string are never equal.
+/// Ids are equal if their values are (JSON-RPC 2.0, *Response object*: `id` "MUST be the same as the value"),
+/// in any spelling: `1.0`, `1e0` and `1`; `"a\/b"` and `"a/b"`. A number and a string are never equal.
 #[derive(Clone)]
 pub struct RequestId(Bytes);
 
-/// Digits of a whole number that is compared with one written in another way: more than those of any double.
+/// The maximum digits of an integer that is normalized to plain digits: more than those of any double.
 const DIGITS: usize = 400;
 
 // === impl Id ===
 
 impl RequestId {
-    /// Takes a raw JSON token, or gives `Missing` where it is neither a string nor a number.
+    /// Wraps a raw JSON token; `None` if it is neither a string nor a number.
     pub fn from_token(token: Bytes) -> Option<Self> {
         matches!(token.first(), Some(b'"' | b'-' | b'0'..=b'9')).then_some(Self(token))
     }
 
-    /// An id of our own.
+    /// An id that the proxy assigns.
     pub fn from_number(number: u64) -> Self {
         Self(Bytes::copy_from_slice(itoa::Buffer::new().format(number).as_bytes()))
     }
@@ -36,27 +36,27 @@ impl RequestId {
         &self.0
     }
 
-    /// The same id in memory of its own, where it was a slice of a message.
+    /// A copy in an allocation of its own, which does not keep the message alive.
     #[must_use]
     pub fn detached(&self) -> Self {
         Self(Bytes::copy_from_slice(&self.0))
     }
 
-    /// What is the same for all spellings of the value, and different for different values. Mostly the token.
+    /// A form that is equal exactly for equal values. Mostly the token itself.
     pub fn value(&self) -> Cow<'_, [u8]> {
         match self.0.first() {
             Some(b'"') if memchr::memchr(b'\\', &self.0).is_none() => Cow::Borrowed(&self.0),
             Some(b'"') => match serde_json::from_slice::<String>(&self.0) {
-                // The quote keeps it apart from numbers.
+                // The quote distinguishes it from numbers.
                 Ok(text) => Cow::Owned([b"\"", text.as_bytes(), b"\""].concat()),
-                // Half of a surrogate pair, which no other spelling can mean.
+                // Half of a surrogate pair, which has no other spelling.
                 Err(_) => Cow::Borrowed(&self.0),
             },
             _ => normalize_number(&self.0).unwrap_or(Cow::Borrowed(&self.0)),
         }
     }
 
-    /// The number, where it is one that we could have made with [`RequestId::from_number`].
+    /// The number, if [`RequestId::from_number`] could have made it.
     pub fn as_number(&self) -> Option<u64> {
         if self.0.first() == Some(&b'"') {
             return None;
@@ -64,8 +64,8 @@ impl RequestId {
         parse_u64(&self.0)
     }
 
-    /// The number that an id or a token of ours came back as. We send numbers alone, but some servers
-    /// hand them back as strings, and some as `1.0`.
+    /// The number of an id or token of the proxy that a peer sent back. The proxy sends only numbers, but
+    /// some servers return them as strings, and some as `1.0`.
     pub fn echoed_number(&self) -> Option<u64> {
         match self.0.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) {
             Some(text) => text.iter().all(u8::is_ascii_digit).then(|| parse_u64(text))?,
@@ -100,15 +100,15 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// A number that is whole, not negative, and no larger than a `u64`.
+/// The value of an integer that is not negative and fits a `u64`.
 fn parse_u64(token: &[u8]) -> Option<u64> {
     let is_plain = !token.is_empty() && token.iter().all(u8::is_ascii_digit);
     let whole = if is_plain { Cow::Borrowed(token) } else { normalize_number(token)? };
     std::str::from_utf8(&whole).ok()?.parse().ok()
 }
 
-/// A number as it is written shortest: a whole one as its digits, without a fraction or an exponent, another as its
-/// digits and an exponent. `Missing` of what is no number, or one whose exponent is beyond counting.
+/// The shortest form of a number: an integer as its digits, without a fraction or an exponent; any other
+/// number as its digits and an exponent. `None` if the token is no number, or if its exponent does not fit.
 fn normalize_number(token: &[u8]) -> Option<Cow<'_, [u8]>> {
     let (sign, digits) = match token.strip_prefix(b"-") {
         Some(digits) => (&b"-"[..], digits),

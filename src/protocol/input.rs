@@ -1,9 +1,9 @@
-//! What a server asks its client in the middle of a call, and what the client answers
-//! (2026-07-28, *Multi Round-Trip Requests*).
+//! The input requests that a server sends during a call, and the client's input responses (2026-07-28, *Multi
+//! Round-Trip Requests*).
 //!
-//! A legacy server sends a request of its own; a 2026-07-28 client finds the same method and
-//! parameters under a key of `inputRequests`, and puts its answer under that key of
-//! `inputResponses`. An [`InputRequest`] is the former in the shape of the latter.
+//! A legacy server sends a JSON-RPC request of its own; a 2026-07-28 client receives the same method and
+//! parameters under a key of `inputRequests`, and puts its response under that key of `inputResponses`. An
+//! [`InputRequest`] has the latter shape.
 
 use super::{
     Frame, Kind, Method, Payload, frame, meta,
@@ -12,45 +12,45 @@ use super::{
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// What a server may ask for. There is nothing else (2026-07-28, *InputRequest*).
+/// The kinds of input requests. There are no others (2026-07-28, *InputRequest*).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InputKind {
-    /// Something of the user, by a form or at an address.
+    /// Information from the user, by a form or at a URL.
     Elicitation,
-    /// A message of the client's model.
+    /// A message from the client's model.
     Sampling,
-    /// The directories the client works in.
+    /// The directories that the client works in.
     Roots,
 }
 
-/// One question in the shape of a 2026-07-28 client: a raw object of `method` and `params`, on one
-/// line and in an allocation of its own.
+/// One input request in the shape of 2026-07-28: a raw object of `method` and `params`, on one line and in an
+/// allocation of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputRequest {
     kind: InputKind,
     raw: Bytes,
 }
 
-/// The answers a client sent along, raw, by the key of their question. Slices of its message, and
-/// not yet looked at: see [`crate::bridge::elicit::check_answer`].
+/// The input responses of a retry, raw, by key. Slices of the client's message, and not yet validated: see
+/// [`crate::bridge::elicit::check_answer`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InputResponses(BTreeMap<String, Bytes>);
 
-/// Why what a client sent with its retry cannot be read: `-32602`.
+/// Why the input responses or the state of a retry cannot be read: `-32602`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedRetry {
     #[error("`params` must be an object")]
     Params,
     #[error("`inputResponses` must be an object of answers by the keys of `inputRequests`")]
     Responses,
-    /// Two readers could disagree on which answer counts.
+    /// Two readers could disagree on which response counts.
     #[error("`inputResponses` has the key `{key}` twice")]
     Repeated { key: String },
     #[error("`requestState` must be the string that came with the `inputRequests`")]
     State,
 }
 
-/// The `requestState` of `params`, where one was sent.
+/// The `requestState` of `params`, if one was sent.
 ///
 /// # Errors
 /// [`MalformedRetry::Params`] and [`MalformedRetry::State`].
@@ -64,7 +64,7 @@ pub fn request_state(params: Option<&Payload>) -> Result<Option<String>, Malform
 impl InputKind {
     pub const ALL: [Self; 3] = [Self::Elicitation, Self::Sampling, Self::Roots];
 
-    /// What a method asks for, if it is a question.
+    /// The kind of input request that a method is, if any.
     pub fn of(method: &Method) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.method() == *method)
     }
@@ -77,7 +77,7 @@ impl InputKind {
         }
     }
 
-    /// A word for it: the capability it needs, and what its keys begin with.
+    /// The name of the capability that the kind needs, and the prefix of its keys.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Elicitation => "elicitation",
@@ -90,15 +90,15 @@ impl InputKind {
 // === impl InputRequest ===
 
 impl InputRequest {
-    /// A legacy server's request as a question, or `Missing` where the message is anything else.
+    /// Converts a legacy server's request; `None` if the message is no input request.
     pub fn of(frame: &Frame) -> Option<Self> {
         let Kind::Request { id: _, method, params } = frame.kind() else { return None };
         Some(Self::new(InputKind::of(method)?, params.as_deref()))
     }
 
-    /// A question with a legacy server's parameters: its bytes without what only the older eras
-    /// know. These are `task`, the `elicitationId` of an elicitation at an address, and in `_meta`
-    /// the progress token (nobody reports the progress of an answer) and the related task.
+    /// An input request with a legacy server's parameters, without the members that 2026-07-28 does not have.
+    /// These are `task`, the `elicitationId` of an elicitation by URL, and in `_meta` the progress token (a
+    /// client does not report the progress of a response) and the related task.
     pub fn new(kind: InputKind, params: Option<&Bytes>) -> Self {
         let params = params.map(|params| to_modern_params(kind, params));
         let method = kind.method();
@@ -114,7 +114,8 @@ impl InputRequest {
         Self { kind, raw: frame::to_single_line(raw.into()) }
     }
 
-    /// A question as it was kept or sent: an object with the `method` of one, or `Missing`.
+    /// Reads a stored or received input request: an object with the `method` of one; `None` for anything
+    /// else.
     pub fn from_raw(raw: Bytes) -> Option<Self> {
         let method = JsonObject::read(&raw).ok()?.string("method")?;
         let kind = InputKind::ALL.into_iter().find(|kind| kind.method().as_str() == method)?;
@@ -159,7 +160,7 @@ fn to_modern_params(kind: InputKind, params: &Bytes) -> Bytes {
 // === impl InputResponses ===
 
 impl InputResponses {
-    /// The `inputResponses` of `params`, or `Missing` where there are none. `{}` are some.
+    /// The `inputResponses` of `params`, or `None` if absent. `{}` is present.
     ///
     /// # Errors
     /// [`MalformedRetry`], except [`MalformedRetry::State`]. `null` is no object.
@@ -176,17 +177,17 @@ impl InputResponses {
         Ok(Some(Self(answers)))
     }
 
-    /// Takes the answer under `key`, so that it is given once.
+    /// Removes the response under `key`, so that it is used once.
     pub fn take(&mut self, key: &str) -> Option<Bytes> {
         self.0.remove(key)
     }
 
-    /// The same answers in allocations of their own, for those who keep them for long.
+    /// A copy in allocations of its own, which does not keep the client's message alive.
     pub fn detached(self) -> Self {
         Self(self.0.into_iter().map(|(key, answer)| (key, Bytes::copy_from_slice(&answer))).collect())
     }
 
-    /// Keys and raw answers, by key.
+    /// Keys and raw responses, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Bytes)> {
         self.0.iter().map(|(key, answer)| (key.as_str(), answer))
     }
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_its_method_and_its_parameters_as_they_were_sent() {
+    fn an_input_request_is_its_method_and_its_parameters_as_they_were_sent() {
         assert_eq!(
             question(
                 r#"{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{ "message" : "?","x":1e400,"requestedSchema":{"type":"object"}}}"#
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_older_eras_know_is_taken_out() {
+    fn members_of_legacy_revisions_are_removed() {
         for (sent, shown) in [
             (
                 r#"{"id":1,"method":"roots/list","params":{"_meta":{"progressToken":1}}}"#,
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_on_one_line() {
+    fn an_input_request_is_on_one_line() {
         assert_eq!(
             question("{\"id\":1,\"method\":\"roots/list\",\"params\":{\n\"a\":\r\n\"\\n\"}}"),
             r#"{"method":"roots/list","params":{ "a":  "\n"}}"#
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_was_kept_reads_back() {
+    fn a_stored_input_request_reads_back() {
         for kind in InputKind::ALL {
             let question = InputRequest::new(kind, params(r#"{"a":1}"#).as_deref());
             assert_eq!(InputRequest::from_raw(question.as_bytes().clone()), Some(question.clone()));

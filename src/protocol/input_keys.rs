@@ -1,31 +1,29 @@
-//! The keys of `inputRequests` (2026-07-28, *Multi Round-Trip Requests*): the names under which the questions
-//! of a call are asked and answered.
+//! The keys of `inputRequests` (2026-07-28, *Multi Round-Trip Requests*).
 
 use super::InputKind;
 use std::collections::{BTreeSet, VecDeque};
 
-/// Gives each question of one call a key of its own, the same ones in the same order whenever the
-/// call is made: answers may come along with the first request, before anything was asked.
+/// Assigns a key to each input request of one call, the same keys in the same order for each execution of the
+/// call: responses may be sent with the first request, before any input request.
 ///
-/// The names an operator chose come first, in their order, whatever is asked; then follow
-/// `elicitation-1`, `sampling-1`, `roots-1`, `elicitation-2`, counted by kind. No key is given
-/// twice, so it outlives the answer: a task's keys must be unique for its whole life (tasks
-/// extension, *Task Update Requests*).
+/// The names that an operator configured come first, in their order, for any kind; then follow
+/// `elicitation-1`, `sampling-1`, `roots-1`, `elicitation-2`, counted by kind. No key is assigned twice, even
+/// after its response: a task's keys must be unique for its whole life (tasks extension, *Task Update
+/// Requests*).
 #[derive(Clone, Debug, Default)]
 pub struct InputKeys {
-    /// Chosen names that no question has yet.
+    /// Configured names that are not assigned yet.
     unused: VecDeque<String>,
-    /// All chosen names, which are not made up again.
+    /// All configured and marked names, which are not generated again.
     chosen: BTreeSet<String>,
-    /// How many keys of a kind were looked at: elicitation, sampling, roots, addresses.
+    /// The counters of generated keys: elicitation, sampling, roots, URLs.
     counts: [u32; 4],
 }
 
 // === impl Keys ===
 
 impl InputKeys {
-    /// The keys of a call whose questions have been given these names. A name that is repeated
-    /// counts once.
+    /// The keys of a call with these configured names. A repeated name counts once.
     pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
         let mut keys = Self::default();
         for name in names.into_iter().map(Into::into) {
@@ -36,13 +34,13 @@ impl InputKeys {
         keys
     }
 
-    /// This key was given before, to a question of the same call.
+    /// Marks a key as assigned to an earlier input request of the same call.
     pub fn mark_used(&mut self, key: &str) {
         self.unused.retain(|name| name != key);
         self.chosen.insert(key.to_owned());
     }
 
-    /// The key of the next question.
+    /// The key of the next input request.
     pub fn next_key(&mut self, kind: InputKind) -> String {
         let slot = match kind {
             InputKind::Elicitation => 0,
@@ -52,9 +50,9 @@ impl InputKeys {
         self.unused.pop_front().unwrap_or_else(|| self.next_numbered(slot, kind.as_str()))
     }
 
-    /// The key of the next address to go to before the call is made again: `url-1` and so on. Never
-    /// a chosen name and never one [`InputKeys::next_key`] gives, because the answer comes along when the
-    /// call is made anew, and must not be taken for an answer to that call's own first question.
+    /// The key of the next URL that must be visited before the call is sent again: `url-1` and so on. Never a
+    /// configured name and never a key of [`InputKeys::next_key`], because its response is sent with the new
+    /// call, and must not match that call's own first input request.
     pub fn next_url_key(&mut self) -> String {
         self.next_numbered(3, "url")
     }
@@ -103,7 +101,7 @@ mod tests {
         #[test]
         fn no_key_is_given_twice_and_the_same_call_gets_the_same(
             names in prop::collection::vec("(elicitation|sampling|roots|url)-[1-4]|[a-c]", 0..6),
-            // The last stands for an address.
+            // The last slot counts URLs.
             asked in prop::collection::vec(0usize..4, 0..16),
         ) {
             let run = || {

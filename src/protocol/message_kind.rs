@@ -1,6 +1,6 @@
-//! What a message is, told from its first bytes.
+//! The kind of a message, detected from its first bytes.
 
-/// What a JSON-RPC message is, as far as its sender is concerned.
+/// The kind of a JSON-RPC message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
     /// A response with a `result`.
@@ -11,10 +11,10 @@ pub enum MessageKind {
     Method,
 }
 
-/// Reads one message in pieces, until it is clear what it is.
+/// Reads one message in pieces until its kind is known.
 ///
-/// Of a batch it tells what the first message is. It does not judge whether the JSON is valid:
-/// what it cannot make sense of is nothing.
+/// For a batch it detects the kind of the first message. It does not validate the JSON; input that it cannot
+/// interpret has no kind.
 #[derive(Clone, Debug, Default)]
 pub struct KindSniffer {
     kind: Option<MessageKind>,
@@ -22,11 +22,11 @@ pub struct KindSniffer {
     /// The message is an element of an array.
     in_batch: bool,
     place: ScanState,
-    /// The beginning of a key of the message itself; longer ones are none we look for.
+    /// The beginning of a key of the message itself; longer keys are none of interest.
     key: KeyPrefix,
 }
 
-/// Where in the JSON the next byte stands.
+/// The position of the next byte in the JSON.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ScanState {
     #[default]
@@ -34,9 +34,10 @@ enum ScanState {
     /// Between members of the message itself, before a key.
     BeforeKey,
     Key,
-    /// Behind the key of a member that tells, if it is not null.
+    /// Behind the key of a member that determines the kind, unless its value is null.
     BeforeValue(MessageKind),
-    /// In such a key, after a backslash; then in the digits of `\u`, of which so many are still to come.
+    /// In a key of the message, after a backslash; then in the digits of `\u`, with the number of digits
+    /// left.
     KeyEscape,
     KeyCode {
         left: u8,
@@ -48,7 +49,7 @@ enum ScanState {
     },
 }
 
-/// The beginning of a text, and whether there was more of it than fits.
+/// The beginning of a key; `len` exceeds the array if the key is longer.
 #[derive(Clone, Copy, Debug, Default)]
 struct KeyPrefix {
     bytes: [u8; 8],
@@ -58,14 +59,14 @@ struct KeyPrefix {
 // === impl Glance ===
 
 impl KindSniffer {
-    /// What a whole message is.
+    /// The kind of a whole message.
     pub fn sniff(message: &[u8]) -> Option<MessageKind> {
         let mut glance = Self::default();
         glance.feed(message);
         glance.kind
     }
 
-    /// What the message is, as far as it has been seen.
+    /// The kind of the message, if the bytes so far determine it.
     pub fn kind(&self) -> Option<MessageKind> {
         self.kind
     }
@@ -98,7 +99,7 @@ impl KindSniffer {
                 _ => ScanState::Between,
             },
             (ScanState::BeforeValue(_), b':' | b' ' | b'\t' | b'\n' | b'\r') => self.place,
-            // Some servers write all members there are, and null where one is not meant.
+            // Some servers write all possible members, with null for those that do not apply.
             (ScanState::BeforeValue(MessageKind::Method | MessageKind::Error), b'n') => ScanState::Between,
             (ScanState::BeforeValue(gist), _) => {
                 self.kind = Some(gist);
@@ -106,7 +107,7 @@ impl KindSniffer {
             }
             (ScanState::Key, b'\\') => ScanState::KeyEscape,
             (ScanState::KeyEscape, b'u') => ScanState::KeyCode { left: 4, code: 0 },
-            // No key we look for has in it what else is written so.
+            // No key of interest contains a character that needs such an escape.
             (ScanState::KeyEscape, _) => {
                 self.key.push(0);
                 ScanState::Key
@@ -145,7 +146,7 @@ impl KindSniffer {
         };
     }
 
-    /// Whether the members here are the message's own.
+    /// Whether the current members are the message's own.
     fn is_top_level(&self) -> bool {
         self.depth == if self.in_batch { 2 } else { 1 }
     }
@@ -161,7 +162,7 @@ impl KeyPrefix {
         self.len = (self.len + 1).min(self.bytes.len() + 1);
     }
 
-    /// The text, unless it was longer than fits.
+    /// The key, unless it is longer than the array.
     fn get(&self) -> Option<&[u8]> {
         self.bytes.get(..self.len)
     }
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_told_by_its_own_members_in_any_order() {
+    fn the_kind_is_detected_from_top_level_members_in_any_order() {
         for (message, gist) in [
             (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Some(MessageKind::Result)),
             (r#"{"result":{"method":1},"jsonrpc":"2.0","id":1}"#, Some(MessageKind::Result)),

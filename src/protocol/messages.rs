@@ -1,4 +1,4 @@
-//! The messages of some bytes: one, or those of a batch.
+//! The messages in a body: one, or those of a batch.
 
 use super::{
     Frame, FrameError,
@@ -7,15 +7,16 @@ use super::{
 };
 use bytes::Bytes;
 
-/// The messages of a body, an event or a line, in their order: one, or those of a batch (2025-03-26, *Batching*). Each
-/// is read when it is asked for, and all of them in one pass.
+/// Iterates over the messages of a body, an event or a line, in order: one, or those of a batch (2025-03-26,
+/// *Batching*). Each is read when it is requested, and all of them in one pass.
 ///
-/// By default there are none. What is no message is an error in its place; one of [`FrameError::Syntax`] is the last.
+/// The default value has none. An element that is no message is an error in its place; a
+/// [`FrameError::Syntax`] is the last item.
 #[derive(Debug, Default)]
 pub struct MessageReader {
     bytes: Bytes,
     is_batch: bool,
-    /// Where the next begins.
+    /// The position of the next message.
     next: Option<usize>,
     depth: usize,
 }
@@ -39,26 +40,26 @@ impl MessageReader {
         self.is_batch
     }
 
-    /// Whether there is no further one: at the beginning, whether the batch is empty.
+    /// Whether no message is left; before the first, whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.next.is_none()
     }
 
-    /// One of these by itself: a part of a batch would keep the bytes of all.
+    /// A copy of a message of a batch, because a slice would keep the bytes of the whole batch.
     pub fn detach(&self, frame: Frame) -> Frame {
         if !self.is_batch {
             return frame;
         }
-        // It has been read before.
+        // These bytes have been parsed before.
         Frame::parse(Bytes::copy_from_slice(frame.as_bytes())).unwrap_or(frame)
     }
 
-    /// What it reads.
+    /// The bytes that are read.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Levels that what has been read is nested. Of what is no JSON, how many brackets were open at a time.
+    /// Levels of nesting of the bytes read so far; for bytes that are no JSON, the maximum of open brackets.
     pub fn depth(&self) -> usize {
         self.depth
     }
@@ -72,7 +73,7 @@ impl MessageReader {
         frame
     }
 
-    /// Reads the part of a batch that begins here.
+    /// Reads the element of a batch at `start`.
     fn read_batch_item(&mut self, start: usize) -> Result<Frame, FrameError> {
         let mut scan = JsonScanner::new(&self.bytes[start..]);
         let mut index = MessageIndex::default();
@@ -91,7 +92,7 @@ impl MessageReader {
         }
     }
 
-    /// Finds out where the next part begins, behind the end of one. Whether what stands there is as it should be.
+    /// Finds the beginning of the next element behind `end`; returns whether the batch is well-formed there.
     fn advance_past(&mut self, end: usize) -> bool {
         let after = |at: usize| at + JsonScanner::new(&self.bytes[at..]).at();
         let at = after(end);

@@ -1,19 +1,19 @@
-//! The methods of the protocol, and which of them a 2026-07-28 client may call.
+//! The methods of the protocol, and those that a 2026-07-28 client may call.
 
 use std::{borrow::Cow, fmt};
 
 macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// A method by name. What this proxy does not know is kept as it came.
+        /// A method by name. An unknown name is preserved.
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Method {
             $($(#[$doc])* $name,)*
-            /// A method of an extension, or of a revision still to come.
+            /// A method of an extension or of a later revision.
             Other(Box<str>),
         }
 
         impl Method {
-            /// The name as it stands on the wire.
+            /// The name in messages.
             pub fn as_str(&self) -> &str {
                 match self {
                     $(Self::$name => $text,)*
@@ -72,7 +72,7 @@ methods! {
     ElicitationComplete = "notifications/elicitation/complete",
 }
 
-/// A list of a server's, which may change.
+/// A list of a server that may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ListKind {
     Tools,
@@ -80,7 +80,7 @@ pub enum ListKind {
     Resources,
 }
 
-/// What a server must have declared in its capabilities before a method is served.
+/// The capability that a server must have declared before a method is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredCapability {
     Nothing,
@@ -93,9 +93,9 @@ pub enum RequiredCapability {
 // === impl Method ===
 
 impl Method {
-    /// What a 2026-07-28 client may ask for, and what the server must have declared for it;
-    /// `Missing` for everything that is not served to it. The list is closed: methods the revision
-    /// removed (`ping`, `logging/setLevel`, …) are unknown to it although the server has them.
+    /// The capability that the server must have declared for a 2026-07-28 client to call this method; `None`
+    /// for a method that is not served to it. The list is closed: methods that the revision removed (`ping`,
+    /// `logging/setLevel`, …) are unknown to it although the server has them.
     pub fn modern_requirement(&self) -> Option<RequiredCapability> {
         match self {
             Self::Discover | Self::Listen | Self::TasksGet | Self::TasksUpdate | Self::TasksCancel => {
@@ -132,14 +132,14 @@ impl Method {
         )
     }
 
-    /// Whether a server may ask the client something while it serves this (2026-07-28, *MRTR*).
+    /// Whether a server may send input requests while it serves this method (2026-07-28, *MRTR*).
     pub fn can_request_input(&self) -> bool {
         matches!(self, Self::ToolsCall | Self::PromptsGet | Self::ResourcesRead)
     }
 
-    /// Whether a request of this method does the same when it is sent twice: it reads, or sets what was
-    /// asked for before. Not what runs something of the server's (`tools/call`, `prompts/get`,
-    /// `resources/read`), what answers differently the second time, and what is not known here.
+    /// Whether a request of this method is idempotent: it reads, or sets what was requested before. Not a
+    /// method that executes something (`tools/call`, `prompts/get`, `resources/read`), that responds
+    /// differently the second time, or that is unknown.
     pub fn is_repeatable(&self) -> bool {
         matches!(
             self,
@@ -160,7 +160,7 @@ impl Method {
         )
     }
 
-    /// Whether it is one of the requests about tasks of 2025-11-25.
+    /// Whether it is one of the task methods of 2025-11-25.
     pub fn is_about_legacy_tasks(&self) -> bool {
         matches!(self, Self::TasksGet | Self::TasksResult | Self::TasksCancel | Self::TasksList)
     }
@@ -187,7 +187,7 @@ impl fmt::Display for Method {
 impl ListKind {
     pub const ALL: [Self; 3] = [Self::Tools, Self::Prompts, Self::Resources];
 
-    /// The capability under which a server declares that it tells of changes.
+    /// The capability under which a server declares `listChanged`.
     pub const fn capability(self) -> &'static str {
         match self {
             Self::Tools => "tools",
@@ -196,7 +196,7 @@ impl ListKind {
         }
     }
 
-    /// How a server tells that it has changed.
+    /// The notification that the list has changed.
     pub const fn changed_notification(self) -> Method {
         match self {
             Self::Tools => Method::ToolsListChanged,
@@ -205,7 +205,7 @@ impl ListKind {
         }
     }
 
-    /// The one that this notification says has changed, if it says that.
+    /// The list whose change a notification reports, if it reports one.
     pub fn from_change(method: &Method) -> Option<Self> {
         Self::ALL.into_iter().find(|list| list.changed_notification() == *method)
     }

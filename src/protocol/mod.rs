@@ -1,8 +1,8 @@
-//! What travels on the wire. Pure: bytes in, values out.
+//! The protocol: messages, event streams, headers and methods. Pure: bytes in, values out.
 //!
-//! A message is *indexed, not rebuilt*: a [`Frame`] keeps the bytes a peer sent and remembers
-//! where the parts we route by begin and end. Where a member must change, [`splice`] changes that
-//! member and leaves every other byte alone. Begin with [`frame`], then [`splice`].
+//! A message is *indexed, not rebuilt*: a [`Frame`] keeps the bytes that a peer sent and the positions of the
+//! parts that the proxy routes by. Where a member must change, [`splice`] changes that member and preserves
+//! every other byte. Begin with [`frame`], then [`splice`].
 
 pub mod accept;
 pub mod canonical;

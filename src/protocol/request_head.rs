@@ -1,7 +1,7 @@
-//! What HTTP demands of a request's head before anything in it is believed (RFC 9110 and RFC 9112).
+//! HTTP's requirements on a request's head, checked before the request is processed (RFC 9110 and RFC 9112).
 //!
-//! A proxy and the server behind it must agree where a message ends and which host it is for; where a head leaves
-//! room for two readings, the request is refused (request smuggling: RFC 9112, section 11.2).
+//! A proxy and its server must agree where a message ends and which host it is for. A head that can be read
+//! in two ways is refused (request smuggling: RFC 9112, section 11.2).
 
 use super::headers::text;
 use http::{
@@ -23,7 +23,7 @@ pub enum HeadError {
     #[error("`{0}` is no host: send `name`, `address` or `[IPv6 address]`, with `:port` where there is one")]
     InvalidHost(String),
     /// RFC 9113, section 8.3.1.
-    #[error("the `Host` header says `{host}`, and `:authority` says `{authority}`; send one of the two")]
+    #[error("the `Host` header is `{host}`, but `:authority` is `{authority}`; send one of the two")]
     HostDiffers { host: String, authority: String },
     /// RFC 9112, section 6.1.
     #[error("the transfer coding `chunked` is applied twice; send `Transfer-Encoding: chunked`")]
@@ -40,13 +40,14 @@ pub enum HostName<'a> {
     Name(&'a str),
 }
 
-/// Codings of a body that mean none (RFC 9110, section 12.5.3).
+/// The coding that means none (RFC 9110, section 12.5.3).
 const IDENTITY: &str = "identity";
 
-/// Checks what decides where a request ends and which host it is for.
+/// Checks the headers that determine the end of a request and its host.
 ///
 /// # Errors
-/// [`HeadError`], after which the connection should be closed: its next bytes may be meant as part of this request.
+/// [`HeadError`], after which the connection should be closed: its next bytes may be meant as part of this
+/// request.
 pub fn check(version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), HeadError> {
     check_transfer_codings(headers)?;
     let mut hosts = headers.get_all(HOST).iter();
@@ -71,7 +72,7 @@ pub fn check(version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), Hea
     }
 }
 
-/// The coding of a body that is not read here, where there is one.
+/// The coding of a body, if it is not identity.
 pub fn content_coding(headers: &HeaderMap) -> Option<String> {
     let lines = headers.get_all(CONTENT_ENCODING);
     lines.iter().find_map(|line| {
@@ -94,7 +95,8 @@ pub fn host_name(authority: &str) -> Option<HostName<'_>> {
     Some(name.parse().map_or(HostName::Name(name), HostName::Address))
 }
 
-/// Whether two authorities name one host. Their ports may differ: some intermediaries leave one of them as it was.
+/// Whether two authorities name one host. Their ports may differ: some intermediaries change only one of
+/// them.
 fn is_same_host(one: &str, other: &str) -> bool {
     match (host_name(one), host_name(other)) {
         (Some(HostName::Name(one)), Some(HostName::Name(other))) => one.eq_ignore_ascii_case(other),
@@ -106,7 +108,7 @@ fn check_host(authority: &str) -> Result<(), HeadError> {
     host_name(authority).map(drop).ok_or_else(|| HeadError::InvalidHost(authority.to_owned()))
 }
 
-/// Only `chunked`, once, is understood. That it is the last is seen to where bodies are read.
+/// Accepts only `chunked`, once. The reader of bodies checks that it is the last coding.
 fn check_transfer_codings(headers: &HeaderMap) -> Result<(), HeadError> {
     let mut is_chunked = false;
     for line in headers.get_all(TRANSFER_ENCODING) {
@@ -122,7 +124,7 @@ fn check_transfer_codings(headers: &HeaderMap) -> Result<(), HeadError> {
     Ok(())
 }
 
-/// The elements of a list, of which empty ones do not count (RFC 9110, section 5.6.1).
+/// The elements of a list; empty elements do not count (RFC 9110, section 5.6.1).
 fn elements(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').map(str::trim).filter(|element| !element.is_empty())
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A revision of the protocol this proxy knows.
+/// A revision of the protocol that the proxy supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Revision {
     /// HTTP+SSE with two endpoints.
@@ -17,7 +17,7 @@ pub enum Revision {
     V2026_07_28,
 }
 
-/// Which of the two ways of speaking a revision belongs to (2026-07-28, *Versioning*).
+/// The era of a revision (2026-07-28, *Versioning*).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Era {
     /// A session begun by an `initialize` handshake (2025-11-25 and earlier).
@@ -33,10 +33,10 @@ impl Revision {
     pub const ALL: [Self; 5] =
         [Self::V2024_11_05, Self::V2025_03_26, Self::V2025_06_18, Self::V2025_11_25, Self::V2026_07_28];
 
-    /// The newest revision a legacy `initialize` offers.
+    /// The newest revision that a legacy `initialize` offers.
     pub const NEWEST_LEGACY: Self = Self::V2025_11_25;
 
-    /// The date as it stands on the wire.
+    /// The date in messages and headers.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::V2024_11_05 => "2024-11-05",
@@ -47,29 +47,29 @@ impl Revision {
         }
     }
 
-    /// Reads a date as it stands on the wire.
+    /// Parses the date in messages and headers.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|revision| revision.as_str() == text)
     }
 
-    /// Whether tasks are a part of it, experimental ones.
+    /// Whether the revision has (experimental) tasks.
     pub fn has_tasks(self) -> bool {
         self == Self::V2025_11_25
     }
 
-    /// Whether progress may come with words.
+    /// Whether progress notifications may have a `message`.
     pub fn progress_has_message(self) -> bool {
         self > Self::V2024_11_05
     }
 
-    /// Whether a stream may begin with an event that only gives an id (2025-11-25, *Listening for Messages from the
-    /// Server*); older clients take its data for a message.
+    /// Whether a stream may begin with an event that only sets an id (2025-11-25, *Listening for Messages
+    /// from the Server*). Older clients parse its data as a message.
     pub fn has_empty_events(self) -> bool {
         self >= Self::V2025_11_25
     }
 
-    /// Whether servers of it go on after a DELETE: those on the Python SDK before 2025-06-18 fail all sessions of
-    /// everybody for ever after one (`WIRE`, B 1, rule 5).
+    /// Whether servers of this revision still work after a DELETE: those on the Python SDK before 2025-06-18
+    /// fail all sessions of all clients permanently after one (`WIRE`, B 1, rule 5).
     pub fn survives_delete(self) -> bool {
         self >= Self::V2025_06_18
     }

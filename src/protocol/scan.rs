@@ -1,20 +1,20 @@
-//! Reads JSON once: whether it is valid, how deep it goes, and where members stand.
+//! A single-pass JSON scanner: validity, depth, and positions of members.
 //!
-//! The grammar is that of RFC 8259; that the text is UTF-8 is for the caller to see. Nothing recurses, so no
-//! nesting is too deep to be read, and what is read of it is linear in the bytes.
+//! The grammar is that of RFC 8259; the caller checks that the text is UTF-8. Nothing recurses, so no nesting
+//! is too deep, and the time is linear in the bytes.
 
 use smallvec::SmallVec;
 use std::{borrow::Cow, ops::Range};
 
-/// Where the members of one object stand in its bytes, in their order.
+/// The positions of the members of one object in its bytes, in order.
 pub(super) type MemberList = SmallVec<[MemberSpan; 8]>;
 
-/// Where a member stands. Half the size of two `IdRange<usize>`: no message is larger than 4 GiB.
+/// The position of one member. Half the size of two `Range<usize>`: no message is larger than 4 GiB.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemberSpan {
-    /// Where the key begins, behind its quote.
+    /// The start of the key, behind its quote.
     key: u32,
-    /// Twice its length, and one more where it has escapes.
+    /// Twice the key's length, plus one if it has escapes.
     spelling: u32,
     value: (u32, u32),
 }
@@ -23,34 +23,34 @@ pub(super) struct MemberSpan {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemberKey<'a> {
     spelled: &'a [u8],
-    /// Hardly any is, so most are compared as they stand.
+    /// Rarely set, so most keys are compared as they are spelled.
     is_escaped: bool,
 }
 
-/// Stands somewhere in some JSON. Whatever reads gives `Missing` where the grammar is broken, and stops there.
+/// A position in a JSON text. Every method that reads returns `None` and stops where the grammar is broken.
 #[derive(Debug)]
 pub(super) struct JsonScanner<'a> {
     json: &'a [u8],
     at: usize,
-    /// Brackets that are open.
+    /// The number of open brackets.
     depth: usize,
     deepest: usize,
-    /// What is known of all the bytes: that they are ASCII, that none is a control character.
+    /// Whether all bytes are ASCII, and whether none is a control character.
     is_ascii: bool,
     is_printable: bool,
 }
 
-/// The brackets that are open, a bit each: whether it is an object's.
+/// The open brackets, one bit each: 1 for an object.
 #[derive(Default)]
 struct BracketStack {
     levels: u32,
-    /// Of the innermost; the last is the lowest bit.
+    /// The innermost levels; the lowest bit is the last.
     innermost: u64,
-    /// Of those before, 64 together.
+    /// The levels before, 64 in each word.
     outer: Vec<u64>,
 }
 
-/// Eight times the same byte.
+/// A byte, eight times.
 const fn repeat_byte(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
@@ -58,13 +58,13 @@ const fn repeat_byte(byte: u8) -> u64 {
 // === impl Member ===
 
 impl MemberSpan {
-    /// Its key, in the object's bytes.
+    /// The key, given the object's bytes.
     pub(super) fn key(self, object: &[u8]) -> MemberKey<'_> {
         let length = (self.spelling / 2) as usize;
         MemberKey { spelled: &object[self.key_start()..][..length], is_escaped: self.spelling % 2 == 1 }
     }
 
-    /// Where its key begins, behind the quote.
+    /// The start of the key, behind the quote.
     pub(super) fn key_start(self) -> usize {
         self.key as usize
     }
@@ -77,7 +77,7 @@ impl MemberSpan {
 // === impl Key ===
 
 impl<'a> MemberKey<'a> {
-    /// Whether it is this one.
+    /// Whether the key is equal to `key`.
     pub(super) fn is(self, key: &str) -> bool {
         match self.is_escaped {
             false => self.spelled == key.as_bytes(),
@@ -85,7 +85,7 @@ impl<'a> MemberKey<'a> {
         }
     }
 
-    /// Whether a reader that does not care for case takes it for `name` ([`is_like`]).
+    /// Whether a reader that ignores case reads it as `name` ([`is_like`]).
     pub(super) fn is_like(self, name: &str) -> bool {
         match self.is_escaped || !self.spelled.is_ascii() {
             false => self.spelled.eq_ignore_ascii_case(name.as_bytes()),
@@ -93,7 +93,7 @@ impl<'a> MemberKey<'a> {
         }
     }
 
-    /// Whether two are the same.
+    /// Whether two keys are equal.
     pub(super) fn is_same(self, other: MemberKey<'_>) -> bool {
         match self.is_escaped || other.is_escaped {
             false => self.spelled == other.spelled,
@@ -101,13 +101,13 @@ impl<'a> MemberKey<'a> {
         }
     }
 
-    /// As it is meant, its escapes resolved.
+    /// The key with its escapes decoded.
     pub(super) fn decoded(self) -> Cow<'a, str> {
         if !self.is_escaped {
             return String::from_utf8_lossy(self.spelled);
         }
         let quoted = [b"\"", self.spelled, b"\""].concat();
-        // Half a character means nothing, and stands for itself.
+        // Half of a surrogate pair has no meaning and is compared as spelled.
         serde_json::from_slice(&quoted).map_or_else(|_| String::from_utf8_lossy(self.spelled), Cow::Owned)
     }
 }
@@ -115,49 +115,49 @@ impl<'a> MemberKey<'a> {
 // === impl Scan ===
 
 impl<'a> JsonScanner<'a> {
-    /// Stands before the first value.
+    /// Starts at the first value.
     pub(super) fn new(json: &'a [u8]) -> Self {
         let mut scan = Self { json, at: 0, depth: 0, deepest: 0, is_ascii: false, is_printable: false };
         scan.skip_whitespace();
         scan
     }
 
-    /// The same, of bytes that are all to be read. They are looked over once before, many at a time, so that of most
-    /// less has to be asked when they are read.
+    /// Starts at the first value of bytes that will all be read. One vectorized pass collects properties of
+    /// all bytes, so that most checks can be skipped later.
     pub(super) fn prescanned(json: &'a [u8]) -> Self {
         let (all, least) =
             json.iter().fold((0, u8::MAX), |(all, least), &byte| (all | byte, least.min(byte)));
         Self { is_ascii: all < 0x80, is_printable: least >= b' ', ..Self::new(json) }
     }
 
-    /// How many bytes have been read.
+    /// The number of bytes read.
     pub(super) fn at(&self) -> usize {
         self.at
     }
 
-    /// Whether some of the bytes are text.
+    /// Whether these bytes are UTF-8.
     pub(super) fn is_text(&self, read: &[u8]) -> bool {
         self.is_ascii || std::str::from_utf8(read).is_ok()
     }
 
-    /// The most brackets that have been open at a time.
+    /// The maximum number of brackets that have been open at a time.
     pub(super) fn deepest(&self) -> usize {
         self.deepest
     }
 
-    /// What comes next.
+    /// The next byte.
     pub(super) fn peek(&self) -> Option<u8> {
         self.json.get(self.at).copied()
     }
 
-    /// Whether nothing is left but space.
+    /// Whether nothing but white space is left.
     pub(super) fn is_at_end(&mut self) -> bool {
         self.skip_whitespace();
         self.at == self.json.len()
     }
 
-    /// Reads one object, and puts down where its members stand, counted from `start`. `value` is told each key, and
-    /// reads the value.
+    /// Reads one object and records the positions of its members, relative to `start`. `value` gets each key
+    /// and reads the value.
     pub(super) fn object(
         &mut self,
         start: usize,
@@ -181,7 +181,7 @@ impl<'a> JsonScanner<'a> {
         }
     }
 
-    /// Reads one value, whatever it is.
+    /// Reads one value of any type.
     pub(super) fn value(&mut self) -> Option<()> {
         let mut open = BracketStack::default();
         loop {
@@ -208,7 +208,8 @@ impl<'a> JsonScanner<'a> {
         }
     }
 
-    /// Reads an opening bracket. Whether something stands behind it: else its closing one has been read, too.
+    /// Reads an opening bracket; returns whether an element follows. If not, the closing bracket has been
+    /// read, too.
     fn open_bracket(&mut self, open: u8, close: u8) -> Option<bool> {
         self.take(open)?;
         self.depth += 1;
@@ -222,7 +223,7 @@ impl<'a> JsonScanner<'a> {
         Some(!is_empty)
     }
 
-    /// Reads what follows a value in brackets: the closing one, or a comma before the next.
+    /// Reads the closing bracket or the comma after a value; returns whether it was the closing bracket.
     fn close_or_next(&mut self, close: u8) -> Option<bool> {
         self.skip_whitespace();
         if self.peek()? == close {
@@ -246,7 +247,7 @@ impl<'a> JsonScanner<'a> {
         Some(MemberKey { spelled, is_escaped })
     }
 
-    /// Whether anything in it is escaped.
+    /// Reads a string; returns whether it has escapes.
     fn string(&mut self) -> Option<bool> {
         self.take(b'"')?;
         let mut is_escaped = false;
@@ -281,7 +282,7 @@ impl<'a> JsonScanner<'a> {
         }
     }
 
-    /// Reads a number, or one of the three words.
+    /// Reads a number, `true`, `false` or `null`.
     fn scalar(&mut self) -> Option<()> {
         let word: &[u8] = match self.peek()? {
             b't' => b"true",
@@ -314,7 +315,7 @@ impl<'a> JsonScanner<'a> {
         Some(())
     }
 
-    /// At least one.
+    /// Reads at least one digit.
     fn digits(&mut self) -> Option<()> {
         let count = self.json[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
         self.at += count;
@@ -335,7 +336,7 @@ impl<'a> JsonScanner<'a> {
 // === impl Brackets ===
 
 impl BracketStack {
-    /// Always true: now something is open.
+    /// Always returns true: a bracket is open now.
     fn push(&mut self, is_object: bool) -> bool {
         if self.levels > 0 && self.levels.is_multiple_of(u64::BITS) {
             self.outer.push(self.innermost);
@@ -358,30 +359,30 @@ impl BracketStack {
     }
 }
 
-/// What a value says that is a string without escapes.
+/// The contents of a JSON string without escapes.
 pub(super) fn unescaped(value: &[u8]) -> Option<&str> {
     let text = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     memchr::memchr(b'\\', text).is_none().then(|| std::str::from_utf8(text).ok())?
 }
 
-/// Whether a reader that does not care for case takes `key` for `name`. Go's also takes the two
-/// letters beyond ASCII that fold to one within.
+/// Whether a reader that ignores case reads `key` as `name`. Go's `encoding/json` also accepts the two
+/// letters outside ASCII that fold to an ASCII letter.
 pub fn is_like(key: &str, name: &str) -> bool {
     key.eq_ignore_ascii_case(name)
         || !key.is_ascii() && key.to_lowercase().to_uppercase() == name.to_ascii_uppercase()
 }
 
-/// How many bytes come before one that means something in a string, or must not be there: a quote, a backslash or
-/// a control character. Eight are looked at together.
+/// The number of bytes before the first quote, backslash or control character. Looks at eight bytes at a
+/// time.
 fn plain_prefix(json: &[u8]) -> usize {
-    // Borrows the highest bit of each byte that is less; of zero, if it is one less.
+    // Sets the highest bit of each byte that is less than `byte`.
     let less = |word: u64, byte| word.wrapping_sub(repeat_byte(byte));
     let mut at = 0;
     let (chunks, rest) = json.as_chunks();
     for chunk in chunks {
         let word = u64::from_le_bytes(*chunk);
         let found = less(word, b' ') | less(word ^ repeat_byte(b'"'), 1) | less(word ^ repeat_byte(b'\\'), 1);
-        // Which byte is the first is exact; those behind it may be told wrongly, as they are borrowed from.
+        // The first match is exact; later ones may be false, because the subtraction borrows from them.
         let found = found & !word & repeat_byte(0x80);
         if found != 0 {
             return at + found.trailing_zeros() as usize / 8;
@@ -398,7 +399,7 @@ mod tests {
     use serde_json::value::RawValue;
     use std::collections::BTreeMap;
 
-    /// The key of an object of one member.
+    /// The key of an object with one member.
     fn key_of(object: &str) -> MemberKey<'_> {
         let mut members = MemberList::new();
         JsonScanner::new(object.as_bytes())
@@ -407,7 +408,7 @@ mod tests {
         members[0].key(object.as_bytes())
     }
 
-    /// As both ways of reading find.
+    /// The result of both ways of reading.
     fn is_valid(json: &[u8]) -> bool {
         let [carefully, quickly] = [JsonScanner::new, JsonScanner::prescanned].map(|scan| {
             let mut scan = scan(json);
@@ -467,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_how_deep_it_went() {
+    fn the_depth_is_measured() {
         for (json, depth) in [("1", 0), ("[]", 1), (r#"{"a":[{"b":"[[["}],"c":[[]]}"#, 3), ("[[],[[]]]", 3)] {
             let mut scan = JsonScanner::new(json.as_bytes());
             assert_eq!((scan.value(), scan.deepest()), (Some(()), depth), "{json}");

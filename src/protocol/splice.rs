@@ -1,9 +1,9 @@
-//! Changes a member of an object and leaves the other bytes alone.
+//! Edits of object members that preserve all other bytes.
 //!
-//! An [`JsonObject`] knows where its members stand in the buffer it was read from. An [`ObjectEdit`] collects
-//! what is to change in one object; a [`BytesPatch`] collects the edits of nested objects that share a
-//! buffer and applies them in one pass. Key order, spacing and number spelling of everything that
-//! is not named by an edit are kept.
+//! A [`JsonObject`] has the positions of its members in the buffer it was read from. An [`ObjectEdit`]
+//! collects the changes of one object; a [`BytesPatch`] collects the edits of nested objects that share a
+//! buffer and applies them in one pass. The key order, spacing and number spelling of everything that no edit
+//! names are preserved.
 
 use super::scan::{JsonScanner, MemberList, MemberSpan, unescaped};
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use smallvec::SmallVec;
 use std::{borrow::Cow, collections::HashSet, ops::Range};
 
-/// A JSON object whose members have been located, one level deep.
+/// A JSON object with the positions of its members, one level deep.
 #[derive(Clone, Debug)]
 pub struct JsonObject {
     bytes: Bytes,
@@ -23,13 +23,13 @@ pub struct JsonObject {
 #[error("not a JSON object")]
 pub struct NotAnObject;
 
-/// What is to change in one object.
+/// The changes of one object.
 #[derive(Debug)]
 pub struct ObjectEdit<'a> {
     object: &'a JsonObject,
     /// One for each member.
     changes: SmallVec<[MemberChange; 8]>,
-    /// What stands in the place of members.
+    /// The new values of replaced members.
     values: SmallVec<[Bytes; 1]>,
     added: Vec<u8>,
 }
@@ -37,19 +37,19 @@ pub struct ObjectEdit<'a> {
 #[derive(Clone, Copy, Debug)]
 enum MemberChange {
     Keep,
-    /// By which of the values.
+    /// The index of the new value.
     Replace(u32),
     Remove,
 }
 
-/// Edits to one buffer, applied together.
+/// Edits of one buffer, applied together.
 #[derive(Debug)]
 pub struct BytesPatch {
     base: Bytes,
     edits: SmallVec<[(Range<usize>, Bytes); 8]>,
 }
 
-/// The raw items of an array, sharing its allocation; `Missing` for anything else.
+/// The raw items of an array, sharing its allocation; `None` for any other value.
 pub fn items(array: &Bytes) -> Option<Vec<Bytes>> {
     let items: Vec<&RawValue> = serde_json::from_slice(array).ok()?;
     Some(items.into_iter().map(|item| array.slice_ref(item.get().as_bytes())).collect())
@@ -58,10 +58,10 @@ pub fn items(array: &Bytes) -> Option<Vec<Bytes>> {
 // === impl Object ===
 
 impl JsonObject {
-    /// Reads the object that `bytes` holds, in one pass, and without an allocation for up to eight members.
+    /// Reads the object in `bytes`, in one pass, and without an allocation for up to eight members.
     ///
     /// # Errors
-    /// [`NotAnObject`] where the bytes are another JSON value, or none.
+    /// [`NotAnObject`] if the bytes are no object.
     pub fn read(bytes: &Bytes) -> Result<Self, NotAnObject> {
         let mut scan = JsonScanner::prescanned(bytes);
         let mut members = MemberList::new();
@@ -70,17 +70,17 @@ impl JsonObject {
         Ok(Self { bytes: bytes.clone(), members })
     }
 
-    /// Of an object whose members are known.
+    /// An object whose members have been located.
     pub(super) fn from_members(bytes: Bytes, members: MemberList) -> Self {
         Self { bytes, members }
     }
 
-    /// The raw value of a member, sharing the object's allocation. The last one, if it is repeated.
+    /// The raw value of a member, sharing the object's allocation; the last one, if the key is repeated.
     pub fn get(&self, key: &str) -> Option<Bytes> {
         Some(self.bytes.slice(self.find(key)?.value()))
     }
 
-    /// The same, to be looked at.
+    /// The raw value of a member, borrowed.
     pub fn raw(&self, key: &str) -> Option<&[u8]> {
         Some(&self.bytes[self.find(key)?.value()])
     }
@@ -89,7 +89,7 @@ impl JsonObject {
         self.members.iter().rev().find(|member| self.has_key(member, key))
     }
 
-    /// The raw value of a member that is there once.
+    /// The raw value of a member, if the key occurs once.
     pub fn get_unique(&self, key: &str) -> Option<Bytes> {
         let mut found = self.members.iter().filter(|member| self.has_key(member, key));
         let member = found.next()?;
@@ -114,10 +114,10 @@ impl JsonObject {
         self.members.iter().map(|member| (self.key(member), self.bytes.slice(member.value())))
     }
 
-    /// A key that occurs twice. Two readers may disagree on which counts, so what decides on such
-    /// an object refuses it.
+    /// A key that occurs twice. Two readers may disagree on which one counts, so code that acts on such an
+    /// object refuses it.
     pub fn repeated_key(&self) -> Option<Cow<'_, str>> {
-        // A client chooses how many there are: comparing each with each would let it hold a core.
+        // A client chooses the number of members: comparing all pairs would let it occupy a core.
         if self.members.len() > 16 {
             let mut seen = HashSet::with_capacity(self.members.len());
             let repeated = self.members.iter().find(|member| !seen.insert(self.key(member)));
@@ -135,7 +135,7 @@ impl JsonObject {
         &self.bytes
     }
 
-    /// A key as it is meant, its escapes resolved.
+    /// A key with its escapes decoded.
     fn key(&self, member: &MemberSpan) -> Cow<'_, str> {
         member.key(&self.bytes).decoded()
     }
@@ -144,12 +144,12 @@ impl JsonObject {
         member.key(&self.bytes).is(key)
     }
 
-    /// Where the bracket is that opens it.
+    /// The position of the opening bracket.
     fn opening(&self) -> usize {
         memchr::memchr(b'{', &self.bytes).expect("it is an object")
     }
 
-    /// Where the key of a member begins, with its quote.
+    /// The position of a member's key, with its quote.
     fn key_start(&self, at: usize) -> usize {
         self.members[at].key_start() - 1
     }
@@ -163,7 +163,7 @@ impl<'a> ObjectEdit<'a> {
         Self { object, changes: fates, values: SmallVec::new(), added: Vec::new() }
     }
 
-    /// Gives `key` the raw JSON `value`: in its place where it exists, at the end where it does not.
+    /// Sets `key` to the raw JSON `value`: in its place if it exists, else at the end.
     pub fn set(&mut self, key: &str, value: impl Into<Bytes>) -> &mut Self {
         let (value, place) = (value.into(), self.values.len());
         let place = u32::try_from(place).expect("there are fewer members");
@@ -174,7 +174,7 @@ impl<'a> ObjectEdit<'a> {
         self
     }
 
-    /// Gives `key` the raw JSON `value` where the object does not have it yet.
+    /// Adds `key` with the raw JSON `value`, unless the object has it.
     pub fn set_if_absent(&mut self, key: &str, value: impl Into<Bytes>) -> &mut Self {
         if !self.object.contains(key) {
             self.add(key, &value.into());
@@ -182,18 +182,18 @@ impl<'a> ObjectEdit<'a> {
         self
     }
 
-    /// Takes `key` away, wherever it stands.
+    /// Removes `key`, wherever it occurs.
     pub fn remove(&mut self, key: &str) -> &mut Self {
         self.remove_all(&[key])
     }
 
-    /// Takes each of these away, wherever it stands.
+    /// Removes each of these keys, wherever it occurs.
     pub fn remove_all(&mut self, keys: &[&str]) -> &mut Self {
         self.mark(keys, MemberChange::Remove);
         self
     }
 
-    /// Whether there is any of these.
+    /// Marks the members with these keys; returns whether there are any.
     fn mark(&mut self, keys: &[&str], fate: MemberChange) -> bool {
         let mut is_there = false;
         for (member, slot) in self.object.members.iter().zip(&mut self.changes) {
@@ -206,7 +206,7 @@ impl<'a> ObjectEdit<'a> {
     }
 
     fn add(&mut self, key: &str, value: &[u8]) {
-        // The key in its quotes, a colon, and commas on either side.
+        // The key in its quotes, a colon, and a comma on either side.
         self.added.reserve(key.len() + value.len() + 5);
         if !self.added.is_empty() {
             self.added.push(b',');
@@ -221,12 +221,12 @@ impl<'a> ObjectEdit<'a> {
         self.added.is_empty() && self.changes.iter().all(|fate| matches!(fate, MemberChange::Keep))
     }
 
-    /// Whether the object would be left without members.
+    /// Whether the object would have no members left.
     pub fn leaves_empty(&self) -> bool {
         self.added.is_empty() && self.changes.iter().all(|fate| matches!(fate, MemberChange::Remove))
     }
 
-    /// Adds these edits to `patch`, whose buffer the object is a part of.
+    /// Adds these edits to `patch`, whose buffer contains the object.
     pub fn add_to(self, patch: &mut BytesPatch) {
         let shift = patch.offset_of(&self.object.bytes);
         let members = &self.object.members;
@@ -239,7 +239,8 @@ impl<'a> ObjectEdit<'a> {
                     kept = true;
                     patch.push(shift, value, self.values[with as usize].clone());
                 }
-                // With a member before it, its comma goes too; else the comma after it.
+                // The comma before the member is removed if a member stays before it; else the comma after
+                // it.
                 MemberChange::Remove if kept => {
                     patch.push(shift, members[at - 1].value().end..value.end, Bytes::new())
                 }
@@ -275,18 +276,18 @@ impl BytesPatch {
         Self { base, edits: SmallVec::new() }
     }
 
-    /// Puts `with` in the place of `read_batch_item`, which must be a slice of the patch's buffer.
+    /// Replaces `part`, which must be a slice of the patch's buffer.
     pub fn replace(&mut self, part: &Bytes, with: Bytes) {
         let from = self.offset_of(part);
         self.push(0, from..from + part.len(), with);
     }
 
-    /// The buffer with all edits applied: one copy, or none where nothing changes.
+    /// The buffer with all edits applied: one copy, or none if nothing changes.
     pub fn apply(mut self) -> Bytes {
         if self.edits.is_empty() {
             return self.base;
         }
-        // Stable: an addition at the place where a removal ends stays behind it.
+        // The sort is stable: an addition at the end of a removal stays behind it.
         self.edits.sort_by_key(|(range, _)| range.start);
         let grown: usize = self.edits.iter().map(|(_, with)| with.len()).sum();
         let mut out = Vec::with_capacity(self.base.len() + grown);

@@ -1,13 +1,13 @@
-//! Words of a server that are kept, and shown with every poll.
+//! Status messages of a server, which are stored and sent with every poll.
 
 use super::{Frame, Kind, Method};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// The most that is kept of them, in bytes.
+/// The maximum size of a stored status message, in bytes.
 pub const LONGEST: usize = 4096;
 
-/// The words, cut between characters where they are longer than [`LONGEST`].
+/// Truncates a text that is longer than [`LONGEST`], at a character boundary.
 pub fn shorten(mut words: String) -> String {
     if words.len() > LONGEST {
         let cut = (0..=LONGEST).rev().find(|&at| words.is_char_boundary(at)).unwrap_or(0);
@@ -16,7 +16,7 @@ pub fn shorten(mut words: String) -> String {
     words
 }
 
-/// What a server said of its progress, in words for a task's `statusMessage`.
+/// The text of a progress notification, for a task's `statusMessage`.
 pub fn of_progress(frame: &Frame) -> Option<String> {
     let Kind::Notification { method: Method::Progress, params: Some(params) } = frame.kind() else {
         return None;
@@ -26,7 +26,7 @@ pub fn of_progress(frame: &Frame) -> Option<String> {
     Some(shorten(progress_text(params.message, &progress, total.as_deref())))
 }
 
-/// `message (progress/total)`. A message that ends with the counts already is not given them again.
+/// `message (progress/total)`. The counts are not added to a message that ends with them.
 pub fn progress_text(message: Option<String>, progress: &str, total: Option<&str>) -> String {
     match (message, total) {
         (Some(message), Some(total)) => match message.trim_end().trim_end_matches(')') {
@@ -45,7 +45,8 @@ fn ends_with_counts(text: &str, progress: &str, total: &str) -> bool {
     rest.is_some_and(|rest| !rest.ends_with(|last: char| last.is_ascii_digit() || last == '.'))
 }
 
-/// A whole number without a fraction, as in `3` for the `3.0` of a Python server; any other as it is written.
+/// An integer without its zero fraction, as in `3` for the `3.0` of a Python server; any other number as it
+/// is written.
 fn number(raw: &RawValue) -> String {
     let token = raw.get();
     match token.split_once('.') {

@@ -1,4 +1,4 @@
-//! Points in time as they are stored and shown.
+//! Points in time as they are stored and displayed.
 
 use jiff::Timestamp as Shown;
 use std::{fmt, ops::Add, time::Duration};
@@ -21,7 +21,7 @@ impl Timestamp {
         self.0
     }
 
-    /// How long ago `earlier` was; nothing where it lies ahead.
+    /// The time since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }

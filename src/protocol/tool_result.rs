@@ -1,4 +1,4 @@
-//! What the result of a `tools/call` says of the tool.
+//! The parts of a `tools/call` result that the proxy reads.
 
 use super::{
     splice::{JsonObject, items},
@@ -14,9 +14,8 @@ pub fn is_error(result: &Bytes) -> bool {
         .is_some_and(|value| value == "true")
 }
 
-/// Whether a message, or a piece of one, has a member `isError` that is true. Told by its letters, not
-/// by reading it (within a string its quotes are escaped): for the log, which must cost nothing where
-/// bytes only go by.
+/// Whether a message, or a piece of one, contains a member `isError` that is true. A text search instead of
+/// parsing (the quotes in a string are escaped), because the log must cost nothing for relayed bytes.
 pub fn contains_error_flag(message: &[u8]) -> bool {
     const KEY: &[u8] = br#""isError""#;
     memchr::memmem::find_iter(message, KEY).any(|at| {
@@ -25,8 +24,7 @@ pub fn contains_error_flag(message: &[u8]) -> bool {
     })
 }
 
-/// The first text of the result's content that is not blank, shortened. Content that is not what
-/// it should be is passed over.
+/// The first text of the result's content that is not blank, truncated. Invalid content is ignored.
 pub fn first_text(result: &Bytes) -> Option<String> {
     let content = JsonObject::read(result).ok()?.get("content")?;
     items(&content)?.iter().find_map(|block| {
@@ -40,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tool_that_failed_says_so_and_why() {
+    fn a_tool_error_sets_the_status_message() {
         let result = |text: &str| Bytes::copy_from_slice(text.as_bytes());
         let failed = result(
             r#"{"content":[{"type":"image","data":""},{"type":"text","text":"no disk"}],"isError":true}"#,

@@ -1,7 +1,7 @@
-//! The trace that a message belongs to, as W3C Trace Context has it: `traceparent` and `tracestate`.
+//! The trace of a message, as defined by W3C Trace Context: `traceparent` and `tracestate`.
 //!
-//! A message carries both unprefixed in `params._meta` (2026-07-28, *Base Protocol, `_meta`*; SEP-414), a request
-//! over HTTP also in headers of these names. Both spell them alike.
+//! A message carries both unprefixed in `params._meta` (2026-07-28, *Base Protocol, `_meta`*; SEP-414), a
+//! request over HTTP also in headers of these names, with the same values.
 
 use super::{
     frame::Frame,
@@ -11,16 +11,16 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use std::{fmt, sync::Arc};
 
-/// Names a span of a trace, wherever it was made.
+/// Identifies a span of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     /// Never all zeros.
     pub trace: [u8; 16],
     /// Never all zeros.
     pub span: [u8; 8],
-    /// Those that are known ([`SAMPLED`], [`RANDOM`]).
+    /// The known flags ([`SAMPLED`], [`RANDOM`]).
     pub flags: u8,
-    /// What others along the way have to say, as they said it.
+    /// The `tracestate` of other vendors, as it was received.
     pub state: Option<Arc<str>>,
 }
 
@@ -30,10 +30,11 @@ pub const STATE: &str = "tracestate";
 
 /// The flag of a trace that is recorded.
 pub const SAMPLED: u8 = 1;
-/// The flag of a trace whose id was drawn by chance (Trace Context, level 2).
+/// The flag of a trace with a random id (Trace Context, level 2).
 pub const RANDOM: u8 = 2;
 
-/// Characters of a `tracestate` that is carried on; a longer one is left out (Trace Context, 3.3.1.5).
+/// The maximum length of a forwarded `tracestate`, in characters; a longer one is dropped (Trace Context,
+/// 3.3.1.5).
 pub const STATE_CHARS: usize = 512;
 
 const PARENT_HEADER: HeaderName = HeaderName::from_static(PARENT);
@@ -42,7 +43,7 @@ const STATE_HEADER: HeaderName = HeaderName::from_static(STATE);
 // === impl TraceContext ===
 
 impl TraceContext {
-    /// Reads a `traceparent` (Trace Context, 3.2). Of a later version what this one knows is read.
+    /// Parses a `traceparent` (Trace Context, 3.2). The known part of a later version is read.
     pub fn parse(text: &str) -> Option<Self> {
         let (head, rest) = text.split_at_checked(55)?;
         let mut parts = head.split('-');
@@ -63,13 +64,14 @@ impl TraceContext {
         })
     }
 
-    /// What a message's `_meta` says.
+    /// Extracts the context of a message from its `_meta`.
     pub fn from_meta(meta: &JsonObject) -> Option<Self> {
         let parent = Self::parse(&meta.string(PARENT)?)?;
         Some(parent.with_state(meta.string(STATE).as_deref()))
     }
 
-    /// What a request's headers say. Of a repeated `traceparent` nobody knows which counts.
+    /// Extracts the context of a request from its headers. A repeated `traceparent` is ignored, because it is
+    /// ambiguous.
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut parents = headers.get_all(PARENT_HEADER).iter();
         let parent = Self::parse(parents.next()?.to_str().ok()?)?;
@@ -99,7 +101,7 @@ impl TraceContext {
         self.flags & SAMPLED != 0
     }
 
-    /// Has `_meta` name it, and no other.
+    /// Writes the context to `_meta`, replacing any other.
     pub fn write_to_meta(&self, meta: &mut ObjectEdit<'_>) {
         meta.set(PARENT, format!("\"{self}\""));
         match &self.state {
@@ -108,7 +110,7 @@ impl TraceContext {
         };
     }
 
-    /// A `_meta` that holds nothing else but these members, as they are written (`"key":value`).
+    /// A `_meta` object with the context and these members (`"key":value`).
     pub fn meta_with(&self, members: &str) -> Bytes {
         let mut meta =
             format!(r#"{{{members}{}"{PARENT}":"{self}""#, if members.is_empty() { "" } else { "," });
@@ -119,8 +121,8 @@ impl TraceContext {
         meta.into()
     }
 
-    /// A request or notification that names it in `_meta`; `Missing` where it has no object of parameters, or a
-    /// `_meta` that is none: it stays as it is then.
+    /// The request or notification with the context in its `_meta`. `None`, and the message stays unchanged,
+    /// if it has no object of parameters or its `_meta` is no object.
     pub fn inject(&self, message: &Frame) -> Option<Bytes> {
         let params = message.params()?;
         let object = params.object()?;
@@ -141,7 +143,7 @@ impl TraceContext {
         Some(patch.apply())
     }
 
-    /// Has headers name it, and no other.
+    /// Writes the context to headers, replacing any other.
     pub fn write_to_headers(&self, headers: &mut HeaderMap) {
         let value = |text: &str| HeaderValue::from_str(text).expect("it is visible ASCII");
         headers.insert(PARENT_HEADER, value(&self.to_string()));
@@ -195,7 +197,7 @@ mod tests {
     fn a_parent_is_written_as_it_was_read() {
         assert_eq!(context().to_string(), TEXT);
         assert!(context().is_sampled());
-        // Flags that nobody knows are not passed on (Trace Context, 3.2.2.5).
+        // Unknown flags are not forwarded (Trace Context, 3.2.2.5).
         let unknown = TraceContext::parse(&TEXT.replace("-01", "-fe")).expect("a parent");
         assert_eq!(unknown.to_string(), TEXT.replace("-01", "-02"));
         assert!(!unknown.is_sampled());
@@ -254,12 +256,12 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_state_does_not_stay_beside_our_parent() {
+    fn a_foreign_tracestate_is_removed_with_its_parent() {
         let message = r#"{"id":1,"method":"m","params":{"_meta":{"tracestate":"a=1"}}}"#;
         let frame = Frame::parse(Bytes::from_static(message.as_bytes())).expect("a message");
-        let told = context().inject(&frame).expect("it has params");
+        let injected = context().inject(&frame).expect("it has params");
         assert_eq!(
-            told,
+            injected,
             format!(r#"{{"id":1,"method":"m","params":{{"_meta":{{"traceparent":"{TEXT}"}}}}}}"#)
         );
         let mut headers = HeaderMap::from_iter([(STATE_HEADER, HeaderValue::from_static("a=1"))]);

@@ -1,4 +1,4 @@
-//! What the access line says of a call.
+//! The access log's summary of a call.
 
 use crate::{
     protocol::{ErrorObject, TraceContext, code as codes},
@@ -7,19 +7,19 @@ use crate::{
 };
 use std::{num::NonZeroI32, time::Duration};
 
-/// What the access line says of a call.
+/// The access log's summary of a call.
 #[derive(Clone, Debug, Default)]
 pub struct AccessSummary {
     pub outcome: RequestOutcome,
-    /// Why, where it is no result.
+    /// The reason, unless the outcome is a result.
     pub reason: Option<Box<str>>,
-    /// The code of the error that the client is given, where it is ours.
+    /// The code of the error that the client receives, if the proxy made the error.
     pub code: Option<NonZeroI32>,
     pub task: Option<TaskId>,
-    /// The status of the task that was shown.
+    /// The status of the task in the response.
     pub shown: Option<&'static str>,
-    /// The span of another request that it has to do with: the one that made the call of the task, or that began the
-    /// call that its client comes back to.
+    /// The span of a related request: the one that made the task's call, or that began the call that is
+    /// retried.
     pub origin: Option<Box<TraceContext>>,
     /// Time spent waiting for the server.
     pub upstream: Duration,
@@ -32,12 +32,12 @@ impl AccessSummary {
         Self { outcome, ..Self::default() }
     }
 
-    /// A call that came to nothing, and why.
+    /// The summary of a failed call, with the reason.
     pub fn failed(outcome: RequestOutcome, error: &ErrorObject) -> Self {
         Self::of(outcome).with_reason(error)
     }
 
-    /// Of a server's error its code is said and not its words, which may hold what it was asked about.
+    /// Logs only the code of a server's error: its text may contain the arguments of the call.
     pub fn with_reason(self, error: &ErrorObject) -> Self {
         let reason = match self.outcome {
             RequestOutcome::ServerError => format!("error {}", error.code()),

@@ -1,7 +1,7 @@
-//! What is kept of a task's call beside its record, so that the next process can go on with it.
+//! The anchor of a task's call: stored beside the task record, so that the next process can resume the call.
 //!
-//! It is sealed with the secret that lies beside the store: the id of a session is as good as a key to it with
-//! many servers.
+//! The anchor is sealed with the secret beside the store: many servers treat the id of a session as a
+//! credential.
 
 use crate::{
     runtime::random,
@@ -13,35 +13,36 @@ use bytes::Bytes;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use serde::{Deserialize, Serialize};
 
-/// What the next process needs to go on with a call.
+/// The data that the next process needs to resume a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskAnchor {
     pub call: upstream::CallAnchor,
-    /// Its caller showed credentials, which are not kept: it must come again first.
+    /// The caller sent credentials, which are not stored: the call waits for its next request.
     pub needs_credentials: bool,
     pub words: AnchorForm,
-    /// What is asked in the task: the server's id, a raw token, and the key.
+    /// Open input requests of the task: the server's id as a raw token, and the key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub questions: Vec<(String, String)>,
-    /// The keys of what the server has taken back, which the record may not know yet: an answer to it is not missed.
+    /// Keys of input requests that the server has cancelled and the record may still hold: a response to one
+    /// of them is dropped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub taken_back: Vec<String>,
 }
 
-/// In which words the call is made, and what must be known for that.
+/// The form of the call, and what the form requires.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnchorForm {
-    /// Those of 2026-07-28.
+    /// The form of 2026-07-28.
     Canonical {
-        /// What its client declared, raw JSON.
+        /// The client's declared capabilities, raw JSON.
         declared: String,
     },
-    /// Its client's own.
+    /// The client's own messages.
     Native {
-        /// The client's session, by its digest, where it has an id.
+        /// The digest of the client's session, if it has an id.
         session: Option<[u8; 16]>,
-        /// Whether the client wants to hear of progress.
+        /// Whether the client requested progress notifications.
         wants_progress: bool,
     },
 }
@@ -57,12 +58,12 @@ impl AnchorSeal {
         Self(LessSafeKey::new(key.expect("the key has the cipher's length")))
     }
 
-    /// The bytes that [`AnchorSeal::open`] turns into the anchor again, for the same task.
+    /// Seals the anchor; [`AnchorSeal::open`] restores it for the same task.
     pub fn seal(&self, task: &TaskId, anchor: &TaskAnchor) -> Bytes {
         self.seal_bytes(task, serde_json::to_vec(anchor).expect("an anchor is JSON"))
     }
 
-    /// The same of whatever another version wrote for one.
+    /// Seals the bytes of an anchor that another version wrote.
     pub fn seal_bytes(&self, task: &TaskId, mut sealed: Vec<u8>) -> Bytes {
         let nonce: [u8; NONCE_LEN] = random();
         self.0
@@ -75,7 +76,7 @@ impl AnchorSeal {
         [&nonce[..], &sealed].concat().into()
     }
 
-    /// What was sealed for this task, if it was sealed here.
+    /// The anchor of this task, if it was sealed with this secret.
     pub fn open(&self, task: &TaskId, sealed: &[u8]) -> Option<TaskAnchor> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
         let mut rest = rest.to_vec();

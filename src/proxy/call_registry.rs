@@ -1,4 +1,4 @@
-//! Who holds which call in this process, and how it is told something.
+//! The registry of the calls that run in this process, and their mailboxes.
 
 use super::ReplyItem;
 use crate::{
@@ -18,15 +18,15 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// The calls that are held in this process.
+/// The calls that run in this process.
 pub struct CallRegistry {
-    /// Which process this is: drawn anew at each start.
+    /// The id of this process, drawn at random at each start.
     pub(super) node: u64,
     /// Sharded.
     mailboxes: DashMap<TaskId, Arc<CallMailbox>>,
 }
 
-/// The mailbox of one call. Not a channel of tokio: those allocate 800 bytes up front, and nearly every call
+/// The mailbox of one call. Not a tokio channel: those allocate 800 bytes up front, and nearly every call
 /// receives nothing.
 #[derive(Default)]
 struct CallMailbox(Mutex<MailboxState>);
@@ -34,21 +34,22 @@ struct CallMailbox(Mutex<MailboxState>);
 #[derive(Default)]
 struct MailboxState {
     waiting: VecDeque<CallCommand>,
-    /// Room that is set aside for mail whose change is being stored.
+    /// Slots reserved for messages whose changes are being stored.
     reserved: usize,
-    /// The call takes no more.
+    /// The call receives no more messages.
     is_closed: bool,
     waker: Option<Waker>,
 }
 
-/// Messages that may wait for one call, reserved room included; [`MailboxFull`] beyond. A cancellation always has room.
+/// Messages that may wait for one call, including reserved slots; [`MailboxFull`] beyond. A cancellation is
+/// always accepted.
 const MAILBOX_CAPACITY: usize = 64;
 
-/// Room for one mail, reserved before the change that it is about is stored; given back when dropped.
+/// A slot for one message, reserved before its change is stored; released when dropped.
 pub(super) struct MailboxPermit {
     registry: Arc<CallRegistry>,
     id: TaskId,
-    /// None where the call was not held here.
+    /// None if the call was not registered here.
     reserved: Option<Arc<CallMailbox>>,
 }
 
@@ -56,38 +57,38 @@ pub(super) struct MailboxPermit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MailboxFull;
 
-/// What a held call can be told.
+/// A message to a running call.
 pub(super) enum CallCommand {
     Message(MailboxMessage),
     Attach(LocalRequest),
 }
 
-/// What is plain data: it could be kept with the task's record, or come from another process. No channel
-/// and nothing else that lives here only has a place in it.
+/// Plain data, which could be stored with the task record or come from another process. Channels and other
+/// values of this process have no place in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MailboxMessage {
-    /// The task's client answered these questions, by key.
+    /// Input responses of the task's client, by key.
     Responses(Vec<(String, Bytes)>),
-    /// The client answered this question, as JSON-RPC has it: a result or an error.
+    /// One response of the client in its JSON-RPC form: a result or an error.
     RawResponse(String, Result<Bytes, Bytes>),
     /// The call is cancelled.
     Cancelled(CancelTarget),
 }
 
-/// What of a call was cancelled.
+/// The object of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CancelTarget {
     /// The client's own request, which has not become a task (2025-11-25, *Cancellation*).
     Request,
-    /// The task, whose record says so.
+    /// The task; its record is cancelled.
     Task,
 }
 
-/// What attaches a request of this process to the call.
+/// A request of this process that is attached to the call.
 pub(super) enum LocalRequest {
-    /// Its client came back.
+    /// A retry of the client.
     Retry(Box<RetryRequest>),
-    /// A request waits for the result, and can be told things meanwhile.
+    /// A request that waits for the result, and receives messages meanwhile.
     ResultWaiter(mpsc::Sender<Bytes>),
 }
 
@@ -97,31 +98,31 @@ pub(super) struct CallWaiter {
     pub(super) items: mpsc::Sender<ReplyItem>,
 }
 
-/// What must be known of a request to answer it.
+/// The data needed to reply to a request.
 pub(super) enum ReplyTarget {
-    /// Of 2026-07-28. What was declared with this very request says whether it may be answered with a task's
-    /// handle, and what it may be asked.
+    /// A request of 2026-07-28. Its own capabilities decide whether it may be answered with a task handle,
+    /// and which input requests it may receive.
     Canonical { call: Box<Call>, capabilities: Arc<Capabilities> },
-    /// Of an older revision, answered under this id.
+    /// A request of a legacy revision, answered under this id.
     Native(RequestId),
 }
 
-/// A client of 2026-07-28 that comes back.
+/// A retry by a client of 2026-07-28.
 pub(super) struct RetryRequest {
     pub(super) waiter: CallWaiter,
     pub(super) answers: InputResponses,
-    /// The threshold as it is for this request.
+    /// The threshold for this request.
     pub(super) defer_after: Option<Duration>,
 }
 
-/// A place among the held calls, given back when dropped.
+/// The registration of a running call; removed when dropped.
 pub(super) struct CallRegistration {
     registry: Arc<CallRegistry>,
     id: TaskId,
     mailbox: Arc<CallMailbox>,
 }
 
-// === impl Switchboard ===
+// === impl CallRegistry ===
 
 impl Default for CallRegistry {
     fn default() -> Self {
@@ -130,20 +131,20 @@ impl Default for CallRegistry {
 }
 
 impl CallRegistry {
-    /// A place for a call that is to be held, under an id that nobody can guess.
+    /// Registers a call under a random id, which cannot be guessed.
     pub(super) fn register(self: &Arc<Self>) -> CallRegistration {
         self.register_as(TaskId::from_entropy(random()))
     }
 
-    /// A place for a call that has its id.
+    /// Registers a call under an existing id.
     pub(super) fn register_as(self: &Arc<Self>, id: TaskId) -> CallRegistration {
         let mailbox = Arc::new(CallMailbox::default());
         self.mailboxes.insert(id.clone(), Arc::clone(&mailbox));
         CallRegistration { registry: Arc::clone(self), id, mailbox }
     }
 
-    /// Reserves room for one mail to a call. Where the call is not held here there is always room, and what is
-    /// sent there is dropped.
+    /// Reserves a slot for one message to a call. A call that is not registered here always has a slot, and
+    /// the message is dropped.
     ///
     /// # Errors
     /// [`MailboxFull`].
@@ -157,11 +158,11 @@ impl CallRegistry {
         Ok(MailboxPermit { registry: Arc::clone(self), id: id.clone(), reserved })
     }
 
-    /// Ends a call: its task is cancelled, or its client cancelled the request. Says whether it is held here.
+    /// Cancels a call: its task, or its client's request. Returns whether the call is registered here.
     pub(super) fn cancel(&self, id: &TaskId, end: CancelTarget) -> bool {
         self.mailbox(id).is_some_and(|mailbox| {
             let mut state = mailbox.0.lock();
-            // A second one would say the same.
+            // A duplicate has no effect.
             let is_known = state
                 .waiting
                 .iter()
@@ -173,7 +174,7 @@ impl CallRegistry {
         })
     }
 
-    /// Attaches a request to a call; says whether it is held here.
+    /// Attaches a request to a call. Returns whether the call is registered here.
     ///
     /// # Errors
     /// [`MailboxFull`].
@@ -193,11 +194,11 @@ impl CallRegistry {
     }
 }
 
-// === impl MailRoom ===
+// === impl MailboxPermit ===
 
 impl MailboxPermit {
-    /// Delivers the mail; dropped where the call is not held here, or has ended meanwhile. A call that this process has
-    /// resumed since room was reserved receives it, too.
+    /// Delivers the message; drops it if the call is not registered here, or has ended meanwhile. A call that
+    /// was resumed since the reservation receives it, too.
     pub(super) fn send(self, mail: MailboxMessage) {
         if let Some(mailbox) = self.reserved.clone().or_else(|| self.registry.mailbox(&self.id)) {
             let mut state = mailbox.0.lock();
@@ -216,7 +217,7 @@ impl Drop for MailboxPermit {
     }
 }
 
-// === impl Mailbox ===
+// === impl CallMailbox ===
 
 impl CallMailbox {
     fn poll(&self, cx: &Context<'_>) -> Poll<CallCommand> {
@@ -245,7 +246,7 @@ impl MailboxState {
     fn pop(&mut self) -> Option<CallCommand> {
         let control = self.waiting.pop_front();
         if self.waiting.is_empty() {
-            // Room for the next ones would be kept for as long as a task takes.
+            // An empty queue would keep its capacity for as long as the task runs.
             self.waiting = VecDeque::new();
         }
         control
@@ -259,25 +260,25 @@ impl MailboxState {
     }
 }
 
-// === impl Hold ===
+// === impl CallRegistration ===
 
 impl CallRegistration {
-    /// Names the call, and the task it may become.
+    /// The id of the call, and of the task that it may become.
     pub(super) fn id(&self) -> &TaskId {
         &self.id
     }
 
-    /// The next thing the call is told.
+    /// The next message.
     pub(super) async fn receive(&mut self) -> CallCommand {
         poll_fn(|cx| self.mailbox.poll(cx)).await
     }
 
-    /// The next thing the call is told, where there is one.
+    /// The next message, if there is one.
     pub(super) fn try_receive(&mut self) -> Option<CallCommand> {
         self.mailbox.0.lock().pop()
     }
 
-    /// Nothing more is told to the call. Gives what it was told and has not heard.
+    /// Closes the mailbox. Returns the unread messages.
     pub(super) fn close(&mut self) -> VecDeque<CallCommand> {
         self.mailbox.close()
     }
@@ -295,7 +296,8 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Mail as another process could be sent it. A kind that has no such form has no place in it.
+    /// The serialized form in which another process could send a message. A kind without such a form has no
+    /// place in the enum.
     fn written(mail: &MailboxMessage) -> Vec<u8> {
         let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).expect("JSON is text");
         let value = match mail {
@@ -329,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn mail_that_was_bytes_on_its_way_tells_a_call_the_same() {
+    async fn mailbox_messages_survive_serialization() {
         let switchboard = Arc::new(CallRegistry::default());
         let mut hold = switchboard.register();
         let raw = |text: &'static str| Bytes::from_static(text.as_bytes());
@@ -350,7 +352,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_mailbox_refuses_mail_and_requests_and_still_takes_a_cancellation() {
+    async fn a_full_mailbox_refuses_messages_except_a_cancellation() {
         let switchboard = Arc::new(CallRegistry::default());
         let mut hold = switchboard.register();
         let id = hold.id().clone();
@@ -361,7 +363,7 @@ mod tests {
             assert_eq!(attach(), Ok(true));
         }
         assert_eq!((attach(), switchboard.reserve(&id).err()), (Err(MailboxFull), Some(MailboxFull)));
-        // A client may cancel the same request as often as it likes.
+        // A client may cancel the same request any number of times.
         for _ in 0..1000 {
             assert!(switchboard.cancel(&id, CancelTarget::Request));
         }
@@ -377,7 +379,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_that_is_resumed_while_an_answer_is_stored_receives_it() {
+    async fn a_call_resumed_while_a_response_is_stored_receives_it() {
         let switchboard = Arc::new(CallRegistry::default());
         let id = TaskId::from_entropy([1; 16]);
         let room = switchboard.reserve(&id).expect("room");
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn room_that_is_not_used_is_given_back() {
+    async fn unused_slots_are_released() {
         let switchboard = Arc::new(CallRegistry::default());
         let hold = switchboard.register();
         for _ in 0..1000 {

@@ -1,4 +1,4 @@
-//! What goes back to a client for one call.
+//! The messages that a client receives for one call.
 
 use super::AccessSummary;
 use bytes::Bytes;
@@ -7,22 +7,22 @@ use http::{HeaderMap, StatusCode};
 use std::{fmt, future::Future};
 use tokio::sync::oneshot;
 
-/// What goes back to a client for one call, in order; [`ReplyItem::Reply`] is the last. Dropping the
-/// stream before that means the client has left.
+/// The messages for one call, in order; [`ReplyItem::Reply`] is the last. The client has disconnected if the
+/// stream is dropped before it.
 pub type ReplyStream = BoxStream<'static, ReplyItem>;
 
-/// What a client is told, one message after another.
+/// A source of the messages for one call.
 pub(super) trait ReplySource: Send + 'static {
-    /// The next message. Dropping the future in between loses nothing but the wait.
+    /// The next message. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Option<ReplyItem>> + Send;
 }
 
 /// One message for the client.
 #[derive(Debug)]
 pub enum ReplyItem {
-    /// A notification: a whole JSON-RPC message on one line.
+    /// A notification: a complete JSON-RPC message on one line.
     Notification(Bytes),
-    /// The same with the end of a task, to be confirmed once the client's socket has taken it.
+    /// A notification with the end of a task; the commit is confirmed once the client's socket has taken it.
     TaskEnd(Bytes, DeliveryCommit),
     /// The response.
     Reply(CallReply),
@@ -31,40 +31,41 @@ pub enum ReplyItem {
 /// The response to one call.
 #[derive(Debug)]
 pub struct CallReply {
-    /// For a client that has not been sent anything yet; a stream that has begun is 200 for good.
+    /// Applies if nothing has been sent yet; a stream that has begun stays 200.
     pub status: StatusCode,
     /// Further headers, under the same condition (`WWW-Authenticate`).
     pub headers: HeaderMap,
-    /// A whole JSON-RPC message on one line.
+    /// A complete JSON-RPC message on one line.
     pub body: Bytes,
-    /// To be confirmed once the client's socket has taken the body.
+    /// Confirmed once the client's socket has taken the body.
     pub commit: Option<DeliveryCommit>,
     pub account: AccessSummary,
 }
 
-/// A task handle, or the end of a task, on its way to the client. Dropped without being confirmed, the client has
-/// disconnected before it had that: a call without a handle is cancelled, an end has not been fetched.
+/// Confirms delivery of a task handle, or of the end of a task. If it is dropped without confirmation, the
+/// client has disconnected before delivery: a call without a handle is cancelled, and a result stays
+/// unfetched.
 pub struct DeliveryCommit(Box<dyn FnOnce() + Send + Sync>);
 
-// === impl Commit ===
+// === impl DeliveryCommit ===
 
 impl DeliveryCommit {
-    /// Runs `confirmed` once it is confirmed.
+    /// Runs `confirmed` on confirmation.
     pub fn new(confirmed: impl FnOnce() + Send + Sync + 'static) -> Self {
         Self(Box::new(confirmed))
     }
 
-    /// One that resolves a receiver: with an error where it is dropped.
+    /// A commit that resolves the receiver on confirmation, or with an error if it is dropped.
     pub fn channel() -> (Self, oneshot::Receiver<()>) {
         let (confirm, confirmed) = oneshot::channel();
-        // The receiver is gone only where the task has ended already.
+        // The receiver is gone only if the task has already ended.
         let confirm = Self::new(move || {
             let _ = confirm.send(());
         });
         (confirm, confirmed)
     }
 
-    /// The last byte has reached the client's socket.
+    /// Called when the last byte has reached the client's socket.
     pub fn confirm(self) {
         (self.0)();
     }

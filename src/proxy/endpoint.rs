@@ -1,4 +1,4 @@
-//! One route at work.
+//! The service of one route.
 
 use super::{
     CallRegistry, CallReply, LegacyRequest, LegacyResponse, ReplyItem, ReplyStream, RouteService, TaskLedger,
@@ -38,15 +38,15 @@ use tokio::time::sleep;
 #[derive(Clone)]
 pub struct Endpoint {
     shared: Arc<RouteContext>,
-    /// The same for the calls, each of which has it for as long as it lasts: once they begin.
+    /// Copies of the context for calls, which hold one for their lifetime; created with the first call.
     per_thread: Arc<OnceLock<PerThread<Arc<RouteContext>>>>,
 }
 
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// `stopping` tells that no new call is to begin, `overdue` that the time of those that have begun
-    /// is over, `closing` that there is nothing left to listen for.
+    /// `stopping` signals that no new call may begin, `overdue` that the time of running calls is over,
+    /// `closing` that listening streams end.
     pub fn new(
         route: Arc<Route>,
         upstream: Arc<dyn Upstream>,
@@ -85,20 +85,20 @@ impl Endpoint {
         Self { shared: Arc::new(shared), per_thread: Arc::default() }
     }
 
-    /// The same, with spans of its calls.
+    /// Adds spans of its calls.
     ///
     /// # Panics
-    /// Where it is shared already.
+    /// If the endpoint is already shared.
     pub fn with_tracer(mut self, tracer: Tracer) -> Self {
         self.state_mut().tracer = tracer;
         self
     }
 
-    /// The same, in the place of another with another server: who has a session there goes on in it for as long
-    /// as that is kept ([`Endpoint::retire`]).
+    /// Replaces another endpoint whose server differs: sessions with the former server continue there until
+    /// it is removed ([`Endpoint::retire`]).
     ///
     /// # Panics
-    /// Where it is shared already.
+    /// If the endpoint is already shared.
     pub fn replacing(mut self, other: &Self) -> Self {
         let before = &other.shared.state;
         let former = before.predecessors.iter().filter(|former| former.strong_count() > 0);
@@ -114,19 +114,18 @@ impl Endpoint {
         Arc::get_mut(&mut shared.state).expect("it is new")
     }
 
-    /// The same route with the same server, by another configuration. What has begun goes on by the one before.
+    /// The same route and server with another configuration. Running calls keep the former one.
     pub fn reconfigured(&self, route: Arc<Route>, keyring: Arc<SealKeyring>) -> Self {
         Self::of(RouteContext { route, keyring, limiters: None, state: Arc::clone(&self.shared.state) })
     }
 
-    /// The configuration is in force: the limits of calls are its own from now on, also for those that wait. With the first
-    /// call at the latest.
+    /// Applies the limits of this configuration, also to queued calls. The first call does so at the latest.
     pub fn apply_limits(&self) {
         self.shared();
     }
 
-    /// Lets go of a server that is not in the configuration any more: clients go on in their sessions with it for
-    /// this long, and calls and tasks until they end; those of a server that `ends` with that time not beyond it.
+    /// Removes a server that is no longer configured: sessions with it continue for this long, and calls and
+    /// tasks until they end; if `ends`, they end with that time.
     pub async fn retire(self, after: Duration, ends: bool) {
         let lasting = Arc::clone(&self.shared.state);
         drop(self);
@@ -139,7 +138,7 @@ impl Endpoint {
         lasting.upstream.close().await;
     }
 
-    /// What a call has for as long as it lasts.
+    /// The context of a call.
     pub(super) fn shared(&self) -> &Arc<RouteContext> {
         let for_calls = || {
             let limiters = self.shared.limiter_registry.limiters(&self.shared.route);
@@ -148,7 +147,7 @@ impl Endpoint {
         self.per_thread.get_or_init(for_calls).local()
     }
 
-    /// The former server in a session with which a legacy client asks, if there is one.
+    /// The context of the former server that owns the session of this request, if there is one.
     fn session_owner(&self, passage: &LegacyRequest) -> Option<Arc<RouteContext>> {
         let mut former = self.shared.predecessors.iter().filter_map(Weak::upgrade).peekable();
         former.peek()?;
@@ -201,7 +200,7 @@ impl RouteService for Endpoint {
     }
 
     fn is_loop(&self, headers: &HeaderMap) -> bool {
-        // Most requests have passed nobody.
+        // Most requests have passed no proxy.
         headers.contains_key(VIA) && self.shared.upstream.is_own_hop(headers)
     }
 
@@ -238,11 +237,11 @@ impl RouteService for Endpoint {
     }
 }
 
-/// Whether a call is a new one: not about a task, nor one that its client comes back to.
+/// Whether a call is new: neither about a task, nor a retry.
 fn is_new_call(call: &Call) -> bool {
     match call.method {
         Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::Listen => false,
-        // What is wrong with a state is said where it is opened.
+        // An invalid state is reported where it is opened.
         _ => matches!(request_state(call.params.as_ref()), Ok(None)),
     }
 }
@@ -251,8 +250,8 @@ fn single_reply(reply: impl Future<Output = CallReply> + Send + 'static) -> Repl
     stream::once(reply.map(ReplyItem::Reply)).boxed()
 }
 
-/// A conversation as a stream; dropping it drops the conversation. A generator: `stream::unfold` would move the
-/// conversation, a kilobyte, into each of its steps and out again.
+/// The replies as a stream; dropping the stream drops the source. A generator: `stream::unfold` would move
+/// the source, a kilobyte, into each of its steps and out again.
 fn reply_stream(mut conversation: impl ReplySource) -> ReplyStream {
     async_stream::stream! {
         while let Some(item) = conversation.next().await {

@@ -1,5 +1,5 @@
-//! Whether what tasks came to has been fetched, and how often they were asked for by then. It is counted, and nothing
-//! depends on it: of tasks that had ended before this process began nothing is known here.
+//! Metrics of fetched results: whether each task's result was fetched, and after how many polls. They cover
+//! only tasks of this process.
 
 use crate::{
     task::{Record, TaskId, TaskView},
@@ -8,19 +8,19 @@ use crate::{
 use dashmap::DashMap;
 use std::sync::Arc;
 
-/// The tasks whose ends nobody has fetched. Bounded with the number of tasks; some hundred bytes each.
+/// Tasks whose results have not been fetched. Bounded by the number of tasks; a few hundred bytes each.
 #[derive(Default)]
 pub(super) struct FetchMetrics(DashMap<TaskId, UnfetchedTask>);
 
-/// A task whose end nobody has fetched.
+/// A task whose result has not been fetched.
 struct UnfetchedTask {
     route: Arc<str>,
     is_ticket: bool,
-    /// How often it was asked for.
+    /// The number of polls.
     polls: u32,
 }
 
-// === impl Collection ===
+// === impl FetchMetrics ===
 
 impl FetchMetrics {
     /// A call has become this task.
@@ -31,20 +31,20 @@ impl FetchMetrics {
         self.task_adopted(record);
     }
 
-    /// A process before this one has held this task.
+    /// The task is adopted from a former process.
     pub(super) fn task_adopted(&self, record: &Record) {
         let (route, is_ticket) = (Arc::clone(&record.owner.route), record.view == TaskView::Ticket);
         self.0.insert(record.id.clone(), UnfetchedTask { route, is_ticket, polls: 0 });
     }
 
-    /// A client is shown the task.
+    /// The task was shown to a client.
     pub(super) fn task_shown(&self, id: &TaskId) {
         if let Some(mut task) = self.0.get_mut(id) {
             task.polls = task.polls.saturating_add(1);
         }
     }
 
-    /// A client has what it came to.
+    /// A client has the result.
     pub(super) fn task_fetched(&self, id: &TaskId) {
         let Some((_, UnfetchedTask { route, is_ticket, polls })) = self.0.remove(id) else { return };
         metrics::record_task_fetched(&route, polls);
@@ -53,12 +53,12 @@ impl FetchMetrics {
         }
     }
 
-    /// Its client knows that it has been cancelled: there is nothing to fetch.
+    /// The task was cancelled: there is no result to fetch.
     pub(super) fn task_cancelled(&self, id: &TaskId) {
         self.0.remove(id);
     }
 
-    /// Its time is over.
+    /// The retention of the task is over.
     pub(super) fn task_expired(&self, id: &TaskId) {
         let Some((_, UnfetchedTask { route, is_ticket, .. })) = self.0.remove(id) else { return };
         metrics::record_uncollected_result(&route);
@@ -67,7 +67,7 @@ impl FetchMetrics {
         }
     }
 
-    /// Nobody was ever given it.
+    /// The task was discarded before its handle reached a client.
     pub(super) fn task_discarded(&self, id: &TaskId) {
         self.0.remove(id);
     }

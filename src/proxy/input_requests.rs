@@ -1,4 +1,4 @@
-//! Whether a server's question can be put to a client, and how a client's retry finds its call.
+//! Checks of input requests against a client's capabilities, and retries of parked calls.
 
 use super::{
     CallReply, ReplyItem,
@@ -27,27 +27,27 @@ use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
-/// What a server is told that asks a client what it did not declare.
-pub(super) const NOT_DECLARED: &str = "the client did not declare that it can be asked this";
+/// The error for a server whose input request needs an undeclared capability.
+pub(super) const NOT_DECLARED: &str = "the client did not declare the capability for this input request";
 
-/// Whether a call is made for the first time, by what came along besides its parameters.
+/// Whether a request is a first attempt or a retry, by its `requestState` and input responses.
 pub(super) enum CallAttempt {
-    /// A call of its own, perhaps with answers to what it may be asked.
+    /// A new call, perhaps with input responses given in advance.
     Fresh(InputResponses),
-    /// A client coming back to a call that is parked.
+    /// A retry of a parked call.
     Retry(ParkedCall, InputResponses),
-    /// A client that has been where the server sent it: the call is to be made again.
+    /// A retry after URL elicitation: the call is made again.
     Repeat,
 }
 
-/// A call that waits for its client's answers.
+/// A call that waits for its client's input responses.
 pub(super) struct ParkedCall {
     id: TaskId,
-    /// It was parked by this process; else by one that holds it no more.
+    /// Whether this process parked it; otherwise a process that no longer runs the call.
     is_local: bool,
 }
 
-/// What a client would have had to declare to be asked all of these.
+/// The capability that a client lacks for these input requests.
 pub(super) fn missing_capability<'a>(
     capabilities: &Capabilities,
     mut asked: impl Iterator<Item = &'a InputRequest>,
@@ -55,16 +55,16 @@ pub(super) fn missing_capability<'a>(
     asked.find_map(|request| capabilities.missing_for(&request.kind().method(), request.params().as_ref()))
 }
 
-/// Ties a retry to one request of one caller on one route.
+/// Binds a retry to one request of one caller on one route.
 pub(super) fn binding(shared: &RouteContext, caller: &Caller, call: &Call) -> RequestBinding {
     let target = call.target.as_deref();
     RequestBinding::of(caller.principal, &shared.route.path, &call.method, target, call.params.as_ref())
 }
 
-/// Reads what a client sent with its call: a state of ours, answers, both or neither.
+/// Reads the `requestState` and the input responses of a call, either or both of which may be absent.
 ///
 /// # Errors
-/// The refusal: `-32602` with words that say which of them is wrong.
+/// The refusal: `-32602` with the invalid one.
 pub(super) fn read_attempt(
     shared: &RouteContext,
     caller: &Caller,
@@ -84,11 +84,11 @@ pub(super) fn read_attempt(
             Ok(CallAttempt::Retry(ParkedCall { id, is_local: node == shared.call_registry.node }, answers))
         }
         RetryTarget::Restart if answers.iter().any(|(_, answer)| is_declined(answer)) => {
-            Err(wrong(&"the server asked for an address to be visited first, and that was declined"))
+            Err(wrong(&"the server requires a visit to an address first, and the client declined it"))
         }
-        // Also where answers are missing. They would tell us nothing: whether the user has been there
-        // only the server knows, and one that is not satisfied asks again, with addresses that are
-        // still good (2026-07-28, *Elicitation, URL Mode*; *Multi Round-Trip Requests, Error Handling*).
+        // Also without responses, which carry no information: only the server knows whether the user has
+        // visited the address, and an unsatisfied server returns the addresses again, which are still valid
+        // (2026-07-28, *Elicitation, URL Mode*; *Multi Round-Trip Requests, Error Handling*).
         RetryTarget::Restart => Ok(CallAttempt::Repeat),
     }
 }
@@ -100,10 +100,10 @@ fn is_declined(answer: &Bytes) -> bool {
         .is_some_and(|action| action != "accept")
 }
 
-/// Brings a client back to its parked call; what comes of it arrives on the returned channel.
+/// Attaches a retry to its parked call; the messages arrive on the returned channel.
 ///
 /// # Errors
-/// What there is to say where the call waits for nobody any more.
+/// The reply, if the call no longer waits for a retry.
 pub(super) async fn resume_parked(
     shared: &RouteContext,
     caller: &Caller,
@@ -125,14 +125,14 @@ pub(super) async fn resume_parked(
         Ok(false) => {}
         Err(MailboxFull) => return Err(Box::new(queue_full_reply(call))),
     }
-    // Only what a task's handle says of its server depends on it.
+    // Needed only for the server info in a task's handle.
     let server = shared.upstream.describe(&CallerIdentity::of(caller)).await;
     let server = server.unwrap_or_else(|_| Arc::new(UpstreamDescription::unknown()));
     Err(Box::new(late_retry_reply(shared, call, &server, (id, *is_ours), declares_tasks).await))
 }
 
-/// The answer to a retry whose call waits for nobody any more. If it has become a task since, that
-/// is what the client is given: a client that were told to make its call anew would have it twice.
+/// The reply to a retry whose call no longer waits. If the call has become a task, the client gets the task:
+/// a new call would run twice.
 pub(super) async fn late_retry_reply(
     shared: &RouteContext,
     call: &Call,
@@ -153,7 +153,7 @@ pub(super) async fn late_retry_reply(
     }
 }
 
-/// The refusal of a retry where as many requests wait for the call as may.
+/// The refusal of a retry whose call already has the maximum number of waiting requests.
 pub(super) fn queue_full_reply(call: &Call) -> CallReply {
     let error = ErrorObject::new(
         code::BUSY,
@@ -162,7 +162,7 @@ pub(super) fn queue_full_reply(call: &Call) -> CallReply {
     reply::refuse(call, StatusCode::OK, &error)
 }
 
-/// A task as its client first hears of it.
+/// The result that hands a task to its client.
 pub(super) fn created(shared: &RouteContext, record: &Record, server: &UpstreamDescription) -> Vec<u8> {
     let about = server_info_meta(record.server_info.as_ref().unwrap_or(&server.server_info));
     view::extension::created(
@@ -173,17 +173,17 @@ pub(super) fn created(shared: &RouteContext, record: &Record, server: &UpstreamD
     )
 }
 
-/// The refusal of a retry that cannot be given the task its call has become.
+/// The refusal of a retry whose call has become a task, by a client without task support.
 pub(super) fn tasks_undeclared_reply(call: &Call) -> CallReply {
     let error = ErrorObject::missing_capability(
-        "the call that `requestState` belongs to has become a task; send the same again, declaring the tasks extension, to be given it",
+        "the call that `requestState` belongs to has become a task; repeat the request with the tasks extension declared to get it",
         &plan::tasks(),
     );
     reply::refuse(call, StatusCode::BAD_REQUEST, &error)
 }
 
-/// The refusal of a retry whose call is no more. It was sent, and is known no longer: a while after it ended, or
-/// as its process is gone. It may well have run, so nobody is told simply to make it again.
+/// The refusal of a retry whose call is unknown: it ended a while ago, or its process is gone. The call may
+/// have run, so the error does not simply ask for a new one.
 fn ended_call_reply(call: &Call, is_ours: bool) -> CallReply {
     if is_ours {
         return reply::invalid_params(
@@ -193,23 +193,22 @@ fn ended_call_reply(call: &Call, is_ours: bool) -> CallReply {
     }
     let error = ErrorObject::new(
         code::OUTCOME_UNKNOWN,
-        "the call that `requestState` belongs to is not held by this process, and its own may be gone; it may have run, and its outcome is unknown: make it anew, without `requestState`, only if it may run twice",
+        "the call that `requestState` belongs to does not run in this process, and its process may be gone; it may have run, and its outcome is unknown: make it anew, without `requestState`, only if it may run twice",
     );
     reply::refuse(call, StatusCode::OK, &error)
 }
 
-/// What a call is answered with whose server wants addresses visited first: those, and a state with
-/// which the call is made again. `Missing` for any other end. `binding` is asked for only then: it costs
-/// a digest.
+/// The reply to a call whose server wants addresses visited first: the addresses, and a state with which the
+/// call is made again. `None` for any other end. `binding` is a function because it costs a digest.
 pub(super) fn url_input_required(
     shared: &RouteContext,
     caller: &Caller,
     call: &Call,
     server: &UpstreamDescription,
     binding: impl FnOnce() -> RequestBinding,
-    word: &CallEnd,
+    end: &CallEnd,
 ) -> Option<CallReply> {
-    let CallEnd::Response(response) = word else { return None };
+    let CallEnd::Response(response) = end else { return None };
     let questions = response.required_urls()?;
     if let Some(missing) =
         missing_capability(&caller.capabilities, questions.iter().map(|(_, question)| question))

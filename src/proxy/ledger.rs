@@ -1,8 +1,8 @@
-//! What is kept of the tasks of all routes: their records, within quotas, for as long as they are to be found.
+//! The tasks of all routes: their records, within quotas, for as long as clients may fetch them.
 //!
-//! Whoever learns what has become of a task has it kept here, wherever its call is held. A store that fails
-//! is said so in the log, once a minute while that lasts, and whoever asked is told by the type of what they get:
-//! what was not kept is neither shown nor acknowledged.
+//! All changes of a task are stored here, whichever process owns its call. A failure of the store is logged
+//! once a minute while it lasts, and is visible in the return types: a change that was not stored is neither
+//! shown nor acknowledged.
 
 use super::{
     DeliveryCommit,
@@ -38,85 +38,85 @@ use std::{
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-/// The tasks of all routes, as they are kept.
+/// The tasks of all routes.
 pub struct TaskLedger {
     store: Arc<dyn Store>,
-    /// Where the store outlives the process: seals what a call can be taken up with.
+    /// Seals resume anchors, if the store outlives the process.
     seal: Option<AnchorSeal>,
     health: StoreHealth,
     quotas: SwapCell<TaskQuotas>,
     clock: Arc<dyn Clock>,
     pub(super) limits: SwapCell<PrincipalLimits>,
     pub(super) watchers: Arc<TaskWatchers>,
-    /// The tasks whose calls are held in this process. Sharded.
+    /// The tasks whose calls this process runs. Sharded.
     leased: DashMap<TaskId, LeasedTask>,
-    /// Room for calls that wait for answers of their client, and for tasks that are being stored.
+    /// Reservations for parked calls, and for tasks that are being stored.
     reservations: Arc<Reservations>,
-    /// Changes that requests made, and that go on when their request is dropped.
+    /// Changes by requests, which continue if their request is dropped.
     changes: TaskTracker,
-    /// Bytes of results that a failing store has not taken.
+    /// Bytes of results that a failed store has not taken.
     unstored_bytes: AtomicUsize,
-    /// Tasks that have ended, and nobody has fetched how: a proxy that stops waits for that, unless the next
-    /// process has them, too. Its size is bounded with the number of tasks.
+    /// Ended tasks whose results have not been fetched: shutdown waits for them, unless the next process has
+    /// them, too. Bounded by the number of tasks.
     unfetched: DashMap<TaskId, ()>,
     fetch_metrics: FetchMetrics,
-    /// Told whenever there is one less of them.
+    /// Notified whenever one of them is removed.
     fetched: Notify,
-    /// Tasks that have been made.
+    /// The number of tasks made.
     made: AtomicUsize,
-    /// Tasks that have been left to the next process.
+    /// The number of tasks left to the next process.
     released: AtomicUsize,
-    /// Tasks of a former process whose callers are waited for: nobody works at them meanwhile.
+    /// Tasks of a former process that wait for their callers' credentials: no call runs for them.
     pending: AtomicUsize,
 }
 
-/// A task of a former process whose caller is waited for.
+/// Counts a task of a former process that waits for its caller's credentials.
 pub(super) struct PendingTaskGuard(Arc<TaskLedger>);
 
-/// What is known of a task whose call is held here.
+/// The state of a task whose call runs in this process.
 struct LeasedTask {
-    /// Its record as it was last kept: while the store does not answer, this does.
+    /// The record as last stored: used while the store does not respond.
     version: RecordVersion,
     record: Arc<Record>,
-    /// Something of it is not kept yet, because the store did not take it.
+    /// The store has not taken the latest change.
     has_unstored: bool,
 }
 
-/// A task whose call is held in this process: it is renewed while it works. Dropped, it is held by nobody,
-/// and ends if it has not.
+/// The lease of a task whose call runs in this process: renewed while the task works. Dropping it gives the
+/// task up, and an unfinished task then ends.
 pub struct TaskLease {
     pub(super) ledger: Arc<TaskLedger>,
     pub(super) id: TaskId,
-    /// The task has been counted as one ([`TaskLease::begin`]).
+    /// The task has been counted ([`TaskLease::begin`]).
     is_counted: bool,
 }
 
-/// Bytes that wait for a store that fails; given back when dropped.
+/// Bytes that wait for a failed store; subtracted when dropped.
 pub(super) struct UnstoredBytes {
     ledger: Arc<TaskLedger>,
     bytes: usize,
 }
 
-/// Why a call cannot be held for a client.
+/// The reason why no task can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TaskAdmissionError {
     /// The name of the limit in the configuration.
-    #[error("no room for one more task; the limit is {0}")]
+    #[error("no space for another task; the limit is {0}")]
     Full(&'static str),
     #[error("the task store does not answer; try again")]
     StoreFailed,
 }
 
-/// The status message of a task whose store does not take what has become of it.
-const WAITS_FOR_STORE: &str = "the call has gone on, which cannot be shown before the task store takes it";
+/// The status message of a task whose latest change is not stored.
+const WAITS_FOR_STORE: &str = "the call has moved on; the change is shown once the task store has stored it";
 
-/// Why a task failed whose call no process holds any more.
-const LOST_MESSAGE: &str = "the proxy that had made the call is gone, or lost hold of it; the call may have run, and its outcome is unknown";
+/// The error of a task whose call no process runs any more.
+const LOST_MESSAGE: &str = "the process that made the call is gone, or lost its lease; the call may have run, and its outcome is unknown";
 
-// === impl Ledger ===
+// === impl TaskLedger ===
 
 impl TaskLedger {
-    /// `secret` is what lies beside a store that outlives the process.
+    /// `secret` is stored beside a store that outlives the process.
     pub fn new(
         store: Arc<dyn Store>,
         secret: Option<&StoreSecret>,
@@ -144,22 +144,22 @@ impl TaskLedger {
         })
     }
 
-    /// The tasks whose calls this process holds.
+    /// The number of tasks whose calls this process runs.
     pub fn working(&self) -> usize {
         self.leased.len().saturating_sub(self.pending.load(Ordering::Relaxed))
     }
 
-    /// How many tasks have been made.
+    /// The number of tasks made.
     pub fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// The results that have not been fetched by anybody, and end with the process.
+    /// The number of unfetched results that end with the process.
     pub fn unfetched(&self) -> usize {
         self.unfetched.len()
     }
 
-    /// Resolves when every result that ends with the process has been fetched or has outlived its time.
+    /// Resolves when every result that ends with the process has been fetched or has expired.
     pub async fn all_fetched(&self) {
         loop {
             let fetched = self.fetched.notified();
@@ -170,33 +170,34 @@ impl TaskLedger {
         }
     }
 
-    /// A client is shown the task. Gives what is to be confirmed once it has that, where it is the end of the task.
+    /// Counts that a task is shown to a client. Returns the commit of its delivery if the task has ended.
     pub(super) fn record_shown(self: &Arc<Self>, record: &Record) -> Option<DeliveryCommit> {
         self.fetch_metrics.task_shown(&record.id);
         record.state.is_ended().then(|| self.delivery(&record.id))
     }
 
-    /// The end of a task on its way to a client: fetched once that has it, and not before.
+    /// The commit for the end of a task: the result counts as fetched once it is confirmed.
     pub(super) fn delivery(self: &Arc<Self>, id: &TaskId) -> DeliveryCommit {
         let (ledger, id) = (Arc::clone(self), id.clone());
         DeliveryCommit::new(move || ledger.fetched(&id))
     }
 
-    /// The task's result has been fetched.
+    /// Records that the task's result has been fetched.
     fn fetched(&self, id: &TaskId) {
         self.fetch_metrics.task_fetched(id);
         self.remove_unfetched(id);
     }
 
-    /// The task's result has been fetched, or is there no more.
+    /// Removes a result that was fetched or no longer exists.
     fn remove_unfetched(&self, id: &TaskId) {
         if self.unfetched.remove(id).is_some() {
             self.fetched.notify_waiters();
         }
     }
 
-    /// Stores a new task, whose call is held here. Nothing that runs is evicted for it. Its room in the quotas is
-    /// reserved before, by the caller (`is_reserved`) or here. It counts as a task from [`TaskLease::begin`] on.
+    /// Stores a new task whose call runs in this process. Running tasks are never evicted for it. Its space
+    /// in the quotas is reserved by the caller (`is_reserved`), or here. It counts as a task from
+    /// [`TaskLease::begin`] on.
     ///
     /// # Errors
     /// [`TaskAdmissionError`].
@@ -206,7 +207,7 @@ impl TaskLedger {
         is_reserved: bool,
     ) -> Result<TaskLease, TaskAdmissionError> {
         let principal = principal_of(&record.owner.principal);
-        // Until the store counts the task.
+        // Held until the store counts the task.
         let _reservation = match is_reserved {
             true => {
                 let (of_principal, total) = self.reservations.count(principal);
@@ -216,7 +217,7 @@ impl TaskLedger {
             false => Some(self.reserve(principal)?),
         };
         let (id, record) = (record.id.clone(), Arc::new(record));
-        // Before it is stored: whoever finds it in the store may change it at once.
+        // Inserted before the record is stored: a client that finds the record may change it at once.
         let held =
             LeasedTask { version: RecordVersion::FIRST, record: Arc::clone(&record), has_unstored: false };
         self.leased.insert(id.clone(), held);
@@ -227,8 +228,8 @@ impl TaskLedger {
         Ok(custody)
     }
 
-    /// Reserves room for one more task, or for one more call that waits for answers of its client: either holds a
-    /// call at the server for as long as the client likes.
+    /// Reserves space for one more task, or for one more parked call: both keep a call at the server for as
+    /// long as the client likes.
     ///
     /// # Errors
     /// [`TaskAdmissionError::Full`].
@@ -237,11 +238,11 @@ impl TaskLedger {
         self.reservations.reserve(principal, has_room)
     }
 
-    /// Runs a change that a request asked for, with everything that follows from it, to its end: also where the
-    /// request is dropped meanwhile, as its client has disconnected.
+    /// Runs a change by a request to its end, with everything that follows from it, even if the request is
+    /// dropped because its client disconnected.
     ///
     /// # Errors
-    /// Those of `change`; [`StoreError::Unavailable`] where the process ends first.
+    /// Those of `change`; [`StoreError::Unavailable`] if the process ends first.
     pub(super) async fn run_to_end<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -255,7 +256,7 @@ impl TaskLedger {
         }
     }
 
-    /// Forgets a task that nobody needs, once it is stored. Its room in the quotas is kept until then.
+    /// Discards a task without a client once it is stored. Its reservation is held until then.
     pub(super) fn discard_once_stored(
         &self,
         storing: impl Future<Output = Option<TaskLease>> + Send + 'static,
@@ -269,12 +270,12 @@ impl TaskLedger {
         });
     }
 
-    /// The bounds that hold now.
+    /// The current quotas.
     pub(super) fn quotas(&self) -> TaskQuotas {
         **self.quotas.load()
     }
 
-    /// From now on these bounds hold. What there is beyond them stays.
+    /// Applies new quotas. Existing tasks beyond them stay.
     pub fn set_quotas(&self, quotas: TaskQuotas) {
         if self.quotas() != quotas {
             let TaskQuotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
@@ -284,8 +285,8 @@ impl TaskLedger {
         }
     }
 
-    /// Whether a principal may have one more task besides those that are stored and these reservations, of the
-    /// principal and in total.
+    /// Checks whether a principal may have one more task in addition to the stored ones and to these
+    /// reservations, of the principal and in total.
     fn has_room(
         &self,
         principal: Principal,
@@ -317,22 +318,22 @@ impl TaskLedger {
         }
     }
 
-    /// Whether the store took the last change that it was asked for.
+    /// Whether the last operation of the store failed.
     pub fn is_failing(&self) -> bool {
         self.health.is_failing()
     }
 
-    /// How many tasks there are of each route and status, and how much is kept in all; for operators.
+    /// The number of tasks by route and status, and the total usage; for operators.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub async fn census(&self) -> Result<(Vec<TaskTally>, StoreUsage), StoreError> {
         let census =
             self.store.census().await.inspect_err(|error| self.log_failure("counting tasks", error))?;
         Ok((census, self.store.usage(Principal::ANONYMOUS.as_bytes())))
     }
 
-    /// What time it is for tasks.
+    /// The current time for tasks.
     pub(super) fn now(&self) -> Timestamp {
         self.clock.timestamp()
     }
@@ -340,7 +341,7 @@ impl TaskLedger {
     /// Tasks of all owners; see [`Store::recent`].
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub(super) async fn recent(
         &self,
         is_ended: bool,
@@ -351,64 +352,65 @@ impl TaskLedger {
         found.inspect_err(|error| self.log_failure("listing tasks", error))
     }
 
-    /// Whether the call of a task is held here, and whether something of it waits for the store.
+    /// Whether this process runs the call of a task, and whether a change of the task waits for the store.
     pub(super) fn lease_status(&self, id: &TaskId) -> (bool, bool) {
         self.leased.get(id).map_or((false, false), |held| (true, held.has_unstored))
     }
 
-    /// Whether what is kept is there for the next process.
+    /// Whether the store outlives the process.
     pub fn outlives(&self) -> bool {
         self.store.is_durable()
     }
 
-    /// Keeps where the call of a task can be taken up.
+    /// Stores the resume anchor of a task's call.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub(super) async fn store_anchor(&self, id: &TaskId, anchor: &TaskAnchor) -> Result<(), StoreError> {
         let sealed = self.seal.as_ref().map(|seal| seal.seal(id, anchor));
         let kept = self.store.anchor(id, sealed).await;
-        kept.inspect_err(|error| self.log_failure("keeping where a call is", error))
+        kept.inspect_err(|error| self.log_failure("storing an anchor", error))
     }
 
-    /// What was kept so of a task, if it was sealed with this secret.
+    /// Opens the anchor of a task, if it was sealed with this secret.
     pub(super) fn open_anchor(&self, id: &TaskId, sealed: Option<&Bytes>) -> Option<TaskAnchor> {
         self.seal.as_ref()?.open(id, sealed?)
     }
 
-    /// Nothing need be known any more of where the call of a task is.
+    /// Removes the resume anchor of a task's call.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub(super) async fn remove_anchor(&self, id: &TaskId) -> Result<(), StoreError> {
         let kept = self.store.anchor(id, None).await;
-        kept.inspect_err(|error| self.log_failure("forgetting where a call is", error))
+        kept.inspect_err(|error| self.log_failure("removing an anchor", error))
     }
 
-    /// A task of a former process whose caller is waited for is no work, until this is dropped.
+    /// Excludes a task from the running ones while it waits for its caller's credentials, until the guard is
+    /// dropped.
     pub(super) fn count_pending(self: &Arc<Self>) -> PendingTaskGuard {
         self.pending.fetch_add(1, Ordering::Relaxed);
         PendingTaskGuard(Arc::clone(self))
     }
 
-    /// A task is left to the next process.
+    /// Counts a task that is left to the next process.
     pub(super) fn count_released(&self) {
         self.released.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The tasks that have been left to the next process.
+    /// The number of tasks left to the next process.
     pub fn released(&self) -> usize {
         self.released.load(Ordering::Relaxed)
     }
 
-    /// Waits for the changes that requests made, and closes the store, which writes what is not written.
+    /// Waits for the changes by requests, and closes the store, which flushes its writes.
     pub async fn close(&self) {
         self.changes.close();
         self.changes.wait().await;
         self.store.close().await;
     }
 
-    /// A task that another process held is held by this one from here on.
+    /// Takes over the lease of a task of another process.
     pub(super) fn adopt(self: &Arc<Self>, version: RecordVersion, record: &Arc<Record>) -> TaskLease {
         let held = LeasedTask { version, record: Arc::clone(record), has_unstored: false };
         if !record.state.is_ended() {
@@ -421,7 +423,7 @@ impl TaskLedger {
     /// Tasks of a process that is gone; see [`Store::take_orphans`].
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub(super) async fn orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
         let found = self.store.take_orphans(limit).await;
         found.inspect_err(|error| self.log_failure("looking for tasks of a former process", error))
@@ -438,10 +440,10 @@ impl TaskLedger {
         }
     }
 
-    /// So much of a result waits for a store that fails. Little enough always may.
+    /// Counts bytes of a result that waits for a failed store. Small events are always allowed.
     ///
     /// # Errors
-    /// The limit where that is too much, as it is kept in memory meanwhile.
+    /// The limit, if the total is too large: the bytes stay in memory.
     pub(super) fn buffer_result(self: &Arc<Self>, bytes: usize) -> Result<UnstoredBytes, StoreError> {
         let aside = UnstoredBytes { ledger: Arc::clone(self), bytes };
         let before = self.unstored_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -451,8 +453,8 @@ impl TaskLedger {
         }
     }
 
-    /// Logs a failure of the store, once a minute. A limit of the configuration that is met is none, and is logged by its
-    /// caller; a disk without space concerns every operation.
+    /// Logs a failure of the store, once a minute. A limit of the configuration is not a failure, and is
+    /// logged by the caller; a full disk affects every operation.
     pub(crate) fn log_failure(&self, doing: &str, error: &StoreError) {
         match error {
             StoreError::Full(StoreError::DISK_SPACE) => {
@@ -465,16 +467,17 @@ impl TaskLedger {
         }
     }
 
-    /// Logs and counts that a limit on what is stored refused a change of a task.
+    /// Logs and counts that a storage limit refused a change of a task.
     pub(super) fn log_quota_full(&self, id: &TaskId, limit: &str) {
         let owner = self.last_stored(id).map_or([0; 16], |record| record.owner.principal);
         QuotaExceeded { limit, principal: &principal_of(&owner) }.emit();
     }
 
-    /// The record as it is kept. What is held here is known while the store does not answer, too.
+    /// The record as stored. For a task of this process the last known record is used while the store does
+    /// not respond.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub async fn load(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
         match self.store.load(id).await {
             Ok(found) => Ok(found.map(|(_, record)| record)),
@@ -485,36 +488,36 @@ impl TaskLedger {
         }
     }
 
-    /// The record of a task that is held here, as it was last kept.
+    /// The record of a task of this process, as last stored.
     pub fn last_stored(&self, id: &TaskId) -> Option<Arc<Record>> {
         self.leased.get(id).map(|held| Arc::clone(&held.record))
     }
 
-    /// Remembers what has been kept of a task that is held here.
+    /// Updates the last stored record of a task of this process.
     fn update_leased(&self, version: RecordVersion, record: &Arc<Record>) {
         if let Some(mut held) = self.leased.get_mut(&record.id)
-            // Of two changes the later may be noted first.
+            // Of two changes the later one may be noted first.
             && held.version < version
         {
             (held.version, held.record) = (version, Arc::clone(record));
         }
     }
 
-    /// Whether something of a held task waits for the store.
+    /// Sets whether a change of the task waits for the store.
     pub(super) fn set_unstored(&self, id: &TaskId, waits: bool) {
         if let Some(mut held) = self.leased.get_mut(id) {
             held.has_unstored = waits;
         }
     }
 
-    /// Applies `event`, says so in the log where the status changed, and tells the listeners.
+    /// Applies `event`, logs a change of the status, and notifies the watchers.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then: nothing has changed.
+    /// [`StoreError`], which is logged: nothing has changed.
     pub async fn change(&self, id: &TaskId, event: &TaskEvent) -> Result<UpdateOutcome, StoreError> {
         let is_result = matches!(event, TaskEvent::Returned { .. } | TaskEvent::Failed { .. });
         if is_result && !self.outlives() {
-            // Before anybody can fetch it.
+            // Inserted before any client can fetch it.
             self.unfetched.insert(id.clone(), ());
         }
         let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await;
@@ -539,7 +542,7 @@ impl TaskLedger {
         Ok(updated)
     }
 
-    /// The record with a word on why it stands still, where the call has gone on and the store has not.
+    /// The record, with a status message if the latest change waits for the store.
     pub fn with_store_status(&self, record: Arc<Record>) -> Arc<Record> {
         let waits = || self.leased.get(&record.id).is_some_and(|held| held.has_unstored);
         if record.state.is_ended() || !waits() {
@@ -551,7 +554,7 @@ impl TaskLedger {
     /// One page of an owner's tasks, the oldest first, and whether there are more.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub async fn page(
         &self,
         owner: &TaskPrincipal,
@@ -565,14 +568,15 @@ impl TaskLedger {
         Ok((found, more))
     }
 
-    /// Renews what works and forgets what has outlived its time. What works and is held by nobody has
-    /// lost its call: it ends. Called now and then, until the proxy is `stopping`: nothing is left at work.
+    /// Renews working tasks and removes expired ones. A working task without a lease has lost its call, and
+    /// ends, unless the proxy is `stopping`: then the task may belong to the next process. Called
+    /// periodically.
     pub(super) async fn sweep(&self, batch: usize, stopping: &DrainWatch) -> Result<usize, StoreError> {
         let now = self.clock.timestamp();
         let due = self.store.due(now, batch).await?;
         let mut failed = None;
         for DueTask { id, is_ended } in &due {
-            // A record that cannot be read any more keeps no other from its turn.
+            // An unreadable record does not delay the others.
             if let Err(error) = self.process_due(id, *is_ended, stopping).await {
                 failed.get_or_insert(error);
             }
@@ -595,8 +599,8 @@ impl TaskLedger {
         } else if self.leased.contains_key(id) {
             self.change(id, &TaskEvent::TtlRenewed).await?;
         } else {
-            // A call leaves its place only once its end is kept, so this one is not at work anywhere; or once the
-            // proxy is at its end, and has left it to the next process.
+            // A lease is dropped only after the end of its call is stored, so no process runs this call; or
+            // at the end of the proxy, which leaves it to the next process.
             if !stopping.is_stopped() {
                 self.change(id, &lost_event()).await?;
             }
@@ -605,11 +609,11 @@ impl TaskLedger {
     }
 }
 
-// === impl Custody ===
+// === impl TaskLease ===
 
 impl TaskLease {
-    /// Counts and logs the stored task as one, in the moment in which its handle is given to a client. A task that
-    /// is forgotten before that has never been one.
+    /// Counts and logs the stored task, when its handle is sent to a client. A task that is discarded before
+    /// never counts.
     pub fn begin(&mut self) {
         let Some(record) = self.ledger.last_stored(&self.id).filter(|_| !self.is_counted) else { return };
         self.is_counted = true;
@@ -620,8 +624,8 @@ impl TaskLease {
         self.ledger.made.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Forgets a task whose handle nobody has; one that was counted ends as cancelled. Where the store fails, the
-    /// sweeper finds it later: a task that works and is held by nobody.
+    /// Discards a task whose handle reached no client; if it was counted, it ends as cancelled. If the store
+    /// fails, the sweep finds it later: a working task without a lease.
     pub async fn discard(mut self) {
         match self.ledger.store.remove(&self.id).await {
             Ok(()) => {
@@ -636,7 +640,7 @@ impl TaskLease {
             }
             Err(error) => {
                 self.begin();
-                self.ledger.log_failure("forgetting a task", &error);
+                self.ledger.log_failure("removing a task", &error);
             }
         }
     }
@@ -648,7 +652,7 @@ impl Drop for TaskLease {
     }
 }
 
-// === impl Waits ===
+// === impl PendingTaskGuard ===
 
 impl Drop for PendingTaskGuard {
     fn drop(&mut self) {
@@ -656,7 +660,7 @@ impl Drop for PendingTaskGuard {
     }
 }
 
-// === impl Aside ===
+// === impl UnstoredBytes ===
 
 impl Drop for UnstoredBytes {
     fn drop(&mut self) {
@@ -664,13 +668,13 @@ impl Drop for UnstoredBytes {
     }
 }
 
-/// The end of a task whose call no process holds any more.
+/// The failure of a task whose call no process runs any more.
 pub(super) fn lost_event() -> TaskEvent {
     let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST_MESSAGE);
     TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(LOST_MESSAGE.to_owned()) }
 }
 
-/// How a task ended, where it has.
+/// How the task ended, if it has.
 fn task_end(record: &Record) -> Option<TaskEnd> {
     let code = match &record.state {
         TaskState::Working | TaskState::InputRequired { .. } => return None,
@@ -682,7 +686,7 @@ fn task_end(record: &Record) -> Option<TaskEnd> {
     Some(TaskEnd { waited: record.waited, age, code, is_tool_error })
 }
 
-/// Logs and counts that a task has another status.
+/// Logs and counts a change of the status.
 fn emit_transition(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) {
     TaskTransition {
         task: &record.id.tag(),
@@ -697,8 +701,8 @@ fn emit_transition(record: &Record, from: &str, to: &str, end: Option<TaskEnd>) 
     .emit();
 }
 
-/// Why a task failed, where it has. Of a server's error its code and not its words, which may hold what it was asked
-/// about.
+/// The reason why a task failed, if it did. Only the code of a server's error: its text may contain the
+/// arguments of the call.
 fn reason(record: &Record) -> Option<String> {
     let TaskState::Failed { error } = &record.state else { return None };
     let error = ErrorObject::from_raw(error.clone());

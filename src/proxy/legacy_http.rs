@@ -1,4 +1,4 @@
-//! One HTTP request of a legacy client, and what it is answered with.
+//! One HTTP request of a legacy client, and its response.
 
 use super::{AccessSummary, DeliveryCommit};
 use crate::{
@@ -22,52 +22,52 @@ use std::{sync::Arc, time::Duration};
 #[derive(Debug)]
 pub struct LegacyRequest {
     pub principal: Principal,
-    /// For which rollouts of the route the caller is in.
+    /// The rollouts of the route that include the caller.
     pub standing: crate::policy::RolloutMembership,
     pub method: http::Method,
-    /// The query of the URL that was called.
+    /// The query of the requested URL.
     pub query: Option<String>,
     pub headers: HeaderMap,
     pub body: Bytes,
-    /// The one message that the body holds; none where it is a batch, or none.
+    /// The message, if the body holds exactly one outside of a batch.
     pub message: Option<Frame>,
-    /// What the body holds, as far as it could be read.
+    /// The messages in the body, as far as they could be read.
     pub post: LegacyPost,
-    /// After this much silence an event stream that the server has begun gets a comment.
+    /// The silence after which an event stream of the server gets a comment.
     pub keep_alive: Duration,
-    /// The span of the request, where it is traced.
+    /// The span of the request, if it is traced.
     pub trace: Option<Arc<TraceContext>>,
 }
 
-/// What a legacy client is answered with.
+/// The response to a legacy client.
 pub struct LegacyResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: ResponseBody,
 }
 
-/// The body of a legacy client's answer.
+/// The body of a response to a legacy client.
 pub enum ResponseBody {
-    /// It is there, or there is none.
+    /// Complete, or empty.
     Whole(Bytes, AccessSummary),
-    /// The same with the end of a task, to be confirmed once the client's socket has taken it.
+    /// Complete, with the end of a task; the commit is confirmed once the client's socket has taken it.
     TaskEnd(Bytes, Box<(AccessSummary, DeliveryCommit)>),
-    /// It is still coming.
+    /// Streamed.
     Pieces(BodyStream),
 }
 
-/// A body as it comes. Dropping the stream before its end means the client has left, which
-/// cancels nothing.
+/// A streamed body. The client has disconnected if the stream is dropped before its end, which cancels
+/// nothing.
 pub type BodyStream = BoxStream<'static, BodyPiece>;
 
-/// The next of a body.
+/// The next piece of a body.
 #[derive(Debug)]
 pub struct BodyPiece {
     pub bytes: Bytes,
-    /// Once all that was asked has been answered, with this piece or before.
+    /// Set when all requests have been answered, with this piece or before.
     pub account: Option<AccessSummary>,
     pub then: BodyContinuation,
-    /// Of the end of a task: to be confirmed once the client's socket has taken the bytes.
+    /// For the end of a task: confirmed once the client's socket has taken the bytes.
     pub commit: Option<DeliveryCommit>,
 }
 
@@ -77,11 +77,11 @@ pub enum BodyContinuation {
     More,
     /// The body ends.
     End,
-    /// The body breaks off: the client must not take it for whole.
+    /// The body breaks off: the client must not take it for complete.
     Break,
 }
 
-// === impl Piece ===
+// === impl BodyPiece ===
 
 impl BodyPiece {
     pub(super) fn of(bytes: Bytes) -> Self {
@@ -98,32 +98,32 @@ impl BodyPiece {
     }
 }
 
-// === impl Passage ===
+// === impl LegacyRequest ===
 
 impl LegacyRequest {
-    /// The params of the one request or notification that it is.
+    /// The params of the single request or notification.
     pub(super) fn params(&self) -> Option<&Payload> {
         self.message.as_ref()?.params()
     }
 
-    /// The client's session, as calls in it are made.
+    /// The client's session, for calls in it.
     pub(super) fn session(&self) -> ClientSession {
         ClientSession { principal: self.principal, query: self.query.clone(), headers: self.headers.clone() }
     }
 }
 
-/// A result of ours.
+/// A result of the proxy.
 pub(super) fn success(id: &RequestId, result: &[u8], account: AccessSummary) -> LegacyResponse {
     json_response(legacy::success(id, result), account)
 }
 
-/// A refusal of ours.
+/// A refusal of the proxy.
 pub(super) fn refusal(id: &RequestId, error: &ErrorObject) -> LegacyResponse {
     let account = AccessSummary::failed(RequestOutcome::Refused, error);
     refused(StatusCode::OK, std::slice::from_ref(id), error, account)
 }
 
-/// A refusal of these requests; of none where nothing waits, so that the status alone tells.
+/// A refusal of these requests; if there are none, only the status reports it.
 pub(super) fn refused(
     status: StatusCode,
     waiting: &[RequestId],
@@ -141,7 +141,7 @@ pub(super) fn json_response(body: Bytes, account: AccessSummary) -> LegacyRespon
     LegacyResponse { status: StatusCode::OK, headers, body: ResponseBody::Whole(body, account) }
 }
 
-/// The same with the end of a task, where it has ended.
+/// The same with the end of a task, if it has ended.
 pub(super) fn task_end(
     body: Bytes,
     account: AccessSummary,
@@ -156,7 +156,7 @@ pub(super) fn task_end(
     }
 }
 
-/// What answers a message that is no request, or a request that wants no result.
+/// The response to a message that is not a request, or to a request without a result.
 pub(super) fn empty_response(status: StatusCode) -> LegacyResponse {
     LegacyResponse {
         status,
@@ -165,7 +165,7 @@ pub(super) fn empty_response(status: StatusCode) -> LegacyResponse {
     }
 }
 
-/// An event stream of ours.
+/// An event stream of the proxy.
 pub(super) fn stream_response(body: ResponseBody) -> LegacyResponse {
     LegacyResponse { status: StatusCode::OK, headers: event_stream(), body }
 }

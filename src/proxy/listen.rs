@@ -1,5 +1,5 @@
-//! One `subscriptions/watch` stream: what its client asked to hear of, gathered from all of the
-//! principal's sessions with the server and from the tasks.
+//! One `subscriptions/listen` stream: the subscribed notifications, gathered from all sessions of the
+//! principal with the server, and from its tasks.
 
 use super::{
     CallReply, ReplyItem,
@@ -33,16 +33,16 @@ use std::{
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-/// How long a change of a list is held back so that all sessions that report it are heard as one.
-/// Nothing is lost by it: what comes after the notice begins a new one.
+/// How long a list change is delayed, so that reports of several sessions are merged. Nothing is lost: a
+/// report after the notification starts a new one.
 const MERGE_WINDOW: Duration = Duration::from_millis(50);
 
-/// Resources that one stream may subscribe to; further ones are not honoured, as the acknowledgement
-/// says. Each is a request to the server, one after the other, and is kept for as long as the stream.
+/// Resources that one stream may subscribe to; further ones are left out of the acknowledged filter. Each is
+/// a sequential request to the server, and is held as long as the stream.
 const MAX_RESOURCES: usize = 1000;
 
-/// Tasks that one stream may follow; further ones are not honoured, as the acknowledgement says. Each is looked up,
-/// and counts as a `tasks/get` does.
+/// Tasks that one stream may follow; further ones are left out of the acknowledged filter. Each is looked up,
+/// and counts as a `tasks/get`.
 const MAX_TASKS: usize = 1000;
 
 /// One client's subscription.
@@ -65,16 +65,16 @@ struct ActiveListen {
     filter: SubscriptionFilter,
     reports: Receiver<ChangeNotification>,
     tasks: TaskWatcher,
-    /// Tasks that are to be told of. Written one at a time, when the client has room: each may hold
-    /// a result of megabytes.
+    /// Tasks whose notification is due. Rendered one at a time, when the client has space: each may hold a
+    /// result of megabytes.
     due: VecDeque<TaskId>,
-    /// When the store is asked again for them, which has failed.
+    /// When to retry the store for them after a failure.
     store_retry_at: Option<Instant>,
-    /// Lists that have changed, and when that is told.
+    /// Lists that have changed, and when to notify.
     changed: PendingListChanges,
     /// Keeps the resources subscribed at the server.
     _subscriptions: Vec<Subscription>,
-    /// One of the streams that its principal may have.
+    /// The permit for this stream.
     _permit: ListenPermit,
 }
 
@@ -84,7 +84,7 @@ struct PendingListChanges {
     notify_at: Option<Instant>,
 }
 
-// === impl Listening ===
+// === impl ListenStream ===
 
 impl ListenStream {
     pub(super) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
@@ -104,19 +104,19 @@ impl ListenStream {
             Box::new(reply::refuse(&self.call, StatusCode::TOO_MANY_REQUESTS, &error))
         })?;
         let identity = CallerIdentity::of(&self.caller);
-        // Watched from before the server is asked anything: no change is missed.
+        // Subscribed before the server is described: no change is missed.
         let reports = self.shared.upstream.watch(self.caller.principal);
         let server = self.shared.upstream.describe(&identity).await.map_err(|lost| {
             Box::new(reply::to_client(&self.call, &self.shared.route, CallEnd::Lost(lost), None))
         })?;
-        // Before anything is subscribed at the server: who names tasks of nobody is told so.
+        // Checked before anything is subscribed at the server.
         let records = self.tasks(&asked.task_ids).await?;
         let (filter, subscriptions) = self.accept_filter(asked, &records, &identity, &server).await;
         self.outgoing.push_back(ReplyItem::Notification(acknowledgement(&self.call.id, &filter)));
         let tasks =
             self.shared.ledger.watchers.watch(records.iter().map(|record| record.id.clone()).collect());
-        // What happened before the subscription is not told again, but a client that waits for a
-        // task's end would wait for ever if it has ended already.
+        // Changes before the subscription are not repeated, except for ended tasks: a client would otherwise
+        // wait for their end for ever.
         let mut due = VecDeque::new();
         for record in &records {
             let now = self.shared.ledger.load(&record.id).await;
@@ -138,11 +138,10 @@ impl ListenStream {
         Ok(())
     }
 
-    /// The caller's tasks among `ids`, as they are now; each once, however often it is named.
+    /// The caller's tasks among `ids`, in their current state; each once.
     ///
     /// # Errors
-    /// The refusal of a caller that has looked up too many tasks, or too many that are not its own, and where the store
-    /// fails.
+    /// The refusal, if the caller has reached the limit on polls or on misses, or if the store fails.
     async fn tasks(&self, ids: &[String]) -> Result<Vec<Arc<Record>>, Box<CallReply>> {
         let (owner, principal) = (self.shared.task_owner(&self.caller), self.caller.principal);
         let mut named = HashSet::new();
@@ -157,7 +156,7 @@ impl ListenStream {
         Ok(found)
     }
 
-    /// What of a filter can be kept, given what the server offers.
+    /// The part of a filter that can be served, given the server's capabilities.
     async fn accept_filter(
         &self,
         asked: SubscriptionFilter,
@@ -195,7 +194,7 @@ impl ListenStream {
         tokio::select! {
             report = open.reports.recv() => match report {
                 Ok(report) => self.handle_report(report),
-                // Too many at once to keep: whatever they were, these lists may have changed.
+                // Reports were lost: all subscribed lists may have changed.
                 Err(RecvError::Lagged(_)) => {
                     let lists = ListKind::ALL.into_iter().filter(|list| open.filter.wants_list(*list));
                     open.changed.add(lists, self.shared.clock.now() + MERGE_WINDOW);
@@ -203,12 +202,12 @@ impl ListenStream {
                 Err(RecvError::Closed) => self.end(),
             },
             ids = open.tasks.changed() => open.due.extend(ids),
-            // What is due is looked for anew.
+            // The next iteration retries the due tasks.
             () = wait_until(open.store_retry_at) => open.store_retry_at = None,
             () = wait_until(open.changed.notify_at) => {
                 let lists = std::mem::take(&mut open.changed).lists;
-                let told = |list: ListKind| ReplyItem::Notification(tagged_notification(&self.call.id, &list.changed_notification(), None));
-                self.outgoing.extend(lists.into_iter().map(told));
+                let notification = |list: ListKind| ReplyItem::Notification(tagged_notification(&self.call.id, &list.changed_notification(), None));
+                self.outgoing.extend(lists.into_iter().map(notification));
             }
             () = self.shared.closing.stopped() => self.end(),
         }
@@ -229,7 +228,7 @@ impl ListenStream {
         }
     }
 
-    /// Prepares the notice of the task that has been due the longest; says whether there was one.
+    /// Queues the notification of the task that is due first. Returns whether there was one.
     async fn notify_due(&mut self) -> bool {
         let ListenState::Open(open) = &mut self.state else { return false };
         let Some(id) = open.due.front() else { return false };
@@ -237,7 +236,7 @@ impl ListenStream {
             return false;
         }
         let Ok(record) = self.shared.ledger.load(id).await else {
-            // It is still to be told: a client that waits for it may not ask.
+            // It stays due: a client that waits for it may not poll.
             open.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
             return false;
         };
@@ -262,7 +261,7 @@ impl ListenStream {
         }
     }
 
-    /// Ends the subscription of our own accord (2026-07-28, *Graceful Closure*).
+    /// Ends the subscription on the proxy's side (2026-07-28, *Graceful Closure*).
     fn end(&mut self) {
         let ListenState::Open(open) = &self.state else { return };
         let (cancelled, result) = closing_messages(&self.call.id, &open.server.server_info);
@@ -302,17 +301,17 @@ impl ReplySource for ListenStream {
     }
 }
 
-// === impl Changed ===
+// === impl PendingListChanges ===
 
 impl PendingListChanges {
-    /// These have changed too, which is told at this time at the latest.
+    /// Adds changed lists; the notification is due at this time at the latest.
     fn add(&mut self, lists: impl IntoIterator<Item = ListKind>, tell_at: Instant) {
         self.lists.extend(lists);
         self.notify_at.get_or_insert(tell_at);
     }
 }
 
-/// Whether whoever follows the task has something to do about its state: answer, or fetch what it came to.
+/// Whether the state needs an action of the client: to respond, or to fetch the result.
 fn is_actionable(state: &task::TaskState) -> bool {
     match state {
         task::TaskState::Working => false,

@@ -1,19 +1,20 @@
-//! Carries out what [`bridge`](crate::bridge) decides: joins calls to servers, stores and clocks.
+//! Carries out the decisions of [`bridge`](crate::bridge): joins calls to servers, stores and clocks.
 //!
-//! An [`Endpoint`] is one route at work. Its [`RouteService::call`] gives a stream of [`ReplyItem`]s that is
-//! polled in place by whoever writes them to the client, so that a fast call costs no spawn and no
-//! store access (`drive`). When a call becomes a task, or its server asks something, the very
-//! same driver moves to a runtime task of its own, and `answers` speaks for it
-//! from the store.
+//! An [`Endpoint`] serves one route. Its [`RouteService::call`] returns a stream of [`ReplyItem`]s that the
+//! front polls in place, so that a fast call costs no spawn and no store access (`drive`). When a call
+//! becomes a task, or its server sends an input request, the same driver moves to a runtime task of its own,
+//! and `answers` responds for it from the store.
 //!
-//! A legacy client in front of a legacy server needs none of this: its requests are passed on
-//! ([`RouteService::relay`], `relay`), but for what concerns the tasks of 2025-11-25 (`legacy`). What is known of
-//! its session is in `session`.
+//! A legacy client in front of a legacy server needs none of this: its requests are relayed
+//! ([`RouteService::relay`], `relay`), except for the tasks of 2025-11-25 (`legacy`). The state of its
+//! session is in `session`.
 //!
-//! `admission` has the limits of the calls of a route and of its tools.
+//! `admission` has the limits on the calls of a route and of its tools.
 //!
-//! Who holds a ticket in the place of a task is said by `tickets`, for both eras; calls of the tools that take one are
-//! in `ticket_call` and `legacy/ticket_call`, and what they are told in `answers/ticket`.
+//! `tickets` decides for both eras which clients get a ticket instead of a task; calls of the tools that take
+//! one are in `ticket_call` and `legacy/ticket_call`, and their results in `answers/ticket`.
+//!
+//! Begin with `endpoint.rs` and `drive/mod.rs`.
 
 mod access_summary;
 mod admission;

@@ -1,5 +1,5 @@
-//! A call that is only observed: in mode `observe`, or of a caller outside a rollout. Once it is over, however it ends,
-//! it is logged and counted where it would have become a task.
+//! A call that is only observed: in mode `observe`, or of a caller outside a rollout. After its end, however
+//! it ends, it is logged and counted if it would have become a task.
 
 use super::{LegacyRequest, route_context::RouteContext};
 use crate::{
@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Logs and counts the call when it is dropped.
+/// Logs and counts the call when dropped.
 pub(super) struct ObservedCall {
     shared: Arc<RouteContext>,
     tool: Box<str>,
@@ -21,16 +21,16 @@ pub(super) struct ObservedCall {
     is_outside: bool,
     after: Duration,
     began: Instant,
-    /// When and how it was answered. Neither where its client has disconnected first.
+    /// When and with what outcome the call was answered. None if its client disconnected first.
     answered: Option<(Instant, RequestOutcome)>,
-    /// Whether it would have become a task; else its duration decides.
+    /// Whether it would have become a task; if unset, its duration decides.
     would_defer: Option<bool>,
 }
 
 // === impl ObservedCall ===
 
 impl ObservedCall {
-    /// A call of this tool, that is treated so, begins at `began`.
+    /// Begins observing a call of this tool with this policy.
     pub(super) fn begin(
         shared: &Arc<RouteContext>,
         tool: &str,
@@ -48,7 +48,7 @@ impl ObservedCall {
         })
     }
 
-    /// The one call of a legacy client's request, which is relayed. Batches never become tasks.
+    /// Observes the single call of a relayed legacy request. Batches never become tasks.
     pub(super) fn of_request(shared: &Arc<RouteContext>, passage: &LegacyRequest) -> Option<Box<Self>> {
         let [ClientMessage::Request { method: Method::ToolsCall, target, .. }] = &passage.post.messages[..]
         else {
@@ -63,17 +63,17 @@ impl ObservedCall {
         is_observed.then(|| Self::begin(shared, tool, &policy, shared.clock.now()))
     }
 
-    /// The threshold, and since when the call runs.
+    /// The threshold, and the start of the call.
     pub(super) fn threshold(&self) -> (Duration, Instant) {
         (self.after, self.began)
     }
 
-    /// It has been answered so.
+    /// Records the outcome of the response.
     pub(super) fn record_outcome(&mut self, outcome: RequestOutcome) {
         self.answered.get_or_insert_with(|| (self.shared.clock.now(), outcome));
     }
 
-    /// Whether it would have become a task, whatever its duration.
+    /// Sets whether it would have become a task, whatever its duration.
     pub(super) fn set_would_defer(&mut self, would_defer: bool) {
         self.would_defer = Some(would_defer);
     }

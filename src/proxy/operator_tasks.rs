@@ -1,8 +1,8 @@
-//! What operators see of tasks, and what they may do to one.
+//! The operators' view of tasks, and what they may do to one.
 //!
-//! They see whose a task is and how it stands, of all owners, never what was asked or answered. They name it by the
-//! beginning of its id, which clients and the log have, too. The whole id lets an anonymous caller fetch the result, so
-//! it is never shown: 80 of its 128 bits stay unknown.
+//! Operators see the principal and the state of all tasks, never arguments or results. They name a task by
+//! the beginning of its id, which clients and the log have, too. The whole id is never shown, because an
+//! anonymous caller could fetch the result with it: 80 of its 128 bits stay unknown.
 
 use super::{CallRegistry, TaskLedger, answers, recent_map::RecentMap};
 use crate::{
@@ -17,7 +17,7 @@ use std::{fmt, sync::Arc};
 pub struct OperatorTasks {
     ledger: Arc<TaskLedger>,
     call_registry: Arc<CallRegistry>,
-    /// Whose beginnings were shown.
+    /// The tasks whose names were shown.
     names: RecentMap<String, TaskId>,
 }
 
@@ -25,25 +25,25 @@ pub struct OperatorTasks {
 pub struct TaskSummary {
     /// The beginning of its id: 12 hexadecimal digits.
     pub name: String,
-    /// Whose result may be left out (empty).
+    /// The result may be left out (empty).
     pub record: Arc<Record>,
     pub principal: Principal,
-    /// How many requests of clients wait for it or listen to it.
+    /// The number of client requests that wait for it or watch it.
     pub waits: usize,
-    /// Whether its call is held in this process.
+    /// Whether this process runs its call.
     pub is_held: bool,
-    /// Whether it has gone on, and the store has not taken that.
+    /// Whether its latest change waits for the store.
     pub waits_for_store: bool,
 }
 
-/// A page of tasks: those at work, and then those that have ended, the youngest of each first.
+/// A page of tasks: working tasks before ended ones, the youngest of each first.
 pub struct TaskPage {
     pub tasks: Vec<TaskSummary>,
-    /// Where to go on; none at the end. A page may have fewer than were asked for, and still not be the last.
+    /// The next page; none at the end. A page may be shorter than requested and still not be the last.
     pub next: Option<TaskCursor>,
 }
 
-/// A place among all tasks.
+/// A position in the list of all tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskCursor {
     is_ended: bool,
@@ -53,46 +53,46 @@ pub struct TaskCursor {
 /// The tasks that the beginning of an id names.
 pub enum TaskLookup {
     One(TaskSummary),
-    /// More than one; not all of very many.
+    /// More than one; of very many not all.
     Several(Vec<TaskSummary>),
     None,
 }
 
-/// What became of an operator's cancel.
+/// The outcome of an operator's cancellation.
 pub enum CancelOutcome {
-    /// The name is that of several tasks, and none was cancelled.
+    /// The name is ambiguous, and no task was cancelled.
     Several(Vec<TaskSummary>),
     Cancelled(TaskSummary),
-    /// It had ended before.
+    /// The task had ended before.
     AlreadyEnded(TaskSummary),
     Unknown,
 }
 
-/// Names that are remembered with their tasks; another is looked for among the youngest tasks.
+/// Cached names; other names are looked up among the youngest tasks.
 const MAX_NAMES: usize = 20_000;
 
-/// Tasks that are looked at for one page or one name.
+/// Tasks that are scanned for one page or one name.
 const SCAN_LIMIT: usize = 10_000;
 
-/// Tasks that the store is asked for at a time.
+/// Tasks in one request to the store.
 const BATCH: usize = 250;
 
-// === impl Operators ===
+// === impl OperatorTasks ===
 
 impl OperatorTasks {
     pub fn new(ledger: Arc<TaskLedger>, switchboard: Arc<CallRegistry>) -> Self {
         Self { ledger, call_registry: switchboard, names: RecentMap::new(MAX_NAMES) }
     }
 
-    /// What time it is for tasks.
+    /// The current time for tasks.
     pub fn now(&self) -> Timestamp {
         self.ledger.now()
     }
 
-    /// At most `size` of the tasks that are wanted, behind `after`. No more than a bounded number is looked at.
+    /// At most `size` matching tasks after `after`. Scans a bounded number of tasks.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub async fn page(
         &self,
         wanted: impl Fn(&Record) -> bool + Send + Sync,
@@ -111,10 +111,10 @@ impl OperatorTasks {
         Ok(TaskPage { tasks, next: stopped })
     }
 
-    /// The tasks whose ids begin with this, at least [`MIN_NAME_DIGITS`] digits of it.
+    /// The tasks whose ids begin with this name of at least [`MIN_NAME_DIGITS`] digits.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then.
+    /// [`StoreError`], which is logged.
     pub async fn find(&self, name: &str) -> Result<TaskLookup, StoreError> {
         let name = name.to_ascii_lowercase();
         let is_known = |record: &Arc<Record>| !record.is_expired(self.now());
@@ -135,7 +135,7 @@ impl OperatorTasks {
         .await?;
         let mut tasks = Vec::new();
         for id in ids {
-            // The list may leave results out of its records.
+            // Loaded again: the list may leave out results.
             tasks.extend(self.ledger.load(&id).await?.filter(is_known).map(|record| self.summarize(record)));
         }
         Ok(match tasks.len() {
@@ -145,10 +145,10 @@ impl OperatorTasks {
         })
     }
 
-    /// Does what its client's cancel would do: the server is told, and whoever listens.
+    /// Cancels a task as its client would: the server and the watchers are notified.
     ///
     /// # Errors
-    /// [`StoreError`], which is in the log by then: nothing is changed, and the server not told.
+    /// [`StoreError`], which is logged: nothing is changed, and the server is not notified.
     pub async fn cancel(&self, name: &str) -> Result<CancelOutcome, StoreError> {
         let task = match self.find(name).await? {
             TaskLookup::One(task) => task,
@@ -165,8 +165,8 @@ impl OperatorTasks {
         }
     }
 
-    /// Shows the tasks behind `after`, those at work first, until `goes_on` says no or enough were looked at. Gives
-    /// where that was; none where there are no more.
+    /// Passes the tasks after `after` to `goes_on`, working tasks first, until it returns false or the scan
+    /// limit is reached. Returns the position reached; none at the end of the list.
     async fn scan(
         &self,
         after: Option<TaskCursor>,
@@ -210,26 +210,26 @@ impl OperatorTasks {
     }
 }
 
-/// What operators are shown of a task's id, and whose the task is.
+/// The name of a task for operators, and its principal.
 pub fn name_and_principal(record: &Record) -> (&str, Principal) {
     (&record.id.as_str()[..NAME_DIGITS], Principal::from_bytes(record.owner.principal))
 }
 
-/// Digits of an id that are shown: two of a million tasks share them once in 500 times.
+/// Digits of an id in a name: two of a million tasks share them once in 500 times.
 const NAME_DIGITS: usize = 12;
-/// Digits of an id that name a task at least.
+/// The least digits of an id that name a task.
 const MIN_NAME_DIGITS: usize = 4;
-/// Tasks of one name that are looked for.
+/// Tasks of one name that are looked up.
 const MAX_CANDIDATES: usize = 5;
 
 fn is_name(text: &str) -> bool {
     (MIN_NAME_DIGITS..32).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-// === impl Cursor ===
+// === impl TaskCursor ===
 
 impl TaskCursor {
-    /// As it was shown.
+    /// Parses the displayed form.
     pub fn parse(text: &str) -> Option<Self> {
         let is_ended = match text.get(..1)? {
             "w" => false,

@@ -1,6 +1,7 @@
-//! What becomes of the tasks that a process before this one has left, for the log: each is counted once that is known.
+//! The log's report on the tasks of a former process: each task is counted once its fate is known.
 //!
-//! There is one line as soon as all are known but those that wait for their callers, and a further one once those are.
+//! One line is written when all fates are known except for tasks that wait for their callers, and a further
+//! one when those are.
 
 use crate::{
     runtime::{DrainWatch, Mutex},
@@ -10,27 +11,28 @@ use crate::{
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::sleep};
 
-/// How long the first line waits for servers to answer. Calls that are not known by then are `pending` in it.
+/// How long the first line waits for servers to respond. Calls without a response by then are `pending` in
+/// it.
 const REPORT_WITHIN: Duration = Duration::from_secs(30);
 
-/// Counts them.
+/// The counts of one recovery.
 #[derive(Debug, Default)]
 pub(super) struct OrphanReport {
-    /// Held to count.
+    /// Locked to count.
     counts: Mutex<OrphanSummary>,
-    /// Notified with each that is known.
+    /// Notified with each known fate.
     known: Notify,
 }
 
-/// One task, until it is known what has become of it. Dropped before that, it is left as it is to the process after this
-/// one, and not counted.
+/// One task whose fate is not known yet. If it is dropped, the task is left to the next process, and not
+/// counted.
 #[derive(Debug)]
 pub(super) struct OrphanFate {
     report: Arc<OrphanReport>,
     counts_as: OrphanState,
 }
 
-/// What an undecided task counts as.
+/// The state under which an undecided task counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OrphanState {
     Pending,
@@ -40,13 +42,13 @@ enum OrphanState {
 // === impl OrphanReport ===
 
 impl OrphanReport {
-    /// A task has been found.
+    /// Adds a task.
     pub(super) fn add(self: &Arc<Self>) -> OrphanFate {
         self.counts.lock().pending += 1;
         OrphanFate { report: Arc::clone(self), counts_as: OrphanState::Pending }
     }
 
-    /// Writes the lines, once all tasks have been found. Ends with the process at the latest.
+    /// Writes the lines once all tasks have been added. Ends with the process at the latest.
     pub(super) async fn emit(self: Arc<Self>, overdue: DrainWatch) {
         tokio::select! {
             biased;
@@ -68,7 +70,7 @@ impl OrphanReport {
             () = overdue.stopped() => {}
         }
         let later = self.take_counts();
-        // Of those that are left to the next process there is nothing to say.
+        // Tasks that are left to the next process are not reported.
         if later.resumed + later.failed + later.cancelled + later.untold > 0 {
             OrphanSummary { waited: Some(waited), ..later }.emit();
         }
@@ -84,7 +86,7 @@ impl OrphanReport {
         }
     }
 
-    /// What is known, which is not counted again; with what is undecided.
+    /// Takes the known counts, which are not reported again; counts of undecided tasks stay.
     fn take_counts(&self) -> OrphanSummary {
         let mut counts = self.counts.lock();
         let OrphanSummary { waiting, pending, .. } = *counts;
@@ -95,22 +97,22 @@ impl OrphanReport {
 // === impl OrphanFate ===
 
 impl OrphanFate {
-    /// Its caller is waited for.
+    /// The task waits for its caller's credentials.
     pub(super) fn mark_waiting(&mut self) {
         self.count_as(OrphanState::Waiting);
     }
 
-    /// Its caller has come.
+    /// The caller has returned.
     pub(super) fn mark_pending(&mut self) {
         self.count_as(OrphanState::Pending);
     }
 
-    /// Its server has taken up the call.
+    /// The server has resumed the call.
     pub(super) fn record_resumed(self) {
         self.report.counts.lock().resumed += 1;
     }
 
-    /// It was cancelled. `is_told` where its server has taken that.
+    /// The task was cancelled; `is_told` is whether its server has been notified.
     pub(super) fn record_cancelled(self, is_told: bool) {
         let mut counts = self.report.counts.lock();
         match is_told {
@@ -119,7 +121,7 @@ impl OrphanFate {
         }
     }
 
-    /// It is in this state. Where it has not ended, that is left to the next process.
+    /// Counts the task by its state. An unfinished task is left to the next process.
     pub(super) fn record_ended(self, state: &TaskState) {
         match state {
             TaskState::Completed { .. } => self.record_resumed(),
@@ -164,7 +166,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_does_not_answer_is_pending_and_reported_later() {
+    async fn a_server_that_does_not_respond_is_pending_and_reported_later() {
         let written = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&written);
         let take = move |_: &tracing::Level, line: &str| kept.lock().push(line.to_owned());
@@ -183,7 +185,7 @@ mod tests {
         waits.record_cancelled(false);
         sleep(Duration::from_secs(1)).await;
         assert_eq!(written.lock().len(), 1, "one is not known yet");
-        // That one goes to the next process.
+        // This task goes to the next process.
         drop(left);
         reporting.await.expect("it does not panic");
         let written = written.lock().clone();

@@ -1,40 +1,41 @@
-//! Callers without whose credentials nothing can be done, which are not kept: who is waited for.
+//! Principals whose credentials are awaited. Credentials are never stored, and some calls cannot be resumed
+//! without them.
 
 use crate::dialect::{Credentials, Principal};
 use dashmap::DashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::oneshot;
 
-/// The callers that are waited for, as their calls cannot be taken up without their credentials.
+/// The principals whose calls wait to be resumed with their credentials.
 #[derive(Default)]
 pub(super) struct PendingCredentials {
     callers: DashMap<Principal, Vec<oneshot::Sender<Credentials>>>,
-    /// How many are waited for: nearly always none.
+    /// The number of waiting calls: nearly always zero.
     count: AtomicUsize,
 }
 
-// === impl Absent ===
+// === impl PendingCredentials ===
 
 impl PendingCredentials {
-    /// Resolves with what the caller shows when it next comes.
+    /// Resolves with the credentials of the principal's next request.
     pub(super) fn wait_for(&self, principal: Principal) -> oneshot::Receiver<Credentials> {
-        let (tell, told) = oneshot::channel();
-        self.callers.entry(principal).or_default().push(tell);
+        let (sender, receiver) = oneshot::channel();
+        self.callers.entry(principal).or_default().push(sender);
         self.count.fetch_add(1, Ordering::Relaxed);
-        told
+        receiver
     }
 
-    /// Whoever waited for this caller may not do so any more.
+    /// Removes the entries of this principal whose receivers were dropped.
     pub(super) fn remove_abandoned(&self, principal: Principal) {
         self.callers.remove_if_mut(&principal, |_, waiting| {
             let before = waiting.len();
-            waiting.retain(|tell| !tell.is_closed());
+            waiting.retain(|sender| !sender.is_closed());
             self.count.fetch_sub(before - waiting.len(), Ordering::Relaxed);
             waiting.is_empty()
         });
     }
 
-    /// A caller is here, and shows these.
+    /// Sends the credentials of a request to all calls that wait for this principal.
     pub(super) fn provide_credentials(
         &self,
         principal: Principal,
@@ -46,9 +47,9 @@ impl PendingCredentials {
         let Some((_, waiting)) = self.callers.remove(&principal) else { return };
         self.count.fetch_sub(waiting.len(), Ordering::Relaxed);
         let credentials = credentials();
-        for tell in waiting {
-            // It may have been waited for long enough.
-            let _ = tell.send(credentials.clone());
+        for sender in waiting {
+            // The receiver may have timed out.
+            let _ = sender.send(credentials.clone());
         }
     }
 }
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nothing_is_left_of_a_caller_who_is_not_waited_for_any_more() {
+    async fn abandoned_waits_are_removed() {
         let absent = PendingCredentials::default();
         let principal = Principal::ANONYMOUS;
         let (first, second) = (absent.wait_for(principal), absent.wait_for(principal));
@@ -66,7 +67,7 @@ mod tests {
         absent.remove_abandoned(principal);
         assert_eq!((absent.callers.len(), absent.count.load(Ordering::Relaxed)), (1, 1));
         absent.provide_credentials(principal, Credentials::default);
-        assert!(second.await.is_ok(), "the other is told all the same");
+        assert!(second.await.is_ok(), "the other one still receives them");
         let third = absent.wait_for(principal);
         drop(third);
         absent.remove_abandoned(principal);

@@ -1,9 +1,9 @@
-//! Storing what has become of a task, through a store that fails or is full.
+//! Storing the events of a task in spite of a failed or full store.
 //!
-//! What happens to a call cannot be made to happen again: a result that the store does not take waits in memory,
-//! with the place of its call, until the store takes it. Nobody is shown what is not stored, so that nothing
-//! that was seen can be lost; meanwhile the task is shown as it was stored last, and says that it waits. A
-//! result for which there is no room waits for nothing: its task fails with an error that names the limit.
+//! The events of a call cannot be repeated: a result that the store does not take waits in memory, together
+//! with the lease of its task, until the store takes it. Clients see only what is stored, so that nothing
+//! they have seen can be lost; meanwhile the task is shown as it was last stored, with a status message that
+//! says so. A result that exceeds a limit does not wait: its task fails with an error that names the limit.
 
 use super::ledger::{TaskLease, TaskLedger, UnstoredBytes};
 use crate::{
@@ -15,30 +15,30 @@ use crate::{
 use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
-/// The longest pause before a store that has failed is tried again. Longer pauses would only make results late;
-/// shorter ones would fill the log.
+/// The longest pause before a failed store is tried again. A longer pause would only delay results; a shorter
+/// one would fill the log.
 pub(super) const STORE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The first pause; each further one is twice as long. Most failures are short.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-// === impl Custody ===
+// === impl TaskLease ===
 
 impl TaskLease {
-    /// Stores what happened to the task, as soon as the store takes it.
+    /// Stores an event of the task, as soon as the store takes it.
     ///
     /// # Errors
-    /// As [`persist`].
+    /// Those of [`persist`].
     pub async fn persist(&self, event: TaskEvent, overdue: &DrainWatch) -> Result<UpdateOutcome, StoreError> {
         persist(Arc::clone(&self.ledger), self.id.clone(), event, overdue.clone(), None).await
     }
 }
 
-/// Stores what happened to a task that is held here, as soon as the store takes it.
+/// Stores an event of a task that this process owns, as soon as the store takes it.
 ///
 /// # Errors
-/// [`StoreError::Full`] where there is no room for an input request; any other where the time of the proxy was over
-/// first: what happened is lost.
+/// [`StoreError::Full`] if there is no space for an input request; any other error if the process ends first:
+/// then the event is lost.
 pub(super) async fn persist(
     ledger: Arc<TaskLedger>,
     id: TaskId,
@@ -68,7 +68,7 @@ pub(super) async fn persist(
                 event = no_space_event(size, limit);
                 continue;
             }
-            // No quota refuses what hardly takes room: the disk itself is full.
+            // No quota refuses an event of this size: the disk itself is full.
             (Err(StoreError::Full(_)), None) if !is_droppable(&event) => {}
             (Err(StoreError::Exists | StoreError::Unavailable(_)), _) => {}
             (kept @ (Ok(_) | Err(StoreError::Full(_))), _) => {
@@ -83,7 +83,7 @@ pub(super) async fn persist(
             waits = true;
         }
         tokio::select! {
-            // A store that fails at the very end is not waited for.
+            // The end of the process does not wait for a failed store.
             biased;
             () = overdue.stopped() => return Err(StoreError::Unavailable("the proxy has stopped".to_owned())),
             () = sleep(pause) => pause = (pause * 2).min(STORE_RETRY_DELAY),
@@ -91,11 +91,10 @@ pub(super) async fn persist(
     }
 }
 
-/// Counts the bytes of an event that has to wait behind others. A result for which there is no room is replaced by an
-/// error.
+/// Counts the bytes of an event that waits behind others. A result without space is replaced by an error.
 ///
 /// # Errors
-/// [`StoreError::Full`] where there is no room for an input request.
+/// [`StoreError::Full`] if there is no space for an input request.
 pub(super) fn buffer(
     ledger: &Arc<TaskLedger>,
     id: &TaskId,
@@ -112,7 +111,7 @@ pub(super) fn buffer(
     Ok((event, aside))
 }
 
-/// Whether an event may be dropped where the store has no room: its sender can be refused it, or says it again.
+/// Whether an event may be dropped if the store is full: its sender gets an error, or sends it again.
 fn is_droppable(event: &TaskEvent) -> bool {
     matches!(
         event,
@@ -120,7 +119,7 @@ fn is_droppable(event: &TaskEvent) -> bool {
     )
 }
 
-/// What an event brings along that must be stored.
+/// The bytes of an event that must be stored.
 fn stored_size(event: &TaskEvent) -> usize {
     match event {
         TaskEvent::Returned { result } => result.len(),
@@ -136,7 +135,7 @@ fn stored_size(event: &TaskEvent) -> usize {
     }
 }
 
-/// The size of what a call came to, where an error can take its place.
+/// The size of a result or an error that can be replaced by a shorter error.
 fn result_bytes(event: &TaskEvent) -> Option<usize> {
     match event {
         TaskEvent::Returned { result } => Some(result.len()),
@@ -148,9 +147,9 @@ fn result_bytes(event: &TaskEvent) -> Option<usize> {
 /// More than [`no_space_event`] ever needs.
 pub(super) const NO_SPACE_EVENT_BYTES: usize = 512;
 
-/// The end of a task whose result has no room.
+/// The failure of a task whose result does not fit.
 fn no_space_event(size: usize, limit: &str) -> TaskEvent {
-    let words = format!("what the call came to is {size} bytes, and the proxy has no room for it ({limit})");
+    let words = format!("the result is {size} bytes, and there is no space to store it ({limit})");
     let error = ErrorObject::new(code::RESULT_TOO_LARGE, words);
     TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(error.message()) }
 }

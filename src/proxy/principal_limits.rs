@@ -1,26 +1,26 @@
-//! How often a principal may ask, and how much of it at a time.
+//! Rate limits of a principal, and its number of listening streams.
 
 use crate::{dialect::Principal, policy::TaskQuotas};
 use dashmap::DashMap;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::{num::NonZeroU32, sync::Arc};
 
-/// Limits on what one principal may ask of the tasks.
+/// The limits on the task requests of one principal.
 pub(super) struct PrincipalLimits {
     polls: DefaultKeyedRateLimiter<Principal>,
     misses: DefaultKeyedRateLimiter<Principal>,
-    /// How many streams each principal listens on; those that listen on none are not in it.
+    /// The number of listening streams of each principal; principals without any are absent.
     listeners: Arc<DashMap<Principal, usize>>,
     listens_per_principal: usize,
 }
 
-/// One of the streams a principal listens on; dropping it gives the place back.
+/// A permit for one listening stream; released when dropped.
 pub(super) struct ListenPermit {
     listeners: Arc<DashMap<Principal, usize>>,
     principal: Principal,
 }
 
-// === impl Limits ===
+// === impl PrincipalLimits ===
 
 impl PrincipalLimits {
     pub(super) fn new(quotas: &TaskQuotas) -> Self {
@@ -33,22 +33,22 @@ impl PrincipalLimits {
         }
     }
 
-    /// The same streams, within these bounds.
+    /// Applies new quotas. Open streams are kept.
     pub(super) fn reconfigured(&self, quotas: &TaskQuotas) -> Self {
         Self { listeners: Arc::clone(&self.listeners), ..Self::new(quotas) }
     }
 
-    /// Whether the principal may make one more `tasks/*` call now.
+    /// Counts one more `tasks/*` request. Returns whether it is allowed now.
     pub(super) fn try_poll(&self, principal: Principal) -> bool {
         self.polls.check_key(&principal).is_ok()
     }
 
-    /// Whether the principal may be told once more that a task is unknown.
+    /// Counts one more look-up of an unknown task. Returns whether it is allowed now.
     pub(super) fn try_miss(&self, principal: Principal) -> bool {
         self.misses.check_key(&principal).is_ok()
     }
 
-    /// A place for one more stream to listen on, if the principal may have one.
+    /// A permit for one more listening stream, if the principal may have one.
     pub(super) fn try_listen(&self, principal: Principal) -> Option<ListenPermit> {
         let mut open = self.listeners.entry(principal).or_default();
         if *open >= self.listens_per_principal {
@@ -60,14 +60,14 @@ impl PrincipalLimits {
         Some(ListenPermit { listeners: Arc::clone(&self.listeners), principal })
     }
 
-    /// Forgets those who have been silent.
+    /// Removes the state of idle principals.
     pub(super) fn remove_idle(&self) {
         self.polls.retain_recent();
         self.misses.retain_recent();
     }
 }
 
-// === impl Place ===
+// === impl ListenPermit ===
 
 impl Drop for ListenPermit {
     fn drop(&mut self) {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_left_of_a_principal_that_no_longer_listens() {
+    fn a_principal_without_streams_is_removed() {
         let [alice, bob] = [1, 2].map(|n| Principal::from_bytes([n; 16]));
         let limits = PrincipalLimits::new(&TaskQuotas { listens_per_principal: 2, ..TaskQuotas::default() });
         let places = [limits.try_listen(alice), limits.try_listen(alice)];

@@ -1,7 +1,7 @@
-//! What was used lately, up to a bound.
+//! A bounded map that evicts the least recently used entries.
 //!
-//! A map that is full forgets the eighth of it that was used least lately, not all: a storm of strangers
-//! costs the others nothing. An eighth, so that it is seldom looked for.
+//! A full map evicts the least recently used eighth, not everything, so that a burst of new keys does not
+//! evict entries in use. An eighth at a time keeps the search for the oldest entries rare.
 
 use dashmap::DashMap;
 use std::{
@@ -12,13 +12,13 @@ use std::{
     },
 };
 
-/// A sharded map of at most so many entries.
+/// A sharded map with a maximum number of entries.
 pub(super) struct RecentMap<K, V> {
     entries: DashMap<K, RecentEntry<V>>,
     most: usize,
-    /// How often something was used that was not what was used last.
+    /// Counts the uses of an entry other than the last used one.
     uses: AtomicU64,
-    /// Held by whoever makes room, so that it is done once.
+    /// Held during eviction, so that one thread does it.
     evicting: Mutex<()>,
 }
 
@@ -27,7 +27,7 @@ struct RecentEntry<V> {
     used: AtomicU64,
 }
 
-// === impl Recent ===
+// === impl RecentMap ===
 
 impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
     pub(super) fn new(most: usize) -> Self {
@@ -39,22 +39,23 @@ impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
         }
     }
 
-    /// What is kept under this key; now it is what was used last.
+    /// Returns the value of this key, and marks it as used last.
     pub(super) fn get(&self, key: &K) -> Option<V> {
         self.with(key, V::clone)
     }
 
-    /// The same, looked at where it is.
+    /// The same, passed to `look` by reference.
     pub(super) fn with<T>(&self, key: &K, look: impl FnOnce(&V) -> T) -> Option<T> {
         let kept = self.entries.get(key)?;
-        // Written only where another was used in between: threads that all use the same one need not meet here.
+        // Written only if another entry was used in between: threads that all use the same one do not contend
+        // here.
         if kept.used.load(Ordering::Relaxed) != self.uses.load(Ordering::Relaxed) {
             kept.used.store(self.now(), Ordering::Relaxed);
         }
         Some(look(&kept.value))
     }
 
-    /// What is kept under this key, or from now on.
+    /// Returns the value of this key, inserting it if needed.
     pub(super) fn get_or_insert_with(&self, key: K, fresh: impl FnOnce() -> V) -> V {
         if let Some(value) = self.get(&key) {
             return value;
@@ -83,7 +84,7 @@ impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
         let _making = match self.evicting.try_lock() {
             Ok(making) => making,
             Err(TryLockError::Poisoned(making)) => making.into_inner(),
-            // Somebody does it right now.
+            // Another thread does it.
             Err(TryLockError::WouldBlock) => return,
         };
         let mut all: Vec<_> =
@@ -94,7 +95,7 @@ impl<K: Eq + Hash + Clone, V: Clone> RecentMap<K, V> {
             all.truncate(eighth);
         }
         for (used, key) in all {
-            // Unless somebody has used it meanwhile.
+            // Unless it was used meanwhile.
             self.entries.remove_if(&key, |_, kept| kept.used.load(Ordering::Relaxed) == used);
         }
     }
@@ -105,12 +106,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_map_forgets_the_eighth_that_was_used_least_lately() {
+    fn a_full_map_evicts_the_least_recently_used_eighth() {
         let map = RecentMap::new(16);
         for n in 0..16 {
             map.get_or_insert_with(n, || n);
         }
-        // The oldest is used again.
+        // The oldest entry is used again.
         assert_eq!(map.get(&0), Some(0));
         map.get_or_insert_with(16, || 16);
         let there: Vec<_> = (0..=16).filter(|n| map.entries.contains_key(n)).collect();
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_for_one_holds_the_last() {
+    fn a_map_for_one_entry_holds_the_last() {
         let map = RecentMap::new(0);
         for n in 0..5 {
             assert_eq!(map.get_or_insert_with(n, || n), n);

@@ -1,4 +1,4 @@
-//! The server's final word, or a refusal of ours, as the response to a call.
+//! The server's response, or a refusal of the proxy, as the response to a call.
 
 use super::{AccessSummary, CallReply, DeliveryCommit, ReplyItem, TaskAdmissionError};
 use crate::{
@@ -17,15 +17,15 @@ use serde_json::Value;
 /// How an upstream call ended.
 #[derive(Clone, Debug)]
 pub(super) enum CallEnd {
-    /// The server's response.
+    /// With the server's response.
     Response(CallResponse),
-    /// There is none.
+    /// Without a response.
     Lost(CallError),
-    /// The call cannot go on, for a reason of ours or its client's.
+    /// The call cannot continue, because of the proxy or its client.
     Refused(ErrorObject, RequestOutcome),
 }
 
-/// What a call came to.
+/// The outcome of a call.
 #[derive(Clone, Debug)]
 pub(super) enum CallVerdict {
     /// The result object.
@@ -35,14 +35,14 @@ pub(super) enum CallVerdict {
 
 /// The response for a client that waited.
 ///
-/// `refused` is what the server asked for and could not have, if anything: a call that fails after
-/// that failed for it.
-pub(super) fn to_client(call: &Call, route: &Route, word: CallEnd, refused: Option<&Value>) -> CallReply {
-    let lost = match &word {
+/// `refused` is the capability that an input request required and the client lacks, if any: a failure of the
+/// call is attributed to it.
+pub(super) fn to_client(call: &Call, route: &Route, end: CallEnd, refused: Option<&Value>) -> CallReply {
+    let lost = match &end {
         CallEnd::Lost(lost) => Some(lost.clone()),
         CallEnd::Response(_) | CallEnd::Refused(..) => None,
     };
-    if let (CallEnd::Response(response), None) = (&word, refused)
+    if let (CallEnd::Response(response), None) = (&end, refused)
         && let Kind::Success { result, .. } = response.frame().kind()
         && !is_missing_resource(call, route, result)
     {
@@ -53,7 +53,7 @@ pub(super) fn to_client(call: &Call, route: &Route, word: CallEnd, refused: Opti
             Err(error) => invalid(call, &error.to_string()),
         };
     }
-    match verdict(call, route, word, refused) {
+    match verdict(call, route, end, refused) {
         CallVerdict::Result(result) => {
             let outcome = if tool_result::is_error(&result) {
                 RequestOutcome::ToolError
@@ -65,7 +65,7 @@ pub(super) fn to_client(call: &Call, route: &Route, word: CallEnd, refused: Opti
         CallVerdict::Error(error, outcome) => {
             let mut reply = failed(call, status_of(call, &error, lost.as_ref()), &error, outcome);
             if let Some(lost) = &lost {
-                // In our words, also where the client is told in the server's.
+                // The proxy's text, also if the client gets the server's.
                 reply.account.reason = Some(lost.to_string().into());
             }
             if let Some(CallError::Unauthorized { challenge: Some(challenge), .. }) = lost {
@@ -79,9 +79,9 @@ pub(super) fn to_client(call: &Call, route: &Route, word: CallEnd, refused: Opti
     }
 }
 
-/// What a call came to, for a client that waits or for a task.
-pub(super) fn verdict(call: &Call, route: &Route, word: CallEnd, refused: Option<&Value>) -> CallVerdict {
-    let response = match word {
+/// The outcome of a call, for a waiting client or for a task.
+pub(super) fn verdict(call: &Call, route: &Route, end: CallEnd, refused: Option<&Value>) -> CallVerdict {
+    let response = match end {
         CallEnd::Response(response) => response,
         CallEnd::Lost(lost) => return CallVerdict::Error(lost_error(&lost), outcome_of(&lost)),
         CallEnd::Refused(error, outcome) => return CallVerdict::Error(error, outcome),
@@ -115,7 +115,7 @@ pub(super) fn verdict(call: &Call, route: &Route, word: CallEnd, refused: Option
     }
 }
 
-/// The error object for an answer that will not come. Where a limit is the reason, it counts as met.
+/// The error object for a missing response. If a limit is the reason, its hit is counted.
 pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
     if let Some(limit) = lost.limit() {
         limit.record_hit();
@@ -123,7 +123,7 @@ pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
     error_of(lost)
 }
 
-/// The same, for whoever is told of it beside the client.
+/// The same without counting, for readers other than the client.
 pub(super) fn error_of(lost: &CallError) -> ErrorObject {
     match lost {
         CallError::Forbidden { error: Some(error), .. } => error.clone().into_modern(),
@@ -138,7 +138,7 @@ pub(super) fn outcome_of(lost: &CallError) -> RequestOutcome {
     lost.fault().into()
 }
 
-/// The status by which a transport says whose fault it is.
+/// The HTTP status that names the origin of an error.
 pub(super) fn status_of_fault(fault: ErrorOrigin) -> StatusCode {
     match fault {
         ErrorOrigin::Client => StatusCode::BAD_REQUEST,
@@ -147,12 +147,11 @@ pub(super) fn status_of_fault(fault: ErrorOrigin) -> StatusCode {
     }
 }
 
-/// The status of an error for a client that has been sent nothing yet.
+/// The status of an error before anything has been sent.
 ///
-/// What the server made of a call is told in the body with 200: clients in the field show the
-/// JSON-RPC error of a 200, and an opaque transport error otherwise. `server/discover` is
-/// different: a client whose probe is answered 200 takes what it says for the server's own, so an
-/// outage must look like one.
+/// The outcome of a call at the server is reported in the body with 200: clients in the field show the
+/// JSON-RPC error of a 200, and an opaque transport error otherwise. `server/discover` is different: a client
+/// takes the 200 of a probe for the server's own response, so an outage must have an error status.
 fn status_of(call: &Call, error: &ErrorObject, lost: Option<&CallError>) -> StatusCode {
     match lost {
         Some(CallError::Unauthorized { status, .. }) => *status,
@@ -164,34 +163,34 @@ fn status_of(call: &Call, error: &ErrorObject, lost: Option<&CallError>) -> Stat
     }
 }
 
-/// A call whose parameters are not what they must be.
+/// The refusal of a call with invalid parameters.
 pub(super) fn invalid_params(call: &Call, why: impl AsRef<str>) -> CallReply {
     refuse(call, StatusCode::OK, &ErrorObject::new(code::INVALID_PARAMS, why))
 }
 
-/// A call refused by us.
+/// A refusal of the proxy.
 pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> CallReply {
     failed(call, status, error, RequestOutcome::Refused)
 }
 
-/// A caller has met one of its limits, which is named.
+/// The error of a caller that has reached this rate limit.
 pub(super) fn too_many(limit: &str) -> ErrorObject {
     Limit::record_hit_by_key(limit);
     ErrorObject::new(code::BUSY, format!("too many requests; the limit is {limit}"))
 }
 
-/// A method this server does not serve.
+/// The refusal of a method that the server does not serve.
 pub(super) fn not_served(call: &Call) -> CallReply {
     let refused = modern::not_served(call.id.clone(), &call.method);
     failed(call, refused.status, &refused.error, RequestOutcome::Refused)
 }
 
-/// A call that needs the tasks extension, by a client that did not declare it.
+/// The refusal of a call that needs the tasks extension, which its client did not declare.
 pub(super) fn tasks_required(call: &Call) -> CallReply {
     refuse(call, StatusCode::BAD_REQUEST, &plan::tasks_required())
 }
 
-/// A new call that comes while the proxy stops; nothing is sent. Another process may take it.
+/// The refusal of a new call while the proxy stops; nothing is sent. Another process may serve it.
 pub(super) fn stopping(call: &Call) -> CallReply {
     let mut reply = refuse(call, StatusCode::SERVICE_UNAVAILABLE, &stopping_error());
     reply.headers.insert(header::RETRY_AFTER, RETRY_AFTER);
@@ -203,11 +202,10 @@ pub(super) fn stopping_error() -> ErrorObject {
     ErrorObject::new(code::SHUTTING_DOWN, "the proxy is shutting down; the call was not sent")
 }
 
-/// A client that is refused because the proxy stops may try again after so many seconds: where another
-/// process takes its place, that is there by then.
+/// The `Retry-After` of refusals at shutdown, in seconds: a process that replaces this one is there by then.
 pub(super) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// A result of ours.
+/// A result of the proxy.
 pub(super) fn success(call: &Call, result: &[u8]) -> CallReply {
     CallReply::new(StatusCode::OK, modern::success_response(&call.id, result), RequestOutcome::Result)
 }
@@ -220,14 +218,14 @@ pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<D
     reply
 }
 
-/// A result that asks the client for more.
+/// An `input_required` result.
 pub(super) fn input_required(call: &Call, result: &[u8]) -> CallReply {
     let mut reply = success(call, result);
     reply.account.outcome = RequestOutcome::InputRequired;
     reply
 }
 
-/// Nothing can be said while the store fails; the client asks again.
+/// The reply while the store fails; the client may retry.
 pub(super) fn store_failed(call: &Call) -> CallReply {
     failed(call, StatusCode::OK, &store_error(), RequestOutcome::ProxyFailed)
 }
@@ -257,7 +255,7 @@ fn body(call: &Call, error: &ErrorObject) -> Bytes {
     modern::error_response(Some(&call.id), error)
 }
 
-// === impl Reply ===
+// === impl CallReply ===
 
 impl CallReply {
     pub(super) fn new(status: StatusCode, body: Bytes, outcome: RequestOutcome) -> Self {
@@ -265,7 +263,7 @@ impl CallReply {
     }
 }
 
-// === impl Item ===
+// === impl ReplyItem ===
 
 impl From<CallReply> for ReplyItem {
     fn from(reply: CallReply) -> Self {
@@ -284,12 +282,12 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_a_call_was_lost_to_is_counted_when_its_client_is_told() {
+    fn a_limit_that_failed_a_call_is_counted_once() {
         let lost = CallError::ProcessesInUse { limit: 1, after: Duration::from_secs(30) };
         let before = hits("upstream.instances");
         assert_eq!(lost_error(&lost).code(), code::BUSY);
         assert_eq!(hits("upstream.instances"), before + 1);
-        // Whoever is told of it beside the client has not met it once more.
+        // Not counted again.
         assert_eq!(error_of(&lost).code(), code::BUSY);
         assert_eq!(hits("upstream.instances"), before + 1);
     }

@@ -1,5 +1,6 @@
-//! Room in the task quotas that is taken before a task is stored: by calls that wait for answers of their client, and by
-//! tasks that are being stored. Together with what the store counts it never exceeds a quota, however slow the store is.
+//! Space in the task quotas that is reserved before a task is stored: by parked calls, and by tasks that are
+//! being stored. Together with the tasks in the store the reservations never exceed a quota, however slow the
+//! store is.
 
 use super::ledger::TaskAdmissionError;
 use crate::{dialect::Principal, runtime::Mutex};
@@ -11,12 +12,12 @@ pub(super) struct Reservations(Mutex<ReservationCounts>);
 
 #[derive(Debug, Default)]
 struct ReservationCounts {
-    /// A principal without any is not in it.
+    /// Principals without any are absent.
     by_principal: HashMap<Principal, usize>,
     total: usize,
 }
 
-/// Room for one task of a principal; given back when dropped.
+/// Space for one task of a principal; released when dropped.
 #[derive(Debug)]
 pub(super) struct Reservation {
     reservations: Arc<Reservations>,
@@ -26,8 +27,8 @@ pub(super) struct Reservation {
 // === impl Reservations ===
 
 impl Reservations {
-    /// Reserves room where `has_room` allows one more, given the reservations of the principal and of all. No other
-    /// reservation is made in between.
+    /// Reserves space if `has_room` allows one more, given the reservations of the principal and of all. No
+    /// other reservation is made in between.
     ///
     /// # Errors
     /// Those of `has_room`.
@@ -50,7 +51,7 @@ impl Reservations {
     }
 }
 
-// === impl Reserved ===
+// === impl ReservationCounts ===
 
 impl ReservationCounts {
     fn of(&self, principal: Principal) -> usize {

@@ -1,12 +1,12 @@
-//! What a process before this one has left behind in a store that lasts.
+//! Recovery of the tasks that a former process left in a durable store.
 //!
-//! What had ended is there, and needs nobody. A task that had not is this process's from its start on, so that
-//! none is ever `working` that nobody works at: its call is taken up where it is, if its server keeps what it says
-//! for that, and otherwise its task ends, with an error that says that the call may have run. It is never made
-//! again. A task that was cancelled, and whose server may not have heard of it, is told to the server.
+//! Ended tasks need nothing. An unfinished task belongs to this process from its start on, so that no task is
+//! `working` without a call: the call is resumed if its server allows that, otherwise the task fails with an
+//! error that says that the call may have run. It is never sent again. A cancelled task whose server may not
+//! have been notified is cancelled there.
 //!
-//! Credentials are not kept. A call whose caller showed any is taken up when the caller next comes, whatever it
-//! comes for, as that request shows them again; it is waited for no longer than `resume.wait_for_credentials`.
+//! Credentials are not stored. A call whose caller sent any is resumed with the caller's next request,
+//! whatever it is, because that request carries them again; it waits no longer than `resume.wait`.
 
 use super::{
     TaskLedger,
@@ -30,10 +30,10 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use tokio::time::sleep;
 
-/// How many are asked for at a time.
+/// Tasks in one request to the store.
 const BATCH: usize = 256;
 
-/// A task of a process that is gone, and what is known of its call.
+/// A task of a process that is gone, and the anchor of its call.
 struct OrphanedTask {
     custody: TaskLease,
     record: Arc<Record>,
@@ -41,18 +41,18 @@ struct OrphanedTask {
     fate: OrphanFate,
 }
 
-/// How a task ends that nobody can go on with.
+/// The end of a task that cannot be resumed.
 enum OrphanOutcome {
-    /// It had not ended: its call is lost.
+    /// It was unfinished: its call is lost.
     Lost(TaskLease, OrphanFate),
-    /// It is cancelled, and nobody can be told.
+    /// It is cancelled, and the server cannot be notified.
     ServerNotNotified(TaskLease, OrphanFate),
 }
 
-// === impl Ledger ===
+// === impl TaskLedger ===
 
 impl TaskLedger {
-    /// Sees to all that was left behind, or to as much as there is time for.
+    /// Recovers all tasks of former processes, or as many as there is time for.
     pub(super) async fn recover_orphans(self: &Arc<Self>, endpoints: &[Endpoint], overdue: &DrainWatch) {
         let report = Arc::<OrphanReport>::default();
         loop {
@@ -66,21 +66,21 @@ impl TaskLedger {
                 Ok(orphans) => {
                     let ends =
                         orphans.into_iter().filter_map(|one| self.recover(one, endpoints, report.add()));
-                    // All of them at once: in a store that flushes they share one.
+                    // All at once: a store that flushes shares one flush.
                     join_all(ends.map(|end| end.store(self, overdue))).await;
                 }
-                // Nothing of them is lost meanwhile: they are nobody's.
+                // Safe to retry: orphans stay unowned in the store.
                 Err(_) => tokio::select! {
                     () = overdue.stopped() => return,
                     () = sleep(STORE_RETRY_DELAY) => {}
                 },
             }
         }
-        // Nothing that a proxy that stops waits for.
+        // Not tracked: shutdown does not wait for the report.
         tokio::spawn(report.emit(overdue.clone()));
     }
 
-    /// Goes on with the call in the background; or gives how it ends, where nothing else can be done for it.
+    /// Resumes the call in the background, or returns how the task ends if that is impossible.
     fn recover(
         self: &Arc<Self>,
         OrphanTask { version, record, anchor }: OrphanTask,
@@ -108,7 +108,7 @@ impl TaskLedger {
     }
 }
 
-// === impl End ===
+// === impl OrphanOutcome ===
 
 impl OrphanOutcome {
     async fn store(self, ledger: &TaskLedger, overdue: &DrainWatch) {
@@ -122,10 +122,10 @@ impl OrphanOutcome {
     }
 }
 
-// === impl LeftBehind ===
+// === impl OrphanedTask ===
 
 impl OrphanedTask {
-    /// Goes on with the call, or says why that cannot be; in the background.
+    /// Resumes the call, or ends the task if that is impossible; in the background.
     fn resume(self, shared: &Arc<RouteContext>, credentials: Credentials) {
         let Self { custody, record, anchor, fate } = self;
         if record.state.is_ended() {
@@ -137,7 +137,7 @@ impl OrphanedTask {
             shared.stopping.spawn(async move {
                 drop(custody.persist(lost_event(), &work.overdue).await);
                 match work.ledger.last_stored(&record.id) {
-                    // While the store failed its client may have come first, and cancelled it.
+                    // The client may have cancelled it while the store failed.
                     Some(record) if record.state == TaskState::Cancelled => {
                         notify_cancelled(&work, (custody, fate), &record, &anchor, credentials);
                     }
@@ -148,7 +148,7 @@ impl OrphanedTask {
         }
     }
 
-    /// The same once its caller comes, if it does so in time; in the background.
+    /// The same once its caller sends a request in time; in the background.
     fn wait_for_credentials(mut self, shared: &Arc<RouteContext>) {
         self.fate.mark_waiting();
         let principal = Principal::from_bytes(self.record.owner.principal);
@@ -156,13 +156,13 @@ impl OrphanedTask {
         let shared = Arc::clone(shared);
         let Self { custody, record, anchor, mut fate } = self;
         let waits = shared.ledger.count_pending();
-        // Nothing that a proxy that stops waits for: the next process waits anew.
+        // Not tracked: shutdown does not wait for it, and the next process waits anew.
         tokio::spawn(async move {
             tokio::select! {
                 biased;
                 () = shared.overdue.stopped() => {}
                 Ok(credentials) = &mut came => {
-                    // It may have come to cancel the task.
+                    // The request may be one that cancels the task.
                     drop(waits);
                     fate.mark_pending();
                     match shared.ledger.last_stored(&record.id) {
@@ -188,7 +188,7 @@ impl OrphanedTask {
     }
 }
 
-/// Ends a task whose call is lost, if nobody else has ended it first.
+/// Fails a task whose call is lost, unless it has ended meanwhile.
 async fn fail_orphan(ledger: &TaskLedger, custody: &TaskLease, fate: OrphanFate, overdue: &DrainWatch) {
     drop(custody.persist(lost_event(), overdue).await);
     if let Some(record) = ledger.last_stored(&custody.id) {
@@ -196,7 +196,7 @@ async fn fail_orphan(ledger: &TaskLedger, custody: &TaskLease, fate: OrphanFate,
     }
 }
 
-/// Tells the server that nobody waits any more for the call of a cancelled task, in the background.
+/// Notifies the server of a cancelled task, in the background.
 fn notify_cancelled(
     shared: &Arc<RouteContext>,
     (custody, fate): (TaskLease, OrphanFate),

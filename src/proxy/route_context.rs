@@ -1,4 +1,4 @@
-//! What every call on a route needs.
+//! The context of calls on a route.
 
 use super::{
     CallRegistry, TaskLedger,
@@ -26,53 +26,53 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// What every call on a route needs: what the configuration says of it, as it was when the call began, and what
-/// outlasts that.
+/// The context of calls on a route: the configuration at the start of the call, and the state that outlives
+/// it.
 pub(super) struct RouteContext {
     pub(super) route: Arc<Route>,
     /// Seals and opens `requestState`.
     pub(super) keyring: Arc<SealKeyring>,
-    /// Limits of its calls; `Missing` where there are none.
+    /// The limits of its calls; `None` if there are none.
     pub(super) limiters: Option<Arc<CallLimiters>>,
     pub(super) state: Arc<RouteState>,
 }
 
-/// What of a route stays as long as its server does, whatever the configuration says of it.
+/// The state of a route that lives as long as its server, across reloads.
 pub(super) struct RouteState {
     pub(super) upstream: Arc<dyn Upstream>,
     /// The tasks of all routes.
     pub(super) ledger: Arc<TaskLedger>,
-    /// The calls that are held in this process.
+    /// The calls that run in this process.
     pub(super) call_registry: Arc<CallRegistry>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) tracer: Tracer,
-    /// Begins when the proxy is told to stop: new calls are refused. Knows who is at work.
+    /// Signals shutdown: new calls are refused. Tracks running work.
     pub(super) stopping: DrainWatch,
-    /// Begins when the time to end by itself is over.
+    /// Signals that the drain time is over.
     pub(super) overdue: DrainWatch,
-    /// Begins when nobody works any more: who only listens is told that it is over.
+    /// Signals that no work is left: listening streams end.
     pub(super) closing: DrainWatch,
-    /// Knows the requests that are on their way here.
+    /// Tracks the requests on their way to the route.
     pub(super) arrivals: (Drain, DrainWatch),
-    /// Knows the calls and the tasks that are at work here.
+    /// Tracks running calls and tasks.
     pub(super) active_work: Drain,
-    /// Tells those who listen that the server is let go.
+    /// Ends listening streams when the server is removed.
     pub(super) listeners: Drain,
-    /// What was in this one's place before, and is not let go yet; the last first.
+    /// Former states of the route that are not removed yet; the last first.
     pub(super) predecessors: Vec<Weak<Self>>,
     pub(super) tool_lists: ToolListCache,
     pub(super) server_profile: ServerProfile,
-    /// Answers whose events got their ids here.
+    /// Responses whose events have ids of the proxy.
     pub(super) replay_buffers: Arc<ReplayBuffers>,
     /// The sessions of legacy clients.
     pub(super) sessions: LegacySessions,
-    /// The callers whose calls wait to be taken up.
+    /// Callers whose calls wait to be resumed with their credentials.
     pub(super) pending_credentials: Arc<PendingCredentials>,
     /// The gates and allowances of its calls.
     pub(super) limiter_registry: LimiterRegistry,
 }
 
-// === impl Shared ===
+// === impl RouteContext ===
 
 impl Deref for RouteContext {
     type Target = RouteState;
@@ -93,10 +93,10 @@ impl RouteContext {
         }
     }
 
-    /// Admits a new call of this tool, or those of a batch. `Missing` where its route has no limits.
+    /// Admits a new call of this tool, or those of a batch. `None` if the route has no limits.
     ///
     /// # Errors
-    /// [`CallLimitError`]: nothing is to be sent.
+    /// [`CallLimitError`]: nothing may be sent.
     pub(super) fn admit<'a>(
         &self,
         tools: impl Iterator<Item = &'a str>,
@@ -106,12 +106,12 @@ impl RouteContext {
         limiters.admit(&self.route, tools, principal, self.clock.now()).map(Some)
     }
 
-    /// Whether a call may become a task: not once the proxy is to stop, where its tasks end with it.
+    /// Whether a call may become a task: not during shutdown if tasks end with the process.
     pub(super) fn makes_tasks(&self) -> bool {
         self.ledger.outlives() || !self.stopping.is_stopped()
     }
 
-    /// What limits a driven call of this tool; `Missing` where nothing does.
+    /// The limits of a driven call of this tool; `None` if there are none.
     pub(super) fn call_limits(
         &self,
         tool: &str,
@@ -133,31 +133,31 @@ impl RouteContext {
         }
     }
 
-    /// What a client shows the server, by the headers of its request.
+    /// A client's credentials, from the headers of its request.
     pub(super) fn credentials(&self, headers: &HeaderMap) -> Credentials {
         Credentials::from_request(headers, &self.route.forward)
     }
 
-    /// The server as it described itself last. It is not asked: what is said of a task must not wait
+    /// The last description of the server. The server is not asked: information about a task must not wait
     /// for it.
     pub(super) fn server(&self) -> Arc<UpstreamDescription> {
         self.upstream.last_description().unwrap_or_else(|| Arc::new(UpstreamDescription::unknown()))
     }
 
-    /// Who serves the call of a task: the server as it was described when the call was made, else as it is now. A process
-    /// that has taken over the task may not have heard of the server yet.
+    /// The server info of a task: from when its call was made, otherwise the current one. A process that has
+    /// recovered the task may not have described the server yet.
     pub(super) fn server_info_of(&self, record: &Record) -> Bytes {
         record.server_info.clone().unwrap_or_else(|| self.server().server_info.clone())
     }
 
-    /// Whether the server declared what a method needs. What it did not declare is tried all the same: some servers
-    /// declare less than they have.
+    /// Whether the server declared what a method needs. Undeclared methods are tried all the same: some
+    /// servers declare less than they have.
     pub(super) fn declares(&self, method: &Method, server: &UpstreamDescription) -> bool {
         let needs = method.modern_requirement().unwrap_or(RequiredCapability::Nothing);
         describe::declares(&server.capabilities, needs)
     }
 
-    /// Looks at what [`tool_list`](Self::tool_list) gives, where nobody has to be waited for.
+    /// Passes the list of [`tool_list`](Self::tool_list) to `look`, if it is cached.
     pub(super) fn peek_tool_list<T>(
         &self,
         caller: &Caller,
@@ -166,7 +166,7 @@ impl RouteContext {
         self.tool_lists.peek(caller, &*self.clock, look)
     }
 
-    /// The tools of the server as this caller sees them, or nothing where they cannot be listed, or not in a moment.
+    /// The server's tools as this caller sees them; `None` if they cannot be listed, or not in time.
     pub(super) async fn tool_list(&self, caller: &Caller) -> Option<Arc<ToolParamHeaders>> {
         let reader = ToolListReader {
             route: &self.route.path,
@@ -184,10 +184,10 @@ impl RouteContext {
         self.server_profile.has_tasks(&*self.upstream, || self.identity(principal, headers)).await
     }
 
-    /// Whether the legacy server goes on serving after a DELETE.
+    /// Whether the legacy server keeps serving after a DELETE.
     ///
     /// # Errors
-    /// [`CallError`] where the server cannot be reached.
+    /// [`CallError`] if the server cannot be reached.
     pub(super) async fn server_survives_delete(
         &self,
         principal: Principal,
@@ -197,7 +197,7 @@ impl RouteContext {
         self.server_profile.survives_delete(&*self.upstream, caller).await
     }
 
-    /// Who asks the server what it is, with the credentials of a legacy client.
+    /// The identity for describing the server, with the credentials of a legacy client.
     fn identity(&self, principal: Principal, headers: &HeaderMap) -> CallerIdentity {
         CallerIdentity {
             principal,
@@ -207,7 +207,7 @@ impl RouteContext {
         }
     }
 
-    /// How tasks of 2025-11-25 are shown here.
+    /// The view options for tasks of 2025-11-25.
     pub(super) fn legacy_terms(&self) -> experimental::ViewOptions {
         experimental::ViewOptions {
             poll: self.ledger.quotas().poll_interval,

@@ -1,4 +1,4 @@
-//! What the front hands its calls to.
+//! The interface between the front and the routes.
 
 use super::{LegacyRequest, LegacyResponse, ReplyStream};
 use crate::{
@@ -11,11 +11,12 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, Uri};
 use std::sync::Arc;
 
-/// One route at work.
+/// The service of one route.
 pub trait RouteService: Send + Sync + 'static {
     fn route(&self) -> &Arc<Route>;
 
-    /// A request is on its way here, until this is dropped: its server is not let go meanwhile.
+    /// Tracks a request on its way to the route until the token is dropped: its server is not removed
+    /// meanwhile.
     fn track_arrival(&self) -> Option<TaskToken> {
         None
     }
@@ -25,36 +26,36 @@ pub trait RouteService: Send + Sync + 'static {
         true
     }
 
-    /// Serves one call. Everything happens as the stream is polled.
+    /// Serves one call. All work is done as the stream is polled.
     fn call(&self, call: Arc<Call>, caller: Caller) -> ReplyStream;
 
-    /// Passes one request of a legacy client on to its session at the server.
+    /// Relays one request of a legacy client to its session at the server.
     fn relay(&self, passage: LegacyRequest) -> BoxFuture<'static, LegacyResponse>;
 
-    /// Whether a request with these headers has passed this route before: its server leads back here.
+    /// Whether a request with these headers has passed this route before: the route's server leads back here.
     fn is_loop(&self, headers: &HeaderMap) -> bool {
         let _ = headers;
         false
     }
 
-    /// Fetches protected-resource metadata of the server behind this route, as it is.
+    /// Fetches the protected-resource metadata of the server behind this route, unchanged.
     fn metadata<'a>(
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<OriginResponse, CallError>>;
 
-    /// The URL of the server behind this route, where it has one.
+    /// The URL of the server behind this route, if it has one.
     fn url(&self) -> Option<&Uri> {
         None
     }
 
-    /// Whether that server sees the `Authorization` of clients, where it is not taken from them by the front.
+    /// Whether that server receives the `Authorization` of clients, unless the front removes it.
     fn passes_authorization(&self) -> bool {
         false
     }
 
-    /// Asks that server's origin for something beside the MCP endpoint.
+    /// Requests a document of that server's origin outside the MCP endpoint.
     fn ask_origin(&self, request: OriginRequest) -> BoxFuture<'static, Result<OriginResponse, CallError>> {
         drop(request);
         Box::pin(std::future::ready(Err(CallError::not_over_http())))

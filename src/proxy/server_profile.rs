@@ -1,7 +1,7 @@
-//! What is known of a legacy server: what it last said in a handshake.
+//! Properties of a legacy server, from its last handshake.
 //!
-//! What a server can do is asked here and nowhere else. It is learned from each handshake that goes by; one that
-//! has not been heard since we started is asked, in a session of our own.
+//! This is the only place that knows a server's properties. They are recorded from each relayed handshake; a
+//! server without a handshake since the start of the proxy is initialized in a session of the proxy.
 
 use crate::{
     protocol::Revision,
@@ -13,15 +13,15 @@ use crate::{
 pub(super) struct ServerProfile {
     /// Whether it has tasks of its own.
     tasks: Mutex<Option<bool>>,
-    /// Whether it goes on serving after a session was ended by a DELETE.
+    /// Whether it keeps serving after a DELETE of a session.
     survives_delete: Mutex<Option<bool>>,
 }
 
 // === impl ServerProfile ===
 
 impl ServerProfile {
-    /// Whether the server has tasks of its own. One that does not answer will say so itself to whoever calls
-    /// it.
+    /// Whether the server has tasks of its own. A server that does not respond counts as one with tasks: the
+    /// error then comes from the relayed call.
     pub(super) async fn has_tasks(
         &self,
         server: &dyn Upstream,
@@ -36,11 +36,11 @@ impl ServerProfile {
         }
     }
 
-    /// Whether the server goes on serving after a DELETE. One that has only been heard by older clients is
-    /// asked, too; of one that does not say it is not believed.
+    /// Whether the server keeps serving after a DELETE. A server that was initialized only by older clients
+    /// is initialized again by the proxy; without an answer the result is false.
     ///
     /// # Errors
-    /// [`CallError`] where the server cannot be reached.
+    /// [`CallError`] if the server cannot be reached.
     pub(super) async fn survives_delete(
         &self,
         server: &dyn Upstream,
@@ -58,10 +58,10 @@ impl ServerProfile {
         }
     }
 
-    /// Asks the server what it is, with the newest revision of its era, unless it has said so to us.
+    /// Describes the server with the newest legacy revision, unless that is known.
     async fn ask(&self, server: &dyn Upstream, caller: CallerIdentity) -> Result<(), CallError> {
         let server = match server.last_description() {
-            Some(said) => said,
+            Some(description) => description,
             None => server.describe(&caller).await?,
         };
         self.learn_tasks(server.has_tasks);
@@ -73,13 +73,13 @@ impl ServerProfile {
         *self.tasks.lock() = Some(has_tasks);
     }
 
-    /// The server has answered a client that knows revisions up to `asked`, with one that we know or another. Servers
-    /// answer with the client's own where they know it, else with the newest that they know: an answer older than
-    /// what was asked for is the newest there is, and one that was asked for may not be.
-    pub(super) fn learn_revision(&self, asked: Option<Revision>, answered: Option<Revision>) {
-        // One that we do not know is newer than all that we do.
+    /// Records the revision that the server answered to a client with revisions up to `requested`. Servers
+    /// answer with the client's revision if they know it, otherwise with their newest: an answer older than
+    /// `requested` is the server's newest, and an equal one may not be.
+    pub(super) fn learn_revision(&self, requested: Option<Revision>, answered: Option<Revision>) {
+        // An unknown revision is newer than all known ones.
         let survives = answered.is_none_or(Revision::survives_delete);
-        if survives || asked.is_some_and(Revision::survives_delete) {
+        if survives || requested.is_some_and(Revision::survives_delete) {
             *self.survives_delete.lock() = Some(survives);
         }
     }

@@ -1,4 +1,4 @@
-//! Whether the task store answers, for operators.
+//! The health of the task store, for operators.
 
 use crate::{
     runtime::Mutex,
@@ -10,36 +10,36 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is known of the store by what became of what it was asked.
+/// Store health, derived from the outcome of its last operations.
 #[derive(Default)]
 pub(super) struct StoreHealth {
     is_failing: AtomicBool,
-    /// When that was said last.
+    /// When the failure was last logged.
     logged_at: Mutex<Option<Instant>>,
 }
 
-/// A store that goes on failing is said so again after this.
+/// A persistent failure is logged again after this time.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl StoreHealth ===
 
 impl StoreHealth {
-    /// Whether it took the last change that it was asked for.
+    /// Whether the last operation failed.
     pub(super) fn is_failing(&self) -> bool {
         self.is_failing.load(Ordering::Relaxed)
     }
 
-    /// It has not done this.
+    /// Records the failure of an operation.
     pub(super) fn record_failure(&self, doing: &str, error: &dyn fmt::Display, now: Instant) {
         self.is_failing.store(true, Ordering::Relaxed);
-        let mut said = self.logged_at.lock();
-        if said.is_none_or(|said| now.saturating_duration_since(said) >= LOG_INTERVAL) {
-            *said = Some(now);
+        let mut logged_at = self.logged_at.lock();
+        if logged_at.is_none_or(|logged_at| now.saturating_duration_since(logged_at) >= LOG_INTERVAL) {
+            *logged_at = Some(now);
             StoreFailed { doing, error }.emit();
         }
     }
 
-    /// It has taken a change.
+    /// Records a successful change.
     pub(super) fn record_success(&self) {
         if self.is_failing() && self.is_failing.swap(false, Ordering::Relaxed) {
             *self.logged_at.lock() = None;

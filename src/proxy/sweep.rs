@@ -1,23 +1,23 @@
-//! What is due: lives to be extended, results to be forgotten.
+//! The periodic sweep: renews leases, and removes expired results.
 
 use super::{Endpoint, TaskLedger};
 use crate::runtime::DrainWatch;
 use std::{sync::Arc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// How often the store is asked what is due. A finished task is found at least until its ttl ends,
-/// and for at most this long after.
+/// The pause between sweeps. A finished task can be fetched at least until its ttl ends, and at most this
+/// long after.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How much is looked at in one go, so that a great many dues do not hold up a small store.
+/// Tasks in one batch, so that many due tasks do not block a small store.
 const BATCH: usize = 1000;
 
 impl TaskLedger {
-    /// Looks after the tasks until the proxy is at its end, those first that a process before this one left behind.
+    /// Maintains the tasks until the end of the proxy, after recovering those of a former process.
     pub async fn maintain(self: Arc<Self>, endpoints: Vec<Endpoint>, stopping: DrainWatch) {
-        // What nobody holds would be taken for lost.
+        // Recovered first: the sweep takes working tasks without a lease for lost.
         self.recover_orphans(&endpoints, &stopping).await;
-        // Their servers may be let go.
+        // Dropped, so that their servers may be removed.
         drop(endpoints);
         let mut ticks = interval(SWEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -52,7 +52,7 @@ mod tests {
     };
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_works_and_is_held_by_nobody_ends() {
+    async fn a_working_task_without_a_lease_fails() {
         let (store, clock) = (Arc::new(MemoryStore::default()), Arc::new(SystemClock::new()));
         let ledger = TaskLedger::new(store.clone(), None, TaskQuotas::default(), clock.clone());
         let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_was_left_to_the_next_process_is_not_taken_for_lost() {
+    async fn a_task_released_to_the_next_process_stays_working() {
         let (store, clock) = (Arc::new(MemoryStore::default()), Arc::new(SystemClock::new()));
         let ledger = TaskLedger::new(store.clone(), None, TaskQuotas::default(), clock.clone());
         let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
@@ -80,7 +80,7 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(60 * 60)).await;
         let (drain, stopping) = Drain::new();
         drain.start();
-        // As its driver does when it leaves the call to the next process.
+        // A driver does the same when it leaves the call to the next process.
         drop(custody);
         ledger.sweep_all(&stopping).await;
         let kept = store.load(&id).await.expect("it answers").expect("it is there").1;

@@ -1,18 +1,18 @@
-//! Who listens to which task.
+//! Watchers of tasks.
 
 use crate::{runtime::Mutex, task::TaskId};
 use dashmap::DashMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Tells listeners which of their tasks have changed. A change is not queued but remembered, so a
-/// slow listener costs a bit for each task and never misses the latest state.
+/// Notifies watchers of changed tasks. A change is a flag, not a queued message: a slow watcher costs one
+/// entry for each task, and never misses the latest state.
 #[derive(Debug, Default)]
 pub(super) struct TaskWatchers {
     subscribers: DashMap<TaskId, Vec<Arc<TaskSubscriber>>>,
 }
 
-/// One listener's end.
+/// The receiving end of one watcher.
 #[derive(Debug, Default)]
 struct TaskSubscriber {
     kind: SubscriberKind,
@@ -20,10 +20,10 @@ struct TaskSubscriber {
     notify: Notify,
 }
 
-/// Who listens to a task.
+/// The kind of a subscriber.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SubscriberKind {
-    /// A client, on a stream of its own.
+    /// A client with a stream of its own.
     #[default]
     Stream,
     /// A request that waits for the result.
@@ -32,7 +32,8 @@ enum SubscriberKind {
     OwnCall,
 }
 
-/// Requests that may wait for the result of one task. Each costs some KiB, and a change of the task wakes all.
+/// Requests that may wait for the result of one task. Each costs some KiB, and a change of the task wakes
+/// all.
 pub(super) const WAITERS_PER_TASK: usize = 64;
 
 /// A subscription to some tasks; dropping it ends it.
@@ -43,61 +44,61 @@ pub(super) struct TaskWatcher {
     ids: Vec<TaskId>,
 }
 
-// === impl Hub ===
+// === impl TaskWatchers ===
 
 impl TaskWatchers {
-    /// A client listens.
+    /// Subscribes a client.
     pub(super) fn watch(self: &Arc<Self>, ids: Vec<TaskId>) -> TaskWatcher {
         self.subscribe(ids, Arc::default())
     }
 
-    /// The task's own call listens.
+    /// Subscribes the task's own call.
     pub(super) fn watch_own(self: &Arc<Self>, id: TaskId) -> TaskWatcher {
         self.subscribe(vec![id], TaskSubscriber::new(SubscriberKind::OwnCall))
     }
 
-    /// A request waits for the result of a task; `Missing` where [`WAITERS_PER_TASK`] do already.
+    /// Subscribes a request that waits for the result of a task; `None` if there are [`WAITERS_PER_TASK`].
     pub(super) fn wait_for(self: &Arc<Self>, id: &TaskId) -> Option<TaskWatcher> {
-        let ear = TaskSubscriber::new(SubscriberKind::Waiter);
-        let mut ears = self.subscribers.entry(id.clone()).or_default();
-        let waiters = ears.iter().filter(|ear| ear.kind == SubscriberKind::Waiter).count();
+        let subscriber = TaskSubscriber::new(SubscriberKind::Waiter);
+        let mut subscribers = self.subscribers.entry(id.clone()).or_default();
+        let waiters = subscribers.iter().filter(|other| other.kind == SubscriberKind::Waiter).count();
         if waiters >= WAITERS_PER_TASK {
             return None;
         }
-        ears.push(Arc::clone(&ear));
-        drop(ears);
-        Some(TaskWatcher { watchers: Arc::clone(self), subscriber: ear, ids: vec![id.clone()] })
+        subscribers.push(Arc::clone(&subscriber));
+        drop(subscribers);
+        Some(TaskWatcher { watchers: Arc::clone(self), subscriber, ids: vec![id.clone()] })
     }
 
-    fn subscribe(self: &Arc<Self>, ids: Vec<TaskId>, ear: Arc<TaskSubscriber>) -> TaskWatcher {
+    fn subscribe(self: &Arc<Self>, ids: Vec<TaskId>, subscriber: Arc<TaskSubscriber>) -> TaskWatcher {
         for id in &ids {
-            self.subscribers.entry(id.clone()).or_default().push(Arc::clone(&ear));
+            self.subscribers.entry(id.clone()).or_default().push(Arc::clone(&subscriber));
         }
-        TaskWatcher { watchers: Arc::clone(self), subscriber: ear, ids }
+        TaskWatcher { watchers: Arc::clone(self), subscriber, ids }
     }
 
-    /// How many clients listen to a task.
+    /// The number of clients that watch a task.
     pub(super) fn watcher_count(&self, id: &TaskId) -> usize {
-        self.subscribers
-            .get(id)
-            .map_or(0, |ears| ears.iter().filter(|ear| ear.kind != SubscriberKind::OwnCall).count())
+        self.subscribers.get(id).map_or(0, |subscribers| {
+            subscribers.iter().filter(|other| other.kind != SubscriberKind::OwnCall).count()
+        })
     }
 
-    /// Something a client can see has changed.
+    /// Notifies watchers of a change that clients can see.
     pub(super) fn notify(&self, id: &TaskId) {
-        let Some(ears) = self.subscribers.get(id) else { return };
-        for ear in ears.value() {
-            let mut changed = ear.changed.lock();
+        let Some(subscribers) = self.subscribers.get(id) else { return };
+        for subscriber in subscribers.value() {
+            let mut changed = subscriber.changed.lock();
             if !changed.contains(id) {
                 changed.push(id.clone());
             }
             drop(changed);
-            ear.notify.notify_one();
+            subscriber.notify.notify_one();
         }
     }
 }
 
-// === impl Subscriber ===
+// === impl TaskSubscriber ===
 
 impl TaskSubscriber {
     fn new(kind: SubscriberKind) -> Arc<Self> {
@@ -105,10 +106,10 @@ impl TaskSubscriber {
     }
 }
 
-// === impl Listener ===
+// === impl TaskWatcher ===
 
 impl TaskWatcher {
-    /// The tasks that have changed since the last time, at least one.
+    /// Waits for changes. Returns the changed tasks, at least one.
     pub(super) async fn changed(&self) -> Vec<TaskId> {
         loop {
             let changed = std::mem::take(&mut *self.subscriber.changed.lock());
@@ -123,9 +124,9 @@ impl TaskWatcher {
 impl Drop for TaskWatcher {
     fn drop(&mut self) {
         for id in &self.ids {
-            self.watchers.subscribers.remove_if_mut(id, |_, ears| {
-                ears.retain(|ear| !Arc::ptr_eq(ear, &self.subscriber));
-                ears.is_empty()
+            self.watchers.subscribers.remove_if_mut(id, |_, subscribers| {
+                subscribers.retain(|subscriber| !Arc::ptr_eq(subscriber, &self.subscriber));
+                subscribers.is_empty()
             });
         }
     }
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_listens_to_its_own_task_is_nobody_who_waits() {
+    fn the_own_call_of_a_task_does_not_count_as_a_watcher() {
         let hub = Arc::new(TaskWatchers::default());
         let task = TaskId::from_entropy([1; 16]);
         let own = hub.watch_own(task.clone());
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_requests_wait_for_one_task() {
+    fn waiting_requests_of_one_task_are_bounded() {
         let hub = Arc::new(TaskWatchers::default());
         let [task, other] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
         let mut waiters: Vec<_> = (0..WAITERS_PER_TASK).map(|_| hub.wait_for(&task).expect("room")).collect();
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_listener_hears_of_its_tasks_once_for_many_changes() {
+    async fn a_watcher_is_notified_once_for_many_changes() {
         let hub = Arc::new(TaskWatchers::default());
         let [a, b] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
         let listener = hub.watch(vec![a.clone()]);

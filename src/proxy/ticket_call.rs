@@ -1,8 +1,8 @@
-//! Calls of the tools that take a ticket, by clients of 2026-07-28 that do not declare the tasks extension.
+//! Calls of the tools that take a ticket, by clients of 2026-07-28 without the tasks extension.
 //!
-//! What the running call asks is asked as that revision has it: the waiting call is answered with the questions, and its
-//! client calls again with the answers (2026-07-28, *Multi Round-Trip Requests*). The ticket says which call is meant,
-//! so that no `requestState` is needed.
+//! Input requests of the running call use the form of that revision: the waiting call ends with an
+//! `input_required` result, and its client retries with the responses (2026-07-28, *Multi Round-Trip
+//! Requests*). The ticket names the call, so that no `requestState` is needed.
 
 use super::{
     CallReply, ReplyItem,
@@ -42,14 +42,14 @@ enum TicketStage {
     Ended,
 }
 
-// === impl TicketCall ===
+// === impl TicketToolCall ===
 
 impl TicketToolCall {
     pub(super) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
         Self { shared, call, caller, stage: TicketStage::Fresh }
     }
 
-    /// What is said at once; nothing where the result is waited for.
+    /// Serves the call; `None` if it waits for the result.
     async fn begin(&mut self) -> Option<CallReply> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let tool = call.target.as_deref().unwrap_or_default();
@@ -89,12 +89,12 @@ impl TicketToolCall {
         reply::success(&self.call, &modern::complete(result, &self.shared.server().server_info))
     }
 
-    /// The same, about a call whose server is known.
+    /// The same, with the server info of this task.
     fn call_result_reply(&self, record: &Record, result: Value) -> CallReply {
         reply::success(&self.call, &modern::complete(result, &self.shared.server_info_of(record)))
     }
 
-    /// Exactly what the call would have been answered with.
+    /// The response that the call itself would have had.
     fn ended_reply(&self, record: &Record, result_tool: &str) -> CallReply {
         let mut reply = match view::ticket::outcome(record, true) {
             Some(view::ticket::CallOutcome::Result(result)) => reply::success(&self.call, &result),
@@ -112,7 +112,7 @@ impl TicketToolCall {
         reply
     }
 
-    /// What the running call asks, all of which this client can be asked.
+    /// The `input_required` reply; this client has the capabilities for all of it.
     fn input_required_reply(&self, record: &Record) -> Option<CallReply> {
         let TaskState::InputRequired { outstanding } = &record.state else { return None };
         let question =
@@ -177,7 +177,7 @@ impl ReplySource for TicketToolCall {
     }
 }
 
-/// What a list of tools becomes for a client that gets tickets.
+/// Adds the ticket tools to a tool list, for a ticket holder.
 pub(super) fn add_ticket_tools(shared: &RouteContext, call: &Call, caller: &Caller, reply: &mut CallReply) {
     let Some(holding) = tickets::modern_eligibility(shared, call, caller) else { return };
     let edited = Frame::parse(reply.body.clone()).ok();

@@ -1,4 +1,4 @@
-//! Who holds tickets here, and how a call of theirs is spoken of.
+//! Which clients get tickets, and the texts of their calls.
 
 use super::{LegacyRequest, route_context::RouteContext, session::LegacyClient};
 use crate::{
@@ -16,21 +16,21 @@ use http::HeaderMap;
 use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 
-/// How long a result is waited for at a time where nothing was said of it: less than most clients wait.
+/// The default wait for a result: shorter than most clients wait.
 const WAIT: Duration = Duration::from_secs(45);
 
-/// How a call is answered that takes longer than its client waits, where the client is given a ticket.
+/// The options of a ticket, for a client that gets one instead of waiting.
 #[derive(Clone, Debug)]
 pub(super) struct TicketOptions {
     pub(super) names: Arc<TicketToolNames>,
-    /// How long its result is waited for at a time.
+    /// How long one call waits for the result.
     pub(super) wait: Duration,
 }
 
-// === impl Ticketing ===
+// === impl TicketOptions ===
 
 impl TicketOptions {
-    /// The result that stands for one that is not there yet.
+    /// The result in place of one that is not there yet.
     pub(super) fn running(&self, shared: &RouteContext, record: &Record) -> Value {
         let now = shared.clock.timestamp();
         let ticket = shared.keyring.seal_ticket(&record.id);
@@ -45,7 +45,7 @@ impl TicketOptions {
     }
 }
 
-/// What holds for a client of an older revision, if it gets tickets.
+/// The ticket grant of a legacy client, if it gets tickets.
 pub(super) fn legacy_eligibility(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -60,13 +60,13 @@ pub(super) fn legacy_eligibility(
     }
     let name = known.as_ref().and_then(|known| known.name.as_deref());
     let holding = shared.route.tickets.grant_for(&passage.headers, || passage.principal.to_string(), name)?;
-    // Of one that is not known it is not known either whether it has declared tasks.
+    // A client that has not sent `initialize` may have declared tasks; require a match by name.
     (known.is_some() || holding.is_named).then_some(holding)
 }
 
-/// When, and how, a call of this tool is answered with a ticket: where the client was given the tools that take it. One
-/// that the operator has named is believed to have been, if it has no session, or one that was opened here: some
-/// clients open one for each call, and have read the list in another.
+/// The terms and options of a ticket for a call of this tool, if the client has the ticket tools. A client
+/// that the operator has named counts as having them, without a session or in any session opened here: some
+/// clients open a session for each call, and have read the list in another.
 pub(super) fn legacy_ticket_options(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -83,8 +83,8 @@ pub(super) fn legacy_ticket_options(
     Some((terms, TicketOptions { names, wait: terms.wait }))
 }
 
-/// What a call of this tool wants of a ticket, if it is one of ours, and what ours are called. A session that has been
-/// forgotten shows by a ticket of ours that it was given them.
+/// The action of a ticket tool, if this tool is one, and the names of the ticket tools. An evicted session
+/// proves by a valid ticket that it was given them.
 pub(super) fn legacy_ticket_action(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -102,7 +102,7 @@ pub(super) fn legacy_ticket_action(
     action_by_ticket(shared, tool, ticket)
 }
 
-/// The same where it is not known what the client was given: a ticket shows it.
+/// The same for a client whose tools are unknown: a ticket proves them.
 fn action_by_ticket(
     shared: &RouteContext,
     tool: &str,
@@ -111,15 +111,15 @@ fn action_by_ticket(
     let holders = &shared.sessions.ticket_holders;
     let wanted = TicketToolNames::possible_action(tool)?;
     let ticket = ticket()?;
-    // One that is not copied well is none of the server's either, unless it has a tool of that name. Where no tickets are
-    // given any more, only those that were are ours.
+    // A miscopied ticket is not the server's either, unless the server has a tool of that name. If no more
+    // tickets are issued, only valid ones count.
     let looks_ours = || shared.route.has_tickets() && is_ticket(&ticket) && !holders.is_used(tool);
     let is_ours = task_of(shared, &ticket).is_some() || looks_ours();
     is_ours.then(|| (wanted, holders.free_names()))
 }
 
-/// What holds for a client of 2026-07-28, if it gets tickets. It has no session in which it could have been given the tools,
-/// so the operator must have named it.
+/// The ticket grant of a client of 2026-07-28, if it gets tickets. It has no session that could have been
+/// given the tools, so the operator must have named it.
 pub(super) fn modern_eligibility(shared: &RouteContext, call: &Call, caller: &Caller) -> Option<TicketGrant> {
     let route = &shared.route;
     if !route.has_tickets()
@@ -138,7 +138,7 @@ pub(super) fn modern_eligibility(shared: &RouteContext, call: &Call, caller: &Ca
         .filter(|holding| holding.is_named)
 }
 
-/// When, and how, a call of such a client is answered with a ticket.
+/// The terms and options of a ticket for a call of such a client.
 pub(super) fn modern_ticket_options(
     shared: &RouteContext,
     call: &Call,
@@ -149,7 +149,7 @@ pub(super) fn modern_ticket_options(
     Some((terms, TicketOptions { names: shared.sessions.ticket_holders.free_names(), wait: terms.wait }))
 }
 
-/// What a call of this tool by such a client wants of a ticket, as [`legacy_ticket_action`] has it.
+/// The action of a ticket tool for such a client, as in [`legacy_ticket_action`].
 pub(super) fn modern_ticket_action(
     shared: &RouteContext,
     call: &Call,
@@ -166,7 +166,8 @@ pub(super) fn modern_ticket_action(
     }
 }
 
-/// A page of `with_ticket_tools/edit_tool_list` as a holder sees it: `give` is told of the names that are added to the last.
+/// Edits a page of `tools/list` for a ticket holder; `give` receives the names that are added to the last
+/// page.
 pub(super) fn edit_tool_list(
     shared: &RouteContext,
     answer: &Frame,
@@ -180,7 +181,7 @@ pub(super) fn edit_tool_list(
     with_ticket_tools(answer, names.as_deref(), may_defer)
 }
 
-/// How long a result is waited for at a time by this client, where nothing is known of the call that it was.
+/// How long one call of this client waits for a result, if the task's own terms are unknown.
 pub(super) fn result_wait(shared: &RouteContext, holding: Option<TicketGrant>) -> Duration {
     let route = &shared.route;
     holding
@@ -190,7 +191,7 @@ pub(super) fn result_wait(shared: &RouteContext, holding: Option<TicketGrant>) -
         .unwrap_or(WAIT)
 }
 
-/// The task that a ticket of ours is for.
+/// The task of a valid ticket.
 pub(super) fn task_of(shared: &RouteContext, ticket: &str) -> Option<TaskId> {
     shared.keyring.open_ticket(ticket)
 }

@@ -1,7 +1,7 @@
-//! The tools of a server as each caller sees them, read once and kept until they change.
+//! The tool lists of a server, one for each caller, read once and cached until they change.
 //!
-//! They are read beside the calls that ask for them, once for all. A call waits for that a moment at most
-//! ([`WAIT_LIMIT`]): the parameters of a tool that is not known are not compared with headers.
+//! A list is read in the background, once for all calls that need it. A call waits for it only for a moment
+//! ([`WAIT_LIMIT`]): without the list its headers are not compared with its parameters.
 
 use super::recent_map::RecentMap;
 use crate::{
@@ -24,69 +24,69 @@ use std::{
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Callers whose catalogues are kept: a few hundred bytes each for most servers. Beyond it, those that were used
-/// least lately are forgotten, and read again.
+/// Callers whose lists are cached: a few hundred bytes each for most servers. Beyond this number the least
+/// recently used lists are evicted and read again.
 const MAX_ENTRIES: usize = 4096;
 
-/// Pages of `tools/list` that are read. The tools on further ones are not known.
+/// Pages of `tools/list` that are read. Tools on later pages are unknown.
 const MAX_PAGES: usize = 100;
 
-/// How long all pages may take.
+/// How long reading all pages may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a call waits for a catalogue that is being read, counted from the beginning of that.
+/// How long a call waits for a list, counted from the start of the read.
 const WAIT_LIMIT: Duration = Duration::from_millis(250);
 
-/// How long a list that could not be read to its end is not asked for again.
+/// How long a list that could not be read completely is not requested again.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
 
-/// The catalogues of one server.
+/// The tool lists of one server.
 pub(super) struct ToolListCache {
     entries: RecentMap<ToolListKey, Arc<CachedToolList>>,
 }
 
-/// Who a caller is to the server: its principal, and the digest of what it shows.
+/// A caller as the server sees it: its principal, and the digest of its credentials.
 type ToolListKey = (Principal, [u8; 16]);
 
-/// Who reads a catalogue, and for whom.
+/// The parameters of a read.
 pub(super) struct ToolListReader<'a> {
     pub(super) route: &'a Arc<str>,
     pub(super) upstream: &'a Arc<dyn Upstream>,
     pub(super) clock: &'a Arc<dyn Clock>,
-    /// Ends the reading.
+    /// Ends the read.
     pub(super) closing: &'a DrainWatch,
     pub(super) caller: &'a Caller,
-    /// Gives ids to requests.
+    /// Generates request ids.
     pub(super) next_id: fn() -> u64,
 }
 
 #[derive(Default)]
 struct CachedToolList {
-    /// Looked at by each call, side by side.
+    /// Read by all calls concurrently.
     last: ArcSwapOption<ToolListSnapshot>,
-    /// The reading under way, which all calls share: since when, and what is cancelled with its end.
+    /// The read in progress, shared by all calls: its start, and the token that is cancelled at its end.
     refresh: Mutex<Option<(Instant, CancellationToken)>>,
 }
 
-/// The outcome of reading a catalogue.
+/// The outcome of a read.
 struct ToolListSnapshot {
-    /// What was read, as far as that went.
+    /// The list, as far as it could be read.
     catalogue: Option<Arc<ToolParamHeaders>>,
-    /// When it is read again, where it was not read to its end.
+    /// When to read again, if the read was incomplete.
     retry_at: Option<Instant>,
-    /// Since then.
+    /// Changes since then.
     changes: ToolChanges,
 }
 
-/// What was read of a list.
+/// The pages of a list.
 struct ToolListPages {
-    /// None where nothing was.
+    /// None if no page could be read.
     catalogue: Option<ToolParamHeaders>,
-    /// Whether the end of the list was reached, or a bound that the list will meet again.
+    /// Whether the end of the list was reached, or a bound that the next read would reach again.
     is_final: bool,
 }
 
-// === impl Catalogues ===
+// === impl ToolListCache ===
 
 impl Default for ToolListCache {
     fn default() -> Self {
@@ -95,8 +95,8 @@ impl Default for ToolListCache {
 }
 
 impl ToolListCache {
-    /// Looks at what [`get`](Self::get) gives, where nothing has to be read for it. Others that write to the same part
-    /// of the map wait for this look: it is to be short.
+    /// Passes the cached list to `look`, if [`get`](Self::get) would not have to read. Holds a lock of the
+    /// map: `look` must be short.
     pub(super) fn peek<T>(
         &self,
         caller: &Caller,
@@ -107,7 +107,7 @@ impl ToolListCache {
             .with(&key(caller), |entry| entry.fresh(clock, |known| look(known.map(|known| &**known))))?
     }
 
-    /// The catalogue as the caller sees it; none where it cannot be read, or not within [`WAIT_LIMIT`].
+    /// The list as the caller sees it; `None` if it cannot be read, or not within [`WAIT_LIMIT`].
     pub(super) async fn get(&self, reader: ToolListReader<'_>) -> Option<Arc<ToolParamHeaders>> {
         let entry = self.entries.get_or_insert_with(key(reader.caller), Arc::default);
         if let Some(last) = entry.fresh(&**reader.clock, |known| known.cloned()) {
@@ -120,15 +120,15 @@ impl ToolListCache {
             return None;
         }
         timeout(left, done.cancelled()).await.ok()?;
-        // Even where it has changed since: it was read after this call had come.
+        // Used even if it has changed since: the read began after this call arrived.
         entry.last.load().as_ref()?.catalogue.clone()
     }
 }
 
-// === impl Entry ===
+// === impl CachedToolList ===
 
 impl CachedToolList {
-    /// Looks at what was read last, if it is not to be read again.
+    /// Passes the last list to `look`, unless it is to be read again.
     fn fresh<T>(
         &self,
         clock: &dyn Clock,
@@ -140,7 +140,8 @@ impl CachedToolList {
         is_fresh.then(|| look(last.catalogue.as_ref()))
     }
 
-    /// Reads the catalogue in the background, unless that is under way. Gives since when it is, and its end.
+    /// Reads the list in the background, unless a read is in progress. Returns the start of the read and the
+    /// token of its end.
     fn refresh(self: &Arc<Self>, reader: &ToolListReader<'_>) -> (Instant, CancellationToken) {
         let mut refresh = self.refresh.lock();
         if let Some((since, done)) = &*refresh {
@@ -166,7 +167,7 @@ impl CachedToolList {
     }
 }
 
-/// Marks a reading as ended when it is dropped, however it ended.
+/// Marks the read as ended when dropped, whatever its outcome.
 struct RefreshGuard {
     entry: Arc<CachedToolList>,
     done: CancellationToken,
@@ -186,7 +187,7 @@ async fn read_within(
     caller: &Caller,
     next_id: fn() -> u64,
 ) -> ToolListSnapshot {
-    // Watched from before it is read: a change in between is then seen at the next call.
+    // Subscribed before the read: a change during the read is seen by the next call.
     let changes = upstream.tool_changes(caller.principal);
     let mut pages = ToolListPages { catalogue: None, is_final: false };
     if timeout(READ_TIMEOUT, pages.read(route, upstream, caller, next_id)).await.is_err() {
@@ -196,7 +197,7 @@ async fn read_within(
     match is_final {
         true => ToolListSnapshot { catalogue: catalogue.map(Arc::new), retry_at: None, changes },
         false => {
-            // The failure itself, as of a session given up, is no change.
+            // The failure itself, such as a closed session, does not count as a change.
             let changes = upstream.tool_changes(caller.principal);
             ToolListSnapshot {
                 catalogue: catalogue.map(Arc::new),
@@ -211,12 +212,12 @@ fn key(caller: &Caller) -> ToolListKey {
     (caller.principal, caller.credentials.digest())
 }
 
-// === impl Pages ===
+// === impl ToolListPages ===
 
 impl ToolListPages {
-    /// Reads page after page. Dropping it in between keeps what was read.
+    /// Reads page after page. Dropping the future keeps the pages read so far.
     async fn read(&mut self, route: &str, upstream: &dyn Upstream, caller: &Caller, next_id: fn() -> u64) {
-        // By their hashes: a cursor may be as long as a message.
+        // Stored as hashes: a cursor may be as long as a message.
         let (hashes, mut cursors) = (RandomState::new(), HashSet::new());
         let mut cursor: Option<Bytes> = None;
         for _ in 0..MAX_PAGES {
@@ -225,12 +226,12 @@ impl ToolListPages {
             cursor = match catalogue.add_page(&page, |tool| metrics::mark_tool_listed(route, tool)) {
                 Ok(next) => next.map(|next| Bytes::copy_from_slice(&next)),
                 Err(error) => {
-                    tracing::warn!(%error, "the tools of the server are called without knowing them");
+                    tracing::warn!(%error, "the server's tools/list is invalid; its tools are called without it");
                     return;
                 }
             };
             match &cursor {
-                // Servers write an empty one at the end.
+                // Some servers send an empty cursor at the end.
                 None => return self.is_final = true,
                 Some(next) if next == "\"\"" || next == "null" => return self.is_final = true,
                 Some(next) if !cursors.insert(hashes.hash_one(next)) => {
@@ -270,7 +271,7 @@ async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<
             UpstreamEvent::Notification(_)
             | UpstreamEvent::ServerRequest(_)
             | UpstreamEvent::RequestCancelled { .. } => {}
-            // Nobody is there to be asked for a list.
+            // The proxy has no client to forward input requests of a list to.
             UpstreamEvent::InputRequired(_) => return None,
         }
     }
@@ -281,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_storm_of_principals_costs_nobody_else_the_catalogue_that_is_in_use() {
+    fn new_principals_do_not_evict_a_tool_list_in_use() {
         let principal = |n: usize| Principal::of(&[&n.to_be_bytes()]);
         let catalogues = ToolListCache::default();
         let of = |n| catalogues.entries.get_or_insert_with((principal(n), [0; 16]), Arc::default);

@@ -1,25 +1,25 @@
-//! Whether a thread has more to do than one thing.
+//! Write batching: whether other tasks of a thread should run before a task writes.
 //!
-//! To write to a client of this machine that sleeps means to wake it, which can cost more than the write itself. What
-//! is answered together is better written together: the first wakes it, and finds it awake for the others. Event loops
-//! do so at the end of each round; here whoever is about to write lets the others of its thread go first, if the thread
-//! has others.
+//! Writing to a sleeping client on the same machine wakes it, which can cost more than the write itself.
+//! Responses that are ready together are better written together: the first write wakes the client, and the
+//! others find it awake. Event loops do so at the end of each round. Here a task that is about to write
+//! yields to the other tasks of its thread, if the thread has written since it last slept.
 
 use std::{cell::Cell, pin::pin, task::Context};
 use tokio::task::yield_now;
 
 thread_local! {
-    /// How much of the kind was done since the thread last had nothing to do; none where nobody says when that is.
+    /// Writes since the thread last parked; `None` on a thread that does not report parking.
     static DONE: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// This thread of the runtime has nothing to do. To be told each time that it goes to sleep.
+/// Records that this thread of the runtime is about to park. Called each time it does.
 pub fn on_thread_park() {
     DONE.set(Some(0));
 }
 
-/// Notes that something is to be written, and says whether others of this thread had better go first: whether something
-/// was written already since it last slept. The one that comes after a rest has nobody to wait for.
+/// Registers a write, and returns whether other tasks of this thread should run first: whether the thread has
+/// written since it last parked. The first write after a park does not wait.
 pub fn register_write() -> bool {
     DONE.with(|done| {
         done.set(done.get().map(|count| count.saturating_add(1)));
@@ -27,7 +27,7 @@ pub fn register_write() -> bool {
     })
 }
 
-/// Has the task woken once everything that waits on this thread has had its turn.
+/// Wakes the task once every other ready task of this thread has run.
 pub fn wake_after_others(cx: &mut Context<'_>) {
     let mut turn = pin!(yield_now());
     let _ = turn.as_mut().poll(cx);

@@ -1,7 +1,7 @@
-//! The only place that asks what time it is.
+//! The only place that reads the time.
 //!
-//! There are two kinds of time: [`std::time::Instant`] for waiting, and [`Timestamp`] for what is
-//! stored or shown. Both arrive as arguments everywhere else.
+//! There are two kinds of time: [`std::time::Instant`] for waiting, and [`Timestamp`] for values that are
+//! stored or shown. Everywhere else both are arguments.
 
 use super::{PooledTimer, TimerKind, or_pending};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -10,25 +10,25 @@ pub use crate::protocol::Timestamp;
 
 /// A source of the current time.
 pub trait Clock: Send + Sync + 'static {
-    /// For waiting.
+    /// The time for waiting.
     fn now(&self) -> Instant;
 
-    /// For what is stored or shown.
+    /// The time for values that are stored or shown.
     fn timestamp(&self) -> Timestamp;
 }
 
-/// Reads tokio's clock, so a test that pauses time pauses this too.
+/// The system's clock. It reads tokio's clock, so a test that pauses time pauses this too.
 ///
-/// The wall clock is read once and moved on by the monotonic one: a stepped wall clock neither
-/// ends tasks early nor keeps them for ever.
+/// The wall clock is read once and advanced by the monotonic one: a stepped wall clock neither ends tasks
+/// early nor keeps them for ever.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
     started: Instant,
     started_at: Timestamp,
 }
 
-/// What the wall clock shows, for the log alone: a line must have the time that other programs on
-/// this machine write beside theirs, even where somebody moves the clock.
+/// The wall clock, for the log alone: its lines must have the same time as those of other programs on this
+/// machine, even where the clock is stepped.
 #[expect(clippy::disallowed_methods, reason = "this is the one place")]
 pub fn wall_clock() -> SystemTime {
     SystemTime::now()
@@ -64,7 +64,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Resolves at a moment, if there is one.
+/// Resolves at `due`; never for `None`.
 pub async fn wait_until(due: Option<Instant>) {
     or_pending(due.map(|due| PooledTimer::at(due, TimerKind::Response))).await;
 }

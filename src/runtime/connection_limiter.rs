@@ -1,8 +1,9 @@
-//! Room for connections to servers: how many there may be, and who gives one up.
+//! The limit on connections to servers.
 //!
-//! A connection takes a [`ConnectionPermit`]. Where there is none, those who keep connections that nobody uses are
-//! asked to close some ([`ConnectionReclaimer`]), and it is waited. What is said in passing (an answer, a cancel, a
-//! farewell) must not wait for calls that may wait for it in their turn: it has a few places of its own.
+//! Each connection holds a [`ConnectionPermit`]. Without a free permit, the owners of idle connections are
+//! requested to close some ([`ConnectionReclaimer`]), and the caller waits. Control messages (a response, a
+//! cancellation, the end of a session) must not wait for calls that may wait for them in turn: they have a
+//! few permits of their own.
 
 use super::{Mutex, resize_semaphore};
 use std::{
@@ -17,7 +18,7 @@ use tokio::{
     time::sleep,
 };
 
-/// Cheap to clone; all clones are the same room.
+/// A limit on connections. Cheap to clone; clones share the permits.
 #[derive(Clone, Debug)]
 pub struct ConnectionLimiter(Arc<LimiterState>);
 
@@ -25,45 +26,45 @@ pub struct ConnectionLimiter(Arc<LimiterState>);
 struct LimiterState {
     limit: AtomicUsize,
     permits: Arc<Semaphore>,
-    /// For what is said in passing, when there are no others.
+    /// Permits for control messages, when no others are free.
     reserved: Arc<Semaphore>,
-    /// Locked to add one, and to ask them all.
+    /// Locked to add a reclaimer, and to call them all.
     reclaimers: Mutex<Vec<Weak<dyn ConnectionReclaimer>>>,
-    /// Sessions have been asked to close, and somebody waits for what comes of it.
+    /// Sessions have been requested to close, and a caller waits for the result.
     has_relief_request: AtomicBool,
 }
 
-/// Somebody waits for what comes of asking; nobody else need ask meanwhile.
+/// A caller that waits for sessions to close; others need not request it meanwhile.
 #[derive(Debug)]
 pub struct ReliefRequest<'a>(&'a AtomicBool);
 
-/// One connection's place, given back when dropped.
+/// Permit of one connection, released when dropped.
 #[derive(Debug, Default)]
 pub struct ConnectionPermit {
     _permit: Option<OwnedSemaphorePermit>,
     is_reserved: bool,
 }
 
-/// Somebody who keeps connections that nobody uses.
+/// An owner of idle connections.
 pub trait ConnectionReclaimer: Send + Sync {
-    /// Closes connections that wait for their next request; says whether there were any.
+    /// Closes connections that wait for their next request; returns whether there were any.
     fn close_idle(&self) -> bool;
 
-    /// Closes what waits to hear from a server although nobody listens: the streams of idle sessions.
+    /// Closes the GET streams of idle sessions, which only wait for messages of a server.
     fn close_sessions(&self);
 }
 
-/// Places for what is said in passing. They come out of the reserve of
+/// Permits for control messages. Their descriptors come out of the reserve of
 /// [`DescriptorLimit`](super::DescriptorLimit).
 const RESERVED_PERMITS: usize = 16;
 
-/// How long to wait until those who keep connections are asked again.
+/// Interval between two calls of the reclaimers while a caller waits.
 const RECLAIM_INTERVAL: Duration = Duration::from_millis(250);
 
-// === impl Room ===
+// === impl ConnectionLimiter ===
 
 impl ConnectionLimiter {
-    /// For so many connections, at least one.
+    /// A limit of `limit` connections, at least one.
     pub fn new(limit: usize) -> Self {
         Self(Arc::new(LimiterState {
             limit: AtomicUsize::new(limit),
@@ -74,37 +75,37 @@ impl ConnectionLimiter {
         }))
     }
 
-    /// How many connections there may be.
+    /// Limit on connections.
     pub fn limit(&self) -> usize {
         self.0.limit.load(Ordering::Relaxed)
     }
 
-    /// From now on there may be so many; where there are more, those that end make room for nobody.
+    /// Changes the limit. Surplus connections stay open, and their permits are not reused.
     pub fn set_limit(&self, limit: usize) {
         let before = self.0.limit.swap(limit, Ordering::Relaxed);
         resize_semaphore(&self.0.permits, at_least_one(before), at_least_one(limit));
     }
 
-    /// `keeper` is asked where there is no room.
-    pub fn register(&self, keeper: Weak<dyn ConnectionReclaimer>) {
-        let mut keepers = self.0.reclaimers.lock();
-        keepers.retain(|keeper| keeper.strong_count() > 0);
-        keepers.push(keeper);
+    /// Registers a reclaimer, called when no permit is free.
+    pub fn register(&self, reclaimer: Weak<dyn ConnectionReclaimer>) {
+        let mut reclaimers = self.0.reclaimers.lock();
+        reclaimers.retain(|reclaimer| reclaimer.strong_count() > 0);
+        reclaimers.push(reclaimer);
     }
 
-    /// A place for one connection; waits until there is one.
-    pub async fn acquire(&self, in_passing: bool) -> ConnectionPermit {
-        let LimiterState { permits: places, reserved: spare, .. } = &*self.0;
-        if let Ok(permit) = Arc::clone(places).try_acquire_owned() {
+    /// A permit for one connection; waits for a free one.
+    pub async fn acquire(&self, is_control: bool) -> ConnectionPermit {
+        let LimiterState { permits, reserved, .. } = &*self.0;
+        if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
             return ConnectionPermit { _permit: Some(permit), is_reserved: false };
         }
-        if in_passing && let Ok(permit) = Arc::clone(spare).try_acquire_owned() {
+        if is_control && let Ok(permit) = Arc::clone(reserved).try_acquire_owned() {
             return ConnectionPermit { _permit: Some(permit), is_reserved: true };
         }
-        let waiting = Arc::clone(places).acquire_owned();
+        let waiting = Arc::clone(permits).acquire_owned();
         tokio::pin!(waiting);
         loop {
-            let _asked = self.reclaim();
+            let _relief = self.reclaim();
             tokio::select! {
                 biased;
                 permit = &mut waiting => {
@@ -116,20 +117,20 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Has connections closed that nobody uses: first those that cost nothing to make again. Of those who
-    /// ask at the same time one is heard, or nothing would be left that anybody could use again.
+    /// Closes idle connections: first those that are cheap to open again. Of concurrent callers only one gets
+    /// sessions closed; otherwise no connection would be left to reuse.
     pub fn reclaim(&self) -> Option<ReliefRequest<'_>> {
-        let keepers: Vec<_> = {
-            let keepers = self.0.reclaimers.lock();
-            keepers.iter().filter_map(Weak::upgrade).collect()
+        let reclaimers: Vec<_> = {
+            let reclaimers = self.0.reclaimers.lock();
+            reclaimers.iter().filter_map(Weak::upgrade).collect()
         };
-        let idle = keepers.iter().filter(|keeper| keeper.close_idle()).count();
-        let asked = (idle == 0 && !self.0.has_relief_request.swap(true, Ordering::AcqRel))
+        let idle = reclaimers.iter().filter(|reclaimer| reclaimer.close_idle()).count();
+        let relief = (idle == 0 && !self.0.has_relief_request.swap(true, Ordering::AcqRel))
             .then(|| ReliefRequest(&self.0.has_relief_request));
-        if asked.is_some() {
-            keepers.iter().for_each(|keeper| keeper.close_sessions());
+        if relief.is_some() {
+            reclaimers.iter().for_each(|reclaimer| reclaimer.close_sessions());
         }
-        asked
+        relief
     }
 }
 
@@ -137,7 +138,7 @@ fn at_least_one(limit: usize) -> usize {
     limit.clamp(1, Semaphore::MAX_PERMITS)
 }
 
-// === impl Asked ===
+// === impl ReliefRequest ===
 
 impl Drop for ReliefRequest<'_> {
     fn drop(&mut self) {
@@ -145,7 +146,7 @@ impl Drop for ReliefRequest<'_> {
     }
 }
 
-// === impl Place ===
+// === impl ConnectionPermit ===
 
 impl ConnectionPermit {
     /// Whether its connection must not be kept for another request.
@@ -159,17 +160,17 @@ mod tests {
     use super::*;
     use futures_util::{FutureExt, poll};
 
-    /// Keeps a place until it is asked often enough.
+    /// Holds a permit until it is reclaimed.
     #[derive(Default)]
-    struct Keeper {
+    struct PermitHolder {
         idle: Mutex<Option<ConnectionPermit>>,
         session: Mutex<Option<ConnectionPermit>>,
-        asked: AtomicUsize,
+        calls: AtomicUsize,
     }
 
-    impl ConnectionReclaimer for Keeper {
+    impl ConnectionReclaimer for PermitHolder {
         fn close_idle(&self) -> bool {
-            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.calls.fetch_add(1, Ordering::Relaxed);
             self.idle.lock().take().is_some()
         }
 
@@ -179,18 +180,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_keeps_a_connection_gives_it_up_where_there_is_no_room() {
-        let room = ConnectionLimiter::new(2);
-        let keeper = Arc::new(Keeper::default());
-        let as_keeper: Arc<dyn ConnectionReclaimer> = keeper.clone();
-        room.register(Arc::downgrade(&as_keeper));
-        *keeper.idle.lock() = Some(room.acquire(false).await);
-        *keeper.session.lock() = Some(room.acquire(false).await);
-        let first = room.acquire(false).await;
-        assert!(keeper.session.lock().is_some(), "what is cheap goes first");
-        let second = room.acquire(false).await;
-        assert!(keeper.session.lock().is_none());
-        let third = room.acquire(false);
+    async fn idle_connections_are_reclaimed_before_sessions() {
+        let limiter = ConnectionLimiter::new(2);
+        let reclaimer = Arc::new(PermitHolder::default());
+        let as_reclaimer: Arc<dyn ConnectionReclaimer> = reclaimer.clone();
+        limiter.register(Arc::downgrade(&as_reclaimer));
+        *reclaimer.idle.lock() = Some(limiter.acquire(false).await);
+        *reclaimer.session.lock() = Some(limiter.acquire(false).await);
+        let first = limiter.acquire(false).await;
+        assert!(reclaimer.session.lock().is_some(), "what is cheap goes first");
+        let second = limiter.acquire(false).await;
+        assert!(reclaimer.session.lock().is_none());
+        let third = limiter.acquire(false);
         tokio::pin!(third);
         assert!(poll!(&mut third).is_pending());
         drop((first, second));
@@ -198,32 +199,32 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn there_may_be_more_of_them_and_fewer() {
-        let room = ConnectionLimiter::new(1);
-        let first = room.acquire(false).await;
-        let mut second = Box::pin(room.acquire(false));
+    async fn the_limit_of_connections_can_be_raised_and_lowered() {
+        let limiter = ConnectionLimiter::new(1);
+        let first = limiter.acquire(false).await;
+        let mut second = Box::pin(limiter.acquire(false));
         assert!(poll!(&mut second).is_pending());
-        room.set_limit(2);
+        limiter.set_limit(2);
         let second = second.await;
-        room.set_limit(0);
+        limiter.set_limit(0);
         drop(first);
         tokio::task::yield_now().await;
-        let mut third = Box::pin(room.acquire(false));
+        let mut third = Box::pin(limiter.acquire(false));
         assert!(poll!(&mut third).is_pending(), "there is one, as many as there may be at least");
         drop(second);
         third.await;
-        assert_eq!(room.limit(), 0);
+        assert_eq!(limiter.limit(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_said_in_passing_does_not_wait_for_calls() {
-        let room = ConnectionLimiter::new(1);
-        let call = room.acquire(false).await;
-        let answer = room.acquire(true).now_or_never().expect("at once");
+    async fn control_messages_do_not_wait_for_calls() {
+        let limiter = ConnectionLimiter::new(1);
+        let call = limiter.acquire(false).await;
+        let answer = limiter.acquire(true).now_or_never().expect("at once");
         assert!(answer.is_reserved());
         let rest: Vec<_> =
-            (1..RESERVED_PERMITS).map(|_| room.acquire(true).now_or_never().expect("at once")).collect();
-        assert!(room.acquire(true).now_or_never().is_none(), "there are only so many");
+            (1..RESERVED_PERMITS).map(|_| limiter.acquire(true).now_or_never().expect("at once")).collect();
+        assert!(limiter.acquire(true).now_or_never().is_none(), "there are only so many");
         drop((call, rest));
     }
 }

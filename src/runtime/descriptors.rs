@@ -1,41 +1,41 @@
-//! How many descriptors the system allows this process, and how they are shared out.
+//! The system's limit on file descriptors, and its division among connections.
 //!
-//! Each connection is one. Where there are none left nobody can come in, and no server can be reached,
-//! so what would use them up is bounded before that: connections of clients, connections to servers,
-//! and a reserve that neither may touch, for the operator's address and the process itself.
+//! Each connection uses one descriptor. Without a free one no client can connect and no server can be
+//! reached, so the users of descriptors are bounded before that: connections of clients, connections to
+//! servers, and a reserve for the admin listener and the process itself.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What the system allows.
+/// The limit of this process (`RLIMIT_NOFILE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorLimit {
     pub limit: usize,
-    /// What it allowed before that was raised, where it was.
+    /// The limit before it was raised; `None` where it was not.
     pub before: Option<usize>,
 }
 
-/// What of it is for whom.
+/// The division of the descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorShares {
     /// Connections of clients (`limits.connections`).
     pub clients: usize,
     /// Connections to servers (`limits.upstream_connections`).
     pub servers: usize,
-    /// What was written is more than there is.
+    /// The configured limits exceed the descriptors.
     pub overcommitted: bool,
 }
 
-/// Neither for clients nor for servers: sockets that listen, the operator's connections, the log, names
-/// that are looked up, and what is said in passing when all else is taken ([`ConnectionLimiter`](super::ConnectionLimiter)).
+/// Descriptors for neither clients nor servers: listening sockets, the admin listener's connections, the log,
+/// name lookups, and control messages when all permits are taken
+/// ([`ConnectionLimiter`](super::ConnectionLimiter)).
 const RESERVE: usize = 64;
-/// As many as macOS gives whoever asks for more than it has: there the hard limit says that there is none, and is
-/// refused as a soft one (`setrlimit(2)`, which names this number).
+/// macOS reports no hard limit, and refuses a soft limit above this number (`setrlimit(2)`).
 const OPEN_MAX: u64 = 10_240;
 
-// === impl Descriptors ===
+// === impl DescriptorLimit ===
 
 impl DescriptorLimit {
-    /// Asks the system for as many as it gives, and says how many that are.
+    /// Raises the limit as far as the system allows, and returns the result.
     pub fn raise() -> Self {
         let allowed = getrlimit(Resource::Nofile);
         let raised = limits_to_try(&allowed)
@@ -44,19 +44,19 @@ impl DescriptorLimit {
         Self { limit, before: raised.then(|| count(allowed.current)) }
     }
 
-    /// What is for whom, clients first, then servers: what the operator has `written`; else the `most`
-    /// there need be, or what there is.
+    /// Divides the descriptors: clients first, then servers. A configured limit (`written`) is taken as it
+    /// is; a default is at most `most`, and fits the descriptors.
     pub fn share(self, written: (Option<usize>, Option<usize>), most: (usize, usize)) -> DescriptorShares {
         let free = self.limit - RESERVE.min(self.limit / 4);
         let clients = written.0.unwrap_or_else(|| most.0.min(free / 3).max(1));
-        // Also where clients were given too many: without any no call could be made.
+        // Also where the clients' limit is too large: without connections to servers no call could be made.
         let servers = || most.1.min(free.saturating_sub(clients).max(free / 3)).max(1);
         let servers = written.1.unwrap_or_else(servers);
         DescriptorShares { clients, servers, overcommitted: clients.saturating_add(servers) > free }
     }
 }
 
-/// What is asked for, until it is given: each more than there is. `Missing` is without a limit.
+/// Soft limits to try in this order, each above the current one. `None` is no limit.
 fn limits_to_try(allowed: &Rlimit) -> impl Iterator<Item = Option<u64>> {
     let number = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
     let (current, maximum) = (number(allowed.current), number(allowed.maximum));
@@ -64,7 +64,7 @@ fn limits_to_try(allowed: &Rlimit) -> impl Iterator<Item = Option<u64>> {
     [allowed.maximum, Some(OPEN_MAX)].into_iter().filter(is_more)
 }
 
-/// No limit is more than anybody needs.
+/// A limit as a count; `None` (no limit) is more than any use.
 fn count(limit: Option<u64>) -> usize {
     limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX / 2)
 }
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_follows_from_what_there_is() {
+    fn default_shares_follow_from_the_limit() {
         assert_eq!(shares(256, (None, None)), (64, 128, false));
         assert_eq!(shares(1024, (None, None)), (320, 640, false));
         assert_eq!(shares(1 << 20, (None, None)), (10_000, 20_000, false));
@@ -89,18 +89,18 @@ mod tests {
     }
 
     #[test]
-    fn all_there_is_is_asked_for_and_where_that_is_refused_what_macos_gives() {
-        let asked = |current, maximum| limits_to_try(&Rlimit { current, maximum }).collect::<Vec<_>>();
-        assert_eq!(asked(Some(256), None), [None, Some(OPEN_MAX)]);
-        assert_eq!(asked(Some(1024), Some(1 << 20)), [Some(1 << 20), Some(OPEN_MAX)]);
-        assert_eq!(asked(Some(1024), Some(4096)), [Some(4096)]);
-        assert_eq!(asked(Some(20_000), None), [None]);
-        assert_eq!(asked(Some(512), Some(512)), []);
-        assert_eq!(asked(None, None), []);
+    fn the_hard_limit_is_tried_first_and_then_that_of_macos() {
+        let tried = |current, maximum| limits_to_try(&Rlimit { current, maximum }).collect::<Vec<_>>();
+        assert_eq!(tried(Some(256), None), [None, Some(OPEN_MAX)]);
+        assert_eq!(tried(Some(1024), Some(1 << 20)), [Some(1 << 20), Some(OPEN_MAX)]);
+        assert_eq!(tried(Some(1024), Some(4096)), [Some(4096)]);
+        assert_eq!(tried(Some(20_000), None), [None]);
+        assert_eq!(tried(Some(512), Some(512)), []);
+        assert_eq!(tried(None, None), []);
     }
 
     #[test]
-    fn what_is_written_holds_and_what_is_too_much_is_said() {
+    fn configured_shares_hold_and_overcommitment_is_reported() {
         assert_eq!(shares(1024, (Some(100), None)), (100, 860, false));
         assert_eq!(shares(1024, (None, Some(10))), (320, 10, false));
         assert_eq!(shares(1024, (Some(900), Some(900))), (900, 900, true));

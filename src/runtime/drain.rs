@@ -1,4 +1,4 @@
-//! Stopping in order: everybody is told once, and who still works is waited for.
+//! Orderly shutdown: one signal to all tasks, and a wait until tracked work has ended.
 
 use super::{Mutex, PerThread, spawn_on};
 use pin_project::pin_project;
@@ -14,62 +14,63 @@ use std::{
 };
 use tokio::{runtime::Handle, sync::Notify};
 
-/// Owns the signal to stop and knows who is still at work.
+/// Owner of a shutdown signal and of the count of tracked work.
 #[derive(Debug)]
 pub struct Drain {
     signal: Arc<StopSignal>,
     tracker: Arc<TaskTracker>,
 }
 
-/// Hears the signal to stop; cheap to clone.
+/// Receiver of the shutdown signal, and tracker of work; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
     signal: Arc<StopSignal>,
     tracker: Arc<TaskTracker>,
-    /// Of what this is a part.
+    /// The watch that this one is a child of.
     parent: Option<Arc<Self>>,
 }
 
-/// Given once, to all who wait for it. Each call waits for some, so it costs little to begin to, and to look.
+/// Sent once, to all waiters. Each call waits for several signals, so starting to wait and checking are
+/// cheap.
 #[derive(Debug, Default)]
 struct StopSignal {
     is_triggered: AtomicBool,
-    /// Lists of those who wait, several so that threads seldom meet at the lock of one.
+    /// Lists of waiters, several so that threads rarely contend for the lock of one.
     waiters: PerThread<Notify>,
 }
 
-/// Who is at work. Each call is, so those who begin and end on different threads do not meet here.
+/// Counts of tracked work. Each call is tracked, so the counts are per thread to avoid contention.
 #[derive(Debug)]
 struct TaskTracker {
     counts: PerThread<Arc<TaskCount>>,
     idle: Arc<IdleNotify>,
-    /// Those of the parts, for as long as somebody may be at work there.
+    /// Counts of the children, for as long as work may be tracked there.
     children: Mutex<Vec<Vec<Arc<TaskCount>>>>,
 }
 
-/// Those who began on some of the threads.
+/// Work that began on some of the threads.
 #[derive(Debug)]
 struct TaskCount {
-    /// How many are at work, in the lower half; how many began, in the upper one: whether nobody came and went while
-    /// the others were looked at, is seen by that.
+    /// Active tasks in the lower half; tasks ever begun in the upper half, which shows whether any came and
+    /// went while the other counts were read.
     state: AtomicU64,
     idle: Arc<IdleNotify>,
 }
 
-/// Told whenever a count has come down to nobody, if somebody waits for that.
+/// Notified when a count falls to zero, if a waiter is registered.
 #[derive(Debug, Default)]
 struct IdleNotify {
     is_awaited: AtomicBool,
     notify: Notify,
-    /// That of the whole, where this is of a part.
+    /// The notifier of the parent tracker.
     parent: Option<Arc<Self>>,
 }
 
-/// Work that a drain waits for, until it is dropped.
+/// A unit of tracked work, until dropped.
 #[derive(Debug)]
 pub struct TaskToken(Arc<TaskCount>);
 
-/// Work that ends with a future.
+/// A future that is tracked until it ends.
 #[pin_project]
 struct TrackedFuture<F> {
     #[pin]
@@ -77,9 +78,9 @@ struct TrackedFuture<F> {
     _counted: TaskToken,
 }
 
-/// One who has begun and is at work.
+/// One begun and active task, in [`TaskCount::state`].
 const ONE: u64 = (1 << 32) | 1;
-/// Those at work, of a count's state.
+/// Mask of the active tasks in [`TaskCount::state`].
 const AT_WORK: u64 = (1 << 32) - 1;
 
 // === impl Drain ===
@@ -89,33 +90,33 @@ impl Drain {
         Self::of(Arc::new(TaskTracker::new(None)), None)
     }
 
-    fn of(crew: Arc<TaskTracker>, whole: Option<Arc<DrainWatch>>) -> (Self, DrainWatch) {
+    fn of(tracker: Arc<TaskTracker>, parent: Option<Arc<DrainWatch>>) -> (Self, DrainWatch) {
         let signal = Arc::<StopSignal>::default();
         (
-            Self { signal: Arc::clone(&signal), tracker: Arc::clone(&crew) },
-            DrainWatch { signal, tracker: crew, parent: whole },
+            Self { signal: Arc::clone(&signal), tracker: Arc::clone(&tracker) },
+            DrainWatch { signal, tracker, parent },
         )
     }
 
-    /// Tells everybody to stop and waits, at most `limit`, until all work has ended. Says how much
-    /// of it had not.
+    /// Sends the signal and waits, at most `limit`, until all work has ended. Returns the number of
+    /// unfinished tasks.
     pub async fn stop(self, limit: Duration) -> usize {
         self.start();
         let _ = tokio::time::timeout(limit, self.completed()).await;
         self.unfinished()
     }
 
-    /// Tells everybody to stop.
+    /// Sends the signal.
     pub fn start(&self) {
         self.signal.trigger();
     }
 
-    /// Waits until there is no work, and tells nobody to end it.
+    /// Waits until there is no work. Sends no signal.
     pub async fn completed(&self) {
         self.tracker.wait_idle().await;
     }
 
-    /// How much work there is.
+    /// Number of active tasks.
     pub fn unfinished(&self) -> usize {
         let at_work = |count: u64| usize::try_from(count & AT_WORK).unwrap_or(usize::MAX);
         self.tracker.states().into_iter().map(at_work).sum()
@@ -123,13 +124,13 @@ impl Drain {
 }
 
 impl Drop for Drain {
-    /// Means the same as a signal: nobody is left to wait for those who work.
+    /// Sends the signal: a dropped drain cannot be waited for.
     fn drop(&mut self) {
         self.signal.trigger();
     }
 }
 
-// === impl Signal ===
+// === impl StopSignal ===
 
 impl StopSignal {
     fn trigger(&self) {
@@ -142,7 +143,7 @@ impl StopSignal {
     }
 
     async fn triggered(&self) {
-        // Before it is looked at: who is made before those who wait are woken, is woken.
+        // Register before the check: a waiter that is created before the waiters are woken is woken.
         let woken = self.waiters.local().notified();
         if !self.is_triggered() {
             woken.await;
@@ -150,20 +151,20 @@ impl StopSignal {
     }
 }
 
-// === impl Crew ===
+// === impl TaskTracker ===
 
 impl TaskTracker {
-    fn new(whole: Option<Arc<IdleNotify>>) -> Self {
-        let end = Arc::new(IdleNotify { parent: whole, ..IdleNotify::default() });
+    fn new(parent: Option<Arc<IdleNotify>>) -> Self {
+        let end = Arc::new(IdleNotify { parent, ..IdleNotify::default() });
         let count = || Arc::new(TaskCount { state: AtomicU64::new(0), idle: Arc::clone(&end) });
         Self { counts: PerThread::from_fn(count), idle: Arc::clone(&end), children: Mutex::default() }
     }
 
-    /// Those of a part, who are waited for here too.
+    /// A tracker whose work counts here too.
     fn child(&self) -> Self {
         let part = Self::new(Some(Arc::clone(&self.idle)));
         let mut parts = self.children.lock();
-        // Nobody else has these counts any more, so nobody is at work by them or will be.
+        // No other reference to these counts is left, so no task can be active in them.
         parts.retain(|counts| counts.iter().any(|count| Arc::strong_count(count) > 1));
         parts.push(part.counts.iter().cloned().collect());
         part
@@ -181,8 +182,8 @@ impl TaskTracker {
         all.map(|count| count.state.load(SeqCst)).collect()
     }
 
-    /// Whether there was a moment at which nobody was at work: not by two of the same states, before and after which
-    /// somebody began, but by all being the same twice.
+    /// Whether there was a moment without active tasks. Equal sums are not enough, because tasks may have
+    /// begun and ended between the reads; all states must be equal twice.
     fn is_idle(&self) -> bool {
         let mut seen = self.states();
         loop {
@@ -199,31 +200,31 @@ impl TaskTracker {
 
     async fn wait_idle(&self) {
         loop {
-            // Before it is looked: whoever ends later tells, and whoever has ended is seen.
-            let told = self.idle.notify.notified();
+            // Register before the check: a task that ends later notifies, and one that has ended is counted.
+            let notified = self.idle.notify.notified();
             self.idle.is_awaited.store(true, SeqCst);
             if self.is_idle() {
                 return;
             }
-            told.await;
+            notified.await;
         }
     }
 }
 
-// === impl End ===
+// === impl IdleNotify ===
 
 impl IdleNotify {
     fn notify(&self) {
         if self.is_awaited.load(SeqCst) {
             self.notify.notify_waiters();
         }
-        if let Some(whole) = &self.parent {
-            whole.notify();
+        if let Some(parent) = &self.parent {
+            parent.notify();
         }
     }
 }
 
-// === impl Work ===
+// === impl TaskToken ===
 
 impl Drop for TaskToken {
     fn drop(&mut self) {
@@ -234,7 +235,7 @@ impl Drop for TaskToken {
     }
 }
 
-// === impl Counted ===
+// === impl TrackedFuture ===
 
 impl<F: Future> Future for TrackedFuture<F> {
     type Output = F::Output;
@@ -244,24 +245,24 @@ impl<F: Future> Future for TrackedFuture<F> {
     }
 }
 
-// === impl Stopping ===
+// === impl DrainWatch ===
 
 impl DrainWatch {
-    /// A part of what this is the whole of: it stops with the whole, or before it, and both wait for its work.
+    /// A child: it stops with this watch or before it, and both wait for its work.
     pub fn child(&self) -> (Drain, Self) {
         Drain::of(Arc::new(self.tracker.child()), Some(Arc::new(self.clone())))
     }
 
-    /// Resolves when it is time to stop.
+    /// Resolves when the signal is sent.
     pub async fn stopped(&self) {
         match &self.parent {
             None => self.signal.triggered().await,
-            // Boxed: who waits for a part is seldom somebody of whom there are many.
-            Some(whole) => {
+            // Boxed: few tasks wait for a child.
+            Some(parent) => {
                 Box::pin(async {
                     tokio::select! {
                         () = self.signal.triggered() => {}
-                        () = whole.signal.triggered() => {}
+                        () = parent.signal.triggered() => {}
                     }
                 })
                 .await;
@@ -270,10 +271,10 @@ impl DrainWatch {
     }
 
     pub fn is_stopped(&self) -> bool {
-        self.signal.is_triggered() || self.parent.as_ref().is_some_and(|whole| whole.is_stopped())
+        self.signal.is_triggered() || self.parent.as_ref().is_some_and(|parent| parent.is_stopped())
     }
 
-    /// Work that the drain waits for, for as long as this lives.
+    /// Work that the drain waits for until the token is dropped.
     pub fn track(&self) -> TaskToken {
         self.tracker.track()
     }
@@ -295,17 +296,17 @@ mod tests {
     };
 
     #[test]
-    fn work_is_waited_for_in_whatever_order_it_begins_and_ends() {
+    fn work_is_waited_for_in_any_order() {
         explore_schedules(100, || async {
             let (drain, stopping) = Drain::new();
             let ended = Arc::new(AtomicUsize::new(0));
             for _ in 0..3 {
-                let (heard, ended) = (stopping.clone(), ended.clone());
+                let (watch, ended) = (stopping.clone(), ended.clone());
                 stopping.spawn(async move {
-                    heard.stopped().await;
-                    // Some of it begins when it is late.
+                    watch.stopped().await;
+                    // Some of the work begins after the signal.
                     let further = ended.clone();
-                    heard.spawn(async move {
+                    watch.spawn(async move {
                         yield_now().await;
                         further.fetch_add(1, Ordering::Relaxed);
                     });
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_drain_waits_for_work_and_counts_what_it_gave_up_on() {
+    async fn a_drain_waits_for_work_and_counts_unfinished_tasks() {
         let (drain, stopping) = Drain::new();
         let quick = stopping.clone();
         stopping.spawn(async move {
@@ -335,46 +336,46 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_part_stops_before_the_whole_or_with_it_and_both_wait_for_its_work() {
-        let (whole, stopping) = Drain::new();
+    async fn a_child_stops_before_its_parent_or_with_it_and_both_wait_for_its_work() {
+        let (parent, stopping) = Drain::new();
         let [(one, first), (_other, second)] = [stopping.child(), stopping.child()];
         let work = first.track();
         first.spawn(std::future::ready(()));
-        assert_eq!((whole.unfinished(), one.unfinished()), (2, 2));
+        assert_eq!((parent.unfinished(), one.unfinished()), (2, 2));
         tokio::task::yield_now().await;
         one.start();
         first.stopped().await;
         assert!(first.is_stopped() && !second.is_stopped() && !stopping.is_stopped());
-        assert_eq!((whole.unfinished(), one.unfinished()), (1, 1));
+        assert_eq!((parent.unfinished(), one.unfinished()), (1, 1));
         drop(work);
         one.completed().await;
-        whole.start();
+        parent.start();
         second.stopped().await;
         assert!(second.is_stopped());
-        whole.completed().await;
+        parent.completed().await;
     }
 
     #[test]
-    fn the_signal_is_heard_by_whoever_waits_for_it_before_or_after() {
+    fn the_signal_reaches_earlier_and_later_waiters() {
         explore_schedules(1000, || async {
             let (drain, stopping) = Drain::new();
             let (part, of_it) = stopping.child();
-            let heard = [stopping.clone(), stopping, of_it]
+            let watch = [stopping.clone(), stopping, of_it]
                 .map(|stopping| shuttle::future::spawn(async move { stopping.stopped().await }));
             yield_now().await;
-            // By its end, too.
+            // Dropping the drain sends the signal, too.
             drop(drain);
-            for heard in heard {
-                heard.await.expect("it hears");
+            for watch in watch {
+                watch.await.expect("the signal arrives");
             }
             drop(part);
         });
     }
 
-    /// Work that goes from thread to thread: each has begun before the one before it ends, so there is always some,
-    /// while any count alone is at nobody most of the time.
+    /// Work that moves between threads: each task begins before the previous one ends, so there is always
+    /// work, while each single count is zero most of the time.
     #[tokio::test]
-    async fn work_that_changes_threads_is_not_lost_from_sight() {
+    async fn work_that_moves_between_threads_stays_counted() {
         const HOPS: usize = 20_000;
         let (drain, stopping) = Drain::new();
         let (_kept, part) = stopping.child();
@@ -403,22 +404,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_part_that_is_gone_is_waited_for_while_somebody_is_at_work_there_and_then_forgotten() {
-        let (whole, stopping) = Drain::new();
+    async fn a_dropped_child_counts_while_it_has_work_and_is_then_removed() {
+        let (parent, stopping) = Drain::new();
         let work = {
             let (_drain, part) = stopping.child();
             part.track()
         };
         drop(stopping.child());
-        assert_eq!((whole.unfinished(), whole.tracker.children.lock().len()), (1, 2));
+        assert_eq!((parent.unfinished(), parent.tracker.children.lock().len()), (1, 2));
         drop(work);
-        whole.completed().await;
+        parent.completed().await;
         drop(stopping.child());
-        assert_eq!(whole.tracker.children.lock().len(), 1);
+        assert_eq!(parent.tracker.children.lock().len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_is_waited_for_until_its_token_is_gone() {
+    async fn work_is_waited_for_until_its_token_is_dropped() {
         let (drain, stopping) = Drain::new();
         let work = stopping.track();
         drain.start();

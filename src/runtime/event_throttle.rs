@@ -1,27 +1,28 @@
-//! Events that may come by the thousand, and that the log has only now and then.
+//! Log throttling for events that may occur by the thousand.
 
 use std::time::{Duration, Instant};
 
-/// Counts an event between its lines in the log.
+/// Counts an event between its log lines.
 #[derive(Debug, Default)]
 pub struct EventThrottle {
     logged: Option<Instant>,
-    /// How often since it was logged.
+    /// Occurrences since the last log line.
     count: u64,
 }
 
-/// How long an event is not logged again.
+/// Least time between two log lines of one event.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-// === impl Throttled ===
+// === impl EventThrottle ===
 
 impl EventThrottle {
-    /// The event has happened once more. Gives how often since it was logged, where it is to be logged again.
+    /// Counts one occurrence. Returns the occurrences since the last log line if the event is to be logged
+    /// now.
     pub fn count(&mut self, now: Instant) -> Option<u64> {
         self.count_all(1, now)
     }
 
-    /// The same of an event that has happened so often.
+    /// Counts `times` occurrences, as [`count`](Self::count).
     pub fn count_all(&mut self, times: usize, now: Instant) -> Option<u64> {
         self.count += times as u64;
         if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_INTERVAL) {

@@ -1,13 +1,14 @@
-//! Connections of clients that wait for a request, and which of them is closed where there is no room for another.
+//! Client connections that wait for a request, and which of them is closed when the limit is reached.
 //!
-//! A connection waits while no complete request of it is being served: during its handshake, before the first request,
-//! while a head or a body is incomplete, between two requests, and while it only speaks of itself, as with the SETTINGS
-//! and PINGs of HTTP/2. HTTP allows to close it then (RFC 9112, section 9.5; RFC 9113, section 9.1).
+//! A connection is idle while no complete request of it is being served: during its handshake, before the
+//! first request, while a head or a body is incomplete, between two requests, and while it sends only
+//! connection-level frames, such as the SETTINGS and PINGs of HTTP/2. HTTP allows to close it then (RFC 9112,
+//! section 9.5; RFC 9113, section 9.1).
 //!
-//! Where all connections are taken, the one that has waited the longest is closed: first among those that have never
-//! completed a request, as clients that open connections and send nothing would else push out those that are only
-//! between two requests. Those of one network that have never completed a request are bounded by themselves, so that no
-//! client can take all.
+//! At the limit, the connection that has been idle longest is closed. Connections that have never completed a
+//! request come first, because clients that open connections and send nothing would otherwise evict those
+//! that are between two requests. A second limit bounds the connections of one network that have never
+//! completed a request, so that no client can take all.
 
 use super::{Clock, Mutex};
 use std::{
@@ -21,10 +22,10 @@ use std::{
 };
 use tokio::{sync::Notify, time::sleep};
 
-/// All connections of a listener or of several.
+/// All connections of one or several listeners.
 #[derive(Debug, Default)]
 pub struct IdleConnections {
-    /// Locked to add or remove a connection, and to look for one to close.
+    /// Locked to add or remove a connection, and to find one to close.
     table: Mutex<ConnectionTable>,
     next: AtomicU64,
 }
@@ -32,7 +33,7 @@ pub struct IdleConnections {
 #[derive(Debug, Default)]
 struct ConnectionTable {
     all: HashMap<u64, Arc<ConnectionActivity>>,
-    /// How many of a network have never completed a request.
+    /// Connections of each network that have never completed a request.
     pending: HashMap<ClientNetwork, usize>,
 }
 
@@ -44,17 +45,17 @@ pub struct IdleGuard {
     pub activity: Arc<ConnectionActivity>,
 }
 
-/// Whether a connection waits for a request, and since when.
+/// Whether a connection is idle, and since when.
 #[derive(Debug)]
 pub struct ConnectionActivity {
     began: Instant,
     /// Requests that are being served, incomplete ones included.
     busy: AtomicU32,
-    /// Those of them whose body is not complete.
+    /// Requests among [`busy`](Self::busy) whose body is not complete.
     incomplete: AtomicU32,
-    /// When the last of them ended, in milliseconds after `began`.
+    /// When the last request ended, in milliseconds after `began`.
     ended: AtomicU64,
-    /// Whether it has ever completed a request.
+    /// Whether the connection has ever completed a request.
     completed: AtomicBool,
     close_request: Notify,
     is_closing: AtomicBool,
@@ -62,20 +63,20 @@ pub struct ConnectionActivity {
     connections: Weak<IdleConnections>,
 }
 
-/// A request whose body is being received.
+/// A request whose body is being received, until dropped.
 #[derive(Debug)]
 pub struct IncompleteBody<'a>(&'a ConnectionActivity);
 
-/// What one client can have addresses of at will: one of IPv4, or 64 bits of IPv6 (RFC 6177).
+/// The addresses that one client can choose from: one of IPv4, or 64 bits of IPv6 (RFC 6177).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ClientNetwork(IpAddr);
 
-/// A connection that has never completed a request, and has waited for less, is not closed where too many of its network
-/// wait: what its client has sent may not have been read yet.
+/// Least idle time of a connection without a completed request before it is closed because too many of its
+/// network wait: the proxy may not have read its first bytes yet.
 pub const MIN_PENDING: Duration = Duration::from_millis(100);
 
-/// A connection that has waited for less is not closed for another: its client has just connected, or has just been
-/// answered and may go on.
+/// Least idle time of a connection before it is closed for another: its client has just connected, or has
+/// just received a response and may continue.
 pub const MIN_IDLE: Duration = Duration::from_secs(1);
 
 // === impl IdleConnections ===
@@ -99,8 +100,8 @@ impl IdleConnections {
         IdleGuard { connections: Arc::clone(self), number, activity }
     }
 
-    /// Asks the connection that has waited the longest, and for at least `idle`, to close; says whether there was one.
-    /// Looks at all of them, and is called only where there is no room for one more.
+    /// Requests the connection that has been idle longest, and for at least `idle`, to close; returns whether
+    /// there was one. Scans all connections, and is called only at the limit.
     pub fn close_longest_idle(&self, now: Instant, idle: Duration) -> bool {
         let table = self.table.lock();
         let waiting = table.all.values().filter(|one| !one.is_closing.load(Ordering::Relaxed));
@@ -114,8 +115,9 @@ impl IdleConnections {
         true
     }
 
-    /// Where more than `limit` connections of this one's network have never completed a request, asks those beyond the
-    /// limit that have waited the longest, and for at least `pending`, to close; says how many those are.
+    /// If more than `limit` connections of the newest one's network have never completed a request, requests
+    /// those beyond the limit that have waited longest, and for at least `pending`, to close; returns their
+    /// number.
     pub fn close_excess_pending(
         &self,
         newest: &IdleGuard,
@@ -142,10 +144,10 @@ impl IdleConnections {
     }
 }
 
-// === impl Table ===
+// === impl ConnectionTable ===
 
 impl ConnectionTable {
-    /// One of a network that had never completed a request has, or is gone.
+    /// Removes one connection of a network from the count: it has completed its first request, or is closed.
     fn decrement_pending(&mut self, network: ClientNetwork) {
         if let Some(pending) = self.pending.get_mut(&network) {
             *pending -= 1;
@@ -156,7 +158,7 @@ impl ConnectionTable {
     }
 }
 
-/// How long to wait until it is worth looking again for one that waits.
+/// Waits before the next search for an idle connection.
 pub fn wait_before_recheck() -> impl Future<Output = ()> {
     sleep(MIN_IDLE / 4)
 }
@@ -164,7 +166,7 @@ pub fn wait_before_recheck() -> impl Future<Output = ()> {
 // === impl IdleGuard ===
 
 impl IdleGuard {
-    /// The network that its client connects from, for a line of the log; empty where there is none.
+    /// The client's network for the log; empty where there is none.
     pub fn network(&self) -> String {
         self.activity.network.map(|ClientNetwork(address)| address.to_string()).unwrap_or_default()
     }
@@ -174,7 +176,7 @@ impl Drop for IdleGuard {
     fn drop(&mut self) {
         let mut table = self.connections.table.lock();
         table.all.remove(&self.number);
-        // From here on it counts as complete, so that it is not taken off twice.
+        // Mark the request as complete, so that the connection is not subtracted twice.
         if let Some(network) = self.activity.network
             && !self.activity.completed.swap(true, Ordering::AcqRel)
         {
@@ -183,10 +185,10 @@ impl Drop for IdleGuard {
     }
 }
 
-// === impl Activity ===
+// === impl ConnectionActivity ===
 
 impl ConnectionActivity {
-    /// Of a connection that is in no table.
+    /// The activity of a connection that is in no table.
     pub fn new(now: Instant) -> Self {
         Self {
             began: now,
@@ -201,20 +203,20 @@ impl ConnectionActivity {
         }
     }
 
-    /// A request is being served.
+    /// Records that a request is being served.
     pub fn begin(&self) {
         self.busy.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The body of a request that is being served is not complete yet.
+    /// Records that the body of a request is incomplete.
     pub fn begin_body(&self) -> IncompleteBody<'_> {
         self.incomplete.fetch_add(1, Ordering::AcqRel);
         IncompleteBody(self)
     }
 
-    /// A request is complete.
+    /// Records that a request is complete.
     pub fn complete(&self) {
-        // Looked at first: mostly it has completed others.
+        // Load first: most connections have completed a request before.
         if !self.has_completed()
             && !self.completed.swap(true, Ordering::AcqRel)
             && let (Some(network), Some(connections)) = (self.network, self.connections.upgrade())
@@ -223,10 +225,10 @@ impl ConnectionActivity {
         }
     }
 
-    /// A request has been served.
+    /// Records that a request has been served.
     pub fn end(&self, now: Instant) {
         let ended = now.saturating_duration_since(self.began).as_millis();
-        // Before it counts as waiting, so that it never seems to have waited since the time before.
+        // Store the end before the count, so that the connection never seems idle since an earlier end.
         self.ended.store(u64::try_from(ended).unwrap_or(u64::MAX), Ordering::Release);
         self.busy.fetch_sub(1, Ordering::AcqRel);
     }
@@ -236,7 +238,7 @@ impl ConnectionActivity {
         (self.busy.load(Ordering::Acquire) == 0).then(|| self.last_end())
     }
 
-    /// Since when it waits for a complete request, if it does.
+    /// Since when the connection waits for a complete request; `None` while it serves one.
     pub fn waiting_since(&self) -> Option<Instant> {
         let is_waiting = self.busy.load(Ordering::Acquire) <= self.incomplete.load(Ordering::Acquire);
         is_waiting.then(|| self.last_end())
@@ -250,19 +252,19 @@ impl ConnectionActivity {
         self.began + Duration::from_millis(self.ended.load(Ordering::Acquire))
     }
 
-    /// It is to close as soon as it can.
+    /// Requests the connection to close as soon as it can.
     pub fn request_close(&self) {
         if !self.is_closing.swap(true, Ordering::Relaxed) {
             self.close_request.notify_one();
         }
     }
 
-    /// Resolves when it is asked to close.
+    /// Resolves when the connection is requested to close.
     pub async fn close_requested(&self) {
         self.close_request.notified().await;
     }
 
-    /// Resolves when no request has been served for so long. Looked at now and then: that costs its requests nothing.
+    /// Resolves when no request has been served for `idle`. Polls, so that it costs the requests nothing.
     pub async fn wait_idle(&self, idle: Duration, clock: &dyn Clock) {
         loop {
             let now = clock.now();
@@ -276,7 +278,7 @@ impl ConnectionActivity {
     }
 }
 
-// === impl Receiving ===
+// === impl IncompleteBody ===
 
 impl Drop for IncompleteBody<'_> {
     fn drop(&mut self) {
@@ -284,7 +286,7 @@ impl Drop for IncompleteBody<'_> {
     }
 }
 
-// === impl Network ===
+// === impl ClientNetwork ===
 
 impl ClientNetwork {
     fn of(peer: IpAddr) -> Self {
@@ -307,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_one_that_has_waited_longest_goes_first_and_none_that_is_at_work() {
+    async fn the_longest_idle_connection_is_closed_first_and_no_busy_one() {
         let clock = SystemClock::new();
         let all = Arc::new(IdleConnections::default());
         let at_work = all.admit(None, clock.now());
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_has_never_completed_a_request_goes_before_one_between_two_requests() {
+    async fn connections_without_a_completed_request_are_closed_first() {
         let clock = SystemClock::new();
         let all = Arc::new(IdleConnections::default());
         let idle = all.admit(None, clock.now());
@@ -353,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_network_has_so_many_that_have_never_completed_a_request() {
+    async fn a_network_is_limited_in_connections_without_a_completed_request() {
         let clock = SystemClock::new();
         let all = Arc::new(IdleConnections::default());
         let admit = |address: &str| all.admit(Some(address.parse().expect("an address")), clock.now());
@@ -385,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_rest_is_over_when_it_has_lasted_and_not_when_it_was_interrupted() {
+    async fn the_idle_time_restarts_after_a_request() {
         let clock = SystemClock::new();
         let activity = ConnectionActivity::new(clock.now());
         let idle = Duration::from_secs(75);

@@ -1,5 +1,5 @@
-//! The few places where the outside world is met: the clock, entropy, the network and
-//! how many connections the system allows, the signal to stop, and whoever started the process.
+//! Access to the outside world: clock, randomness, network and descriptor limit, the shutdown signal, and the
+//! service manager.
 
 mod busy;
 mod clock;
@@ -44,7 +44,7 @@ pub use sync::{Mutex, spawn_on};
 
 use futures_util::future::{Either, pending};
 
-/// Waits for what there is to wait for; for ever where there is nothing.
+/// Waits for `future`; for ever for `None`.
 pub fn or_pending<F: Future>(future: Option<F>) -> impl Future<Output = F::Output> {
     future.map_or_else(|| Either::Right(pending()), Either::Left)
 }

@@ -1,7 +1,7 @@
-//! Where connections come from and go to: the system's network, or pipes within this process.
+//! The network: the system's, or pipes within this process.
 //!
-//! The pipes are for simulations. A whole proxy, its clients and its servers then run on one paused
-//! clock, and nothing that happens depends on the machine's own time.
+//! The pipes are for simulations: a whole proxy, its clients and its servers run on one paused clock,
+//! independent of the machine's time.
 
 use futures_util::future::BoxFuture;
 use http::Uri;
@@ -30,26 +30,25 @@ use super::{ConnectionLimiter, ConnectionPermit, Mutex};
 /// A network.
 #[derive(Clone, Debug, Default)]
 pub enum Network {
-    /// The system's.
+    /// The system's network.
     #[default]
     System,
-    /// The system's, with room for so many connections to servers.
+    /// The system's network, with a limit on connections to servers.
     Limited(ConnectionLimiter),
     Pipes(PipeNetwork),
 }
 
-/// A network within this process: addresses at which somebody listens. Cheap to clone; all clones
-/// are the same.
+/// A network within this process: listeners by address. Cheap to clone; clones share the listeners.
 #[derive(Clone, Debug, Default)]
 pub struct PipeNetwork {
-    /// Guarded for a few lines each time.
+    /// Locked for a few lines each time.
     listeners: Arc<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<DuplexStream>>>>,
 }
 
-/// A connection: the system's, or a pipe.
+/// A connection: a TCP stream, or a pipe.
 pub type NetworkStream = Either<TcpStream, DuplexStream>;
 
-/// Takes connections at one address.
+/// Accepts connections at one address.
 #[derive(Debug)]
 pub struct NetworkListener(ListenerKind);
 
@@ -59,7 +58,7 @@ enum ListenerKind {
     Pipes(mpsc::UnboundedReceiver<DuplexStream>),
 }
 
-/// Makes connections.
+/// Opens connections.
 #[derive(Clone, Debug)]
 pub struct NetworkConnector {
     kind: ConnectorKind,
@@ -68,25 +67,25 @@ pub struct NetworkConnector {
 
 #[derive(Clone, Debug)]
 enum ConnectorKind {
-    // Its resolver, and the order in which addresses are tried, are a library's.
+    // hyper's connector, with its resolver and the order in which it tries addresses.
     Tcp(HttpConnector),
     Pipes(PipeNetwork),
 }
 
-/// Connections the system keeps for us until we accept them.
+/// Connections that the system queues until they are accepted.
 const BACKLOG: u32 = 1024;
-/// How long it may take until what was asked to close has.
+/// How long connections get to close after a request to close.
 const CLOSE_WAIT: Duration = Duration::from_millis(100);
-/// Bytes on their way in each direction of a pipe.
+/// Bytes in flight in each direction of a pipe.
 const PIPE_BUFFER: usize = 64 << 10;
 
-// === impl Net ===
+// === impl Network ===
 
 impl Network {
-    /// Listens at an address. Port 0 is any that is free; [`NetworkListener::address`] tells which.
+    /// Listens at an address. Port 0 is any free port; [`NetworkListener::address`] returns it.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn listen(&self, address: SocketAddr) -> io::Result<NetworkListener> {
         match self {
             Self::System | Self::Limited(_) => tcp(address).map(NetworkListener::from),
@@ -94,7 +93,7 @@ impl Network {
         }
     }
 
-    /// What makes connections, which a peer that vanished is noticed on by probes this far apart.
+    /// A connector. `keep_alive` is the interval of TCP keep-alive probes.
     pub fn connector(&self, keep_alive: Duration) -> NetworkConnector {
         let connecting = match self {
             Self::System | Self::Limited(_) => {
@@ -109,10 +108,10 @@ impl Network {
         NetworkConnector { kind: connecting, limiter: self.limiter().cloned() }
     }
 
-    /// Where connections to servers are bounded: by what.
+    /// The limit on connections to servers, if there is one.
     pub fn limiter(&self) -> Option<&ConnectionLimiter> {
         match self {
-            Self::Limited(room) => Some(room),
+            Self::Limited(limiter) => Some(limiter),
             Self::System | Self::Pipes(_) => None,
         }
     }
@@ -133,7 +132,7 @@ pub fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool 
     false
 }
 
-/// Where a connection comes from; `Missing` of a pipe.
+/// Address of the peer; `None` for a pipe.
 pub fn peer_address(stream: &NetworkStream) -> Option<IpAddr> {
     match stream {
         NetworkStream::Left(tcp) => tcp.peer_addr().ok().map(|address| address.ip()),
@@ -143,27 +142,27 @@ pub fn peer_address(stream: &NetworkStream) -> Option<IpAddr> {
 
 fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A port whose last owner closed connections a moment ago is free all the same.
+    // A port whose last owner closed connections a moment ago is free.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-// === impl Pipes ===
+// === impl PipeNetwork ===
 
 impl PipeNetwork {
-    /// Listens at an address, in the place of whoever did before.
+    /// Listens at an address, in place of a former listener.
     pub fn listen(&self, address: SocketAddr) -> NetworkListener {
         let (connect, connections) = mpsc::unbounded_channel();
         self.listeners.lock().insert(address, connect);
         NetworkListener(ListenerKind::Pipes(connections))
     }
 
-    /// Connects to whoever listens at an address.
+    /// Connects to the listener at an address.
     ///
     /// # Errors
-    /// Refused, where nobody does.
+    /// `ConnectionRefused` without a listener.
     pub fn connect(&self, address: SocketAddr) -> io::Result<DuplexStream> {
         let (ours, theirs) = duplex(PIPE_BUFFER);
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
@@ -173,10 +172,10 @@ impl PipeNetwork {
     }
 }
 
-// === impl Listener ===
+// === impl NetworkListener ===
 
 impl NetworkListener {
-    /// Where it listens; `Missing` of pipes, which have what they were given.
+    /// Address of the listener; `None` for pipes, which keep the one they were given.
     pub fn address(&self) -> Option<SocketAddr> {
         match &self.0 {
             ListenerKind::Tcp(listener) => listener.local_addr().ok(),
@@ -184,26 +183,26 @@ impl NetworkListener {
         }
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     ///
     /// # Errors
-    /// The system's, which may be over soon.
+    /// The system's error, which may be temporary.
     pub async fn accept(&mut self) -> io::Result<NetworkStream> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// The same, for whoever listens to several.
+    /// Accepts the next connection, for a task with several listeners.
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<NetworkStream>> {
         match &mut self.0 {
             ListenerKind::Tcp(listener) => {
                 let (stream, _peer) = ready!(listener.poll_accept(cx))?;
-                // Answers are written whole; waiting for more to send only makes them late.
+                // Responses are written whole; Nagle's algorithm would only delay them.
                 let _ = stream.set_nodelay(true);
                 Poll::Ready(Ok(NetworkStream::Left(stream)))
             }
             ListenerKind::Pipes(connections) => match ready!(connections.poll_recv(cx)) {
                 Some(pipe) => Poll::Ready(Ok(NetworkStream::Right(pipe))),
-                // Somebody else listens here now.
+                // Another listener has taken the address.
                 None => Poll::Pending,
             },
         }
@@ -216,22 +215,22 @@ impl From<TcpListener> for NetworkListener {
     }
 }
 
-// === impl Connector ===
+// === impl NetworkConnector ===
 
 impl NetworkConnector {
-    /// A place for one connection, which it must keep for as long as it is open. Waits until there is
-    /// one; what is said `in_passing` has places of its own.
-    pub fn permit(&self, in_passing: bool) -> impl Future<Output = ConnectionPermit> + Send + use<> {
-        let room = self.limiter.clone();
+    /// A permit for one connection, to be held while it is open. Waits for a free one; control messages
+    /// (`is_control`) have permits of their own.
+    pub fn permit(&self, is_control: bool) -> impl Future<Output = ConnectionPermit> + Send + use<> {
+        let limiter = self.limiter.clone();
         async move {
-            match room {
-                Some(room) => room.acquire(in_passing).await,
+            match limiter {
+                Some(limiter) => limiter.acquire(is_control).await,
                 None => ConnectionPermit::default(),
             }
         }
     }
 
-    /// How many connections there may be, where they are bounded.
+    /// Limit on connections; `usize::MAX` without one.
     pub fn connection_limit(&self) -> usize {
         self.limiter.as_ref().map_or(usize::MAX, ConnectionLimiter::limit)
     }
@@ -239,19 +238,19 @@ impl NetworkConnector {
     /// Connects to the host and port of a URL.
     ///
     /// # Errors
-    /// Why it could not, the deepest reason last among its sources.
+    /// Why the connection failed; the root cause is the last of its sources.
     pub fn connect(
         &mut self,
         url: Uri,
     ) -> BoxFuture<'static, Result<NetworkStream, Box<dyn std::error::Error + Send + Sync>>> {
         match &mut self.kind {
             ConnectorKind::Tcp(tcp) => {
-                let (mut tcp, room) = (tcp.clone(), self.limiter.clone());
+                let (mut tcp, limiter) = (tcp.clone(), self.limiter.clone());
                 Box::pin(async move {
-                    let connected = match (tcp.call(url.clone()).await, room) {
-                        // Something else in this process has more than the reserve.
-                        (Err(error), Some(room)) if is_out_of_descriptors(&error) => {
-                            let _asked = room.reclaim();
+                    let connected = match (tcp.call(url.clone()).await, limiter) {
+                        // Other descriptors of this process have used up the reserve.
+                        (Err(error), Some(limiter)) if is_out_of_descriptors(&error) => {
+                            let _relief = limiter.reclaim();
                             sleep(CLOSE_WAIT).await;
                             tcp.call(url).await
                         }

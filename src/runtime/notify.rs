@@ -1,7 +1,7 @@
-//! What the service manager that started the process is told: systemd's notification protocol (`sd_notify(3)`).
+//! Notifications to the service manager that started the process: systemd's protocol (`sd_notify(3)`).
 //!
-//! A unit with `SchemaType=notify` counts as started once it has said so. Where nobody asks (`NOTIFY_SOCKET` is not set),
-//! nothing is said.
+//! A unit with `Type=notify` counts as started once it has sent `READY=1`. Without `NOTIFY_SOCKET` nothing is
+//! sent.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::{
@@ -11,7 +11,7 @@ use std::{
     os::unix::net::UnixDatagram,
 };
 
-/// Names the socket of who wants to be told. Servers over stdio do not inherit it: they are not the service.
+/// Names the service manager's socket. Stdio servers do not inherit it: they are not the service.
 pub const SOCKET: &str = "NOTIFY_SOCKET";
 
 /// Clients are served, from now on or again after [`reloading`].
@@ -21,13 +21,13 @@ pub fn ready() {
 
 /// The configuration is being read again. [`ready`] ends it, whether something has changed or not.
 pub fn reloading() {
-    // `SchemaType=notify-reload` wants to know that this is not of an earlier reload.
+    // `Type=notify-reload` compares this time with that of earlier reloads.
     let now = clock_gettime(ClockId::Monotonic);
     let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
 }
 
-/// The process ends in order.
+/// The process is shutting down.
 pub fn stopping() {
     notify("STOPPING=1");
 }
@@ -35,12 +35,12 @@ pub fn stopping() {
 fn notify(state: &str) {
     let Some(socket) = env::var_os(SOCKET).filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {
-        // Who waits for it gives up by itself; clients are served all the same.
+        // The service manager times out by itself; clients are served all the same.
         tracing::warn!(
             target: "deferral",
             event = "not_notified",
             %error,
-            "the service manager cannot be told: {SOCKET} is {}",
+            "cannot notify the service manager: {SOCKET} is {}",
             OsString::from(&socket).display(),
         );
     }
@@ -64,34 +64,34 @@ fn send(socket: &OsStr, state: &str) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn heard(by: &UnixDatagram) -> String {
+    fn received(manager: &UnixDatagram) -> String {
         let mut datagram = [0; 256];
-        let length = by.recv(&mut datagram).expect("something was sent");
+        let length = manager.recv(&mut datagram).expect("something was sent");
         String::from_utf8(datagram[..length].to_vec()).expect("it is text")
     }
 
     #[test]
-    fn a_socket_at_a_path_is_told() {
+    fn a_socket_at_a_path_is_notified() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("notify");
-        let manager = UnixDatagram::bind(&path).expect("nobody has it");
+        let manager = UnixDatagram::bind(&path).expect("the name is free");
         send(path.as_os_str(), "READY=1").expect("it is there");
-        assert_eq!(heard(&manager), "READY=1");
+        assert_eq!(received(&manager), "READY=1");
     }
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_socket_with_an_abstract_name_is_told() {
+    fn a_socket_with_an_abstract_name_is_notified() {
         use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
         let name = format!("deferral-notify-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).expect("a short name");
-        let manager = UnixDatagram::bind_addr(&address).expect("nobody has it");
+        let manager = UnixDatagram::bind_addr(&address).expect("the name is free");
         send(format!("@{name}").as_ref(), "STOPPING=1").expect("it is there");
-        assert_eq!(heard(&manager), "STOPPING=1");
+        assert_eq!(received(&manager), "STOPPING=1");
     }
 
     #[test]
-    fn a_socket_that_is_gone_is_an_error_and_no_more() {
+    fn a_missing_socket_is_an_error() {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(send(folder.path().join("none").as_os_str(), "READY=1").is_err());
     }

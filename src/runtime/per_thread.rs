@@ -1,19 +1,20 @@
-//! One of something for each of a few threads, so that threads seldom meet at it.
+//! One value for each of a few threads, to avoid contention.
 //!
-//! What two cores write by turns travels between them each time, and so does whatever stands beside it: a count of
-//! references that each call moves costs more than the work it counts. A thread has a *stripe* of its own, or shares
-//! one with few others; which one a value is on means nothing, and any thread may use any of them.
+//! A cache line that two cores write by turns travels between them each time, and so do its neighbours: a
+//! reference count that each call changes costs more than the work it counts. A thread has a *stripe* of its
+//! own, or shares one with few others. The stripe of a value has no meaning, and any thread may use any of
+//! them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// As many of a value as there are stripes.
+/// One value for each stripe.
 #[derive(Debug, Default)]
 pub struct PerThread<T>([CachePadded<T>; STRIPES]);
 
-/// How many threads have a stripe to themselves.
+/// Number of threads with a stripe to themselves.
 pub const STRIPES: usize = 8;
 
-/// Two lines of a cache, as processors fetch them in pairs.
+/// A value alone on two cache lines, because processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
@@ -26,21 +27,21 @@ thread_local! {
     };
 }
 
-// === impl Striped ===
+// === impl PerThread ===
 
 impl<T> PerThread<T> {
-    /// What `make` makes, for each stripe.
+    /// Calls `make` for each stripe.
     pub fn from_fn(mut make: impl FnMut() -> T) -> Self {
         Self(std::array::from_fn(|_| CachePadded(make())))
     }
 
-    /// That of the thread that asks.
+    /// The value of the current thread.
     pub fn local(&self) -> &T {
-        // A thread that ends has no stripe any more.
+        // A thread that is ending has no stripe any more.
         &self.0[STRIPE.try_with(|stripe| *stripe).unwrap_or(0)].0
     }
 
-    /// All of them.
+    /// All values.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|apart| &apart.0)
     }
@@ -52,7 +53,7 @@ mod tests {
     use std::{ptr, thread};
 
     #[test]
-    fn a_thread_keeps_to_its_stripe_and_none_is_lost() {
+    fn a_thread_keeps_its_stripe() {
         let striped = PerThread::<AtomicUsize>::default();
         thread::scope(|threads| {
             for _ in 0..STRIPES {
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_stand_on_one_line() {
+    fn no_two_values_share_a_cache_line() {
         let striped = PerThread::from_fn(|| 0_u8);
         let at: Vec<_> = striped.iter().map(|one| ptr::from_ref(one).addr()).collect();
         assert!(at.windows(2).all(|two| two[1] - two[0] >= 128), "{at:x?}");

@@ -1,4 +1,4 @@
-//! Futures that hardly ever have something new, beside others that often have.
+//! Futures that rarely become ready, polled beside others that often do.
 
 use pin_project::pin_project;
 use std::{
@@ -10,34 +10,35 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-/// A future that is polled when it was itself woken, and not each time that something else is.
+/// A future that is polled only when it was itself woken.
 ///
-/// What waits beside a busy connection for the proxy to stop is polled some times for each request, and each time puts
-/// itself anew on the lists of those to be told, under their locks. This costs a look at a flag.
+/// A task that waits for shutdown beside a busy connection would be polled several times for each request,
+/// and would register itself each time in the waiters' lists, under their locks. This costs a check of a flag
+/// instead.
 #[pin_project]
 #[derive(Debug)]
 pub struct PollOnWake<F> {
     #[pin]
     future: F,
     woken: Arc<WakeFlag>,
-    /// Wakes it.
+    /// The waker that is passed to the future.
     waker: Waker,
-    /// Who polled it last.
+    /// The waker of the task that polled last.
     task: Option<Waker>,
 }
 
 #[derive(Debug)]
 struct WakeFlag {
-    /// It has not been polled since.
+    /// The future has been woken since it was last polled.
     is_set: AtomicBool,
-    /// Who is woken in turn. It stays there: who polls again need not leave the same one.
+    /// The waker of the task. It stays registered, because the next poll mostly has the same one.
     task: Mutex<Option<Waker>>,
 }
 
-// === impl Seldom ===
+// === impl PollOnWake ===
 
 impl<F: Future> PollOnWake<F> {
-    /// Polled once, and from then on when it is woken.
+    /// Polls `future` once, and after that when it is woken.
     pub fn new(future: F) -> Self {
         let woken = Arc::new(WakeFlag { is_set: AtomicBool::new(true), task: Mutex::default() });
         Self { future, waker: Waker::from(Arc::clone(&woken)), woken, task: None }
@@ -49,7 +50,7 @@ impl<F: Future> Future for PollOnWake<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
-        // Before the flag is looked at: whoever raises it looks for the waker afterwards.
+        // Register before the check of the flag: a wake-up sets the flag before it reads the waker.
         if !this.task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
             let task = Some(this.task.insert(cx.waker().clone()).clone());
             *this.woken.task.lock().unwrap_or_else(PoisonError::into_inner) = task;
@@ -57,13 +58,13 @@ impl<F: Future> Future for PollOnWake<F> {
         if !this.woken.is_set.load(Ordering::Acquire) {
             return Poll::Pending;
         }
-        // Before it is polled: what wakes it from then on is new.
+        // Clear the flag before the poll: a wake-up from then on is new.
         this.woken.is_set.swap(false, Ordering::AcqRel);
         this.future.poll(&mut Context::from_waker(this.waker))
     }
 }
 
-// === impl Woken ===
+// === impl WakeFlag ===
 
 impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
@@ -88,9 +89,9 @@ mod tests {
     use tokio_test::task::spawn;
 
     #[test]
-    fn it_is_polled_once_and_when_it_was_woken() {
+    fn a_future_is_polled_once_and_when_it_was_woken() {
         let (polls, waker) = (AtomicUsize::new(0), AtomicWaker::new());
-        let mut seldom = spawn(PollOnWake::new(poll_fn(|cx| {
+        let mut polled = spawn(PollOnWake::new(poll_fn(|cx| {
             waker.register(cx.waker());
             match polls.fetch_add(1, Ordering::Relaxed) {
                 2 => Poll::Ready("woken twice"),
@@ -98,49 +99,49 @@ mod tests {
             }
         })));
         for _ in 0..3 {
-            assert!(seldom.poll().is_pending());
+            assert!(polled.poll().is_pending());
             assert_eq!(polls.load(Ordering::Relaxed), 1);
         }
         waker.wake();
-        assert!(seldom.is_woken());
+        assert!(polled.is_woken());
         for _ in 0..3 {
-            assert!(seldom.poll().is_pending());
+            assert!(polled.poll().is_pending());
             assert_eq!(polls.load(Ordering::Relaxed), 2);
         }
         waker.wake();
-        assert!(seldom.is_woken());
-        assert_eq!(seldom.poll(), Poll::Ready("woken twice"));
+        assert!(polled.is_woken());
+        assert_eq!(polled.poll(), Poll::Ready("woken twice"));
     }
 
     #[test]
-    fn whoever_polled_it_last_is_woken() {
-        let (told, hears) = oneshot::channel();
-        let mut seldom = pin!(PollOnWake::new(hears));
+    fn the_last_task_that_polled_is_woken() {
+        let (sender, receiver) = oneshot::channel();
+        let mut polled = pin!(PollOnWake::new(receiver));
         let (mut former, mut last) = (spawn(()), spawn(()));
         for task in [&mut former, &mut last] {
-            assert!(task.enter(|cx, _| seldom.as_mut().poll(cx)).is_pending());
+            assert!(task.enter(|cx, _| polled.as_mut().poll(cx)).is_pending());
         }
-        told.send(7).expect("it is waited for");
+        sender.send(7).expect("it is waited for");
         assert!(last.is_woken() && !former.is_woken());
-        assert_eq!(last.enter(|cx, _| seldom.as_mut().poll(cx)), Poll::Ready(Ok(7)));
+        assert_eq!(last.enter(|cx, _| polled.as_mut().poll(cx)), Poll::Ready(Ok(7)));
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn no_word_is_lost_between_threads() {
+    async fn no_wake_up_is_lost_between_threads() {
         for _ in 0..2000 {
             let (here, there) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-            let (hears, tells) = (here.clone(), there.clone());
+            let (receives, sends) = (here.clone(), there.clone());
             let other = tokio::spawn(async move {
                 for _ in 0..3 {
-                    PollOnWake::new(Box::pin(hears.notified())).await;
-                    tells.notify_one();
+                    PollOnWake::new(Box::pin(receives.notified())).await;
+                    sends.notify_one();
                 }
             });
             for _ in 0..3 {
-                let mut heard = PollOnWake::new(Box::pin(there.notified()));
-                assert!(poll!(&mut heard).is_pending());
+                let mut received = PollOnWake::new(Box::pin(there.notified()));
+                assert!(poll!(&mut received).is_pending());
                 here.notify_one();
-                heard.await;
+                received.await;
             }
             other.await.expect("it ends");
         }

@@ -1,9 +1,9 @@
-//! Timers that hardly ever go off: what ends a call that takes too long, or a client that says nothing.
+//! Timers that rarely fire: timeouts of calls, and keep-alive intervals.
 //!
-//! There are some for each call, and each is given up a moment later. To put one into the runtime's wheel of timers and
-//! to take it out again costs two locks, which all threads share, and an allocation: together more than reading the
-//! call. So a thread of the runtime keeps the timers that were given up, for the next that needs one; and one that is
-//! to go off *later* than it would is left as it is: when it does, it is moved on to what has been asked for since.
+//! Each call sets several, and drops them a moment later. Adding a timer to the runtime's timer wheel and
+//! removing it costs two locks, which all threads share, and an allocation: together more than reading the
+//! call. So a thread of the runtime pools dropped timers for the next use. A timer whose deadline is moved
+//! *later* is left in the wheel: when it fires, it is reset to the new deadline.
 
 use std::{
     cell::RefCell,
@@ -16,50 +16,52 @@ use tokio::time::{Sleep, sleep_until};
 /// A timer that wakes at a moment, and can be moved to another.
 #[derive(Debug)]
 pub struct PooledTimer {
-    /// There until it is dropped.
+    /// `Some` until dropped.
     timer: Option<Pin<Box<Sleep>>>,
-    /// When it is to wake. The timer goes off then or before.
+    /// When it wakes. The inner timer fires at this moment or before.
     due: Instant,
     kind: TimerKind,
 }
 
-/// What a timer is for. Those for the same are mostly set for the same time ahead, so that one which is used again goes
-/// off before it is wanted, hardly ever after.
+/// Purpose of a timer. Timers of one kind mostly have the same duration, so a reused timer mostly fires
+/// before its new deadline, not after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimerKind {
-    /// A connection on which a client is to begin its next request.
+    /// The next request on a client's connection.
     Request,
-    /// A client that has heard nothing for a while.
+    /// The next keep-alive message to a client.
     KeepAlive,
-    /// A server that is to answer.
+    /// The response of a server.
     Response,
 }
 
-/// Timers of a kind that a thread keeps at most: some 200 bytes each. What woke by one that is kept stays allocated until
-/// the timer is used again or has gone off.
+/// Timers of one kind in a thread's pool at most: some 200 bytes each. The waker of a pooled timer stays
+/// allocated until the timer is reused or fires.
 const MAX_POOLED: usize = 64;
 
 type TimerPool = [Vec<Pin<Box<Sleep>>>; 3];
 
 thread_local! {
-    /// Nothing on a thread that does not belong to one runtime for good: a timer is of no use in another.
+    /// `None` on a thread that does not belong to one runtime for its whole life: a timer works only in its
+    /// own runtime.
     static ALARMS: RefCell<Option<TimerPool>> = const { RefCell::new(None) };
 }
 
-/// From here on this thread keeps its timers. It belongs to one runtime, and calls [`disable_timer_pool`] before that ends.
+/// Enables the timer pool of this thread. The thread belongs to one runtime, and calls [`disable_timer_pool`]
+/// before that ends.
 pub fn enable_timer_pool() {
     ALARMS.set(Some(TimerPool::default()));
 }
 
-/// Gives up the timers that this thread keeps, and keeps none any more.
+/// Drops the timer pool of this thread, and disables it.
 pub fn disable_timer_pool() {
     drop(ALARMS.take());
 }
 
-// === impl Alarm ===
+// === impl PooledTimer ===
 
 impl PooledTimer {
-    /// A timer that is set.
+    /// Sets a timer.
     ///
     /// # Panics
     /// Outside a runtime.
@@ -71,7 +73,7 @@ impl PooledTimer {
         alarm
     }
 
-    /// Moves it to another moment.
+    /// Moves the deadline.
     pub fn set(&mut self, due: Instant) {
         self.due = due;
         if self.timer().deadline() > due.into() {
@@ -79,7 +81,7 @@ impl PooledTimer {
         }
     }
 
-    /// Resolves when its moment has come.
+    /// Resolves at the deadline.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let due = self.due.into();
         let mut timer = self.timer();
@@ -126,16 +128,16 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// How many timers this thread keeps.
+    /// Number of timers in this thread's pool.
     fn kept() -> usize {
         ALARMS.with_borrow(|kept| kept.as_ref().map_or(0, |kept| kept.iter().map(Vec::len).sum()))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_is_used_again_wakes_at_its_new_moment_earlier_or_later() {
+    async fn a_reused_timer_wakes_at_its_new_deadline() {
         let clock = SystemClock::new();
         enable_timer_pool();
-        // The first seconds of the former: not polled, running, over.
+        // The former timer, after its first seconds: not polled, running, fired.
         for (former, polled, after) in
             [(5, false, 0), (5, true, 0), (5, true, 3), (5, true, 5), (1, true, 0), (20, true, 1)]
         {
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_is_set_anew_wakes_then() {
+    async fn a_timer_that_is_reset_wakes_at_the_new_deadline() {
         let clock = SystemClock::new();
         let began = clock.now();
         let mut alarm = PooledTimer::at(began + SECOND, TimerKind::KeepAlive);
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_thread_keeps_so_many_and_none_once_it_has_forgotten_them() {
+    async fn a_timer_pool_is_bounded_and_can_be_disabled() {
         let due = SystemClock::new().now() + SECOND;
         let alarms =
             || (0..2 * MAX_POOLED).map(|_| PooledTimer::at(due, TimerKind::KeepAlive)).collect::<Vec<_>>();

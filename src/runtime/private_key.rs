@@ -1,4 +1,4 @@
-//! Where the private key of a certificate is.
+//! The private key of a certificate, and where it comes from.
 
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use std::{
@@ -9,16 +9,16 @@ use std::{
     sync::Arc,
 };
 
-/// A private key in PEM: PKCS #8, PKCS #1 or SEC 1, not encrypted. `Display` says where it is, and nothing shows it.
+/// A private key in PEM: PKCS #8, PKCS #1 or SEC 1, not encrypted. `Display` shows its source, never the key.
 #[derive(Clone, PartialEq, Eq)]
 pub enum PrivateKey {
     /// In this file, which is read whenever the key is needed.
     File(PathBuf),
-    /// At hand, since the configuration was read.
+    /// In memory, from the configuration.
     Inline(Arc<InlineKey>),
 }
 
-/// A key, and where it was, in words.
+/// A key and its source, in words.
 #[derive(PartialEq, Eq)]
 pub struct InlineKey {
     pem: String,
@@ -31,7 +31,7 @@ const MAX_PEM: u64 = 1 << 20;
 // === impl PrivateKey ===
 
 impl PrivateKey {
-    /// The key that this is, with where it was, in words.
+    /// A key in memory with its source, in words.
     pub fn inline(pem: String, from: String) -> Self {
         Self::Inline(Arc::new(InlineKey { pem, source: from }))
     }
@@ -39,7 +39,7 @@ impl PrivateKey {
     /// Reads the key.
     ///
     /// # Errors
-    /// What is wrong with it, without where it is.
+    /// What is wrong with the key, without its source.
     pub fn read(&self) -> Result<PrivateKeyDer<'static>, String> {
         let key = match self {
             Self::File(path) => PrivateKeyDer::from_pem_slice(&read_pem(path)?),
@@ -73,7 +73,7 @@ impl fmt::Debug for PrivateKey {
 /// Reads a PEM file of at most 1 MiB.
 ///
 /// # Errors
-/// What is wrong with it, without its name.
+/// What is wrong with the file, without its name.
 pub fn read_pem(path: &Path) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(|error| error.to_string())?;

@@ -1,8 +1,8 @@
-//! Locks and tasks, for what is also run in every order that chance finds.
+//! Locks and tasks for code that the model checker (shuttle) also runs in many schedules.
 //!
-//! They are the standard library's and tokio's underneath. In this crate's own tests a lock is also a place where
-//! another task may go on first, and a task one of the checker's, for as long as `explore_schedules` runs: what is
-//! checked is then the very code that is shipped.
+//! They are the standard library's and tokio's. In this crate's own unit tests, while `explore_schedules`
+//! runs, a lock is also a point where another task may run first, and a task is one of the checker's: the
+//! checker runs the very code that is shipped.
 
 use std::{
     future::Future,
@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 #[cfg(test)]
 pub use tried::explore_schedules;
 
-/// A lock. A panic while it is held does not spoil it: what it guards is changed in steps that are each whole.
+/// A lock without poisoning: the guarded value is consistent after each step, so a panic does not spoil it.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(sync::Mutex<T>);
 
@@ -43,7 +43,7 @@ impl<T> From<T> for Mutex<T> {
 pub fn spawn_on(work: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
     #[cfg(test)]
     if tried::is_on() {
-        // Dropping the handle does not end it.
+        // Dropping the handle does not end the task.
         return drop(shuttle::future::spawn(work));
     }
     drop(runtime.spawn(work));
@@ -63,12 +63,12 @@ mod tried {
         static IS_ON: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Orders are tried, until this is dropped.
+    /// Schedules are explored until this is dropped.
     struct On;
 
-    /// Steps of all tasks together, after which somebody is taken to wait for ever.
+    /// Steps of all tasks together, above which a task is taken to wait for ever.
     const STEPS: usize = 1_000_000;
-    /// What runs on each task's own stack includes a whole client.
+    /// Stack of each task: it includes a whole client.
     const STACK: usize = 1 << 20;
 
     // === impl On ===
@@ -83,21 +83,21 @@ mod tried {
         IS_ON.get() && !thread::panicking()
     }
 
-    /// Takes a lock, but lets others go first.
+    /// Takes a lock, but lets other tasks run first.
     pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         loop {
             shuttle::thread::yield_now();
             match mutex.try_lock() {
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
                 Ok(guard) => return guard,
-                // All tasks are on one thread: who holds it must go on first.
+                // All tasks are on one thread: the holder must run first.
                 Err(TryLockError::WouldBlock) => {}
             }
         }
     }
 
-    /// Runs `world` in as many orders of its steps as `SCHEDULES` says, or `default`. Panics where one of
-    /// them panics, or leaves somebody waiting for ever; timers never end. Says which seed it was.
+    /// Runs `world` in as many schedules as the variable `SCHEDULES` says, or `default`. Panics, with the
+    /// seed, where a schedule panics or leaves a task waiting for ever; timers never fire.
     pub fn explore_schedules<F: Future<Output = ()> + Send>(
         default: usize,
         world: impl Fn() -> F + Send + Sync + 'static,
@@ -106,7 +106,7 @@ mod tried {
         let mut config = Config::new();
         config.stack_size = STACK;
         config.max_steps = MaxSteps::FailAfter(STEPS);
-        // Timers are there, and no time passes: nobody drives this runtime.
+        // Timers exist, and time stands still: no thread drives this runtime.
         let clock = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)

@@ -1,4 +1,4 @@
-//! How much there is, in all, of each principal, and of each route and status, counted as it changes.
+//! Counts of a store's tasks: in all, of each principal, and of each route and status.
 
 use super::{StoreUsage, TaskTally};
 use crate::task::Record;
@@ -7,17 +7,17 @@ use std::{
     sync::Arc,
 };
 
-/// What is kept, in numbers.
+/// Tasks and bytes, counted as they change.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct StoreCounts {
     all: UsageShare,
-    /// One that has no task is not in it.
+    /// A principal without tasks has no entry.
     principals: HashMap<[u8; 16], UsageShare>,
-    /// Tasks by route and status. One that has none is not in it.
+    /// Tasks by route and status. A pair without tasks has no entry.
     census: HashMap<(Arc<str>, &'static str), usize>,
 }
 
-/// A task as it is counted.
+/// The fields of a task that it is counted by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CountedTask {
     pub(super) principal: [u8; 16],
@@ -26,34 +26,35 @@ pub(super) struct CountedTask {
     pub(super) bytes: usize,
 }
 
-/// What one principal has.
+/// Tasks and bytes of one principal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UsageShare {
     pub(super) tasks: usize,
     pub(super) stored_bytes: usize,
 }
 
-/// What the records of a store come to, counted anew, and where the store's counts differ from it.
+/// The counts of a store's records, counted anew, and their differences from the store's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recount {
     /// Of each principal that has tasks.
     pub usage: BTreeMap<[u8; 16], StoreUsage>,
     pub census: BTreeSet<TaskTally>,
-    /// What is counted otherwise, in words; empty where the counts are right.
+    /// Descriptions of the differences; empty where the store's counts are right.
     pub differences: Vec<String>,
 }
 
-/// By how much counts differ from what there is.
+/// Difference between two counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CountDifference {
-    /// Principals, and pairs of a route and a status, whose counts differ.
+    /// Number of principals, and of pairs of route and status, whose counts differ.
     pub(super) counts: usize,
-    /// What principals were counted that is not there, and what is there and was not counted.
+    /// Tasks and bytes that were counted for principals and do not exist, and those that exist and were not
+    /// counted.
     pub(super) surplus: UsageShare,
     pub(super) missing: UsageShare,
 }
 
-// === impl Counts ===
+// === impl StoreCounts ===
 
 impl StoreCounts {
     pub(super) fn usage(&self, principal: &[u8; 16]) -> StoreUsage {
@@ -70,19 +71,19 @@ impl StoreCounts {
         self.principals.get(principal).copied().unwrap_or_default()
     }
 
-    /// How many tasks there are of each route and status.
+    /// Tasks of each route and status.
     pub(super) fn census(&self) -> Vec<TaskTally> {
         let each = self.census.iter();
         each.map(|((route, status), tasks)| TaskTally { route: Arc::clone(route), status, tasks: *tasks })
             .collect()
     }
 
-    /// There is one more.
+    /// Adds a task.
     pub(super) fn add(&mut self, one: &CountedTask) {
         self.add_share(one, UsageShare { tasks: 1, stored_bytes: one.bytes });
     }
 
-    /// There are so many more of the same principal, route and status; their bytes are all of them together.
+    /// Adds several tasks of one principal, route and status, with the sum of their bytes.
     pub(super) fn add_share(&mut self, of: &CountedTask, more: UsageShare) {
         for share in [&mut self.all, self.principals.entry(of.principal).or_default()] {
             share.add(more);
@@ -90,8 +91,8 @@ impl StoreCounts {
         *self.census.entry((Arc::clone(&of.route), of.status)).or_default() += more.tasks;
     }
 
-    /// There is one less. Whether there was one: counts that were wrong before stay at nothing, as one below it would be
-    /// more than every quota.
+    /// Subtracts a task. Returns whether it was counted: wrong counts saturate at zero, because a negative
+    /// count would exceed every quota.
     #[must_use]
     pub(super) fn subtract(&mut self, one: &CountedTask) -> bool {
         let less = UsageShare { tasks: 1, stored_bytes: one.bytes };
@@ -114,7 +115,7 @@ impl StoreCounts {
         was_there
     }
 
-    /// By how much these differ from `right`.
+    /// The difference of these counts from `right`.
     pub(super) fn difference(&self, right: &Self) -> CountDifference {
         let mut error = CountDifference::default();
         let principals: BTreeSet<_> = self.principals.keys().chain(right.principals.keys()).collect();
@@ -129,11 +130,11 @@ impl StoreCounts {
         error
     }
 
-    /// What these come to, which were counted anew, and where `others` differ.
+    /// These counts, counted anew, and the differences of `others`.
     pub(super) fn compare(&self, others: &Self) -> Recount {
         let differences = match self == others {
             true => Vec::new(),
-            false => vec![format!("{others:?} is counted, and there is {self:?}")],
+            false => vec![format!("{others:?} is counted, but the rows have {self:?}")],
         };
         Recount {
             usage: self.principals.keys().map(|principal| (*principal, self.usage(principal))).collect(),
@@ -148,7 +149,7 @@ impl StoreCounts {
     }
 }
 
-// === impl Share ===
+// === impl UsageShare ===
 
 impl UsageShare {
     pub(super) fn add(&mut self, more: Self) {
@@ -156,14 +157,14 @@ impl UsageShare {
         self.stored_bytes = self.stored_bytes.saturating_add(more.stored_bytes);
     }
 
-    /// Whether there was as much.
+    /// Returns whether there was as much.
     pub(super) fn subtract(&mut self, less: Self) -> bool {
         let was_there = self.tasks >= less.tasks && self.stored_bytes >= less.stored_bytes;
         *self = self.less(less);
         was_there
     }
 
-    /// What is left of it without `other`.
+    /// The rest without `other`.
     fn less(self, other: Self) -> Self {
         Self {
             tasks: self.tasks.saturating_sub(other.tasks),
@@ -172,7 +173,7 @@ impl UsageShare {
     }
 }
 
-// === impl Counted ===
+// === impl CountedTask ===
 
 impl CountedTask {
     pub(super) fn of(record: &Record) -> Self {
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_subtracted_and_was_not_counted_leaves_nothing_below_zero() {
+    fn counts_never_fall_below_zero() {
         let mut counts = StoreCounts::default();
         counts.add(&counted(1, 10));
         assert!(!counts.subtract(&counted(2, 1)), "the second has none");
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_counts_says_what_is_too_much_and_what_is_missing() {
+    fn a_difference_of_counts_has_surplus_and_missing_tasks() {
         let (mut counts, mut right) = (StoreCounts::default(), StoreCounts::default());
         [counted(1, 10), counted(1, 20), counted(2, 5)].iter().for_each(|one| counts.add(one));
         [counted(1, 10), counted(3, 7)].iter().for_each(|one| right.add(one));

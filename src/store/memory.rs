@@ -1,8 +1,8 @@
-//! Tasks kept in this process.
+//! Tasks in this process.
 //!
-//! Records lie in a sharded map, so that polls of different tasks do not wait for each other. What
-//! must be known across all of them, which are due and how much there is, stands in one small
-//! index behind one lock; a change that leaves it as it is does not take the lock.
+//! Records are in a sharded map, so that polls of different tasks do not contend. The due times and the
+//! counts of all records are in one small index behind one lock; a change that does not affect them does not
+//! take the lock.
 
 use super::{
     DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Recount, Store, StoreBounds, StoreError,
@@ -26,11 +26,12 @@ use std::{
     },
 };
 
-/// Forgets everything at exit.
+/// A store in memory, which ends with the process.
 #[derive(Debug)]
 pub struct MemoryStore {
     shared: Arc<SharedRecords>,
-    /// Which of the processes that use it one after the other this is. The first forgets everything at exit.
+    /// Identifies this process among those that use the store one after the other. The store of node 0 is not
+    /// durable.
     node: u64,
 }
 
@@ -38,9 +39,9 @@ pub struct MemoryStore {
 struct SharedRecords {
     bounds: SwapCell<StoreBounds>,
     records: DashMap<TaskId, MemoryEntry>,
-    /// How many records there have been.
+    /// Number of records ever inserted.
     inserted: AtomicU64,
-    /// Taken after the entry of `records` that it is about, where one is held, never before.
+    /// Locked after the entry of `records`, never before.
     index: Mutex<RecordIndex>,
 }
 
@@ -48,35 +49,35 @@ struct SharedRecords {
 struct MemoryEntry {
     version: RecordVersion,
     record: Arc<Record>,
-    /// In the order in which they were inserted.
+    /// Position in the order of insertion.
     number: u64,
-    /// Who holds it.
+    /// The process that owns the record.
     node: u64,
     anchor: Option<Bytes>,
 }
 
-/// What is known of all records together.
+/// Index of all records.
 #[derive(Debug, Default)]
 struct RecordIndex {
     due: BTreeSet<(Timestamp, TaskId)>,
-    /// The tasks of each owner in their order; one that has none is not in it.
+    /// The tasks of each owner in their order; an owner without tasks has no entry.
     owners: HashMap<TaskPrincipal, BTreeSet<ListCursor>>,
-    /// Those that have not ended, and those that have, by their numbers.
+    /// Unfinished and finished tasks by their numbers.
     recent: [BTreeMap<u64, TaskId>; 2],
     counts: StoreCounts,
 }
 
-// === impl Memory ===
+// === impl MemoryStore ===
 
 impl Default for MemoryStore {
-    /// Without bounds.
+    /// A store without bounds.
     fn default() -> Self {
         Self::bounded(StoreBounds::NONE)
     }
 }
 
 impl MemoryStore {
-    /// Keeps no more than this.
+    /// A store with these bounds.
     pub fn bounded(bounds: StoreBounds) -> Self {
         let kept = SharedRecords {
             bounds: SwapCell::new(bounds),
@@ -87,14 +88,14 @@ impl MemoryStore {
         Self { shared: Arc::new(kept), node: 0 }
     }
 
-    /// Counts the records anew, for tests; no other may change them meanwhile.
+    /// Counts the records anew, for tests; they must not change meanwhile.
     pub fn recount(&self) -> Recount {
         let mut counts = StoreCounts::default();
         self.shared.records.iter().for_each(|kept| counts.add(&CountedTask::of(&kept.record)));
         counts.compare(&self.shared.index.lock().counts)
     }
 
-    /// The same records as the next process finds them: a restart without a disk, for tests.
+    /// The same records for the next process: a restart without a disk, for tests.
     #[must_use]
     pub fn restarted(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), node: self.node + 1 }
@@ -108,7 +109,7 @@ impl Store for MemoryStore {
             Entry::Occupied(_) => Err(StoreError::Exists),
             Entry::Vacant(slot) => {
                 let number = self.shared.inserted.fetch_add(1, Ordering::Relaxed);
-                // Held until the index knows the record too: nobody may remove it in between.
+                // Keep the entry locked until the index has the record: it must not be removed in between.
                 let _kept = slot.insert(MemoryEntry {
                     version: RecordVersion::FIRST,
                     record: Arc::clone(&record),
@@ -159,7 +160,7 @@ impl Store for MemoryStore {
 
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
         let mut found = Vec::new();
-        // Asked at a start, and in tests: no index is kept for it.
+        // This runs at a start, and in tests: it needs no index.
         for mut kept in self.shared.records.iter_mut() {
             if found.len() == limit {
                 break;
@@ -206,19 +207,19 @@ impl Store for MemoryStore {
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
         let mut found = Vec::new();
-        let mut from = after.map_or(Bound::Unbounded, |place| Bound::Excluded(place.clone()));
+        let mut from = after.map_or(Bound::Unbounded, |cursor| Bound::Excluded(cursor.clone()));
         loop {
             let page: Vec<_> = {
                 let index = self.shared.index.lock();
-                let places = index.owners.get(owner).into_iter();
-                let places = places.flat_map(|places| places.range((from.clone(), Bound::Unbounded)));
-                places.take(limit - found.len()).cloned().collect()
+                let cursors = index.owners.get(owner).into_iter();
+                let cursors = cursors.flat_map(|cursors| cursors.range((from.clone(), Bound::Unbounded)));
+                cursors.take(limit - found.len()).cloned().collect()
             };
-            // What has been forgotten in this moment is made up for by what comes behind it. An id may
-            // even be somebody else's by now.
-            let there = |place: &ListCursor| {
-                let record = Arc::clone(&self.shared.records.get(&place.id)?.record);
-                (record.owner == *owner && ListCursor::of(&record) == *place).then_some(record)
+            // Records that were removed in this moment are made up for by later ones. Their id may even be
+            // that of another record by now.
+            let there = |cursor: &ListCursor| {
+                let record = Arc::clone(&self.shared.records.get(&cursor.id)?.record);
+                (record.owner == *owner && ListCursor::of(&record) == *cursor).then_some(record)
             };
             found.extend(page.iter().filter_map(there));
             match page.last() {
@@ -242,7 +243,7 @@ impl Store for MemoryStore {
                 let young = index.recent[usize::from(is_ended)].range(..below).rev();
                 young.take(limit - found.len()).map(|(number, id)| (*number, id.clone())).collect()
             };
-            // What has changed in this moment is made up for by what comes behind it.
+            // Records that have changed in this moment are made up for by later ones.
             let there = |(number, id): &(u64, TaskId)| {
                 let kept = self.shared.records.get(id)?;
                 let is_it = kept.number == *number && kept.record.state.is_ended() == is_ended;
@@ -265,7 +266,7 @@ impl Store for MemoryStore {
     }
 }
 
-// === impl Index ===
+// === impl RecordIndex ===
 
 impl RecordIndex {
     fn add(&mut self, record: &Record, number: u64) {
@@ -282,16 +283,16 @@ impl RecordIndex {
         let was_there = self.counts.subtract(&CountedTask::of(record));
         debug_assert!(was_there, "what is subtracted was added: {record:?}");
         self.recent[usize::from(record.state.is_ended())].remove(&number);
-        if let Some(places) = self.owners.get_mut(facts.owner) {
-            places.remove(&ListCursor::of(record));
-            if places.is_empty() {
+        if let Some(cursors) = self.owners.get_mut(facts.owner) {
+            cursors.remove(&ListCursor::of(record));
+            if cursors.is_empty() {
                 self.owners.remove(facts.owner);
             }
         }
     }
 }
 
-/// What the index knows of one record, besides its id.
+/// The indexed fields of a record, besides its id.
 #[derive(PartialEq, Eq)]
 struct IndexedFields<'a> {
     due: Timestamp,
@@ -301,7 +302,7 @@ struct IndexedFields<'a> {
     status: &'static str,
 }
 
-// === impl Facts ===
+// === impl IndexedFields ===
 
 impl<'a> IndexedFields<'a> {
     fn of(record: &'a Record) -> Self {
@@ -322,7 +323,7 @@ mod tests {
     use std::time::Duration;
 
     #[tokio::test]
-    async fn nothing_stays_behind_of_what_is_forgotten() {
+    async fn a_removed_record_leaves_no_index_entries() {
         let store = MemoryStore::default();
         for number in 0..100 {
             let owner = TaskPrincipal {

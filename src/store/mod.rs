@@ -1,15 +1,15 @@
-//! Where tasks are kept.
+//! Storage of tasks.
 //!
-//! A store keeps [`Record`]s, one version at a time. It changes none by itself: who wants a change
-//! loads, applies an event, and swaps; a lost race means loading again ([`update`]). Records are
-//! shared, not copied: a result of megabytes is kept once however many ask for it.
+//! A store keeps [`Record`]s, one version at a time. It changes none by itself: a caller loads a record,
+//! applies an event, and swaps it; if another change was faster, it loads again ([`update`]). Records are
+//! shared, not copied: a result of megabytes is in memory once however many read it.
 //!
-//! A record is held by the process that inserted it, until another takes it over. What no process works at any
-//! more is an orphan: a store that outlives its process gives the next one what it left behind, and its
-//! [anchor](Store::anchor), by which a call may be taken up again.
+//! A record is owned by the process that inserted it, until another takes it over. A record without a running
+//! owner is an orphan: a durable store gives the next process the orphans and their [anchors](Store::anchor),
+//! by which calls may be resumed.
 //!
-//! What every store promises is written as tests (`tests/it/stores/mod.rs`), and each store is asked
-//! the same questions. [`MemoryStore`] keeps tasks in this process, [`DiskStore`] in a folder.
+//! The guarantees of every store are tests (`tests/it/stores.rs`). [`MemoryStore`] keeps tasks in this
+//! process, [`DiskStore`] in a folder.
 
 use crate::{
     protocol::Timestamp,
@@ -34,23 +34,24 @@ pub use timed_store::TimedStore;
 /// Keeps task records, one version at a time.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Keeps a new record, as [`RecordVersion::FIRST`], held by this process. Once this returns, [`Store::load`] finds
-    /// it, here and in every replica, and does so after a loss of power if the store [outlives](Store::is_durable)
-    /// its process.
+    /// Inserts a new record, as [`RecordVersion::FIRST`], owned by this process. Once this returns,
+    /// [`Store::load`] finds it, here and in every replica, after a loss of power, too, if the store [is
+    /// durable](Store::is_durable).
     ///
     /// # Errors
-    /// [`StoreError::Exists`] where the id is taken; the record there is left alone.
+    /// [`StoreError::Exists`] if the id is taken; the existing record is not changed.
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError>;
 
-    /// The record and its version, or `Missing` where there is none.
+    /// The record and its version, or `None` where there is none.
     async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError>;
 
-    /// Keeps `record` where the kept version is still `version`, as the [next](RecordVersion::next); says whether
-    /// it was. A record that was removed meanwhile has no version, and stays removed. What has ended by
-    /// itself needs its anchor no more.
+    /// Replaces the record if its version is still `version`, by the [next](RecordVersion::next); returns
+    /// whether it did. A removed record has no version, and stays removed. The anchor of a record that has
+    /// ended by itself is removed.
     ///
     /// # Errors
-    /// [`StoreError::Full`] where it would grow beyond the store's [`StoreBounds`]; the record stays as it was.
+    /// [`StoreError::Full`] where it would grow beyond the store's [`StoreBounds`]; the record is not
+    /// changed.
     async fn swap(
         &self,
         version: RecordVersion,
@@ -58,34 +59,32 @@ pub trait Store: Send + Sync + 'static {
         flush: Durability,
     ) -> Result<bool, StoreError>;
 
-    /// Keeps by what the call of a task can be taken up again, or told that it is cancelled: bytes of whoever
-    /// holds it. `Missing` where there is nothing of the kind, or no need of it any more. Survives the process,
-    /// not a loss of power. Unknown ids are no error.
+    /// Stores a task's anchor: the bytes by which its call can be resumed or cancelled. `None` removes it.
+    /// Survives the process, not a loss of power. Unknown ids are no error.
     async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError>;
 
-    /// At most `limit` of the records that a process held which is gone, and that somebody must see to: those
-    /// that have not ended, and those that were cancelled and still have an anchor. They are this process's
-    /// from then on, so each is given once.
+    /// Takes over at most `limit` orphans: unfinished records of former processes, and cancelled ones that
+    /// still have an anchor. They are owned by this process from then on, so each is returned once.
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError>;
 
-    /// Whether what it keeps is there for the next process.
+    /// Whether the records are there for the next process.
     fn is_durable(&self) -> bool {
         false
     }
 
-    /// From now on it keeps no more than this; what is kept already stays.
+    /// Changes the bounds; stored records are kept.
     fn set_bounds(&self, bounds: StoreBounds);
 
-    /// Forgets a record; unknown ids are no error.
+    /// Removes a record; unknown ids are no error.
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError>;
 
-    /// At most `limit` of the records whose [`Record::due_at`] is not after `now`, the longest due first.
+    /// At most `limit` of the records whose [`Record::due`] is not after `now`, the longest due first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError>;
 
-    /// At most `limit` records of one owner in the order of their [`ListCursor`], from behind `after` on, whose
-    /// results may be left out (empty), as lists show none;
-    /// fewer only where there are no more. Going on behind the last of one page, page by page, meets
-    /// every record once that is there all the while, whatever comes and goes meanwhile.
+    /// At most `limit` records of one owner in the order of their [`ListCursor`], after `after`; fewer only
+    /// if there are no more. Their results may be left out (empty), because lists show none. Paging from the
+    /// last record of each page returns every record once that exists all the while, whatever is added or
+    /// removed meanwhile.
     async fn list(
         &self,
         owner: &TaskPrincipal,
@@ -93,10 +92,10 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError>;
 
-    /// At most `limit` records of all owners, of those that have ended or of those that have not, the last inserted
-    /// first, from below `below` on, each with its number in that order, whose results may be left out as in
-    /// [`Store::list`]; fewer only where there are no more. For operators: those that have not ended are all looked
-    /// at, of the others no more than are asked for.
+    /// At most `limit` finished or unfinished records of all owners, the last inserted first, below number
+    /// `below`; fewer only if there are no more. Each has its number in that order; results may be left out
+    /// as in [`Store::list`]. For operators: reads all unfinished records, and no more finished ones than
+    /// requested.
     async fn recent(
         &self,
         is_ended: bool,
@@ -104,19 +103,19 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(u64, Arc<Record>)>, StoreError>;
 
-    /// How much is kept, in all and for one principal ([`TaskPrincipal::principal`](crate::task::TaskPrincipal)), for
-    /// the quotas. Answered from memory, so that a quota can be checked under a lock.
+    /// Usage in all and of one principal ([`Owner::principal`](crate::task::Owner)), for the quotas. Answered
+    /// from memory, so that a quota can be checked under a lock.
     fn usage(&self, principal: &[u8; 16]) -> StoreUsage;
 
-    /// How many records there are of each route and status, in no order; none of which there are none. Costs the
-    /// same however many that are.
+    /// Number of records of each route and status, in no order, without zeros. The cost does not depend on
+    /// the number of records.
     async fn census(&self) -> Result<Vec<TaskTally>, StoreError>;
 
-    /// Writes what is not written yet, and lets go of what it is kept in. Nothing is asked of it afterwards.
+    /// Flushes pending changes, and releases the storage. The store must not be used afterwards.
     async fn close(&self) {}
 }
 
-/// What a change must survive once it is acknowledged, where the store outlives its process.
+/// What a change must survive once it is acknowledged, if the store is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
     /// The end of the process.
@@ -129,11 +128,11 @@ pub enum Durability {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueTask {
     pub id: TaskId,
-    /// It may be forgotten; else it is to be renewed.
+    /// Whether it may be removed; otherwise its lease is to be renewed.
     pub is_ended: bool,
 }
 
-/// A record that a process held which is gone.
+/// A record of a former process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanTask {
     pub version: RecordVersion,
@@ -141,73 +140,73 @@ pub struct OrphanTask {
     pub anchor: Option<Bytes>,
 }
 
-/// Counts the changes of one record, so that the later of two is known by it.
+/// Version of a record; a later change has a greater one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RecordVersion(pub u64);
 
-/// Where a record stands among those of its owner: by age, then by id. There may be no record there
-/// any more.
+/// Position of a record among those of its owner: by age, then by id. The record may have been removed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListCursor {
     pub created: Timestamp,
     pub id: TaskId,
 }
 
-/// How much a store keeps. Ended tasks count until they are forgotten.
+/// Usage of a store. Finished tasks count until they are removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreUsage {
-    /// Tasks of the principal that was asked about, on all routes.
+    /// Tasks of the principal, on all routes.
     pub tasks_of_principal: usize,
     /// Tasks in all.
     pub tasks: usize,
     /// The sum of [`Record::stored_bytes`].
     pub stored_bytes: usize,
-    /// The same for the principal that was asked about.
+    /// The sum for the principal.
     pub stored_bytes_of_principal: usize,
 }
 
-/// How many tasks of one route and status are kept.
+/// Number of tasks of one route and status.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskTally {
     pub route: Arc<str>,
-    /// See [`TaskState::status`](crate::task::TaskState::status).
+    /// See [`State::status`](crate::task::State::status).
     pub status: &'static str,
     pub tasks: usize,
 }
 
-/// How much a store keeps at most, in bytes of [`Record::stored_bytes`]. A change that makes a record grow
-/// beyond is refused, except for what every task may need to say how it ended ([`StoreBounds::ALWAYS_ADMITTED`]).
+/// Bounds of a store, in bytes of [`Record::stored_bytes`]. A change that makes a record grow beyond them is
+/// refused, except for the bytes that every task may need to report its end
+/// ([`StoreBounds::ALWAYS_ADMITTED`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreBounds {
     pub stored_bytes: usize,
-    /// Of one principal, so that none takes the room of all.
+    /// Bytes of one principal, so that none uses up the store.
     pub stored_bytes_per_principal: usize,
 }
 
-/// Why a store could not do what it was asked.
+/// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("a task with this id exists already")]
     Exists,
-    /// There is no room for what was to be kept; the name of the limit in the configuration, or
+    /// The store is full; with the name of the limit in the configuration, or
     /// [`DISK_SPACE`](Self::DISK_SPACE).
-    #[error("there is no room for it ({0})")]
+    #[error("the task store has no space for it ({0})")]
     Full(&'static str),
     #[error("the task store does not answer: {0}")]
     Unavailable(String),
 }
 
-/// What became of an [`update`].
+/// Outcome of an [`update`].
 #[derive(Debug)]
 pub enum UpdateOutcome {
     /// The event is applied and stored.
     Applied {
-        /// The record as it was when the event met it.
+        /// The record before the event.
         before: Arc<Record>,
-        /// The record as it is kept now, and as which version.
+        /// The record as stored, and its version.
         after: Arc<Record>,
         version: RecordVersion,
-        /// What is to be done about it.
+        /// The effects to carry out.
         effects: Vec<TaskEffect>,
     },
     /// The event changes nothing.
@@ -216,7 +215,7 @@ pub enum UpdateOutcome {
     Unknown,
 }
 
-/// Applies `event` to the record under `id`, again and again until no one else was faster.
+/// Applies `event` to the record under `id`, and retries until no other change was faster.
 ///
 /// # Errors
 /// [`StoreError`] where the store fails.
@@ -226,7 +225,7 @@ pub async fn update(
     event: &TaskEvent,
     now: Timestamp,
 ) -> Result<UpdateOutcome, StoreError> {
-    // Ends: a race is only lost to a change that was kept.
+    // The loop ends: a swap fails only if another change was stored.
     loop {
         let Some((version, before)) = store.load(id).await? else {
             return Ok(UpdateOutcome::Unknown);
@@ -245,32 +244,31 @@ pub async fn update(
 // === impl StoreError ===
 
 impl StoreError {
-    /// The limit that is met where the disk has no space left, or its quota is used up.
+    /// The limit where the disk has no space left, or its quota is exhausted.
     pub const DISK_SPACE: &str = "free space of store.disk";
 }
 
-// === impl Flush ===
+// === impl Durability ===
 
 impl Durability {
-    /// What must survive of what happened to a task: its end does, as it was shown, and cannot be made to happen
-    /// again. What a task asks, or was answered, is of use to nobody but the call, which a loss of power ends.
+    /// The durability of an event: the end of a task must survive a loss of power, because it was shown and
+    /// cannot be repeated. Input requests and responses matter only to the call, which a loss of power ends.
     pub fn of(event: &TaskEvent) -> Self {
         if event.is_end() { Self::Machine } else { Self::Process }
     }
 }
 
-// === impl Bounds ===
+// === impl StoreBounds ===
 
 impl StoreBounds {
     /// No bounds.
     pub const NONE: Self = Self { stored_bytes: usize::MAX, stored_bytes_per_principal: usize::MAX };
 
-    /// A record of so many bytes is kept however full the store is, and one may grow by as many when it
-    /// ends: an error that says why a result was not kept must always fit. How many records there are is
-    /// bounded elsewhere.
+    /// A record of at most so many bytes is always admitted, and a record may grow by as many when it ends:
+    /// an error that says why a result was not stored must fit. The number of records is bounded elsewhere.
     pub const ALWAYS_ADMITTED: usize = 1 << 10;
 
-    /// Whether `after` may take the place of a record of `was` bytes, as so much is kept.
+    /// Whether `after` may replace a record of `was` bytes, given the current usage.
     ///
     /// # Errors
     /// [`StoreError::Full`] names the limit.
@@ -289,7 +287,7 @@ impl StoreBounds {
         Ok(())
     }
 
-    /// Whether `after` may take the place of a record of `was` bytes however much is kept.
+    /// Whether `after` may replace a record of `was` bytes whatever the usage is.
     fn is_always_admitted(was: usize, after: &Record) -> bool {
         let is = after.stored_bytes();
         let grows = is.saturating_sub(was);
@@ -297,10 +295,10 @@ impl StoreBounds {
     }
 }
 
-// === impl Version ===
+// === impl RecordVersion ===
 
 impl RecordVersion {
-    /// That of a record nobody has changed.
+    /// The version of an unchanged record.
     pub const FIRST: Self = Self(0);
 
     #[must_use]
@@ -309,7 +307,7 @@ impl RecordVersion {
     }
 }
 
-// === impl Place ===
+// === impl ListCursor ===
 
 impl ListCursor {
     pub fn of(record: &Record) -> Self {

@@ -1,24 +1,24 @@
-//! What is kept beside a store, never in it.
+//! The secret of a store, which is kept beside it, never in it.
 
 use ring::hmac;
 
-/// A secret that lasts as long as a store does: whoever has the store without it can neither tell whose its
-/// tasks are nor make up what the proxy gave its clients to come back with.
+/// A secret that lasts as long as a store: without it, a copy of the store neither reveals the owners of its
+/// tasks nor allows to forge state that the proxy gave its clients.
 #[derive(Clone)]
 pub struct StoreSecret(hmac::Key);
 
-/// What a key is derived for. No two are the same key.
+/// Purpose of a derived key. No two are the same key.
 #[derive(Clone, Copy, Debug)]
 pub enum KeyPurpose {
-    /// Telling principals apart.
+    /// Deriving principals.
     Principals,
     /// Sealing `requestState`.
     States,
-    /// Sealing what a call can be taken up with.
+    /// Sealing anchors.
     Anchors,
 }
 
-// === impl Secret ===
+// === impl StoreSecret ===
 
 impl StoreSecret {
     /// From random bytes.
@@ -26,7 +26,7 @@ impl StoreSecret {
         Self(hmac::Key::new(hmac::HMAC_SHA256, bytes))
     }
 
-    /// The key for one use (one step of HKDF, RFC 5869, 2.3: its input is uniform already).
+    /// The key for one purpose (one step of HKDF, RFC 5869, 2.3: its input is uniform already).
     pub fn key(&self, of: KeyPurpose) -> [u8; 32] {
         let label = match of {
             KeyPurpose::Principals => "deferral principals",

@@ -1,4 +1,4 @@
-//! How long a store takes for what it is asked, for operators.
+//! Duration of store operations, as a metric.
 
 use super::{
     DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError, StoreUsage,
@@ -14,17 +14,17 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use std::sync::Arc;
 
-/// A store whose time is taken.
+/// A store whose operations are timed.
 pub struct TimedStore {
     inner: Arc<dyn Store>,
     clock: SystemClock,
 }
 
-/// What is timed.
+/// The timed operations.
 const OPERATIONS: [&str; 9] =
     ["insert", "load", "swap", "anchor", "orphans", "remove", "due", "list", "recent"];
 
-// === impl Timed ===
+// === impl TimedStore ===
 
 impl TimedStore {
     pub fn new(inner: Arc<dyn Store>) -> Self {
@@ -32,13 +32,13 @@ impl TimedStore {
         Self { inner, clock: SystemClock::new() }
     }
 
-    async fn time<T>(&self, op: &str, asked: impl Future<Output = T>) -> T {
+    async fn time<T>(&self, op: &str, operation: impl Future<Output = T>) -> T {
         debug_assert!(
             OPERATIONS.contains(&op),
             "{op} is not among the operations that are counted from the start"
         );
         let since = self.clock.now();
-        let answer = asked.await;
+        let answer = operation.await;
         metrics::record_store_operation(op, self.clock.now() - since);
         answer
     }

@@ -1,6 +1,6 @@
-//! How a task came to be, and what has become of it since: for operators, who ask why.
+//! The cause and the history of a task, for operators.
 //!
-//! It is kept with the task, so it is there after a restart. Nothing is decided by it.
+//! They are stored with the task, so they are available after a restart. No decision depends on them.
 
 use crate::protocol::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -10,98 +10,99 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskCause {
     pub by: TaskTrigger,
-    /// The mode that held for its tool, as the configuration spells it.
+    /// The mode of its tool, as the configuration spells it.
     pub mode: String,
-    /// The threshold that held for its tool; of a ticket the time after which its client was answered with one.
+    /// The threshold of its tool; for a ticket, the time after which its client was answered with one.
     #[serde(rename = "after_ms", with = "millis")]
     pub after: Duration,
-    /// The pattern of the tool's rule that set what counted of them; `Missing` where no rule did: a setting of the route, or
-    /// of who holds the ticket.
+    /// The pattern of the tool's rule that set the mode or the time; `None` if no rule did: a setting of the
+    /// route, or of a ticket holder.
     #[serde(default)]
     pub rule: Option<String>,
-    /// The rollout that let its caller in, as in `25% by principal`; `Missing` where it holds for everybody.
+    /// The rollout that included its caller, as in `25% by principal`; `None` without a rollout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<String>,
 }
 
-/// What made a task of a call.
+/// The trigger that made a call a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskTrigger {
-    /// It had run for as long as the threshold.
+    /// The call had run as long as the threshold.
     Threshold,
     /// Its mode is `always`.
     Mode,
-    /// Its client asked for a task (2025-11-25, `params.task`).
+    /// The client requested a task (2025-11-25, `params.task`).
     Request,
-    /// It had run for as long as its client may wait without a ticket.
+    /// The call had run as long as its client may wait without a ticket.
     Ticket,
-    /// Its client left, and is owed what comes of it.
+    /// The client disconnected, and is owed the result.
     Departure,
-    /// The proxy was told to stop, and the next one can go on with it.
+    /// The proxy is shutting down, and the next process can resume the task.
     Stop,
 }
 
-/// What has become of a task, the oldest first. Changes of one kind that follow each other are one entry.
+/// The history of a task, the oldest entry first. Consecutive changes of one kind are one entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TaskHistory(Vec<HistoryEntry>);
 
-/// Changes of one kind, with nothing between them.
+/// Consecutive changes of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryEntry {
     pub what: HistoryKind,
-    /// The first of them.
+    /// The time of the first change.
     pub at: Timestamp,
-    /// The last, and how many there were, where there was more than one.
+    /// The last change and the number of changes, if there was more than one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again: Option<Repeats>,
 }
 
-/// More of the same.
+/// The repetitions of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repeats {
     pub until: Timestamp,
-    /// With the first.
+    /// The number of changes, including the first.
     pub times: u32,
 }
 
-/// What changed.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HistoryKind {
-    /// The server said how far it is.
+    /// The server reported progress.
     Progressed,
-    /// The server asked something.
+    /// The server sent an input request.
     Asked,
-    /// The server took a question back, or nobody waits for its answer any more.
+    /// The server withdrew an input request, or no client can answer it any more.
     Withdrawn,
-    /// The client answered.
+    /// The client sent an input response.
     Answered,
-    /// The tool gave its result.
+    /// The tool returned its result.
     Completed,
-    /// The tool gave a result that says that it failed.
+    /// The tool returned a result with `isError: true`.
     ToolFailed,
     /// The call ended in an error.
     Failed,
     /// It was cancelled.
     Cancelled,
-    /// Entries that were left out here, as there were too many.
+    /// Entries that were dropped here, because there were too many.
     Omitted,
 }
 
-/// Entries of one task. The first half and the last of them are kept; each takes some 80 bytes where it is written down.
+/// The maximum number of entries of one task. The first and the last half are kept; a stored entry takes some
+/// 80 bytes.
 pub const ENTRIES: usize = 32;
 
 // === impl Life ===
 
 impl TaskHistory {
-    /// In order.
+    /// The entries in order.
     pub fn entries(&self) -> &[HistoryEntry] {
         &self.0
     }
 
-    /// The same, and this at `now`.
+    /// The history with one more change at `now`.
     #[must_use]
     pub fn with(&self, what: HistoryKind, now: Timestamp) -> Self {
         let mut moments = self.0.clone();
@@ -110,7 +111,7 @@ impl TaskHistory {
             _ => moments.push(HistoryEntry { what, at: now, again: None }),
         }
         if moments.len() > ENTRIES {
-            // The entry in the middle stands for itself and the one behind it.
+            // The middle entry stands for itself and the next one.
             let next = moments.remove(ENTRIES / 2 + 1);
             let middle = &mut moments[ENTRIES / 2];
             let Repeats { until, times } = next.repeats();
@@ -129,7 +130,7 @@ impl HistoryEntry {
         self.again = Some(Repeats { until, times });
     }
 
-    /// The last of them, and how many there are.
+    /// The last change and the number of changes.
     pub fn repeats(&self) -> Repeats {
         self.again.unwrap_or(Repeats { until: self.at, times: 1 })
     }
@@ -174,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn however_much_happens_the_first_and_the_last_are_there_and_all_are_counted(
+        fn a_long_history_keeps_the_first_and_the_last_entries_and_counts_all(
             kinds in prop::collection::vec(0..4_usize, 0..500),
         ) {
             let what = [HistoryKind::Progressed, HistoryKind::Asked, HistoryKind::Answered, HistoryKind::Withdrawn];

@@ -1,21 +1,21 @@
-//! Task ids nobody can guess.
+//! Task ids that cannot be guessed.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, sync::Arc};
 
-/// Names one task: 128 random bits in 32 hexadecimal digits.
+/// Identifies one task: 128 random bits in 32 hexadecimal digits.
 ///
-/// An anonymous caller shows nothing but the id, so it must not be guessable
-/// (tasks extension, *Security Considerations*).
+/// The id is the only secret of an anonymous caller, so it must not be guessable (tasks extension, *Security
+/// Considerations*).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct TaskId(Arc<str>);
 
-/// The beginning of an id: what the log calls a task. It tells tasks apart, and nobody can use it as the id.
+/// The beginning of an id, for the log. It distinguishes tasks, and does not give access to them.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskTag<'a>(&'a TaskId);
 
-/// The text could not be the id of one of our tasks.
+/// The text is not the id of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a task id is 32 lower-case hexadecimal digits")]
 pub struct InvalidTaskId;
@@ -23,12 +23,12 @@ pub struct InvalidTaskId;
 // === impl TaskId ===
 
 impl TaskId {
-    /// A new id from given entropy.
+    /// A new id from entropy.
     pub fn from_entropy(entropy: [u8; 16]) -> Self {
         Self(format!("{:032x}", u128::from_be_bytes(entropy)).into())
     }
 
-    /// What a client calls a task. Anything that could not be one of ours names nothing.
+    /// Parses an id; `None` for text that cannot be one.
     pub fn parse(text: &str) -> Option<Self> {
         let ours = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         ours.then(|| Self(text.into()))
@@ -38,19 +38,19 @@ impl TaskId {
         &self.0
     }
 
-    /// What the log calls the task.
+    /// The short form for the log.
     pub fn tag(&self) -> TaskTag<'_> {
         TaskTag(self)
     }
 
-    /// The entropy it was made of.
+    /// The entropy of the id.
     pub fn entropy(&self) -> [u8; 16] {
         u128::from_str_radix(&self.0, 16).expect("an id is 32 hexadecimal digits").to_be_bytes()
     }
 }
 
 impl TaskTag<'_> {
-    /// How long it is.
+    /// The length of a tag, in hexadecimal digits.
     pub const DIGITS: usize = 8;
 }
 
@@ -62,7 +62,7 @@ impl TryFrom<String> for TaskId {
     }
 }
 
-// Not `Display`: where an id is written, it is said which of the two.
+// No `Display` for `TaskId`: callers must choose between the id and its tag.
 impl fmt::Display for TaskTag<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.0[..TaskTag::DIGITS])

@@ -1,38 +1,38 @@
-//! Moves a task from one state to the next.
+//! The state machine of a task.
 //!
-//! [`apply`] reads no clock, draws no random numbers and touches no store. The same record, event
-//! and time give the same answer, so a store may call it again after losing a race.
+//! [`apply`] reads no clock, draws no random numbers and touches no store. The same record, event and time
+//! give the same result, so a store may call it again after losing a race.
 
 use super::{HistoryKind, InputAnswer, Record, TaskState, retention};
 use crate::protocol::{Timestamp, frame::to_single_line, status_message::shorten, tool_result};
 use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Something that happened to a task.
+/// An event of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskEvent {
-    /// The server reported progress, in words. Long ones are shortened, here and below: they are
-    /// shown with every poll.
+    /// The server reported progress as text. Long texts are truncated, here and below, because they are sent
+    /// with every poll.
     Progressed { message: String },
-    /// The server asks the client something. `request` is the raw `{method, params}` object; `key` must
-    /// be new to the task.
+    /// The server sent an input request. `request` is the raw `{method, params}` object; `key` must be new to
+    /// the task.
     InputRequested { key: String, request: Bytes },
-    /// The server took a question back, or nobody waits for its answer any more.
+    /// The server withdrew an input request, or no client can answer it any more.
     InputWithdrawn { key: String },
-    /// The client answered some questions. Keys that are not outstanding are ignored. Where they `are_stored`, another
-    /// process can deliver them.
+    /// The client sent input responses. Keys that are not outstanding are ignored. If they `are_stored`,
+    /// another process can deliver them.
     InputAnswered { answers: BTreeMap<String, InputAnswer>, are_stored: bool },
-    /// The server has the answers under these keys.
+    /// The server has received the responses under these keys.
     InputDelivered { keys: Vec<String> },
-    /// The call returned a result, raw (also one with `isError: true`).
+    /// The call returned a result, raw (possibly with `isError: true`).
     Returned { result: Bytes },
-    /// The call ended in a JSON-RPC error, raw; `message` says it in words.
+    /// The call ended in a JSON-RPC error, raw; `message` is its text.
     Failed { error: Bytes, message: Option<String> },
     /// The task was cancelled.
     Cancelled { by: Canceller },
-    /// The server has described itself, which is called since before that.
+    /// The server has sent its `serverInfo`, after the task was created.
     ServerDescribed { server_info: Bytes },
-    /// Time to look whether the task's life must be extended while it works.
+    /// A check whether the `ttl` of a working task must be extended.
     TtlRenewed,
 }
 
@@ -43,14 +43,14 @@ pub enum Canceller {
     Operator,
 }
 
-/// What the caller is to do once the new record is stored.
+/// An action to take once the new record is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskEffect {
-    /// Give the server the answer to the question under this key.
+    /// Send the server the response to the input request under this key.
     AnswerUpstream { key: String, response: InputAnswer },
-    /// Tell the server the call is cancelled.
+    /// Cancel the call at the server.
     CancelUpstream,
-    /// Tell those who listen to the task.
+    /// Notify the watchers of the task.
     Announce,
 }
 
@@ -71,7 +71,7 @@ impl TaskEvent {
     /// The client of the task cancelled it.
     pub const CANCELLED_BY_CLIENT: Self = Self::Cancelled { by: Canceller::Client };
 
-    /// Whether the task has ended with it.
+    /// Whether the event ends the task.
     pub fn is_end(&self) -> bool {
         match self {
             Self::Returned { .. } | Self::Failed { .. } | Self::Cancelled { .. } => true,
@@ -86,11 +86,11 @@ impl TaskEvent {
     }
 }
 
-/// Applies `event` at `now`, giving the record to store and the effects to carry out after: answers
-/// and cancellation for the server first, the announcement last.
+/// Applies `event` at `now`. Returns the record to store and the effects to carry out afterwards: responses
+/// and cancellation for the server first, the notification last.
 ///
 /// # Errors
-/// [`EventRefusal`] where the event changes nothing; there is nothing to store then.
+/// [`EventRefusal`] if the event changes nothing; then there is nothing to store.
 pub fn apply(
     record: &Record,
     event: TaskEvent,
@@ -99,8 +99,8 @@ pub fn apply(
     if record.state.is_ended() {
         return Err(EventRefusal::Ended);
     }
-    // Another replica's clock may run behind: a task's time is never turned back, neither behind its last
-    // change nor behind its last renewal, of which its ttl tells.
+    // Another replica's clock may be behind. A task's time never goes back, neither before its last change
+    // nor before its last renewal, which its ttl determines.
     let now = now.max(record.updated).max(record.granted_at());
     match event {
         TaskEvent::Progressed { message } => apply_progress(record, message, now),
@@ -114,7 +114,7 @@ pub fn apply(
         TaskEvent::InputDelivered { keys } => apply_delivery(record, &keys),
         TaskEvent::ServerDescribed { server_info } => apply_description(record, &server_info),
         TaskEvent::Returned { result } => {
-            // "Halfway there" beside a result would only confuse. Why a tool failed would not.
+            // A progress message beside a result would be misleading. The reason of a tool error is not.
             let is_error = tool_result::is_error(&result);
             let message = is_error.then(|| failure_message(tool_result::first_text(&result), TOOL_FAILED));
             let result = to_single_line(result);
@@ -160,7 +160,7 @@ fn apply_progress(record: &Record, message: String, now: Timestamp) -> Transitio
 }
 
 fn apply_input_request(record: &Record, key: String, request: Bytes, now: Timestamp) -> TransitionResult {
-    // A client answers each key once and compares what comes under it: a key names one question for
+    // A client answers each key once and matches responses by key, so a key identifies one input request for
     // the task's whole life (tasks extension, *Task Update Requests*).
     if record.keys_used.contains(&key) {
         return Err(EventRefusal::Unchanged);
@@ -217,7 +217,7 @@ fn apply_delivery(record: &Record, keys: &[String]) -> TransitionResult {
     if next.undelivered.len() == record.undelivered.len() {
         return Err(EventRefusal::Unchanged);
     }
-    // Nothing that a client could see.
+    // Invisible to clients.
     Ok((next, vec![]))
 }
 
@@ -227,7 +227,7 @@ fn apply_description(record: &Record, server_info: &Bytes) -> TransitionResult {
     if next.server_info == record.server_info {
         return Err(EventRefusal::Unchanged);
     }
-    // Beside the task, not of it.
+    // Not part of the task's state.
     Ok((next, vec![]))
 }
 
@@ -236,11 +236,11 @@ fn apply_renewal(record: &Record, now: Timestamp) -> TransitionResult {
     if ttl == record.ttl {
         return Err(EventRefusal::Unchanged);
     }
-    // Nothing a client would want to be woken for.
+    // No reason to notify a client.
     Ok((Record { ttl, ..record.clone() }, vec![]))
 }
 
-/// The questions that wait for the client, if any.
+/// The outstanding input requests, if any.
 fn outstanding(record: &Record) -> Option<&BTreeMap<String, Bytes>> {
     match &record.state {
         TaskState::InputRequired { outstanding } => Some(outstanding),
@@ -251,12 +251,12 @@ fn outstanding(record: &Record) -> Option<&BTreeMap<String, Bytes>> {
     }
 }
 
-/// The state of a live task with these questions left.
+/// The state of a live task with these input requests.
 fn state_for(left: BTreeMap<String, Bytes>) -> TaskState {
     if left.is_empty() { TaskState::Working } else { TaskState::InputRequired { outstanding: left } }
 }
 
-/// The record in another state, or changed within its state, with its times and its life brought along.
+/// The record in another state, or changed within its state, with its times and its history updated.
 fn transition(record: &Record, state: TaskState, what: HistoryKind, now: Timestamp) -> Record {
     let same_status = state.status() == record.state.status();
     Record {
@@ -286,8 +286,8 @@ fn transition(record: &Record, state: TaskState, what: HistoryKind, now: Timesta
     }
 }
 
-/// The status message of a task that failed: something is said even where nobody gave a reason
-/// (2025-11-25, *Tasks, Task Execution Errors*).
+/// The status message of a failed task: never empty, even if the reason is unknown (2025-11-25, *Tasks, Task
+/// Execution Errors*).
 fn failure_message(words: Option<String>, otherwise: &str) -> String {
     let words = words.filter(|words| !words.trim().is_empty());
     words.map_or_else(|| otherwise.to_owned(), shorten)
@@ -301,7 +301,7 @@ const fn cancelled_by(canceller: Canceller) -> &'static str {
     }
 }
 
-/// That of a task whose tool failed and left no words.
-const TOOL_FAILED: &str = "the tool failed without saying why";
-/// That of a task whose call ended in an error without a message.
-const FAILED: &str = "the call failed without saying why";
+/// The status message for a tool error without text.
+const TOOL_FAILED: &str = "the tool failed without a message";
+/// The status message for a JSON-RPC error without a message.
+const FAILED: &str = "the call failed without a message";

@@ -1,16 +1,16 @@
-//! The life of one task, as a pure function of what has happened to it.
+//! The life of one task, as a pure function of its events.
 //!
-//! One [`Record`] in the shape of the tasks extension (SEP-2663); [`apply`] moves it from one
-//! state to the next; [`view`] shows it. Nothing here waits, reads a clock or knows where records
-//! are kept: time comes in as an argument, and what is to be done comes out as [`TaskEffect`]s.
+//! A [`Record`] has the shape of the tasks extension (SEP-2663); [`apply`] moves it from one state to the
+//! next; [`view`] shows it. Nothing here waits, reads a clock or knows where records are stored: the time is
+//! an argument, and actions are returned as [`TaskEffect`]s.
 //!
-//! Begin with [`record`], then [`machine`]. The rest is one idea each:
+//! Begin with [`record`], then [`machine`]. Each other module has one subject:
 //!
-//! * [`id`]: names nobody can guess
-//! * [`history`]: how it came to be and what has become of it, for operators
-//! * [`owner`]: who may see or touch a task
-//! * [`retention`]: how long a task lives, how often to ask for it, when to forget it
-//! * [`view`]: a record as a client sees it
+//! * [`id`]: ids that cannot be guessed
+//! * [`history`]: the cause and the history of a task, for operators
+//! * [`owner`]: access to a task
+//! * [`retention`]: the lifetime, poll interval and expiry of a task
+//! * [`view`]: a record as clients see it
 
 pub mod history;
 pub mod id;

@@ -1,11 +1,10 @@
-//! Who may see or touch a task.
+//! Access to a task.
 
 use super::Record;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Whom a task belongs to: a principal, on a route. Anybody else gets exactly what they would get
-/// for a task that does not exist.
+/// The principal and route that a task belongs to. Any other caller gets the response of an unknown task.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TaskPrincipal {
     /// The digest of what identifies the caller.
@@ -19,20 +18,20 @@ pub struct TaskPrincipal {
 /// Which of a principal's calls share their tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TaskSharing {
-    /// Those of 2026-07-28; also those of older revisions, where the operator lets the eras meet.
+    /// Calls of 2026-07-28; also those of legacy revisions, if the operator allows access across eras.
     #[default]
     Principal,
-    /// Those of older revisions.
+    /// Calls of legacy revisions.
     Legacy,
-    /// Those of one session of an older revision, named by its digest: where nothing else tells callers
-    /// apart. It is what a list is of; by its id a task is found from other sessions too.
+    /// Calls of one session of a legacy revision, named by its digest, if nothing else distinguishes callers.
+    /// It restricts lists only; by its id a task is found from other sessions, too.
     Session([u8; 16]),
 }
 
 // === impl Scope ===
 
 impl TaskSharing {
-    /// Whether what it covers was made by clients of older revisions alone.
+    /// Whether only clients of legacy revisions made its tasks.
     fn is_legacy(self) -> bool {
         match self {
             Self::Principal => false,
@@ -44,8 +43,8 @@ impl TaskSharing {
 // === impl Owner ===
 
 impl TaskPrincipal {
-    /// Whether `record` belongs to this owner, who knows its id: the session it was made in does not
-    /// matter then. Where nothing but the session tells callers apart, the id alone must be known.
+    /// Whether `record` belongs to this principal, which knows its id; the session that made it does not
+    /// matter then. If nothing but the session distinguishes callers, the id alone gives access.
     pub fn owns(&self, record: &Record) -> bool {
         let Self { principal, route, scope } = &record.owner;
         *principal == self.principal && *route == self.route && scope.is_legacy() == self.scope.is_legacy()

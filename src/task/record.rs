@@ -1,4 +1,4 @@
-//! What a task is, at rest.
+//! The stored form of a task.
 
 use super::{TaskCause, TaskHistory, TaskId, TaskPrincipal, retention};
 use crate::protocol::{Timestamp, TraceContext, frame::to_single_line, splice::JsonObject};
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// A task as a store keeps it. Holds no handles, channels or instants: it is compared, swapped,
+/// A task as a store keeps it. It contains no handles, channels or instants, because it is compared, swapped,
 /// and outlives the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -19,61 +19,62 @@ pub struct Record {
     /// The tool that was called.
     pub tool: Box<str>,
     pub created: Timestamp,
-    /// How long its call had run by then.
+    /// How long its call had run when it became a task.
     pub waited: Duration,
-    /// The last change a client can see. A mere extension of `ttl` is none.
+    /// The last change that a client can see. An extension of `ttl` alone is none.
     pub updated: Timestamp,
-    /// When the status last changed; the poll interval follows the time since.
+    /// When the status last changed; the poll interval grows with the time since.
     pub status_since: Timestamp,
-    /// Counts from `created`, in whole milliseconds. Never shortened while the task works; its end sets
-    /// it to what has elapsed and `retention`.
+    /// Counts from `created`, in whole milliseconds. Never shortened while the task works; at its end it
+    /// becomes the elapsed time plus `retention`.
     pub ttl: Duration,
-    /// How long a result stays once the task has ended.
+    /// How long the result is kept after the end of the task.
     pub retention: Duration,
-    /// Who serves the call: a raw `serverInfo` object, of [`MAX_SERVER_INFO`] at most. `Missing` while the server has not
-    /// described itself. Tasks of one server share the bytes.
+    /// The `serverInfo` of the upstream, a raw object of at most [`MAX_SERVER_INFO`]. `None` until the server
+    /// has sent it. Tasks of one server share the bytes.
     pub server_info: Option<Bytes>,
-    /// The span of the request that made the call, where it is traced.
+    /// The span of the request that made the call, if it is traced.
     pub trace: Option<Box<TraceContext>>,
-    /// How the task is shown to whoever made the call.
+    /// How the task is shown to its client.
     pub view: TaskView,
-    /// Whether the result is one of 2026-07-28, made so by us.
+    /// Whether the proxy has translated the result to 2026-07-28.
     pub is_translated: bool,
-    /// What the server last said of its progress, or why the task ended.
+    /// The server's last progress message, or why the task ended.
     pub message: Option<String>,
-    /// Every key a question of this task has had, so that none is used twice (tasks extension,
-    /// *Task Update Requests*). Shared, as it seldom changes.
+    /// All keys of the task's input requests, so that none is used twice (tasks extension, *Task Update
+    /// Requests*). Shared, because it rarely changes.
     pub keys_used: Arc<BTreeSet<String>>,
-    /// What the client has answered and the server may not have, by key. Only while the task works, and only where
-    /// another process may have to deliver it.
+    /// Input responses that the server may not have received, by key. Only while the task works, and only if
+    /// another process may have to deliver them.
     pub undelivered: BTreeMap<String, InputAnswer>,
     /// How the call became a task. Shared, as it never changes.
     pub cause: Option<Arc<TaskCause>>,
-    /// What has become of it since.
+    /// The history of its changes.
     pub history: TaskHistory,
     pub state: TaskState,
 }
 
-/// Bytes of what is kept with a task of what its server says of itself. Icons may be megabytes.
+/// The maximum size of the stored `serverInfo`, in bytes. Icons may take megabytes.
 pub const MAX_SERVER_INFO: usize = 1 << 10;
 
-/// How a task is shown. It is one for others, too, but a ticket: whoever holds one knows no task.
+/// How a task is shown to the client of its call. Other clients see a task, unless it is a ticket: a ticket
+/// holder does not support tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskView {
-    /// As the tasks extension has it.
+    /// As in the tasks extension.
     Extension,
-    /// As 2025-11-25 has it.
+    /// As in 2025-11-25.
     Experimental,
     /// As a ticket.
     Ticket,
 }
 
-/// An answer to a question, as JSON-RPC has it: a result or an error, raw.
+/// The response to an input request, as in JSON-RPC: a result or an error, raw.
 pub type InputAnswer = Result<Bytes, Bytes>;
 
-/// Where a task stands. Each state holds exactly what is true in it. What is raw is on one line, as
-/// views of it are sent in events, which end with theirs.
+/// The state of a task. Each state contains exactly what is valid in it. Raw values are on one line, because
+/// views are sent in events, which end at line breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskState {
     Working,
@@ -81,8 +82,7 @@ pub enum TaskState {
     InputRequired {
         outstanding: BTreeMap<String, Bytes>,
     },
-    /// `result` is the raw result object of the call; `is_error` whether it says that the tool
-    /// failed.
+    /// `result` is the raw result object of the call; `is_error` whether it is a tool error.
     Completed {
         result: Bytes,
         is_error: bool,
@@ -97,8 +97,8 @@ pub enum TaskState {
 // === impl Record ===
 
 impl Record {
-    /// A task that begins to work at `now`. Its result, once there is one, stays for `retention`
-    /// (from [`retention::SHORTEST`] to [`retention::LONGEST`]).
+    /// A task that starts to work at `now`. Its result will be kept for `retention` (from
+    /// [`retention::SHORTEST`] to [`retention::LONGEST`]).
     pub fn new(
         id: TaskId,
         owner: TaskPrincipal,
@@ -130,8 +130,8 @@ impl Record {
         }
     }
 
-    /// Notes who serves the call, by what the server says of itself: its name, version and title alone where all of
-    /// it is too large to be kept with each task.
+    /// Sets the `serverInfo`; only its name, version and title if the whole object is too large to be stored
+    /// with each task.
     pub fn set_server_info(&mut self, server_info: &Bytes) {
         let Ok(about) = JsonObject::read(server_info) else { return };
         let fits = |server_info: &Bytes| server_info.len() <= MAX_SERVER_INFO;
@@ -144,8 +144,8 @@ impl Record {
             });
     }
 
-    /// The bytes this record holds beyond its fixed part: what grows with the server's results,
-    /// questions and messages. Counted against the quota of stored bytes.
+    /// The size of the variable parts of this record, in bytes: the server's results, input requests and
+    /// messages. Counted against the quota of stored bytes.
     pub fn stored_bytes(&self) -> usize {
         let state = match &self.state {
             TaskState::Working | TaskState::Cancelled => 0,
@@ -169,7 +169,7 @@ impl Record {
 // === impl State ===
 
 impl TaskState {
-    /// The status as every dialect spells it.
+    /// The status in both revisions.
     pub const fn status(&self) -> &'static str {
         match self {
             Self::Working => "working",
@@ -180,7 +180,7 @@ impl TaskState {
         }
     }
 
-    /// Whether nothing can happen to the task any more.
+    /// Whether no event can change the task any more.
     pub const fn is_ended(&self) -> bool {
         match self {
             Self::Working | Self::InputRequired { .. } => false,

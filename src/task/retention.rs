@@ -1,14 +1,13 @@
-//! How long a task lives, how often to ask for it, when to forget it.
+//! The lifetime, poll interval and expiry of tasks.
 //!
-//! `ttlMs` counts from creation, and a client may give a task up once it has passed (tasks
-//! extension, *Task Polling*). So while a task works its end is always kept well ahead: a *grant*
-//! is what a task is given at a time, the larger of its retention and [`SHORTEST_GRANT`], and a new
-//! one is given whenever no more than half of the last is left. When the task ends its result stays
-//! for its retention, neither less nor more: the operator has said for how long. Only where that is
-//! less than a grant can the end shorten what a client was last shown, and there nobody is told to
-//! wait longer between two questions than half of it.
+//! `ttlMs` counts from creation, and a client may give up a task once it has passed (tasks extension, *Task
+//! Polling*). So the end of a working task is always kept well ahead: a *grant* is the larger of its
+//! retention and [`SHORTEST_GRANT`], and a new one is given whenever no more than half of the last is left.
+//! When the task ends, its result is kept for exactly its retention, as the operator configured. Only if that
+//! is less than a grant can the end shorten what a client has seen, and then no client is asked to wait
+//! longer between two polls than half of it.
 //!
-//! Only ended tasks are ever forgotten. A task that still works has somebody who renews it.
+//! Only ended tasks expire. A process renews each working task.
 
 use super::Record;
 use crate::protocol::Timestamp;
@@ -17,23 +16,22 @@ use std::time::Duration;
 /// The bounds of `pollIntervalMs`: the least and the greatest.
 pub type PollBounds = (Duration, Duration);
 
-/// The least life that is granted at a time to a task that works: many times what a sweeper needs to
-/// come around and renew it.
+/// The shortest grant of a working task: many times the interval at which the sweeper renews tasks.
 pub const SHORTEST_GRANT: Duration = Duration::from_secs(60);
 
-/// The shortest retention. A result that went at once would be there for nobody.
+/// The shortest retention. A result that is removed at once could not be fetched.
 pub const SHORTEST: Duration = Duration::from_secs(1);
 
-/// The longest retention: a hundred years. Beyond it sums of times could leave what JavaScript
-/// and ISO 8601 can hold.
+/// The longest retention: a hundred years. Sums of longer times could exceed the range of ISO 8601 and of
+/// JavaScript.
 pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 // === impl Record ===
 
 impl Record {
-    /// When a sweeper must look at the record: a live one to renew it
-    /// ([`TaskEvent::TtlRenewed`](super::TaskEvent::TtlRenewed) changes something from then on), an ended one to
-    /// forget it.
+    /// When the sweeper must process the record: to renew a live one
+    /// ([`TaskEvent::TtlRenewed`](super::TaskEvent::TtlRenewed) has an effect from then on), or to remove an
+    /// ended one.
     pub fn due_at(&self) -> Timestamp {
         if self.state.is_ended() {
             return self.expires_at();
@@ -41,16 +39,15 @@ impl Record {
         self.created + self.ttl.saturating_sub(grant(self.retention) / 2)
     }
 
-    /// Whether the record may be forgotten. Never, as long as the task has not ended.
+    /// Whether the record has expired. Never before the task has ended.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.state.is_ended() && self.expires_at() <= now
     }
 
-    /// How long a client should wait before it asks again, in whole milliseconds: about a tenth of
-    /// the time since the status changed, so that a result is seen within ten per cent of the time
-    /// it took and a long job is not asked for a thousand times; at most half of the retention, so that
-    /// whoever heeds it finds the result. The least of `bounds` once the task has ended, and never
-    /// nothing, as clients refuse that.
+    /// The interval at which a client should poll, in whole milliseconds: about a tenth of the time since the
+    /// status changed, so that a result is seen within ten per cent of the time it took and a long job is not
+    /// polled a thousand times. At most half of the retention, so that a client that follows it finds the
+    /// result. The least of `bounds` once the task has ended, and never zero, because clients refuse that.
     pub fn poll_interval(&self, now: Timestamp, bounds: PollBounds) -> Duration {
         let (least, greatest) = bounds;
         let wished = match self.state.is_ended() {
@@ -60,23 +57,23 @@ impl Record {
         whole_millis(wished.min(greatest).max(least)).max(Duration::from_millis(1))
     }
 
-    /// When the life was granted that the record has.
+    /// The time of the current grant.
     pub(super) fn granted_at(&self) -> Timestamp {
         self.created + self.ttl.saturating_sub(grant(self.retention))
     }
 
-    /// The end of the life that was granted.
+    /// The end of the current grant.
     fn expires_at(&self) -> Timestamp {
         self.created + self.ttl
     }
 }
 
-/// A retention as it is kept: whole milliseconds, from [`SHORTEST`] to [`LONGEST`].
+/// A retention in whole milliseconds, from [`SHORTEST`] to [`LONGEST`].
 pub(crate) fn clamp_retention(retention: Duration) -> Duration {
     whole_millis(retention.clamp(SHORTEST, LONGEST))
 }
 
-/// What a live task with this retention is given at a time.
+/// The grant of a live task with this retention.
 pub(super) fn grant(retention: Duration) -> Duration {
     retention.max(SHORTEST_GRANT)
 }
@@ -165,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_holds_for_what_follows_the_end_down_to_a_second() {
+    fn the_retention_applies_after_the_end_down_to_a_second() {
         let at = START + MINUTE / 4;
         for (written, kept) in [(Duration::ZERO, 1), (Duration::from_secs(1), 1), (5 * MINUTE, 300)] {
             let task = ended(record(written), at);
@@ -174,11 +171,11 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_as_often_as_told_finds_a_result_that_stays_for_a_moment() {
-        let told = |retention| record(retention).poll_interval(START + 60 * MINUTE, BOUNDS);
-        assert_eq!(told(Duration::from_secs(10)), Duration::from_secs(5));
-        assert_eq!(told(Duration::from_secs(1)), Duration::from_millis(500));
-        assert_eq!(told(60 * MINUTE), BOUNDS.1);
+    fn a_client_that_follows_the_poll_interval_finds_a_briefly_kept_result() {
+        let interval = |retention| record(retention).poll_interval(START + 60 * MINUTE, BOUNDS);
+        assert_eq!(interval(Duration::from_secs(10)), Duration::from_secs(5));
+        assert_eq!(interval(Duration::from_secs(1)), Duration::from_millis(500));
+        assert_eq!(interval(60 * MINUTE), BOUNDS.1);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! One struct for each happening. Emitting it writes the log line; fields, not sentences; no
-//! bodies and no credentials.
+//! One struct for each event. `emit` writes the log line, which has fields instead of sentences, and never
+//! bodies or credentials.
 
 use super::{log::log_suppressed, metrics, tap};
 use crate::protocol::{
@@ -8,97 +8,98 @@ use crate::protocol::{
 };
 use std::{fmt, net::IpAddr, time::Duration};
 
-/// How a request ended, for the access line.
+/// The outcome of a request, for the access log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RequestOutcome {
-    /// A result was passed on.
+    /// A result was relayed.
     #[default]
     Result,
-    /// A result was passed on that says that its tool failed (`isError`).
+    /// A result marked as an error of the tool was relayed (`isError`).
     ToolError,
-    /// A JSON-RPC error of the server was passed on.
+    /// A JSON-RPC error of the server was relayed.
     ServerError,
     /// The call became a task.
     Task,
-    /// The client was asked for input.
+    /// The client was sent input requests.
     InputRequired,
-    /// The request was refused by the proxy: the client's fault.
+    /// The proxy refused the request because of the client's fault.
     Refused,
-    /// The server did not answer the call in time.
+    /// The server did not respond to the call in time.
     TimedOut,
     /// The server failed the call.
     UpstreamFailed,
     /// A limit or fault of the proxy.
     ProxyFailed,
-    /// The client left before the answer.
+    /// The client disconnected before the response, or cancelled.
     Disconnected,
 }
 
-/// One request, once its answer has been given or its client has left. The access line.
+/// A request whose response was sent or whose client disconnected: one entry of the access log.
 pub struct AccessEvent<'a> {
     pub method: &'a str,
-    /// The same where it is one of those that are counted by name.
+    /// The method as a metrics label; unspecified methods share one.
     pub counted_as: &'a str,
-    /// The tool whose call has ended with this, or has become a task.
+    /// The tool, if this ends a tool call or its call became a task.
     pub tool: Option<&'a str>,
-    /// The tool, prompt or resource; empty where there is none.
+    /// The tool, prompt or resource; empty if there is none.
     pub target: &'a str,
     pub route: &'a str,
-    /// The name of the token by which the client is known, where clients need one. Never the token.
+    /// The name of the token that the client sent, if tokens are required. Never the token itself.
     pub token: Option<&'a str>,
     pub principal: &'a dyn fmt::Display,
     pub client_era: &'a str,
-    /// The task the call became.
+    /// The task that the call became.
     pub task: Option<&'a dyn fmt::Display>,
-    /// The session of a legacy client, not to be recognised.
+    /// The session of a legacy client, as a tag from which the id cannot be derived.
     pub session: Option<&'a dyn fmt::Display>,
-    /// The status of the task that was shown: with the target, the trail of retrievals.
+    /// The status of the task that was shown to the client. With `target`, it documents who fetched which
+    /// task.
     pub shown: Option<&'a str>,
     pub status: u16,
     pub outcome: RequestOutcome,
-    /// Why, where it is no result: in our own words, or the code of the server's error. Never what was
-    /// sent or what came back.
+    /// The reason, unless the outcome is a result: in the proxy's own words, or the code of the server's
+    /// error. Never part of the request or the response.
     pub reason: Option<&'a str>,
-    /// The code of the error that the client was given, where it is ours.
+    /// The code of the proxy's own error.
     pub code: Option<i64>,
     /// Time spent waiting for the server.
     pub upstream: Duration,
-    /// From the request's last byte to the answer's first, without `upstream`.
+    /// Time from the last byte of the request to the first byte of the response, without `upstream`.
     pub own: Duration,
-    /// For taps that show arguments and results. Never written to the log.
+    /// Arguments and result, for taps that show them. Never logged.
     pub content: Option<&'a tap::CallContent>,
 }
 
-/// The proxy serves: what it is in front of, and which limits it works with.
+/// The proxy serves clients: addresses, routes and effective limits.
 pub struct ProxyStarted<'a> {
-    /// What is really listened on.
+    /// The bound addresses.
     pub listen: &'a str,
     pub admin: &'a str,
-    /// The listener for scrapers.
+    /// The metrics listener.
     pub metrics: &'a str,
     pub tls: bool,
-    /// Each route: its path, its server, its mode.
+    /// Each route: its path, server and mode.
     pub routes: &'a str,
     pub store: &'a str,
-    /// Where traces go.
+    /// The collector of traces.
     pub traces: &'a str,
-    /// Whether `requestState`s outlive this process: `configured`, or `made at start`.
+    /// Whether `requestState` remains valid after this process: `configured`, or `made at start`.
     pub state_keys: &'a str,
     pub notice: Duration,
     pub drain: Duration,
-    /// How many descriptors the system allows this process.
+    /// The limit of open files.
     pub descriptors: usize,
-    /// How many it allowed before that was raised, where it was.
+    /// The limit of open files before it was raised, if it was.
     pub descriptors_before: Option<usize>,
-    /// Limits, derived from the former where they were not written.
+    /// Effective limits, derived from `descriptors` if not configured.
     pub connections: usize,
     pub upstream_connections: usize,
     pub calls: usize,
-    /// What was written is more than the system allows.
+    /// Whether the configured limits exceed `descriptors`.
     pub overcommitted: bool,
 }
 
-/// A call has become a task.
+/// A call became a task.
 pub struct TaskCreated<'a> {
     pub task: &'a dyn fmt::Display,
     pub route: &'a str,
@@ -106,26 +107,26 @@ pub struct TaskCreated<'a> {
     pub principal: &'a dyn fmt::Display,
 }
 
-/// A request was refused before there was one to speak of: its head is beyond a limit, so it has no access line.
+/// A request was refused because its head exceeds a limit. It has no access log entry.
 pub struct RequestHeadRefused {
     pub limit: metrics::Limit,
-    /// The client's address, or that of the proxy in front of us.
+    /// The peer address of the connection.
     pub client: Option<IpAddr>,
 }
 
 /// A request was refused for its `Host` or `TextOrigin`.
 pub struct AccessDenied<'a> {
-    /// Which listener: `clients` or `admin`.
+    /// The listener: `clients`, `admin` or `metrics`.
     pub listener: &'a str,
-    /// The client's address, or that of the proxy in front of us.
+    /// The peer address of the connection.
     pub client: Option<IpAddr>,
-    /// What the request itself says of the hops before (`HttpResponse`, else `X-HttpResponse-For`). Not verified.
+    /// Earlier hops as claimed by the request (`Forwarded`, else `X-Forwarded-For`). Not verified.
     pub forwarded: Option<&'a str>,
     pub host: Option<&'a str>,
     pub origin: Option<&'a str>,
 }
 
-/// A task moved from one state to another.
+/// A task changed its status.
 pub struct TaskTransition<'a> {
     pub task: &'a dyn fmt::Display,
     pub route: &'a str,
@@ -133,39 +134,40 @@ pub struct TaskTransition<'a> {
     pub principal: &'a dyn fmt::Display,
     pub from: &'a str,
     pub to: &'a str,
-    /// Where it has ended with that.
+    /// Set if the task ended with this change.
     pub end: Option<TaskEnd>,
-    /// Why, where it has failed: in our own words, or the code of the server's error. Only its beginning is written.
+    /// Why the task failed: in the proxy's own words, or the code of the server's error. Truncated in the
+    /// log.
     pub reason: Option<&'a str>,
 }
 
-/// The configuration was read again, and holds.
+/// The configuration was reloaded.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigReloaded<'a> {
-    /// Who wanted that.
+    /// What triggered the reload.
     pub by: &'a str,
-    /// The keys that are different.
+    /// The keys that changed.
     pub changed: &'a str,
-    /// Those that will be with the next start.
+    /// The keys whose changes apply at the next start.
     pub needs_restart: &'a str,
 }
 
-/// The configuration was read again, and nothing was changed.
+/// The configuration could not be reloaded, and nothing changed.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigRefused<'a> {
     pub by: &'a str,
-    /// Everything that is wrong.
+    /// All problems of the configuration.
     pub error: &'a str,
 }
 
-/// Something in the configuration is allowed and yet probably not meant.
+/// A value of the configuration is valid but probably unintended.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigWarning<'a> {
-    /// Where it stands and what would be right.
+    /// The position and the fix.
     pub warning: &'a str,
 }
 
-/// An operator has cancelled a task, whose transition is told besides.
+/// An operator cancelled a task. The transition of the task is logged as well.
 pub struct TaskCancelledByOperator<'a> {
     pub task: &'a dyn fmt::Display,
     pub route: &'a str,
@@ -173,55 +175,55 @@ pub struct TaskCancelledByOperator<'a> {
     pub principal: &'a dyn fmt::Display,
 }
 
-/// How long a task took to end, and with which code where it failed.
+/// Durations of a task that ended, and its error code if it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskEnd {
-    /// How long its call had run when it became a task.
+    /// Duration of the call before it became a task.
     pub waited: Duration,
-    /// From then on.
+    /// Duration of the task.
     pub age: Duration,
     pub code: Option<i64>,
-    /// It has completed with a result that says that its tool failed (`isError`).
+    /// Whether it completed with a result marked as an error of the tool (`isError`).
     pub is_tool_error: bool,
 }
 
-/// Somebody asked for a task that is not there, or not theirs.
+/// A client requested a task that does not exist, or belongs to another principal.
 pub struct TaskLookupFailed<'a> {
     pub method: &'a str,
     pub principal: &'a dyn fmt::Display,
     pub reason: &'a str,
 }
 
-/// In mode `observe`, or outside a rollout: a call that would have become a task.
+/// A call would have become a task, but its mode is `observe` or its principal is outside the rollout.
 pub struct WouldDefer<'a> {
     pub tool: &'a str,
     pub route: &'a str,
     /// The threshold.
     pub after: Duration,
     pub took: Duration,
-    /// Its call has ended without an error.
+    /// Whether the call ended without an error.
     pub is_success: bool,
-    /// Where only the rollout keeps it from being one: that.
+    /// The rollout, if it is the only reason.
     pub rollout: Option<&'a str>,
 }
 
 /// A quota was full, so a call stayed synchronous.
 pub struct QuotaExceeded<'a> {
-    /// The name of the limit in the configuration.
+    /// The configuration key of the limit.
     pub limit: &'a str,
     pub principal: &'a dyn fmt::Display,
 }
 
-/// The task store does not do what it is asked; said once a minute while that lasts.
+/// The task store fails. Logged at most once a minute.
 pub struct StoreFailed<'a> {
     pub doing: &'a str,
     pub error: &'a dyn fmt::Display,
 }
 
-/// The task store takes changes again.
+/// The task store works again.
 pub struct StoreRecovered;
 
-/// A question of a server was refused, because nobody could be asked.
+/// An input request of a server was refused, because no client can respond to it.
 pub struct InputRequestRefused<'a> {
     pub route: &'a str,
     pub method: &'a str,
@@ -229,171 +231,172 @@ pub struct InputRequestRefused<'a> {
     pub outcome: metrics::InputRequestOutcome,
 }
 
-/// A server asks things that nobody need be asked (pings, above all) faster than it takes the answers:
-/// some are not answered. Said once until it has caught up.
+/// A server sends requests such as pings faster than it accepts the responses, so some responses were
+/// dropped. Logged once until it has caught up.
 pub struct ResponsesDropped {
-    /// Answers that wait already.
+    /// Number of responses that are queued.
     pub waiting: usize,
 }
 
-/// An event of a server's stream is no message, and was skipped.
+/// An event of a server's stream is not a valid message, and was skipped.
 pub struct EventSkipped<'a> {
     pub route: &'a str,
     pub why: &'a dyn fmt::Display,
 }
 
-/// A server could not be told something, however often it was tried.
+/// A message could not be delivered to a server, despite retries.
 pub struct MessageUndelivered<'a> {
     pub what: &'a str,
     pub error: &'a dyn fmt::Display,
 }
 
-/// The process of a server has ended, and nothing is left of it.
+/// The process of a stdio server ended.
 pub struct ServerProcessEnded<'a> {
     pub route: &'a str,
-    /// How it ended, in words.
+    /// The exit status, in words.
     pub how: &'a str,
-    /// How long it was there.
+    /// Lifetime of the process.
     pub up: Duration,
-    /// The proxy has ended it.
+    /// Whether the proxy ended it.
     pub is_wanted: bool,
     /// Its last lines on standard error.
     pub said: &'a str,
 }
 
-/// A process of a server did not come up.
+/// The process of a stdio server did not start.
 pub struct ServerNotStarted<'a> {
     pub route: &'a str,
-    /// Without its arguments, which may hold a key.
+    /// The program without its arguments, which may contain a secret.
     pub program: &'a str,
     pub error: &'a dyn fmt::Display,
 }
 
-/// A server runs as one process more.
+/// An additional process of a stdio server was started.
 pub struct ServerProcessAdded<'a> {
     pub route: &'a str,
-    /// How many there are now.
+    /// Current number of processes.
     pub processes: usize,
-    /// Why the others are not enough.
+    /// Why the other processes are not sufficient.
     pub why: &'a str,
-    /// What bounds them, and how that is changed.
+    /// The limit that applies, and how to change it.
     pub remedy: &'a str,
 }
 
-/// A line of a server on its standard error.
+/// A line of a stdio server on standard error.
 pub struct ServerStderrLine<'a> {
     pub route: &'a str,
     pub line: &'a str,
 }
 
-/// What a server has written on its standard output is no message, and was skipped.
+/// Output of a stdio server is not a valid message, and was skipped.
 pub struct ServerOutputSkipped<'a> {
     pub route: &'a str,
     pub why: &'a str,
-    /// Its beginning.
+    /// The start of the line.
     pub line: &'a str,
 }
 
-/// A server that is a process writes what looks like its messages, but for `"jsonrpc":"2.0"`. Said once for each server.
+/// A stdio server writes messages without `"jsonrpc":"2.0"`. Logged once for each server.
 pub struct ServerOmitsVersion<'a> {
     pub route: &'a str,
 }
 
-/// The log was not taken as fast as it was written; so many lines are missing here.
+/// The log could not be written fast enough; `count` lines are missing here.
 pub struct LogLinesDropped {
     pub count: u64,
 }
 
-/// So many lines of one kind were not written, as there were too many of them.
+/// Lines of one kind were suppressed, because there were too many.
 pub struct LogLinesSuppressed<'a> {
-    /// The `event` of those lines.
+    /// The `event` of the lines.
     pub lines: &'a str,
-    /// The route they are of, or the task; empty where they are of none.
+    /// The route or the task of the lines; empty if they have none.
     pub of: &'a str,
     pub count: u64,
 }
 
-/// Spans that no collector has got; said once a minute at most.
+/// Spans were lost. Logged at most once a minute.
 #[cfg(feature = "otlp")]
 pub struct SpansLost<'a> {
-    /// For want of room: the collector does not take them as fast as they are made.
+    /// Spans dropped because the queue was full.
     pub dropped: u64,
-    /// The collector could not be reached, or has refused them.
+    /// Spans that the collector refused, or that could not be sent.
     pub refused: u64,
-    /// Why, the last time; empty where it took all that it was sent.
+    /// The last reason; empty if the collector accepted all exports.
     pub why: &'a str,
 }
 
-/// What became of the tasks that a process before this one has left behind.
+/// Outcome of the tasks that an earlier process left behind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct OrphanSummary {
-    /// Calls that their servers have taken up again.
+    /// Calls that their servers resumed.
     pub resumed: usize,
-    /// Calls that are taken up once their caller comes with its credentials.
+    /// Calls that can be resumed once their clients provide credentials.
     pub waiting: usize,
-    /// Calls whose servers have not answered so far.
+    /// Calls whose servers have not responded yet.
     pub pending: usize,
-    /// Tasks that have failed, as their calls are gone, or their servers refused to go on with them.
+    /// Tasks that failed, because their calls were lost or their servers refused to resume them.
     pub failed: usize,
-    /// Cancelled ones, of which their servers have been told again.
+    /// Cancelled tasks whose servers were notified again.
     pub cancelled: usize,
-    /// Cancelled ones of which their servers could not be told.
+    /// Cancelled tasks whose servers could not be notified.
     pub untold: usize,
-    /// In a later line: how many were waiting or pending in the one before, and are the ones counted here.
+    /// In the second line: the number of tasks that were waiting or pending in the first one, which are
+    /// counted here.
     pub waited: Option<usize>,
 }
 
-/// What a store on disk had counted of its tasks was wrong, and is mended.
+/// The counters of a store on disk were wrong, and have been repaired.
 pub struct StoreCountsRepaired<'a> {
     pub folder: &'a dyn fmt::Display,
-    /// Principals, and pairs of a route and a status, whose counts were wrong.
+    /// Number of wrong counters, of principals and of pairs of route and status.
     pub counts: usize,
-    /// What was counted and is not there, and what is there and was not counted.
+    /// Tasks that were counted but do not exist, and tasks that exist but were not counted.
     pub surplus_tasks: usize,
     pub surplus_bytes: usize,
     pub missing_tasks: usize,
     pub missing_bytes: usize,
 }
 
-/// The counts of a store on disk could not be compared with its tasks.
+/// The counters of a store on disk could not be verified.
 pub struct StoreCountsUnchecked<'a> {
     pub error: &'a dyn fmt::Display,
 }
 
-/// The proxy is told to stop, and serves new calls for a while yet.
+/// The proxy received a stop signal, and still serves new calls.
 pub struct ShutdownNotice {
-    /// How long new calls are still served.
+    /// Time in which new calls are still served.
     pub notice: Duration,
 }
 
-/// The proxy has begun to stop; what it waits for.
+/// The proxy drains: calls and tasks that are still active.
 pub struct DrainStarted {
     pub calls: usize,
     pub tasks: usize,
-    /// Results of tasks that nobody has fetched.
+    /// Task results that have not been fetched.
     pub results: usize,
-    /// For how long at most.
+    /// Maximum duration of the drain.
     pub limit: Duration,
 }
 
-/// The proxy has stopped; what has become of all that it had to do.
+/// The proxy stopped: outcome of the drained calls and tasks.
 #[derive(Default)]
 pub struct DrainCompleted {
-    /// Calls and tasks that have ended by themselves.
+    /// Calls and tasks that ended by themselves.
     pub ended: usize,
-    /// Calls that have become tasks meanwhile.
+    /// Calls that became tasks during the drain.
     pub became_tasks: usize,
-    /// Tasks whose calls go on, and are left to the next process.
+    /// Tasks left to the next process, whose calls continue.
     pub tasks_released: usize,
     pub calls_lost: usize,
     pub tasks_lost: usize,
-    /// Results of tasks that nobody had fetched and nobody can fetch any more.
+    /// Task results that were not fetched and are lost.
     pub results_lost: usize,
-    /// A second signal came before it was done.
+    /// Whether a second signal ended the drain early.
     pub hurried: bool,
 }
 
-// === impl Outcome ===
+// === impl RequestOutcome ===
 
 impl RequestOutcome {
     pub(super) const ALL: [Self; 10] = [
@@ -435,9 +438,9 @@ impl From<ErrorOrigin> for RequestOutcome {
     }
 }
 
-// === impl Access ===
+// === impl AccessEvent ===
 
-/// The access line at one level, which must be known where it is written.
+/// Writes an access log entry at one level, which must be a constant of the call site.
 macro_rules! access {
     ($level:ident, $line:expr) => {
         tracing::$level!(
@@ -463,8 +466,8 @@ macro_rules! access {
 }
 
 impl AccessEvent<'_> {
-    /// A warning where the server is at fault: the operator can do something about that. What clients repeat while they
-    /// wait is for debugging, unless it fails.
+    /// Logs at `WARN` if the server is at fault, because the operator can act on it, and at `DEBUG` for
+    /// requests that clients repeat while they wait, unless they fail.
     pub fn emit(&self) {
         metrics::record_request(self.route, self.counted_as, self.outcome);
         if let Some(tool) = self.tool {
@@ -490,8 +493,8 @@ impl AccessEvent<'_> {
         }
     }
 
-    /// Whether a client sends this again and again: a look at a task, a ping, and the tool that fetches a result where
-    /// it says that the call is still running.
+    /// Whether clients repeat this request: polling a task, a ping, and fetching a ticket's result while the
+    /// call is still running.
     fn is_poll(&self) -> bool {
         match self.counted_as {
             "tasks/get" | "ping" => true,
@@ -502,7 +505,7 @@ impl AccessEvent<'_> {
 }
 
 impl AccessEvent<'_> {
-    /// Offers it to the open taps.
+    /// Publishes the event to the open taps.
     fn show(&self) {
         let tool = if self.method == "tools/call" { self.target } else { "" };
         let about = tap::TapSubject { route: self.route, principal: self.principal, token: self.token, tool };
@@ -525,7 +528,7 @@ impl AccessEvent<'_> {
     }
 }
 
-/// Offers a change of a task to the open taps.
+/// Publishes a change of a task to the open taps.
 fn show_task(
     task: &dyn fmt::Display,
     about: tap::TapSubject<'_>,
@@ -550,7 +553,7 @@ fn show_task(
     });
 }
 
-// === impl Started ===
+// === impl ProxyStarted ===
 
 impl ProxyStarted<'_> {
     pub fn emit(&self) {
@@ -587,10 +590,10 @@ impl ProxyStarted<'_> {
     }
 }
 
-// === impl ServerEnded ===
+// === impl ServerProcessEnded ===
 
 impl ServerProcessEnded<'_> {
-    /// Behind the count of what it said and is not in the log.
+    /// Logs suppressed lines of the process first.
     pub fn emit(&self) {
         log_suppressed();
         if self.is_wanted {
@@ -610,7 +613,7 @@ impl ServerProcessEnded<'_> {
     }
 }
 
-// === impl HeadRefused ===
+// === impl RequestHeadRefused ===
 
 impl RequestHeadRefused {
     pub fn emit(&self) {
@@ -624,7 +627,7 @@ impl RequestHeadRefused {
 // === impl EventSkipped ===
 
 impl EventSkipped<'_> {
-    /// Counts it. The line is one for debugging: a server may keep its streams alive with such events.
+    /// Logs at `DEBUG`, because a server may use such events as keep-alive.
     pub fn emit(&self) {
         metrics::record_event_skipped(self.route);
         tracing::debug!(
@@ -633,7 +636,7 @@ impl EventSkipped<'_> {
     }
 }
 
-// === impl TaskCreated, TaskTransition, WouldDefer, QuestionRefused, QuotaFull, LogLinesDropped ===
+// === impl TaskCreated, TaskTransition, WouldDefer, InputRequestRefused, QuotaExceeded, LogLinesDropped ===
 
 impl TaskCreated<'_> {
     pub fn emit(&self) {
@@ -661,7 +664,7 @@ impl TaskCreated<'_> {
     }
 }
 
-/// The line of a task's change at one level, which must be known where it is written.
+/// Writes a task transition at one level, which must be a constant of the call site.
 macro_rules! transition {
     ($level:ident, $it:expr) => {
         tracing::$level!(
@@ -683,7 +686,8 @@ macro_rules! transition {
 }
 
 impl TaskTransition<'_> {
-    /// A warning where the server or the proxy is at fault that a task has failed: nobody may be there to see it.
+    /// Logs at `WARN` if the server or the proxy caused the failure, because no client may be connected to
+    /// see it.
     pub fn emit(&self) {
         if let Some(TaskEnd { waited, age, code, is_tool_error }) = self.end {
             let is_success = self.to == "completed" && !is_tool_error;
@@ -758,14 +762,13 @@ impl LogLinesSuppressed<'_> {
 }
 
 impl LogLinesDropped {
-    /// Each has been counted when it was dropped.
+    /// The metric was incremented when the lines were dropped.
     pub fn emit(&self) {
         tracing::warn!(name: "record", target: "deferral", event = "log_lines_dropped", count = self.count);
     }
 }
 
-/// How each happening that is one line is written: at which level, for which part of the house, and under which
-/// name. `it` is the happening.
+/// Implements `emit` for events with a single line: level, target, event name and fields. `it` is the event.
 macro_rules! lines {
     ($($happening:ident $(<$life:lifetime>)? as $it:ident: $level:ident $target:literal $event:literal $fields:tt)*) => {
         $(impl $happening $(<$life>)? {
@@ -837,24 +840,24 @@ lines! {
     }
 }
 
-/// Milliseconds with three decimals.
+/// Converts to milliseconds with three decimals.
 fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// An address as it is written elsewhere: one of IPv4 as such.
+/// Formats an address, IPv4-mapped ones as IPv4.
 fn shown(address: IpAddr) -> tracing::field::DisplayValue<IpAddr> {
     tracing::field::display(address.to_canonical())
 }
 
-/// Characters of what others say that are written.
+/// Maximum length of a logged value of a peer, in characters.
 const SHOWN: usize = 200;
 
 fn beginning(text: &str) -> &str {
     text.char_indices().nth(SHOWN).map_or(text, |(end, _)| &text[..end])
 }
 
-/// Whole microseconds.
+/// Converts to whole microseconds.
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
@@ -869,7 +872,7 @@ mod tests {
     };
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// The level of the access line of a request.
+    /// The log level of a request's access log entry.
     fn level(method: &'static str, shown: Option<&str>, outcome: RequestOutcome) -> String {
         let level = Arc::new(Mutex::new(String::new()));
         let seen = Arc::clone(&level);
@@ -900,7 +903,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_others_have_chosen_the_beginning_is_written() {
+    fn logged_values_of_peers_are_truncated() {
         let written = Arc::new(Mutex::new(String::new()));
         let kept = Arc::clone(&written);
         let take = move |_: &tracing::Level, line: &str| kept.lock().expect("whole").push_str(line);

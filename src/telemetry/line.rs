@@ -1,17 +1,16 @@
-//! One line of the log: how a happening is written, as text or as a JSON object.
+//! Format of log lines: text or JSON.
 //!
-//! Names of fields are ours, their values may be anybody's: a tool's name, a path, what a server
-//! says is wrong. So a value never ends a line, never looks like a field of ours, and never reaches
-//! a terminal as anything but characters to show:
+//! Field names are fixed, but values may come from peers: tool names, paths, error messages of servers. A
+//! value must therefore never end a line, look like another field, or control a terminal:
 //!
-//! * in text, a value that is more than a plain word stands in quotes, as `reason="no such tool"`;
-//! * in JSON it is a string, and no two members of the object have the same name;
-//! * in both, control characters and those that change how others are shown (line separators,
-//!   directions, invisible ones) are escaped;
-//! * of a very long one only the beginning is written.
+//! * in text, a value that is not a plain word is quoted, as in `reason="no such tool"`;
+//! * in JSON, a value is a string, and member names are unique;
+//! * in both, control characters and characters that change the display of others (line separators,
+//!   directions, invisible characters) are escaped;
+//! * long values are truncated.
 //!
-//! An access line is written for each request, so this is made to cost little: a value is looked
-//! through once and copied, and of a time only the digits that changed are computed.
+//! An access log entry is written for each request, so the cost is kept low: a value is scanned once and
+//! copied, and only the changed digits of the time are formatted.
 
 use super::log_throttle::{LogThrottle, ThrottleVerdict};
 use crate::runtime::{Clock, SystemClock};
@@ -27,81 +26,81 @@ use tracing::{
 };
 use tracing_subscriber::layer::{Context, Layer};
 
-/// How a line is written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineFormat {
-    /// For people: `TIME LEVEL MAX_TARGET: message name=value …`.
+    /// Plain text: `TIME LEVEL TARGET: message name=value …`.
     Text,
-    /// A JSON object: `timestamp`, `level`, `logger` and the fields.
+    /// One JSON object per line: `timestamp`, `level`, `logger` and the fields.
     Json,
 }
 
-/// Writes each event as a line and gives it to `take`.
+/// A `tracing` layer that formats each event as a line and passes it to `take`.
 #[derive(Clone, Debug)]
 pub struct LogLayer<F> {
     format: LineFormat,
-    /// Whether levels have colours, in text.
+    /// Whether levels are coloured, in text.
     colour: bool,
     now: fn() -> SystemTime,
     take: F,
     throttle: Option<(Arc<LogThrottle>, fn())>,
 }
 
-/// Writes the fields of an event behind what the line begins with.
+/// Writes the fields of an event.
 struct FieldWriter<'a> {
     format: LineFormat,
     line: &'a mut String,
 }
 
-/// The end of a line, taking one value as far as it may go.
+/// Appends a value to a line, up to a maximum size.
 struct ValueWriter<'a> {
     line: &'a mut String,
     left: usize,
 }
 
-/// The second that was written last, which the next line is likely to share.
+/// The formatted second of the previous line, which the next line usually shares.
 struct CachedSecond {
     since_epoch: u64,
     /// `2026-07-28T10:30:00`
     shown: String,
 }
 
-/// Bytes of one value that are written; an ellipsis stands for the rest.
+/// Maximum size of a value, in bytes; longer ones end with an ellipsis.
 const MAX_VALUE_BYTES: usize = 4096;
 
-/// The field that is the sentence of an event that has one.
+/// The field with the message of an event.
 const MESSAGE: &str = "message";
 
 thread_local! {
-    /// Where lines are put together; kept, so that it is allocated once.
+    /// Buffer in which lines are formatted, reused to avoid allocations.
     static LINE: RefCell<String> = const { RefCell::new(String::new()) };
     static SECOND: RefCell<CachedSecond> = const { RefCell::new(CachedSecond { since_epoch: u64::MAX, shown: String::new() }) };
 }
 
-// === impl Lines ===
+// === impl LogLayer ===
 
 impl<F: Fn(&Level, &str)> LogLayer<F> {
-    /// Lines of a format with the time that `now` tells. `take` is given whole lines, their end
-    /// included.
+    /// A layer with this format and clock. `take` gets complete lines, including the line break.
     pub const fn new(format: LineFormat, now: fn() -> SystemTime, take: F) -> Self {
         Self { format, colour: false, now, take, throttle: None }
     }
 
-    /// Colours for a terminal.
+    /// Enables colours for a terminal.
     #[must_use]
     pub fn coloured(mut self, colour: bool) -> Self {
         self.colour = colour && self.format == LineFormat::Text;
         self
     }
 
-    /// Bounds how many lines of one kind are written; `suppressed` is called with the first of each that is not.
+    /// Limits the number of lines of one kind. `suppressed` is called for the first suppressed line of each
+    /// kind.
     #[must_use]
     pub fn throttled(mut self, throttle: Arc<LogThrottle>, suppressed: fn()) -> Self {
         self.throttle = Some((throttle, suppressed));
         self
     }
 
-    /// Whether an event is written.
+    /// Whether the throttle lets an event through.
     fn is_admitted(&self, event: &Event<'_>) -> bool {
         let Some((throttle, suppressed)) = &self.throttle else { return true };
         match throttle.judge(event, || SystemClock::new().now()) {
@@ -133,7 +132,7 @@ impl<F: Fn(&Level, &str)> LogLayer<F> {
                 line.push_str(plain);
                 line.push(' ');
                 line.push_str(strong);
-                // All as wide as the widest, so that what follows stands in a column.
+                // Pads levels to equal width.
                 line.push_str(if about.level().as_str().len() == 4 { " " } else { "" });
                 line.push_str(about.level().as_str());
                 line.push_str(plain);
@@ -169,26 +168,26 @@ where
         if !self.is_admitted(event) {
             return;
         }
-        let told = |line: &mut String| {
+        let write_line = |line: &mut String| {
             line.clear();
             self.write(event, line);
             (self.take)(event.metadata().level(), line);
         };
         LINE.with(|kept| match kept.try_borrow_mut() {
-            Ok(mut line) => told(&mut line),
-            // Showing a value told of something in its turn.
-            Err(_) => told(&mut String::new()),
+            Ok(mut line) => write_line(&mut line),
+            // Formatting a value may itself log an event.
+            Err(_) => write_line(&mut String::new()),
         });
     }
 }
 
-// === impl Fields ===
+// === impl FieldWriter ===
 
 impl FieldWriter<'_> {
-    /// Writes a field's name and what stands between it and its value.
+    /// Writes the name of a field and the separator.
     fn name(&mut self, field: &Field) {
         let name = field.name();
-        // As Rust spells a name that is also a keyword.
+        // Raw identifiers have a prefix in their names.
         let name = name.strip_prefix("r#").unwrap_or(name);
         match self.format {
             LineFormat::Text => {
@@ -200,7 +199,7 @@ impl FieldWriter<'_> {
             }
             LineFormat::Json => {
                 self.line.push_str(",\"");
-                // No two members of an object may have one name (RFC 8259, 4).
+                // Member names must be unique (RFC 8259, 4).
                 if matches!(name, "timestamp" | "level" | "logger") {
                     self.line.push_str("field_");
                 }
@@ -210,14 +209,14 @@ impl FieldWriter<'_> {
         }
     }
 
-    /// A value that needs no care: digits, `true`.
+    /// Writes a value that needs no escaping, such as a number or `true`.
     fn bare(&mut self, field: &Field, value: &str) {
         self.name(field);
         self.line.push_str(value);
     }
 
-    /// A value that may be anything. It is written as it is, and again with care if it turns out
-    /// to need it: hardly any does.
+    /// Writes an arbitrary value: first as is, then again with escapes if it contains special characters,
+    /// which is rare.
     fn anything(&mut self, field: &Field, put: impl FnOnce(&mut ValueWriter<'_>) -> fmt::Result) {
         self.name(field);
         let json = self.format == LineFormat::Json;
@@ -227,7 +226,7 @@ impl FieldWriter<'_> {
         }
         let begin = self.line.len();
         let mut value = ValueWriter { line: self.line, left: MAX_VALUE_BYTES };
-        // Nothing but too much of it makes this fail, and what there is of it then is kept.
+        // `put` fails only if the value exceeds the limit; the truncated value is kept.
         let cut = put(&mut value).is_err();
         let found = marks(&self.line.as_bytes()[begin..]);
         let quoted = !json && !sentence && (found != 0 || self.line.len() == begin);
@@ -243,7 +242,7 @@ impl FieldWriter<'_> {
 
 impl Visit for FieldWriter<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
-        // A plain word, as nearly all are.
+        // Fast path for plain words.
         if self.format == LineFormat::Text
             && !value.is_empty()
             && value.len() <= MAX_VALUE_BYTES
@@ -254,7 +253,7 @@ impl Visit for FieldWriter<'_> {
         self.anything(field, |line| line.write_str(value));
     }
 
-    /// Whatever shows itself, by `Display` or by `Debug`.
+    /// Writes a value by its `Display` or `Debug` implementation.
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.anything(field, |line| write!(line, "{value:?}"));
     }
@@ -273,7 +272,7 @@ impl Visit for FieldWriter<'_> {
 
     fn record_f64(&mut self, field: &Field, value: f64) {
         match self.format {
-            // JSON has no spelling for the others.
+            // JSON cannot represent NaN and infinities.
             LineFormat::Json if !value.is_finite() => self.bare(field, "null"),
             LineFormat::Json | LineFormat::Text => {
                 self.name(field);
@@ -283,7 +282,7 @@ impl Visit for FieldWriter<'_> {
     }
 }
 
-// === impl Value ===
+// === impl ValueWriter ===
 
 impl Write for ValueWriter<'_> {
     fn write_str(&mut self, more: &str) -> fmt::Result {
@@ -299,14 +298,14 @@ impl Write for ValueWriter<'_> {
     }
 }
 
-/// Ends a plain word in text: a space, or what stands between a name and its value.
+/// Marks characters that end a plain word in text: space and `=`.
 const SEPARATOR: u8 = 1;
-/// Stands in the way of quotes.
+/// Marks characters that must be escaped inside quotes.
 const QUOTES: u8 = 2;
-/// Begins a character that may not be one to show. Also all that are not ASCII.
+/// Marks bytes of characters that may need escaping, including all that are not ASCII.
 const HIDDEN: u8 = 4;
 
-/// What each byte may do to a line.
+/// The marks of each byte.
 static MARKS: [u8; 256] = {
     let mut marks = [0; 256];
     let mut byte = 0;
@@ -326,7 +325,7 @@ fn marks(value: &[u8]) -> u8 {
     value.iter().fold(0, |found, &byte| found | MARKS[usize::from(byte)])
 }
 
-/// Writes a value with everything escaped that is not for showing, as JSON does it.
+/// Appends a value with special characters escaped as in JSON.
 fn escape(raw: &str, quoted: bool, line: &mut String) {
     for character in raw.chars() {
         match character {
@@ -344,8 +343,8 @@ fn escape(raw: &str, quoted: bool, line: &mut String) {
     }
 }
 
-/// Whether a character is not there to be shown itself: those that control a terminal (C0 and C1),
-/// end a line, turn the direction of writing, or cannot be seen.
+/// Whether a character is not displayed itself: terminal controls (C0 and C1), line separators, direction
+/// changes, and invisible characters.
 const fn is_hidden(character: char) -> bool {
     matches!(
         character,
@@ -363,7 +362,7 @@ const fn is_hidden(character: char) -> bool {
     )
 }
 
-/// `2026-07-28T10:30:00.000000Z`
+/// Appends a time, as in `2026-07-28T10:30:00.000000Z`.
 fn write_time(since_epoch: Duration, line: &mut String) {
     SECOND.with_borrow_mut(|second| {
         if second.since_epoch != since_epoch.as_secs() {
@@ -392,29 +391,28 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use tracing_subscriber::{layer::SubscriberExt, registry};
 
-    /// What is told while `tell` runs, as lines of a format.
-    fn told(format: LineFormat, colour: bool, tell: impl FnOnce()) -> String {
+    /// The lines that are logged while `log` runs.
+    fn logged(format: LineFormat, colour: bool, log: impl FnOnce()) -> String {
         let lines = Arc::new(Mutex::new(String::new()));
         let taken = Arc::clone(&lines);
         let now = || UNIX_EPOCH + Duration::from_micros(1_785_234_600_007_008);
         let take = move |_: &Level, line: &str| taken.lock().expect("one thread").push_str(line);
         let subscriber = registry().with(LogLayer::new(format, now, take).coloured(colour));
-        tracing::subscriber::with_default(subscriber, tell);
+        tracing::subscriber::with_default(subscriber, log);
         let lines = lines.lock().expect("one thread");
         lines.clone()
     }
 
-    /// The value of the field `said`, as both formats write it. Told once as a string and once as
-    /// something that shows itself, which must be the same.
-    fn said(format: LineFormat, value: &str) -> String {
-        let once = told(format, false, || tracing::info!(said = value, end = 1));
-        let shown = told(format, false, || tracing::info!(said = %value, end = 1));
+    /// A line with the field `said`, which must be the same for a string and for a value with `Display`.
+    fn line_with(format: LineFormat, value: &str) -> String {
+        let once = logged(format, false, || tracing::info!(said = value, end = 1));
+        let shown = logged(format, false, || tracing::info!(said = %value, end = 1));
         assert_eq!(once, shown);
         assert_eq!(once.matches('\n').count(), 1, "{once}");
         once
     }
 
-    /// Values that were made to do harm, and what stands in a line of text instead.
+    /// Hostile values, and their representation in text.
     const HOSTILE: [(&str, &str); 14] = [
         ("", r#""""#),
         ("tools/call", "tools/call"),
@@ -433,9 +431,9 @@ mod tests {
     ];
 
     #[test]
-    fn a_value_of_a_stranger_stays_a_value_in_text() {
+    fn a_hostile_value_is_quoted_in_text() {
         for (value, expected) in HOSTILE {
-            let line = said(LineFormat::Text, value);
+            let line = line_with(LineFormat::Text, value);
             let expected = format!(
                 "2026-07-28T10:30:00.007008Z  INFO deferral::telemetry::line::tests: said={expected} end=1\n"
             );
@@ -444,9 +442,9 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_a_stranger_stays_a_value_in_json() {
+    fn a_hostile_value_is_escaped_in_json() {
         for (value, _) in HOSTILE {
-            let line = said(LineFormat::Json, value);
+            let line = line_with(LineFormat::Json, value);
             let object: serde_json::Value = serde_json::from_str(&line).expect("one object a line");
             let expected = json!({
                 "timestamp": "2026-07-28T10:30:00.007008Z",
@@ -461,19 +459,19 @@ mod tests {
     }
 
     #[test]
-    fn any_value_whatever_reads_back_from_json() {
+    fn any_value_is_restored_from_json() {
         for from in (0..=0xffff_u32).step_by(64).chain([0x1_f600, 0xe_0000, 0x10_ffc0]) {
             let value: String = (from..from + 64).filter_map(char::from_u32).collect();
-            let line = said(LineFormat::Json, &value);
+            let line = line_with(LineFormat::Json, &value);
             let object: serde_json::Value = serde_json::from_str(&line).expect("one object a line");
             assert_eq!(object["said"], *value, "{line}");
-            assert!(!said(LineFormat::Text, &value).trim_end_matches('\n').contains(is_hidden));
+            assert!(!line_with(LineFormat::Text, &value).trim_end_matches('\n').contains(is_hidden));
         }
     }
 
     #[test]
-    fn each_kind_of_value_is_written_as_what_it_is() {
-        let tell = || {
+    fn values_are_written_by_their_types() {
+        let log = || {
             tracing::warn!(
                 target: "deferral::access",
                 status = 200_u16,
@@ -488,12 +486,12 @@ mod tests {
             );
         };
         assert_eq!(
-            told(LineFormat::Text, false, tell),
+            logged(LineFormat::Text, false, log),
             "2026-07-28T10:30:00.007008Z  WARN deferral::access: no answer: \"late\\u001b[0m\" status=200 \
              less=-1 yes=true half=0.5 none=NaN shown=\"Some(\\\"x y\\\")\" type=t\n"
         );
         let object: serde_json::Value =
-            serde_json::from_str(&told(LineFormat::Json, false, tell)).expect("JSON");
+            serde_json::from_str(&logged(LineFormat::Json, false, log)).expect("JSON");
         assert_eq!(
             object,
             json!({
@@ -513,9 +511,9 @@ mod tests {
     }
 
     #[test]
-    fn no_member_of_the_object_is_there_twice() {
-        let tell = || tracing::info!(target = "greet", level = 1, timestamp = 2, logger = 3);
-        let line = told(LineFormat::Json, false, tell);
+    fn member_names_are_unique() {
+        let log = || tracing::info!(target = "greet", level = 1, timestamp = 2, logger = 3);
+        let line = logged(LineFormat::Json, false, log);
         for name in
             ["timestamp", "level", "logger", "target", "field_timestamp", "field_level", "field_logger"]
         {
@@ -525,33 +523,34 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_value_the_beginning_is_written() {
+    fn long_values_are_truncated_in_the_log() {
         let long = "ä".repeat(MAX_VALUE_BYTES);
         let object: serde_json::Value =
-            serde_json::from_str(&said(LineFormat::Json, &format!("x{long}"))).expect("JSON");
+            serde_json::from_str(&line_with(LineFormat::Json, &format!("x{long}"))).expect("JSON");
         let expected = format!("x{}…", "ä".repeat(MAX_VALUE_BYTES / 2 - 1));
         assert_eq!(object["said"], *expected);
         assert_eq!(object["end"], 1);
         assert!(
-            said(LineFormat::Text, &format!("x{long}")).ends_with(&format!("said=\"{expected}\" end=1\n"))
+            line_with(LineFormat::Text, &format!("x{long}"))
+                .ends_with(&format!("said=\"{expected}\" end=1\n"))
         );
     }
 
     #[test]
-    fn what_is_told_while_a_value_is_shown_has_a_line_of_its_own() {
+    fn an_event_logged_while_formatting_has_its_own_line() {
         let outer = "the line that is being put together";
         LINE.with_borrow_mut(|line| {
             line.push_str(outer);
-            assert!(told(LineFormat::Text, false, || tracing::info!("inner")).ends_with("tests: inner\n"));
+            assert!(logged(LineFormat::Text, false, || tracing::info!("inner")).ends_with("tests: inner\n"));
             assert_eq!(line, outer);
         });
     }
 
     #[test]
     fn a_terminal_gets_colours_and_a_file_does_not() {
-        let tell = || tracing::error!("no");
-        assert!(told(LineFormat::Text, true, tell).contains("\x1b[31mERROR\x1b[0m"));
-        assert!(!told(LineFormat::Json, true, tell).contains('\x1b'));
-        assert!(!told(LineFormat::Text, false, tell).contains('\x1b'));
+        let log = || tracing::error!("no");
+        assert!(logged(LineFormat::Text, true, log).contains("\x1b[31mERROR\x1b[0m"));
+        assert!(!logged(LineFormat::Json, true, log).contains('\x1b'));
+        assert!(!logged(LineFormat::Text, false, log).contains('\x1b'));
     }
 }

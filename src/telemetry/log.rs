@@ -1,12 +1,12 @@
-//! Where what is told goes: standard error, a line each.
+//! Writes log lines to standard error.
 //!
-//! Lines are gathered and written together, because a system call for each would cost a quick call
-//! a sixth of its time. What is told waits at most 200 ms; a warning or an error is
-//! written at once, and so is everything when [`LogGuard`] is dropped.
+//! Lines are buffered and written together, because one system call for each would cost a quick call a sixth
+//! of its time. A line waits at most 200 ms; a warning or an error is written immediately, and so is
+//! everything when [`LogGuard`] is dropped.
 //!
-//! One thread writes, and nobody waits for it: whoever reads our standard error may have stalled, or the disk that it goes to
-//! be full, and a call must not wait for that. What does not fit meanwhile, and what is not taken, is dropped and counted
-//! at once, for whoever looks at the counts; and the count is the first thing said when lines flow again.
+//! One thread writes, and no request waits for it, because the reader of standard error may be stalled, or
+//! the disk full. Lines that do not fit into the buffer, or cannot be written, are dropped and counted in the
+//! metrics immediately; their number is the first line when writing succeeds again.
 
 use super::{
     events::{LogLinesDropped, LogLinesSuppressed},
@@ -29,72 +29,71 @@ use std::{
 use tracing::Level;
 use tracing_subscriber::{EnvFilter, filter::ParseError, layer::SubscriberExt, registry};
 
-/// Keeps the log going; dropping it writes what is left.
+/// Keeps the log running; dropping it flushes the buffer.
 #[must_use = "what is gathered is written when this is dropped"]
 #[derive(Debug)]
 pub struct LogGuard(Arc<LogBuffer>);
 
-/// So much is gathered before it is written, in bytes.
+/// Size at which the buffer is flushed, in bytes.
 const FLUSH_BYTES: usize = 16 << 10;
 
-/// The most that is gathered while nothing is taken of what is written, in bytes. Some 4,000 access
-/// lines; further ones are dropped and counted. As much again may be on its way out.
+/// Maximum size of the buffer while writing is blocked, in bytes: about 4,000 access log entries. Further
+/// lines are dropped and counted. A second buffer of this size may be being written.
 pub const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
-/// How long a line may wait for others.
+/// Maximum time that a line is buffered.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long the end may take: for a reader that has stalled the process does not stay.
+/// Time limit of the final flush, so that a stalled reader does not keep the process running.
 const FINAL_FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
-/// The lines that wait to be written.
+/// Buffer between the threads that log and the writer thread.
 #[derive(Debug, Default)]
 struct LogBuffer {
-    /// Held while lines are added and while they are taken out to be written, never while they are
-    /// written.
+    /// Locked while lines are added or taken, never while they are written.
     lines: Mutex<PendingLines>,
-    /// Tells the writer that there is something to write.
+    /// Wakes the writer.
     wakeup: Condvar,
-    /// Tells who waits for the end that all is written.
+    /// Signals that all lines are written.
     drained: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct PendingLines {
     bytes: Vec<u8>,
-    /// Something is to be written at once.
+    /// Write immediately.
     is_urgent: bool,
-    /// Nobody gathers any more: each line is written as it comes.
+    /// Write each line as it comes, because the log is closing.
     is_closed: bool,
-    /// The writer has taken lines out and not yet written them.
+    /// The writer has taken lines and not finished writing them.
     is_writing: bool,
-    /// Lines that there was no room for since the writer last took what there is.
+    /// Lines dropped since the writer last took the buffer.
     dropped: u64,
-    /// What the writer has to say itself. It goes out before everything else, and always has room.
+    /// The writer's own line about dropped lines. It is written first, and has no size limit.
     notice: Vec<u8>,
 }
 
 thread_local! {
-    /// Whether what this thread tells is the writer's own notice.
+    /// Whether this thread is logging the writer's own notice.
     static IS_NOTICE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Bounds what peers can have written.
+/// Limits lines that peers cause.
 static THROTTLE: LazyLock<Arc<LogThrottle>> = LazyLock::new(Arc::default);
 
-/// Whether a thread waits to tell what was suppressed.
+/// Whether a report of suppressed lines is scheduled.
 static IS_REPORT_SCHEDULED: AtomicBool = AtomicBool::new(false);
 
-/// Chooses what is told.
+/// The environment variable with the log filter.
 const FILTER_VARIABLE: &str = "DEFERRAL_LOG";
 
-/// What is told where nothing was chosen.
+/// The default filter.
 const DEFAULT_FILTER: &str = "info";
 
-/// Whether this can choose what is told.
+/// Checks a log filter.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// Why the filter is invalid.
 pub fn is_filter(text: &str) -> Result<(), String> {
     if text.trim().is_empty() {
         return Err("it is empty".to_owned());
@@ -102,12 +101,12 @@ pub fn is_filter(text: &str) -> Result<(), String> {
     EnvFilter::try_new(text).map(drop).map_err(|error| error.to_string())
 }
 
-/// Begins to write the log, for the whole process. `DEFERRAL_LOG` chooses what, else `level` (`info` by default), in
-/// the syntax of `tracing`'s filters: `warn,deferral::task=info`. `now` is the wall clock.
+/// Starts the log of the process. The filter is `DEFERRAL_LOG`, else `level`, else `info`, in the syntax of
+/// `tracing`: `warn,deferral::task=info`. `now` is the wall clock.
 ///
-/// Once only: a second call changes nothing.
+/// Further calls have no effect.
 pub fn start(format: LineFormat, level: Option<&str>, now: fn() -> SystemTime) -> LogGuard {
-    // A format is meant for the command line, of whose `--log` it is the variable.
+    // `DEFERRAL_LOG` is also the variable of the flag `--log`, whose values are formats.
     let is_format = |chosen: &str| matches!(chosen.trim(), "text" | "json" | "");
     let chosen = env::var(FILTER_VARIABLE).ok().filter(|chosen| !is_format(chosen));
     let (filter, wrong) = filter(chosen.as_deref().or(level));
@@ -116,10 +115,10 @@ pub fn start(format: LineFormat, level: Option<&str>, now: fn() -> SystemTime) -
     thread::Builder::new()
         .name("log".into())
         .spawn(move || writer.write_lines(|lines| write_available(&mut io::stderr(), lines)))
-        .expect("the system gives threads to a process that starts");
+        .expect("a thread can be started at process start");
     let taken = Arc::clone(&gathered);
     let take = move |level: &Level, line: &str| taken.add(line.as_bytes(), *level <= Level::WARN);
-    // `NO_COLOR` that is set and not empty means what it says (no-color.org).
+    // `NO_COLOR` disables colours if it is set and not empty (no-color.org).
     let colour = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let lines = LogLayer::new(format, now, take)
         .coloured(colour)
@@ -131,14 +130,14 @@ pub fn start(format: LineFormat, level: Option<&str>, now: fn() -> SystemTime) -
     LogGuard(gathered)
 }
 
-/// Tells how many lines were suppressed since this was last told.
+/// Logs the number of lines suppressed since the last report.
 pub(super) fn log_suppressed() {
     for SuppressedLines { event, of, count } in THROTTLE.take_suppressed() {
         LogLinesSuppressed { lines: &event, of: &of, count }.emit();
     }
 }
 
-/// The same in a while. No thread waits where nothing is suppressed.
+/// Schedules a report of suppressed lines, on a thread that exists only meanwhile.
 fn schedule_suppressed_report() {
     if IS_REPORT_SCHEDULED.swap(true, Ordering::Relaxed) {
         return;
@@ -148,13 +147,13 @@ fn schedule_suppressed_report() {
         IS_REPORT_SCHEDULED.store(false, Ordering::Relaxed);
         log_suppressed();
     });
-    // Where there is no thread, the next line that is suppressed first tries again.
+    // If no thread can be started, the next suppressed line tries again.
     if waiting.is_err() {
         IS_REPORT_SCHEDULED.store(false, Ordering::Relaxed);
     }
 }
 
-/// Writes as much of this as is taken, and says how many bytes that was. Whoever takes nothing at the moment is waited for.
+/// Writes as much as possible and returns the number of bytes written. Waits while writing would block.
 fn write_available(to: &mut impl Write, lines: &[u8]) -> usize {
     let mut count = 0;
     while count < lines.len() {
@@ -162,7 +161,7 @@ fn write_available(to: &mut impl Write, lines: &[u8]) -> usize {
             Ok(more) if more > 0 => count += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(FLUSH_INTERVAL),
-            // A log that cannot be written has nowhere to say so but in the counts.
+            // A log that cannot be written can only be reported by its metric.
             Ok(_) | Err(_) => return count,
         }
     }
@@ -173,7 +172,7 @@ fn count_lines(bytes: &[u8]) -> u64 {
     bytes.iter().map(|byte| u64::from(*byte == b'\n')).sum()
 }
 
-/// What was chosen, or the usual and what is wrong with the choice.
+/// Parses the filter; falls back to the default and returns the error.
 fn filter(chosen: Option<&str>) -> (EnvFilter, Option<ParseError>) {
     let usual = || EnvFilter::new(DEFAULT_FILTER);
     match chosen.filter(|chosen| !chosen.trim().is_empty()).map(EnvFilter::try_new) {
@@ -183,7 +182,7 @@ fn filter(chosen: Option<&str>) -> (EnvFilter, Option<ParseError>) {
     }
 }
 
-// === impl Log ===
+// === impl LogGuard ===
 
 impl Drop for LogGuard {
     fn drop(&mut self) {
@@ -192,14 +191,14 @@ impl Drop for LogGuard {
     }
 }
 
-// === impl Gathered ===
+// === impl LogBuffer ===
 
 impl LogBuffer {
     fn lock(&self) -> MutexGuard<'_, PendingLines> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a line, or counts it where there is no room for it.
+    /// Adds a line, or counts it as dropped if it does not fit.
     fn add(&self, line: &[u8], at_once: bool) {
         let mut lines = self.lock();
         if IS_NOTICE.get() {
@@ -215,15 +214,16 @@ impl LogBuffer {
         lines.is_urgent |= at_once;
         let is_due = lines.is_due();
         drop(lines);
-        // The writer looks for itself from then on.
+        // The writer is awake already in all other cases.
         if before == 0 || (is_due && !was_due) {
             self.wakeup.notify_one();
         }
     }
 
-    /// Gives lines to `write`, some time after the first of them, for ever. It says how many bytes were taken.
+    /// Passes lines to `write`, which returns the number of bytes written, until the process ends.
     fn write_lines(&self, mut write: impl FnMut(&[u8]) -> usize) {
-        // Lines that are missing and of which nobody has read; and whether the last of what was taken is half a line.
+        // Number of dropped lines that have not been reported; and whether the last line was written only
+        // partly.
         let (mut taken, mut missing, mut is_torn) = (Vec::new(), 0, false);
         loop {
             missing += self.take(&mut taken);
@@ -231,7 +231,7 @@ impl LogBuffer {
             metrics::record_log_lines_dropped(lost);
             missing += lost;
             taken.clear();
-            // Not before lines flow: a notice that is lost, too, would be the next to be told of.
+            // A notice that is lost would itself have to be reported, so wait until writing succeeds.
             if lost == 0
                 && missing > 0
                 && write_after_torn(&self.notice(missing), &mut is_torn, &mut write) == 0
@@ -241,7 +241,7 @@ impl LogBuffer {
         }
     }
 
-    /// The line that says how many are missing; empty where nothing of the kind is told.
+    /// The line that reports dropped lines; empty if the filter excludes it.
     fn notice(&self, missing: u64) -> Vec<u8> {
         IS_NOTICE.set(true);
         LogLinesDropped { count: missing }.emit();
@@ -249,7 +249,7 @@ impl LogBuffer {
         mem::take(&mut self.lock().notice)
     }
 
-    /// Waits until something is to be written, and takes it; says how many lines there was no room for.
+    /// Waits for lines to write and takes them. Returns the number of dropped lines.
     fn take(&self, taken: &mut Vec<u8>) -> u64 {
         let mut lines = self.lock();
         lines.is_writing = false;
@@ -266,7 +266,7 @@ impl LogBuffer {
         mem::take(&mut lines.dropped)
     }
 
-    /// Waits until all is written, at most so long.
+    /// Waits until all lines are written, at most for `limit`.
     fn close(&self, limit: Duration) {
         let mut lines = self.lock();
         lines.is_closed = true;
@@ -276,7 +276,7 @@ impl LogBuffer {
     }
 }
 
-/// Has lines written, behind the end of one that was torn off, and says how many were lost.
+/// Writes lines, after completing a partly written one. Returns the number of lines that were lost.
 fn write_after_torn(lines: &[u8], is_torn: &mut bool, write: &mut impl FnMut(&[u8]) -> usize) -> u64 {
     if lines.is_empty() {
         return 0;
@@ -292,10 +292,10 @@ fn write_after_torn(lines: &[u8], is_torn: &mut bool, write: &mut impl FnMut(&[u
     count_lines(&lines[count..])
 }
 
-// === impl Waiting ===
+// === impl PendingLines ===
 
 impl PendingLines {
-    /// Whether what is here is to be written now.
+    /// Whether the buffer must be written now.
     fn is_due(&self) -> bool {
         self.is_urgent || self.is_closed || self.bytes.len() >= FLUSH_BYTES
     }
@@ -307,8 +307,8 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn a_choice_that_is_none_is_told_of_and_the_usual_is_told() {
-        for (chosen, told, wrong) in [
+    fn an_invalid_filter_is_reported_and_replaced_by_the_default() {
+        for (chosen, written, wrong) in [
             (None, "info", false),
             (Some(""), "info", false),
             (Some("warn,deferral::task=info"), "deferral::task=info,warn", false),
@@ -316,31 +316,31 @@ mod tests {
             (Some("deferral=loud"), "info", true),
         ] {
             let (filter, error) = filter(chosen);
-            assert_eq!((filter.to_string().as_str(), error.is_some()), (told, wrong), "{chosen:?}");
+            assert_eq!((filter.to_string().as_str(), error.is_some()), (written, wrong), "{chosen:?}");
         }
     }
 
-    /// A writer that gives what it is given to a test, which lets it go on piece by piece.
+    /// A writer that passes its lines to a test, which controls its pace.
     fn writer(gathered: &Arc<LogBuffer>) -> mpsc::Receiver<String> {
-        let (said, heard) = mpsc::sync_channel(0);
+        let (sender, receiver) = mpsc::sync_channel(0);
         let writer = Arc::clone(gathered);
         thread::spawn(move || {
             writer.write_lines(|lines| {
-                // The test is over where nobody listens.
-                let _ = said.send(String::from_utf8(lines.to_vec()).expect("lines are text"));
+                // The receiver is dropped when the test ends.
+                let _ = sender.send(String::from_utf8(lines.to_vec()).expect("lines are text"));
                 lines.len()
             });
         });
-        heard
+        receiver
     }
 
     #[test]
-    fn a_reader_that_has_stalled_keeps_nobody_waiting() {
+    fn a_stalled_reader_does_not_block_logging() {
         let gathered = Arc::new(LogBuffer::default());
-        let heard = writer(&gathered);
+        let receiver = writer(&gathered);
         let line = [&[b'x'; 999][..], b"\n"].concat();
         gathered.add(&line, true);
-        // It is taken out, and stays in the writer's hands.
+        // The writer has taken the line and is blocked.
         while !gathered.lock().is_writing {
             thread::yield_now();
         }
@@ -350,19 +350,19 @@ mod tests {
         }
         assert_eq!(gathered.lock().dropped, 7);
         assert!(gathered.lock().bytes.capacity() <= 2 * MAX_BUFFERED_BYTES);
-        // It reads again.
-        assert_eq!(heard.recv().expect("the writer writes").len(), line.len());
-        assert_eq!(heard.recv().expect("the writer writes").len(), fit * line.len());
+        // The reader continues.
+        assert_eq!(receiver.recv().expect("the writer writes").len(), line.len());
+        assert_eq!(receiver.recv().expect("the writer writes").len(), fit * line.len());
         assert_eq!(gathered.lock().dropped, 0);
         gathered.add(b"after\n", true);
-        assert_eq!(heard.recv().expect("the writer writes"), "after\n");
+        assert_eq!(receiver.recv().expect("the writer writes"), "after\n");
     }
 
     #[test]
-    fn what_a_full_disk_does_not_take_is_counted_and_told_once_it_takes_lines_again() {
+    fn lines_lost_on_a_full_disk_are_counted_and_reported_later() {
         let gathered = Arc::new(LogBuffer::default());
         let (given, room) = mpsc::sync_channel::<usize>(0);
-        let (said, heard) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let writer = Arc::clone(&gathered);
         thread::spawn(move || {
             let lines = LogLayer::new(LineFormat::Json, || SystemTime::UNIX_EPOCH, {
@@ -370,42 +370,42 @@ mod tests {
                 move |_: &Level, line: &str| writer.add(line.as_bytes(), true)
             });
             let _log = tracing::subscriber::set_default(registry().with(lines));
-            // As much of each as the test says.
+            // Writes as many bytes as the test allows.
             writer.write_lines(|lines| {
                 let count = room.recv().unwrap_or_default().min(lines.len());
-                let _ = said.send(String::from_utf8(lines[..count].to_vec()).expect("lines are text"));
+                let _ = sender.send(String::from_utf8(lines[..count].to_vec()).expect("lines are text"));
                 count
             });
         });
         let dropped = metrics::log_lines_dropped_so_far;
         let before = dropped();
-        let tell = |lines: &[u8], rooms: &[usize]| {
+        let log = |lines: &[u8], rooms: &[usize]| {
             gathered.add(lines, true);
             rooms
                 .iter()
                 .map(|room| {
                     given.send(*room).expect("it writes");
-                    heard.recv().expect("it says")
+                    receiver.recv().expect("it says")
                 })
                 .collect::<Vec<_>>()
         };
-        assert_eq!(tell(b"first\nsecond\n", &[0]), [""]);
-        assert_eq!(tell(b"third\nfourth\nfifth\n", &[8]), ["third\nfo"], "a line is torn off");
-        let told = tell(b"sixth\n", &[1, 99, 999]);
-        assert_eq!(told[..2], ["\n", "sixth\n"]);
-        assert!(told[2].contains(r#""event":"log_lines_dropped","count":4"#), "{}", told[2]);
+        assert_eq!(log(b"first\nsecond\n", &[0]), [""]);
+        assert_eq!(log(b"third\nfourth\nfifth\n", &[8]), ["third\nfo"], "a line is torn off");
+        let written = log(b"sixth\n", &[1, 99, 999]);
+        assert_eq!(written[..2], ["\n", "sixth\n"]);
+        assert!(written[2].contains(r#""event":"log_lines_dropped","count":4"#), "{}", written[2]);
         assert_eq!(dropped(), before + 4);
-        assert_eq!(tell(b"seventh\n", &[99]), ["seventh\n"], "it is told once");
+        assert_eq!(log(b"seventh\n", &[99]), ["seventh\n"], "it is reported once");
     }
 
     #[test]
-    fn the_end_waits_for_what_is_left_but_not_for_ever() {
+    fn the_final_flush_has_a_time_limit() {
         let gathered = Arc::new(LogBuffer::default());
         gathered.add(b"last words\n", false);
-        // Nobody writes.
+        // Nothing writes the buffer yet.
         gathered.close(Duration::from_millis(1));
-        let heard = writer(&gathered);
-        let reader = thread::spawn(move || heard.recv().expect("the writer writes"));
+        let receiver = writer(&gathered);
+        let reader = thread::spawn(move || receiver.recv().expect("the writer writes"));
         gathered.close(Duration::from_secs(60));
         assert_eq!(reader.join().expect("it reads"), "last words\n");
         assert!(gathered.lock().bytes.is_empty());

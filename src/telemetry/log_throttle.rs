@@ -1,9 +1,10 @@
-//! How many lines of one kind are logged in a while.
+//! Limits the number of log lines of one kind.
 //!
-//! Clients and servers cause lines of the log: a refused question, a task that is not there, a line on standard error. One
-//! that does so without end would fill the disk of its proxy. So of each kind of line, for each route, at most [`LINES`] are
-//! written within [`WINDOW`]; further ones are counted, and the count is a line of its own (`lines_suppressed`). This holds
-//! for every line but those named [`RECORD`], of which a request or a call has one each and which are read as data.
+//! Clients and servers cause log lines: a refused input request, an unknown task, a line on standard error.
+//! Without a limit, one of them could fill the disk. For each kind of line and each route, at most [`LINES`]
+//! lines are written within [`WINDOW`]; further lines are counted, and the count is logged as
+//! `lines_suppressed`. Lines named [`RECORD`] are exempt: each request or call has one, and they are read as
+//! data.
 
 use std::{
     collections::HashMap,
@@ -17,23 +18,23 @@ use tracing::{
     field::{Field, Visit},
 };
 
-/// The name of an event that is never suppressed.
+/// The name of events that are never suppressed.
 pub const RECORD: &str = "record";
 
-/// The name of an event of one task: it is counted by its task instead of by its route.
+/// The name of events of a task, which are counted by task instead of by route.
 pub const OF_TASK: &str = "task";
 
-/// Lines of one kind and route that are written within [`WINDOW`].
+/// Maximum number of lines of one kind and route within [`WINDOW`].
 const LINES: u32 = 200;
-/// How long it takes until as many may be written again.
+/// Interval after which further lines are written.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// Kinds and routes that are told apart at a time. Further ones are not throttled: there are not that many routes, and
-/// tasks are bounded by their quotas.
+/// Maximum number of kinds and routes that are tracked. Others are not throttled: there are few routes, and
+/// tasks are bounded by quotas.
 const MOST: usize = 4096;
-/// Bytes of a route or a task that are kept.
+/// Maximum length of a stored route or task, in bytes.
 const LONGEST: usize = 128;
 
-/// Counts lines.
+/// Counts lines by kind, and by route or task.
 #[derive(Debug, Default)]
 pub struct LogThrottle(Mutex<HashMap<ThrottleKey, ThrottleWindow>>);
 
@@ -52,27 +53,27 @@ struct ThrottleWindow {
     event: String,
 }
 
-/// Lines that were not written.
+/// Lines that were suppressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SuppressedLines {
-    /// Which: the value of their field `event`.
+    /// Their field `event`.
     pub event: String,
-    /// The route they are of, or the task.
+    /// Their route or task.
     pub of: String,
     pub count: u64,
 }
 
-/// What becomes of a line.
+/// Whether a line is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThrottleVerdict {
     Write,
-    /// `is_first`: no other of its kind was suppressed in this while.
+    /// `is_first` is set for the first line of its kind that was suppressed in this window.
     Suppress {
         is_first: bool,
     },
 }
 
-/// What is looked at of an event.
+/// The fields of an event that the throttle reads.
 #[derive(Default)]
 struct ThrottleFields {
     is_of_task: bool,
@@ -83,7 +84,7 @@ struct ThrottleFields {
 // === impl LogThrottle ===
 
 impl LogThrottle {
-    /// Whether a line is written. The clock is read where that has to be counted.
+    /// Decides whether a line is written. The clock is read only for lines that are counted.
     pub fn judge(&self, event: &Event<'_>, now: impl FnOnce() -> Instant) -> ThrottleVerdict {
         let about = event.metadata();
         if about.name() == RECORD {
@@ -105,7 +106,8 @@ impl LogThrottle {
         }
         let window =
             windows.entry(key).or_insert(ThrottleWindow { since: now, written: 0, suppressed: 0, event });
-        // One whose count was not told stays as it is: what is suppressed is told within twice the while.
+        // A window with unreported suppressed lines stays as it is; they are reported within twice the
+        // interval.
         if now.duration_since(window.since) >= WINDOW && window.suppressed == 0 {
             (window.since, window.written) = (now, 0);
         }
@@ -117,7 +119,7 @@ impl LogThrottle {
         ThrottleVerdict::Suppress { is_first: window.suppressed == 1 }
     }
 
-    /// Takes the counts of what was suppressed. From then on as many lines may be written again.
+    /// Takes the counts of suppressed lines and starts their windows anew.
     pub fn take_suppressed(&self) -> Vec<SuppressedLines> {
         let mut taken = Vec::new();
         self.windows().retain(|key, window| {
@@ -135,7 +137,7 @@ impl LogThrottle {
     }
 }
 
-// === impl Fields ===
+// === impl ThrottleFields ===
 
 impl ThrottleFields {
     fn of(&mut self, field: &Field) -> Option<&mut String> {
@@ -157,7 +159,7 @@ impl Visit for ThrottleFields {
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if let Some(kept) = self.of(field) {
-            // Ours, and short: the tag of a task.
+            // The value is the proxy's own and short: the tag of a task.
             let _ = write!(kept, "{value:?}");
         }
     }
@@ -174,14 +176,14 @@ mod tests {
     use tracing::Level;
     use tracing_subscriber::{layer::SubscriberExt, registry};
 
-    /// What is written of what `tell` tells.
-    fn written(throttle: &Arc<LogThrottle>, tell: impl FnOnce()) -> Vec<String> {
+    /// The lines that are written while `log` runs.
+    fn written(throttle: &Arc<LogThrottle>, log: impl FnOnce()) -> Vec<String> {
         let lines = Arc::<Mutex<Vec<String>>>::default();
         let kept = Arc::clone(&lines);
         let take = move |_: &Level, line: &str| kept.lock().expect("whole").push(line.to_owned());
         let layer = LogLayer::new(LineFormat::Text, || SystemTime::UNIX_EPOCH, take)
             .throttled(Arc::clone(throttle), || {});
-        tracing::subscriber::with_default(registry().with(layer), tell);
+        tracing::subscriber::with_default(registry().with(layer), log);
         std::mem::take(&mut *lines.lock().expect("whole"))
     }
 
@@ -202,15 +204,15 @@ mod tests {
         assert_eq!(count("event=refused route=/loud"), LINES as usize);
         assert_eq!((count("route=/quiet"), count("event=other")), (10, 10));
         let left = FLOOD - u64::from(LINES);
-        let told = SuppressedLines { event: "refused".to_owned(), of: "/loud".to_owned(), count: left };
-        assert_eq!(throttle.take_suppressed(), [told]);
+        let suppressed = SuppressedLines { event: "refused".to_owned(), of: "/loud".to_owned(), count: left };
+        assert_eq!(throttle.take_suppressed(), [suppressed]);
         assert_eq!(throttle.take_suppressed(), []);
         let again = written(&throttle, || tracing::warn!(event = "refused", route = "/loud"));
         assert_eq!(again.len(), 1);
     }
 
     #[test]
-    fn a_record_is_always_written_and_what_a_task_does_is_counted_by_task() {
+    fn records_are_always_written_and_task_lines_are_counted_by_task() {
         let throttle = Arc::<LogThrottle>::default();
         let lines = written(&throttle, || {
             for number in 0..1000 {
@@ -226,14 +228,14 @@ mod tests {
     }
 
     #[test]
-    fn as_many_lines_may_be_written_again_after_a_while() {
+    fn lines_are_written_again_in_the_next_window() {
         let throttle = LogThrottle::default();
         let at = crate::runtime::Clock::now(&crate::runtime::SystemClock::new());
         struct Kind;
         impl tracing::callsite::Callsite for Kind {
             fn set_interest(&self, _: tracing::subscriber::Interest) {}
             fn metadata(&self) -> &tracing::Metadata<'_> {
-                unreachable!("it is only told apart")
+                unreachable!("only its identity is used")
             }
         }
         static KIND: Kind = Kind;
@@ -246,7 +248,7 @@ mod tests {
         assert_eq!(
             count(at + WINDOW),
             ThrottleVerdict::Suppress { is_first: false },
-            "the count is told first"
+            "the count is reported first"
         );
         assert_eq!(throttle.take_suppressed()[0].count, 2);
         assert_eq!(count(at + WINDOW), ThrottleVerdict::Write);

@@ -1,4 +1,4 @@
-//! What is told of what happens: one struct a happening, emitted once.
+//! Log, metrics, traces and taps: one struct for each event, emitted once.
 
 mod events;
 mod line;

@@ -1,8 +1,8 @@
 //! Live view of requests, tasks and input requests, for operators (`deferral tap`).
 //!
-//! An event is offered to the taps only where one is open ([`is_open`]): a closed tap costs one relaxed read. A tap has
-//! a bounded queue of lines; those that do not fit are dropped and counted, so that a slow reader costs the memory of
-//! one queue and never keeps a call waiting.
+//! If no tap is open, an event costs one relaxed read ([`is_open`]). A tap has a bounded queue of lines;
+//! lines that do not fit are dropped and counted, so that a slow reader costs the memory of one queue and
+//! never delays a call.
 
 use crate::{
     protocol::Timestamp,
@@ -19,33 +19,33 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Taps that can be open at a time.
+/// Maximum number of open taps.
 pub const TAPS: usize = 4;
 
-/// Lines that wait for the reader of a tap. Further ones are dropped.
+/// Maximum number of lines in the queue of a tap. Further lines are dropped.
 const LINES: usize = 1024;
 
-/// Bytes of the arguments or the result of a call that are shown. Larger ones are shown by their size.
+/// Maximum size of shown arguments and results, in bytes. Larger ones are shown by their size.
 pub const SHOWN_BYTES: usize = 16 << 10;
 
-/// Open taps, and those of them that show arguments and results.
+/// Number of open taps, and of those that show arguments and results.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 static WITH_ARGUMENTS: AtomicUsize = AtomicUsize::new(0);
 static SUBSCRIBERS: Mutex<Vec<Arc<TapSubscriber>>> = Mutex::new(Vec::new());
 
-/// Whether a tool of this name is wanted.
+/// Whether a tool name matches.
 pub type ToolFilter = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// Which events a tap shows. A member that is left out matches all.
+/// The events that a tap shows. Absent members match everything.
 #[derive(Default)]
 pub struct TapFilter {
     /// The path of the route.
     pub route: Option<String>,
-    /// Callers as the access log shows them: the digits of a principal, or the name of its token. One must match.
+    /// Callers as shown in the access log: the digits of a principal, or the name of a token. One must match.
     pub callers: Option<Vec<String>>,
-    /// Whether the name of a tool matches.
+    /// The filter for tool names.
     pub tool: Option<ToolFilter>,
-    /// Show arguments and results.
+    /// Whether arguments and results are shown.
     pub arguments: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct Tap {
     lines: mpsc::Receiver<String>,
 }
 
-/// [`TAPS`] taps are open.
+/// The maximum of [`TAPS`] taps is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyTaps;
 
@@ -70,13 +70,13 @@ pub struct TooManyTaps;
 pub struct TapSubject<'a> {
     pub route: &'a str,
     pub principal: &'a dyn fmt::Display,
-    /// The name of the caller's token, where it is known.
+    /// The name of the caller's token, if known.
     pub token: Option<&'a str>,
-    /// Empty where it is about none.
+    /// Empty if the event is not about a tool.
     pub tool: &'a str,
 }
 
-/// Arguments and response of a call, for the taps that show them.
+/// Arguments and result of a call, for taps that show them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallContent {
     pub arguments: Option<Value>,
@@ -93,8 +93,8 @@ pub fn has_argument_taps() -> bool {
     WITH_ARGUMENTS.load(Ordering::Relaxed) > 0
 }
 
-/// Offers an event to the open taps. `fields` are made only where a tap shows the event; `content` is for the taps that
-/// show arguments and results.
+/// Publishes an event to the open taps. `fields` is called only if a tap shows the event; `content` is for
+/// taps that show arguments and results.
 pub fn publish(
     event: &str,
     about: TapSubject<'_>,
@@ -134,7 +134,7 @@ pub fn publish(
     }
 }
 
-/// JSON as it is shown: itself, or how large it is.
+/// The JSON value, or its size if it is too large.
 pub fn content_or_size(json: &[u8]) -> Value {
     match json.len() <= SHOWN_BYTES {
         true => serde_json::from_slice(json).unwrap_or(Value::Null),
@@ -176,13 +176,13 @@ impl Tap {
         Ok(Self { subscriber: watcher, lines })
     }
 
-    /// The next line, a JSON object. Where lines were dropped, one that says how many.
+    /// The next line, a JSON object. If lines were dropped, their number comes first.
     pub async fn next(&mut self) -> String {
         let dropped = self.subscriber.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             return format!(r#"{{"event":"lost","lines":{dropped}}}"#);
         }
-        self.lines.recv().await.expect("its sender is kept where it was opened")
+        self.lines.recv().await.expect("the subscriber keeps the sender")
     }
 }
 
@@ -207,9 +207,9 @@ mod tests {
         tap.next().now_or_never().map(|line| serde_json::from_str(&line).expect("JSON"))
     }
 
-    // One test: what watches is the process's.
+    // A single test, because the taps are global to the process.
     #[test]
-    fn a_tap_shows_what_it_wants_bounded_and_counts_what_it_lost() {
+    fn a_tap_filters_events_and_counts_dropped_lines() {
         assert!(!is_open());
         let filter = TapFilter { route: Some("/a".to_owned()), ..TapFilter::default() };
         let Ok(mut of_route) = Tap::open(filter) else { panic!("there is room") };
@@ -241,9 +241,9 @@ mod tests {
         assert_eq!((&line["principal"], &line["caller"]), (&"f".into(), &"d".into()));
         assert_eq!(next(&mut of_callers), None);
         drop(of_callers);
-        let held: Vec<_> = (0..TAPS - 2).map(|_| Tap::open(TapFilter::default()).ok()).collect();
+        let open: Vec<_> = (0..TAPS - 2).map(|_| Tap::open(TapFilter::default()).ok()).collect();
         assert!(Tap::open(TapFilter::default()).is_err());
-        drop((of_route, of_tool, held));
+        drop((of_route, of_tool, open));
         assert!(!is_open() && !has_argument_taps());
     }
 }

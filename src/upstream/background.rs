@@ -1,4 +1,4 @@
-//! Work for one server that outlives a call: cancellations, answers, farewells.
+//! Background tasks of one server that outlive a call: cancellations, responses, closing of sessions.
 
 use std::{
     future::Future,
@@ -13,18 +13,18 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::UpstreamSetupError;
 use crate::runtime::spawn_on;
 
-/// All of it. Clones are the same.
+/// Tracker of all background tasks. Clones share it.
 #[derive(Clone, Debug)]
 pub struct BackgroundTasks {
     tasks: TaskTracker,
     runtime: Handle,
-    /// Set when the house closes.
+    /// Cancelled when the proxy shuts down.
     pub(super) closing: CancellationToken,
-    /// The same, for each call to look at without a lock.
+    /// The same flag, readable without a lock for each call.
     is_closing: Arc<AtomicBool>,
 }
 
-// === impl Work ===
+// === impl BackgroundTasks ===
 
 impl BackgroundTasks {
     /// # Errors
@@ -39,7 +39,7 @@ impl BackgroundTasks {
         })
     }
 
-    /// The house closes.
+    /// Starts the shutdown.
     pub(super) fn close(&self) {
         self.is_closing.store(true, Ordering::Release);
         self.closing.cancel();
@@ -49,12 +49,12 @@ impl BackgroundTasks {
         self.is_closing.load(Ordering::Acquire)
     }
 
-    /// Spawns work that [`BackgroundTasks::wait`] waits for. May be called from a destructor on any thread.
+    /// Spawns a task that [`BackgroundTasks::wait`] waits for. Callable from a destructor on any thread.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         spawn_on(self.tasks.track_future(work), &self.runtime);
     }
 
-    /// Waits until all spawned work has ended.
+    /// Waits until all spawned tasks have ended.
     pub(super) async fn wait(&self) {
         self.tasks.close();
         self.tasks.wait().await;

@@ -1,4 +1,4 @@
-//! What can be said of an answer that will not come, and of a server that did not speak.
+//! Classification of call errors: responsible party, error code, limit, and whether the call may still run.
 
 use super::{CallError, CallerIdentity, UpstreamDescription};
 use crate::{
@@ -9,42 +9,42 @@ use crate::{
 use bytes::Bytes;
 use http::StatusCode;
 
-/// What it means that an answer will not come.
+/// Properties of an error.
 struct ErrorClass {
     fault: ErrorOrigin,
     code: i64,
-    /// The server may still be at the call.
+    /// Whether the server may still execute the call.
     may_still_run: bool,
-    /// What was not taken may be if it is told again.
+    /// Whether a message that failed with the error may succeed when it is sent again.
     is_transient: bool,
 }
 
 // === impl CallError ===
 
 impl CallError {
-    /// What only a server can be asked that is spoken to over Streamable HTTP.
+    /// Error for an operation that only servers with Streamable HTTP support.
     pub(crate) fn not_over_http() -> Self {
-        Self::Invalid("it is not spoken to over Streamable HTTP".to_owned())
+        Self::Invalid("the server does not use Streamable HTTP".to_owned())
     }
 
-    /// Whose fault it is.
+    /// Party responsible for the error.
     pub fn fault(&self) -> ErrorOrigin {
         self.classify().fault
     }
 
-    /// By what code a client hears of it.
+    /// JSON-RPC error code for the client.
     pub fn code(&self) -> i64 {
         self.classify().code
     }
 
-    /// Whether the server may still be at a call that ended with this. An HTTP error says that it is not,
-    /// but where a gateway has given up what the server behind it may go on with. 524 is what a large one
-    /// in the field says instead of 504.
+    /// Whether the server may still execute a call that ended with this error. An HTTP error means that it
+    /// does not, except for the codes by which a gateway gives up while the server behind it continues: 502,
+    /// 504, and 524, which a large gateway in use sends instead of 504.
     pub fn may_still_run(&self) -> bool {
         self.classify().may_still_run
     }
 
-    /// The limit of the configuration that was met.
+    /// Configured limit that was reached.
     pub fn limit(&self) -> Option<Limit> {
         match self {
             Self::ConnectTimeout(_) => Some(Limit::Connect),
@@ -72,8 +72,8 @@ impl CallError {
         }
     }
 
-    /// Whether a message that was not taken may be taken if it is told again. One that the server left
-    /// without an answer has been waited for long enough.
+    /// Whether a message that failed with this error may succeed when it is sent again. A message that timed
+    /// out has been waited for long enough and is not repeated.
     pub(super) fn is_transient(&self) -> bool {
         self.classify().is_transient
     }
@@ -123,8 +123,8 @@ impl CallError {
         }
     }
 
-    /// The same error for a request that was not sent because of it. Errors that say so by themselves, and those
-    /// about credentials, stay as they are.
+    /// Converts the error for a request that was not sent because of it. Errors that say so themselves, and
+    /// errors about credentials, stay as they are.
     #[must_use]
     pub fn into_not_sent(self) -> Self {
         match self {
@@ -154,7 +154,7 @@ impl CallError {
         }
     }
 
-    /// The reason alone, without a word about whether a call ran.
+    /// Reason without the statement whether the call ran.
     pub(super) fn without_outcome(&self) -> String {
         match self {
             Self::Broken(why) => format!("the connection was lost: {why}"),
@@ -164,7 +164,7 @@ impl CallError {
         }
     }
 
-    /// What it means for a call whose stream broke that it could not be taken up because of this.
+    /// Converts the error for a call whose broken stream could not be resumed because of it.
     #[must_use]
     pub fn into_resume_failure(self) -> Self {
         let why = match self {
@@ -172,14 +172,14 @@ impl CallError {
             Self::Broken(why) => why,
             other => other.to_string(),
         };
-        Self::Broken(format!("its stream could not be taken up again: {why}"))
+        Self::Broken(format!("its stream could not be resumed: {why}"))
     }
 }
 
-// === impl Description ===
+// === impl UpstreamDescription ===
 
 impl UpstreamDescription {
-    /// A server that could not be asked.
+    /// Description of a server that could not be queried.
     pub fn unknown() -> Self {
         Self {
             version: String::new(),
@@ -192,7 +192,7 @@ impl UpstreamDescription {
     }
 }
 
-// === impl Identity ===
+// === impl CallerIdentity ===
 
 impl CallerIdentity {
     pub fn of(caller: &Caller) -> Self {

@@ -1,4 +1,4 @@
-//! A server in memory, for tests: each of its sessions is a duplex of lines, as standard input and output are.
+//! In-memory server for tests: each session is a duplex of lines, like standard input and output.
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -29,19 +29,19 @@ use crate::{
     runtime::{Mutex, Network},
 };
 
-/// Starts a server for each session, and hands its end to the test.
+/// Opens a duplex for each session and sends the server's end to the test.
 pub(super) struct DuplexTransport(pub(super) mpsc::UnboundedSender<DuplexStream>);
 
-/// Our side of one.
+/// The proxy's end of a duplex.
 pub(super) struct DuplexSession {
     reads: Mutex<Option<Lines<BufReader<ReadHalf<DuplexStream>>>>>,
     writes: Arc<tokio::sync::Mutex<WriteHalf<DuplexStream>>>,
 }
 
-/// A call that is being written, until it is.
+/// A call being written; `None` once it has been written.
 pub(super) struct PendingWrite(Option<BoxFuture<'static, Result<(), CallError>>>);
 
-/// A server in memory, and what its sessions speak to, as they are begun.
+/// Creates an in-memory upstream, and a receiver of the server ends of its sessions as they are opened.
 ///
 /// # Errors
 /// [`UpstreamSetupError::NoRuntime`].
@@ -64,15 +64,15 @@ async fn write(writes: &tokio::sync::Mutex<WriteHalf<DuplexStream>>, body: &[u8]
     writes.lock().await.write_all(&line).await.map_err(|error| CallError::Broken(error.to_string()))
 }
 
-// === impl Duplexes ===
+// === impl DuplexTransport ===
 
 impl Transport for DuplexTransport {
     type Line = DuplexSession;
 
-    /// As processes are, which these stand for.
+    /// Behaves like the processes that it stands for.
     const IS_COSTLY: bool = true;
 
-    /// All callers are one to it.
+    /// All callers share one identity.
     fn pool_key(&self, caller: &CallerIdentity) -> CallerIdentity {
         let client_info = ClientInfo::default();
         CallerIdentity { principal: Principal::ANONYMOUS, client_info, ..caller.clone() }
@@ -81,16 +81,16 @@ impl Transport for DuplexTransport {
     async fn open(
         self: &Arc<Self>,
         _: &CallerIdentity,
-        hello: &mut InitializeRequest,
+        request: &mut InitializeRequest,
     ) -> Result<(UpstreamDescription, DuplexSession), CallError> {
         let (ours, theirs) = duplex(1 << 16);
         let _ = self.0.send(theirs);
         let (reads, writes) = split(ours);
         let (mut reads, writes) = (BufReader::new(reads).lines(), Arc::new(tokio::sync::Mutex::new(writes)));
-        write(&writes, &hello.body()).await?;
+        write(&writes, &request.body()).await?;
         while let Ok(Some(line)) = reads.next_line().await {
             let frame = Frame::parse(line.into()).expect("a message");
-            if let InitializeReply::Description(description) = hello.read_reply(&frame)? {
+            if let InitializeReply::Description(description) = request.read_reply(&frame)? {
                 return Ok((description, DuplexSession { reads: Mutex::new(Some(reads)), writes }));
             }
         }
@@ -98,7 +98,7 @@ impl Transport for DuplexTransport {
     }
 }
 
-// === impl Pipe ===
+// === impl DuplexSession ===
 
 impl TransportSession for DuplexSession {
     type Answer = PendingWrite;
@@ -128,14 +128,14 @@ impl TransportSession for DuplexSession {
         write(&self.writes, &body).await
     }
 
-    async fn listen(self: Arc<Self>, mut tell: impl FnMut(SessionEvent) + Send) {
+    async fn listen(self: Arc<Self>, mut deliver: impl FnMut(SessionEvent) + Send) {
         let reads = self.reads.lock().take();
         let mut reads = reads.expect("it is listened to once");
-        tell(SessionEvent::Settled);
+        deliver(SessionEvent::Settled);
         while let Ok(Some(line)) = reads.next_line().await {
-            tell(SessionEvent::Message(Frame::parse(line.into()).expect("a message")));
+            deliver(SessionEvent::Message(Frame::parse(line.into()).expect("a message")));
         }
-        tell(SessionEvent::Ended);
+        deliver(SessionEvent::Ended);
     }
 
     async fn close(&self) {

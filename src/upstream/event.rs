@@ -1,4 +1,4 @@
-//! What happens to a call, as whoever made it hears of it.
+//! Events of a call, as its caller receives them.
 
 use super::CallError;
 use crate::{
@@ -10,69 +10,70 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use std::{collections::BTreeMap, fmt};
 
-/// What becomes of one call, in order. [`UpstreamEvent::Final`], [`UpstreamEvent::InputRequired`] or [`UpstreamEvent::Lost`] is the last.
+/// Events of one call, in order. [`UpstreamEvent::Final`], [`UpstreamEvent::InputRequired`] or
+/// [`UpstreamEvent::Lost`] is the last.
 pub type UpstreamEvents = BoxStream<'static, UpstreamEvent>;
 
-/// Something that happened to a call.
+/// An event of a call.
 #[derive(Debug)]
 pub enum UpstreamEvent {
-    /// A notification that belongs to the call: progress, a log message, or one unknown to us.
+    /// A notification that belongs to the call: progress, a log message, or an unknown method.
     Notification(Frame),
-    /// The server asks the client something and waits for the answer.
+    /// A request of the server to the client, whose response the server awaits.
     ServerRequest(PendingServerRequest),
-    /// The server withdrew a question it had asked.
+    /// The server cancelled a request that it had sent.
     RequestCancelled { id: RequestId },
-    /// The server asks, and ends the call with that (2026-07-28, *Multi Round-Trip Requests*): nothing is in
-    /// flight until it is made again. The last event of its stream.
+    /// The server ended the call with input requests (2026-07-28, *Multi Round-Trip Requests*); nothing is in
+    /// flight until the call is retried. The last event of its stream.
     InputRequired(InputRequired),
-    /// The server has answered.
+    /// The server's response.
     Final(CallResponse),
-    /// There will be no response.
+    /// No response will arrive.
     Lost(CallError),
 }
 
-/// What a server asks in the course of one call.
+/// A request of the server during a call, with the way to respond.
 pub struct PendingServerRequest {
     pub request: ServerRequest,
-    /// The server's id for it.
+    /// The server's request id.
     pub id: RequestId,
-    /// Takes the answer back to the session that asked. Dropped without one, the question is
-    /// refused with an error.
+    /// Sends the response in the session of the request. The request is rejected with an error if this is
+    /// dropped unused.
     pub responder: Box<dyn Responder>,
 }
 
-/// What is asked, as it is put to the client.
+/// A request of the server, in the form in which the client gets it.
 #[derive(Debug)]
 pub enum ServerRequest {
-    /// In the words of 2026-07-28.
+    /// An input request in the format of 2026-07-28.
     Canonical(InputRequest),
-    /// A request of the server's, as it is.
+    /// The server's request unchanged.
     Native(Frame),
 }
 
-/// A call that the server has turned over.
+/// A call that ended with an `input_required` result.
 pub struct InputRequired {
-    /// What it asks, by its own keys.
+    /// Input requests by the server's keys.
     pub requests: Vec<(String, InputRequest)>,
-    /// Makes the call again, with the answers by those keys. What else must be sent again, the server's state
-    /// among it, is known to whoever made this.
+    /// Retries the call with the responses under those keys. The closure holds what else must be sent again,
+    /// such as the server's request state.
     pub retry: Box<dyn FnOnce(BTreeMap<String, Bytes>) -> UpstreamEvents + Send + Sync>,
 }
 
-/// Takes one answer back to the server.
+/// Responds to one request of the server.
 pub trait Responder: Send + Sync {
-    /// Sends the JSON-RPC response `{"jsonrpc":"2.0","id":…, <payload>}` where payload is a raw
-    /// `result` or `error` value.
+    /// Sends the JSON-RPC response `{"jsonrpc":"2.0","id":…, <payload>}`, where the payload is a raw `result`
+    /// or `error` value.
     fn respond(self: Box<Self>, outcome: Result<Bytes, Bytes>);
 
-    /// The server took the question back, and wants to hear nothing (2025-11-25, *Cancellation*).
+    /// Drops the request without a response, because the server cancelled it (2025-11-25, *Cancellation*).
     fn discard(self: Box<Self>);
 }
 
-// === impl Asked ===
+// === impl ServerRequest ===
 
 impl ServerRequest {
-    /// The question in the words of 2026-07-28, where it is in those.
+    /// The input request, if it is in the format of 2026-07-28.
     pub fn canonical(&self) -> Option<&InputRequest> {
         match self {
             Self::Canonical(request) => Some(request),
@@ -80,7 +81,7 @@ impl ServerRequest {
         }
     }
 
-    /// What may be asked by one of the two names the revisions have for it, if it is that.
+    /// Kind of the input request, by either of its two method names; `None` for other requests.
     pub fn kind(&self) -> Option<InputKind> {
         match self {
             Self::Canonical(request) => Some(request.kind()),
@@ -88,7 +89,7 @@ impl ServerRequest {
         }
     }
 
-    /// Its bytes, as the server put it.
+    /// Size in bytes, as the server sent it.
     #[expect(clippy::len_without_is_empty, reason = "a question is never empty")]
     pub fn len(&self) -> usize {
         match self {
@@ -97,7 +98,7 @@ impl ServerRequest {
         }
     }
 
-    /// Its method, as the server named it.
+    /// Method, as the server named it.
     pub fn method(&self) -> Option<Method> {
         match self {
             Self::Canonical(request) => Some(request.kind().method()),
@@ -109,7 +110,7 @@ impl ServerRequest {
     }
 }
 
-// === impl TurnedOver ===
+// === impl InputRequired ===
 
 impl fmt::Debug for InputRequired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -117,10 +118,10 @@ impl fmt::Debug for InputRequired {
     }
 }
 
-// === impl Question ===
+// === impl PendingServerRequest ===
 
 impl PendingServerRequest {
-    /// Answers that it cannot be put to the client.
+    /// Rejects the request with an error and counts it as refused.
     pub fn refuse(self, route: &str, code: i64, reason: &str) {
         if let Some(method) = self.request.method() {
             let outcome = InputRequestOutcome::Refused;

@@ -1,12 +1,12 @@
-//! Speaking to servers.
+//! Connections to MCP servers.
 //!
-//! An [`Upstream`] is one server as the rest of the house sees it: calls go in, in the words of 2026-07-28,
-//! and for each a stream of [`UpstreamEvent`]s in those words comes out. Sessions, handshakes, transports, eras and
-//! resumption are hidden behind it.
+//! An [`Upstream`] is one server for the other folders: it takes calls in the format of 2026-07-28 and
+//! returns for each a stream of [`UpstreamEvent`]s in that format. It hides sessions, handshakes, transports,
+//! eras and resumption.
 //!
-//! `legacy` is a server of the older era, over whatever transport carries its messages: a `transport`. There are two:
-//! `http`, over connections of `http1`, and `stdio`, over the pipes of a process. `event` is what a caller hears, `background` what goes on beside
-//! calls.
+//! `legacy` implements it for legacy servers over a `transport`: `http` (Streamable HTTP, over connections of
+//! `http1`) or `stdio` (pipes of a process). `event` has the events of a call, `background` the tasks that
+//! outlive calls. Begin with the trait, then `legacy/mod.rs`.
 
 mod anchor;
 mod background;
@@ -57,17 +57,17 @@ use std::{
 };
 use tokio::sync::{Notify, broadcast};
 
-/// A server that can be called.
+/// An MCP server.
 pub trait Upstream: Send + Sync + 'static {
-    /// Makes a call. Nothing happens until the stream is polled; it is polled to its end by
-    /// whoever holds it. Dropping it before [`UpstreamEvent::Final`] or [`UpstreamEvent::Lost`] cancels the call
-    /// at the server, once. Its events are in the words of 2026-07-28.
+    /// Makes a call. The stream does nothing until it is polled, and is polled to its end. Dropping it before
+    /// [`UpstreamEvent::Final`] or [`UpstreamEvent::Lost`] cancels the call at the server, once. Events are
+    /// in the format of 2026-07-28.
     fn call(&self, call: OutgoingCall) -> UpstreamEvents;
 
-    /// As [`Upstream::call`], in the session that a legacy client has opened itself, and in the words of
-    /// both. Its events are all that arrives on the call's own stream, whatever the server asks or tells
-    /// there; the session's GET stream is the client's, and what it says of the call is told to the
-    /// [`OffStreamCall`]. A server that has lost the session is not sent the call again.
+    /// Makes a call as [`Upstream::call`], in a session that a legacy client opened, in the revision of both.
+    /// Its events are all messages on the call's own stream; the session's GET stream is the client's, and
+    /// messages there that concern the call are given to the [`OffStreamCall`]. The call is not sent again if
+    /// the server lost the session.
     fn call_in(
         &self,
         session: ClientSession,
@@ -78,10 +78,9 @@ pub trait Upstream: Send + Sync + 'static {
         (Box::pin(futures_util::stream::once(std::future::ready(UpstreamEvent::Lost(lost)))), None)
     }
 
-    /// Goes on hearing of a call that the process before this one has made, where it was when that ended. Nothing
-    /// is called. `Missing` where that cannot be: the server is none that sessions and streams can be taken up with.
-    /// The events are in the words of 2026-07-28, or in the client's own where the session is its own; a question
-    /// that is open comes again as it came, where the server sends it again.
+    /// Resumes a call of the previous process. Sends no call. `None` if the server's sessions and streams
+    /// cannot be resumed. Events are in the format of 2026-07-28, or in the client's revision if the session
+    /// is the client's; an open request of the server arrives again if the server sends it again.
     fn resume_call(
         &self,
         caller: &CallerIdentity,
@@ -93,79 +92,75 @@ pub trait Upstream: Send + Sync + 'static {
         None
     }
 
-    /// Tells the server that nobody waits any more for a call that the process before this one has made. Resolves when
-    /// it has been told, or cannot be: whether it has.
+    /// Cancels a call of the previous process at the server. Resolves to whether the server received the
+    /// cancellation.
     fn cancel_at(&self, caller: &CallerIdentity, anchor: &CallAnchor) -> BoxFuture<'_, bool> {
         let _ = (caller, anchor);
         Box::pin(std::future::ready(false))
     }
 
-    /// Tells the server, in the background and in the session that a legacy client has opened itself, that
-    /// nobody waits for these of the client's calls any more.
+    /// Cancels these calls of a legacy client in its own session, in the background.
     fn cancel_in(&self, session: ClientSession, calls: &[RequestId], reason: &str) {
         let _ = (session, calls, reason);
     }
 
-    /// A call of this caller has become a task: nobody waits for it any more, and it may take as long
-    /// as it likes. From now on what it holds is counted by [`UpstreamLimits::task_sessions`], so that it keeps
-    /// no other call from its turn.
+    /// Marks a call of this caller as deferred. From now on the session it holds counts towards
+    /// [`UpstreamLimits::task_sessions`], so that it delays no other call.
     fn mark_deferred(&self, caller: &CallerIdentity, deferral: &Deferral) {
         let _ = caller;
         deferral.mark_deferred();
     }
 
-    /// Whether calls take turns: one that waits for an answer of its client keeps others from theirs.
+    /// Whether calls take turns in a session: a call that awaits an input response delays others.
     fn is_turn_based(&self) -> bool {
         false
     }
 
-    /// What the server said of itself when a session was opened for this caller; opens one if
-    /// there is none.
+    /// Description of the server from the session of this caller; opens a session if there is none.
     fn describe(&self, caller: &CallerIdentity)
     -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>>;
 
-    /// The same, where nobody has to be waited for, and where the caller's calls go then.
+    /// Description and call target for this caller, if they are available without waiting.
     fn ready_server(&self, caller: &CallerIdentity) -> Option<ReadyServer> {
         let _ = caller;
         None
     }
 
-    /// What the server said of itself last, to whomever; `Missing` where it has not been spoken to. Nothing
-    /// is sent for it.
+    /// Last description of the server, from any session; `None` before the first one. Sends nothing.
     fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
         None
     }
 
-    /// What the server reports of its own accord in any session of this principal. A session is
-    /// kept open for that until the receiver is dropped.
+    /// Subscribes to the change notifications of the server in any session of this principal. A session is
+    /// kept open until the receiver is dropped.
     fn watch(&self, principal: Principal) -> broadcast::Receiver<ChangeNotification>;
 
-    /// Whether the tools of this principal change from now on. Nothing is kept open for it; a change that
-    /// could have gone unheard is taken for one.
+    /// Tracks whether the tools of this principal change from now on. Keeps no session open; a change that
+    /// may have been missed counts as one.
     fn tool_changes(&self, principal: Principal) -> ToolChanges;
 
-    /// Asks the server to report changes of a resource to this caller, until the guard is dropped.
+    /// Subscribes this caller to changes of a resource, until the guard is dropped.
     fn subscribe<'a>(
         &'a self,
         caller: &'a CallerIdentity,
         uri: &'a str,
     ) -> BoxFuture<'a, Result<Subscription, CallError>>;
 
-    /// Fetches a document beside the MCP endpoint (protected-resource metadata) as it is.
+    /// Fetches a document from the server's origin, such as protected-resource metadata.
     fn fetch<'a>(
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<OriginResponse, CallError>>;
 
-    /// Whether the server sees the `Authorization` of callers: not where it is spoken to over no HTTP, or the
-    /// configuration has another.
+    /// Whether the server receives the `Authorization` header of callers: not over stdio, nor if the
+    /// configuration sets another.
     fn passes_authorization(&self) -> bool {
         false
     }
 
-    /// Asks the server's origin for something beside the MCP endpoint, with the client's headers. A redirect is not
-    /// followed.
+    /// Sends a request to the server's origin, outside the MCP endpoint, with the client's headers. Does not
+    /// follow redirects.
     fn request_origin(
         &self,
         request: OriginRequest,
@@ -174,115 +169,116 @@ pub trait Upstream: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(CallError::not_over_http())))
     }
 
-    /// Passes one HTTP request of a legacy client on as it is. Dropping the future or the body
-    /// before a POST has been answered is the client's departure, which is no cancel: the answer
-    /// is read to its end, within [`UpstreamTimeouts::call`] and [`UpstreamLimits::departed`].
+    /// Forwards one HTTP request of a legacy client unchanged. Dropping the future or the body before a POST
+    /// has its response is a disconnect, not a cancellation: the response is read to its end, within
+    /// [`UpstreamTimeouts::call`] and [`UpstreamLimits::departed`].
     ///
-    /// A server that is not spoken to over Streamable HTTP has no such requests.
+    /// Fails for servers without Streamable HTTP.
     fn forward(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
         drop(request);
         Box::pin(std::future::ready(Err(CallError::not_over_http())))
     }
 
-    /// Whether a request with these headers is one that was sent to this server from here, and has
-    /// come back (RFC 9110, 7.6.3).
+    /// Whether a request with these headers was sent to this server by this proxy and came back (RFC 9110,
+    /// 7.6.3).
     fn is_own_hop(&self, headers: &HeaderMap) -> bool {
         let _ = headers;
         false
     }
 
-    /// What an operator is shown of how it is.
+    /// State of the server, for operators.
     fn health(&self) -> UpstreamHealth {
         UpstreamHealth::default()
     }
 
-    /// Where it is, where that is an address.
+    /// URL of the server, if it has one.
     fn address(&self) -> Option<&ServerUrl> {
         None
     }
 
-    /// What an operator is shown of its processes, where it is some.
+    /// Processes of the server, for operators, if it is a stdio server.
     fn processes(&self) -> Option<ProcessTable> {
         None
     }
 
-    /// Gets ready to speak to the server in another way: with other limits, times and credentials of ours. What is
-    /// given makes it so, for what is sent from then on; sessions and processes stay.
+    /// Prepares a reload with other limits, timeouts and credentials. The returned closure applies it to
+    /// later requests; sessions and processes stay.
     ///
     /// # Errors
-    /// [`UpstreamSetupError`] where it cannot be; nothing has changed then.
+    /// [`UpstreamSetupError`]; nothing has changed then.
     fn prepare_reload(&self, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
         let _ = config;
         Ok(Box::new(|| {}))
     }
 
-    /// Closes every session; resolves when the server has been told, or after a short while.
+    /// Closes all sessions. Resolves once the server has received their ends, or after a short while.
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-/// Makes a change that was got ready.
+/// Applies a prepared reload.
 pub type ApplyReload = Box<dyn FnOnce() + Send>;
 
-/// On whose behalf a session is opened. Two callers that differ in any of it share none.
+/// Caller on whose behalf a session is opened. Callers that differ in any field share no session.
 #[derive(Clone, Debug)]
 pub struct CallerIdentity {
     pub principal: Principal,
     pub credentials: Credentials,
-    /// Declared to the server word for word.
+    /// Declared to the server unchanged.
     pub capabilities: Arc<Capabilities>,
-    /// Who it says it is. Servers over HTTP are told so in the handshake.
+    /// The client's own `clientInfo`. Sent in the handshake over HTTP only.
     pub client_info: ClientInfo,
 }
 
-/// A session that a legacy client has opened through us: the server's own, so it is what the
-/// client's requests carry beside their bodies.
+/// A session that a legacy client opened through the proxy, which is the server's own: the parts of the
+/// client's requests beside their bodies.
 #[derive(Clone, Debug)]
 pub struct ClientSession {
-    /// Whose it is.
+    /// Owner of the session.
     pub principal: Principal,
-    /// The query of the URL that the client calls.
+    /// Query of the URL that the client requests.
     pub query: Option<String>,
     pub headers: HeaderMap,
 }
 
-/// A server that a caller has been told of ([`Upstream::ready_server`]).
+/// Server whose description is available to a caller ([`Upstream::ready_server`]).
 pub struct ReadyServer {
     pub description: Arc<UpstreamDescription>,
-    /// Where the caller's calls go. Not for longer than the next: who has it keeps what is there for the caller.
+    /// Target of the caller's calls. Hold it for one call only: it keeps the caller's sessions from being
+    /// evicted.
     pub calls: Arc<dyn CallTarget>,
 }
 
-/// Where the calls of one caller go, once it has been looked for.
+/// Target of one caller's calls, once resolved.
 pub trait CallTarget: Send + Sync {
-    /// What [`Upstream::call`] does.
+    /// Makes a call as [`Upstream::call`] does.
     fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> UpstreamEvents;
 }
 
-/// A call in the words of 2026-07-28, whatever its server speaks.
+/// A call in the format of 2026-07-28, independent of the server's revision.
 #[derive(Clone, Debug)]
 pub struct OutgoingCall {
-    /// Of our hop: unique in this process, so also in any session.
+    /// Request id to the server: unique in this process, and so in any session.
     pub id: u64,
     pub call: Arc<Call>,
     pub caller: CallerIdentity,
-    /// For a call that may become a task: whether it has.
+    /// Deferral state, for a call that may become a task.
     pub deferral: Option<Deferral>,
 }
 
-/// A call in the words of its client, which are its server's too. It is made in the client's own session.
+/// A call in the revision of its client and server, sent in the client's own session.
 #[derive(Clone, Debug)]
 pub struct NativeCall {
     /// As in [`OutgoingCall`].
     pub id: u64,
     pub method: Method,
-    /// The whole JSON-RPC message, with that id. Its progress token may be the client's own.
+    /// The JSON-RPC message with that id. Its progress token may be the client's own.
     pub body: Bytes,
     /// As in [`OutgoingCall`].
     pub deferral: Option<Deferral>,
 }
 
-/// Whether a call has become a task ([`Upstream::mark_deferred`]), and what its task wants of it. Clones speak of the
-/// same call.
+/// Deferral state of a call ([`Upstream::mark_deferred`]), and requests of its task to the call. Clones share
+/// the state.
 #[derive(Clone, Debug, Default)]
 pub struct Deferral(Arc<DeferralState>);
 
@@ -290,25 +286,25 @@ pub struct Deferral(Arc<DeferralState>);
 struct DeferralState {
     is_deferred: AtomicBool,
     is_released: AtomicBool,
-    /// Where its call is, for a task that outlives the process.
+    /// Resume position of the call, for a task that outlives the process.
     anchor: Option<AnchorUpdates>,
 }
 
 #[derive(Debug, Default)]
 struct AnchorUpdates {
-    /// What has not been taken yet.
+    /// Last position that [`Deferral::next_anchor`] has not returned yet.
     anchor: Mutex<Option<Box<CallAnchor>>>,
     changed: Notify,
 }
 
-/// A call that is taken up, the ways back for the answers to what was open, and what may be told of it elsewhere.
+/// A resumed call, the responders of its open requests, and its counterpart for messages outside its stream.
 pub struct ResumedCall {
     pub replies: UpstreamEvents,
     pub open: Vec<Box<dyn Responder>>,
     pub off_stream: Option<Arc<dyn OffStreamCall>>,
 }
 
-/// Why there will be no response. Each knows what can be said about whether the call ran.
+/// Reason why no response will arrive. Each variant states what is known about whether the call ran.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CallError {
     #[error("the server could not be reached: {0}")]
@@ -319,7 +315,7 @@ pub enum CallError {
     CallTimeout(Duration),
     #[error("the server began no answer within {0:?}")]
     FirstByteTimeout(Duration),
-    #[error("the server fell silent for {0:?} in mid-answer")]
+    #[error("the server sent nothing for {0:?} during its answer")]
     IdleTimeout(Duration),
     #[error("the connection to the server was lost before it answered: {0}; whether the call ran is unknown")]
     Broken(String),
@@ -328,40 +324,38 @@ pub enum CallError {
     #[error("the server's process ended before it answered: {0}; whether the call ran is unknown")]
     Exited(String),
     #[error(
-        "an answer to what the server asked could not be delivered: {0}; whether the call ran is unknown"
+        "a response to a request of the server could not be delivered: {0}; whether the call ran is unknown"
     )]
     ResponseUndelivered(String),
     #[error("the server refused the credentials (HTTP {status})")]
     Unauthorized { status: StatusCode, challenge: Option<HeaderValue> },
-    /// HTTP 403 without a challenge: no other credentials would help.
+    /// HTTP 403 without a challenge: other credentials would not help.
     #[error("the server refused the request (HTTP 403): {detail}")]
     Forbidden {
         detail: String,
-        /// The server's JSON-RPC error, where it gave one.
+        /// The server's JSON-RPC error, if it sent one.
         error: Option<ErrorObject>,
     },
     #[error("the server answered HTTP {status}: {detail}")]
     Status {
         status: StatusCode,
         detail: String,
-        /// When the server wants the request again (`RetryRequest-After`), as it said it.
+        /// Value of the server's `Retry-After`.
         retry_after: Option<String>,
     },
     #[error("the server's answer is not valid: {0}")]
     Invalid(String),
-    /// With the versions that it names.
+    /// Holds the versions that the server names.
     #[error(
-        "the server speaks {0} only, and a server is spoken to here in revisions up to 2025-11-25; a client of its own revision can use it without the proxy"
+        "the server supports {0} only, and the proxy supports servers up to revision 2025-11-25; a client of the server's revision can use it without the proxy"
     )]
     ModernOnly(String),
-    /// The handshake of its session failed, or its time ended before it was sent: the request did not run.
+    /// The handshake failed, or a limit was reached, before the request was sent: it did not run.
     #[error("no session with the server: {}; no call was sent", .0.without_outcome())]
     NotSent(Box<Self>),
     #[error("the server's answer is larger than {limit} bytes (limits.result_bytes)")]
     TooLarge { limit: usize },
-    #[error(
-        "all {limit} sessions with the server are busy ({bound}), and {queue} calls wait for one, as many as may (limits.queue)"
-    )]
+    #[error("no free upstream session: {limit} in use ({bound}), queue full at {queue} (limits.queue)")]
     QueueFull { limit: usize, bound: &'static str, queue: usize },
     #[error(
         "no session with the server came free within {after:?} (timeouts.queue): all {limit} are busy ({bound})"
@@ -371,13 +365,13 @@ pub enum CallError {
         "all {limit} processes of the server are in use (upstream.instances), and none came free within {after:?} (timeouts.queue)"
     )]
     ProcessesInUse { limit: usize, after: Duration },
-    /// `scope` is what may run so many calls at a time.
+    /// `scope` names what the concurrency limit applies to.
     #[error(
-        "as many calls of {scope} run as may at a time (concurrency), and none ended within {after:?} (timeouts.queue); \
+        "the concurrency limit of {scope} is reached (concurrency), and no call ended within {after:?} (timeouts.queue); \
          nothing was sent"
     )]
     ConcurrencyTimeout { scope: String, after: Duration },
-    #[error("the server's process does not read what it is sent: {waiting} messages wait for it already")]
+    #[error("the server's process does not read its input: {waiting} messages are waiting")]
     InputBacklogFull { waiting: usize },
     #[error("all {limit} connections to servers are in use (limits.upstream_connections)")]
     ConnectionsInUse { limit: usize },
@@ -385,22 +379,22 @@ pub enum CallError {
     Closing,
 }
 
-/// Connections to servers at a time, of all of them, where the system allows the process as many: a call
-/// and its session's stream for each client of the front's own default. Each is a descriptor.
+/// Default limit of connections to all servers, if the system allows the process as many: one for a call and
+/// one for its session's stream, for each client connection of the front's default. Each needs a descriptor.
 pub const CONNECTIONS: usize = 20_000;
 
-/// How a server is.
+/// State of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamHealth {
-    /// Whether it could be reached when that was tried last; none where it was not tried.
+    /// Whether the last connection attempt succeeded; `None` before the first one.
     pub is_up: Option<bool>,
-    /// Why it could not be reached when that was tried last.
+    /// Reason of the last failed connection attempt.
     pub failure: Option<Arc<str>>,
-    /// Sessions that are open with it, but for those that legacy clients have opened themselves.
+    /// Open sessions, without those that legacy clients opened.
     pub sessions: usize,
 }
 
-/// Why a server cannot be spoken to at all.
+/// Reason why an upstream cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamSetupError {
     #[error("the upstream URL {0} must begin with http:// or https://")]
@@ -413,11 +407,11 @@ pub enum UpstreamSetupError {
     NoRoots(String),
     #[error("TLS cannot be set up: {0}")]
     Tls(#[source] rustls::Error),
-    #[error("a server is spoken to from within a tokio runtime")]
+    #[error("an upstream needs a tokio runtime")]
     NoRuntime,
 }
 
-/// A server as it is configured, for this route.
+/// Creates the upstream of a route.
 ///
 /// # Errors
 /// [`UpstreamSetupError`].
@@ -433,25 +427,25 @@ pub fn to(
     })
 }
 
-/// What a server said of itself.
+/// Description of a server from its `initialize` result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamDescription {
-    /// The newest revision that it has been heard to speak, as it spelled it.
+    /// Newest revision that the server has offered, as it spelled it.
     pub version: String,
-    /// Raw JSON, in the words of 2026-07-28.
+    /// Raw JSON in the format of 2026-07-28.
     pub capabilities: Payload,
-    /// Whether its clients here can use tasks of its own, of whatever revision.
+    /// Whether the server's own tasks, of any revision, are available to clients.
     pub has_tasks: bool,
     /// Raw JSON.
     pub server_info: Bytes,
-    /// Raw JSON, where given.
+    /// Raw JSON, if present.
     pub instructions: Option<Bytes>,
-    /// All of it, as the server wrote it: the result of `initialize`, raw. Empty where it has said nothing.
+    /// Result of `initialize` as the server sent it, raw; empty if unknown.
     pub result: Bytes,
 }
 
 impl UpstreamDescription {
-    /// The lists of which it says that it reports their changes.
+    /// Lists whose changes the server reports (`listChanged`).
     pub(crate) fn reported_lists(&self) -> impl Iterator<Item = ListKind> + use<> {
         let capabilities = self.capabilities.clone();
         ListKind::ALL.into_iter().filter(move |list| {
@@ -462,21 +456,21 @@ impl UpstreamDescription {
     }
 }
 
-/// Something a server reports of its own accord.
+/// A change notification of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeNotification {
     ListChanged(ListKind),
-    /// A resource changed. `params` are the notification's own, raw.
+    /// A resource changed. `params` are those of the notification, raw.
     ResourceUpdated {
         uri: String,
         params: Bytes,
     },
 }
 
-/// Keeps a resource subscribed; dropping it lets go.
+/// Keeps a resource subscribed; dropping it unsubscribes.
 pub type Subscription = Box<dyn std::any::Any + Send + Sync>;
 
-/// A document beside the MCP endpoint.
+/// Response of the server's origin, outside the MCP endpoint.
 #[derive(Clone, Debug)]
 pub struct OriginResponse {
     pub status: StatusCode,
@@ -484,99 +478,95 @@ pub struct OriginResponse {
     pub body: Bytes,
 }
 
-/// A request to a server's origin, beside the MCP endpoint.
+/// A request to the server's origin, outside the MCP endpoint.
 #[derive(Clone, Debug)]
 pub struct OriginRequest {
     pub method: HttpMethod,
-    /// With its query.
+    /// Path with query.
     pub path: String,
-    /// As the client sent them.
+    /// The client's headers.
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
-/// Where a server is.
+/// Target of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpstreamTarget {
-    /// At this MCP endpoint, over Streamable HTTP.
+    /// MCP endpoint over Streamable HTTP.
     Url(ServerUrl),
-    /// In processes that are started by this, over their standard input and output.
+    /// Command that starts stdio servers.
     Command(Box<ServerCommand>),
 }
 
-/// How a server is spoken to.
+/// Configuration of an upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     pub timeouts: UpstreamTimeouts,
     pub limits: UpstreamLimits,
-    /// Of every request over HTTP, in the place of its caller's own. Their values are marked as sensitive.
+    /// Headers for every HTTP request, replacing the caller's. Their values are marked as sensitive.
     pub headers: Arc<HeaderMap>,
-    /// `Missing` where nothing is particular: the system's roots, no certificate of ours.
+    /// TLS settings; `None` for the system's roots and no client certificate.
     pub tls: Option<Arc<UpstreamTls>>,
-    /// What stands between us and the server.
+    /// Proxy between this process and the server.
     pub proxy: Option<Arc<Proxy>>,
-    /// Whether the requests of clients say in `HttpResponse` where they came from. The front adds it. Default off.
+    /// Whether requests of clients carry `Forwarded`, which the front adds. Default off.
     pub forwarded: bool,
 }
 
-/// How long to wait for what. Each ends a call with an error of its own.
+/// Timeouts. Each ends a call with an error of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpstreamTimeouts {
-    /// For a connection, TLS included. Default 10 s.
+    /// Limit of connecting, including TLS. Default 10 s.
     pub connect: Duration,
-    /// For the first byte of an answer to what is not a call (`initialize`, lists, …). Calls
-    /// (`tools/call`, `prompts/get`, `resources/read`) are exempt: a JSON-only server sends no
-    /// byte until it is done. Default 30 s.
+    /// Limit of the first byte of a response. Calls (`tools/call`, `prompts/get`, `resources/read`) are
+    /// exempt, because a server that answers with JSON sends no byte until it is done. Default 30 s.
     pub first_byte: Duration,
-    /// For the next byte of an answer that has begun; calls are exempt likewise. Default 60 s.
+    /// Limit of the pause between two bytes of a response; calls are exempt as well. Default 60 s.
     pub idle: Duration,
-    /// For a call as a whole. Default 24 h.
+    /// Limit of a whole call. Default 24 h.
     pub call: Duration,
-    /// For a session, where all that there may be are busy. A call that has become a task meanwhile
-    /// waits on. Default 30 s.
+    /// Limit of the wait for a session while all are busy. A call that became a task meanwhile continues to
+    /// wait. Default 30 s.
     pub queue: Duration,
-    /// For the next use of a session of a legacy client that is kept here; then it ends. Looked at once a
-    /// minute. Default 24 h.
+    /// Idle time after which an emulated session of a legacy client expires. Checked once a minute. Default
+    /// 24 h.
     pub idle_session: Duration,
 }
 
-/// How much of what a server may take.
+/// Resource limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpstreamLimits {
-    /// Sessions for one principal and set of capabilities; calls that need one more wait. Each costs
-    /// two connections. Default 64.
+    /// Sessions of one principal and set of capabilities; calls that need one more are queued. Each costs two
+    /// connections. Default 64.
     pub sessions: usize,
-    /// Sessions that tasks hold beside [`UpstreamLimits::sessions`], for one principal and set of capabilities,
-    /// so that tasks keep no calls waiting. A task beyond them counts as a call. Each costs two
-    /// connections for as long as the task runs. Default 256.
+    /// Sessions that tasks hold beside [`UpstreamLimits::sessions`], for one principal and set of
+    /// capabilities, so that tasks do not delay calls. A task above the limit counts as a call. Each costs
+    /// two connections while the task runs. Default 256.
     pub task_sessions: usize,
-    /// Calls that wait for a session, for one principal and set of capabilities; a further one is
-    /// refused. Each costs its request. Default 1024.
+    /// Calls that wait for a session, for one principal and set of capabilities; a further call is refused.
+    /// Each costs its request. Default 1024.
     pub queue: usize,
-    /// Messages on their way to the server at the same time that are no calls: answers to what it
-    /// asks, its pings among it, and cancellations. Further ones wait. Each costs a connection.
-    /// Default 64.
+    /// Messages in flight to the server that are not calls: responses to its requests, pings included, and
+    /// cancellations. Further ones wait. Each costs a connection. Default 64.
     pub messages: usize,
-    /// Callers whose sessions are kept, each with what it declares, as a client may declare
-    /// something else every time. For a further one those of the caller that has called least
-    /// lately, and has nothing in flight, are closed. Each costs a session and its stream.
-    /// Default 4096.
+    /// Identities with sessions; a client may declare other capabilities with every request. Above the limit,
+    /// the sessions of the idle identity with the oldest last call are closed. Each costs a session and its
+    /// stream. Default 4096.
     pub identities: usize,
-    /// Bytes of what those callers declare and are known by, with the same end. Default 64 MiB.
+    /// Bytes of what those identities declare and are identified by, with the same effect. Default 64 MiB.
     pub identity_bytes: usize,
-    /// One message of the server, in bytes. Default 64 MiB.
+    /// Limit of one message of the server, in bytes. Default 64 MiB.
     pub result_bytes: usize,
-    /// Calls of legacy clients that left, whose answers are read on so that the server does not
-    /// take the departure for a cancel; a further one is closed. Each costs a connection and its
-    /// buffer. Default 1000.
+    /// Calls of disconnected legacy clients whose responses are read on, so that the server does not take the
+    /// disconnect for a cancellation; a further one is closed. Each costs a connection and its buffer.
+    /// Default 1000.
     pub departed: usize,
-    /// Sessions of legacy clients that are kept here, where the server is not spoken to over HTTP. For a
-    /// further one those that nobody has used for the longest end, if there are any. Each costs about a
-    /// kilobyte, and what is kept for its GET stream. Default 10 000.
+    /// Emulated sessions of legacy clients. Above the limit, the longest idle ones end, if any are idle. Each
+    /// costs about a kilobyte, and its stored stream events. Default 10 000.
     pub client_sessions: usize,
 }
 
-/// The deepest reason of an error, which is where libraries put the telling one.
+/// Innermost source of an error, which is where libraries put the useful reason.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(deeper) = cause.source() {
@@ -588,7 +578,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 // === impl OriginRequest ===
 
 impl OriginRequest {
-    /// For a document at this path.
+    /// A GET request for this path.
     pub fn get(path: String, headers: HeaderMap) -> Self {
         Self { method: HttpMethod::GET, path, headers, body: Bytes::new() }
     }
@@ -597,24 +587,24 @@ impl OriginRequest {
 // === impl Deferral ===
 
 impl Deferral {
-    /// Of a call whose task `is_durable` the process, or does not.
+    /// State of a call whose task `outlives` the process or does not.
     pub fn new(outlives: bool) -> Self {
         let whereabouts = outlives.then(AnchorUpdates::default);
         Self(Arc::new(DeferralState { anchor: whereabouts, ..DeferralState::default() }))
     }
 
-    /// It is one.
+    /// Marks the call as deferred.
     pub fn mark_deferred(&self) {
         self.0.is_deferred.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is one.
+    /// Whether the call is deferred.
     pub fn is_deferred(&self) -> bool {
         self.0.is_deferred.load(Ordering::Relaxed)
     }
 
-    /// Waits until the call can be taken up from elsewhere than was said last, and says from where. Never, where
-    /// its task does not outlive the process.
+    /// Waits until the resume position of the call changes, and returns it. Pending without end if the task
+    /// does not outlive the process.
     pub async fn next_anchor(&self) -> Box<CallAnchor> {
         let Some(AnchorUpdates { anchor, changed: moved }) = &self.0.anchor else { return pending().await };
         loop {
@@ -626,17 +616,17 @@ impl Deferral {
         }
     }
 
-    /// Whether its task outlives the process.
+    /// Whether the task outlives the process.
     pub fn is_durable(&self) -> bool {
         self.0.anchor.is_some()
     }
 
-    /// Whether it is of use to know where the call is.
+    /// Whether the resume position of the call is needed.
     pub fn needs_anchor(&self) -> bool {
         self.0.anchor.is_some() && self.is_deferred()
     }
 
-    /// From now on the call can be taken up from here.
+    /// Sets the resume position of the call.
     pub fn set_anchor(&self, to: CallAnchor) {
         if let Some(AnchorUpdates { anchor, changed: moved }) = &self.0.anchor {
             *anchor.lock() = Some(Box::new(to));
@@ -644,19 +634,19 @@ impl Deferral {
         }
     }
 
-    /// Another process goes on with the call: dropping its replies from now on neither cancels it nor ends its
-    /// session.
+    /// Hands the call over to another process: dropping its events neither cancels it nor ends its session
+    /// from now on.
     pub fn release(&self) {
         self.0.is_released.store(true, Ordering::Relaxed);
     }
 
-    /// Whether dropping the replies neither cancels the call nor ends its session.
+    /// Whether dropping the events neither cancels the call nor ends its session.
     pub fn is_released(&self) -> bool {
         self.0.is_released.load(Ordering::Relaxed)
     }
 }
 
-// === impl Timeouts ===
+// === impl UpstreamTimeouts ===
 
 impl Default for UpstreamTimeouts {
     fn default() -> Self {
@@ -671,7 +661,7 @@ impl Default for UpstreamTimeouts {
     }
 }
 
-// === impl Limits ===
+// === impl UpstreamLimits ===
 
 impl Default for UpstreamLimits {
     fn default() -> Self {

@@ -1,8 +1,8 @@
-//! Which revision is offered in `initialize` to a server that refuses the newest.
+//! Selection of the revision in `initialize` for a server that rejects the newest.
 //!
-//! A server should answer with a revision of its own choice (2025-11-25, *Lifecycle*, Version Negotiation); many refuse
-//! one that they do not know instead. Their refusal names the revisions that they speak, in `data.supported` or in
-//! words, or only says that it is about the version. Either way another is offered, each at most once.
+//! A server should answer with a revision of its choice (2025-11-25, *Lifecycle*, Version Negotiation); many
+//! reject an unknown one instead. Their error names the revisions that they support, in `data.supported` or
+//! in its text, or only mentions the version. In each case another revision is offered, each at most once.
 
 use std::time::{Duration, Instant};
 
@@ -13,45 +13,46 @@ use crate::{
 use bytes::Bytes;
 use http::StatusCode;
 
-/// How long a revision that a server has made us offer is offered first. The server may be upgraded meanwhile.
+/// Time for which the revision that a server accepted is offered first. The server may be upgraded meanwhile.
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
 
-/// The revisions that are offered in one handshake, one after the other.
+/// Revisions offered in one handshake, in order.
 #[derive(Clone, Debug)]
 pub(super) struct RevisionOffers {
     current: Revision,
     refused: Vec<Revision>,
 }
 
-/// The revision that a server has made us offer, where it is not the newest.
+/// Revision that the server accepted, if it is not the newest.
 #[derive(Debug, Default)]
 pub(super) struct RememberedOffer(Mutex<Option<(Revision, Instant)>>);
 
-// === impl Offers ===
+// === impl RevisionOffers ===
 
 impl RevisionOffers {
     pub(super) fn starting_with(first: Revision) -> Self {
         Self { current: first, refused: Vec::new() }
     }
 
-    /// The revision that is offered now.
+    /// Revision offered now.
     pub(super) fn current(&self) -> Revision {
         self.current
     }
 
-    /// Whether a revision has been refused and another one offered.
+    /// Whether a revision was rejected and another offered.
     pub(super) fn has_changed(&self) -> bool {
         !self.refused.is_empty()
     }
 
-    /// Goes on to another revision, where this JSON-RPC error refuses the one that is offered and there is another.
+    /// Selects the next revision if this JSON-RPC error rejects the current one. Returns `false` if it does
+    /// not, or none is left.
     pub(super) fn offer_next_after_error(&mut self, error: &Bytes) -> bool {
         let code = ErrorObject::from_raw(error.clone()).code();
         let is_about_version = matches!(code, code::INVALID_PARAMS | code::UNSUPPORTED_VERSION);
         self.offer_next(error, is_about_version)
     }
 
-    /// The same, where the refusal is an HTTP error with this body.
+    /// Selects the next revision after an HTTP error with this body, likewise.
     pub(super) fn offer_next_after_status(&mut self, status: StatusCode, body: &Bytes) -> bool {
         let is_of_request = status.is_client_error()
             && !matches!(status.as_u16(), 401 | 403 | 404 | 405 | 408 | 429)
@@ -59,7 +60,8 @@ impl RevisionOffers {
         is_of_request && self.offer_next(body, false)
     }
 
-    /// The newest that the refusal names and that was not refused; where it names none, the next older one.
+    /// Selects the newest revision that the rejection names and that was not rejected; if it names none, the
+    /// next older one.
     fn offer_next(&mut self, refusal: &[u8], is_about_version: bool) -> bool {
         let named = revisions_in(refusal);
         let is_named = |revision: &Revision| named.contains(revision) && *revision != self.current;
@@ -87,13 +89,13 @@ impl RevisionOffers {
     }
 }
 
-/// The revisions whose dates stand in a text.
+/// Revisions whose dates occur in a text.
 fn revisions_in(text: &[u8]) -> Vec<Revision> {
     let stands = |revision: &Revision| memchr::memmem::find(text, revision.as_str().as_bytes()).is_some();
     Revision::ALL.into_iter().filter(stands).collect()
 }
 
-/// Whether a refusal says that it is about a version.
+/// Whether a rejection mentions a version.
 fn has_version_word(text: &[u8]) -> bool {
     text.to_ascii_lowercase().windows(b"version".len()).any(|word| word == b"version")
 }
@@ -101,7 +103,7 @@ fn has_version_word(text: &[u8]) -> bool {
 // === impl RememberedOffer ===
 
 impl RememberedOffer {
-    /// The revision to offer first.
+    /// Revision to offer first.
     pub(super) fn first_offer(&self, now: Instant) -> Revision {
         match *self.0.lock() {
             Some((revision, since)) if now.saturating_duration_since(since) < REMEMBERED => revision,
@@ -109,14 +111,15 @@ impl RememberedOffer {
         }
     }
 
-    /// Keeps the revision that a handshake ended with. One that it only began with is remembered no longer than before.
+    /// Stores the revision that a handshake ended with. A revision that was only offered first does not
+    /// extend its time.
     pub(super) fn remember(&self, offers: &RevisionOffers, now: Instant) {
         if offers.has_changed() {
             *self.0.lock() = Some((offers.current(), now));
         }
     }
 
-    /// The server, or the way to it, may be another now.
+    /// Forgets the revision, because the server or the way to it may have changed.
     pub(super) fn clear(&self) {
         *self.0.lock() = None;
     }
@@ -197,7 +200,7 @@ mod tests {
         assert!(offers.offer_next_after_error(&Bytes::from_static(br#"{"code":-32602,"message":""}"#)));
         remembered.remember(&offers, now);
         assert_eq!(remembered.first_offer(now), Revision::V2025_06_18);
-        // A handshake that begins with it does not keep it any longer.
+        // A handshake that starts with the stored revision does not extend its time.
         remembered.remember(&RevisionOffers::starting_with(Revision::V2025_06_18), now + REMEMBERED / 2);
         assert_eq!(remembered.first_offer(now + REMEMBERED), NEWEST);
         remembered.remember(&offers, now);

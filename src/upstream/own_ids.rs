@@ -1,13 +1,14 @@
-//! Ids of the requests that the proxy makes itself, which are their progress tokens too.
+//! Ids of the proxy's own requests, which are their progress tokens as well.
 //!
-//! Many small servers keep an id in 32 bits, as their usual clients count from 0 or 1. So do ours: requests in
-//! sessions of ours count from 1, and those in a session that a client has opened itself are from 2^30 on, far above
-//! what a client counts to. No id has more than 31 bits.
+//! Many small servers store an id in 32 bits, because their usual clients count from 0 or 1. Requests in
+//! pooled sessions count from 1; requests in a session that a client opened start at 2^30, far above the ids
+//! of clients. No id has more than 31 bits.
 //!
-//! All sessions of a process count together: a late message of one can be taken for no other's, and a server that
-//! keeps events by the request's id alone, whatever the session (the example stores of SDKs do), gives back none of
-//! another's. In a session of a client, which goes on in other processes, each process begins at another id of the
-//! range. After 2^30 ids each range begins anew and passes over those of calls that are still [in use](in_use).
+//! All sessions of a process share the counters: a late message of one session cannot match another's
+//! request, and a server that stores events by the request id alone, for all sessions (as the example stores
+//! of SDKs do), replays no other session's. A client's session continues in other processes, so each process
+//! starts at another id of that range. After 2^30 ids a range starts again and skips ids that are still [in
+//! use](in_use).
 
 use crate::runtime::random;
 use std::sync::{
@@ -15,69 +16,68 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-/// The ids of one range.
+/// Ids of one range.
 struct IdRange {
-    /// Added to each. A range begins where its bits end.
+    /// First id of the range; a power of two or zero.
     base: u32,
-    /// The next, without the base.
+    /// Next id, relative to the base.
     next: AtomicU32,
-    /// How many ids of each segment are in use.
+    /// Number of ids in use, for each segment.
     in_use: [AtomicU32; SEGMENTS],
 }
 
-/// Keeps an id from being given again, until this is dropped.
+/// Keeps an id in use until it is dropped.
 #[derive(Debug)]
 pub(super) struct IdInUse(Option<&'static AtomicU32>);
 
-/// Ids of a range.
+/// Number of ids in a range.
 const SIZE: u32 = 1 << 30;
 
-/// Ids are passed over by the segment that they are in, so that an id costs no look-up. Where more than this many
-/// calls that last are spread over all segments, ids of one may be in use twice.
+/// Segments of a range. Ids in use are skipped by segment, so that an id needs no lookup. If more long calls
+/// than this are spread over all segments, an id of a segment may be assigned twice.
 const SEGMENTS: usize = 1 << 16;
 
 const SEGMENT: u32 = SIZE / SEGMENTS as u32;
 
-/// 0 is not given: it stands for a question outside any call.
+/// Ids in pooled sessions. 0 is never assigned: it stands for a request of the server outside calls.
 static POOL_IDS: IdRange = IdRange::new(0, 1);
 
 static CLIENT_SESSION_IDS: IdRange = IdRange::new(SIZE, 0);
 
-/// It is known where this process begins in the sessions of clients: another, before it or beside it, may have requests
-/// in flight in the same.
+/// Set once the start in clients' sessions is chosen: another process, earlier or concurrent, may have
+/// requests in flight in the same session.
 static CLIENT_START: OnceLock<()> = OnceLock::new();
 
-/// An id for a request of ours in a session of ours.
+/// Next id for a request in a pooled session.
 pub fn next() -> u64 {
     POOL_IDS.next()
 }
 
-/// An id for a request of ours in a session that a client has opened itself, who may have used it there.
+/// Next id for a request in a session that a client opened. The client may use the same id.
 pub fn next_in_client_session() -> u64 {
     CLIENT_START.get_or_init(|| CLIENT_SESSION_IDS.next.store(u32::from_be_bytes(random()) % SIZE, Relaxed));
     CLIENT_SESSION_IDS.next()
 }
 
-/// Whether ids of ours in sessions of clients can have this value.
+/// Whether the number is in the range of ids for clients' sessions.
 pub fn is_client_session_id(number: u64) -> bool {
     CLIENT_SESSION_IDS.offset(number).is_some()
 }
 
-/// A call that a process before this one has made still has this id. Ids that are given in sessions of ours from now on
-/// are larger.
+/// Skips the id of a call of the previous process: later ids in pooled sessions are larger.
 pub fn skip_to(number: u64) {
     if let Some(offset) = POOL_IDS.offset(number) {
         POOL_IDS.next.fetch_max((offset + 1) % SIZE, Relaxed);
     }
 }
 
-/// The id is that of a call in flight.
+/// Marks the id as in use.
 pub(super) fn in_use(number: u64) -> IdInUse {
     let segment = [&POOL_IDS, &CLIENT_SESSION_IDS].into_iter().find_map(|range| range.segment(number));
     IdInUse::of(segment)
 }
 
-// === impl Range ===
+// === impl IdRange ===
 
 impl IdRange {
     const fn new(base: u32, first: u32) -> Self {
@@ -95,8 +95,8 @@ impl IdRange {
         }
     }
 
-    /// The first at this place or behind it that may be given. A segment is looked at where it begins: what is in use
-    /// in it then is of the round before.
+    /// First assignable id at or after this one. A segment is checked at its start: ids in use there are of
+    /// the previous round.
     fn free_from(&self, at: u32) -> u32 {
         if !at.is_multiple_of(SEGMENT) {
             return at;
@@ -117,7 +117,7 @@ impl IdRange {
     }
 }
 
-// === impl InUse ===
+// === impl IdInUse ===
 
 impl IdInUse {
     fn of(segment: Option<&'static AtomicU32>) -> Self {

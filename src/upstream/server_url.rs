@@ -1,44 +1,46 @@
-//! The URL of a server, and the text that stands for it wherever it is shown.
+//! URL of a server, and the text that is displayed for it.
 //!
-//! A URL may hold a secret: in its query, in its user, or in whatever a variable of the environment gives
-//! (`https://host/${KEY}`). The log, `/routes`, errors and traces show [`ServerUrl::shown`], never the URL itself.
+//! A URL may hold a secret: in its query, in its user, or in the value of an environment variable
+//! (`https://host/${KEY}`). The log, `/routes`, errors and traces show [`ServerUrl::shown`], never the URL
+//! itself.
 
 use http::Uri;
 use std::{fmt, sync::Arc};
 
-/// The MCP endpoint of a server over HTTP.
+/// MCP endpoint of a server over HTTP.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerUrl {
     uri: Uri,
     shown: Arc<str>,
-    /// The host as it is shown, without brackets.
+    /// Host for display, without brackets.
     host: Arc<str>,
-    /// `Missing` where the port is what a variable gives.
+    /// Port; `None` if it comes from a variable.
     port: Option<u16>,
 }
 
 // === impl ServerUrl ===
 
 impl ServerUrl {
-    /// A URL that is shown as `shown`: the text that was written, with its variables, without literal secrets. `host`
-    /// is the host in that text, and `has_literal_port` whether no variable has a part in host and port.
+    /// Creates a URL that is displayed as `shown`: the configured text with its variables, without literal
+    /// secrets. `host` is the host in that text, and `has_literal_port` whether no variable is part of host
+    /// and port.
     pub fn shown_as(uri: Uri, shown: &str, host: &str, has_literal_port: bool) -> Self {
         let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
         let port = has_literal_port.then(|| uri.port_u16().unwrap_or(usual));
         Self { uri, shown: shown.into(), host: host.into(), port }
     }
 
-    /// The URL that requests are sent to. May hold a secret.
+    /// URL for requests. May hold a secret.
     pub const fn uri(&self) -> &Uri {
         &self.uri
     }
 
-    /// The URL for people: variables by their names, without user and literal query.
+    /// URL for display: variables by name, without user and literal query.
     pub fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// Host and port for people, as an error names where it was connected to.
+    /// Host and port for display, as connection errors name them.
     pub fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.to_string() };
         match self.port {
@@ -50,24 +52,24 @@ impl ServerUrl {
         }
     }
 
-    /// Whether a variable has a part in it, so that it is not shown as it is.
+    /// Whether a variable is part of the URL, so that its displayed text differs.
     pub fn has_variables(&self) -> bool {
         self.shown.contains("${")
     }
 
-    /// The host for people, without brackets.
+    /// Host for display, without brackets.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port for people; `Missing` where a variable gives it, or gives the host.
+    /// Port for display; `None` if a variable provides it or the host.
     pub const fn port(&self) -> Option<u16> {
         self.port
     }
 }
 
 impl From<Uri> for ServerUrl {
-    /// A URL without variables. It is shown without its user and its query, which may hold secrets.
+    /// Creates a URL without variables. Its displayed text omits user and query, which may hold secrets.
     fn from(uri: Uri) -> Self {
         let scheme = uri.scheme_str().unwrap_or_default();
         let authority = uri.authority().map(|authority| authority.as_str()).unwrap_or_default();

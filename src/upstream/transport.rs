@@ -1,12 +1,12 @@
-//! What a transport must do for the sessions of a legacy server.
+//! Interface of a transport for sessions with a legacy server.
 //!
-//! A [`Transport`] is one way to one server; a [`TransportSession`] carries the messages of one session there. What is sent on
-//! a line as a call has an answer of its own, which is polled; what the server says beside its answers is told
-//! to whoever [listens](TransportSession::listen). A transport that has one stream for everything says of each call that
-//! its answer comes [elsewhere](CallEvent::AnsweredOffStream), and tells all that arrives to the listener.
+//! A [`Transport`] reaches one server; a [`TransportSession`] carries the messages of one session. Each call
+//! has a handle that is polled for events; messages outside the calls' responses are delivered by
+//! [`listen`](TransportSession::listen). A transport with one stream for all messages reports each call as
+//! [answered off-stream](CallEvent::AnsweredOffStream) and delivers everything to the listener.
 //!
-//! Nothing here is boxed, and no transport knows what a session is used for: which call a message belongs to,
-//! who may use which session and what is told in which order is the same for all.
+//! Nothing here is boxed, and a transport does not know what a session is used for: attribution of messages,
+//! leases of sessions and the order of messages are the same for all transports.
 
 use super::{
     ApplyReload, CallAnchor, CallError, CallerIdentity, ClientSession, Config, HttpRequest, HttpResponse,
@@ -27,67 +27,69 @@ use std::{
     time::Duration,
 };
 
-/// A way to a server.
+/// Way to reach one server.
 pub trait Transport: Send + Sync + 'static {
     type Line: TransportSession;
 
-    /// Whether it is Streamable HTTP: what a legacy client sends can be passed on as it is, and its session is the
-    /// server's own. Else the sessions of legacy clients are hosted, and their calls are made in those of the pool.
+    /// Whether the transport is Streamable HTTP: requests of legacy clients are relayed unchanged, and their
+    /// sessions are the server's own. Otherwise the proxy emulates their sessions, and makes their calls in
+    /// pooled sessions.
     const IS_HTTP: bool = false;
-    /// Whether a session costs as much as a process does. Then one is shared until it shows that what is asked in it
-    /// cannot be told apart, it is kept where a call was cancelled until something is asked, and there are no more
-    /// groups of callers than [`UpstreamLimits::identities`](super::UpstreamLimits::identities): a further one shares another's.
+    /// Whether a session costs as much as a process. Such a session is shared until its server sends a
+    /// request that cannot be attributed to a call, and survives cancelled calls until then; there are at
+    /// most [`UpstreamLimits::identities`](super::UpstreamLimits::identities) pools, and further callers
+    /// share one.
     const IS_COSTLY: bool = false;
-    /// Why there are no more sessions for calls, in an operator's words.
+    /// Reason why no further session is opened for calls, as errors name it.
     const BOUND: &'static str = "limits.sessions";
-    /// How long closing all sessions may take.
+    /// Time limit for closing all sessions.
     const FAREWELL: Duration = Duration::from_secs(2);
 
-    /// Who a caller is to the server. Those who are the same share sessions.
+    /// Identity of a caller for the pool. Callers with equal identities share sessions.
     fn pool_key(&self, caller: &CallerIdentity) -> CallerIdentity {
         caller.clone()
     }
 
-    /// How many sessions there may be, where each costs more than what is configured is meant for.
+    /// Limits of the transport, if a session costs more than the configured limits assume.
     fn limits(&self, limits: UpstreamLimits) -> UpstreamLimits {
         limits
     }
 
-    /// Gets ready to speak to the server in another way.
+    /// Prepares a reload.
     ///
     /// # Errors
-    /// [`UpstreamSetupError`] where it cannot be.
+    /// [`UpstreamSetupError`].
     fn prepare_reload(self: &Arc<Self>, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
         let _ = config;
         Ok(Box::new(|| {}))
     }
 
-    /// How long unused sessions are kept.
+    /// Number of rounds for which unused sessions are kept.
     fn idle_rounds(&self) -> IdleRounds {
         IdleRounds::default()
     }
 
-    /// Where the server is, where that is an address.
+    /// URL of the server, if it has one.
     fn address(&self) -> Option<&ServerUrl> {
         None
     }
 
-    /// Says [`InitializeRequest`] on behalf of somebody. Gives what the server said of itself, and what carries the session
-    /// that begins with it.
+    /// Sends an [`InitializeRequest`] on behalf of a caller. Returns the server's description and the opened
+    /// session.
     fn open(
         self: &Arc<Self>,
         caller: &CallerIdentity,
-        hello: &mut InitializeRequest,
+        request: &mut InitializeRequest,
     ) -> impl Future<Output = Result<(UpstreamDescription, Self::Line), CallError>> + Send;
 
-    /// What carries the session that a legacy client has opened itself, where it can have.
+    /// Attaches to a session that a legacy client opened, if the transport supports it.
     fn join_client_session(self: &Arc<Self>, session: &ClientSession) -> Option<Self::Line> {
         let _ = session;
         None
     }
 
-    /// What carries a session that the process before this one has used; and what becomes of its call, whose stream
-    /// is taken up behind the last event that is known. `Missing` where the transport knows no such thing.
+    /// Resumes a session of the previous process, with the handle of its call, whose stream is resumed after
+    /// its last known event. `None` if the transport does not support it.
     fn resume_session(
         self: &Arc<Self>,
         credentials: &Credentials,
@@ -97,28 +99,29 @@ pub trait Transport: Send + Sync + 'static {
         None
     }
 
-    /// Resolves when somebody waits for a session that there is no place for: one that nobody uses should give way.
+    /// Resolves when a caller waits for a session while the transport is full: an unused one should be
+    /// evicted.
     fn eviction_requested(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 
-    /// Whether there is no place for another session now.
+    /// Whether no further session can be opened now.
     fn is_full(&self) -> bool {
         false
     }
 
-    /// Nothing gives way: whoever waits for [`Transport::eviction_failed`] is told.
+    /// Reports that no session could be evicted, to those that wait for [`Transport::eviction_failed`].
     fn report_eviction_failed(&self) {}
 
-    /// Resolves when somebody waits for a session that there is no place for, and all that take one are in use.
+    /// Resolves when a caller waits for a session, the transport is full, and no session can be evicted.
     fn eviction_failed(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 
-    /// Lets go of what nobody has used for a while. Called once a minute.
+    /// Closes connections that have been idle too long. Called once a minute.
     fn sweep(&self) {}
 
-    /// Closes a connection that nobody uses, if there is one.
+    /// Closes idle connections. Returns whether there were any.
     fn close_idle(&self) -> bool {
         false
     }
@@ -156,12 +159,12 @@ pub trait Transport: Send + Sync + 'static {
         ready(Err(CallError::not_over_http())).boxed()
     }
 
-    /// Whether the server could be reached when that was tried last; none where it was not tried.
+    /// Whether the last connection attempt succeeded; `None` before the first one.
     fn is_up(&self) -> Option<bool> {
         None
     }
 
-    /// Why the server could not be reached, or did not start, when that was tried last.
+    /// Reason of the last failed connection attempt or process start.
     fn failure(&self) -> Option<Arc<str>> {
         None
     }
@@ -178,40 +181,40 @@ pub trait Transport: Send + Sync + 'static {
     }
 }
 
-/// After how many looks, one a minute, a session is closed that was used in none of them.
+/// Number of rounds, one a minute, after which an unused session is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleRounds {
-    /// The session of a set of callers that lists come from.
+    /// For the list session of a pool.
     pub lists: u32,
-    /// Each further one of the set.
+    /// For each further session.
     pub others: u32,
 }
 
-/// Rounds (minutes) after which a session that is not used is closed.
+/// Rounds (minutes) after which an unused session is closed.
 const QUIET: u32 = 5;
-/// The same for the session that lists come from: what it reports may be waited for.
+/// Rounds for the list session, which is kept longer because its change notifications may be awaited.
 const QUIET_LISTS: u32 = 30;
 
-/// What becomes of a call on a line of this wire.
+/// Handle of a call in a session of this transport.
 pub type CallHandleOf<W> = <<W as Transport>::Line as TransportSession>::Answer;
 
-/// What carries the session of a call that is taken up, and what becomes of that, if it can be heard.
+/// A resumed session, and the handle of its call if its stream can be resumed.
 pub type ResumedSession<S, W> = Option<(Arc<S>, Option<CallHandleOf<W>>)>;
 
-/// What carries the messages of one session.
+/// Carrier of the messages of one session.
 pub trait TransportSession: Send + Sync + 'static {
-    /// What becomes of a call that was sent. Dropping it closes what is open for it.
+    /// Handle of a call that was sent. Dropping it closes its resources.
     type Answer: Send + Unpin;
 
-    /// Waits, a moment at most, for what the client of the session does before it calls.
+    /// Waits briefly for what the client does before it calls, such as opening its GET stream.
     fn wait_settled(&self) -> impl Future<Output = ()> + Send {
         ready(())
     }
 
-    /// Sends a call; `headers` are further ones of the client, where the transport has any.
+    /// Sends a call; `headers` are additional headers of the client, for transports that have headers.
     fn send_call(&self, body: Bytes, headers: &HeaderMap) -> Self::Answer;
 
-    /// What is next heard of it. Not polled again once that is the last.
+    /// Polls the next event of a call. Must not be polled after its last one.
     fn poll_call(
         self: &Arc<Self>,
         answer: &mut Self::Answer,
@@ -219,124 +222,126 @@ pub trait TransportSession: Send + Sync + 'static {
         cx: &mut Context<'_>,
     ) -> Poll<CallEvent>;
 
-    /// How far the call has come.
+    /// Progress of the call.
     fn progress(answer: &mut Self::Answer) -> CallProgress;
 
-    /// Where a call is, if another process could go on with it.
+    /// Position at which another process could resume the call.
     fn resume_point<'a>(&'a self, answer: &'a Self::Answer) -> Option<ResumePoint<'a>> {
         let _ = answer;
         None
     }
 
-    /// The call is over: what is open for it may serve another.
+    /// Ends a call: its resources may be reused.
     fn finish(&self, answer: Self::Answer) {
         drop(answer);
     }
 
-    /// Sends what is answered with nothing: a notification or a response. Resolves when the server has it.
+    /// Sends a notification or a response. Resolves once the server has received it.
     fn send_message(
         &self,
         body: Bytes,
         again: RetryOnLoss,
     ) -> impl Future<Output = Result<(), CallError>> + Send;
 
-    /// Hears what the server says beside its answers, until the session is over.
-    fn listen(self: Arc<Self>, tell: impl FnMut(SessionEvent) + Send) -> impl Future<Output = ()> + Send;
+    /// Delivers messages outside the calls' responses, until the session ends.
+    fn listen(self: Arc<Self>, deliver: impl FnMut(SessionEvent) + Send) -> impl Future<Output = ()> + Send;
 
-    /// What is said of calls that were answered beside, once the server no longer knows the session.
+    /// Error of calls answered off-stream, once the server no longer knows the session.
     fn loss_error(&self) -> CallError {
         CallError::SessionEnded
     }
 
-    /// Ends the session, as far as the server survives that.
+    /// Ends the session, if the server survives that.
     fn close(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// Where a call is at its server.
+/// Position of a call at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumePoint<'a> {
-    /// The id of the session.
+    /// Id of the session.
     pub session: &'a str,
-    /// The revision that is spoken there.
+    /// Revision of the session.
     pub revision: &'a str,
-    /// The last event of the call's own stream that had an id.
+    /// Last event id of the call's own stream.
     pub last_event: Option<&'a str>,
 }
 
-/// The first message of a session: `initialize`, with the revision that is offered now.
+/// Request that opens a session: `initialize` with the revision offered now.
 pub struct InitializeRequest {
     number: u64,
     pub(super) offers: RevisionOffers,
     write_body: Box<dyn Fn(Revision) -> Bytes + Send + Sync>,
 }
 
-/// What a message of the server means for the handshake.
+/// Meaning of a server's message for the handshake.
 pub(super) enum InitializeReply {
-    /// The server's answer.
+    /// The server's result.
     Description(UpstreamDescription),
-    /// It refuses the revision; the handshake goes on with [`InitializeRequest::body`], which offers another.
+    /// The server rejected the revision; the handshake continues with [`InitializeRequest::body`], which
+    /// offers another.
     Refused,
-    /// It is no answer to `initialize`.
+    /// Not a response to `initialize`.
     Other,
 }
 
-/// What is heard of a call that was sent.
+/// Event of a call that was sent.
 pub enum CallEvent {
-    /// The server has it, and begins to answer: it need not be sent again.
+    /// The server has accepted the call and begins its response: it need not be sent again.
     Accepted,
-    /// A message in its own answer.
+    /// A message in the call's own response.
     Message(Frame),
-    /// The server has it, and answers beside. The last.
+    /// The server has the call and answers it off-stream. The last event.
     AnsweredOffStream,
-    /// The last, likewise.
+    /// The call was refused. The last event.
     Refused(CallRefusal),
-    /// The session had ended before it was sent: another may take it, and this is what is said where none does.
+    /// The session ended before the call was sent: another session may take it; the error applies if there is
+    /// none.
     SessionGone(CallError),
-    /// There will be nothing more.
+    /// No further event will follow.
     Lost(CallError),
 }
 
-/// How a transport refuses a call.
+/// Refusal of a call by its transport.
 pub enum CallRefusal {
-    /// With its answer: a JSON-RPC error.
+    /// A JSON-RPC error response.
     Response(Frame),
     Lost(CallError),
-    /// The call was not served, perhaps because the server does not know the session.
+    /// The call did not run, perhaps because the server does not know the session.
     NoSession {
-        /// It does not know the session (HTTP 404 and 410 in one that has an id).
+        /// Whether the server certainly does not know the session (HTTP 404 or 410, if it has an id).
         is_certain: bool,
-        /// The refusal for the client: the server's JSON-RPC error, or else ours.
+        /// Refusal for the client: the server's JSON-RPC error, or the proxy's error.
         response: Result<Frame, CallError>,
     },
 }
 
-/// How far a call has come.
+/// Progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallProgress {
-    /// The server does not have it.
+    /// The server does not have the call.
     Unsent,
-    /// The server may have it, and has said nothing yet.
+    /// The server may have the call and has sent nothing yet.
     Sent,
-    /// Its answer has begun; `moved` where something has arrived since this was last asked.
+    /// The response has begun; `moved` is whether bytes arrived since the last query.
     Begun { moved: bool },
-    /// It is being read why it was refused.
+    /// The call was refused; the reason is being read.
     Refused,
 }
 
-/// What is said beside answers.
+/// Event of a session outside its calls' responses.
 pub enum SessionEvent {
     Message(Frame),
-    /// The answer to this call, which is too large to be kept.
+    /// The response to this call is too large to be kept.
     TooLarge(u64),
-    /// The answer to this call, which is no message, and why.
+    /// The response to this call is not a valid message, for this reason.
     Invalid(u64, String),
-    /// It is known by now whether there is anything to hear.
+    /// It is known whether the server provides messages here.
     Settled,
-    /// What was said for a while was not heard.
+    /// Messages may have been missed for a while.
     Gap,
-    /// Nothing is heard here, or not any more.
+    /// No messages are available here, or no longer.
     Unavailable,
-    /// The server may no longer know the session. Nothing more is heard here.
+    /// The server may no longer know the session. No further event follows.
     Suspect,
     /// The server no longer knows the session.
     Ended,
@@ -349,7 +354,7 @@ pub enum RetryOnLoss {
     No,
 }
 
-// === impl QuietRounds ===
+// === impl IdleRounds ===
 
 impl Default for IdleRounds {
     fn default() -> Self {
@@ -357,10 +362,10 @@ impl Default for IdleRounds {
     }
 }
 
-// === impl Hello ===
+// === impl InitializeRequest ===
 
 impl InitializeRequest {
-    /// `write_body` makes the request with this id for a revision.
+    /// Creates the request; `write` serializes it for a revision under this id.
     pub(super) fn new(
         number: u64,
         first: Revision,
@@ -369,17 +374,17 @@ impl InitializeRequest {
         Self { number, offers: RevisionOffers::starting_with(first), write_body: Box::new(write) }
     }
 
-    /// The request.
+    /// Serialized request.
     pub(super) fn body(&self) -> Bytes {
         (self.write_body)(self.offers.current())
     }
 
-    /// Reads a message of the server. One that comes before the answer concerns no handshake.
+    /// Reads a message of the server. Messages before the response do not concern the handshake.
     ///
     /// # Errors
-    /// [`CallError::ModernOnly`] and [`CallError::Invalid`]: it refuses, or does not say what it must.
-    pub(super) fn read_reply(&mut self, said: &Frame) -> Result<InitializeReply, CallError> {
-        match said.kind() {
+    /// [`CallError::ModernOnly`] and [`CallError::Invalid`]: the server refuses, or its result is incomplete.
+    pub(super) fn read_reply(&mut self, frame: &Frame) -> Result<InitializeReply, CallError> {
+        match frame.kind() {
             Kind::Success { id, result } if is_answer_to(id, self.number) => {
                 describe(result).map(InitializeReply::Description)
             }
@@ -394,7 +399,7 @@ impl InitializeRequest {
         }
     }
 
-    /// In words that the server does not open a session.
+    /// Error text for a rejected `initialize`.
     pub(super) fn refusal_text(error: &Bytes) -> String {
         let error = ErrorObject::from_raw(error.clone());
         format!("initialize was refused: {} ({})", error.message(), error.code())
@@ -410,23 +415,23 @@ fn describe(result: &Payload) -> Result<UpstreamDescription, CallError> {
         version: result.string("protocolVersion").ok_or_else(|| invalid("names no protocolVersion"))?,
         has_tasks: JsonObject::read(&capabilities).is_ok_and(|object| object.contains("tasks")),
         capabilities: Payload::read(translate::capabilities(&capabilities)),
-        // Kept with each task: a slice would keep the whole answer.
+        // Copied, because it is stored with each task, and a slice would keep the whole response.
         server_info: Bytes::copy_from_slice(&result.get("serverInfo").unwrap_or_else(empty)),
         instructions: result.get("instructions"),
         result: result.as_bytes().clone(),
     })
 }
 
-/// What an error says of a server that gives it: that it speaks none of the revisions with a handshake
-/// (2026-07-28, *Versioning and Compatibility*).
+/// Error of a server that supports no revision with a handshake (2026-07-28, *Versioning and Compatibility*),
+/// read from its JSON-RPC error.
 pub(super) fn modern_only_error(error: &Bytes) -> Option<CallError> {
-    let said = ErrorObject::from_raw(error.clone());
+    let parsed = ErrorObject::from_raw(error.clone());
     let data =
-        JsonObject::read(error).ok()?.get("data").filter(|_| said.code() == code::UNSUPPORTED_VERSION)?;
+        JsonObject::read(error).ok()?.get("data").filter(|_| parsed.code() == code::UNSUPPORTED_VERSION)?;
     modern_only_versions(&JsonObject::read(&data).ok()?.get("supported")?)
 }
 
-/// The same, of the versions that it names.
+/// The same, read from the versions that the server names.
 pub(super) fn modern_only_versions(versions: &Bytes) -> Option<CallError> {
     let versions: Vec<String> = serde_json::from_slice(versions).ok()?;
     let is_modern =

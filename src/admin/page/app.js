@@ -1,24 +1,24 @@
-// The operator's page: shows what `/events` says, once a second, and cancels tasks.
+// The admin page: shows the state from `/events` once a second, and cancels tasks.
 //
-// What tools, servers and callers say is strangers' text. It is only ever put in as text (`textContent`, attributes),
-// never as markup; the policy that the page is served with forbids scripts and styles from anywhere else.
+// Text of tools, servers and clients is untrusted. It is inserted as text only (`textContent`, attributes), never as
+// markup; the Content-Security-Policy of the page forbids other scripts and styles.
 
 const uPlot = globalThis.uPlot;
 
-/** Rows at most: the rest is told as a number, so that ten thousand tasks cost what two hundred do. */
+/** Maximum number of rows; the rest is shown as a number, so that ten thousand tasks cost as much as two hundred. */
 const ROWS = 200;
-/** Tools listed at most. */
+/** Maximum number of listed tools. */
 const TOOLS = 60;
-/** Milliseconds without a word after which the stream counts as lost. The proxy speaks once a second. */
+/** Milliseconds without data after which the stream counts as lost. The proxy sends an event once a second. */
 const SILENCE = 10_000;
-/** Milliseconds before the stream is opened anew: twice as long each time, up to the last. */
+/** Milliseconds before a reconnect, doubled each time up to the maximum. */
 const RETRY = [1_000, 10_000];
-/** Milliseconds until words are searched for anew: the proxy looks through its store for them. */
+/** Milliseconds before a text search is repeated, because the proxy searches its store. */
 const SEARCH_AGAIN = 5_000;
-/** Seconds of calls that are drawn: what the proxy keeps. */
+/** Seconds of calls in the chart: the length of the proxy's history. */
 const DRAWN = 3_600;
 
-// ---- small things -----------------------------------------------------------------------------------------------------
+// ---- utilities --------------------------------------------------------------------------------------------------------
 
 const $ = id => document.getElementById(id);
 
@@ -29,7 +29,7 @@ function make(tag, className = '', text = '') {
   return element;
 }
 
-/** Changes only what is different, so that a second in which nothing happens costs nothing. */
+/** Updates only what differs, so that a second without changes costs nothing. */
 function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -38,7 +38,7 @@ function set(element, name, value) {
   else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
-/** The one way in which numbers are written: 12,345.6. */
+/** The number format: 12,345.6. */
 const number = new Intl.NumberFormat('en', { maximumFractionDigits: 1 });
 const several = (count, one, more = `${one}s`) => `${number.format(count)} ${count === 1 ? one : more}`;
 
@@ -66,7 +66,7 @@ function sized(bytes) {
 const percent = share => (share > 0 && share < 0.001 ? '< 0.1 %' : `${number.format(share * 100)} %`);
 
 const scheme = matchMedia('(prefers-color-scheme: dark)');
-/** Colours of the style sheet, asked for once in each scheme: asking makes the browser lay out the page. */
+/** Colours of the style sheet, read once per scheme, because reading them forces a layout. */
 const colors = new Map();
 function color(name) {
   if (!colors.has(name)) colors.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
@@ -83,8 +83,8 @@ function toast(text) {
 // ---- the token --------------------------------------------------------------------------------------------------------
 
 /**
- * Exchanges the one-time code of the address for a session, whose token this tab keeps. The code is taken out of the
- * address first: it is worthless from then on, and the history is no place for it.
+ * Exchanges the one-time code in the URL for a session token, which this tab keeps. The code is removed from the URL
+ * first, so that it does not stay in the browser history.
  */
 async function signIn() {
   const code = new URLSearchParams(location.hash.slice(1)).get('code');
@@ -108,9 +108,9 @@ function authorized() {
 }
 
 /**
- * Shows a dialog, and resolves with the value of the button it was closed with. The browser tells of a close later, when the
- * dialog may be open again: what was asked before is settled before another is asked, and a close that is told while the
- * dialog is open is of the one before.
+ * Shows a dialog, and resolves with the value of the button that closed it. The `close` event comes later, when the dialog
+ * may be open again: a pending promise is settled before the dialog is shown again, and a `close` event while the dialog
+ * is open belongs to the previous one.
  */
 function asked(dialog) {
   dialog.settle?.();
@@ -125,7 +125,7 @@ function asked(dialog) {
   });
 }
 
-/** Whether there is a token now. */
+/** Whether there is a token. */
 async function askToken(why) {
   say($('ask-why'), why);
   $('ask-input').value = '';
@@ -135,19 +135,19 @@ async function askToken(why) {
   return Boolean(token);
 }
 
-/** What an answer that is no success says of itself. */
+/** The error message of a response. */
 async function problem(response) {
   const said = await response.json().catch(() => ({}));
   return said.error ?? `the proxy responded with ${response.status}`;
 }
 
-// ---- what is known ----------------------------------------------------------------------------------------------------
+// ---- state ------------------------------------------------------------------------------------------------------------
 
-/** The newest state, when it came (by `performance.now()`), and tasks that were asked for because of the filter. */
+/** The newest state, its arrival time (`performance.now()`), and tasks that were fetched for the filter. */
 const known = { state: null, at: 0, found: null };
 let connected = false;
 
-/** Draws at the next frame, however often it is asked to. */
+/** Draws in the next frame, however often it is called. */
 let isDue = false;
 function refresh() {
   if (isDue) return;
@@ -158,14 +158,14 @@ function refresh() {
   });
 }
 
-/** Events of a stream, as they come. */
+/** Events of a stream. */
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let parts = [];
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    // The end of an event may come in two parts.
+    // The end of an event may be split across two chunks.
     const tail = parts.at(-1)?.slice(-1) ?? '';
     if (!(tail + value).includes('\n\n')) {
       parts.push(value);
@@ -181,10 +181,10 @@ async function* events(body) {
 }
 
 let wake = () => {};
-/** Whether the token may be asked for unasked: not again once somebody had none to give. */
+/** Whether a prompt for the token may open by itself: not again after it was dismissed. */
 let mayAsk = true;
 
-/** Follows the proxy for as long as the page is open. */
+/** Follows the event stream for as long as the page is open. */
 async function follow() {
   let pause = RETRY[0];
   for (;;) {
@@ -196,7 +196,7 @@ async function follow() {
       if (!response.ok) {
         const said = await problem(response);
         if (response.status === 401) sessionStorage.removeItem('token');
-        // Nobody types against the time that silence has.
+        // Typing a token takes longer than the silence timeout, so the timeout is suspended.
         clearTimeout(silence);
         if (response.status === 401 && mayAsk && (mayAsk = await askToken(said))) continue;
         throw new Error(said);
@@ -220,7 +220,7 @@ async function follow() {
 }
 
 function took(state) {
-  // What has not changed may be left out; of a store that fails there are no tasks.
+  // Unchanged members may be absent; there are no tasks if the store fails.
   const tasks = state.tasks ?? known.state?.tasks ?? { tasks: [], next: null, counts: {} };
   known.state = { ...known.state, ...state, tasks };
   if (state.tasks) known.at = performance.now();
@@ -251,18 +251,18 @@ function showConnection() {
 
 // ---- now --------------------------------------------------------------------------------------------------------------
 
-/** When (in seconds), and calls a second in the step up to then. */
+/** Times in seconds, and calls per second in the step that ends then. */
 const rates = [[], []];
-/** Seconds of a step, as the proxy keeps its history. */
+/** Seconds of a step in the proxy's history. */
 let step = 5;
-/** The state before, and that with which the step began. */
+/** The previous state, and the state at the start of the step. */
 let counted = null;
 let begun = null;
-/** Calls a second since the state before. */
+/** Calls per second since the previous state. */
 let rate = null;
 let ratePlot;
 
-/** Takes what the proxy has kept of the last hour, so that a page that was opened just now has it, too. */
+/** Loads the proxy's history of the last hour, for a newly opened page. */
 async function recall() {
   const response = await fetch('/history', { headers: authorized(), cache: 'no-store' }).catch(() => null);
   if (!response?.ok) return;
@@ -274,13 +274,13 @@ async function recall() {
   [counted, begun] = [null, null];
 }
 
-/** Takes the calls since the last state into account. */
+/** Adds the calls since the last state. */
 function count({ at, started, calls }) {
   const now = { at: Date.parse(at) / 1_000, started, total: calls.total };
   const follows = before => before && before.started === started && now.at > before.at && now.total >= before.total;
   const since = before => (now.total - before.total) / (now.at - before.at);
   rate = follows(counted) ? since(counted) : null;
-  // After a restart it counts from nothing.
+  // A restart of the proxy resets the counter.
   if (!follows(begun)) begun = now;
   if (now.at - begun.at >= step) {
     rates[0].push(now.at);
@@ -320,7 +320,7 @@ function drawNow(state) {
   say($('token'), authorized().Authorization ? 'Signed in' : 'Sign in');
 }
 
-/** `ready` is whether, or an object that says more. */
+/** `ready` is a boolean, or an object with details. */
 function drawReady(ready) {
   const status = typeof ready === 'object' && ready ? ready.status : ready ? 'ready' : 'not ready';
   const failing = typeof ready === 'object' && ready?.store === 'failing';
@@ -346,7 +346,7 @@ function drawRate() {
 
 // ---- lists and plots --------------------------------------------------------------------------------------------------
 
-/** Makes the children of `list` those of `items`, in their order; a child that stays is changed, not made again. */
+/** Makes the children of `list` match `items`, in order; existing children are updated, not replaced. */
 function drawList(list, items, key, create, change) {
   const there = (list.items ??= new Map());
   const wanted = new Set(items.map(key));
@@ -373,7 +373,7 @@ const axis = more => ({
 
 const plots = [];
 
-/** A plot as wide as the element that it is in. */
+/** A plot with the width of its element. */
 function plotIn(element, height, options) {
   const data = options.series.map(() => []);
   const plot = new uPlot({ width: element.clientWidth || 300, height, legend: { show: false }, ...options }, data, element);
@@ -390,21 +390,21 @@ function plotIn(element, height, options) {
 const STATES = { working: 'working', input_required: 'needs input', completed: 'completed', failed: 'failed', cancelled: 'cancelled' };
 const LIVE = ['working', 'input_required'];
 const isLive = task => LIVE.includes(task.status);
-/** `after` is where the page of tasks begins that is shown; none for the first. */
+/** `after` is the start of the shown page of tasks; absent for the first page. */
 const filter = { status: '', tool: '', words: '', after: '' };
 const isFiltered = () => Boolean(filter.status || filter.tool || filter.words.trim());
-/** Whether rows stay where they are, so that the button one reaches for does not move away. */
+/** Whether rows keep their position, so that a button does not move away from the mouse. */
 let isHeld = false;
 let shown = [];
 
-/** Asks for the tasks of the filter, where the proxy has more than it sends by itself. One question at a time. */
+/** Fetches the tasks that match the filter, if the proxy has more than it sends. One request at a time. */
 let isSearching = false;
 async function search() {
   if (!filter.after && (!isFiltered() || !known.state?.tasks.next)) {
     known.found = null;
     return;
   }
-  // An older page is asked for once: what has ended stays as it is.
+  // Older pages are fetched once, because ended tasks do not change.
   if (isSearching || (filter.after && known.found)) return;
   if (filter.words.trim() && known.found && performance.now() - known.found.at < SEARCH_AGAIN) return;
   isSearching = true;
@@ -418,15 +418,15 @@ async function search() {
     const response = await fetch(`/tasks?${query}`, { headers: authorized(), cache: 'no-store' });
     if (response.ok && asked === JSON.stringify(filter)) known.found = { ...(await response.json()), at: performance.now() };
   } catch {
-    // The stream says that nobody is there.
+    // The event stream reports a lost connection.
   }
   isSearching = false;
-  // What was typed meanwhile was not asked for yet.
+  // The search text may have changed during the request.
   if (asked !== JSON.stringify(filter)) search();
   refresh();
 }
 
-/** The tasks that the filter lets through, as far as they are known, and how long ago they were told. */
+/** The known tasks that match the filter, and the age of that information. */
 function matching({ tasks }) {
   const from = known.found ?? { ...tasks, at: known.at };
   const words = filter.words.trim().toLowerCase();
@@ -467,7 +467,7 @@ function createRow() {
   row.parts = Object.fromEntries([...row.querySelectorAll('[class]')].map(each => [each.classList[0], each]));
   set(row.parts.bar, 'aria-valuemin', 0);
   const { story } = row.parts;
-  // The browser tells of an opening later: the row may have been drawn in between, and its story asked for.
+  // The `toggle` event comes later: the row may have been redrawn, and its details fetched, in between.
   story.addEventListener('toggle', () => {
     if (!story.open) row.asking = null;
     else if (row.asking?.version !== versionOf(row)) tellStory(row);
@@ -480,10 +480,10 @@ const CAUSES = {
   ticket: () => 'the call reached the time of the ticket', departure: () => 'the client disconnected', stop: () => 'the proxy was shutting down'
 };
 
-/** Which task a row shows, and as of when. */
+/** The task of a row and its version. */
 const versionOf = ({ dataset }) => `${dataset.task} ${dataset.updated}`;
 
-/** How it became a task, and what has become of it since. Asked for where somebody opens it, as no event tells it. */
+/** Shows why the call became a task, and its history. Fetched when a row is opened, because events do not contain it. */
 async function tellStory(row) {
   const { cause, life } = row.parts;
   const handle = row.dataset.task;
@@ -492,7 +492,7 @@ async function tellStory(row) {
     const response = await fetch(`/tasks/${encodeURIComponent(handle)}`, { headers: authorized(), cache: 'no-store' });
     if (!response.ok) throw new Error(await problem(response));
     const task = await response.json();
-    // It has been closed, or asked for anew, while this was under way.
+    // The row was closed, or its details were requested again, during this request.
     if (row.asking !== asking) return;
     const by = task.cause && [(CAUSES[task.cause.by] ?? (() => task.cause.by))(task.cause), task.cause.rule && `rule ${task.cause.rule}`, task.cause.rollout && `rollout ${task.cause.rollout}`];
     say(cause, by ? `a task because ${by.filter(Boolean).join(', ')}` : 'why it became a task is not known');
@@ -535,10 +535,10 @@ function changeRow(row, task, since) {
   set(quiet, 'aria-label', `Cancel ${task.tool}, task ${task.task}`);
 }
 
-/** The end of a message as the proxy writes progress: `… (3/12)`. */
+/** The progress at the end of a message: `… (3/12)`. */
 const PROGRESS = /\((\d{1,15}(?:\.\d{1,15})?)\/(\d{1,15}(?:\.\d{1,15})?)\)$/;
 
-/** A bar, where the message says how much of how much is done. */
+/** A progress bar, if the message has progress. */
 function changeProgress(bar, message, tool) {
   const [, done, all] = (PROGRESS.exec((message ?? '').slice(-64)) ?? []).map(Number);
   bar.hidden = !(all > 0 && done <= all);
@@ -580,7 +580,7 @@ function choose(change) {
   refresh();
 }
 
-/** Asks, and cancels. */
+/** Asks for confirmation, and cancels. */
 async function cancel(handle) {
   const task = shown.find(each => each.task === handle);
   if (!task) return;
@@ -612,23 +612,23 @@ async function cancel(handle) {
 
 // ---- latency ----------------------------------------------------------------------------------------------------------
 
-/** The upper ends of the steps that calls are counted in (µs): ten to a power of ten, from 100 µs to 100,000 s. */
+/** Upper bounds of the histogram steps (µs): ten per power of ten, from 100 µs to 100,000 s. */
 const BOUNDS = Array.from({ length: 9 }, (_, power) => [10, 12, 15, 20, 25, 30, 40, 50, 60, 80].map(tenths => tenths * 10 ** (power + 1))).flat();
 BOUNDS.push(1e11);
-/** What the slider goes through: from 10 ms to 50 min, so that each share is exact. */
+/** Positions of the slider: from 10 ms to 50 min, each the bound of a step, so that shares are exact. */
 const THRESHOLDS = BOUNDS.filter(bound => bound >= 1e4 && bound <= 3e9);
 const lowerOf = end => (end === null ? BOUNDS.at(-1) : BOUNDS[BOUNDS.indexOf(end) - 1] ?? 0);
 
 const latency = { chosen: null, whatIf: null, words: '', plot: null, steps: [], range: [3, 7] };
 const keyOf = ({ route, tool }) => JSON.stringify([route, tool]);
 
-/** What a shell's pattern of `*` and `?` stands for. */
+/** The regular expression of a pattern with `*` and `?`. */
 function matches(pattern, name) {
   const expression = pattern.replace(/[.+^${}()|[\]\\]/g, '\\$&').replaceAll('*', '.*').replaceAll('?', '.');
   return new RegExp(`^${expression}$`, 's').test(name);
 }
 
-/** Mode and threshold (µs) by which the calls of a tool are treated. */
+/** Mode and threshold (µs) of a tool. */
 function policyOf(routes, { route, tool }) {
   const of = routes.find(each => each.path === route);
   const rule = of?.tools?.find(each => matches(each.match, tool));
@@ -636,7 +636,7 @@ function policyOf(routes, { route, tool }) {
   return { mode: rule?.mode ?? of?.mode ?? 'auto', after: ms === null ? null : ms * 1_000, rollout: rule?.rollout ?? of?.rollout ?? null };
 }
 
-/** How many calls took longer than that. Within a step they are taken to lie evenly on the axis. */
+/** Number of calls that took longer, interpolated within a step. */
 function longerThan(calls, us) {
   return calls.steps.reduce((sum, [end, times]) => {
     const low = lowerOf(end);
@@ -662,7 +662,7 @@ function drawLatency({ tools, routes }) {
   $('no-tools').hidden = has;
   $('latency-body').hidden = !has;
   if (!has) return;
-  // Those first that the threshold means most to. What is tried with the slider does not move them.
+  // Sorted by the effect of the threshold. Moving the slider does not change the order.
   const slow = tool => longerThan(tool.calls, policyOf(routes, tool).after ?? Infinity);
   const called = tools.filter(tool => tool.calls.count).map(tool => ({ ...tool, slow: slow(tool) }))
     .sort((a, b) => b.slow - a.slow || b.calls.count - a.calls.count || keyOf(a).localeCompare(keyOf(b)));
@@ -708,14 +708,14 @@ function changeTool({ firstChild: button }, tool, { after }, isChosen) {
   say(times, `${several(tool.calls.count, 'call')} · p50 ${micro(tool.p50_us)} · p99 ${micro(tool.p99_us)}`);
   say(share, at === null ? '–' : percent(shareOver(tool.calls, at)));
   set(share, 'title', at === null ? null : `took longer than ${micro(at)}`);
-  // Drawn again only when there is something new in it.
+  // Redraw only if the data changed.
   const drawing = `${tool.calls.count} ${at} ${scheme.matches}`;
   if (canvas.drawing === drawing) return;
   canvas.drawing = drawing;
   drawSmall(canvas, tool.calls.steps, at);
 }
 
-/** A histogram as small as a word: 1 ms to 1,000 s. */
+/** A miniature histogram from 1 ms to 1,000 s. */
 function drawSmall(canvas, steps, at) {
   const pen = canvas.getContext('2d');
   const x = us => (Math.log10(Math.min(Math.max(us, 1e3), 1e9)) - 3) / 6 * canvas.width;
@@ -766,7 +766,7 @@ function drawThreshold(tool, at, after) {
     ? `With the configured threshold of ${micro(after)}: ${percent(shareOver(tool.calls, after))}` : '');
 }
 
-/** The bars of one side of the threshold: a bar goes from the lower to the upper end of its step. */
+/** The bars on one side of the threshold; a bar spans its step. */
 const bars = isSlow => plot => {
   const fill = new Path2D();
   const [low, high] = [Math.log10(latency.at ?? 1e12), plot.valToPos(0, 'y', true)];
@@ -781,7 +781,7 @@ const bars = isSlow => plot => {
   return { stroke: null, fill };
 };
 
-/** Marks on the time axis, as many as there is room for. */
+/** Ticks of the time axis, as many as fit. */
 function marks(plot, _, low, high) {
   const each = { 0: [1], 1: [1, 3], 2: [1, 2, 5] }[high - low > 3.5 ? 0 : high - low > 1.8 ? 1 : 2];
   const found = [];
@@ -832,7 +832,7 @@ function drawHistogram(tool, at, after) {
   say($('plot-said'), `Histogram of ${several(tool.calls.count, 'call')} of ${tool.tool} on a logarithmic axis of time. ${after === null ? '' : `Its threshold is ${micro(after)}.`}`);
 }
 
-/** Puts the two thresholds where they belong. */
+/** Positions the two threshold markers. */
 function placeMarks(plot) {
   const place = (mark, us, text) => {
     if (!mark) return;
@@ -934,7 +934,7 @@ function changeRoute(item, route, processes) {
   changeEnded(ended, processes?.last_ended);
 }
 
-/** The process that ended last, and what it said. */
+/** The process that ended last, and its last output. */
 function changeEnded(element, last) {
   element.hidden = !last;
   if (!last) return;

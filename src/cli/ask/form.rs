@@ -1,8 +1,8 @@
-//! The fields of a form, and what somebody typed as their values.
+//! The fields of an elicitation form, and parsing of typed values.
 //!
-//! A server that elicits by form sends a flat object schema (2026-07-28, *Elicitation, Requested
-//! Schema*). Each of its properties is a [`FormField`], which knows how to read what is typed. Whether a
-//! value fits is judged by [`elicit::check_answer`], the same that judges clients of the proxy.
+//! A server that elicits by form sends a flat object schema (2026-07-28, *Elicitation, Requested Schema*).
+//! Each property is a [`FormField`], which parses typed text. [`elicit::check_answer`] validates the values,
+//! as it does for clients of the proxy.
 
 use crate::{
     bridge::elicit,
@@ -14,15 +14,15 @@ use crate::{
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
-/// One question of a form.
+/// A field of a form.
 #[derive(Clone, Debug)]
 pub(super) struct FormField {
     pub(super) key: String,
     title: Option<String>,
     pub(super) description: Option<String>,
-    /// Left out of the answer where it is not.
+    /// Whether the field must be filled in. An optional field may be omitted from the response.
     pub(super) required: bool,
-    /// Raw JSON that fits the schema.
+    /// The default as JSON, if it matches the schema.
     pub(super) default: Option<Bytes>,
     kind: FieldKind,
     schema: Bytes,
@@ -36,16 +36,16 @@ enum FieldKind {
     Boolean,
     One(Vec<FieldChoice>),
     Many(Vec<FieldChoice>),
-    /// Something the specification does not know.
+    /// A type that the specification does not define.
     Json,
 }
 
-/// One of the values there are to choose from.
+/// A value to choose from.
 #[derive(Clone, Debug)]
 struct FieldChoice {
-    /// Raw JSON.
+    /// The value as JSON.
     value: Bytes,
-    /// What people see.
+    /// The displayed text.
     label: String,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn fields(schema: Option<&Bytes>) -> Vec<FormField> {
         .flat_map(JsonObject::members)
         .map(|(key, property)| (key.into_owned(), property))
         .collect();
-    // What is required must be answered, described or not.
+    // Required fields must be filled in even if they are not described.
     let undescribed = required.iter().filter(|key| members.iter().all(|(known, _)| known != *key));
     let undescribed: Vec<_> = undescribed.map(|key| (key.clone(), Bytes::from_static(b"{}"))).collect();
     let field = |(key, property): (String, Bytes)| {
@@ -69,14 +69,14 @@ pub(super) fn fields(schema: Option<&Bytes>) -> Vec<FormField> {
     members.into_iter().chain(undescribed).map(field).collect()
 }
 
-/// Answers as the raw object a form is filled in with.
+/// The content of a form as a JSON object.
 pub(super) fn content<'a>(answers: impl IntoIterator<Item = (&'a str, &'a Bytes)>) -> String {
     let members: Vec<_> =
         answers.into_iter().map(|(key, answer)| format!("{}:{}", quoted(key), text(answer))).collect();
     format!("{{{}}}", members.join(","))
 }
 
-// === impl Field ===
+// === impl FormField ===
 
 impl FormField {
     fn new(key: String, schema: Bytes, required: bool) -> Self {
@@ -92,7 +92,7 @@ impl FormField {
             key,
             schema,
         };
-        // One that does not fit would be refused.
+        // The server would reject a default that does not match.
         let default = object.as_ref().and_then(|object| object.get("default"));
         field.default = default.filter(|default| field.check(default).is_ok());
         field
@@ -102,7 +102,7 @@ impl FormField {
         self.title.as_deref().unwrap_or(&self.key)
     }
 
-    /// What may be typed, in a few words.
+    /// A short description of valid input.
     pub(super) fn hint(&self) -> String {
         let schema = JsonObject::read(&self.schema).ok();
         let mut parts = Vec::new();
@@ -149,7 +149,7 @@ impl FormField {
         }
     }
 
-    /// What there is to choose from, in lines with numbers.
+    /// The choices as numbered lines.
     pub(super) fn menu(&self) -> Vec<String> {
         match &self.kind {
             FieldKind::One(choices) | FieldKind::Many(choices) => {
@@ -159,7 +159,7 @@ impl FormField {
         }
     }
 
-    /// A value as a person would write it.
+    /// The display form of a value.
     pub(super) fn shown(&self, value: &Bytes) -> String {
         let label = |value: &Bytes, choices: &[FieldChoice]| {
             choices
@@ -183,13 +183,13 @@ impl FormField {
         }
     }
 
-    /// The value somebody typed, as raw JSON.
+    /// Parses a typed value into JSON.
     ///
     /// # Errors
-    /// Says what it must be.
+    /// What the value must be.
     pub(super) fn read(&self, typed: &str) -> Result<Bytes, String> {
         let value = match &self.kind {
-            // What stands for an empty text, as an empty line stands for no answer.
+            // An empty line means no value, so an empty text is typed as `""`.
             FieldKind::Text if typed == "\"\"" => Bytes::from_static(b"\"\""),
             FieldKind::Text => quoted(typed).into(),
             FieldKind::Number => json(typed.trim()).ok_or("must be a number")?,
@@ -206,7 +206,7 @@ impl FormField {
         Ok(value)
     }
 
-    /// Whether a value fits, by a form of this field alone.
+    /// Validates a value in a form with this field alone.
     fn check(&self, value: &Bytes) -> Result<(), String> {
         let (key, schema) = (quoted(&self.key), text(&self.schema));
         let params = format!(
@@ -218,7 +218,7 @@ impl FormField {
     }
 }
 
-// === impl Kind ===
+// === impl FieldKind ===
 
 impl FieldKind {
     fn of(schema: &JsonObject) -> Self {
@@ -238,10 +238,10 @@ impl FieldKind {
     }
 }
 
-// === impl Choice ===
+// === impl FieldChoice ===
 
 impl FieldChoice {
-    /// What a schema offers: `enum`, with the `enumNames` of older servers, or constants with titles.
+    /// The choices of a schema: `enum`, with `enumNames` of older servers, or constants with titles.
     fn of(schema: &JsonObject) -> Option<Vec<Self>> {
         if let Some(values) = schema.get("enum").and_then(|raw| items(&raw)) {
             let names: Vec<String> = member(schema, "enumNames").unwrap_or_default();
@@ -259,7 +259,7 @@ impl FieldChoice {
     }
 }
 
-/// The choice somebody means by its number, its value or its label.
+/// Finds a choice by number, value or label.
 fn choose(choices: &[FieldChoice], typed: &str) -> Result<Bytes, String> {
     let typed = typed.trim();
     if let Some(choice) = typed.parse::<usize>().ok().and_then(|number| choices.get(number.checked_sub(1)?)) {
@@ -279,7 +279,7 @@ fn choose_several(choices: &[FieldChoice], typed: &str) -> Result<Bytes, String>
     if typed == "none" && choose(choices, typed).is_err() {
         return Ok(Bytes::from_static(b"[]"));
     }
-    // As a whole first: a value may have a comma in it.
+    // The whole text first, because a value may contain a comma.
     let mut chosen = match choose(choices, typed) {
         Ok(one) => vec![one],
         Err(_) => typed.split(',').map(|one| choose(choices, one)).collect::<Result<Vec<_>, _>>()?,
@@ -294,7 +294,7 @@ fn choose_several(choices: &[FieldChoice], typed: &str) -> Result<Bytes, String>
     Ok(format!("[{}]", chosen.join(",")).into())
 }
 
-/// A text without its quotes, anything else as it is written.
+/// A string without quotes, other JSON as is.
 fn label(raw: &Bytes) -> String {
     serde_json::from_slice(raw).unwrap_or_else(|_| text(raw).to_owned())
 }
@@ -307,7 +307,7 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).expect("a text is JSON")
 }
 
-/// What was typed if it is JSON, digit by digit.
+/// The typed text if it is JSON, with numbers unchanged.
 fn json(typed: &str) -> Option<Bytes> {
     let raw: Box<RawValue> = serde_json::from_str(typed).ok()?;
     Some(raw.get().to_owned().into())
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_becomes_the_value_the_schema_asks_for() {
+    fn typed_text_is_parsed_according_to_the_schema() {
         let colors = json!({ "type": "string", "enum": ["Red", "Green", "a,b"] });
         let titled = json!({ "oneOf": [{ "const": "#f00", "title": "Red" }, { "const": 7 }] });
         let older = json!({ "type": "string", "enum": ["r", "g"], "enumNames": ["Red", "Green"] });
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_says_what_it_wants() {
+    fn a_field_describes_its_valid_input() {
         for (schema, hint) in [
             (
                 json!({ "type": "string", "format": "email", "maxLength": 50 }),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fields_come_in_the_order_of_the_schema_and_what_is_required_is_among_them() {
+    fn fields_keep_the_order_of_the_schema_and_include_required_ones() {
         let schema = Bytes::from_static(
             br#"{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"boolean"}},"required":["a","q"]}"#,
         );

@@ -1,11 +1,11 @@
-//! Answers to what a server asks in the middle of a call: from the command line, or of a person.
+//! Input responses during a call: from the command line, or from the user.
 //!
-//! Answers by option come first. For the rest a person is asked on the standard error and answers
-//! on the standard input, where both are terminals or `--ask` says so. The client declares what can
-//! be answered and nothing more, so that nothing waits for an answer that cannot come.
+//! Options are used first. Other input requests are shown on standard error and answered on standard input,
+//! if both are terminals or `--ask` is set. The client declares only the capabilities for which it can
+//! respond, so that no request waits in vain.
 //!
-//! [`InputResponder`] goes through the questions, `prompt` puts one to a person, `form` knows the fields of a
-//! form, `terminal` reads lines.
+//! [`InputResponder`] goes through the input requests, `prompt` asks the user, `form` parses form fields, and
+//! `terminal` reads lines.
 
 mod form;
 mod prompt;
@@ -53,29 +53,29 @@ pub struct AnswerArgs {
     no_ask: bool,
 }
 
-/// An answer that was given on the command line.
+/// A response given on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum AnswerOption {
-    /// To an elicitation, without content.
+    /// An elicitation action without content.
     Action(String),
-    /// A raw object: an answer, or the content of a form.
+    /// A JSON object: a whole response, or the content of a form.
     Object(Bytes),
 }
 
-/// Whoever answers the questions of one call.
+/// Responds to the input requests of one call.
 pub struct InputResponder {
-    /// Each is given once; one key may have several, for a question that is asked again.
+    /// Responses by key, each used once. A key may have several, for repeated requests.
     given: BTreeMap<String, VecDeque<AnswerOption>>,
     sampling: Option<String>,
     roots: Vec<String>,
     person: Option<Terminal>,
-    /// The current directory as a root, where the person is at a terminal and so works in it.
+    /// The current directory as a root, if the user is at a terminal.
     current_dir: Option<String>,
-    /// Who asks, for a person to see.
+    /// The tool and the server, shown to the user.
     requester: String,
 }
 
-/// Why a call cannot go on.
+/// Why a call cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ResponderError {
     #[error("the server requests input, and no answers are available{}", list(.0))]
@@ -92,10 +92,10 @@ pub enum ResponderError {
     InputClosed(#[from] InputClosed),
 }
 
-// === impl Asker ===
+// === impl InputResponder ===
 
 impl InputResponder {
-    /// `requester` says which tool of which server asks.
+    /// `who` names the tool and the server.
     pub fn new(args: AnswerArgs, who: String) -> Self {
         let at_terminal = || io::stdin().is_terminal() && printer::is_terminal();
         let asks = args.ask || (!args.no_ask && at_terminal());
@@ -113,7 +113,7 @@ impl InputResponder {
         Self { given, sampling: args.sampling, roots: args.roots, person, current_dir: None, requester: who }
     }
 
-    /// What the client can say that it may be asked. An answer by key could be one to anything.
+    /// The capabilities to declare. A response given by key could be for any kind of request.
     pub fn declared(&self, tasks: bool) -> ClientSupport {
         let anything = self.person.is_some() || !self.given.is_empty();
         ClientSupport {
@@ -124,10 +124,10 @@ impl InputResponder {
         }
     }
 
-    /// Answers all of these questions.
+    /// Responds to all input requests.
     ///
     /// # Errors
-    /// [`ResponderError`] where one of them cannot be; nobody is asked where that is clear before.
+    /// [`ResponderError`] if one of them has no response. The user is not asked if that is known beforehand.
     pub async fn answer(&mut self, questions: &[RequestedInput]) -> Result<InputResponseMap, ResponderError> {
         let mut known = Vec::with_capacity(questions.len());
         for RequestedInput { key, method, request } in questions {
@@ -150,17 +150,17 @@ impl InputResponder {
                     let who = format!("{} ({key})", self.requester);
                     prompt::ask(person, &who, question, self.current_dir.as_deref()).await?
                 }
-                (None, None) => unreachable!("it has been looked at above"),
+                (None, None) => unreachable!("missing responses have been reported above"),
             };
             elicit::check_answer(question, &Bytes::copy_from_slice(answer.as_bytes()))
                 .map_err(|source| ResponderError::InvalidResponse { key: key.clone(), source })?;
-            let answer = RawValue::from_string(answer).expect("what fits a question is JSON");
+            let answer = RawValue::from_string(answer).expect("a validated response is JSON");
             answers.insert(key.clone(), answer);
         }
         Ok(answers)
     }
 
-    /// The keys of answers that nothing was asked for.
+    /// The keys of responses that were not used.
     pub fn unused(&self) -> impl Iterator<Item = &str> {
         self.given.iter().filter(|(_, answers)| !answers.is_empty()).map(|(key, _)| key.as_str())
     }
@@ -188,7 +188,7 @@ impl InputResponder {
     }
 }
 
-// === impl Given ===
+// === impl AnswerOption ===
 
 impl AnswerOption {
     fn into_response(self, question: &InputRequest) -> String {
@@ -197,7 +197,7 @@ impl AnswerOption {
             Self::Object(object) => object,
         };
         let raw = String::from_utf8_lossy(&object).into_owned();
-        // A form could have a field of that name, but hardly with one of these words in it.
+        // A form may have a field `action`, but hardly with one of these values.
         let action = JsonObject::read(&object).ok().and_then(|object| object.string("action"));
         let is_answer = matches!(action.as_deref(), Some("accept" | "decline" | "cancel"));
         if question.kind() == InputKind::Elicitation && !is_answer {
@@ -207,7 +207,7 @@ impl AnswerOption {
     }
 }
 
-/// A line for each question, and one that says how they are answered.
+/// Lists the input requests, and how to respond to them.
 fn list(questions: &[RequestedInput]) -> String {
     let line = |asked: &RequestedInput| {
         let message = asked.message().map(|message| format!(": {message}")).unwrap_or_default();
@@ -217,7 +217,7 @@ fn list(questions: &[RequestedInput]) -> String {
         + "\nanswer with `--answer KEY=JSON`, `--sampling` or `--root`, or on a terminal (`--ask`)"
 }
 
-/// `KEY=JSON`.
+/// Parses `KEY=JSON`.
 fn given(text: &str) -> Result<(String, AnswerOption), InvalidValue> {
     let hint = "write KEY=JSON, as in 'elicitation-1={\"name\":\"Ada\"}' or elicitation-1=decline";
     let Some((key, answer)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
@@ -233,7 +233,7 @@ fn given(text: &str) -> Result<(String, AnswerOption), InvalidValue> {
     }
 }
 
-/// A text, or the text of a file.
+/// Parses a text, or `@` and the name of a file with the text.
 fn text_or_file(text: &str) -> Result<String, InvalidValue> {
     let Some(path) = text.strip_prefix('@') else { return Ok(text.to_owned()) };
     fs::read_to_string(path)
@@ -241,7 +241,7 @@ fn text_or_file(text: &str) -> Result<String, InvalidValue> {
         .map_err(|error| InvalidValue(format!("cannot read `{path}`: {error}")))
 }
 
-/// A root is named by a file URI (2026-07-28, *Roots, Data Types*).
+/// Parses a root, which is a file URI (2026-07-28, *Roots, Data Types*).
 fn root(text: &str) -> Result<String, InvalidValue> {
     let odd = |hint: String| Err(InvalidValue(format!("`{text}` is not a file URI; {hint}")));
     match text.strip_prefix("file://") {
@@ -251,7 +251,7 @@ fn root(text: &str) -> Result<String, InvalidValue> {
     }
 }
 
-/// A directory as a root; `Missing` for a path that is not absolute.
+/// A directory as file URI; `None` for a relative path.
 fn file_uri(path: &Path) -> Option<String> {
     if !path.is_absolute() {
         return None;
@@ -271,14 +271,14 @@ fn file_uri(path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn asked(key: &str, request: &str) -> RequestedInput {
+    fn input_request(key: &str, request: &str) -> RequestedInput {
         let raw = Bytes::copy_from_slice(request.as_bytes());
         let method = JsonObject::read(&raw).unwrap().string("method").unwrap();
         RequestedInput { key: key.into(), method, request: InputRequest::from_raw(raw) }
     }
 
     fn form() -> RequestedInput {
-        asked(
+        input_request(
             "who",
             r#"{"method":"elicitation/create","params":{"message":"Who?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}}}"#,
         )
@@ -301,15 +301,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn options_answer_without_asking_anybody() {
+    async fn options_respond_without_asking_the_user() {
         let questions = [
             form(),
-            asked(
+            input_request(
                 "url",
                 r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://x","message":"m"}}"#,
             ),
-            asked("s", r#"{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}"#),
-            asked("r", r#"{"method":"roots/list"}"#),
+            input_request(
+                "s",
+                r#"{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}"#,
+            ),
+            input_request("r", r#"{"method":"roots/list"}"#),
         ];
         let words = [
             "--answer",
@@ -335,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_answer_is_given_once_and_the_rest_is_asked() {
+    async fn each_response_option_is_used_once_and_the_user_is_asked_for_the_rest() {
         let twice = ["--answer", r#"who={"name":"A"}"#, "--answer", r#"who={"action":"decline"}"#];
         let mut asker = asker(&twice, Some("Eve\n\n"));
         for expected in [
@@ -348,8 +351,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_answered_says_which_and_how_it_could_be() {
-        let roots = asked("r", r#"{"method":"roots/list"}"#);
+    async fn an_unanswerable_request_is_reported_with_the_options() {
+        let roots = input_request("r", r#"{"method":"roots/list"}"#);
         let error = answer(&mut asker(&["--root", "file:///a"], None), &[roots, form()]).await.unwrap_err();
         assert_eq!(
             error,
@@ -361,7 +364,7 @@ mod tests {
             "the response to `who` is not valid: `content.name` must be a string"
         );
         assert_eq!(wrong.unused().collect::<Vec<_>>(), ["other"]);
-        let vendor = asked("v", r#"{"method":"vendor/ask"}"#);
+        let vendor = input_request("v", r#"{"method":"vendor/ask"}"#);
         assert_eq!(
             answer(&mut asker(&[], Some("\n")), &[vendor]).await.unwrap_err(),
             "this client does not support input requests of the method `vendor/ask` (`v`)"
@@ -369,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_can_be_answered_is_declared() {
+    fn only_supported_capabilities_are_declared() {
         let declared = |words: &[&str], typed| {
             let ClientSupport { tasks, elicitation, sampling, roots } = asker(words, typed).declared(true);
             assert!(tasks);

@@ -1,7 +1,7 @@
-//! Putting a question to a person, and making their answer one the server understands.
+//! Asks the user to respond to an input request.
 //!
-//! Each of them can be declined. An elicitation has words for that; the other two have not, and
-//! their call is given up (2026-07-28, *Sampling, Error Handling*).
+//! The user can decline each of them. Elicitation has an action for that; for sampling and roots, the call is
+//! cancelled (2026-07-28, *Sampling, Error Handling*).
 
 use super::{
     ResponderError,
@@ -25,7 +25,7 @@ const SKIP: &str = "/skip";
 const DECLINE: &str = "/decline";
 const CANCEL: &str = "/cancel";
 
-/// What somebody chose to do with an elicitation before or after it was filled in.
+/// An action on an elicitation.
 #[derive(Clone, Copy)]
 enum FormAction {
     Accept,
@@ -34,18 +34,18 @@ enum FormAction {
     Cancel,
 }
 
-/// How one field was dealt with.
+/// The input for one field.
 enum FieldInput {
     Value(Bytes),
     Omitted,
     Action(FormAction),
 }
 
-/// Asks one question. `requester` says which tool of which server wants to know; `here` is the directory that a
-/// person works in, where that can be told.
+/// Asks the user for one response. `who` names the tool and the server; `here` is the current directory, if
+/// known.
 ///
 /// # Errors
-/// [`ResponderError`] where there is no answer, and so no way on.
+/// [`ResponderError`] if there is no response, and the call cannot continue.
 pub(super) async fn ask(
     terminal: &mut Terminal,
     who: &str,
@@ -81,7 +81,7 @@ pub(super) async fn ask(
     }
 }
 
-/// Says who asks, and quotes what it says.
+/// Prints who requests input, and quotes the message.
 fn introduce(terminal: &mut Terminal, who_asks: &str, message: &str) {
     terminal.print_line("");
     terminal.print_line(who_asks);
@@ -90,7 +90,7 @@ fn introduce(terminal: &mut Terminal, who_asks: &str, message: &str) {
     }
 }
 
-/// A form, field by field. Everything can be seen again and changed before it is sent (2026-07-28,
+/// Fills in a form field by field. The user can review and edit everything before it is sent (2026-07-28,
 /// *Elicitation, User Interaction Model*).
 async fn fill_form(terminal: &mut Terminal, fields: Vec<FormField>) -> Result<String, InputClosed> {
     if !fields.is_empty() {
@@ -164,7 +164,7 @@ async fn fill_field(
     }
 }
 
-/// What becomes of a form that is filled in, or of what has nothing to fill in.
+/// Asks for the action on a completed form, or on a request without fields.
 async fn choose(terminal: &mut Terminal, prompt: &str, can_change: bool) -> Result<FormAction, InputClosed> {
     loop {
         match terminal.read(prompt).await?.trim().to_lowercase().as_str() {
@@ -186,8 +186,8 @@ fn without_content(choice: FormAction) -> String {
     json!({ "action": action }).to_string()
 }
 
-/// An address is shown as it is, its host apart from it, and never opened by us (2026-07-28,
-/// *Elicitation, Safe URL Handling*).
+/// Shows a URL as is and its host separately, and never opens it (2026-07-28, *Elicitation, Safe URL
+/// Handling*).
 async fn confirm_visit(terminal: &mut Terminal, url: &str) -> Result<String, InputClosed> {
     terminal.print_line("");
     terminal.print_line(&format!("  {url}"));
@@ -199,7 +199,7 @@ async fn confirm_visit(terminal: &mut Terminal, url: &str) -> Result<String, Inp
     Ok(without_content(choose(terminal, prompt, false).await?))
 }
 
-/// Where an address leads, and what should make one hesitate.
+/// The host of a URL, and warnings about it.
 fn url_warnings(url: &str) -> Vec<String> {
     let Ok(uri) = url.parse::<Uri>() else {
         return vec!["Warning: this is not a valid URL.".to_owned()];
@@ -247,19 +247,19 @@ async fn ask_message(terminal: &mut Terminal, params: Option<&JsonObject>) -> Re
     Ok(message(&lines.join("\n")))
 }
 
-/// A text as the message of a model.
+/// The typed text as the message of a model.
 pub(super) fn message(text: &str) -> String {
     json!({
         "role": "assistant",
         "content": { "type": "text", "text": text },
-        // There is none.
+        // There is no model.
         "model": "human",
         "stopReason": "endTurn",
     })
     .to_string()
 }
 
-/// A conversation to go on with, a line each.
+/// The conversation of a sampling request, one line per message.
 fn conversation_lines(params: &JsonObject) -> Vec<String> {
     let mut lines = Vec::new();
     lines.extend(params.string("systemPrompt").map(|prompt| format!("system: {prompt}")));
@@ -325,7 +325,7 @@ mod tests {
         InputRequest::new(kind, Some(&Bytes::copy_from_slice(params.as_bytes())))
     }
 
-    /// What comes of a question when these lines are typed, and what was on the screen.
+    /// The response when these lines are typed, and what was printed.
     async fn talk(question: &InputRequest, typed: &'static str) -> (Result<String, String>, String) {
         let screen = Screen::default();
         let mut terminal = Terminal::new(typed.as_bytes(), Printer::new(std::io::sink(), screen.clone()));
@@ -333,13 +333,13 @@ mod tests {
         if let Ok(answer) = &answer {
             assert!(check_answer(question, &answer.clone().into()).is_ok(), "{answer}");
         }
-        let said = screen.text();
-        (answer.map_err(|error| error.to_string()), said)
+        let printed = screen.text();
+        (answer.map_err(|error| error.to_string()), printed)
     }
 
     async fn answered(question: &InputRequest, typed: &'static str, expected: &str) {
-        let (answer, said) = talk(question, typed).await;
-        assert_eq!(answer.as_deref(), Ok(expected), "{said}");
+        let (answer, printed) = talk(question, typed).await;
+        assert_eq!(answer.as_deref(), Ok(expected), "{printed}");
     }
 
     fn booking() -> InputRequest {
@@ -354,15 +354,15 @@ mod tests {
         )
     }
 
-    fn shows(said: &str, expected: Expect) {
-        // Prompts stand before what is typed, which a pipe does not show.
-        let said: Vec<_> = said.lines().map(str::trim_end).collect();
-        expected.assert_eq(&format!("{}\n", said.join("\n")));
+    fn shows(printed: &str, expected: Expect) {
+        // Typed lines follow their prompts on a terminal, but not on a pipe.
+        let printed: Vec<_> = printed.lines().map(str::trim_end).collect();
+        expected.assert_eq(&format!("{}\n", printed.join("\n")));
     }
 
     #[tokio::test]
-    async fn a_form_is_filled_in_field_by_field_and_sent_when_it_has_been_seen() {
-        let (answer, said) = talk(&booking(), "soon\n\n2026-08-01\n13\n4\n2\n\n\n").await;
+    async fn a_form_is_filled_in_field_by_field_and_sent_after_review() {
+        let (answer, printed) = talk(&booking(), "soon\n\n2026-08-01\n13\n4\n2\n\n\n").await;
         assert_eq!(
             answer.as_deref(),
             Ok(
@@ -370,7 +370,7 @@ mod tests {
             )
         );
         shows(
-            &said,
+            &printed,
             expect![[r#"
 
             book at http://x/mcp requests input:
@@ -398,16 +398,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_optional_can_be_left_out_and_defaults_are_taken() {
+    async fn optional_fields_can_be_skipped_and_defaults_accepted() {
         answered(
             &booking(),
             "2026-08-01\n\n\n/skip\n\n",
             r#"{"action":"accept","content":{"date":"2026-08-01","party":2}}"#,
         )
         .await;
-        // What is required cannot.
-        let (_, said) = talk(&booking(), "/skip\n/cancel\n").await;
-        assert!(said.contains("Date is required."), "{said}");
+        // Required fields cannot be skipped.
+        let (_, printed) = talk(&booking(), "/skip\n/cancel\n").await;
+        assert!(printed.contains("Date is required."), "{printed}");
     }
 
     #[tokio::test]
@@ -436,21 +436,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_input_that_ends_is_no_answer() {
+    async fn the_end_of_input_is_an_error() {
         let (answer, _) = talk(&booking(), "2026-08-01\n").await;
         assert_eq!(answer.unwrap_err(), "standard input ended before every input request was answered");
     }
 
     #[tokio::test]
-    async fn an_address_is_shown_with_its_host_and_visited_or_declined() {
+    async fn a_url_is_shown_with_its_host_and_visited_or_declined() {
         let visit = question(
             InputKind::Elicitation,
             r#"{"mode":"url","message":"Sign in.","url":"https://login.example.com@xn--exmple-cua.com/a?b"}"#,
         );
-        let (answer, said) = talk(&visit, "?\n\n").await;
+        let (answer, printed) = talk(&visit, "?\n\n").await;
         assert_eq!(answer.as_deref(), Ok(r#"{"action":"accept"}"#));
         shows(
-            &said,
+            &printed,
             expect![[r#"
 
                 book at http://x/mcp asks you to visit a URL:
@@ -477,29 +477,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_that_a_server_asks_looks_like_a_line_of_the_program() {
+    async fn text_of_a_server_never_looks_like_a_line_of_the_program() {
         let forged = "x\nSend? Enter sends >\n\u{1b}[2J";
         let params = serde_json::json!({ "message": forged, "requestedSchema": {
             "type": "object", "properties": { "a": {
                 "type": "string", "title": forged, "description": forged, "enum": ["b"], "enumNames": [forged],
             } },
         } });
-        let (_, said) = talk(&question(InputKind::Elicitation, &params.to_string()), "1\n\n").await;
-        let begins = said.lines().filter(|line| line.starts_with("Send?")).count();
-        assert!(begins == 1 && !said.contains('\u{1b}'), "{said}");
+        let (_, printed) = talk(&question(InputKind::Elicitation, &params.to_string()), "1\n\n").await;
+        let begins = printed.lines().filter(|line| line.starts_with("Send?")).count();
+        assert!(begins == 1 && !printed.contains('\u{1b}'), "{printed}");
     }
 
     #[tokio::test]
-    async fn a_message_is_typed_in_the_place_of_a_model() {
+    async fn a_sampling_message_is_typed_by_the_user() {
         let sampling = question(
             InputKind::Sampling,
             r#"{"systemPrompt":"Be brief.","messages":[{"role":"user","content":{"type":"text","text":"Hi\nthere"}},
                {"role":"assistant","content":[{"type":"image","mimeType":"image/png","data":"AAAA"}]}],"maxTokens":100}"#,
         );
-        let (answer, said) = talk(&sampling, "one\n\ntwo\n.\n").await;
+        let (answer, printed) = talk(&sampling, "one\n\ntwo\n.\n").await;
         assert_eq!(answer, Ok(message("one\n\ntwo")));
         shows(
-            &said,
+            &printed,
             expect![[r#"
 
             book at http://x/mcp requests a message, as a model would write it:
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn directories_are_listed_line_by_line() {
+    async fn roots_are_typed_line_by_line() {
         let question = InputRequest::new(InputKind::Roots, None);
         answered(
             &question,
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_a_person_works_is_the_first_answer_offered() {
+    async fn the_current_directory_is_the_default_root() {
         let question = InputRequest::new(InputKind::Roots, None);
         for (typed, expected) in [
             ("\n", r#"{"roots":[{"uri":"file:///home/ada"}]}"#),
@@ -543,8 +543,8 @@ mod tests {
             let mut terminal = Terminal::new(typed.as_bytes(), Printer::new(std::io::sink(), screen.clone()));
             let answer = ask(&mut terminal, "x", &question, Some("file:///home/ada")).await;
             assert_eq!(answer.ok().as_deref(), Some(expected));
-            let said = screen.text();
-            assert_eq!(said.matches("[file:///home/ada] >").count(), 1, "{said}");
+            let printed = screen.text();
+            assert_eq!(printed.matches("[file:///home/ada] >").count(), 1, "{printed}");
         }
     }
 }

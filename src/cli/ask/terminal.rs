@@ -1,4 +1,4 @@
-//! Lines to a person, and lines back.
+//! Prompts on standard error and lines from standard input.
 
 use crate::cli::printer::Printer;
 use std::{
@@ -8,19 +8,19 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Bytes of one line; a longer one is no answer somebody typed.
+/// Maximum length of a typed line, in bytes.
 const MAX_LINE: u64 = 1 << 20;
 
-/// Somebody who reads what is said and types lines.
+/// A user who reads prompts and types lines.
 ///
-/// Lines are read by a thread of their own, one when one is wanted: a read that is given up, by
-/// Ctrl-C, would keep the runtime from ending.
+/// A separate thread reads lines on demand, because a blocked read would keep the runtime from ending after
+/// Ctrl-C.
 pub(super) struct Terminal {
     wanted: mpsc::Sender<oneshot::Sender<io::Result<Option<String>>>>,
     printer: Printer,
 }
 
-/// Why there is no next line.
+/// Why there is no further line.
 #[derive(Debug, thiserror::Error)]
 pub enum InputClosed {
     #[error("standard input ended before every input request was answered")]
@@ -34,7 +34,7 @@ pub enum InputClosed {
 impl Terminal {
     pub(super) fn new(mut input: impl BufRead + Send + 'static, printer: Printer) -> Self {
         let (wanted, requests) = mpsc::channel::<oneshot::Sender<_>>();
-        // Ends with the process at the latest; nobody waits for it.
+        // The thread ends with the process at the latest.
         thread::spawn(move || {
             for request in requests {
                 let _ = request.send(read_line(&mut input));
@@ -43,17 +43,17 @@ impl Terminal {
         Self { wanted, printer }
     }
 
-    /// Shows one line, in which a server's words may be.
+    /// Prints one line, which may contain text of a server.
     pub(super) fn print_line(&mut self, line: &str) {
         self.printer.note_line(line);
     }
 
-    /// Shows what the server says, which may have several lines.
+    /// Prints text of a server, which may have several lines.
     pub(super) fn quote(&mut self, text: &str) {
         self.printer.quote(text);
     }
 
-    /// The next line, without its end. `prompt` stands before it.
+    /// Reads the next line, without its line break, after a prompt.
     pub(super) async fn read(&mut self, prompt: &str) -> Result<String, InputClosed> {
         self.printer.prompt(prompt);
         let (request, answer) = oneshot::channel();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_that_is_no_text_or_too_long_is_an_error() {
+    async fn a_line_that_is_not_utf8_or_too_long_is_an_error() {
         let mut terminal = Terminal::new(&b"caf\xe9\n"[..], nowhere());
         let error = terminal.read(">").await.unwrap_err().to_string();
         assert_eq!(error, "cannot read standard input: a line is not UTF-8");

@@ -1,38 +1,38 @@
-//! What threshold is advised for a tool, and why. Decides from counts alone.
+//! Recommends a threshold for a tool from its latencies.
 
 use crate::telemetry::metrics::LatencySnapshot;
 use serde::Serialize;
 use std::time::Duration;
 
-/// The thresholds that are looked at, in seconds.
+/// Candidate thresholds, in seconds.
 pub(super) const THRESHOLDS: [u64; 6] = [1, 2, 5, 10, 30, 60];
 
-/// What is advised, in the words of the configuration, and why.
+/// A recommended setting in the syntax of the configuration, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct ThresholdAdvice {
-    /// None where nothing need be changed, or too little is known.
+    /// `None` if no change is needed, or if there is too little data.
     pub(super) setting: Option<String>,
     pub(super) reason: String,
 }
 
-/// Calls below which nothing is advised.
+/// Minimum number of calls for a recommendation.
 const FEW: u64 = 20;
-/// Clients that cannot be told otherwise give up after this long: the SDKs' own default.
+/// Default timeout of clients in the SDKs.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest threshold that is advised: half of what the most impatient of the clients in use allow (30 s), with room for
-/// what is between.
+/// Maximum recommended threshold, in seconds: half of the shortest timeout of common clients (30 s), with a
+/// margin.
 const LONGEST: u64 = 10;
-/// The default threshold, in seconds. A longer one makes clients wait for longer, and is advised where it spares most of
-/// the tasks.
+/// The default threshold, in seconds. A longer one makes clients wait longer, and is recommended only if it
+/// avoids most tasks.
 const DEFAULT_SECONDS: u64 = 5;
-/// The share of calls that may become tasks where nothing else speaks for more.
+/// Target share of calls that become tasks.
 const TARGET_TASK_SHARE: f64 = 0.1;
-/// The share of calls that a threshold longer than [`DEFAULT_SECONDS`] may keep waiting.
+/// Maximum share of calls that wait longer because of a threshold above [`DEFAULT_SECONDS`].
 const MAX_WAITING_SHARE: f64 = 0.15;
-/// A difference between two shares that is too small for a longer wait.
+/// Difference between shares that does not justify a longer wait.
 const NEGLIGIBLE_SHARE: f64 = 0.05;
 
-/// The share of calls that took longer, of `0.0..=1.0`.
+/// The share of calls that took longer than the threshold, from 0 to 1.
 pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
     match calls.count {
         0 => 0.0,
@@ -40,7 +40,8 @@ pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
     }
 }
 
-/// What is advised for a tool with these calls, of which so many ended because somebody gave up.
+/// The recommendation for a tool with these calls, including the number that timed out or whose clients
+/// disconnected.
 pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> ThresholdAdvice {
     let keep = |reason: String| ThresholdAdvice { setting: None, reason };
     if calls.count < FEW {
@@ -71,7 +72,7 @@ pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> 
     let keeps_few = |seconds: &u64| {
         *seconds <= DEFAULT_SECONDS || over(DEFAULT_SECONDS) - over(*seconds) <= MAX_WAITING_SHARE
     };
-    // Where many calls are slow whatever the threshold, the shortest that makes hardly more tasks.
+    // If many calls are slow at any threshold, the shortest threshold with hardly more tasks.
     let spared =
         || THRESHOLDS.into_iter().find(|seconds| over(*seconds) - over(DEFAULT_SECONDS) <= NEGLIGIBLE_SHARE);
     let seconds = seldom.filter(keeps_few).or_else(spared).unwrap_or(DEFAULT_SECONDS);
@@ -95,7 +96,7 @@ pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> 
     }
 }
 
-/// A share as people read it: none and all only where it is none and all.
+/// Formats a share; 0 % and 100 % are exact.
 pub(super) fn percent(share: f64) -> String {
     match share * 100.0 {
         0.0 => "0 %".to_owned(),
@@ -105,7 +106,7 @@ pub(super) fn percent(share: f64) -> String {
     }
 }
 
-/// A time with two or three digits that matter.
+/// Formats a duration with two or three significant digits.
 pub(super) fn seconds_of(micros: u64) -> String {
     let seconds = micros as f64 / 1e6;
     match seconds {
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_advised_follows_from_the_calls() {
+    fn the_recommendation_follows_from_the_calls() {
         for (times, timed_out, setting, reason) in [
             (&[(19, 90_000)][..], 0, None, "19 calls are too few for a recommendation; 20 are needed"),
             (&[(100, 900)], 0, None, "every call ended within 1 s: no threshold makes a difference"),
@@ -160,7 +161,8 @@ mod tests {
                 Some("after: 5s"),
                 "40 % of the calls would become tasks, 40 % with 10 s; the longest took 29s",
             ),
-            // Slow calls are slow whatever the threshold: waiting for longer would spare no task, or keep many waiting.
+            // If calls are slow at any threshold, a longer wait would avoid no tasks, or keep many calls
+            // waiting.
             (
                 &[(63, 500), (37, 20_000)],
                 0,
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_and_times_are_told_as_people_read_them() {
+    fn shares_and_durations_are_formatted_for_display() {
         let shares = [0.0, 0.001, 0.5, 0.999, 1.0].map(percent);
         assert_eq!(shares, ["0 %", "<1 %", "50 %", ">99 %", "100 %"]);
         let times = [7, 70_000, 1_500_000, 59_000_000, 300_000_000, 86_400_000_000].map(seconds_of);

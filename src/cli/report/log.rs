@@ -1,4 +1,4 @@
-//! Reads what the log says of calls, in both of its formats.
+//! Reads calls from a log in either format.
 
 use crate::telemetry::metrics::{LatencyHistogram, OTHER, TOOLS};
 use serde_json::Value;
@@ -8,42 +8,42 @@ use std::{
     time::Duration,
 };
 
-/// What is known of one tool.
+/// The calls of one tool.
 #[derive(Debug, Default)]
 pub(super) struct LoggedCalls {
     pub(super) calls: LatencyHistogram,
-    /// Calls that ended in an error, which are not among `calls`.
+    /// Calls that ended in an error, which are not in `calls`.
     pub(super) failed: LatencyHistogram,
     pub(super) timed_out: u64,
     pub(super) departed: u64,
     pub(super) tasks: u64,
 }
 
-/// What was read.
+/// The calls of a log.
 #[derive(Debug, Default)]
 pub(super) struct LogSummary {
-    /// By route and tool. Those of which no call has ended without an error, and those beyond [`TOOLS`] of a route, are
-    /// [`OTHER`], as in the metrics: a client may make up another name with each call.
+    /// Calls by route and tool. Tools without a successful call, and tools beyond [`TOOLS`] of a route, are
+    /// counted as [`OTHER`], as in the metrics, because clients can invent names.
     pub(super) tools: BTreeMap<(String, String), LoggedCalls>,
-    /// Tools of which no call has ended without an error so far, as many of a route.
+    /// Tools without a successful call so far, with the same limit.
     unproven: BTreeMap<(String, String), LoggedCalls>,
     pub(super) lines: u64,
-    /// The times of the first and the last line about a call, as they are written.
+    /// Timestamps of the first and the last call, as logged.
     pub(super) period: Option<(String, String)>,
-    /// Lines that are of no log of ours.
+    /// Number of lines that are not from a log of deferral.
     pub(super) foreign: u64,
 }
 
-/// Bytes of one line that are looked at. A line of ours is shorter.
+/// Maximum number of bytes of a line that are read. Lines of deferral are shorter.
 const LONGEST: usize = 64 << 10;
 
-// === impl Log ===
+// === impl LogSummary ===
 
 impl LogSummary {
-    /// Reads to the end. Takes memory for the tools there are, however long the log is.
+    /// Reads a log to its end. Memory use depends on the number of tools, not on the length of the log.
     ///
     /// # Errors
-    /// What became of reading.
+    /// The log cannot be read.
     pub(super) fn read(mut from: impl BufRead) -> io::Result<Self> {
         let (mut log, mut line) = (Self::default(), Vec::new());
         while next_line(&mut from, &mut line)? {
@@ -66,7 +66,7 @@ impl LogSummary {
         }
     }
 
-    /// A call that has become a task ends with that, in another line; what is told of a ticket is no call.
+    /// Counts a call, unless it became a task, whose end is another line, or fetched the result of a ticket.
     fn take_request<'a>(&mut self, text: impl Fn(&str) -> Option<&'a str>) {
         let micros = |name| text(name)?.parse().ok().map(Duration::from_micros);
         let (Some(route), Some(tool), Some(outcome)) = (text("route"), text("target"), text("outcome"))
@@ -106,7 +106,7 @@ impl LogSummary {
         }
     }
 
-    /// Takes the time of a line into the period. Times are written alike, so that they sort as texts.
+    /// Extends the period to a timestamp. Timestamps have the same format, so they sort as texts.
     fn extend_period(&mut self, timestamp: Option<&str>) {
         let is_time =
             |text: &&str| text.len() <= 40 && text.starts_with(|first: char| first.is_ascii_digit());
@@ -120,7 +120,7 @@ impl LogSummary {
         }
     }
 
-    /// `is_real` where a call of the tool has ended without an error.
+    /// The entry of a tool. `is_real` is set if a call of the tool ended without an error.
     fn tool(&mut self, route: &str, tool: &str, is_real: bool) -> &mut LoggedCalls {
         let mut key = (route.to_owned(), tool.to_owned());
         if !self.tools.contains_key(&key) {
@@ -139,7 +139,7 @@ impl LogSummary {
         self.tools.entry(key).or_default()
     }
 
-    /// Counts as [`OTHER`] what has proved to be no tool.
+    /// Counts the unproven tools as [`OTHER`].
     fn merge_unproven(&mut self) {
         for ((route, _), seen) in std::mem::take(&mut self.unproven) {
             let others = self.tools.entry((route, OTHER.to_owned())).or_default();
@@ -152,13 +152,13 @@ impl LogSummary {
     }
 }
 
-/// Whether no other tool of the route has a place of its own.
+/// Whether the route has its maximum number of tools.
 fn is_full(tools: &BTreeMap<(String, String), LoggedCalls>, route: &str) -> bool {
     let from = (route.to_owned(), String::new());
     tools.range(from..).take_while(|((of, _), _)| of == route).take(TOOLS).count() == TOOLS
 }
 
-/// Reads one line without its end, of which no more is kept than [`LONGEST`]. Whether there was one.
+/// Reads one line without its line break, keeping at most [`LONGEST`] bytes. Returns whether there was one.
 fn next_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let mut any = false;
@@ -179,7 +179,7 @@ fn next_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     }
 }
 
-/// The fields of a line of ours, in either format; `logger` is what it is about.
+/// The fields of a line of deferral, in either format.
 fn fields(line: &str) -> Option<BTreeMap<String, String>> {
     if line.starts_with('{') {
         let object: BTreeMap<String, Value> = serde_json::from_str(line).ok()?;
@@ -200,7 +200,7 @@ fn fields(line: &str) -> Option<BTreeMap<String, String>> {
     let mut fields =
         BTreeMap::from([("logger".to_owned(), logger.to_owned()), ("timestamp".to_owned(), time.to_owned())]);
     while let Some((name, value)) = rest.split_once('=') {
-        // What stands before it is a message.
+        // A message may precede the first field.
         let name = name.rsplit(' ').next()?;
         let (value, after) = if value.starts_with('"') {
             let mut values = serde_json::Deserializer::from_str(value).into_iter::<String>();
@@ -224,8 +224,8 @@ mod tests {
     use std::time::{SystemTime, UNIX_EPOCH};
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// What the log has of this.
-    fn logged(format: LineFormat, tell: impl FnOnce()) -> String {
+    /// The log lines of these events.
+    fn logged(format: LineFormat, log: impl FnOnce()) -> String {
         let text = Arc::new(Mutex::new(String::new()));
         let taken = Arc::clone(&text);
         let now = || -> SystemTime { UNIX_EPOCH };
@@ -233,7 +233,7 @@ mod tests {
             taken.lock().unwrap_or_else(PoisonError::into_inner).push_str(line);
         };
         let lines = LogLayer::new(format, now, take);
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), tell);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), log);
         text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_log_says_of_calls_is_read_in_both_formats() {
+    fn calls_are_read_from_logs_in_both_formats() {
         for format in [LineFormat::Text, LineFormat::Json] {
             let text = logged(format, || {
                 access("a tool=x", RequestOutcome::Result, Duration::from_secs(4));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_failed_are_counted_apart() {
+    fn failed_calls_are_counted_separately() {
         for format in [LineFormat::Text, LineFormat::Json] {
             let text = logged(format, || {
                 access("t", RequestOutcome::Result, Duration::from_secs(4));
@@ -324,7 +324,7 @@ mod tests {
         }
     }
 
-    /// A log that is written while it is read: so many calls, each of another tool.
+    /// A log that is generated while it is read, with another tool in each call.
     struct Endless {
         calls: usize,
         line: Vec<u8>,
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_of_many_lines_takes_no_more_than_a_routes_tools_have_places() {
+    fn memory_for_a_log_is_bounded_by_the_tools_of_its_routes() {
         let log = LogSummary::read(io::BufReader::new(Endless { calls: 20_000, line: Vec::new() }))
             .expect("it is read");
         assert_eq!((log.lines, log.foreign), (20_000, 0));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_whose_calls_all_end_with_errors_has_no_row_of_its_own() {
+    fn a_name_without_a_successful_call_has_no_row() {
         let line = |tool: &str, outcome: &str| {
             format!(
                 "1970 INFO deferral::access: method=tools/call target={tool} route=/mcp outcome={outcome} upstream_us=2000000\n"

@@ -1,6 +1,7 @@
-//! `deferral report`: how long calls take, tool by tool, and which threshold is advised.
+//! `deferral report`: latencies of each tool, and the recommended threshold.
 //!
-//! It works from a proxy that runs, in whatever mode, or from its log. `advice` decides, `log` reads, and this prints.
+//! The source is a running proxy in any mode, or its log. `advice` decides, `log` reads logs, and this module
+//! prints.
 
 mod advice;
 mod log;
@@ -33,18 +34,18 @@ pub struct Args {
     json: bool,
 }
 
-/// The figures of one tool.
+/// The row of one tool.
 #[derive(Clone, Debug, Serialize)]
 struct ReportRow {
     route: String,
     tool: String,
-    /// The period of the figures: when the proxy was started, or the first and the last call of a log.
+    /// The period: since the start of the proxy, or from the first to the last call of a log.
     since: Option<String>,
     until: Option<String>,
-    /// Calls that ended with a result, timed out or were given up. Those that failed are not among them, nor in the
-    /// times: they say nothing of how long a call takes.
+    /// Calls that ended with a result, timed out or were abandoned. Failed calls are not included, nor in the
+    /// quantiles, because they do not show how long a call takes.
     calls: u64,
-    /// Calls that ended in an error: the tool's own, the server's, or that the server failed.
+    /// Calls that ended in an error: of the tool, of the server, or because the server failed.
     errors: u64,
     p50_us: Option<u64>,
     p90_us: Option<u64>,
@@ -59,21 +60,21 @@ struct ReportRow {
     advice: ThresholdAdvice,
 }
 
-/// What a threshold would come to.
+/// The share of calls that exceed a threshold.
 #[derive(Clone, Debug, Serialize)]
 struct ThresholdShare {
     seconds: u64,
-    /// Of all calls, of `0.0..=1.0`.
+    /// From 0 to 1.
     share: f64,
 }
 
-/// A tool as the proxy shows it.
+/// A tool in the response of `/tools`.
 #[derive(Deserialize)]
 struct ToolResponse {
     route: String,
     tool: String,
     since: String,
-    /// All calls, failed ones among them.
+    /// All calls, including failed ones.
     calls: LatencySnapshot,
     failed_calls: LatencySnapshot,
     timed_out: u64,
@@ -81,7 +82,7 @@ struct ToolResponse {
     tasks_created: u64,
 }
 
-/// What a row is made of.
+/// The input of a row.
 struct RowFigures {
     name: (String, String),
     period: (Option<String>, Option<String>),
@@ -92,10 +93,10 @@ struct RowFigures {
     tasks: u64,
 }
 
-/// Characters of a bar that stands for all.
+/// Width of a full bar, in characters.
 const BAR: usize = 30;
 
-/// Prints the report, or why there is none. Gives the exit code.
+/// Prints the report and returns the exit code.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let found = match &args.log {
         Some(path) => rows_of_log(path, printer),
@@ -156,7 +157,7 @@ fn rows_of_log(path: &Path, printer: &mut Printer) -> Result<Vec<ReportRow>, Str
     Ok(sorted(tools))
 }
 
-/// The most called first.
+/// Sorts tools by number of calls, descending.
 fn sorted(tools: impl Iterator<Item = ReportRow>) -> Vec<ReportRow> {
     let mut tools: Vec<_> = tools.filter(|tool| tool.calls + tool.errors + tool.tasks > 0).collect();
     tools.sort_by(|one, other| {
@@ -191,7 +192,7 @@ fn print(tools: &[ReportRow], printer: &mut Printer) {
 const HEADINGS: [&str; 11] =
     ["ROUTE", "TOOL", "CALLS", "ERRORS", "TIMED OUT", "ABANDONED", "TASKS", "P50", "P90", "P99", "MAX"];
 
-/// A row for each tool: names to the left, figures to the right.
+/// A row for each tool: names left-aligned, figures right-aligned.
 fn table(tools: &[ReportRow]) -> Vec<String> {
     let mut rows = vec![HEADINGS.map(str::to_owned)];
     rows.extend(tools.iter().map(ReportRow::row));
@@ -208,7 +209,7 @@ fn table(tools: &[ReportRow]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-// === impl Tool ===
+// === impl ReportRow ===
 
 impl ReportRow {
     fn of(figures: &RowFigures) -> Self {

@@ -1,4 +1,4 @@
-//! The beginning of a session and its end (2025-11-25, *Lifecycle*).
+//! Opening and closing a session (2025-11-25, *Lifecycle*).
 
 use super::{
     super::{
@@ -17,10 +17,10 @@ use tokio::time::timeout;
 
 /// The oldest revision of Streamable HTTP.
 const OLDEST: Revision = Revision::V2025_03_26;
-/// How long a server may take for its leave.
+/// Timeout of the request that ends the session.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What an answer to `initialize` says that matters here.
+/// The members of an `initialize` result that the client reads.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct InitializeResult {
@@ -29,14 +29,14 @@ struct InitializeResult {
     capabilities: Value,
 }
 
-// === impl Session ===
+// === impl LegacySession ===
 
 impl LegacySession {
-    /// Says `initialize`, and goes on with the revision the server chooses.
+    /// Sends `initialize`, and adopts the revision that the server chooses.
     pub(super) async fn initialize(&mut self, watch: StepObserver<'_>) -> Result<(), Error> {
         let params = json!({
             "protocolVersion": self.revision.as_str(),
-            // Nothing is said of `tasks`: a server may not make tasks of its own questions here.
+            // `tasks` is not declared: a server must not make tasks of its own requests.
             "capabilities": self.declared.capabilities(self.revision),
             "clientInfo": { "name": NAME, "version": env!("CARGO_PKG_VERSION") },
         });
@@ -87,12 +87,12 @@ impl LegacySession {
         self.response(id, watch).await
     }
 
-    /// Ends the session, its streams first: servers complain of a session that ends with readers.
-    /// Those before 2025-06-18 are spared, as some of them in the field go down with it.
+    /// Ends the session, its streams first, because servers report an error for a session that ends with open
+    /// streams. Sessions before 2025-06-18 are not ended, because some servers crash.
     pub(in crate::client) async fn close(&mut self) {
         self.streams.close().await;
         if self.revision >= Revision::V2025_06_18 {
-            // A server need not allow it (405), and whoever leaves does not mind.
+            // A server need not support it (405), and the client does not depend on it.
             let _ = timeout(CLOSE_TIMEOUT, self.streams.transport.end_session()).await;
         }
     }

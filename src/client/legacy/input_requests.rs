@@ -1,4 +1,4 @@
-//! What the server asks: requests of its own, on whatever stream they come.
+//! Input requests of the server, on any stream.
 
 use super::super::RequestedInput;
 use crate::protocol::{
@@ -11,14 +11,14 @@ use bytes::Bytes;
 use serde_json::value::RawValue;
 use std::collections::HashSet;
 
-/// The questions of one session that have no answer yet.
+/// The open input requests of one session.
 ///
-/// Their keys are those the proxy gives them: `elicitation-1`, counted by kind.
+/// Their keys are those of the proxy: `elicitation-1`, counted by kind.
 #[derive(Default)]
 pub(super) struct InputRequests {
     keys: InputKeys,
     open: Vec<OpenInputRequest>,
-    /// Every id that was heard: a stream that is taken up may bring a question again.
+    /// Ids of all input requests so far: a resumed stream may repeat one.
     seen: HashSet<RequestId>,
 }
 
@@ -26,14 +26,14 @@ struct OpenInputRequest {
     key: String,
     id: RequestId,
     request: InputRequest,
-    /// The task it belongs to, as the question says it.
+    /// The task it belongs to, as the server sent it.
     related: Option<Bytes>,
 }
 
-// === impl Questions ===
+// === impl InputRequests ===
 
 impl InputRequests {
-    /// Takes a question; `false` for a request that is none.
+    /// Adds an input request; returns `false` for another request.
     pub(super) fn add(&mut self, frame: &Frame) -> bool {
         let Kind::Request { id, params, .. } = frame.kind() else { return false };
         let Some(request) = InputRequest::of(frame) else { return false };
@@ -46,36 +46,36 @@ impl InputRequests {
         true
     }
 
-    /// The server does not want to know any more.
+    /// Removes an input request that the server has cancelled.
     pub(super) fn cancel(&mut self, id: &RequestId) {
-        self.open.retain(|question| question.id != *id);
+        self.open.retain(|pending| pending.id != *id);
     }
 
-    /// Those that wait for their answers, in the order they came.
+    /// The open input requests, in the order of arrival.
     pub(super) fn open(&self) -> Vec<RequestedInput> {
-        let asked = |question: &OpenInputRequest| RequestedInput {
-            key: question.key.clone(),
-            method: question.request.kind().method().as_str().to_owned(),
-            request: Some(question.request.clone()),
+        let requested = |pending: &OpenInputRequest| RequestedInput {
+            key: pending.key.clone(),
+            method: pending.request.kind().method().as_str().to_owned(),
+            request: Some(pending.request.clone()),
         };
-        self.open.iter().map(asked).collect()
+        self.open.iter().map(requested).collect()
     }
 
-    /// The id of a question and the answer to it, as it is to be sent; `Missing` where it was withdrawn.
+    /// The id of an input request and its response as it is to be sent; `None` if the request was cancelled.
     pub(super) fn answer(&mut self, key: &str, answer: &RawValue) -> Option<(RequestId, Bytes)> {
-        let at = self.open.iter().position(|question| question.key == key)?;
-        let question = self.open.remove(at);
+        let at = self.open.iter().position(|pending| pending.key == key)?;
+        let pending = self.open.remove(at);
         let answer = Bytes::copy_from_slice(answer.get().as_bytes());
-        let answer = match &question.related {
+        let answer = match &pending.related {
             Some(related) => with_related_task(&answer, related),
             None => answer,
         };
-        Some((question.id, answer))
+        Some((pending.id, answer))
     }
 }
 
-/// An answer that says which task it belongs to (2025-11-25, *Related Task Metadata*); `related` is
-/// what stood in the question.
+/// A response with the task it belongs to (2025-11-25, *Related Task Metadata*); `related` is the member of
+/// the input request.
 fn with_related_task(answer: &Bytes, related: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(answer) else { return answer.clone() };
     let inside = object.get("_meta").unwrap_or_else(|| Bytes::from_static(b"{}"));
@@ -95,23 +95,23 @@ mod tests {
         Frame::parse(Bytes::from_static(text.as_bytes())).expect("a message")
     }
 
-    fn keys(questions: &InputRequests) -> Vec<String> {
-        questions.open().into_iter().map(|asked| asked.key).collect()
+    fn keys(requests: &InputRequests) -> Vec<String> {
+        requests.open().into_iter().map(|request| request.key).collect()
     }
 
     #[test]
-    fn each_question_is_asked_until_it_is_answered_and_its_answer_names_its_task() {
-        let mut questions = InputRequests::default();
+    fn each_input_request_is_returned_until_answered_and_its_response_names_its_task() {
+        let mut requests = InputRequests::default();
         let plain = frame(r#"{"id":1,"method":"elicitation/create","params":{"message":"a"}}"#);
         let in_task = frame(
             r#"{"id":"x","method":"elicitation/create","params":{"message":"b","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#,
         );
-        assert!(questions.add(&plain) && questions.add(&in_task) && questions.add(&plain));
-        assert!(!questions.add(&frame(r#"{"id":2,"method":"ping"}"#)));
-        assert_eq!(keys(&questions), ["elicitation-1", "elicitation-2"], "and the first only once");
+        assert!(requests.add(&plain) && requests.add(&in_task) && requests.add(&plain));
+        assert!(!requests.add(&frame(r#"{"id":2,"method":"ping"}"#)));
+        assert_eq!(keys(&requests), ["elicitation-1", "elicitation-2"], "and the first only once");
         let answer: Box<RawValue> =
             serde_json::from_str(r#"{"action":"decline","_meta":{"a":1.0}}"#).unwrap();
-        let (id, sent) = questions.answer("elicitation-2", &answer).expect("it is open");
+        let (id, sent) = requests.answer("elicitation-2", &answer).expect("it is open");
         assert_eq!(
             (id.to_string(), std::str::from_utf8(&sent).unwrap()),
             (
@@ -119,19 +119,19 @@ mod tests {
                 r#"{"action":"decline","_meta":{"a":1.0,"io.modelcontextprotocol/related-task":{"taskId":"t"}}}"#
             )
         );
-        assert_eq!(keys(&questions), ["elicitation-1"]);
-        let (_, sent) = questions.answer("elicitation-1", &answer).expect("it is open");
+        assert_eq!(keys(&requests), ["elicitation-1"]);
+        let (_, sent) = requests.answer("elicitation-1", &answer).expect("it is open");
         assert_eq!(sent, answer.get().as_bytes());
-        assert!(questions.answer("elicitation-1", &answer).is_none());
+        assert!(requests.answer("elicitation-1", &answer).is_none());
     }
 
     #[test]
-    fn a_question_that_was_withdrawn_is_not_asked() {
-        let mut questions = InputRequests::default();
-        questions.add(&frame(r#"{"id":1,"method":"roots/list"}"#));
-        questions.cancel(&RequestId::from_number(2));
-        assert_eq!(keys(&questions), ["roots-1"]);
-        questions.cancel(&RequestId::from_number(1));
-        assert!(questions.open().is_empty());
+    fn a_cancelled_input_request_is_not_returned() {
+        let mut requests = InputRequests::default();
+        requests.add(&frame(r#"{"id":1,"method":"roots/list"}"#));
+        requests.cancel(&RequestId::from_number(2));
+        assert_eq!(keys(&requests), ["roots-1"]);
+        requests.cancel(&RequestId::from_number(1));
+        assert!(requests.open().is_empty());
     }
 }

@@ -1,13 +1,12 @@
-//! Revisions 2025-03-26 to 2025-11-25 over Streamable HTTP: a handshake, a session, and several
-//! streams on any of which the server may speak.
+//! Revisions 2025-03-26 to 2025-11-25 over Streamable HTTP: a handshake, a session, and several streams on
+//! any of which the server may send messages.
 //!
-//! A [`LegacySession`] makes one call at a time. What comes on its streams, whichever it is, ends up in one
-//! place: the answers to its requests, what the server asks, and what it tells of progress and of
-//! tasks. A question does not end the request it belongs to: while it waits for its answer the streams
-//! are read on.
+//! A [`LegacySession`] makes one call at a time. Messages of all its streams go to one queue: responses to
+//! its requests, input requests of the server, progress, and task notifications. An input request does not
+//! end the request it belongs to: the streams are read on while it waits for its response.
 //!
-//! `handshake` begins and ends the session, `transport` is its requests and `streams` what comes back on
-//! them, `resume` takes up a stream that broke, `input_requests` are the server's, `task` follows a call
+//! `handshake` opens and closes the session, `transport` sends its requests and `streams` reads responses and
+//! streams, `resume` resumes a broken stream, `input_requests` has those of the server, `task` follows a call
 //! that became a task (2025-11-25, *Tasks*).
 
 mod handshake;
@@ -32,23 +31,23 @@ use streams::{StreamEvent, StreamReaders};
 use task::{FollowedTask, LegacyTaskView};
 use transport::SessionTransport;
 
-/// How long a task is to be kept, counted from its creation: long enough for a slow tool, and for
-/// somebody who has to be asked.
+/// Requested retention of a task from its creation: long enough for a slow tool, and for a person who must
+/// respond to an input request.
 const TASK_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// A session with one server, opened or about to be.
+/// A session with one server, open or not.
 pub struct LegacySession {
     streams: StreamReaders,
     declared: ClientSupport,
-    /// What was asked for, and after the handshake what is spoken.
+    /// The requested revision; after the handshake, the negotiated one.
     pub(super) revision: Revision,
-    /// What the server declared of its tasks.
+    /// The task support that the server declares.
     tasks: TaskSupport,
     /// Whether the tool is called as a task.
     as_task: bool,
     input_requests: InputRequests,
     active_call: ActiveCall,
-    /// What is being waited for besides the answers to what was asked last.
+    /// What the session waits for while input requests are open.
     pause: Option<InputPause>,
     /// The progress token of the call: the id of its request. It stays valid for a task's whole life
     /// (2025-11-25, *Task Progress Notifications*).
@@ -56,7 +55,7 @@ pub struct LegacySession {
     next_id: u64,
 }
 
-/// What a server can do with tasks.
+/// Task support of a server.
 #[derive(Clone, Copy, Debug, Default)]
 struct TaskSupport {
     /// `tasks.requests.tools.call`
@@ -65,20 +64,20 @@ struct TaskSupport {
     cancel: bool,
 }
 
-/// What would have to be taken back.
+/// The call that [`LegacySession::cancel`] would cancel.
 #[derive(Debug, Default)]
 enum ActiveCall {
     #[default]
     Idle,
-    /// A request that is no task.
+    /// A request without a task.
     Call(u64),
-    /// A request whose task is about to be made. Only as a task can it be cancelled (2025-11-25,
-    /// *Cancellation, Behavior Requirements*).
+    /// A request whose task is being created. It can be cancelled only as a task (2025-11-25, *Cancellation,
+    /// Behavior Requirements*).
     Creating(u64),
     Task(String),
 }
 
-/// What is being waited for besides the answers.
+/// What the session waits for while input requests are open.
 enum InputPause {
     /// The response to this request.
     Call(u64),
@@ -100,10 +99,10 @@ struct TaskParams {
     ttl: u128,
 }
 
-// === impl Session ===
+// === impl LegacySession ===
 
 impl LegacySession {
-    /// `revision` is what the handshake asks for.
+    /// `revision` is the one to request in the handshake.
     pub fn new(url: Uri, headers: HeaderMap, declared: ClientSupport, revision: Revision) -> Self {
         Self {
             streams: StreamReaders::new(SessionTransport::new(HttpTransport::new(url, headers))),
@@ -119,7 +118,7 @@ impl LegacySession {
         }
     }
 
-    /// Begins the session, and finds out whether the tool is one that can be a task, where one is to be called.
+    /// Opens the session, and looks up whether `tool` can be a task, if it is given.
     pub(super) async fn open(&mut self, tool: Option<&str>, watch: StepObserver<'_>) -> Result<(), Error> {
         self.initialize(watch).await?;
         let listening = self.streams.listen();
@@ -127,7 +126,7 @@ impl LegacySession {
             Some(tool) if self.declared.tasks && self.tasks.calls => {
                 self.as_task = self.can_be_task(tool, watch).await?;
             }
-            // A proxy gives tickets to those only who have read that there are tools that take them.
+            // A proxy gives tickets only to clients that have listed the tools that take them.
             Some(tool) if !self.declared.tasks => drop(self.can_be_task(tool, watch).await),
             Some(_) | None => {}
         }
@@ -157,14 +156,14 @@ impl LegacySession {
         answers: &InputResponseMap,
         watch: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
-        let told = self.send_responses(answers).await;
-        match self.pause.take().expect("answers are given where they were asked for") {
+        let sent = self.send_responses(answers).await;
+        match self.pause.take().expect("responses follow input requests") {
             InputPause::Call(id) => {
-                told?;
+                sent?;
                 self.await_result(id, watch).await
             }
             InputPause::Task(followed) => {
-                told.map_err(|error| error.of_task(&followed.task.id))?;
+                sent.map_err(|error| error.of_task(&followed.task.id))?;
                 self.follow(*followed, watch).await
             }
         }
@@ -190,7 +189,7 @@ impl LegacySession {
         }
     }
 
-    /// Sends a request, whose response will be heard. Gives its id.
+    /// Sends a request, whose response arrives as an event. Returns its id.
     fn request(&mut self, method: &Method, params: impl Serialize) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -198,25 +197,25 @@ impl LegacySession {
         id
     }
 
-    /// The response to this request. What is asked meanwhile is kept.
+    /// The response to this request. Input requests in between are kept.
     async fn response(&mut self, id: u64, watch: StepObserver<'_>) -> Result<JsonRpcResponse, Error> {
         loop {
             match self.streams.next().await {
                 StreamEvent::Answer { id: theirs, answer } if theirs == id => return answer,
-                // Of a request that nobody waits for any more.
+                // The response to a request that is no longer waited for.
                 StreamEvent::Answer { .. } => {}
                 StreamEvent::Message(frame) => drop(self.handle_message(&frame, watch)),
             }
         }
     }
 
-    /// The response to the call, or what the server wants to know before.
+    /// The result of the call, or the input requests before it.
     async fn await_result(&mut self, id: u64, watch: StepObserver<'_>) -> Result<CallTurn, Error> {
         loop {
-            let questions = self.input_requests.open();
-            if !questions.is_empty() {
+            let requests = self.input_requests.open();
+            if !requests.is_empty() {
                 self.pause = Some(InputPause::Call(id));
-                return Ok(CallTurn::InputRequired(questions));
+                return Ok(CallTurn::InputRequired(requests));
             }
             let answer = match self.streams.next().await {
                 StreamEvent::Answer { id: theirs, answer } if theirs == id => answer,
@@ -231,7 +230,7 @@ impl LegacySession {
                 JsonRpcResponse::Result(result) => result,
                 JsonRpcResponse::Error(error) => return Ok(CallEnding::Error(error).into()),
             };
-            // A server may answer at once what it was asked to make a task, and the reverse.
+            // A server may answer a task request with a result, and the reverse.
             let Some(task) = LegacyTaskView::created(&result)? else {
                 return Ok(CallEnding::Result(result).into());
             };
@@ -244,7 +243,7 @@ impl LegacySession {
         }
     }
 
-    /// Answers what the server has asked and not withdrawn.
+    /// Sends the responses to open input requests.
     async fn send_responses(&mut self, answers: &InputResponseMap) -> Result<(), Error> {
         for (key, answer) in answers {
             if let Some((id, answer)) = self.input_requests.answer(key, answer) {
@@ -254,7 +253,7 @@ impl LegacySession {
         Ok(())
     }
 
-    /// Takes a message that is no answer to a request of ours. Gives what it tells of a task.
+    /// Handles a message that is no response to a request. Returns the task view it contains, if any.
     fn handle_message(&mut self, frame: &Frame, watch: StepObserver<'_>) -> Option<LegacyTaskView> {
         match frame.kind() {
             Kind::Request { id, method: Method::Ping, .. } => {
@@ -297,7 +296,7 @@ impl LegacySession {
     }
 }
 
-/// A response of ours; `value` is its result or error, raw.
+/// A JSON-RPC response; `value` is its result or error, raw.
 fn response(id: &RequestId, member: &str, value: &[u8]) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":{}}}"#, String::from_utf8_lossy(value))
 }

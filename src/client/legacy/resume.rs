@@ -1,4 +1,4 @@
-//! Taking up a stream that broke (2025-11-25, *Resumability and Redelivery*).
+//! Resuming a broken stream (2025-11-25, *Resumability and Redelivery*).
 
 use super::{
     super::{
@@ -13,31 +13,31 @@ use http::StatusCode;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// The pause before a stream is taken up, where the server names none.
+/// Pause before a stream is resumed, if the server names none.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The pause never is shorter, so that a server that closes what it has just opened is not besieged:
-/// the first where it has brought a message lately, the second where it has not.
+/// Least pause, to protect a server that closes streams at once: the first value if the stream has brought a
+/// message lately, the second otherwise.
 const SHORTEST_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
-/// Streams in a row that bring nothing before the second applies.
+/// Streams in a row without a message before the second value applies.
 const FRUITLESS: u32 = 5;
-/// Attempts in a row that bring no stream, before the call is given up.
+/// Attempts in a row without a stream before the call fails.
 const ATTEMPTS: u32 = 5;
 
-/// How far a stream has been read.
+/// Position in a stream.
 #[derive(Default)]
 pub(super) struct StreamPosition {
-    /// The id of the last event that had one.
+    /// The last event id.
     pub(super) last_id: Option<String>,
-    /// How long the server wants to be left alone before.
+    /// The server's `retry` interval.
     retry: Option<Duration>,
-    /// How often the stream was taken up since it last brought a message.
+    /// Resumptions since the stream last brought a message.
     fruitless: u32,
 }
 
-// === impl Place ===
+// === impl StreamPosition ===
 
 impl StreamPosition {
-    /// Notes an event.
+    /// Records an event.
     pub(super) fn advance(&mut self, event: &SseEvent) {
         self.retry = event.retry.or(self.retry);
         if let Some(id) = &event.id {
@@ -48,18 +48,18 @@ impl StreamPosition {
         }
     }
 
-    /// How long to wait before the stream is taken up. As long as the server wants, and no longer
-    /// than somebody at a terminal has patience for, who can end it.
+    /// Pause before the stream is resumed: the server's interval, without an upper bound, because the user at
+    /// the terminal can interrupt it.
     pub(super) fn pause(&mut self) -> Duration {
         let shortest = SHORTEST_PAUSES[usize::from(self.fruitless >= FRUITLESS)];
         self.fruitless = self.fruitless.saturating_add(1);
         self.retry.unwrap_or(PAUSE).max(shortest)
     }
 
-    /// The rest of the stream, after as long a pause as the server wants.
+    /// Resumes the stream, after a pause.
     ///
     /// # Errors
-    /// `lost` for a stream that cannot be taken up; else what became of the attempts.
+    /// `lost` for a stream that cannot be resumed; otherwise the error of the last attempt.
     pub(super) async fn resume(
         &mut self,
         line: &SessionTransport,

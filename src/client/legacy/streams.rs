@@ -1,7 +1,7 @@
-//! The streams of a session, each read by a task of its own, and what is heard on them.
+//! The streams of a session, each read by a task of its own, and their events.
 //!
-//! The server chooses on which stream it speaks, so they are all read all the time, also while
-//! somebody thinks about an answer.
+//! The server chooses the stream of a message, so all of them are read all the time, also while the user
+//! answers an input request.
 
 use super::{
     super::{
@@ -22,85 +22,85 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Messages that may wait to be looked at, before their streams are made to wait.
+/// Messages in the queue before their streams are no longer read.
 const MAX_QUEUED: usize = 64;
-/// How long the first call waits for the GET stream: servers that are asked for one put questions
-/// there, and those that find it missing lose them.
+/// How long the first call waits for the GET stream: some servers send input requests there, and lose those
+/// that they cannot send.
 const OPEN_TIMEOUT: Duration = Duration::from_millis(250);
-/// Attempts in a row that bring no GET stream, before it is done without.
+/// Attempts in a row without a GET stream before the client goes on without one.
 const ATTEMPTS: u32 = 5;
 
 /// The streams of a session.
 pub(super) struct StreamReaders {
     pub(super) transport: SessionTransport,
-    /// Each ends with its stream, and all with the session.
+    /// Each task ends with its stream, and all with the session.
     readers: JoinSet<()>,
     events: mpsc::Receiver<ReaderEvent>,
     /// For the next reader.
     sender: mpsc::Sender<ReaderEvent>,
 }
 
-/// Something that was heard.
+/// An event of the session.
 pub(super) enum StreamEvent {
-    /// What became of a request.
+    /// The outcome of a request.
     Answer { id: u64, answer: Result<JsonRpcResponse, Error> },
     /// Any other message.
     Message(Frame),
 }
 
-/// What a reader tells.
+/// A message of a reader to the session.
 enum ReaderEvent {
     Stream(StreamEvent),
-    /// The server has begun a session.
+    /// The server has opened a session.
     Session(HeaderValue),
 }
 
-/// A GET stream that was asked for.
+/// A GET stream that is being opened.
 pub(super) struct PendingStream(oneshot::Receiver<()>);
 
-// === impl Streams ===
+// === impl StreamReaders ===
 
 impl StreamReaders {
     pub(super) fn new(line: SessionTransport) -> Self {
-        let (said, heard) = mpsc::channel(MAX_QUEUED);
-        Self { transport: line, readers: JoinSet::new(), events: heard, sender: said }
+        let (sender, event) = mpsc::channel(MAX_QUEUED);
+        Self { transport: line, readers: JoinSet::new(), events: event, sender }
     }
 
-    /// Posts a request. What becomes of it will be heard.
+    /// Posts a request. Its outcome arrives as an event.
     pub(super) fn request(&mut self, id: u64, request: String) {
-        let (line, said) = (self.transport.clone(), self.sender.clone());
+        let (line, sender) = (self.transport.clone(), self.sender.clone());
         self.spawn(async move {
-            let answer = answer(line, id, request, &said).await;
-            let _ = said.send(ReaderEvent::Stream(StreamEvent::Answer { id, answer })).await;
+            let answer = answer(line, id, request, &sender).await;
+            let _ = sender.send(ReaderEvent::Stream(StreamEvent::Answer { id, answer })).await;
         });
     }
 
-    /// Posts a response that nothing depends on.
+    /// Posts a response, and ignores its outcome.
     pub(super) fn respond(&mut self, response: String) {
         let line = self.transport.clone();
-        // A server that has gone will be noticed by the call.
+        // The call will fail if the server is gone.
         self.spawn(async move { drop(line.send(response).await) });
     }
 
-    /// Asks for the stream that belongs to no request, and for another one when it ends.
+    /// Opens the GET stream, and a new one when it ends.
     pub(super) fn listen(&mut self) -> PendingStream {
         let (opened, listening) = oneshot::channel();
-        let (line, said) = (self.transport.clone(), self.sender.clone());
-        self.spawn(listen(line, opened, said));
+        let (line, sender) = (self.transport.clone(), self.sender.clone());
+        self.spawn(listen(line, opened, sender));
         PendingStream(listening)
     }
 
-    /// What is heard next. May be dropped and taken up again.
+    /// The next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> StreamEvent {
         loop {
             match self.events.recv().await.expect("a sender is kept here") {
-                ReaderEvent::Stream(heard) => return heard,
+                ReaderEvent::Stream(event) => return event,
                 ReaderEvent::Session(id) => self.transport.set_session(id),
             }
         }
     }
 
-    /// Lets go of every stream.
+    /// Closes every stream.
     pub(super) async fn close(&mut self) {
         self.readers.shutdown().await;
     }
@@ -111,41 +111,40 @@ impl StreamReaders {
     }
 }
 
-// === impl Listening ===
+// === impl PendingStream ===
 
 impl PendingStream {
-    /// Once the stream is open, or it is clear that there is none, or it has been waited for long
-    /// enough.
+    /// Resolves when the stream is open, when there is none, or at the timeout.
     pub(super) async fn opened(self) {
         let _ = timeout(OPEN_TIMEOUT, self.0).await;
     }
 }
 
-/// Posts a request and reads until its response, on as many streams as that takes.
+/// Posts a request and reads until its response, resuming the stream as often as needed.
 async fn answer(
     mut line: SessionTransport,
     id: u64,
     request: String,
-    said: &mpsc::Sender<ReaderEvent>,
+    sender: &mpsc::Sender<ReaderEvent>,
 ) -> Result<JsonRpcResponse, Error> {
     let response = line.post(request).await?;
     if let Some(session) = response.headers().get(&headers::SESSION_ID) {
         line.set_session(session.clone());
-        let _ = said.send(ReaderEvent::Session(session.clone())).await;
+        let _ = sender.send(ReaderEvent::Session(session.clone())).await;
     }
     if !is_stream(&response) {
-        return document(&line, id, response, said).await;
+        return document(&line, id, response, sender).await;
     }
-    let mut place = StreamPosition::default();
+    let mut position = StreamPosition::default();
     let mut events = line.http.events(response.into_body());
     loop {
-        let lost = match read(&mut events, &mut place, Some(id), said).await {
+        let lost = match read(&mut events, &mut position, Some(id), sender).await {
             Ok(Some(answer)) => return Ok(answer),
             Ok(None) => line.http.truncated(),
             Err(error @ Error::Broken { .. }) => error,
             Err(error) => return Err(error),
         };
-        events = place.resume(&line, lost).await?;
+        events = position.resume(&line, lost).await?;
     }
 }
 
@@ -153,14 +152,14 @@ async fn document(
     line: &SessionTransport,
     id: u64,
     response: Response<Incoming>,
-    said: &mpsc::Sender<ReaderEvent>,
+    sender: &mpsc::Sender<ReaderEvent>,
 ) -> Result<JsonRpcResponse, Error> {
     let status = response.status();
     let messages = MessageReader::of(line.http.read_body(response.into_body()).await?);
     if !messages.is_batch() {
         return JsonRpcResponse::of_document(status, messages.bytes().clone(), id);
     }
-    take(messages, Some(id), said)
+    take(messages, Some(id), sender)
         .await?
         .ok_or_else(|| Error::Invalid("the response to this request is not in the batch".to_owned()))
 }
@@ -168,55 +167,55 @@ async fn document(
 /// Reads to the response of this request, or to the end of the stream.
 async fn read(
     events: &mut EventReader,
-    place: &mut StreamPosition,
+    position: &mut StreamPosition,
     id: Option<u64>,
-    said: &mpsc::Sender<ReaderEvent>,
+    sender: &mpsc::Sender<ReaderEvent>,
 ) -> Result<Option<JsonRpcResponse>, Error> {
     while let Some(event) = events.next().await? {
-        place.advance(&event);
+        position.advance(&event);
         if event.data.is_empty() {
             continue;
         }
-        if let Some(answer) = take(MessageReader::of(event.data), id, said).await? {
+        if let Some(answer) = take(MessageReader::of(event.data), id, sender).await? {
             return Ok(Some(answer));
         }
     }
     Ok(None)
 }
 
-/// Hands on each message, and gives the response to this request if it is among them.
+/// Passes on each message, and returns the response to this request if it is among them.
 async fn take(
     messages: MessageReader,
     id: Option<u64>,
-    said: &mpsc::Sender<ReaderEvent>,
+    sender: &mpsc::Sender<ReaderEvent>,
 ) -> Result<Option<JsonRpcResponse>, Error> {
     let mut found = None;
     for frame in messages {
         let frame = frame?;
         match id.and_then(|id| JsonRpcResponse::of(&frame, id)) {
             Some(answer) => found = Some(answer?),
-            None => drop(said.send(ReaderEvent::Stream(StreamEvent::Message(frame))).await),
+            None => drop(sender.send(ReaderEvent::Stream(StreamEvent::Message(frame))).await),
         }
     }
     Ok(found)
 }
 
-/// Keeps the GET stream open. A server that has none says 405, and whatever else it says comes to
-/// the same: its messages come on the streams of the requests.
-async fn listen(line: SessionTransport, opened: oneshot::Sender<()>, said: mpsc::Sender<ReaderEvent>) {
-    let (mut place, mut opened, mut failed) = (StreamPosition::default(), Some(opened), 0);
+/// Keeps the GET stream open. A server without one answers 405; after that or any other error its messages
+/// come on the streams of the requests.
+async fn listen(line: SessionTransport, opened: oneshot::Sender<()>, sender: mpsc::Sender<ReaderEvent>) {
+    let (mut position, mut opened, mut failed) = (StreamPosition::default(), Some(opened), 0);
     while failed < ATTEMPTS {
-        match line.open_stream(place.last_id.as_deref()).await {
+        match line.open_stream(position.last_id.as_deref()).await {
             Ok(response) if response.status().is_success() && is_stream(&response) => {
                 failed = 0;
                 opened.take().map(|opened| opened.send(()));
                 let mut events = line.http.events(response.into_body());
-                // Whatever ends it, another one is asked for.
-                let _ = read(&mut events, &mut place, None, &said).await;
+                // Open another stream whatever has ended this one.
+                let _ = read(&mut events, &mut position, None, &sender).await;
             }
             Ok(response) if !response.status().is_server_error() => return,
             Ok(_) | Err(_) => failed += 1,
         }
-        sleep(place.pause()).await;
+        sleep(position.pause()).await;
     }
 }

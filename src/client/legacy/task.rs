@@ -1,7 +1,7 @@
-//! A call that became a task (2025-11-25, *Tasks*): polled, waited for, cancelled.
+//! A call that became a task (2025-11-25, *Tasks*): polling, results, cancellation.
 //!
-//! It is polled for what it is doing. Its result is asked for once it has ended, and already when it
-//! wants input, because that is where a server may ask (*Input Required Status*); the request then
+//! `tasks/get` polls its status. `tasks/result` is sent once it has ended, and already when it requires
+//! input, because a server may send input requests on that stream (*Input Required Status*); the request then
 //! stays open until there is a result.
 
 use super::{
@@ -20,7 +20,7 @@ use serde_json::{json, value::RawValue};
 use std::{pin::Pin, time::Duration};
 use tokio::time::{Sleep, sleep};
 
-/// A task as this revision shows it.
+/// A task in the format of this revision.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LegacyTaskView {
@@ -31,28 +31,27 @@ pub(super) struct LegacyTaskView {
     ttl: Option<u64>,
 }
 
-/// A task and what is under way about it.
+/// A task and its open requests.
 pub(super) struct FollowedTask {
     pub(super) task: Task,
-    /// The `tasks/result` that is open.
+    /// The open `tasks/result`.
     result: Option<u64>,
-    /// The task has been heard of since the last `tasks/result` was begun: another may be.
+    /// The task has changed since the last `tasks/result`: another may be sent.
     is_news: bool,
-    /// The `tasks/get` that is open.
+    /// The open `tasks/get`.
     poll: Option<u64>,
-    /// No poll before this.
+    /// Time of the next poll.
     pause: Pin<Box<Sleep>>,
     /// Requests in a row that did not reach the server.
     lost: u32,
-    /// An answer to `tasks/result` that means one thing or another, before it is clear how the task
-    /// has ended.
+    /// A response to `tasks/result` that is ambiguous until the task's status is known.
     outcome: Option<JsonRpcResponse>,
 }
 
-// === impl Session ===
+// === impl LegacySession ===
 
 impl LegacySession {
-    /// Follows a task of which nothing but its handle is known.
+    /// Follows a task by its handle alone.
     pub(in crate::client) async fn resume(
         &mut self,
         handle: &str,
@@ -70,7 +69,7 @@ impl LegacySession {
         self.follow(FollowedTask::new(task), watch).await
     }
 
-    /// Follows a task to its end, or until the server asks something.
+    /// Follows a task to its end, or until the server sends an input request.
     pub(super) async fn follow(
         &mut self,
         followed: FollowedTask,
@@ -90,10 +89,10 @@ impl LegacySession {
         watch: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         loop {
-            let questions = self.input_requests.open();
-            if !questions.is_empty() {
+            let requests = self.input_requests.open();
+            if !requests.is_empty() {
                 self.pause = Some(InputPause::Task(Box::new(at)));
-                return Ok(CallTurn::InputRequired(questions));
+                return Ok(CallTurn::InputRequired(requests));
             }
             if let Some(ending) = at.ending() {
                 return Ok(ending.into());
@@ -104,7 +103,7 @@ impl LegacySession {
             }
             let polls = at.poll.is_none() && (at.result.is_none() || !at.task.status.is_ended());
             tokio::select! {
-                heard = self.streams.next() => match heard {
+                event = self.streams.next() => match event {
                     StreamEvent::Answer { id, answer } if at.result == Some(id) => {
                         at.result = None;
                         at.outcome = at.reached(answer, watch)?;
@@ -149,7 +148,7 @@ impl LegacySession {
     }
 }
 
-// === impl Followed ===
+// === impl FollowedTask ===
 
 impl FollowedTask {
     pub(super) fn new(task: Task) -> Self {
@@ -165,8 +164,7 @@ impl FollowedTask {
         wants && self.is_news && self.result.is_none() && self.outcome.is_none()
     }
 
-    /// Looks at the task as the server shows it. Nothing follows an end: what says otherwise was
-    /// overtaken on its way.
+    /// Updates the task. An ended task does not change: a later view was delayed on its way.
     fn update(&mut self, shown: LegacyTaskView, watch: StepObserver<'_>) {
         if shown.task_id != self.task.id || self.task.status.is_ended() {
             return;
@@ -185,11 +183,11 @@ impl FollowedTask {
             Some(JsonRpcResponse::Result(result)) => {
                 let ended = self.task.status.is_ended();
                 self.update(read(&result)?, watch);
-                // An ended task is only asked about again to see that its server is there.
+                // An ended task is polled only to see whether its server can be reached.
                 self.is_news |= ended;
                 Ok(None)
             }
-            // It is not known any more. What it came to may be.
+            // The task is unknown to the server. Its result may have arrived.
             Some(JsonRpcResponse::Error(error)) => Ok(Some(match self.outcome.take() {
                 Some(JsonRpcResponse::Result(result)) => CallEnding::Result(result),
                 Some(JsonRpcResponse::Error(error)) => CallEnding::Error(error),
@@ -199,9 +197,9 @@ impl FollowedTask {
         }
     }
 
-    /// How the call ended, once that is known; a result says it all, but an error may be that of a
-    /// task that was cancelled, and so may a result that holds nothing, or of one that failed without
-    /// more words than those of its status.
+    /// How the call ended, once that is known. A result decides, unless it is empty; an error may belong to a
+    /// cancelled task, and an empty result to a cancelled one, or to one that failed and has only a status
+    /// message.
     fn ending(&mut self) -> Option<CallEnding> {
         let task = || self.task.clone();
         match (self.task.status, self.outcome.take()) {
@@ -224,7 +222,7 @@ impl FollowedTask {
         }
     }
 
-    /// An answer of the server's own, or `Missing` where it was not reached and may be asked again.
+    /// The server's response; `None` if it was not reached and the request may be repeated.
     fn reached(
         &mut self,
         answer: Result<JsonRpcResponse, Error>,
@@ -249,10 +247,10 @@ impl FollowedTask {
     }
 }
 
-// === impl Shown ===
+// === impl LegacyTaskView ===
 
 impl LegacyTaskView {
-    /// The task in a result, if it is one that made a task: nested, and without contents.
+    /// The task in a result that created one: nested, and without content.
     pub(super) fn created(result: &RawValue) -> Result<Option<Task>, Error> {
         #[derive(Deserialize)]
         struct CreatedTask<'a> {
@@ -271,7 +269,7 @@ impl LegacyTaskView {
         self.with(POLL_INTERVAL)
     }
 
-    /// The same task as it is now. A server need not repeat how often it wants to be polled.
+    /// The current state of the same task. A server need not repeat the poll interval.
     fn after(self, before: &Task) -> Task {
         self.with(before.poll_interval)
     }
@@ -287,7 +285,7 @@ impl LegacyTaskView {
     }
 }
 
-/// Whether a result holds nothing but what is said about it.
+/// Whether a result has no member but `_meta`.
 fn is_hollow(result: &RawValue) -> bool {
     let object = JsonObject::read(&Bytes::copy_from_slice(result.get().as_bytes()));
     object.is_ok_and(|object| object.members().all(|(name, _)| name == "_meta"))

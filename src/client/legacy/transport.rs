@@ -1,61 +1,61 @@
-//! The requests of one session: which headers they carry, and what their status says.
+//! The requests of one session: their headers, and errors by status.
 
 use super::super::{Error, http_transport::HttpTransport, message::http_error};
 use crate::protocol::{Revision, accept, headers};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
 
-/// The way to the server, and what each request on it says of the session.
+/// HTTP requests to the server, with the headers of the session.
 #[derive(Clone)]
 pub(super) struct SessionTransport {
     pub(super) http: HttpTransport,
-    /// Given by the server with its answer to `initialize`, if it keeps sessions.
+    /// The session id of the `initialize` response, if the server keeps sessions.
     session: Option<HeaderValue>,
-    /// Known after the handshake.
+    /// `Some` after the handshake.
     revision: Option<Revision>,
 }
 
-// === impl Line ===
+// === impl SessionTransport ===
 
 impl SessionTransport {
     pub(super) fn new(wire: HttpTransport) -> Self {
         Self { http: wire, session: None, revision: None }
     }
 
-    /// From here on this is the session.
+    /// Sets the session id for later requests.
     pub(super) fn set_session(&mut self, session: HeaderValue) {
         self.session = Some(session);
     }
 
-    /// From here on this is the revision.
+    /// Sets the revision for later requests.
     pub(super) fn set_revision(&mut self, revision: Revision) {
         self.revision = Some(revision);
     }
 
-    /// Posts a request; its answer begins with this.
+    /// Posts a request, and returns the head of the response.
     ///
     /// # Errors
-    /// [`Error::SessionLost`], and where the server cannot be reached.
+    /// [`Error::SessionLost`], and if the server cannot be reached.
     pub(super) async fn post(&self, request: String) -> Result<Response<Incoming>, Error> {
         let response = self.http.post(request, self.headers()).await?;
         self.check_session(response)
     }
 
-    /// Posts a notification or a response, which has no answer.
+    /// Posts a notification or a response.
     ///
     /// # Errors
-    /// Where the server does not take it.
+    /// If the server refuses it.
     pub(super) async fn send(&self, message: String) -> Result<(), Error> {
         let response = self.post(message).await?;
         let status = response.status();
-        // An event stream here would be an answer to nothing; it need not end.
+        // Do not read an event stream here: it need not end.
         if status.is_success() {
             return Ok(());
         }
         Err(http_error(status, &self.http.read_body(response.into_body()).await?))
     }
 
-    /// Asks for a stream: a new one, or the rest of the one that had the event of this id.
+    /// Opens a GET stream: a new one, or the rest of the stream with this last event id.
     pub(super) async fn open_stream(&self, last_id: Option<&str>) -> Result<Response<Incoming>, Error> {
         let mut headers = self.headers();
         headers.insert(header::ACCEPT, HeaderValue::from_static(accept::EVENT_STREAM));
@@ -73,7 +73,7 @@ impl SessionTransport {
         Ok(())
     }
 
-    /// A server that does not know a session any more says 404 (2025-11-25, *Session Management*).
+    /// A server answers 404 for an unknown session (2025-11-25, *Session Management*).
     pub(super) fn check_session(&self, response: Response<Incoming>) -> Result<Response<Incoming>, Error> {
         if response.status() == StatusCode::NOT_FOUND && self.session.is_some() {
             return Err(Error::SessionLost);
@@ -86,7 +86,7 @@ impl SessionTransport {
         if let Some(session) = &self.session {
             map.insert(headers::SESSION_ID.clone(), session.clone());
         }
-        // Not known before 2025-06-18.
+        // Revisions before 2025-06-18 do not have this header.
         if let Some(revision) = self.revision.filter(|revision| *revision >= Revision::V2025_06_18) {
             map.insert(headers::PROTOCOL_VERSION.clone(), HeaderValue::from_static(revision.as_str()));
         }

@@ -1,8 +1,7 @@
-//! Revision 2026-07-28: each request says everything, and a slow call becomes a task of the
-//! extension.
+//! Revision 2026-07-28: each request is self-contained, and a slow call becomes a task of the extension.
 //!
-//! Where the server wants answers it ends the request, and the call is made again with them
-//! ([`PendingInput`]). `task` follows a call that became a task, `outline` reads what a result is, and
+//! If the server requires input, it ends the request, and the call is sent again with the responses
+//! ([`PendingInput`]). `task` follows a call that became a task, `outline` reads the kind of a result, and
 //! `params` mirrors arguments into headers.
 
 mod outline;
@@ -35,40 +34,40 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json, value::RawValue};
 use std::{collections::BTreeSet, time::Duration};
 
-/// How long to wait where a server only asks to come back.
+/// Delay of a retry that the server requests without input requests.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// A client of one server. There is no session on the wire: this is what it knows of one call.
+/// A client of one server. The protocol has no session: this is the client's state of one call.
 #[derive(Debug)]
 pub struct ModernClient {
     wire: HttpTransport,
-    /// Goes with each request.
+    /// Declared in each request.
     declared: ClientSupport,
     next_id: u64,
-    /// What of the tool's arguments goes into headers too.
+    /// Arguments of the tool that are mirrored into headers.
     mirrored: Vec<ParamHeader>,
-    /// The handle of the task at work.
+    /// The handle of the active task.
     task: Option<String>,
-    /// Who waits for the answers to what was asked last.
+    /// What waits for the requested input.
     pause: Option<PendingInput>,
 }
 
-/// What the first request showed of the server.
+/// What the first response shows of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RevisionSupport {
-    /// It knows this revision, or is past helping.
+    /// It supports this revision, or no other revision would help.
     Known,
-    /// It refused, as servers of older revisions do that miss their handshake; newer ones may too.
+    /// It refused the request, as legacy servers do without a handshake; modern servers may, too.
     Doubtful,
 }
 
-/// Who waits for the answers.
+/// What waits for the requested input.
 #[derive(Debug)]
 enum PendingInput {
-    /// The call itself, to be made again with this, if the server gave it.
+    /// The call itself, to be retried with this state, if the server gave one.
     Call { state: Option<Box<RawValue>> },
-    /// Its task. What was answered before may be shown a moment longer, and is not asked again
-    /// (tasks extension, *Task Update Requests*).
+    /// Its task. Answered requests may be listed for a moment longer, and are not passed on again (tasks
+    /// extension, *Task Update Requests*).
     Task { task: Task, answered: BTreeSet<String> },
 }
 
@@ -85,7 +84,7 @@ struct CallParams<'a> {
     meta: Value,
 }
 
-// === impl Client ===
+// === impl ModernClient ===
 
 impl ModernClient {
     pub fn new(url: Uri, headers: HeaderMap, declared: ClientSupport) -> Self {
@@ -108,26 +107,26 @@ impl ModernClient {
         answers: &InputResponseMap,
         watch: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
-        match self.pause.take().expect("answers are given where they were asked for") {
+        match self.pause.take().expect("responses follow input requests") {
             PendingInput::Call { state } => self.send_call(call, Some(answers), state, watch).await,
             PendingInput::Task { task, mut answered } => {
                 answered.extend(answers.keys().cloned());
-                let told = self.update(&task, answers, watch).await;
-                told.map_err(|error| error.of_task(&task.id))?;
+                let updated = self.update(&task, answers, watch).await;
+                updated.map_err(|error| error.of_task(&task.id))?;
                 self.follow(task, answered, watch).await
             }
         }
     }
 
-    /// A call that is no task is cancelled by closing its connection, which dropping it has done
+    /// A call without a task is cancelled by closing its connection, which dropping its future has done
     /// (2026-07-28, *Streamable HTTP, Cancellation*).
     pub(super) async fn cancel(&mut self) -> Result<(), Error> {
         let Some(task) = self.task.take() else { return Ok(()) };
         self.cancel_task(&task).await.map_err(|error| error.of_task(&task))
     }
 
-    /// Makes the call, for the first time or again with what it waits for: as a request of its own,
-    /// with an id of its own (2026-07-28, *Multi Round-Trip Requests, Client Requirements*).
+    /// Sends the call, for the first time or as a retry with input responses: as a request of its own, with
+    /// an id of its own (2026-07-28, *Multi Round-Trip Requests, Client Requirements*).
     async fn send_call(
         &mut self,
         call: &ToolCall<'_>,
@@ -164,27 +163,27 @@ impl ModernClient {
                     return self.follow(task, BTreeSet::new(), watch).await;
                 }
                 Some("input_required") => {
-                    let questions = outline.questions()?;
+                    let requests = outline.input_requests()?;
                     let next = outline.request_state.take();
-                    if !questions.is_empty() {
+                    if !requests.is_empty() {
                         self.pause = Some(PendingInput::Call { state: next });
-                        return Ok(CallTurn::InputRequired(questions));
+                        return Ok(CallTurn::InputRequired(requests));
                     }
                     if next.is_none() {
                         return Err(Error::Invalid(
-                            "it asks for nothing, and gives nothing to come back with".to_owned(),
+                            "`input_required` has neither input requests nor `requestState`".to_owned(),
                         ));
                     }
                     (answers, state) = (None, next);
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
-                // Older servers name no type; others may come, and are shown as they are.
+                // Older servers name no type; results of unknown types are shown as they are.
                 Some(_) | None => return Ok(CallEnding::Result(result).into()),
             }
         }
     }
 
-    /// Finds out what must be known before this tool is called, if one is.
+    /// Looks up the tool before its call, if one is given.
     pub(super) async fn open(&mut self, tool: Option<&str>) -> Result<(), Error> {
         if tool.is_some() {
             self.probe(tool).await.map_err(hinted)?;
@@ -192,11 +191,12 @@ impl ModernClient {
         Ok(())
     }
 
-    /// The same, and whether the server knows the revision. The tool's parameters that are to be mirrored into
-    /// headers are known then; there are none of a tool that the server does not list, or where it lists nothing.
+    /// Looks up the tool, and whether the server supports the revision. The tool's parameters that are
+    /// mirrored into headers are known then; a tool that the server does not list has none.
     ///
     /// # Errors
-    /// [`Error`]; where it is [`Error::may_be_legacy_server`], an older revision may help.
+    /// [`Error`]; where it [may be that of a legacy server](Error::may_be_legacy_server), a legacy revision
+    /// may help.
     pub(super) async fn probe(&mut self, tool: Option<&str>) -> Result<RevisionSupport, Error> {
         let Some(tool) = tool else {
             let params = json!({ "_meta": self.meta() });
@@ -226,7 +226,7 @@ impl ModernClient {
         self.query(&Method::ToolsList, params).await
     }
 
-    /// Asks what is no call and about no task.
+    /// Sends a request that is neither a call nor about a task.
     async fn query(&mut self, method: &Method, params: Value) -> Result<JsonRpcResponse, Error> {
         let id = self.next_id();
         self.request(id, method.as_str(), params, HeaderMap::new(), &mut |_| {}).await
@@ -238,7 +238,7 @@ impl ModernClient {
         id
     }
 
-    /// What each request says of its client (2026-07-28, *Per-request metadata*).
+    /// The metadata of each request (2026-07-28, *Per-request metadata*).
     fn meta(&self) -> Value {
         let mut capabilities = self.declared.capabilities(Revision::V2026_07_28);
         if self.declared.tasks {
@@ -295,7 +295,7 @@ impl ModernClient {
     }
 }
 
-// === impl Opened ===
+// === impl RevisionSupport ===
 
 impl RevisionSupport {
     fn of(answer: &JsonRpcResponse) -> Self {
@@ -307,7 +307,7 @@ impl RevisionSupport {
         }
         let JsonRpcResponse::Error(error) = answer else { return Self::Known };
         match serde_json::from_str(error.get()) {
-            // It says itself what it speaks.
+            // The error lists the server's revisions.
             Ok(RefusalError { code: code::UNSUPPORTED_VERSION, data }) => {
                 let listed = data["supported"].as_array().into_iter().flatten().filter_map(Value::as_str);
                 let is_legacy = |revision: Revision| revision.era() == Era::Legacy;
@@ -316,14 +316,14 @@ impl RevisionSupport {
                     false => Self::Known,
                 }
             }
-            // Codes of this revision (2026-07-28, *Error Codes*), and those of the proxy.
+            // Error codes of this revision (2026-07-28, *Error Codes*), and of the proxy.
             Ok(RefusalError { code: -32099..=-32020 | -31999..=-31000, .. }) => Self::Known,
             Ok(RefusalError { .. }) | Err(_) => Self::Doubtful,
         }
     }
 }
 
-/// What a server of older revisions says to a request without a handshake.
+/// Adds a hint to errors with which legacy servers answer a request without a handshake.
 fn hinted(error: Error) -> Error {
     match error {
         Error::Status { status, detail }
@@ -332,7 +332,7 @@ fn hinted(error: Error) -> Error {
                 StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED
             ) =>
         {
-            let hint = "perhaps the server speaks older revisions only: try `--protocol 2025-11-25`";
+            let hint = "the server may support legacy revisions only: try `--protocol 2025-11-25`";
             Error::Status { status, detail: format!("{detail}\n{hint}") }
         }
         other => other,

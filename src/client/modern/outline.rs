@@ -1,4 +1,4 @@
-//! The members of a result that say what it is.
+//! The members of a result that determine its kind.
 
 use super::super::{Error, POLL_INTERVAL, RequestedInput, Task, TaskStatus};
 use crate::protocol::{InputRequest, splice::JsonObject};
@@ -23,7 +23,7 @@ pub(super) struct ResultOutline<'a> {
     pub(super) request_state: Option<Box<RawValue>>,
 }
 
-// === impl Outline ===
+// === impl ResultOutline ===
 
 impl ResultOutline<'_> {
     pub(super) fn task(&self) -> Result<Task, Error> {
@@ -37,14 +37,14 @@ impl ResultOutline<'_> {
         })
     }
 
-    pub(super) fn questions(&self) -> Result<Vec<RequestedInput>, Error> {
+    pub(super) fn input_requests(&self) -> Result<Vec<RequestedInput>, Error> {
         let odd = || Error::Invalid("`inputRequests` is not an object of input requests".to_owned());
         let Some(raw) = &self.input_requests else { return Ok(Vec::new()) };
         let requests = JsonObject::read(&Bytes::from(raw.get().to_owned())).map_err(|_| odd())?;
-        let asked = |(key, raw): (Cow<'_, str>, Bytes)| {
+        let requested = |(key, raw): (Cow<'_, str>, Bytes)| {
             let method = JsonObject::read(&raw).ok()?.string("method")?;
             Some(RequestedInput { key: key.into_owned(), method, request: InputRequest::from_raw(raw) })
         };
-        requests.members().map(|member| asked(member).ok_or_else(odd)).collect()
+        requests.members().map(|member| requested(member).ok_or_else(odd)).collect()
     }
 }

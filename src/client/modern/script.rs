@@ -1,4 +1,4 @@
-//! A server for unit tests that says what it was told to say, one answer a request.
+//! A server for unit tests with scripted responses.
 
 use crate::protocol::accept;
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use std::{
 };
 use tokio::net::TcpListener;
 
-/// A server that says what it was told to say, one answer a request.
+/// A server with scripted responses, one for each request.
 pub(super) struct ScriptedServer {
     pub(super) url: Uri,
     requests: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
@@ -30,8 +30,8 @@ impl ScriptedServer {
         let answers: VecDeque<_> =
             answers.iter().map(|(status, media, body)| (*status, *media, (*body).to_owned())).collect();
         let answers = Arc::new(Mutex::new(answers));
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let log = Arc::clone(&heard);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&requests);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (answers, log) = (Arc::clone(&answers), Arc::clone(&log));
@@ -59,7 +59,7 @@ impl ScriptedServer {
                 });
             }
         });
-        Self { url, requests: heard }
+        Self { url, requests }
     }
 
     pub(super) fn requests(&self) -> Vec<(HeaderMap, Value)> {

@@ -1,5 +1,5 @@
-//! A call that became a task of the extension (`io.modelcontextprotocol/tasks`): polled, answered,
-//! cancelled.
+//! A call that became a task of the extension (`io.modelcontextprotocol/tasks`): polling, updates,
+//! cancellation.
 
 use super::{
     super::{
@@ -17,17 +17,17 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-// === impl Client ===
+// === impl ModernClient ===
 
 impl ModernClient {
-    /// Follows a task of which nothing but its handle is known.
+    /// Follows a task by its handle alone.
     pub(in crate::client) async fn resume(
         &mut self,
         handle: &str,
         watch: StepObserver<'_>,
     ) -> Result<CallTurn, Error> {
         self.task = Some(handle.to_owned());
-        // A state that is not waited on: it is asked about at once.
+        // A status that is polled at once.
         let task = Task {
             id: handle.to_owned(),
             status: TaskStatus::InputRequired,
@@ -38,7 +38,7 @@ impl ModernClient {
         self.follow(task, BTreeSet::new(), watch).await
     }
 
-    /// Polls a task to its end, or until it waits for what is not among `answered`.
+    /// Polls a task to its end, or until it has input requests that are not in `answered`.
     pub(super) async fn follow(
         &mut self,
         task: Task,
@@ -71,11 +71,11 @@ impl ModernClient {
             match task.status {
                 TaskStatus::Working => {}
                 TaskStatus::InputRequired => {
-                    let mut questions = outline.questions()?;
-                    questions.retain(|question| !answered.contains(&question.key));
-                    if !questions.is_empty() {
+                    let mut requests = outline.input_requests()?;
+                    requests.retain(|request| !answered.contains(&request.key));
+                    if !requests.is_empty() {
                         self.pause = Some(PendingInput::Task { task, answered });
-                        return Ok(CallTurn::InputRequired(questions));
+                        return Ok(CallTurn::InputRequired(requests));
                     }
                 }
                 TaskStatus::Completed => {
@@ -99,8 +99,8 @@ impl ModernClient {
         }
     }
 
-    /// Gives a task its answers. Sent again where they may not have arrived: what has been answered
-    /// already is ignored (tasks extension, *Task Update Requests*).
+    /// Sends input responses to a task. Repeated if they may not have arrived: duplicates are ignored (tasks
+    /// extension, *Task Update Requests*).
     pub(super) async fn update(
         &mut self,
         task: &Task,
@@ -113,7 +113,7 @@ impl ModernClient {
         }
     }
 
-    /// Asks about a task, again where the server was not reached.
+    /// Sends a request about a task, and repeats it if the server was not reached.
     async fn task_request_retried(
         &mut self,
         method: Method,

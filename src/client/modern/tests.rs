@@ -11,7 +11,7 @@ impl ScriptedServer {
         self.call_and_answer(arguments, &[]).await
     }
 
-    /// A call whose questions are answered with these, a round each.
+    /// A call whose input requests get these responses, one element for each round.
     async fn call_and_answer(
         &self,
         arguments: &str,
@@ -60,7 +60,7 @@ fn handle() -> String {
 }
 
 #[tokio::test]
-async fn a_result_comes_back_as_it_was_sent_and_the_request_says_what_it_must() {
+async fn a_result_is_unchanged_and_the_request_has_all_headers_and_metadata() {
     let server =
         ScriptedServer::new(&[(200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"result":{"n": 9007199254740993}}"#)])
             .await;
@@ -81,7 +81,7 @@ async fn a_result_comes_back_as_it_was_sent_and_the_request_says_what_it_must() 
 }
 
 #[tokio::test]
-async fn an_event_stream_tells_progress_and_then_the_result() {
+async fn an_event_stream_has_progress_and_then_the_result() {
     let server = ScriptedServer::new(&[(
         200,
         SSE,
@@ -123,7 +123,7 @@ async fn a_task_is_polled_to_its_end_even_if_a_poll_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_end_of_a_task_is_told_apart() {
+async fn every_end_of_a_task_is_distinguished() {
     let failed = task("failed", r#","error":{"code":-32603,"message":"no"}"#);
     for (last, expected) in [
         (failed, r#"Error(RawValue({"code":-32603,"message":"no"}))"#),
@@ -190,7 +190,7 @@ async fn a_call_is_made_again_with_answers_and_the_state_that_came_with_the_ques
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_only_asks_to_come_back_is_come_back_to() {
+async fn a_request_state_without_input_requests_is_retried() {
     let server = ScriptedServer::new(&[
         (200, JSON, &asks("", r#","requestState":"s1""#)),
         (200, JSON, &asks("", r#","requestState":"s2""#)),
@@ -204,11 +204,11 @@ async fn a_server_that_only_asks_to_come_back_is_come_back_to() {
         server.requests().iter().map(|(_, body)| body["params"]["requestState"].clone()).collect();
     assert_eq!(states, [Value::Null, "s1".into(), "s2".into()]);
     let error = server.call("{}").await.0.unwrap_err().to_string();
-    assert!(error.contains("gives nothing to come back with"), "{error}");
+    assert!(error.contains("neither input requests nor `requestState`"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_is_given_its_answers_and_followed_and_nothing_is_asked_twice() {
+async fn a_task_gets_its_input_responses_and_no_request_is_returned_twice() {
     let question = |keys: &str| {
         let questions: Vec<_> =
             keys.split(' ').map(|key| format!(r#""{key}":{{"method":"roots/list"}}"#)).collect();
@@ -219,7 +219,7 @@ async fn a_task_is_given_its_answers_and_followed_and_nothing_is_asked_twice() {
         (200, JSON, &question("a b")),
         (503, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
         (200, JSON, DONE),
-        // The answer to `a` has not arrived everywhere yet.
+        // The response to `a` has not taken effect yet.
         (200, JSON, &question("a b")),
         (200, JSON, DONE),
         (200, JSON, &question("a b")),
@@ -244,7 +244,7 @@ async fn a_task_is_given_its_answers_and_followed_and_nothing_is_asked_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_that_are_refused_say_why() {
+async fn refused_input_responses_are_an_error_with_the_reason() {
     let asked = task("input_required", r#","inputRequests":{"a":{"method":"roots/list"}}"#);
     let refused = r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32602,"message":"no"}}"#;
     let server =
@@ -308,7 +308,7 @@ async fn a_server_that_is_not_there_is_named() {
 }
 
 #[tokio::test]
-async fn a_task_that_nobody_declared_is_not_followed() {
+async fn an_undeclared_task_is_not_followed() {
     let server = ScriptedServer::new(&[(200, JSON, &handle())]).await;
     let mut client = ModernClient::new(server.url.clone(), HeaderMap::new(), ClientSupport::default());
     let arguments = super::super::no_arguments();

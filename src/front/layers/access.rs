@@ -1,8 +1,7 @@
-//! Turns away what may not come in: a head that HTTP forbids; then by `Host`, so that a name of somebody else's cannot be made to
-//! lead here, and by `TextOrigin`, so that pages of other sites cannot make a reader's browser call.
-//! (2026-07-28, *Streamable HTTP, Security*.)
+//! Checks the head against HTTP, `Host` against DNS rebinding, and `Origin`, so that pages of other sites
+//! cannot make a browser call the proxy (2026-07-28, *Streamable HTTP, Security*).
 //!
-//! Answers to pages that may call are marked so that their browser shows them the answer.
+//! Responses to allowed pages get the headers that let their browser show them.
 
 use crate::{
     front::{
@@ -27,7 +26,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// What a page may read of an answer beside its body.
+/// Headers of a response that a page may read.
 const EXPOSED_HEADERS: HeaderValue =
     HeaderValue::from_static("www-authenticate, retry-after, mcp-session-id");
 
@@ -40,19 +39,19 @@ pub(in crate::front) struct AccessLayer<S> {
 
 #[pin_project(project = ResponsePinned)]
 pub(in crate::front) enum AccessFuture<F> {
-    /// Boxed: it is large, and should be rare.
+    /// Boxed: it is large and rare.
     Denied(Option<Box<AccessResponse>>),
     Admitted {
         #[pin]
         inner: F,
-        /// The page's origin, where a page called.
+        /// The page's origin, if the request has one.
         origin: Option<HeaderValue>,
     },
 }
 
 type AccessResponse = http::Response<FrontBody>;
 
-// === impl Access ===
+// === impl AccessLayer ===
 
 impl<S> AccessLayer<S> {
     pub(in crate::front) fn new(inner: S, access: policy::AccessPolicy) -> Self {
@@ -68,22 +67,21 @@ where
     type Error = Infallible;
     type Future = AccessFuture<S::Future>;
 
-    fn call(&self, arrival: IncomingRequest<B>) -> Self::Future {
-        let request = &arrival.request;
+    fn call(&self, incoming: IncomingRequest<B>) -> Self::Future {
+        let request = &incoming.request;
         let (uri, headers) = (request.uri(), request.headers());
         let checked = request_head::check(request.version(), uri, headers).map_err(RefusalReason::Head);
         match checked.and_then(|()| self.access.check_head(uri, headers).map_err(RefusalReason::Access)) {
             Ok(proof) => {
-                let origin = arrival.request.headers().get(ORIGIN).map(crate::dialect::detached);
-                let inner =
-                    self.inner.call(AdmittedRequest { incoming: arrival, over_limit: None, _proof: proof });
+                let origin = incoming.request.headers().get(ORIGIN).map(crate::dialect::detached);
+                let inner = self.inner.call(AdmittedRequest { incoming, over_limit: None, _proof: proof });
                 AccessFuture::Admitted { inner, origin }
             }
             Err(refusal) => {
                 if let RefusalReason::Access(denied) = &refusal {
-                    log_denied(&arrival, denied);
+                    log_denied(&incoming, denied);
                 }
-                AccessFuture::Denied(Some(Box::new(refuse(refusal, arrival.line))))
+                AccessFuture::Denied(Some(Box::new(refuse(refusal, incoming.line))))
             }
         }
     }
@@ -110,16 +108,16 @@ impl<F: Future<Output = Result<AccessResponse, Infallible>>> Future for AccessFu
     }
 }
 
-/// Says in the log where a request came from that is refused for its `Host` or `TextOrigin`. The access line has the reason.
-fn log_denied<B>(arrival: &IncomingRequest<B>, denied: &policy::AccessDenial) {
+/// Logs the client of a request that is refused for its `Host` or `Origin`. The access log has the reason.
+fn log_denied<B>(incoming: &IncomingRequest<B>, denied: &policy::AccessDenial) {
     let (host, origin) = denied.values();
-    let forwarded = forwarded_for(arrival.request.headers());
-    let client = arrival.line.connection().peer;
+    let forwarded = forwarded_for(incoming.request.headers());
+    let client = incoming.line.connection().peer;
     AccessDenied { listener: "clients", client, forwarded: forwarded.as_deref(), host, origin }.emit();
 }
 
-/// Lets a page read the answer (Fetch standard, *HTTP extensions*). Cookies are not included: no
-/// `AccessLayer-Control-Allow-Credentials`. Pages show tokens in `Authorization`, which needs none.
+/// Lets a page read the response (Fetch standard, *HTTP extensions*). Cookies are not included: no
+/// `Access-Control-Allow-Credentials`. Pages send tokens in `Authorization`, which needs none.
 fn add_cors_headers(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);

@@ -1,8 +1,8 @@
-//! The access line: one for each request, however it ends.
+//! The access log entry: one for each request, however it ends.
 //!
-//! A [`AccessEntry`] begins when a request's head has been read and travels with the request, then with
-//! its response. It is written when it is dropped, so that no way out can forget it: a client that
-//! leaves makes hyper drop the request's future or the response's body, and the line with it.
+//! An [`AccessEntry`] begins when a request's head has been read and travels with the request, then with its
+//! response. It is written when dropped, so that no code path can forget it: if a client disconnects, hyper
+//! drops the request's future or the response's body, and the entry with it.
 
 use super::span;
 use crate::{
@@ -27,62 +27,62 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The access line of one request in the making. Boxed, as it is handed on many times, and waits
-/// in places that are paid for by every call that waits.
+/// The access log entry of one request, in the making. Boxed, because it is moved often and is a part of
+/// every waiting call.
 pub(in crate::front) struct AccessEntry(Box<EntryFields>);
 
 struct EntryFields {
     connection: Arc<ClientConnection>,
-    /// When the whole request was there; the head until then.
+    /// When the whole request had arrived; until then, the head.
     since: Instant,
     /// The HTTP method until the message has been read.
     method: MessageName,
     target: Option<String>,
-    /// Its route. Counts the request among those that are being answered there.
+    /// The request's route; counts the request as in flight there.
     route: Option<InFlightRequest>,
-    /// The token that was shown.
+    /// The token of the request.
     token: Option<Arc<AccessToken>>,
     principal: Principal,
     client: Option<Era>,
     session: Option<SessionTag>,
-    /// Whether a server was asked.
+    /// Whether the request was sent to a server.
     is_forwarded: bool,
     status: Option<StatusCode>,
     end: Option<EntryOutcome>,
-    /// Ends with the line.
+    /// Ends with the entry.
     span: Span,
-    /// The place among the calls in flight, held for as long as the line is open.
+    /// The permit of the call, held while the entry is open.
     permit: Option<CallPermit>,
     /// Arguments and response of the call, where a tap shows them.
     content: Option<Box<tap::CallContent>>,
 }
 
-/// Characters of a target that are written.
+/// Characters of a target in the log.
 const MAX_TARGET: usize = 200;
-/// Of a task's id.
+/// Characters of a task id in the log.
 const SHOWN_TASK_ID: usize = 8;
 
 enum MessageName {
     Http(http::Method),
     Rpc(Method),
-    /// What one POST of a legacy client holds.
+    /// The methods in one POST of a legacy client.
     Post(Box<str>),
 }
 
-/// The answer was given.
+/// Set when the response has been given.
 struct EntryOutcome {
     account: AccessSummary,
     own: Duration,
     at: Instant,
 }
 
-/// How many messages of a batch are named.
+/// Messages of a batch that are named.
 const MAX_NAMED_MESSAGES: usize = 8;
 
-// === impl Line ===
+// === impl AccessEntry ===
 
 impl AccessEntry {
-    /// A request's head is here.
+    /// Begins an entry when a request's head has been read.
     pub(in crate::front) fn begin(connection: Arc<ClientConnection>, method: http::Method) -> Self {
         Self(Box::new(EntryFields {
             since: connection.clock().now(),
@@ -103,26 +103,26 @@ impl AccessEntry {
         }))
     }
 
-    /// The connection the request came by.
+    /// The connection of the request.
     pub(in crate::front) fn connection(&self) -> &Arc<ClientConnection> {
         &self.0.connection
     }
 
-    /// The call takes its place among those in flight, or among those that are read to be told that there is none.
-    pub(in crate::front) fn set_permit(&mut self, place: CallPermit) {
-        self.0.permit = Some(place);
+    /// Holds the permit of the call, or that of a request that is read only to be refused.
+    pub(in crate::front) fn set_permit(&mut self, permit: CallPermit) {
+        self.0.permit = Some(permit);
     }
 
     pub(in crate::front) fn set_route(&mut self, route: &Arc<str>) {
         self.0.route = Some(InFlightRequest::begin(route));
     }
 
-    /// This token was shown.
+    /// Sets the token of the request.
     pub(in crate::front) fn set_token(&mut self, token: Arc<AccessToken>) {
         self.0.token = Some(token);
     }
 
-    /// The name of the token that was shown.
+    /// The name of the request's token.
     pub(in crate::front) fn token(&self) -> Option<&str> {
         self.0.token.as_deref().map(AccessToken::name)
     }
@@ -131,7 +131,7 @@ impl AccessEntry {
         self.0.token.as_ref()
     }
 
-    /// On whose behalf.
+    /// Who the request acts for.
     pub(in crate::front) fn principal(&self) -> Principal {
         self.0.principal
     }
@@ -144,7 +144,7 @@ impl AccessEntry {
         self.0.client = Some(era);
     }
 
-    /// The whole request is here and goes to a server. Gives the moment.
+    /// Records that the whole request has arrived and is sent to a server. Returns the time.
     pub(in crate::front) fn begin_call(&mut self, call: &crate::dialect::Call) -> Instant {
         self.0.since = self.0.connection.clock().now();
         self.0.method = MessageName::Rpc(call.method.clone());
@@ -170,7 +170,7 @@ impl AccessEntry {
         }
     }
 
-    /// The whole request is here and is passed on to a server.
+    /// Records that the whole request has arrived and is relayed to a server.
     pub(in crate::front) fn begin_relay(&mut self, post: &LegacyPost) {
         self.0.since = self.0.connection.clock().now();
         self.0.client = Some(Era::Legacy);
@@ -194,28 +194,28 @@ impl AccessEntry {
         }
     }
 
-    /// The request has a span, if it is traced. Gives what names it to others.
+    /// Sets the span of the request. Returns its context, if the request is traced.
     pub(in crate::front) fn set_span(&mut self, span: Span) -> Option<Arc<TraceContext>> {
         self.0.span = span;
         self.0.span.context().cloned().map(Arc::new)
     }
 
-    /// What of a POST of a legacy client is asked for.
+    /// The methods of a legacy client's POST.
     pub(in crate::front) fn method(&self) -> &str {
         self.0.method.as_str()
     }
 
-    /// The session that a legacy client has, or gets.
+    /// Sets the session that a legacy client has, or gets.
     pub(in crate::front) fn set_session(&mut self, session: SessionTag) {
         self.0.session = Some(session);
     }
 
-    /// The status line is settled. Whether there will be an answer may not be.
+    /// Sets the status. The client may still disconnect before the response.
     pub(in crate::front) fn set_status(&mut self, status: StatusCode) {
         self.0.status = Some(status);
     }
 
-    /// The answer is given to the connection. Until then the client may leave without it.
+    /// Records that the response is given to the connection. Until then the client may disconnect.
     pub(in crate::front) fn complete(&mut self, account: AccessSummary) {
         let at = self.0.connection.clock().now();
         let waited = at.saturating_duration_since(self.0.since);
@@ -223,21 +223,21 @@ impl AccessEntry {
     }
 }
 
-/// The beginning of a name: how long it is, is the client's choice. Of a task's id no more than is needed to find it:
-/// who has it may have what it came to.
+/// The beginning of a target, because the client chooses its length. Of a task id only a prefix to find it
+/// by, because the whole id gives access to its result.
 fn truncated_target(method: &Method, target: &str) -> String {
     let length = match method {
         Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::TasksResult => SHOWN_TASK_ID,
         _ => MAX_TARGET,
     };
-    // As most are, and nothing has to be counted.
+    // Most targets are short; spare them the count of characters.
     if target.len() <= length {
         return target.to_owned();
     }
     target.chars().take(length).collect()
 }
 
-// === impl Name ===
+// === impl MessageName ===
 
 impl MessageName {
     fn as_str(&self) -> &str {
@@ -249,13 +249,13 @@ impl MessageName {
     }
 }
 
-// === impl Fields ===
+// === impl EntryFields ===
 
 impl Drop for EntryFields {
     fn drop(&mut self) {
         let end = self.end.take().unwrap_or_else(|| {
-            // Where the client leaves, nobody tells how long the server took; it was the server we
-            // were waiting for.
+            // The client disconnected while the proxy waited for the server, so the time counts as the
+            // server's.
             let at = self.connection.clock().now();
             let waited = at.saturating_duration_since(self.since);
             let upstream = if self.is_forwarded { waited } else { Duration::ZERO };
@@ -297,7 +297,7 @@ impl Drop for EntryFields {
             task: tag.as_ref().map(|tag| tag as _),
             session,
             shown: end.account.shown,
-            // Nothing was sent to a client that left first; 499 is what proxies call that.
+            // Nothing was sent to a client that disconnected first; 499 is the usual status for that.
             status: self.status.map_or(499, |status| status.as_u16()),
             outcome: end.account.outcome,
             reason: end.account.reason.as_deref(),

@@ -1,8 +1,8 @@
 //! Answers health checks on the clients' listeners (`health`), where that is configured.
 //!
-//! They need no token and take no place among the calls, so that a proxy that is busy or asks for tokens is not taken
-//! for one that is gone. Hosts and origins are checked as for everything else: load balancers call by an address, or by
-//! a name that clients use, too.
+//! They need no token and no call permit, so that a busy proxy, or one that requires tokens, does not look
+//! unhealthy. Hosts and origins are checked as for every request: load balancers use an address, or a name
+//! that clients use, too.
 
 use crate::{
     front::{
@@ -19,7 +19,7 @@ use http::{HeaderValue, Method, StatusCode, header::CACHE_CONTROL};
 use hyper::service::Service;
 use std::{convert::Infallible, sync::Arc};
 
-/// Answers what is asked at one path, and passes on everything else.
+/// Answers requests for one path, and passes on all others.
 pub(in crate::front) struct HealthChecks<S> {
     inner: S,
     health: Option<HealthConfig>,
@@ -38,15 +38,15 @@ impl<S> HealthChecks<S> {
         Self { inner, health, front }
     }
 
-    fn answer<B>(&self, health: &HealthConfig, arrival: IncomingRequest<B>) -> HealthResponse {
-        let IncomingRequest { request, line } = arrival;
+    fn answer<B>(&self, health: &HealthConfig, incoming: IncomingRequest<B>) -> HealthResponse {
+        let IncomingRequest { request, line } = incoming;
         line.connection().complete_request();
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return refuse(RefusalReason::Method { method: request.method().clone(), allow: SERVED }, line);
         }
         let (status, body) = self.state(health);
         let mut response = responses::json(status, Bytes::from_static(body), AccessSummary::default(), line);
-        // What was true a moment ago is of no use.
+        // An earlier state is of no use.
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }

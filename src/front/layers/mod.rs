@@ -1,4 +1,4 @@
-//! What a request passes through before it meets a face: one file each.
+//! The layers that a request passes before it is dispatched: one file each.
 
 pub(super) mod access;
 pub(super) mod access_entry;

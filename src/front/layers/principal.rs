@@ -1,4 +1,4 @@
-//! Who asks, by what the request's head shows.
+//! The principal of a request, by its head.
 
 use crate::{
     dialect::{Credentials, Principal, PrincipalKey, remove_named_by_connection},
@@ -8,9 +8,9 @@ use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use smallvec::SmallVec;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// What the caller is, on this route: the name of the token it was let in by, if it needed one, and what it shows of
-/// the kind the route looks at. A header never makes one of another's token: it tells apart those who share a token.
-/// [`Principal::ANONYMOUS`] where there is neither.
+/// The principal of a request on this route: derived from the name of its token, if it needed one, and the
+/// header that the route names. The header distinguishes clients that share a token, and cannot lead to the
+/// principal of another token. [`Principal::ANONYMOUS`] without either.
 pub(in crate::front) fn principal(
     key: &PrincipalKey,
     route: &Route,
@@ -35,25 +35,25 @@ pub(in crate::front) fn principal(
     }
 }
 
-/// What stands before a token's name: no header has it for its own.
+/// Prefix of a token's name. No header has this name.
 const TOKEN: &[u8] = b"token:";
 
-/// The names of callers that are known by a token of `access.tokens` and by nothing else.
+/// Names of principals that are derived from a token of `access.tokens` alone.
 #[derive(Clone, Debug, Default)]
 pub struct PrincipalNames {
     key: PrincipalKey,
     names: BTreeMap<Principal, Arc<str>>,
 }
 
-// === impl Callers ===
+// === impl PrincipalNames ===
 
 impl PrincipalNames {
-    /// `key` is what principals are derived with.
+    /// The names of these tokens; `key` is the key that principals are derived with.
     pub fn new(key: &PrincipalKey, tokens: &TokenSet) -> Self {
         Self { key: key.clone(), names: BTreeMap::new() }.with_tokens(tokens)
     }
 
-    /// The same for these tokens. Names that are gone stay: their tasks do.
+    /// Adds the names of these tokens. Removed names stay, because their tasks do.
     #[must_use]
     pub fn with_tokens(mut self, tokens: &TokenSet) -> Self {
         let named =
@@ -63,24 +63,24 @@ impl PrincipalNames {
         self
     }
 
-    /// The name of a caller, where it has one.
+    /// The name of a principal, where it has one.
     pub fn name_of(&self, principal: &Principal) -> Option<&str> {
         self.names.get(principal).map(|name| &**name)
     }
 
-    /// The principals of callers with this name.
+    /// The principals with this name.
     pub fn principals_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Principal> {
         self.names.iter().filter(move |(_, known)| ***known == *name).map(|(principal, _)| principal)
     }
 }
 
-/// What the server is shown on the caller's behalf, on this route.
+/// The credentials that are sent to the server on this route.
 pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Credentials {
     Credentials::from_request(headers, &route.forward)
 }
 
-/// Removes what `Connection` names, but what is forwarded on this route or names the principal: it may have been added
-/// by a proxy in front, behind a client's `Connection`.
+/// Removes the headers that `Connection` names, except those that this route forwards or reads the principal
+/// from: a proxy in front may have added them to a request with a client's `Connection`.
 pub(in crate::front) fn remove_hop_headers(route: &Route, headers: &mut HeaderMap) {
     let names_principal = match &route.principal {
         PrincipalSource::Authorization => None,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_are_told_apart_by_authorization() {
+    fn principals_are_distinguished_by_authorization() {
         let route = route(PrincipalSource::Authorization, &[]);
         let of = |value| {
             principal(
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_are_told_apart_by_a_header_where_the_route_says_so() {
+    fn principals_are_distinguished_by_the_header_of_the_route() {
         let route = route(PrincipalSource::Header(HeaderName::from_static("x-user")), &[]);
         let of = |token, user| {
             principal(
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_names_its_caller_and_a_header_can_make_it_nobody_elses() {
+    fn a_principal_is_scoped_by_its_token() {
         let plain = route(PrincipalSource::Authorization, &[]);
         let of =
             |token, pairs: &[_]| principal(&PrincipalKey::default(), &plain, Some(token), &headers(pairs));
@@ -194,11 +194,11 @@ mod tests {
             of(None, &[("x-user", "alice")]),
         ];
         let distinct: std::collections::BTreeSet<_> = all.into_iter().collect();
-        assert_eq!(distinct.len(), all.len(), "each is somebody else");
+        assert_eq!(distinct.len(), all.len(), "each is another principal");
     }
 
     #[test]
-    fn the_server_is_shown_all_that_may_tell_who_calls_and_nothing_of_the_hop() {
+    fn credentials_are_forwarded_and_hop_headers_are_not() {
         let shown = |forward: &[&'static str]| {
             let shown = credentials(
                 &route(PrincipalSource::Authorization, forward),

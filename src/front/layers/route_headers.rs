@@ -1,4 +1,5 @@
-//! Puts the headers of a route (`response.headers`) on every response of its path, errors of ours included.
+//! Sets the headers of a route (`response.headers`) on every response of its path, errors of the proxy
+//! included.
 
 use crate::{
     front::{Front, incoming::IncomingRequest, reply::FrontBody},
@@ -14,10 +15,10 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// Adds headers to what is answered by the layers below.
+/// Adds headers to the responses of the inner layers.
 pub(in crate::front) struct RouteHeaders<S> {
     inner: S,
-    /// None where no route has any.
+    /// `None` where no route has headers.
     routes: Option<RouteHeaderTable>,
 }
 
@@ -56,12 +57,12 @@ where
     type Error = Infallible;
     type Future = RouteHeadersFuture<S::Future>;
 
-    fn call(&self, arrival: IncomingRequest<B>) -> Self::Future {
+    fn call(&self, incoming: IncomingRequest<B>) -> Self::Future {
         let headers = self.routes.as_ref().and_then(|routes| {
-            let position = routes.front.position(arrival.request.uri().path())?;
+            let position = routes.front.position(incoming.request.uri().path())?;
             routes.headers.get(position)?.clone()
         });
-        RouteHeadersFuture { inner: self.inner.call(arrival), headers }
+        RouteHeadersFuture { inner: self.inner.call(incoming), headers }
     }
 }
 
@@ -74,7 +75,7 @@ impl<F: Future<Output = Result<RouteResponse, Infallible>>> Future for RouteHead
         let this = self.project();
         let Ok(mut response) = ready!(this.inner.poll(cx));
         if let Some(headers) = this.headers {
-            // In the place of the server's own of that name.
+            // Replaces the server's header of the same name.
             headers.iter().for_each(|(name, value)| drop(response.headers_mut().insert(name, value.clone())));
         }
         Poll::Ready(Ok(response))

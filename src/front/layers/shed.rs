@@ -1,10 +1,10 @@
-//! Refuses what is more than the limit of calls in flight.
+//! Refuses requests above the limit of calls in flight.
 //!
-//! A call counts from its head to the last byte of its answer. A call that has become a task
-//! counts no longer: its answer has been given.
+//! A call counts from its head to the last byte of its response. A deferred call no longer counts: its
+//! response is the handle.
 //!
-//! A legacy client is not told by a status: some wait for ever behind a bare 503 (`WIRE`, B 1,
-//! rule 19). So what may come from one is read, a few at a time, to be answered by its id.
+//! A status alone does not suffice for a legacy client: some wait for ever after a bare 503. So requests that
+//! may be legacy are read, a few at a time, and refused by their id.
 
 use crate::front::{
     call_permits::CallPermits,
@@ -17,7 +17,7 @@ use futures_util::future::{Either, Ready, ready};
 use hyper::service::Service;
 use std::{convert::Infallible, future::Future};
 
-/// Lets `limit` calls in at once.
+/// Admits `limit` calls at a time.
 #[derive(Debug)]
 pub(in crate::front) struct LoadShed<S> {
     inner: S,
@@ -27,12 +27,12 @@ pub(in crate::front) struct LoadShed<S> {
 
 type ShedResponse = http::Response<FrontBody>;
 
-// === impl Shed ===
+// === impl LoadShed ===
 
 impl<S> LoadShed<S> {
-    /// `limit` is how many `permits` there are.
-    pub(in crate::front) fn new(inner: S, places: CallPermits, limit: usize) -> Self {
-        Self { inner, permits: places, limit }
+    /// `limit` is the number of `permits`.
+    pub(in crate::front) fn new(inner: S, permits: CallPermits, limit: usize) -> Self {
+        Self { inner, permits, limit }
     }
 }
 
@@ -46,14 +46,14 @@ where
     type Future = Either<S::Future, Ready<Result<ShedResponse, Infallible>>>;
 
     fn call(&self, mut admitted: AdmittedRequest<B>) -> Self::Future {
-        if let Some(place) = self.permits.try_acquire() {
-            admitted.incoming.line.set_permit(place);
+        if let Some(permit) = self.permits.try_acquire() {
+            admitted.incoming.line.set_permit(permit);
             return Either::Left(self.inner.call(admitted));
         }
         if dispatch::may_be_legacy(&admitted.incoming.request)
-            && let Some(place) = self.permits.try_acquire_shed()
+            && let Some(permit) = self.permits.try_acquire_shed()
         {
-            admitted.incoming.line.set_permit(place);
+            admitted.incoming.line.set_permit(permit);
             admitted.over_limit = Some(self.limit);
             return Either::Left(self.inner.call(admitted));
         }

@@ -1,8 +1,8 @@
-//! The span of a client's request: it begins when the message has been read, and ends with the access line.
+//! The span of a client's request: it begins when the message has been read, and ends with the access log
+//! entry.
 //!
-//! Its parent is the client's own span, which the message names in `_meta`, or else the request in its headers. What
-//! stands in the headers beside that speaks of the way, and is linked to (semantic conventions for MCP, *Context
-//! propagation*).
+//! Its parent is the client's own span, which the message names in `_meta`, or else the span in its headers.
+//! Another span in the headers is linked to (semantic conventions for MCP, *Context propagation*).
 
 use crate::{
     dialect::{
@@ -26,7 +26,7 @@ use crate::{
 use http::HeaderMap;
 use std::fmt::Display;
 
-/// Of a request of 2026-07-28.
+/// The span of a request of 2026-07-28.
 pub(in crate::front) fn call_span(tracer: &Tracer, call: &Call, headers: &HeaderMap) -> Span {
     if !tracer.is_on() {
         return Span::default();
@@ -45,7 +45,7 @@ pub(in crate::front) fn call_span(tracer: &Tracer, call: &Call, headers: &Header
     span
 }
 
-/// Of what a legacy client has posted: a batch is one request. An answer to a question of the server is none.
+/// The span of a legacy client's POST: a batch is one request. An input response has no span.
 pub(in crate::front) fn post_span(
     tracer: &Tracer,
     post: &LegacyPost,
@@ -94,14 +94,14 @@ fn begin(
     span
 }
 
-/// The revision that a handshake asks for, which no header names yet.
+/// The revision that an `initialize` request names, which is in no header yet.
 fn requested_revision(method: &str, params: Option<&Payload>) -> Option<Revision> {
     (method == Method::Initialize.as_str())
         .then(|| Revision::parse(&params?.string("protocolVersion")?))
         .flatten()
 }
 
-/// What is known of a request when its line is written.
+/// The fields of a span that are known when the request ends.
 pub(super) struct SpanSummary<'a> {
     pub(super) connection: &'a ClientConnection,
     pub(super) route: &'a str,
@@ -109,7 +109,8 @@ pub(super) struct SpanSummary<'a> {
     pub(super) account: &'a AccessSummary,
 }
 
-/// Says how the request ended. Of an error of the server's only the code: its words may hold what it was asked about.
+/// Records how the request ended. Of a server's error only the code is recorded: its message may contain
+/// request data.
 pub(super) fn end(span: &mut Span, ending: &SpanSummary<'_>) {
     if !span.is_recorded() {
         return;
@@ -141,7 +142,7 @@ pub(super) fn end(span: &mut Span, ending: &SpanSummary<'_>) {
             // An HTTP error.
             None => span.fail(outcome.as_str(), None),
         },
-        // Its words may be those of the server.
+        // The reason may be the server's message.
         RequestOutcome::UpstreamFailed => fail_with_proxy_error(span, account, None),
         RequestOutcome::Refused | RequestOutcome::TimedOut | RequestOutcome::ProxyFailed => {
             fail_with_proxy_error(span, account, reason)
@@ -149,7 +150,7 @@ pub(super) fn end(span: &mut Span, ending: &SpanSummary<'_>) {
     }
 }
 
-/// With an error of ours.
+/// Records an error of the proxy.
 fn fail_with_proxy_error(span: &mut Span, account: &AccessSummary, reason: Option<&str>) {
     match account.code {
         Some(code) => fail(span, code.get().into(), reason),
@@ -157,13 +158,13 @@ fn fail_with_proxy_error(span: &mut Span, account: &AccessSummary, reason: Optio
     }
 }
 
-/// With this code of a JSON-RPC error.
+/// Records a JSON-RPC error code.
 fn fail(span: &mut Span, code: i64, reason: Option<&str>) {
     span.set("rpc.response.status_code", code.to_string());
     span.fail(code.to_string(), reason);
 }
 
-/// The code of the server's error, as the access line has it.
+/// The code of the server's error, from the reason in the access log entry.
 fn server_error_code(reason: &str) -> Option<i64> {
     reason.rsplit_once("error ")?.1.parse().ok()
 }

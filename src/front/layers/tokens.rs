@@ -1,9 +1,10 @@
-//! Asks clients for the token by which they are known here (`access.tokens`), where there are any.
+//! Authenticates clients by token (`access.tokens`), where there are any.
 //!
-//! What needs none: a browser's preflight, which carries no credentials (Fetch standard, *CORS-preflight request*)
-//! and is answered without asking a server; and the metadata of OAuth, which a client looks for before it has a token.
-//! There is none: who may come in is not for an authorization server to say, and a client that was sent to
-//! the server's own would come back with a token that is not known here.
+//! Two requests need none: a browser's preflight, which carries no credentials (Fetch standard,
+//! *CORS-preflight request*) and is answered without a request to the server; and OAuth metadata, which a
+//! client requests before it has a token. The latter is answered with 404: no authorization server issues
+//! these tokens, and a client that was led to the upstream's own would return with a token that the proxy
+//! does not know.
 
 use crate::{
     front::{
@@ -20,7 +21,7 @@ use http::Method;
 use hyper::service::Service;
 use std::{convert::Infallible, future::Future};
 
-/// Lets in who shows a token, or answers with 401.
+/// Admits requests with a token, or answers them with 401.
 #[derive(Debug)]
 pub(in crate::front) struct TokenAuth<S> {
     inner: S,
@@ -29,14 +30,14 @@ pub(in crate::front) struct TokenAuth<S> {
 
 type TokenResponse = http::Response<FrontBody>;
 
-// === impl Tokens ===
+// === impl TokenAuth ===
 
 impl<S> TokenAuth<S> {
     pub(in crate::front) fn new(inner: S, tokens: policy::TokenSet) -> Self {
         Self { inner, tokens }
     }
 
-    /// Finds out by its token who sends a request.
+    /// Identifies the token of a request.
     fn identify<B>(&self, admitted: &mut AdmittedRequest<B>) -> Result<(), RefusalReason> {
         let request = &mut admitted.incoming.request;
         if self.tokens.is_empty() || *request.method() == Method::OPTIONS {

@@ -1,8 +1,8 @@
-//! Bytes that come in pieces.
+//! Joins chunks of bytes.
 
 use bytes::Bytes;
 
-/// One piece alone stays in the memory that it came in; several are copied together.
+/// A single chunk keeps its allocation; several are copied together.
 #[derive(Debug, Default)]
 pub(super) enum ByteJoiner {
     #[default]

@@ -1,4 +1,4 @@
-//! Event-stream bytes to events.
+//! Decodes the bytes of an event stream into events.
 
 use super::{EventStreamReader, SseField, StreamToken, byte_joiner::ByteJoiner};
 use bytes::Bytes;
@@ -7,44 +7,43 @@ use std::{mem, ops::Range, time::Duration};
 /// One event as dispatched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SseEvent {
-    /// The event's own `id:` field, where it had one (an empty one resets the last id).
+    /// The event's own `id:` field, if it has one (an empty one resets the last id).
     pub id: Option<String>,
     /// `event:`; absent means `message`.
     pub event: Option<String>,
     /// The joined `data:` lines; empty for a priming event.
     pub data: Bytes,
-    /// `retry:`, where it had one. An event may consist of nothing else.
+    /// `retry:`, if present. An event may consist of nothing else.
     pub retry: Option<Duration>,
 }
 
-/// Turns chunks into events.
+/// Decodes chunks into events.
 ///
-/// A browser drops an event without data. This one hands it on if it has an `id` or a `retry`,
-/// because a legacy server primes a stream with such an event (2025-11-25, *Transports*: the client
-/// can then resume before the first message). An event that the end of the stream cuts off is
-/// dropped, as in a browser.
+/// A browser drops an event without data. This decoder returns it if it has an `id` or a `retry`, because a
+/// legacy server primes a stream with such an event (2025-11-25, *Transports*: the client can then resume
+/// before the first message). An event that the end of the stream cuts off is dropped, as in a browser.
 ///
-/// Never holds more than `limit` bytes of an unfinished event, counted as the lines that make it
-/// up without their ends. Comments and unknown fields are bounded one by one and not summed:
-/// a server may keep a silent stream alive with comments alone, for as long as it likes.
+/// Buffers at most `limit` bytes of an incomplete event: the sum of its lines without their ends. Comments
+/// and unknown fields are bounded one by one and not summed, because a server may keep a silent stream alive
+/// with comments for any time.
 #[derive(Debug, Default)]
 pub struct EventDecoder {
     limit: usize,
     reader: EventStreamReader,
-    /// The last chunk, and how much of it has been read.
+    /// The last chunk, and the number of its bytes that have been read.
     input: Bytes,
     read: usize,
-    /// The fields of the event that the blank line is still to come for.
+    /// The fields of the incomplete event.
     pending: PendingEvent,
-    /// Bytes of the lines that are held in `pending`.
+    /// Bytes of the lines in `pending`.
     pending_bytes: usize,
-    /// Bytes of the line that has not ended.
+    /// Bytes of the incomplete line.
     line_bytes: usize,
-    /// The limit was exceeded. Where the next event begins is unknown.
+    /// The limit was exceeded. The position of the next event is unknown.
     failed: bool,
 }
 
-/// An event grew beyond the decoder's limit.
+/// An event exceeded the decoder's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("server-sent event is larger than {limit} bytes")]
 pub struct EventTooLarge {
@@ -55,39 +54,39 @@ pub struct EventTooLarge {
 struct PendingEvent {
     id: Option<String>,
     event: Option<String>,
-    /// None before the first `data:` line. One that is empty is something else: it makes an event.
+    /// `None` before the first `data:` line. An empty line is different: it makes an event.
     data: Option<ByteJoiner>,
     retry: Option<Duration>,
-    /// The value of a line that has not ended, where it is no data.
+    /// The value of the incomplete line, except for data.
     value: Vec<u8>,
 }
 
 // === impl Decoder ===
 
 impl EventDecoder {
-    /// `limit` is in bytes. The worst case is this and one chunk for each open stream.
+    /// `limit` is in bytes. The worst case is the limit plus one chunk for each open stream.
     pub fn new(limit: usize) -> Self {
         Self { limit, ..Self::default() }
     }
 
-    /// Takes a chunk of the body. Then [`EventDecoder::next_event`] until it gives `Missing`: what is left
+    /// Takes a chunk of the body. Call [`EventDecoder::next_event`] next, until it returns `None`: the rest
     /// of an earlier chunk would be copied.
     pub fn feed(&mut self, chunk: Bytes) {
         let left = &self.input[mem::take(&mut self.read)..];
         self.input = if left.is_empty() { chunk } else { [left, &chunk].concat().into() };
     }
 
-    /// The next whole event. Where an event's data lies within one chunk it shares its allocation.
+    /// The next complete event. Data within one chunk shares its allocation.
     ///
     /// # Errors
-    /// [`EventTooLarge`]; the stream cannot be read on, and every further call says the same.
+    /// [`EventTooLarge`]; the stream cannot be read further, and every later call returns the same.
     pub fn next_event(&mut self) -> Result<Option<SseEvent>, EventTooLarge> {
         while let Some((part, length)) = self.reader.next(&self.input[self.read..]) {
             let from = self.read;
             self.read += length;
             if matches!(part, StreamToken::Name | StreamToken::Field(_) | StreamToken::Value(_)) {
                 self.line_bytes += length;
-                // The outcome depends on the line alone, not on how it was cut into chunks.
+                // The result depends only on the line, not on its chunks.
                 if self.failed || self.pending_bytes + self.line_bytes > self.limit {
                     return Err(self.fail());
                 }
@@ -146,7 +145,7 @@ impl PendingEvent {
         }
     }
 
-    /// The line has ended. Whether anything of it is held.
+    /// Ends the line; returns whether any of it is kept.
     fn end_line(&mut self, field: SseField) -> bool {
         let value = mem::take(&mut self.value);
         match field {
@@ -157,13 +156,13 @@ impl PendingEvent {
                 Some(retry) => self.retry = Some(retry),
                 None => return false,
             },
-            // An id with NUL is none.
+            // An id with NUL is ignored.
             SseField::Id | SseField::Other => return false,
         }
         true
     }
 
-    /// The event, unless nothing was said but at most its name.
+    /// The event, unless it has at most an event name.
     fn dispatch(self) -> Option<SseEvent> {
         let Self { id, event, data, retry, value: _ } = self;
         if data.is_none() && id.is_none() && retry.is_none() {
@@ -173,13 +172,12 @@ impl PendingEvent {
     }
 }
 
-/// Streams are UTF-8; what is not, is replaced, not refused.
+/// Streams are UTF-8; invalid sequences are replaced, not refused.
 fn text(value: Vec<u8>) -> String {
     String::from_utf8(value).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-/// What `retry` says: digits and nothing else. A number beyond 64 bits is no wait anyone means, and is
-/// ignored too.
+/// The value of `retry`: only digits. A number beyond 64 bits is ignored, too.
 pub(super) fn milliseconds(value: &[u8]) -> Option<Duration> {
     let digits = value.iter().all(u8::is_ascii_digit);
     let number = std::str::from_utf8(value).ok().filter(|_| digits)?;
@@ -196,7 +194,7 @@ mod tests {
         SseEvent { data: Bytes::from_static(data.as_bytes()), ..SseEvent::default() }
     }
 
-    /// All events of a stream that arrives in these chunks, and whether it ended in an error.
+    /// All events of a stream in these chunks, and whether it ended in an error.
     fn decode<'a>(
         limit: usize,
         chunks: impl IntoIterator<Item = &'a [u8]>,
@@ -276,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_makes_no_sense_is_ignored() {
+    fn an_invalid_field_is_ignored() {
         let text = "id: a\0b\nretry: 5s\nretry: -1\nretry:\nretry: 99999999999999999999999\nwhat: x\n";
         assert_eq!(events(&format!("{text}\n{text}Data: y\ndata: x\n\n")), [data("x")]);
     }

@@ -1,35 +1,36 @@
-//! One answer on its way, of which one message is changed.
+//! Edits one message of a response stream.
 
 use super::{EventSplitter, SseField, StreamPiece, byte_joiner::ByteJoiner};
 use crate::protocol::{Frame, Kind};
 use bytes::Bytes;
 
-/// Changes the response in an event stream as it goes by.
+/// Edits the response in an event stream as it is relayed.
 ///
-/// All other bytes are those of the server: its comments, ids, event names and line ends. An event is
-/// held until its end, for it cannot be known before what it says; most come in one chunk.
+/// All other bytes are those of the server: comments, ids, event names and line ends. An event is buffered
+/// until its end, because its message is not known before; most arrive in one chunk.
 #[derive(Debug)]
 pub struct ResponseEditor {
     events: EventSplitter,
-    /// Every response is looked at, and not the first alone.
+    /// Every response is edited, not only the first.
     edits_all: bool,
 }
 
 // === impl Editor ===
 
 impl ResponseEditor {
-    /// `limit` is for one event, in bytes: a larger one goes by unread, and what follows too.
+    /// `limit` is for one event, in bytes: a larger event, and the rest of the stream, is passed through
+    /// unparsed.
     pub fn new(limit: usize) -> Self {
         Self { events: EventSplitter::new(limit), edits_all: false }
     }
 
-    /// As [`ResponseEditor::new`], for a stream that may hold several responses: `edit` is asked for each.
+    /// An editor for a stream that may contain several responses: `edit` is called for each.
     pub fn for_all_responses(limit: usize) -> Self {
         Self { edits_all: true, ..Self::new(limit) }
     }
 
-    /// Takes the next chunk; gives what can go on. Nothing is not the end of it. `edit` says what the
-    /// first response with a result becomes, or nothing where it stays as it is; it is asked once.
+    /// Takes the next chunk; returns the bytes to forward, possibly none. `edit` returns the new text of the
+    /// first response with a result, or `None` to keep it; it is called once.
     pub fn feed(&mut self, chunk: Bytes, mut edit: impl FnMut(&Frame) -> Option<Bytes>) -> Bytes {
         self.events.feed(chunk);
         let mut out = ByteJoiner::default();
@@ -37,7 +38,7 @@ impl ResponseEditor {
             let response = event.message().filter(|frame| matches!(frame.kind(), Kind::Success { .. }));
             let edited = response.and_then(|response| {
                 if !self.edits_all {
-                    // What follows does not wait for its end.
+                    // Later events are not buffered.
                     self.events.stop_splitting();
                 }
                 edit(&response)
@@ -47,32 +48,32 @@ impl ResponseEditor {
         out.into()
     }
 
-    /// The stream has ended: what was held of it.
+    /// Returns the buffered bytes at the end of the stream.
     pub fn finish(&mut self) -> Bytes {
         self.events.take_buffered()
     }
 
-    /// The stream goes on elsewhere, where the event comes again that has not ended.
+    /// Drops the incomplete event: the stream was resumed, and the event arrives again.
     pub fn restart_event(&mut self) {
         self.events.restart_event();
     }
 }
 
-/// The event with this for its data.
+/// The event with `message` as its data.
 fn with_message(event: &StreamPiece, message: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(event.bytes.len() + message.len());
     let mut message = Some(message);
     for line in event.lines() {
         if line.field != Some(SseField::Data) {
-            // The line before may have ended otherwise than the one that is left out here: its CR would take
-            // a blank line's LF for its own.
+            // The line before may have another line end than the removed line: its CR would merge with a
+            // blank line's LF.
             if line.field.is_none() && line.end == b"\n" && out.ends_with(b"\r") {
                 out.push(b'\n');
             }
             out.extend_from_slice(line.text);
             out.extend_from_slice(line.end);
         } else if let Some(message) = message.take() {
-            // A line break in it was one between its data lines.
+            // A line break in the message was one between its data lines.
             for part in message.split(|&byte| byte == b'\n') {
                 out.extend_from_slice(b"data: ");
                 out.extend_from_slice(part);
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_response_that_stays_as_it_is_keeps_its_place() {
+    fn events_after_an_unchanged_response_keep_their_order() {
         let mut editor = ResponseEditor::new(1 << 20);
         let mut out =
             editor.feed(Bytes::from_static(b"data: {\"id\":1,\"result\":{}}\n\nda"), |_| None).to_vec();
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_changed_goes_by_as_it_is() {
+    fn unchanged_events_are_passed_through() {
         let mut editor = ResponseEditor::new(1 << 20);
         let out = editor.feed(Bytes::from_static(STREAM.as_bytes()), |_| None);
         assert_eq!([&out[..], &editor.finish()[..]].concat(), STREAM.as_bytes());

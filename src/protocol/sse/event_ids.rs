@@ -1,30 +1,30 @@
-//! Ids for the events of a stream that has none.
+//! Assigns ids to the events of a stream that has none.
 
 use super::EventSplitter;
 use bytes::Bytes;
 use std::fmt;
 
-/// Puts an id in front of each event that says something. A stream whose server gives ids itself is left
-/// as it is from the first one on.
+/// Adds an id to each event with data. A stream whose server sends ids is left unchanged from the first id
+/// on.
 #[derive(Debug)]
 pub struct EventIdAssigner {
     next: EventId,
     events: EventSplitter,
-    /// The client knows events without data.
+    /// The client's revision has events without data.
     primes: bool,
 }
 
-/// An event with its id, or bytes that have none.
+/// An event with its id, or bytes without one.
 #[derive(Clone, Debug)]
 pub struct NumberedEvent {
     pub bytes: Bytes,
-    /// That of the id that we gave it, so that it can be delivered again.
+    /// The number of the assigned id, by which the event can be delivered again.
     pub number: Option<u64>,
-    /// Without an id, it tells readers something all the same: it cannot be delivered again.
+    /// The bytes have no id but contain a message: it cannot be delivered again.
     pub is_unnumbered_message: bool,
 }
 
-/// An id of ours: `deferral-STREAM-NUMBER`.
+/// An id of the proxy: `deferral-STREAM-NUMBER`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventId {
     pub stream: [u8; 16],
@@ -36,38 +36,39 @@ const PREFIX: &str = "deferral-";
 // === impl Minter ===
 
 impl EventIdAssigner {
-    /// For the stream of this name. `primes` is whether the client knows events without data; `limit` is
-    /// for one event, in bytes: a larger one goes by without an id, and what follows too.
+    /// Assigns ids for the stream with this name. `primes` is whether the client's revision has events
+    /// without data; `limit` is for one event, in bytes: a larger event, and the rest of the stream, gets no
+    /// ids.
     pub fn new(stream: [u8; 16], primes: bool, limit: usize) -> Self {
         let next = EventId { stream, number: 0 };
         Self { next, events: EventSplitter::new(limit), primes }
     }
 
-    /// Takes the next chunk; gives what can be told of it.
+    /// Takes the next chunk; returns what can be delivered.
     pub fn feed(&mut self, chunk: Bytes) -> Vec<NumberedEvent> {
         self.events.feed(chunk);
-        let mut told = Vec::new();
+        let mut numbered = Vec::new();
         while let Some(event) = self.events.next_piece() {
             if event.has_id {
                 self.events.stop_splitting();
             }
             if event.has_id || !event.has_data() {
                 let is_unnumbered_message = event.may_have_data();
-                told.push(NumberedEvent { bytes: event.bytes, number: None, is_unnumbered_message });
+                numbered.push(NumberedEvent { bytes: event.bytes, number: None, is_unnumbered_message });
                 continue;
             }
             if std::mem::take(&mut self.primes) {
-                told.push(self.assign_id(b"data: \n\n"));
+                numbered.push(self.assign_id(b"data: \n\n"));
             }
-            told.push(self.assign_id(&event.bytes));
+            numbered.push(self.assign_id(&event.bytes));
         }
-        told
+        numbered
     }
 
-    /// What is left when the stream has ended.
+    /// Returns the buffered bytes at the end of the stream.
     pub fn finish(&mut self) -> Option<NumberedEvent> {
         let bytes = self.events.take_buffered();
-        // Readers pass over an event that has not ended.
+        // Readers ignore an incomplete event.
         (!bytes.is_empty()).then_some(NumberedEvent { bytes, number: None, is_unnumbered_message: false })
     }
 
@@ -101,7 +102,7 @@ impl fmt::Display for EventId {
 mod tests {
     use super::*;
 
-    fn told(stream: &'static str) -> Vec<Bytes> {
+    fn numbered(stream: &'static str) -> Vec<Bytes> {
         let minted = EventIdAssigner::new([7; 16], false, 99).feed(Bytes::from_static(stream.as_bytes()));
         minted.into_iter().map(|minted| minted.bytes).collect()
     }
@@ -110,14 +111,14 @@ mod tests {
 
     #[test]
     fn an_id_stands_behind_a_byte_order_mark() {
-        assert_eq!(told("\u{feff}data: x\n\n"), ["\u{feff}".to_owned(), format!("{ID}data: x\n\n")]);
+        assert_eq!(numbered("\u{feff}data: x\n\n"), ["\u{feff}".to_owned(), format!("{ID}data: x\n\n")]);
         let apart = ["\u{feff}".to_owned(), "\n".to_owned(), format!("{ID}data: x\n\n")];
-        assert_eq!(told("\u{feff}\ndata: x\n\n"), apart, "not away from its event");
+        assert_eq!(numbered("\u{feff}\ndata: x\n\n"), apart, "not away from its event");
     }
 
     #[test]
     fn an_event_whose_last_byte_is_a_cr_gets_its_id_and_does_not_wait() {
-        assert_eq!(told("data: x\r\r"), [format!("{ID}data: x\r\r")]);
+        assert_eq!(numbered("data: x\r\r"), [format!("{ID}data: x\r\r")]);
     }
 
     #[test]

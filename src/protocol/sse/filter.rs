@@ -1,10 +1,10 @@
-//! A stream without some of its messages.
+//! Removes messages from a stream.
 
 use super::{EventSplitter, SseField, StreamPiece, byte_joiner::ByteJoiner};
 use crate::protocol::Frame;
 use bytes::Bytes;
 
-/// Takes messages out of an event stream, and lets all else go by.
+/// Removes messages from an event stream, and passes everything else through.
 #[derive(Debug)]
 pub struct MessageFilter {
     events: EventSplitter,
@@ -13,13 +13,14 @@ pub struct MessageFilter {
 // === impl Sieve ===
 
 impl MessageFilter {
-    /// `limit` is for one event, in bytes: a larger one goes by unread, and what follows too.
+    /// `limit` is for one event, in bytes: a larger event, and the rest of the stream, is passed through
+    /// unparsed.
     pub fn new(limit: usize) -> Self {
         Self { events: EventSplitter::new(limit) }
     }
 
-    /// Takes the next chunk; gives what goes on. `looks` says whether an event that has not ended is worth
-    /// holding; `takes`, whether a message is taken out.
+    /// Takes the next chunk; returns the bytes to forward. `looks` returns whether an incomplete event must
+    /// be buffered; `takes`, whether a message is removed.
     pub fn feed(
         &mut self,
         chunk: Bytes,
@@ -38,14 +39,14 @@ impl MessageFilter {
         out.into()
     }
 
-    /// The stream has ended: what was held of it.
+    /// Returns the buffered bytes at the end of the stream.
     pub fn finish(&mut self) -> Bytes {
         self.events.take_buffered()
     }
 }
 
-/// What is left of an event that was taken: its id, by which the client takes the stream up again, and
-/// whatever else is not said to it.
+/// The rest of an event whose message was removed: its id, from which the client resumes the stream, and all
+/// lines but its data and name.
 fn without_message(event: &StreamPiece) -> Bytes {
     let mut out = Vec::new();
     for line in event.lines() {
@@ -70,7 +71,7 @@ mod tests {
     const MESSAGE: &str = r#"{"method":"m"}"#;
 
     #[test]
-    fn an_event_that_is_taken_leaves_its_id_behind() {
+    fn a_removed_event_leaves_its_id() {
         for (event, left) in [
             ("data: M\n\n", ""),
             ("event: message\r\ndata: M\r\ndata: \r\n\r\n", ""),

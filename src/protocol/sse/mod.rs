@@ -1,21 +1,21 @@
-//! Event streams (WHATWG HTML, *Server-sent events*), as they come: a chunk at a time.
+//! Event streams (WHATWG HTML, *Server-sent events*), processed chunk by chunk.
 //!
-//! A stream is lines; a line is a field, a comment, or blank, and a blank line ends an event. Lines end in
-//! CR, LF or CR LF, before the first a byte order mark may stand, and a chunk may end anywhere: in a
-//! field's name, in the mark, between the CR and the LF. One [`EventStreamReader`] knows all that. It says what the
-//! next bytes of a chunk are, holds none of them, and looks at each once; whatever is done with a stream is
-//! done with what it says:
+//! A stream consists of lines. A line is a field, a comment, or blank, and a blank line ends an event. Lines
+//! end in CR, LF or CR LF, a byte order mark may stand before the first, and a chunk may end anywhere: in a
+//! field's name, in the mark, between the CR and the LF. One [`EventStreamReader`] implements all that. It
+//! classifies the next bytes of a chunk, buffers none of them, and looks at each once. The other types are
+//! built on it:
 //!
-//! | file | for whom | what is held |
+//! | file | purpose | buffers |
 //! |---|---|---|
-//! | `decode` | who wants the events: [`EventDecoder`] | the event that has not ended |
-//! | `observer` | who only passes the bytes on, and must know what they say: [`StreamObserver`] | a few bytes of state |
-//! | `splitter` | who passes on whole events, or their messages changed: [`EventSplitter`] | the event that has not ended |
-//! | `edit` | who changes the response: [`ResponseEditor`] | the same |
-//! | `filter` | who takes messages out: [`MessageFilter`] | the same, while there is something to look for |
-//! | `event_ids` | who gives events ids: [`EventIdAssigner`] | the same |
+//! | `decode` | reads the events: [`EventDecoder`] | the incomplete event |
+//! | `observer` | observes a stream that is relayed: [`StreamObserver`] | a few bytes of state |
+//! | `splitter` | splits a stream into whole events: [`EventSplitter`] | the incomplete event |
+//! | `edit` | edits the response: [`ResponseEditor`] | the same |
+//! | `filter` | removes messages: [`MessageFilter`] | the same, while there is a message to look for |
+//! | `event_ids` | assigns ids to events: [`EventIdAssigner`] | the same |
 //!
-//! What lies within one chunk is given as a slice of it ([`byte_joiner`]): a message on a single `data:` line,
+//! Data within one chunk is returned as a slice of it ([`byte_joiner`]): a message on a single `data:` line,
 //! and an event that is not changed, are not copied.
 
 mod byte_joiner;
@@ -37,26 +37,26 @@ pub use splitter::{EventSplitter, StreamPiece};
 
 use bytes::Bytes;
 
-/// May stand before the first line of a stream.
+/// An optional prefix of a stream, before its first line.
 pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A comment, which keeps a silent stream alive.
 pub const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 
-/// An event's data with U+FFFD for each sequence that is no UTF-8, where there is one: so readers decode a stream
+/// The data with U+FFFD for each invalid UTF-8 sequence, if there is one: readers decode a stream this way
 /// (WHATWG HTML, *Parsing an event stream*).
 pub fn decode_lossy(data: &[u8]) -> Option<Bytes> {
     std::str::from_utf8(data).is_err().then(|| String::from_utf8_lossy(data).into_owned().into())
 }
 
-/// One message as an event: a single `data:` line. `json` holds no line break
+/// One message as an event: a single `data:` line. `json` contains no line break
 /// ([`super::frame::to_single_line`]).
 pub fn message(json: &[u8]) -> Bytes {
     debug_assert!(memchr::memchr2(b'\n', b'\r', json).is_none(), "a message is on one line");
     [b"data: ", json, b"\n\n"].concat().into()
 }
 
-/// The message in an event that [`message`] has made.
+/// The message in an event that [`message`] has written.
 pub fn data(event: &Bytes) -> Option<Bytes> {
     let end = event.len().checked_sub(2)?;
     event.starts_with(b"data: ").then(|| event.slice(b"data: ".len()..end))

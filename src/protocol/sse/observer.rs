@@ -1,46 +1,45 @@
-//! Watches an event stream go by without keeping any of it.
+//! Observes an event stream that is relayed, without buffering it.
 //!
-//! Whoever passes a server's bytes on still has to know three things about them: whether the
-//! response has gone by, where the stream can be taken up again if it breaks, and whether a comment
-//! could be put in here. A [`StreamObserver`] knows them from a few bytes of state, and the last event's id,
-//! however the stream is cut into chunks and however large its messages are. It looks into a
-//! message only until a top-level member tells what it is, which servers write first.
+//! A relay needs three facts about a stream: whether the response has passed, from which event the stream can
+//! be resumed after a break, and whether a comment can be inserted here. A [`StreamObserver`] derives them
+//! from a few bytes of state and the last event's id, however the stream is chunked and however large its
+//! messages are. It reads a message only until a top-level member determines its kind; servers write that
+//! member first.
 
 use super::{EventStreamReader, SseField, StreamToken, decode::milliseconds};
 use crate::protocol::message_kind::{KindSniffer, MessageKind};
 use std::{collections::VecDeque, mem, time::Duration};
 
-/// An event stream as it goes by.
+/// The state of an event stream that is relayed.
 #[derive(Clone, Debug, Default)]
 pub struct StreamObserver {
     reader: EventStreamReader,
-    /// What the event's data is.
+    /// Detects the kind of the current event's message.
     sniffer: KindSniffer,
-    /// Where the stream can be taken up again; none while no event has had an id, or the server named a
-    /// pause.
+    /// The ids for resumption; `None` until an event has an id or the server sends `retry`.
     event_ids: Option<Box<EventIdTracker>>,
     response: Option<MessageKind>,
-    /// A message has gone by since this was last asked.
+    /// A message has passed since the flag was last taken.
     has_message: bool,
-    /// What the server notifies and asks, where somebody wants to know.
+    /// The notifications and requests of the server, if they are collected.
     collector: Option<Box<MessageCollector>>,
 }
 
-/// What is needed to take up a stream that broke.
+/// The ids and the delay for the resumption of a stream.
 #[derive(Clone, Debug, Default)]
 struct EventIdTracker {
-    /// The id of the last event that had one, if it is one to resume from.
+    /// The id of the last event that had one, if it can be resumed from.
     last: Option<Vec<u8>>,
     /// The ids before it, the oldest first.
     earlier: VecDeque<Vec<u8>>,
-    /// That of the event that is going by, where it has one.
+    /// The id of the current event, if it has one.
     of_event: Option<Vec<u8>>,
     value: PartialValue,
-    /// How long the server wants to be left alone before.
+    /// The server's delay before a resumption.
     retry: Option<Duration>,
 }
 
-/// The value of the line that is going by, as far as it has come.
+/// The value of the current line, as far as it has arrived.
 #[derive(Clone, Debug, Default)]
 struct PartialValue {
     value: Vec<u8>,
@@ -50,35 +49,36 @@ struct PartialValue {
 /// The messages of a stream that are no responses.
 #[derive(Clone, Debug, Default)]
 struct MessageCollector {
-    /// The data so far of the event that is going by.
+    /// The data of the current event so far.
     data: Vec<u8>,
     messages: Vec<Vec<u8>>,
 }
 
-/// Longer messages are heard without their bytes.
+/// The maximum size of a collected message; a longer one is collected without its bytes.
 const NOTE: usize = 16 << 10;
 
-/// A client may have lost the last events that were sent to it: it comes back behind one of so many before them.
+/// The number of earlier ids that are kept: a client may have lost the last events and resume before them.
 const EARLIER: usize = 8;
 
-/// Longer ids are cut off here: a client may resume from one, nobody else can.
+/// The maximum length of an id from which the proxy can resume; a longer one is truncated, and only its
+/// client can resume from it.
 const ID: usize = 1 << 10;
 
 // === impl Watch ===
 
 impl StreamObserver {
-    /// Keeps what the server notifies and asks until it is taken ([`StreamObserver::take_messages`]).
+    /// An observer that collects the server's notifications and requests ([`StreamObserver::take_messages`]).
     pub fn collecting_messages() -> Self {
         Self { collector: Some(Box::default()), ..Self::default() }
     }
 
-    /// The notifications and requests that have gone by since this was last asked, their events' ends
-    /// included. One of more than 16 KiB is empty here.
+    /// The notifications and requests that have passed, with the ends of their events, since the last call. A
+    /// message of more than 16 KiB is empty.
     pub fn take_messages(&mut self) -> Vec<Vec<u8>> {
         self.collector.as_mut().map(|notes| mem::take(&mut notes.messages)).unwrap_or_default()
     }
 
-    /// Takes the next chunk of the stream.
+    /// Observes the next chunk of the stream.
     pub fn observe(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
         while let Some((part, length)) = self.reader.next(rest) {
@@ -86,7 +86,7 @@ impl StreamObserver {
             rest = after;
             match part {
                 StreamToken::Value(SseField::Data) => self.observe_data(piece),
-                // A line break between two lines of it.
+                // A line break between two data lines.
                 StreamToken::End(SseField::Data) => self.observe_data(b"\n"),
                 StreamToken::Field(SseField::Id | SseField::Retry) => {
                     self.event_ids_mut().value = PartialValue::default()
@@ -96,7 +96,7 @@ impl StreamObserver {
                 }
                 StreamToken::End(SseField::Id) => {
                     let anchor = self.event_ids_mut();
-                    // Readers pass over one with NUL, and an id before it in its event stands.
+                    // Readers ignore an id with NUL, and keep an id before it in the same event.
                     if !anchor.value.has_nul {
                         anchor.of_event = Some(mem::take(&mut anchor.value.value));
                     }
@@ -116,34 +116,34 @@ impl StreamObserver {
         }
     }
 
-    /// The first response that has gone by, its event's end included.
+    /// The kind of the first response that has passed, with the end of its event.
     pub fn response(&self) -> Option<MessageKind> {
         self.response
     }
 
-    /// Whether the stream can be taken up again after what has gone by: an event had an id.
+    /// Whether the stream can be resumed: an event had an id.
     pub fn is_resumable(&self) -> bool {
         self.event_ids.as_ref().is_some_and(|anchor| anchor.last.is_some())
     }
 
-    /// The id after which the stream can be taken up again by somebody else than its client; none where
-    /// it cannot, or the id is longer than 1 KiB.
+    /// The id after which the proxy can resume the stream; `None` if it cannot, or if the id is longer than 1
+    /// KiB.
     pub fn last_id(&self) -> Option<&[u8]> {
         let last = self.event_ids.as_ref()?.last.as_deref()?;
         (last.len() <= ID).then_some(last)
     }
 
-    /// The ids of the last events before that, of eight at most.
+    /// The ids of up to eight events before the last one.
     pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
         self.event_ids.iter().flat_map(|anchor| anchor.earlier.iter().map(Vec::as_slice))
     }
 
-    /// How long the server wants to be left alone before the stream is taken up, where it said so.
+    /// The delay that the server asked for before a resumption.
     pub fn retry(&self) -> Option<Duration> {
         self.event_ids.as_ref()?.retry
     }
 
-    /// The stream goes on after the event of this id.
+    /// The stream continues after the event with this id.
     pub fn resume_after(&mut self, id: &[u8]) {
         self.event_ids_mut().last = Some(id[..id.len().min(ID + 1)].to_vec());
     }
@@ -152,15 +152,14 @@ impl StreamObserver {
         self.event_ids.get_or_insert_default()
     }
 
-    /// Whether an event would begin here, so that one of our own can be put in.
+    /// Whether the proxy's own event can be inserted here.
     pub fn is_between_events(&self) -> bool {
         self.reader.is_between_events()
     }
 
-    /// Gives up an event that was cut off, of which no more will come: it is none of the stream's. What is
-    /// given has to come before anything else then; mostly it is nothing. It ends the event in a way that
-    /// makes readers drop it, for it becomes one of a kind that nobody listens for. An id that it may have
-    /// had is taken back, so that its reader comes back for it.
+    /// Abandons an event that was cut off and will not be completed. The returned bytes, mostly none, must be
+    /// sent before anything else. They end the event such that readers drop it: it gets an event name that no
+    /// reader knows. An id in the cut-off event is reset, so that its reader resumes before it.
     pub fn abandon_event(&mut self) -> Vec<u8> {
         let mut void = Vec::new();
         if self.is_between_events() {
@@ -172,7 +171,7 @@ impl StreamObserver {
         }
         let of_event = self.event_ids.as_mut().and_then(|anchor| anchor.of_event.take());
         let last = self.event_ids.as_ref().and_then(|anchor| anchor.last.as_deref()).unwrap_or_default();
-        // One that was cut off here cannot be given back.
+        // A truncated id cannot be restored.
         if (of_event.is_some() || line == Some(SseField::Id)) && last.len() <= ID {
             void.extend_from_slice(&[b"id: ", last, b"\n"].concat());
         }
@@ -185,7 +184,7 @@ impl StreamObserver {
         void
     }
 
-    /// Whether a message has gone by since this was last asked, its event's end included.
+    /// Whether a message has passed, with the end of its event, since the last call.
     pub fn take_has_message(&mut self) -> bool {
         mem::take(&mut self.has_message)
     }
@@ -226,7 +225,7 @@ impl StreamObserver {
 impl PartialValue {
     fn append(&mut self, piece: &[u8]) {
         self.has_nul |= memchr::memchr(0, piece).is_some();
-        // One more than fits tells that there was more.
+        // One byte more than the limit records that the id is longer.
         let room = ID + 1 - self.value.len();
         self.value.extend_from_slice(&piece[..piece.len().min(room)]);
     }
@@ -235,7 +234,7 @@ impl PartialValue {
 // === impl Notes ===
 
 impl MessageCollector {
-    /// `kind` is what the message is, as far as is known.
+    /// `gist` is the kind of the message, if known.
     fn append(&mut self, piece: &[u8], gist: Option<MessageKind>) {
         if matches!(gist, None | Some(MessageKind::Method)) && self.data.len() <= NOTE {
             self.data.extend_from_slice(&piece[..piece.len().min(NOTE + 1 - self.data.len())]);
@@ -291,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_with_an_id_can_be_taken_up_again() {
+    fn a_stream_with_an_id_is_resumable() {
         assert!(!watched("data: x\n\n").is_resumable());
         assert!(!watched("id: 7\n").is_resumable(), "the event has not ended");
         assert!(watched("id: 7\ndata:\n\n").is_resumable());
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_after_what_and_when_a_stream_can_be_taken_up() {
+    fn the_last_id_and_the_retry_delay_of_a_stream_are_known() {
         let of = |stream: &str| {
             let watch = watched(stream);
             (watch.last_id().map(<[u8]>::to_vec), watch.retry().map(|pause| pause.as_millis()))
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_hears_what_the_server_notifies_and_asks() {
+    fn a_collecting_observer_returns_notifications_and_requests() {
         let long = format!("data: {{\"method\":\"l\",\"params\":\"{}\"}}\n\n", "x".repeat(NOTE));
         let stream = format!(
             "id: 1\ndata:\n\ndata: {{\"method\":\ndata: \"n\"}}\n\n{long}: c\n\ndata: {{\"id\":1,\"result\":{{}}}}\n\ndata: {{\"method\":\"cut\"}}\n"
@@ -348,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn something_can_be_put_in_between_events_only() {
+    fn events_can_be_inserted_only_between_events() {
         for (stream, between) in [
             ("", true),
             ("data: x\n\n", true),
@@ -364,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_was_cut_off_is_voided() {
+    fn an_event_that_was_cut_off_is_abandoned() {
         for cut in ["data: {\"id\":1,\"res", "data: {}\n", "dat", "event: message\ndata: {}", "id: 3", ": c"]
         {
             let mut decoder = EventDecoder::new(1024);
@@ -385,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_id_of_an_event_that_was_cut_off_is_taken_back() {
+    fn the_id_of_an_event_that_was_cut_off_is_reset() {
         for cut in ["id: b", "id", "id:b\ndata: {\"result\":1}\n", "id: b\rdata: {\"result\":1}"] {
             for (before, last) in [("id: a\n\n", Some(&b"a"[..])), ("data: x\n\n", None)] {
                 let mut watch = watched(&format!("{before}{cut}"));
@@ -405,7 +404,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_stream_is_seen_as_the_decoder_reads_it(
+        fn the_observer_agrees_with_the_decoder(
             pieces in prop::collection::vec(
                 prop::sample::select(vec![
                     "data:", "data: ", "data", "id:", "id: 1", "id", "event:e", ":", "\n", "\n", "\r\n", "\r", "\n\n",
@@ -436,7 +435,8 @@ mod tests {
                     }
                 }
             }
-            // What is no JSON the decoder's reader refuses, and a glance may still find something in.
+            // The decoder's reader refuses bytes that are no JSON, in which a sniffer may still detect a
+            // kind.
             if response.is_some() {
                 prop_assert!(watch.response().is_some(), "{}", stream);
             }

@@ -1,35 +1,35 @@
-//! What the bytes of an event stream are, however they are cut into chunks.
+//! Classifies the bytes of an event stream, however they are chunked.
 //!
-//! The one place that knows lines, fields and their ends (WHATWG HTML, *Parsing an event stream*).
-//! Everybody else takes [`StreamToken`]s: each says what the next bytes of the chunk are, and how many. A part
-//! ends where the chunk ends at the latest, so a value may come in several.
+//! The only implementation of lines, fields and their ends (WHATWG HTML, *Parsing an event stream*).
+//! Everything else uses [`StreamToken`]s: each classifies the next bytes of the chunk. A token ends at the
+//! end of the chunk at the latest, so a value may consist of several.
 
 use super::BYTE_ORDER_MARK;
 
-/// What has been read of a stream. Holds none of its bytes.
+/// The position in a stream. Holds none of its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EventStreamReader {
     place: LinePosition,
-    /// The last byte was a CR that ended a line; an LF right behind it belongs to it.
+    /// The last byte was a CR that ended a line; a following LF belongs to it.
     after_cr: bool,
-    /// The place is over where a byte order mark may stand.
+    /// The place for a byte order mark has passed.
     has_begun: bool,
     in_event: bool,
 }
 
-/// What the next bytes are.
+/// The class of the next bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamToken {
-    /// The byte order mark, which belongs to no event. What has come of it before was taken for a name.
+    /// The byte order mark, which belongs to no event. Its bytes in earlier chunks were classified as a name.
     Mark,
-    /// The LF of a CR LF whose CR has been a line's end already, because no more had come.
+    /// The LF of a CR LF whose CR, at the end of a chunk, has already ended the line.
     LineFeed,
-    /// Of the name of a field, or between it and the value.
+    /// Part of a field name, or of the separator behind it.
     Name,
-    /// The same, and now it is known which field this is. Each line that is not blank has one of these,
-    /// perhaps of no bytes.
+    /// The end of a field name, when the field is known. Each line that is not blank has one of these,
+    /// possibly without bytes.
     Field(SseField),
-    /// Of the field's value.
+    /// Part of the field's value.
     Value(SseField),
     /// The end of the field's line.
     End(SseField),
@@ -37,27 +37,26 @@ pub enum StreamToken {
     Blank,
 }
 
-/// What a line says.
+/// The field of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SseField {
     Data,
     Event,
     Id,
     Retry,
-    /// Nothing that readers listen to: a comment, or a field they do not know.
+    /// A comment or an unknown field, which readers ignore.
     Other,
 }
 
-/// Where in its line the next byte stands.
+/// The position of the next byte in its line.
 #[derive(Clone, Copy, Debug)]
 enum LinePosition {
-    /// The line has begun with so many bytes of this field's name; or, if that is `Other`, with something
-    /// else.
+    /// The line has begun with `seen` bytes of this field's name; for `Other`, with anything else.
     Name {
         begins: SseField,
         seen: u8,
     },
-    /// Behind the colon: one space is not the value's.
+    /// Behind the colon: one space is not part of the value.
     Space(SseField),
     Value(SseField),
 }
@@ -65,12 +64,12 @@ enum LinePosition {
 // === impl Reader ===
 
 impl EventStreamReader {
-    /// Of what follows the beginning of a stream: there is no byte order mark.
+    /// A reader for the continuation of a stream: a byte order mark is not recognised.
     pub fn after_start() -> Self {
         Self { has_begun: true, ..Self::default() }
     }
 
-    /// What the next bytes of `chunk` are, and how many; nothing once there are none.
+    /// Classifies the next bytes of `chunk`, with their number; `None` if none are left.
     #[inline(always)]
     pub fn next(&mut self, chunk: &[u8]) -> Option<(StreamToken, usize)> {
         let first = *chunk.first()?;
@@ -112,17 +111,17 @@ impl EventStreamReader {
         })
     }
 
-    /// The stream goes on with a new line, and with a new event.
+    /// Continues with a new line and a new event.
     pub fn restart_event(&mut self) {
         *self = Self::after_start();
     }
 
-    /// Whether an event would begin here.
+    /// Whether the next byte would begin an event.
     pub fn is_between_events(&self) -> bool {
         !self.in_event
     }
 
-    /// What the line would say that has begun and has not ended, if it ended here.
+    /// The field of the incomplete line, if it ended here.
     pub fn unfinished_line(&self) -> Option<SseField> {
         match self.place {
             LinePosition::Name { seen: 0, .. } => None,
@@ -131,8 +130,8 @@ impl EventStreamReader {
         }
     }
 
-    /// What may stand between a line's end and the next line: the other half of the end, or at the
-    /// beginning of the stream the byte order mark or as much of one as has come.
+    /// Bytes that may stand between a line end and the next line: the LF of a CR LF, or at the beginning of
+    /// the stream the byte order mark, whole or in part.
     #[cold]
     fn line_feed_or_mark(&mut self, chunk: &[u8]) -> Option<(StreamToken, usize)> {
         if std::mem::take(&mut self.after_cr) && chunk[0] == b'\n' {
@@ -157,7 +156,7 @@ impl EventStreamReader {
         Some((StreamToken::Name, common))
     }
 
-    /// A name that is cut, or none of those we know.
+    /// Reads a name that is incomplete or unknown.
     fn name(&mut self, chunk: &[u8], begins: SseField, seen: u8) -> (StreamToken, usize) {
         let end = memchr::memchr3(b':', b'\n', b'\r', chunk).unwrap_or(chunk.len());
         let (begins, seen) = begins.extend_name(seen, &chunk[..end]);
@@ -168,7 +167,7 @@ impl EventStreamReader {
         (StreamToken::Name, end)
     }
 
-    /// The name has ended with its colon, before this place.
+    /// The name has ended with its colon, before `colon`.
     #[inline]
     fn field(&mut self, field: SseField, chunk: &[u8], colon: usize) -> (StreamToken, usize) {
         let next = chunk.get(colon);
@@ -176,7 +175,7 @@ impl EventStreamReader {
         (StreamToken::Field(field), colon + usize::from(next == Some(&b' ')))
     }
 
-    /// The length of the line end that the chunk begins with.
+    /// The length of the line end at the start of the chunk.
     #[inline]
     fn line_end(&mut self, chunk: &[u8]) -> usize {
         self.after_cr = chunk == b"\r";
@@ -197,8 +196,8 @@ impl SseField {
         }
     }
 
-    /// The one whose name the chunk begins with, its colon included, and how long they are. Most names
-    /// come whole: so they need no search.
+    /// The field whose name, with its colon, begins the chunk, and their length. Most names are complete, so
+    /// they need no search.
     #[inline(always)]
     fn match_prefix(chunk: &[u8]) -> Option<(Self, usize)> {
         match chunk {
@@ -210,8 +209,7 @@ impl SseField {
         }
     }
 
-    /// What a line may say of which so many bytes begin this name, and then comes `piece`; and how many
-    /// begin it then.
+    /// The field and the number of its bytes, after `seen` bytes of this name and then `piece`.
     fn extend_name(self, seen: u8, piece: &[u8]) -> (Self, u8) {
         let field = match (seen, piece.first()) {
             (0, Some(b'd')) => Self::Data,
@@ -227,7 +225,7 @@ impl SseField {
         }
     }
 
-    /// What a line says that has no more of the name than this.
+    /// The field, if the name is complete.
     fn if_complete(self, seen: u8) -> Self {
         if usize::from(seen) == self.name().len() { self } else { Self::Other }
     }
@@ -247,8 +245,7 @@ mod tests {
     use expect_test::expect;
     use proptest::prelude::*;
 
-    /// What a stream is that comes in these chunks: each part with its bytes, and those of a name or a value
-    /// together.
+    /// The tokens of a stream in these chunks, each with its bytes; those of a name or a value are joined.
     fn parts<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<(StreamToken, String)> {
         let mut reader = EventStreamReader::default();
         let mut parts: Vec<(StreamToken, String)> = Vec::new();
@@ -266,7 +263,7 @@ mod tests {
                         *last = part;
                         bytes.push_str(&piece);
                     }
-                    // The space between, or more of the same.
+                    // The space behind the colon, or a continuation.
                     Some((StreamToken::Field(_), bytes)) if part == StreamToken::Name => {
                         bytes.push_str(&piece)
                     }
@@ -289,7 +286,7 @@ mod tests {
     #[test]
     fn a_stream_is_lines_of_fields_and_their_ends() {
         let stream = "\u{feff}data: a: b\r\nid\n:c\rdate:  x\n\n\u{feff}data\n";
-        let told: Vec<_> =
+        let lines: Vec<_> =
             parts([stream.as_bytes()]).into_iter().map(|(part, bytes)| format!("{part:?} {bytes}")).collect();
         expect![[r#"
             Mark \xef\xbb\xbf
@@ -307,7 +304,7 @@ mod tests {
             Blank \n
             Field(Other) \xef\xbb\xbfdata
             End(Other) \n"#]]
-        .assert_eq(&told.join("\n"));
+        .assert_eq(&lines.join("\n"));
     }
 
     proptest! {

@@ -1,59 +1,59 @@
-//! A stream in its events, as they were sent.
+//! Splits a stream into its events, as they were sent.
 
 use super::{EventStreamReader, SseField, StreamToken};
 use crate::protocol::Frame;
 use bytes::{Bytes, BytesMut};
 use std::{mem, ops::Range};
 
-/// Cuts a stream into its events as they were sent, line ends, comments and all.
+/// Splits a stream into its events as they were sent, with line ends and comments.
 ///
-/// Two things belong to no event, and are pieces of their own: a byte order mark before the first, and the
-/// LF of a CR LF whose CR has ended an event already, because no more had come. A CR ends an event whatever
-/// follows: perhaps nothing does, and somebody waits for it.
+/// Two things belong to no event and are pieces of their own: a byte order mark before the first event, and
+/// the LF of a CR LF whose CR has already ended an event. A CR ends an event at once, because a client may be
+/// waiting and no further byte may arrive.
 ///
-/// Holds what has come of the event that has not ended, up to a limit: a larger one goes by unread, and
-/// what follows too, in pieces as they come.
+/// Buffers the incomplete event, up to a limit. A larger event is passed through unparsed in the chunks in
+/// which it arrives, and so is the rest of the stream.
 #[derive(Debug, Default)]
 pub struct EventSplitter {
     limit: usize,
     reader: EventStreamReader,
-    /// What came of the event in earlier chunks.
+    /// The bytes of the event from earlier chunks.
     buffered: BytesMut,
-    /// What is left of the last chunk, and how much of that is the event's.
+    /// The rest of the last chunk, and how many of its bytes belong to the event.
     input: Bytes,
     read: usize,
     data: DataLines,
     has_id: bool,
-    /// Events are no longer told apart.
+    /// The rest of the stream is not split.
     is_stopped: bool,
 }
 
-/// An event, or what belongs to none.
+/// An event, or bytes that belong to no event.
 #[derive(Clone, Debug)]
 pub struct StreamPiece {
-    /// As they were sent. What lies within one chunk shares its allocation.
+    /// The bytes as they were sent. A piece within one chunk shares its allocation.
     pub bytes: Bytes,
-    /// It has an `id:` field, be its value one or not.
+    /// The event has an `id:` field, valid or not.
     pub has_id: bool,
     data: DataLines,
 }
 
-/// Where an event has its data.
+/// The position of an event's data.
 #[derive(Clone, Debug, Default)]
 enum DataLines {
     #[default]
     Absent,
     Single(Range<usize>),
-    /// On several lines.
+    /// The data is on several lines.
     Multiple,
-    /// The beginning of the event is not here.
+    /// The beginning of the event is not available.
     Unknown,
 }
 
 /// A line of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EventLine<'a> {
-    /// None of a blank one.
+    /// `None` for a blank line.
     pub(super) field: Option<SseField>,
     pub(super) text: &'a [u8],
     pub(super) value: &'a [u8],
@@ -68,13 +68,13 @@ impl EventSplitter {
         Self { limit, ..Self::default() }
     }
 
-    /// Takes a chunk of the body. Then [`EventSplitter::next_piece`] until it gives `Missing`.
+    /// Takes a chunk of the body. Call [`EventSplitter::next_piece`] next, until it returns `None`.
     pub fn feed(&mut self, chunk: Bytes) {
         debug_assert!(self.input.is_empty(), "the chunk before has been read");
         self.input = chunk;
     }
 
-    /// What has ended next.
+    /// The next complete piece.
     pub fn next_piece(&mut self) -> Option<StreamPiece> {
         while !self.is_stopped
             && let Some((part, length)) = self.reader.next(&self.input[self.read..])
@@ -106,12 +106,13 @@ impl EventSplitter {
         None
     }
 
-    /// What follows is not to be told apart any more: it goes by as it comes, what is held before it.
+    /// Stops splitting: the buffered bytes and the rest of the stream are passed through as they arrive.
     pub fn stop_splitting(&mut self) {
         self.is_stopped = true;
     }
 
-    /// Gives away what is held, once there is no next piece. The rest of that event goes by as it comes.
+    /// Returns the buffered bytes, once there is no next piece. The rest of that event is passed through as
+    /// it arrives.
     pub fn take_buffered(&mut self) -> Bytes {
         if !self.buffered.is_empty() {
             self.data = DataLines::Unknown;
@@ -119,7 +120,7 @@ impl EventSplitter {
         self.buffered.split().freeze()
     }
 
-    /// The stream goes on elsewhere, where the event comes again that has not ended.
+    /// Drops the incomplete event: the stream was resumed, and the event arrives again.
     pub fn restart_event(&mut self) {
         self.buffered.clear();
         (self.data, self.has_id) = (DataLines::default(), false);
@@ -141,7 +142,7 @@ impl EventSplitter {
 // === impl Piece ===
 
 impl StreamPiece {
-    /// The message in it, where there is one.
+    /// The message in the event, if there is one.
     pub fn message(&self) -> Option<Frame> {
         let data = match &self.data {
             DataLines::Absent | DataLines::Unknown => return None,
@@ -159,12 +160,12 @@ impl StreamPiece {
         Frame::parse(data).ok()
     }
 
-    /// Whether readers are told something by it.
+    /// Whether the event has data.
     pub fn has_data(&self) -> bool {
         matches!(self.data, DataLines::Single(_) | DataLines::Multiple)
     }
 
-    /// The same, or it is not known.
+    /// Whether the event has data, or may have.
     pub fn may_have_data(&self) -> bool {
         !matches!(self.data, DataLines::Absent)
     }
@@ -202,7 +203,7 @@ impl StreamPiece {
 // === impl Data ===
 
 impl DataLines {
-    /// Another line of it begins here, where its value does.
+    /// A data line begins; its value starts at `at`.
     fn begin_line(&mut self, at: usize) {
         *self = match self {
             Self::Absent => Self::Single(at..at),
@@ -211,7 +212,7 @@ impl DataLines {
         };
     }
 
-    /// More of the line's value, which stands here.
+    /// Extends the value of the current line.
     fn extend(&mut self, piece: Range<usize>) {
         if let Self::Single(place) = self {
             let from = if place.start == place.end { piece.start } else { place.start };
@@ -282,7 +283,7 @@ mod tests {
             for event in &events {
                 let lines = lines(event);
                 let blank = lines.iter().position(String::is_empty);
-                // One blank line, which is the last; behind its end nothing comes.
+                // The only blank line is the last line; nothing follows its end.
                 prop_assert_eq!(blank, Some(lines.len() - 2), "{:?}", event);
             }
             let lines = lines(&left);

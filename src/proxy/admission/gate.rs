@@ -1,7 +1,7 @@
-//! At most so many calls at a time; the others wait in turn, caller by caller.
+//! A limit on concurrent calls with a fair queue.
 //!
-//! Callers that wait are served in rotation, each with the call that it sent first, so that one with many calls does
-//! not keep another waiting for all of them. A caller has a bounded number of calls in the queue.
+//! Waiting callers are served in rotation, each with its oldest call, so that a caller with many calls does
+//! not delay the others by all of them. A caller has a bounded number of calls in the queue.
 
 use crate::{dialect::Principal, runtime::Mutex, telemetry::Limit};
 use std::{
@@ -13,7 +13,7 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Lets so many calls through at a time.
+/// Admits a number of calls at a time.
 pub(super) struct ConcurrencyGate {
     state: Mutex<GateState>,
 }
@@ -21,66 +21,66 @@ pub(super) struct ConcurrencyGate {
 struct GateState {
     limit: usize,
     running: usize,
-    /// The callers that have calls here, by their turns. Each is in it once.
+    /// The callers with queued calls, by turn. Each caller occurs once.
     rotation: BTreeMap<u64, Principal>,
     waiting: HashMap<Principal, CallerQueue>,
-    /// Calls that go on after input responses, and were let through before.
+    /// Calls that continue after input responses and were admitted before.
     continuing: BTreeMap<u64, QueuedCall>,
-    /// Of the next to wait.
+    /// The next sequence number.
     number: u64,
 }
 
-/// The calls of one caller that wait.
+/// The queued calls of one caller.
 struct CallerQueue {
-    /// Of the caller, in the rotation.
+    /// The caller's position in the rotation.
     turn: u64,
-    /// By the order in which they came. Never empty.
+    /// In the order of arrival. Never empty.
     waiters: BTreeMap<u64, QueuedCall>,
 }
 
 struct QueuedCall {
-    /// A batch is several calls.
+    /// The number of calls in the message: more than one for a batch.
     weight: usize,
     permit: oneshot::Sender<ConcurrencyPermit>,
 }
 
-/// Who wants through.
+/// The class of a call that requests a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdmissionClass {
-    /// A new call, where its caller has fewer than this many in the queue.
+    /// A new call, admitted to the queue if its caller has fewer than this many calls in it.
     New(usize),
-    /// A call that has waited at another gate.
+    /// A call that has already waited at another gate.
     Admitted,
-    /// A call that goes on after input responses: it is before all others.
+    /// A call that continues after input responses: precedes all others.
     Continuing,
 }
 
-/// The calls of one message at the server. Dropped once they are there no more.
+/// A permit for the calls of one message; dropped when they have left the server.
 pub(super) struct ConcurrencyPermit {
     gate: Arc<ConcurrencyGate>,
     weight: usize,
 }
 
-/// A place in the queue; resolves to the permit. Dropped before that, it is free for another.
+/// A place in the queue; resolves to the permit. Dropping it frees the place.
 pub(super) struct QueuePosition {
     gate: Arc<ConcurrencyGate>,
-    /// None of one that goes on.
+    /// None for a call that continues.
     principal: Option<Principal>,
     number: u64,
     permit: oneshot::Receiver<ConcurrencyPermit>,
 }
 
-/// A call is let through at once, or has a place in the queue.
+/// The call is admitted at once, or queued.
 pub(super) enum GateEntry {
     Admitted(ConcurrencyPermit),
     Queued(QueuePosition),
 }
 
-/// The caller has as many calls in the queue as it may.
+/// The caller has the maximum number of calls in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueFull;
 
-// === impl Gate ===
+// === impl ConcurrencyGate ===
 
 impl ConcurrencyGate {
     pub(super) fn new(limit: usize) -> Arc<Self> {
@@ -95,7 +95,7 @@ impl ConcurrencyGate {
         Arc::new(Self { state: Mutex::new(state) })
     }
 
-    /// So many may be through from now on. Those that are stay.
+    /// Changes the limit. Admitted calls stay admitted.
     pub(super) fn set_limit(self: &Arc<Self>, limit: usize) {
         self.state.lock().limit = limit;
         self.admit_waiting();
@@ -147,30 +147,30 @@ impl ConcurrencyGate {
         Ok(GateEntry::Queued(QueuePosition { gate: Arc::clone(self), principal, number, permit }))
     }
 
-    /// Lets those through for whom there is room.
+    /// Admits queued calls while there are free permits.
     fn admit_waiting(self: &Arc<Self>) {
         loop {
             let next = self.state.lock().next();
             let Some(QueuedCall { weight, permit }) = next else { return };
-            // One that leaves in this very moment drops the permit, which lets the next one through.
+            // A caller that left the queue in this moment drops the permit, which admits the next call.
             drop(permit.send(ConcurrencyPermit::new(self, weight)));
         }
     }
 }
 
-/// One that is heavier than the limit goes alone: the limit may have been lowered.
+/// A message with more calls than the limit is admitted alone: the limit may have been lowered.
 fn has_room(running: usize, limit: usize, weight: usize) -> bool {
     running == 0 || running.saturating_add(weight) <= limit
 }
 
-// === impl State ===
+// === impl GateState ===
 
 impl GateState {
     fn has_room(&self, weight: usize) -> bool {
         has_room(self.running, self.limit, weight)
     }
 
-    /// Who is let through next, where there is room.
+    /// The next call to admit, if there is a free permit for it.
     fn next(&mut self) -> Option<QueuedCall> {
         if let Some(first) = self.continuing.first_entry() {
             let weight = first.get().weight;
@@ -208,7 +208,7 @@ impl GateState {
         calls.waiters.insert(number, waiter);
     }
 
-    /// One leaves the queue; nothing where it was let through.
+    /// Removes a call from the queue; a no-op if it was admitted.
     fn remove(&mut self, principal: Option<Principal>, number: u64) {
         let Some(principal) = principal else {
             self.continuing.remove(&number);
@@ -223,7 +223,7 @@ impl GateState {
     }
 }
 
-// === impl Permit ===
+// === impl ConcurrencyPermit ===
 
 impl ConcurrencyPermit {
     fn new(gate: &Arc<ConcurrencyGate>, weight: usize) -> Self {
@@ -240,21 +240,21 @@ impl Drop for ConcurrencyPermit {
     }
 }
 
-// === impl Place ===
+// === impl QueuePosition ===
 
 impl Future for QueuePosition {
     type Output = ConcurrencyPermit;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ConcurrencyPermit> {
         let permit = ready!(Pin::new(&mut self.permit).poll(cx));
-        Poll::Ready(permit.expect("the gate, which the place holds, keeps its sender until it is used"))
+        Poll::Ready(permit.expect("the gate keeps the sender until it sends the permit"))
     }
 }
 
 impl Drop for QueuePosition {
     fn drop(&mut self) {
         self.gate.state.lock().remove(self.principal, self.number);
-        // The one behind it may be lighter.
+        // The next message may need fewer permits.
         self.gate.admit_waiting();
     }
 }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_take_turns_however_many_calls_one_has() {
+    fn callers_are_served_in_rotation() {
         let gate = ConcurrencyGate::new(1);
         let mut permit = Some(through(&gate, 1));
         let mut places: Vec<_> = [1, 1, 1, 2, 3, 2].map(|n| Some((n, waits(&gate, n)))).into();
@@ -313,20 +313,20 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_the_queue_frees_its_place_also_with_the_permit_on_its_way() {
+    fn leaving_the_queue_passes_on_a_permit_in_flight() {
         let gate = ConcurrencyGate::new(1);
         let permit = through(&gate, 1);
         let (first, second, third) = (waits(&gate, 1), waits(&gate, 1), waits(&gate, 2));
         drop(first);
         drop(permit);
-        // The second has been sent its permit, and has not looked.
+        // The second call's permit was sent and not received yet.
         drop(second);
         assert!(third.now_or_never().is_some());
         assert!(is_empty(&gate));
     }
 
     #[test]
-    fn a_caller_has_so_many_calls_in_the_queue_and_others_have_theirs() {
+    fn the_queue_is_bounded_for_each_caller() {
         let gate = ConcurrencyGate::new(1);
         let _permit = through(&gate, 1);
         let enter = |n| gate.enter(caller(n), 1, AdmissionClass::New(1));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_on_is_before_all_others() {
+    fn a_continuing_call_precedes_all_others() {
         let gate = ConcurrencyGate::new(1);
         let permit = through(&gate, 1);
         let new = waits(&gate, 1);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_raised_limit_lets_those_through_who_wait_and_a_lowered_one_ends_nothing() {
+    fn a_raised_limit_admits_queued_calls_and_a_lowered_one_ends_none() {
         let gate = ConcurrencyGate::new(1);
         let _permit = through(&gate, 1);
         let (first, second, mut third) = (waits(&gate, 1), waits(&gate, 1), waits(&gate, 1));
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_waits_for_room_for_all_of_it_and_one_that_is_too_large_goes_alone() {
+    fn a_batch_waits_for_all_its_permits_and_an_oversized_one_runs_alone() {
         let gate = ConcurrencyGate::new(2);
         let permit = through(&gate, 1);
         let Ok(GateEntry::Queued(mut batch)) = gate.enter(caller(1), 5, AdmissionClass::Admitted) else {

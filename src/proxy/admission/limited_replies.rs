@@ -1,5 +1,5 @@
-//! The replies to a call that has limits: it waits its turn before it is made, is ended when its time is over, and
-//! holds its permits for as long as it is at the server.
+//! The replies of a call with limits: the call waits for its permits before it is sent, ends at its timeout,
+//! and holds the permits for as long as it is at the server.
 
 use super::{AdmissionPermits, GatePath, PendingAdmission};
 use crate::{
@@ -15,28 +15,29 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// What limits a call that is driven.
+/// The limits of a driven call.
 pub(in crate::proxy) struct LimitedCall {
-    /// The gates that it passes each time it is made.
+    /// The gates that the call passes each time it is sent.
     pub(in crate::proxy) path: Option<GatePath>,
-    /// The time of the call at the server, where it is not the server's own (`timeouts.call`).
+    /// The timeout of the call at the server, where it differs from the server's own (`timeouts.call`).
     pub(in crate::proxy) timeout: Option<Duration>,
     pub(in crate::proxy) deferral: Option<Deferral>,
 }
 
-/// Resolves once a call has left the queue, or is no more.
+/// Resolves once a call has left the queue, or has ended.
 pub(in crate::proxy) type DequeueSignal = oneshot::Receiver<()>;
 
-/// A place in the queue: what resolves with the permits, and what says that the call has left it.
+/// The wait in the queue: resolves with the permits; the sender signals that the call has left the queue.
 type QueueWait = (BoxFuture<'static, Result<AdmissionPermits, CallError>>, oneshot::Sender<()>);
 
-/// Its replies.
+/// The replies of such a call.
 struct LimitedReplies {
     turn: Option<QueueWait>,
     timeout: Option<Duration>,
     alarm: Option<PooledTimer>,
     clock: Arc<dyn Clock>,
-    /// None once it is over. Dropped before the permits: the call is cancelled before another is made.
+    /// None after the end. Dropped before the permits, so that the call is cancelled before another one is
+    /// sent.
     replies: Option<UpstreamEvents>,
     permits: Option<AdmissionPermits>,
 }
@@ -44,7 +45,7 @@ struct LimitedReplies {
 // === impl LimitedCall ===
 
 impl LimitedCall {
-    /// The replies within these limits, and when the call leaves the queue, where it waits.
+    /// Applies the limits to the replies. The second value resolves when a queued call leaves the queue.
     pub(in crate::proxy) fn limit(
         &self,
         turn: Option<PendingAdmission>,
@@ -79,7 +80,7 @@ impl LimitedCall {
         (limited.boxed(), dequeued)
     }
 
-    /// The replies of a call that is made once more.
+    /// Applies the limits to a call that is sent again.
     pub(in crate::proxy) fn limit_again(
         &self,
         replies: UpstreamEvents,
@@ -89,7 +90,7 @@ impl LimitedCall {
     }
 }
 
-// === impl Limited ===
+// === impl LimitedReplies ===
 
 impl LimitedReplies {
     fn fail(&mut self, lost: CallError) -> Poll<Option<UpstreamEvent>> {
@@ -107,7 +108,7 @@ impl Stream for LimitedReplies {
         if let Some((turn, _)) = &mut this.turn {
             let outcome = ready!(turn.poll_unpin(cx));
             if let Some((_, dequeued)) = this.turn.take() {
-                // Nobody need listen.
+                // The receiver may be gone.
                 let _ = dequeued.send(());
             }
             match outcome {

@@ -1,13 +1,13 @@
-//! Limits on the calls of a route and of the tools of its rules: how many are at the server at a time
-//! (`concurrency`), and how many a caller may make in a minute (`calls_per_minute`).
+//! Limits on the calls of a route and of the tools of its rules: concurrent calls at the server
+//! (`concurrency`), and calls of one caller in a minute (`calls_per_minute`).
 //!
-//! A call is admitted once, where it is known that it is to be made: it has a place at the gates of its rule and of
-//! its route, and is counted. Then it waits its [`PendingAdmission`], and holds [`AdmissionPermits`] for as long as it is at the server.
-//! What it waits for is a part of the call: the threshold passes meanwhile, a task waits on, and a client that leaves
-//! or cancels frees the place, and nothing was sent.
+//! A call is admitted once, when it is certain to be sent: it enters the gates of its rule and of its route,
+//! and is counted. Then it waits ([`PendingAdmission`]) and holds its permits ([`AdmissionPermits`]) for as
+//! long as it is at the server. The wait is part of the call: the threshold passes meanwhile, a task
+//! continues to wait, and a client that disconnects or cancels frees the place before anything is sent.
 //!
-//! Gates and allowances outlast a reload ([`LimiterRegistry`]): calls in a queue keep their places, and the new limits hold for
-//! all that come from then on. A route without such limits has none of this.
+//! Gates and allowances outlive a reload ([`LimiterRegistry`]): queued calls keep their places, and the new
+//! limits apply to all later calls. A route without such limits has no limiters.
 
 mod gate;
 mod limited_replies;
@@ -36,15 +36,15 @@ use std::{
 };
 use tokio::time::sleep;
 
-/// What is limited: a route, or the tools of a rule, which is named by its pattern.
+/// The scope of a limit: a route, or the tools of a rule, which is named by its pattern.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum LimitScope {
-    /// Before the route: a call is let through by its rule first, always in this order.
+    /// Sorts before the route: a call always passes the gate of its rule first.
     Rule(Arc<str>),
     Route,
 }
 
-/// The limits of one scope at work.
+/// The limiters of one scope.
 #[derive(Clone)]
 struct ScopeLimiter {
     scope: LimitScope,
@@ -52,44 +52,44 @@ struct ScopeLimiter {
     rate: Option<Arc<RateLimit>>,
 }
 
-/// What outlasts a reload.
+/// The limiters that outlive a reload.
 #[derive(Default)]
 pub(super) struct LimiterRegistry(Mutex<BTreeMap<LimitScope, ScopeLimiter>>);
 
-/// The limits of a route and its rules, as the configuration has them.
+/// The limiters of a route and its rules, by the current configuration.
 pub(super) struct CallLimiters {
     route: Option<ScopeLimiter>,
-    /// By the position of the rule.
+    /// Indexed by the position of the rule.
     rules: Box<[Option<ScopeLimiter>]>,
     queue: CallQueue,
 }
 
-/// Why a call is not admitted.
+/// The reason why a call is not admitted.
 #[derive(Clone, Debug)]
 pub(super) enum CallLimitError {
-    /// The caller has as many calls in the queue as it may.
+    /// The caller has the maximum number of calls in the queue.
     QueueFull { scope: String, running: usize, queue: usize },
     /// A batch holds more calls than may run at a time.
     BatchTooLarge { scope: String, calls: usize, limit: usize },
-    /// The caller has made as many calls as it may.
+    /// The caller has used its allowance of calls.
     RateLimited { scope: String, per_minute: u32, wait: Duration },
 }
 
-/// The wait of a call that was admitted.
+/// An admitted call that may still wait for permits.
 pub(super) struct PendingAdmission {
     principal: Principal,
     patience: Duration,
     permits: AdmissionPermits,
     waiting: Option<(QueuePosition, String)>,
-    /// Gates that it has yet to come to, the next first.
+    /// Gates that the call has not entered yet, the next first.
     ahead: SmallVec<[(Arc<ConcurrencyGate>, usize, String); 2]>,
 }
 
-/// A call at the server. Dropped once it is there no more.
+/// The permits of a call at the server; dropped when it has left the server.
 #[derive(Default)]
 pub(super) struct AdmissionPermits(SmallVec<[ConcurrencyPermit; 2]>);
 
-/// The gates of a call, to be passed once more when it goes on after input responses.
+/// The gates of a call, passed again when it continues after input responses.
 #[derive(Clone)]
 pub(super) struct GatePath {
     principal: Principal,
@@ -97,11 +97,11 @@ pub(super) struct GatePath {
     gates: SmallVec<[(Arc<ConcurrencyGate>, String); 2]>,
 }
 
-// === impl Gates ===
+// === impl LimiterRegistry ===
 
 impl LimiterRegistry {
-    /// The limits of this route; `Missing` where it has none, and its calls pay for none. What there is of its gates and
-    /// allowances goes on, within the new limits. A gate that is no more lets everybody through.
+    /// The limiters of this route; `None` if it has no limits, so that its calls cost nothing. Existing gates
+    /// and allowances are kept with the new limits. A gate that is no longer configured admits all its calls.
     pub(super) fn limiters(&self, route: &Route) -> Option<Arc<CallLimiters>> {
         let mut known = self.0.lock();
         let before = std::mem::take(&mut *known);
@@ -127,7 +127,7 @@ impl LimiterRegistry {
     }
 }
 
-// === impl Limiter ===
+// === impl ScopeLimiter ===
 
 impl ScopeLimiter {
     fn reconfigured(before: Option<&Self>, scope: LimitScope, limits: CallLimits) -> Self {
@@ -157,14 +157,14 @@ impl ScopeLimiter {
 // === impl CallLimiters ===
 
 impl CallLimiters {
-    /// The limits of the calls of this tool: those of its rule, and the route's.
+    /// The limiters of this tool's calls: those of its rule, and the route's.
     fn limiters_for(&self, route: &Route, tool: &str) -> impl Iterator<Item = &ScopeLimiter> {
         let rule = route.tools.iter().position(|rule| rule.matches.matches(tool));
         let rule = rule.and_then(|at| self.rules.get(at)?.as_ref());
         rule.into_iter().chain(&self.route)
     }
 
-    /// Admits the calls of one message: a call, or those of a batch. All of them, or none.
+    /// Admits the calls of one message, a single call or a batch: all of them, or none.
     ///
     /// # Errors
     /// [`CallLimitError`]: nothing was counted.
@@ -191,7 +191,7 @@ impl CallLimiters {
                 }
             }
         }
-        // One order for all: two batches would else wait for each other.
+        // One lock order for all calls: otherwise two batches could wait for each other.
         limiters.sort_by(|(one, _), (other, _)| one.scope.cmp(&other.scope));
         for (limiter, calls) in &limiters {
             if let Some(gate) = &limiter.gate {
@@ -203,7 +203,7 @@ impl CallLimiters {
     }
 }
 
-/// Counts the calls towards the allowances of their caller: all of them, or none.
+/// Counts the calls against the allowances of their caller: all of them, or none.
 fn count_calls(
     limiters: &[(&ScopeLimiter, usize)],
     route: &Route,
@@ -215,7 +215,7 @@ fn count_calls(
         Some((*limiter, rate, u32::try_from(*calls).unwrap_or(u32::MAX), rate.allowance(principal)))
     });
     let rates: SmallVec<[_; 2]> = rates.collect();
-    // In one order, as they were sorted.
+    // Locked in the sorted order.
     let mut held: SmallVec<[_; 2]> = rates.iter().map(|(.., allowance)| allowance.lock()).collect();
     let mut after: SmallVec<[_; 2]> = SmallVec::new();
     for ((limiter, rate, calls, _), allowance) in rates.iter().zip(&held) {
@@ -230,7 +230,7 @@ fn count_calls(
     Ok(())
 }
 
-// === impl Turn ===
+// === impl PendingAdmission ===
 
 impl PendingAdmission {
     fn enter_gate(
@@ -261,20 +261,20 @@ impl PendingAdmission {
         Ok(())
     }
 
-    /// Whether it is over: nothing has to be waited for.
+    /// Whether the call holds all its permits.
     pub(super) fn is_ready(&self) -> bool {
         self.waiting.is_none()
     }
 
-    /// The permits of a call that has not to wait.
+    /// The permits of a call that need not wait.
     ///
     /// # Errors
-    /// Itself, where it has to.
+    /// The admission itself, if the call has to wait.
     pub(super) fn try_permits(self) -> Result<AdmissionPermits, Box<Self>> {
         if self.is_ready() { Ok(self.permits) } else { Err(Box::new(self)) }
     }
 
-    /// Waits at all gates. A call that is no task waits so long at most.
+    /// Waits at all gates. A call that is not a task waits at most for the queue timeout.
     ///
     /// # Errors
     /// [`CallError::ConcurrencyTimeout`].
@@ -293,13 +293,15 @@ impl PendingAdmission {
                             continue;
                         }
                         Ok(GateEntry::Queued(place)) => (place, scope),
-                        Err(gate::QueueFull) => unreachable!("one that was admitted has a place"),
+                        Err(gate::QueueFull) => {
+                            unreachable!("an admitted call always has a place in the queue")
+                        }
                     }
                 }
             };
             let permit = loop {
                 tokio::select! {
-                    // A permit that is there at the last moment is taken.
+                    // A permit that arrives at the deadline is used.
                     biased;
                     permit = &mut place => break permit,
                     () = &mut patience, if !is_patient => {
@@ -318,7 +320,7 @@ impl PendingAdmission {
 // === impl GatePath ===
 
 impl GatePath {
-    /// The gates of the calls of this tool; none where there are none.
+    /// The gates of this tool's calls; `None` if there are none.
     pub(super) fn of(
         limiters: &CallLimiters,
         route: &Route,
@@ -331,7 +333,7 @@ impl GatePath {
         (!gates.is_empty()).then_some(Self { principal, patience: limiters.queue.max_wait, gates })
     }
 
-    /// The turn of a call that goes on: before those that are new, and never refused.
+    /// Enters the gates again for a call that continues: it precedes new calls and is never refused.
     pub(super) fn readmit(&self) -> PendingAdmission {
         let mut turn = PendingAdmission {
             principal: self.principal,
@@ -348,24 +350,24 @@ impl GatePath {
             match gate.enter(self.principal, 1, AdmissionClass::Continuing) {
                 Ok(GateEntry::Admitted(permit)) => turn.permits.0.push(permit),
                 Ok(GateEntry::Queued(place)) => turn.waiting = Some((place, scope.clone())),
-                Err(gate::QueueFull) => unreachable!("one that goes on has a place"),
+                Err(gate::QueueFull) => unreachable!("a continuing call always has a place in the queue"),
             }
         }
         turn
     }
 }
 
-// === impl NotAdmitted ===
+// === impl CallLimitError ===
 
 impl CallLimitError {
-    /// What the client is told. Counts the limit as met.
+    /// The error for the client. Counts a hit of the limit.
     pub(super) fn error(&self) -> ErrorObject {
         match self {
             Self::QueueFull { scope, running, queue } => {
                 Limit::Queue.record_hit();
                 let words = format!(
-                    "the {running} calls of {scope} that may run at a time do (concurrency), and {queue} calls of this caller \
-                     wait, as many as may (limits.queue); nothing was sent"
+                    "no free call of {scope}: {running} running (concurrency), and the queue of this caller is full at {queue} \
+                     (limits.queue); nothing was sent"
                 );
                 ErrorObject::new(code::BUSY, words)
             }
@@ -381,8 +383,8 @@ impl CallLimitError {
                 Limit::CallsPerMinute.record_hit();
                 let seconds = seconds(*wait);
                 let words = format!(
-                    "this caller has made the {per_minute} calls of {scope} that it may make in a minute (calls_per_minute); \
-                     try again in {seconds} s; nothing was sent"
+                    "this caller has made {per_minute} calls of {scope} within a minute, the limit (calls_per_minute); try again in \
+                     {seconds} s; nothing was sent"
                 );
                 let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
                 let data = json!({ "limit": Limit::CallsPerMinute.key(), "retryAfterMs": wait_ms });
@@ -391,7 +393,7 @@ impl CallLimitError {
         }
     }
 
-    /// When to try again, where that is known.
+    /// When to retry, if that is known.
     pub(super) fn retry_after(&self) -> Option<HeaderValue> {
         match self {
             Self::RateLimited { wait, .. } => Some(seconds(*wait).into()),
@@ -400,7 +402,7 @@ impl CallLimitError {
     }
 }
 
-/// Whole seconds, by which the time is over.
+/// Whole seconds, rounded up.
 fn seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }

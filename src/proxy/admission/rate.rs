@@ -1,7 +1,8 @@
-//! At most so many calls of one caller in a minute.
+//! A limit on the calls of one caller in a minute.
 //!
-//! A caller may make all of them at once; its allowance grows again evenly, a call each `60 s / limit`. What is kept
-//! of a caller is the moment at which it is whole again (the generic cell rate algorithm).
+//! A caller may use its whole allowance at once; the allowance grows back evenly, one call each
+//! `60 s / limit`. The state of a caller is the moment at which its allowance is complete again (the generic
+//! cell rate algorithm).
 
 use crate::{dialect::Principal, proxy::recent_map::RecentMap, runtime::Mutex};
 use std::{
@@ -10,8 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Callers whose allowance is kept: about 150 bytes each. Beyond it those that called least lately are forgotten, and
-/// have all of it again.
+/// Callers whose allowance is stored: about 150 bytes each. Beyond this number the callers with the oldest
+/// calls are evicted and start with a full allowance.
 const MAX_CALLERS: usize = 16 << 10;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -22,7 +23,7 @@ pub(super) struct RateLimit {
     whole_at: RecentMap<Principal, CallAllowance>,
 }
 
-/// When the allowance of a caller is whole again.
+/// When the allowance of a caller is complete again.
 pub(super) type CallAllowance = Arc<Mutex<Option<Instant>>>;
 
 // === impl RateLimit ===
@@ -36,10 +37,10 @@ impl RateLimit {
         self.whole_at.get_or_insert_with(principal, Arc::default)
     }
 
-    /// When the allowance that is whole at `whole_at` is so after so many calls more.
+    /// The new completion time of an allowance that is complete at `whole_at`, after this number of calls.
     ///
     /// # Errors
-    /// How long to wait for that many.
+    /// The time to wait until that many calls are allowed.
     pub(super) fn check(
         &self,
         whole_at: Option<Instant>,
@@ -60,7 +61,7 @@ mod tests {
     use crate::runtime::{Clock, SystemClock};
 
     #[test]
-    fn a_minute_holds_so_many_calls_and_the_wait_is_named_exactly() {
+    fn the_allowance_refills_evenly_and_the_wait_is_exact() {
         let limit = RateLimit::new(NonZeroU32::new(3).expect("3"));
         let start = SystemClock::new().now();
         let mut whole_at = None;
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_beyond_the_bound_are_forgotten_and_others_keep_theirs() {
+    fn callers_beyond_the_bound_are_evicted() {
         let limit = RateLimit::new(NonZeroU32::MIN);
         for n in 0..(MAX_CALLERS as u32 + 1000) {
             let mut bytes = [0; 16];

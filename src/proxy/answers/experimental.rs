@@ -1,5 +1,5 @@
-//! Answers for the tasks of 2025-11-25 (*Tasks*): `tasks/get`, `tasks/result`, `tasks/cancel`,
-//! `tasks/list`, and the client's answers to what a task has asked.
+//! Responses for the tasks of 2025-11-25 (*Tasks*): `tasks/get`, `tasks/result`, `tasks/cancel`,
+//! `tasks/list`, and the client's responses to input requests of a task.
 
 use super::TaskRefusal;
 use crate::{
@@ -32,16 +32,16 @@ use std::{
 };
 use tokio::{sync::mpsc, time::sleep_until};
 
-/// What everybody hears of a task that is not there, or not theirs.
+/// The error text for a task that does not exist or belongs to another owner.
 const NOT_FOUND: &str = "Failed to retrieve task: Task not found";
 
 /// Tasks on one page of `tasks/list`.
 const PAGE_SIZE: usize = 50;
 
-/// Messages that wait for a client that waits for a result.
+/// Messages that are buffered for a client that waits for a result.
 const MESSAGE_BUFFER: usize = 64;
 
-/// Answers one of the requests about tasks.
+/// Serves one of the requests about tasks.
 pub(in crate::proxy) async fn serve(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
@@ -66,24 +66,24 @@ pub(in crate::proxy) async fn serve(
 }
 
 fn not_found(id: &RequestId, missing: TaskRefusal) -> LegacyResponse {
-    // Always 200: an HTTP error is not shown to the caller by clients in the field.
+    // Always 200: clients in the field do not show HTTP errors to their users.
     refusal(id, &missing.error(NOT_FOUND))
 }
 
-/// `tasks/get`, and what `tasks/cancel` gives back.
+/// Responds to `tasks/get`, and to `tasks/cancel`.
 fn show(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
     let terms = shared.legacy_terms();
     let view = experimental::task_object(record, shared.clock.timestamp(), terms);
     success(id, &view, access_summary(record, terms))
 }
 
-/// The audit trail of retrievals is in the access line.
+/// The access log is the audit trail of retrievals.
 fn access_summary(record: &Record, terms: experimental::ViewOptions) -> AccessSummary {
     let shown = Some(experimental::status(record, terms.tool_errors));
     AccessSummary { shown, origin: record.trace.clone(), ..AccessSummary::default() }
 }
 
-/// The task is cancelled before the answer is given; one that has ended cannot be.
+/// Cancels the task before it responds; a finished task cannot be cancelled.
 async fn cancel(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyResponse {
     let now = match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await
     {
@@ -108,14 +108,14 @@ async fn list(
 ) -> LegacyResponse {
     let refuse = |code, message: &str| refusal(id, &ErrorObject::new(code, message));
     if !client.is_identifiable() {
-        // Nor was it declared.
+        // `initialize` did not declare it either.
         return refuse(
             code::METHOD_NOT_FOUND,
-            "tasks/list is not served: nothing tells callers apart here, neither credentials nor a session",
+            "tasks/list is not served: the client has neither credentials nor a session that distinguishes it",
         );
     }
     let Ok(after) = decode_cursor(passage.params()) else {
-        return refuse(code::INVALID_PARAMS, "the cursor is not one of ours");
+        return refuse(code::INVALID_PARAMS, "the cursor is not valid");
     };
     if let Err(limited) = super::check_poll_limit(shared, client.principal) {
         return not_found(id, limited);
@@ -127,14 +127,14 @@ async fn list(
     };
     let next = records.last().filter(|_| more).map(|last| encode_cursor(&ListCursor::of(last)));
     let now = shared.clock.timestamp();
-    // What has outlived its time cannot be fetched either; and whoever holds a ticket knows no task.
+    // An expired task cannot be fetched either; a ticket holder does not know tasks.
     let is_shown = |record: &&Arc<Record>| !record.is_expired(now) && record.view != TaskView::Ticket;
     let living = records.iter().filter(is_shown).map(|record| &**record);
     let view = experimental::task_list(living, next.as_deref(), now, shared.legacy_terms());
     success(id, &view, AccessSummary::default())
 }
 
-/// Where a page begins, by the cursor of the one before.
+/// The position after the page that the cursor was given with.
 fn decode_cursor(params: Option<&Payload>) -> Result<Option<ListCursor>, ()> {
     let Some(params) = params else { return Ok(None) };
     let Some(raw) = params.object().ok_or(())?.get("cursor").filter(|raw| raw != "null") else {
@@ -152,15 +152,15 @@ fn encode_cursor(place: &ListCursor) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(format!("{} {}", place.created.as_millis(), place.id.as_str()))
 }
 
-/// What the call came to: at once where it has ended, else on a stream once it has
-/// (2025-11-25, *Tasks, Result Retrieval*).
+/// Responds with the result: at once if the task has ended, otherwise on a stream (2025-11-25, *Tasks, Result
+/// Retrieval*).
 async fn result(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
     id: &RequestId,
     record: Arc<Record>,
 ) -> LegacyResponse {
-    // Before the record is looked at again: nothing may be missed in between.
+    // Watch first, then load the record: no change is missed in between.
     let Some(changes) = shared.ledger.watchers.wait_for(&record.id) else {
         return not_found(id, TaskRefusal::Busy);
     };
@@ -171,9 +171,9 @@ async fn result(
     if let Some((body, account)) = outcome(shared, id, &record) {
         return task_end(body, account, Some(shared.ledger.delivery(&record.id)));
     }
-    let (tell, told) = mpsc::channel(MESSAGE_BUFFER);
-    // Not held only where the call ended in this moment.
-    if shared.call_registry.attach(&record.id, LocalRequest::ResultWaiter(tell)).is_err() {
+    let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
+    // The call is unknown only if it ended in this moment.
+    if shared.call_registry.attach(&record.id, LocalRequest::ResultWaiter(sender)).is_err() {
         return not_found(id, TaskRefusal::Busy);
     }
     let waiting = TaskResultStream {
@@ -181,7 +181,7 @@ async fn result(
         id: id.clone(),
         task: record.id.clone(),
         changes,
-        messages: Some(told),
+        messages: Some(receiver),
         keep_alive: passage.keep_alive,
         store_retry_at: None,
         is_over: false,
@@ -209,32 +209,32 @@ fn outcome(shared: &RouteContext, id: &RequestId, record: &Record) -> Option<(By
     Some((body, AccessSummary { outcome, ..access_summary(record, shared.legacy_terms()) }))
 }
 
-/// A client that waits for a result.
+/// The event stream of a client that waits for a result.
 struct TaskResultStream {
     shared: Arc<RouteContext>,
     id: RequestId,
     task: TaskId,
     changes: TaskWatcher,
-    /// What the task has to say meanwhile; `Missing` once it has no more.
+    /// Messages of the task meanwhile; `None` after the last one.
     messages: Option<mpsc::Receiver<Bytes>>,
     keep_alive: Duration,
-    /// When the store is asked again, which has failed.
+    /// When to retry the store after a failure.
     store_retry_at: Option<Instant>,
     is_over: bool,
 }
 
-// === impl Waiting ===
+// === impl TaskResultStream ===
 
 impl TaskResultStream {
     async fn next(&mut self) -> Option<BodyPiece> {
         if self.is_over {
             return None;
         }
-        // Not begun anew with every change: a task may change often and say nothing.
+        // Not restarted by each change: a task may change often without sending a message.
         let silent = self.shared.clock.now() + self.keep_alive;
         loop {
             tokio::select! {
-                // What was said before the end is heard before it.
+                // Messages that precede the end are sent before it.
                 biased;
                 event = or_pending(self.messages.as_mut().map(mpsc::Receiver::recv)) => match event {
                     Some(bytes) => return Some(BodyPiece::of(bytes)),
@@ -269,7 +269,7 @@ impl TaskResultStream {
             return Some(self.last(&body, AccessSummary::of(RequestOutcome::Refused)));
         };
         let (body, account) = outcome(&self.shared, &self.id, &record)?;
-        // What was said on the way to the end may still be here.
+        // Messages that preceded the end may still be buffered.
         let mut words = Vec::new();
         while let Some(Ok(event)) = self.messages.as_mut().map(mpsc::Receiver::try_recv) {
             words.extend_from_slice(&event);
@@ -297,8 +297,8 @@ async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>
     }
 }
 
-/// A client's answer to what its task has asked. The POST is taken, whatever it answers: what is
-/// answered twice, or too late, concerns nobody.
+/// Receives a client's response to an input request of its task. The POST is accepted whatever it contains: a
+/// duplicate or late response has no effect.
 pub(in crate::proxy) async fn receive_response(
     shared: &RouteContext,
     passage: &LegacyRequest,
@@ -308,13 +308,13 @@ pub(in crate::proxy) async fn receive_response(
 ) -> LegacyResponse {
     let taken = || empty_response(StatusCode::ACCEPTED);
     let Some(frame) = &passage.message else { return taken() };
-    // Slices of the request would keep all of it.
+    // Copied: slices would keep the whole request in memory.
     let (id, outcome) = match frame.kind() {
         Kind::Success { id, result } => (Some(id), Ok(Bytes::copy_from_slice(result))),
         Kind::Failure { id, error } => (id.as_ref(), Err(Bytes::copy_from_slice(error))),
         Kind::Request { .. } | Kind::Notification { .. } => return taken(),
     };
-    // No poll, whose limit would lose what the client says once.
+    // Not counted as a poll: the limit would lose a response that the client sends only once.
     let Ok(record) = shared.ledger.load(task).await else {
         return response_refused(TaskRefusal::StoreFailed);
     };
@@ -327,14 +327,14 @@ pub(in crate::proxy) async fn receive_response(
         };
     }
     let answers = BTreeMap::from([(key.clone(), outcome.clone())]);
-    // Where the request was sent as it is, before there was a task.
+    // The input request may have been sent under its own id, before there was a task.
     let relayed = client.session.zip(id.cloned());
     let lasting = Arc::clone(&shared.state);
     let answered = super::deliver_responses(shared, task, answers, move |_, room| {
         if let Some((session, id)) = relayed {
             lasting.sessions.input_requests.remove(session, &id);
         }
-        // What the record does not know may still be open.
+        // An input request that the record does not hold may still be open.
         room.send(MailboxMessage::RawResponse(key, outcome));
     });
     match answered.await {
@@ -343,8 +343,7 @@ pub(in crate::proxy) async fn receive_response(
     }
 }
 
-/// An answer that cannot be taken: its input request stays open (2025-11-25, *Sending Messages to the
-/// Server*).
+/// The refusal of a response whose input request stays open (2025-11-25, *Sending Messages to the Server*).
 fn response_refused(refusal: TaskRefusal) -> LegacyResponse {
     let error = refusal.error(NOT_FOUND);
     let (status, outcome) = match refusal {
@@ -361,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_is_a_place_and_nothing_else_is() {
+    fn a_cursor_round_trips_and_invalid_ones_are_rejected() {
         let place = ListCursor { created: Timestamp::from_millis(7), id: TaskId::from_entropy([1; 16]) };
         let of =
             |params: &str| decode_cursor(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));

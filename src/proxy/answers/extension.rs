@@ -1,4 +1,4 @@
-//! Answers for the tasks extension of 2026-07-28: `tasks/get`, `tasks/update` and `tasks/cancel`.
+//! Responses for the tasks extension of 2026-07-28: `tasks/get`, `tasks/update` and `tasks/cancel`.
 
 use super::TaskRefusal;
 use crate::{
@@ -17,13 +17,13 @@ use bytes::Bytes;
 use http::StatusCode;
 use std::collections::BTreeMap;
 
-/// What everybody hears of a task that is not there, or not theirs.
+/// The error text for a task that does not exist or belongs to another owner.
 const NOT_FOUND: &str = "Task not found";
 
-/// Answers one of the requests about tasks. Every result says who the server is (2026-07-28, *Base Protocol,
+/// Serves one of the requests about tasks. Every result contains the server info (2026-07-28, *Base Protocol,
 /// `_meta`*).
 pub(in crate::proxy) async fn serve(shared: &RouteContext, call: &Call, caller: &Caller) -> CallReply {
-    // Before the id is looked at (tasks extension, *Protocol Errors*).
+    // Checked before the id (tasks extension, *Protocol Errors*).
     if !caller.capabilities.declares_tasks() {
         return reply::tasks_required(call);
     }
@@ -54,21 +54,21 @@ pub(in crate::proxy) fn refused(call: &Call, missing: TaskRefusal) -> CallReply 
     }
 }
 
-/// `tasks/get` (tasks extension, *Task Polling*).
+/// Responds to `tasks/get` (tasks extension, *Task Polling*).
 fn show(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     let about = server_info_meta(&shared.server_info_of(record));
     let (now, bounds) = (shared.clock.timestamp(), shared.ledger.quotas().poll_interval);
     let view = view::extension::detailed(record, now, bounds, Some(&about));
     let mut reply = reply::success(call, &to_single_line(view.into()));
     reply.commit = shared.ledger.record_shown(record);
-    // The audit trail of retrievals is in the access line.
+    // The access log is the audit trail of retrievals.
     reply.account.shown = Some(record.state.status());
     reply
 }
 
-/// `tasks/update` (tasks extension, *Task Update Requests*): acknowledged; answers to what is not asked,
-/// or no longer, are ignored. One that is no answer to its question leaves it open, and is refused by its
-/// key; those beside it are given to the server all the same.
+/// Responds to `tasks/update` (tasks extension, *Task Update Requests*) with an acknowledgement. Responses to
+/// unknown or closed input requests are ignored. An invalid response leaves its input request open, and the
+/// error names its key; the valid ones beside it are still forwarded to the server.
 async fn update(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     match receive_responses(shared, call, record).await {
         Ok(()) => acknowledgement(shared, call, record),
@@ -76,10 +76,10 @@ async fn update(shared: &RouteContext, call: &Call, record: &Record) -> CallRepl
     }
 }
 
-/// Takes the answers that came with a call about a task.
+/// Receives the input responses of a request about a task.
 ///
 /// # Errors
-/// What the client hears of those that were not taken.
+/// The reply that names the responses that were not accepted.
 pub(in crate::proxy) async fn receive_responses(
     shared: &RouteContext,
     call: &Call,
@@ -96,13 +96,13 @@ pub(in crate::proxy) async fn receive_responses(
             room.send(MailboxMessage::Responses(answered));
         }
     });
-    // What is not stored is not acknowledged: the client answers again.
+    // Responses that are not stored are not acknowledged: the client sends them again.
     answered.await.map_err(|refusal| Box::new(refused(call, refusal)))?;
     unfit.map_or(Ok(()), |error| Err(refuse(&error)))
 }
 
-/// `tasks/cancel` (tasks extension, *Task Cancellation*): acknowledged also where the task has ended; the
-/// server is told where it has not.
+/// Responds to `tasks/cancel` (tasks extension, *Task Cancellation*) with an acknowledgement, also if the
+/// task has ended. The server is notified if it has not.
 async fn cancel(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
         Ok(_) => acknowledgement(shared, call, record),
@@ -116,19 +116,19 @@ fn acknowledgement(shared: &RouteContext, call: &Call, record: &Record) -> CallR
     reply::success(call, &to_single_line(result.into()))
 }
 
-/// What came with a `tasks/update`.
+/// The checked input responses of a `tasks/update`.
 #[derive(Default)]
 struct CheckedResponses {
-    /// The answers as the server may have them, without those to what is not asked.
+    /// The responses in the form for the server, without those to unknown input requests.
     answers: BTreeMap<String, Bytes>,
-    /// What is to be said of those that are no answers to their questions.
+    /// The error that names the invalid responses.
     invalid: Option<ErrorObject>,
 }
 
-/// The answers of a `tasks/update`.
+/// Reads and checks the input responses of a `tasks/update`.
 ///
 /// # Errors
-/// `-32602` where they cannot be read: then nothing is answered.
+/// `-32602` if they cannot be read: then none is accepted.
 fn check_responses(call: &Call, record: &Record) -> Result<CheckedResponses, ErrorObject> {
     let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
     let answers = InputResponses::read(call.params.as_ref())
@@ -144,15 +144,15 @@ fn check_responses(call: &Call, record: &Record) -> Result<CheckedResponses, Err
             continue;
         };
         match elicit::check_answer(&question, answer) {
-            // A slice of the request, which would keep all of it.
+            // Copied: a slice would keep the whole request in memory.
             Ok(answer) => {
                 checked.answers.insert(key.to_owned(), Bytes::copy_from_slice(&answer));
             }
-            Err(error) => unfit.push(format!("the answer under `{key}` does not fit: {error}")),
+            Err(error) => unfit.push(format!("the response under `{key}` is invalid: {error}")),
         }
     }
     if !unfit.is_empty() {
-        let rest = if checked.answers.is_empty() { "" } else { "; the other answers were taken" };
+        let rest = if checked.answers.is_empty() { "" } else { "; the other responses were accepted" };
         checked.invalid = Some(wrong(format!("{}{rest}", unfit.join("; "))));
     }
     Ok(checked)

@@ -1,8 +1,9 @@
-//! The answers to what clients ask of their tasks, a file for each view of them.
+//! Responses to requests about tasks, a file for each view of them.
 //!
-//! Here is what the views share: who may see a task, how one is cancelled, and how its input requests are answered.
-//! Whatever changes a task runs to its end with all that follows from it ([`TaskLedger::run_to_end`]): a client that
-//! disconnects right behind its request must not leave a record that says one thing and a server that does another.
+//! This file holds what the views share: task look-up by owner, cancellation, and delivery of input
+//! responses. Each change of a task runs to its end with everything that follows from it
+//! ([`TaskLedger::run_to_end`]): a client that disconnects right after its request must not leave a record
+//! and a server in different states.
 
 pub(super) mod experimental;
 pub(super) mod extension;
@@ -23,25 +24,25 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Why a request about a task is refused.
+/// The reason why a request about a task is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TaskRefusal {
-    /// The caller has met this limit on requests.
+    /// The caller has reached this rate limit.
     TooMany(&'static str),
-    /// There is no such task, or it is not the caller's.
+    /// The task does not exist, or belongs to another owner.
     Unknown,
-    /// As many requests or input responses as may wait for the call of the task already.
+    /// The maximum number of requests or input responses already waits for the call of the task.
     Busy,
-    /// The store has no room; the name of the limit.
+    /// The store is full; the name of the limit.
     StoreFull(&'static str),
-    /// The store does not answer.
+    /// The store does not respond.
     StoreFailed,
 }
 
-/// The task of this name, if it is there and its owner asks.
+/// Loads a task of this owner.
 ///
 /// # Errors
-/// [`TaskRefusal`]: the same for what is not there and for what is not the owner's.
+/// [`TaskRefusal`]: the same for a missing task and for another owner's.
 pub(super) async fn look_up(
     shared: &RouteContext,
     method: &Method,
@@ -56,7 +57,7 @@ pub(super) async fn look_up(
     };
     let reason = match found {
         Some(record) if !owner.owns(&record) => "foreign",
-        // Whoever holds a ticket knows no task, and the other way round.
+        // A ticket holder does not know tasks, and a task client does not know tickets.
         Some(record) if (record.view == TaskView::Ticket) != (*method == Method::ToolsCall) => {
             "of another view"
         }
@@ -67,7 +68,7 @@ pub(super) async fn look_up(
     Err(record_miss(shared, method.as_str(), principal, reason))
 }
 
-/// A principal has named a task that it may not see, for this reason. Each counts against the limit on misses.
+/// Records a look-up of an unknown task, with the reason. Each one counts against the limit on misses.
 fn record_miss(shared: &RouteContext, method: &str, principal: Principal, reason: &str) -> TaskRefusal {
     TaskLookupFailed { method, principal: &principal, reason }.emit();
     match shared.ledger.limits.load().try_miss(principal) {
@@ -77,7 +78,7 @@ fn record_miss(shared: &RouteContext, method: &str, principal: Principal, reason
 }
 
 /// # Errors
-/// [`TaskRefusal::TooMany`] for a principal that has asked too often just now.
+/// [`TaskRefusal::TooMany`] if the principal has reached the limit on polls.
 fn check_poll_limit(shared: &RouteContext, principal: Principal) -> Result<(), TaskRefusal> {
     match shared.ledger.limits.load().try_poll(principal) {
         true => Ok(()),
@@ -85,11 +86,11 @@ fn check_poll_limit(shared: &RouteContext, principal: Principal) -> Result<(), T
     }
 }
 
-/// Cancels a task, and its call. Gives the record as it is from now on; `Missing` where nothing is changed, as it had
-/// ended or is there no longer.
+/// Cancels a task and its call. Returns the changed record; `None` if the task had ended or no longer exists.
 ///
 /// # Errors
-/// [`StoreError`]: what is not stored is not acknowledged, and the server is not told. The client cancels again.
+/// [`StoreError`]: a cancellation that is not stored is not acknowledged, and the server is not notified. The
+/// client cancels again.
 pub(super) async fn cancel(
     ledger: &Arc<TaskLedger>,
     switchboard: &Arc<CallRegistry>,
@@ -105,7 +106,7 @@ pub(super) async fn cancel(
         });
         let UpdateOutcome::Applied { after, effects, .. } = updated? else { return Ok(None) };
         if effects.contains(&TaskEffect::CancelUpstream) {
-            // Not held only where the call ended in this moment.
+            // The call is unknown only if it ended in this moment.
             switchboard.cancel(&id, CancelTarget::Task);
         }
         if by == Canceller::Operator {
@@ -123,21 +124,21 @@ pub(super) async fn cancel(
     ledger.run_to_end(cancelled).await
 }
 
-/// Answers input requests of a task, and then runs `deliver` with the answers that were outstanding, and room in the
-/// mailbox of the call.
+/// Stores responses to input requests of a task, and then runs `deliver` with those that were outstanding and
+/// a permit for the mailbox of the call.
 ///
-/// Answers are stored where another process may have to deliver them. Where there is no room for that, the record
-/// forgets them: a quota does not refuse what lets a call go on.
+/// Responses are stored where another process may have to deliver them. If the store has no space for them,
+/// they are delivered without being stored: a quota must not block a call.
 ///
 /// # Errors
-/// [`TaskRefusal`]: nothing is answered.
+/// [`TaskRefusal`]: no response was accepted.
 async fn deliver_responses(
     shared: &RouteContext,
     id: &TaskId,
     answers: BTreeMap<String, InputAnswer>,
     deliver: impl FnOnce(Vec<(String, InputAnswer)>, MailboxPermit) + Send + 'static,
 ) -> Result<(), TaskRefusal> {
-    // Before anything is stored: what is stored can be delivered.
+    // Reserved before anything is stored: what is stored can be delivered.
     let room = shared.call_registry.reserve(id).map_err(|_| TaskRefusal::Busy)?;
     let (ledger, id) = (Arc::clone(&shared.ledger), id.clone());
     let answered = async move {
@@ -167,7 +168,7 @@ async fn deliver_responses(
 // === impl TaskRefusal ===
 
 impl TaskRefusal {
-    /// The error for the caller; `unknown` is the message of its view for a task that is not there.
+    /// The error for the caller; `unknown` is the text of its view for a missing task.
     pub(super) fn error(self, unknown: &str) -> ErrorObject {
         match self {
             Self::TooMany(limit) => reply::too_many(limit),

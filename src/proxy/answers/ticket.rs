@@ -1,7 +1,7 @@
-//! Answers of the tools that take tickets: `deferral_result`, `deferral_cancel`.
+//! The tools that take tickets: `deferral_result`, `deferral_cancel`.
 //!
-//! They are tools to the client, so whatever it hears is a tool's result, and what is wrong with a ticket is told to
-//! the model: a JSON-RPC error would be shown to nobody.
+//! To the client they are tools, so every response is a tool result, and an invalid ticket is explained to
+//! the model: clients do not show it JSON-RPC errors.
 
 use super::TaskRefusal;
 use crate::{
@@ -30,64 +30,64 @@ use std::{
 };
 use tokio::{sync::mpsc, time::sleep_until};
 
-/// Messages that wait for a client that waits for a result.
+/// Messages that are buffered for a client that waits for a result.
 const MESSAGE_BUFFER: usize = 64;
 
-/// What a call of one of the tools comes to.
+/// The answer to a call of one of the tools.
 pub(in crate::proxy) enum TicketToolAnswer {
-    /// A result of ours, and what the access line says of it.
+    /// A result of the proxy, and its summary in the access log.
     Result(Value, AccessSummary),
-    /// The same, about this call.
+    /// The same, about this task.
     CallResult(Arc<Record>, Value, AccessSummary),
-    /// The result is waited for.
+    /// The client waits for the result.
     Pending(Box<ResultWatch>),
 }
 
-/// Somebody who asks with a ticket.
+/// A caller that presents a ticket.
 pub(in crate::proxy) struct TicketCaller<'a> {
     pub(in crate::proxy) owner: TaskPrincipal,
     pub(in crate::proxy) principal: Principal,
     pub(in crate::proxy) names: &'a Arc<TicketToolNames>,
-    /// How long the result is waited for.
+    /// How long the call waits for the result.
     pub(in crate::proxy) wait: Duration,
-    /// It can be told what the call says meanwhile.
+    /// Whether the caller can receive messages of the call meanwhile.
     pub(in crate::proxy) accepts_messages: bool,
 }
 
-/// A client that waits for the result of its call.
+/// The wait of a client for the result of its call.
 pub(in crate::proxy) struct ResultWatch {
     shared: Arc<RouteContext>,
     pub(in crate::proxy) ticketing: TicketOptions,
     task: TaskId,
     changes: TaskWatcher,
-    /// What the call has to say meanwhile: events, as they stand on a stream. `Missing` once it has no more.
+    /// Messages of the call meanwhile, as SSE events. `None` after the last one.
     messages: Option<mpsc::Receiver<Bytes>>,
     until: Instant,
-    /// What it has been told of the progress.
+    /// The last progress message that was sent.
     last_progress: Option<String>,
-    /// When the store is asked again, which has failed.
+    /// When to retry the store after a failure.
     store_retry_at: Option<Instant>,
     last: Arc<Record>,
 }
 
-/// What happens next to a call that is waited for.
+/// The next event of an awaited call.
 pub(in crate::proxy) enum WatchEvent {
-    /// The call says something: an event.
+    /// A message of the call: an SSE event.
     Message(Bytes),
-    /// It has come further.
+    /// A new progress message.
     Progress(String),
-    /// It asks something.
+    /// The call has open input requests.
     InputRequired(Arc<Record>),
-    /// It has ended: fetched once its client has the result.
+    /// The call has ended; the result counts as fetched once its client has it.
     Ended(Arc<Record>, DeliveryCommit),
-    /// It runs on, and is not waited for any more.
+    /// The call still runs, and the wait is over.
     StillRunning(Arc<Record>),
-    /// Its result was kept for as long as results are.
+    /// The retention of the result is over.
     Expired,
     Closing,
 }
 
-/// What a call of one of the tools comes to.
+/// Serves a call of one of the tools.
 pub(in crate::proxy) async fn call_ticket_tool(
     shared: &Arc<RouteContext>,
     holder: TicketCaller<'_>,
@@ -105,7 +105,7 @@ pub(in crate::proxy) async fn call_ticket_tool(
             AccessSummary::of(RequestOutcome::Refused),
         );
     };
-    // What opens to no task is looked up all the same: it counts as a miss.
+    // An invalid ticket is looked up as well, so that it counts as a miss.
     let task = tickets::task_of(shared, &ticket);
     let named = task.as_ref().map(TaskId::as_str);
     let found = super::look_up(shared, &Method::ToolsCall, named, &holder.owner, holder.principal).await;
@@ -123,15 +123,15 @@ pub(in crate::proxy) async fn call_ticket_tool(
 }
 
 async fn cancel(shared: &RouteContext, record: &Arc<Record>, names: &TicketToolNames) -> TicketToolAnswer {
-    let said = |result, status| {
+    let respond = |result, status| {
         let origin = record.trace.clone();
         let account = AccessSummary { shown: Some(status), origin, ..AccessSummary::default() };
         TicketToolAnswer::CallResult(Arc::clone(record), result, account)
     };
     match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
-        Ok(Some(cancelled)) => said(ticket::cancelled(&record.tool), cancelled.state.status()),
+        Ok(Some(cancelled)) => respond(ticket::cancelled(&record.tool), cancelled.state.status()),
         Ok(None) => match shared.ledger.load(&record.id).await {
-            Ok(Some(ended)) => said(ticket::already_ended(&ended, &names.result), ended.state.status()),
+            Ok(Some(ended)) => respond(ticket::already_ended(&ended, &names.result), ended.state.status()),
             Ok(None) => refused(TaskRefusal::Unknown),
             Err(error) => refused(error.into()),
         },
@@ -139,7 +139,7 @@ async fn cancel(shared: &RouteContext, record: &Arc<Record>, names: &TicketToolN
     }
 }
 
-/// The model is told what is wrong, and whether its ticket is.
+/// The result that explains to the model whether the ticket is invalid or the proxy is busy.
 fn refused(why: TaskRefusal) -> TicketToolAnswer {
     let outcome = match why {
         TaskRefusal::Unknown => {
@@ -155,19 +155,19 @@ fn refused(why: TaskRefusal) -> TicketToolAnswer {
     TicketToolAnswer::Result(ticket::busy(&error.message()), AccessSummary::failed(outcome, &error))
 }
 
-// === impl Watch ===
+// === impl ResultWatch ===
 
 impl ResultWatch {
-    /// `Missing` where as many requests wait for the task as may.
+    /// `None` if the maximum number of requests already waits for the task.
     fn begin(shared: &Arc<RouteContext>, holder: &TicketCaller<'_>, record: Arc<Record>) -> Option<Self> {
-        // Before the record is looked at again: nothing may be missed in between.
+        // Watch first, then load the record: no change is missed in between.
         let changes = shared.ledger.watchers.wait_for(&record.id)?;
-        let told = match holder.accepts_messages && !record.state.is_ended() {
+        let receiver = match holder.accepts_messages && !record.state.is_ended() {
             true => {
-                let (tell, told) = mpsc::channel(MESSAGE_BUFFER);
-                // Not held only where the call ended in this moment.
-                shared.call_registry.attach(&record.id, LocalRequest::ResultWaiter(tell)).ok()?;
-                Some(told)
+                let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
+                // The call is unknown only if it ended in this moment.
+                shared.call_registry.attach(&record.id, LocalRequest::ResultWaiter(sender)).ok()?;
+                Some(receiver)
             }
             false => None,
         };
@@ -175,26 +175,26 @@ impl ResultWatch {
             ticketing: TicketOptions { names: Arc::clone(holder.names), wait: holder.wait },
             task: record.id.clone(),
             changes,
-            messages: told,
+            messages: receiver,
             until: shared.clock.now() + holder.wait,
             last_progress: record.message.clone(),
-            // The record is looked at first.
+            // Load the record first.
             store_retry_at: Some(shared.clock.now()),
             last: record,
             shared: Arc::clone(shared),
         })
     }
 
-    /// Waits for one thing to happen. Dropping the future in between loses nothing but the wait.
+    /// Waits for the next event. Cancel safe.
     pub(in crate::proxy) async fn next(&mut self) -> WatchEvent {
         loop {
             tokio::select! {
-                // What was said before the end is heard before it; but a call that always has something to say does not
-                // hold its client for longer than that.
+                // Messages that precede the end are sent before it. The time limit comes first: a call that
+                // always has a message must not hold its client longer.
                 biased;
                 () = sleep_until(self.until.into()) => return WatchEvent::StillRunning(Arc::clone(&self.last)),
                 () = self.shared.overdue.stopped() => match self.shared.ledger.outlives() {
-                    // The next process knows the ticket. An error would have the model make the call again.
+                    // The next process accepts the ticket. An error would make the model repeat the call.
                     true => return WatchEvent::StillRunning(Arc::clone(&self.last)),
                     false => return WatchEvent::Closing,
                 },
@@ -211,9 +211,9 @@ impl ResultWatch {
         }
     }
 
-    /// Looks at the record, where something may have changed in it.
+    /// Loads the record after a possible change.
     async fn read_record(&mut self) -> Option<WatchEvent> {
-        // Whoever gives this wait up has heard of the change, and would not hear of it again.
+        // Set before the load: if this future is dropped, the consumed change notification is not lost.
         self.store_retry_at = Some(self.shared.clock.now());
         let Ok(found) = self.shared.ledger.load(&self.task).await else {
             self.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
@@ -225,7 +225,7 @@ impl ResultWatch {
         self.last = Arc::clone(&record);
         if record.state.is_ended() {
             if let Some(Ok(event)) = self.messages.as_mut().map(mpsc::Receiver::try_recv) {
-                // What was said on the way to the end is heard before it.
+                // Messages that preceded the end are sent before it.
                 self.store_retry_at = Some(self.shared.clock.now());
                 return Some(WatchEvent::Message(event));
             }
@@ -241,8 +241,8 @@ impl ResultWatch {
         Some(WatchEvent::Progress(message))
     }
 
-    /// Declines what the call asks and this client `can` not be asked: nobody else waits for the result. Whether there
-    /// was anything.
+    /// Declines input requests that this client has no capability for (`can`): no other client waits for the
+    /// result. Returns whether there were any.
     pub(in crate::proxy) async fn decline_undeclared(
         &mut self,
         record: &Record,
@@ -270,18 +270,18 @@ impl ResultWatch {
         !declined.is_empty()
     }
 
-    /// The result that says that the call still runs.
+    /// The result that reports that the call still runs.
     pub(in crate::proxy) fn running_result(&self, record: &Record) -> Value {
         self.ticketing.running(&self.shared, record)
     }
 
-    /// The record as it was last seen.
+    /// The record as it was last loaded.
     pub(in crate::proxy) fn record(&self) -> &Record {
         &self.last
     }
 }
 
-/// Resolves when the record may have changed, or is to be looked at again.
+/// Resolves when the record may have changed, or when the store is to be retried.
 async fn record_changed(changes: &TaskWatcher, again: Option<Instant>) {
     tokio::select! {
         _ = changes.changed() => {}

@@ -1,7 +1,8 @@
-//! What is kept of a task's call for the process after this one, and how it is left to that process.
+//! The anchor of a task's call, kept up to date for the next process, and the release of the call to that
+//! process.
 //!
-//! Only where the store outlives the process, and the server gives its events ids: without them nobody could hear
-//! again what it has said meanwhile.
+//! Anchors exist only where the store outlives the process and the server sends event ids: otherwise the next
+//! process could not resume the stream.
 
 use super::{CallDriver, CallForm, DetachedState, record_writes::WriteFollowUp};
 use crate::{
@@ -23,40 +24,41 @@ use std::{
 };
 use tokio::time::{sleep, timeout};
 
-/// Where the call is, as the next process is to know it.
+/// The resume position of a call, and the state of its writes.
 pub(super) struct AnchorState {
     call: Box<upstream::CallAnchor>,
-    /// When it is to be written, if it is not.
+    /// When the anchor is due to be written; `None` if it is written.
     due: Option<Instant>,
     not_before: Instant,
-    /// What had changed in the book when it was written.
+    /// The value of `OpenRequests::changes` at the last write.
     changes: u32,
-    /// It can be taken up from where it was written last.
+    /// The call can be resumed from the last written anchor.
     is_stored: bool,
-    /// What the client has answered, and the server may not have, with the time when it was sent: its id for the
-    /// question, and the key.
+    /// Responses that the server may not have received: when they were sent, the server's id of the input
+    /// request, and the key.
     answered: Vec<(Instant, RequestId, String)>,
-    /// The keys of what the server has taken back, where the store has not taken that.
+    /// Keys of input requests that the server has cancelled, where the store has not recorded that.
     withdrawn: Vec<String>,
-    /// Of a call of a former process, until it is known what has become of it.
+    /// The fate of a recovered call, until it is known.
     fate: Option<OrphanFate>,
 }
 
-/// It is written at most this often, but for questions: a store write each. What the server says twice because of
-/// that is progress.
+/// The shortest time between two writes, except for input requests: each is a store write. Only progress
+/// notifications can be repeated because of the delay.
 const WRITE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long the changes of a call are waited for that is left to the next process, twice. Less than the process has left.
+/// How long the queued changes of a released call may take, twice. Less than the remaining time of the
+/// process.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(750);
 
-/// How long an answer may be on its way. What the server says within it may have been said before the answer came, or
-/// be what it said before the call was taken up.
+/// How long a response may be in flight. Within this time an event of the server may precede the response, or
+/// repeat what it sent before the call was resumed.
 const DELIVERY_WINDOW: Duration = Duration::from_secs(5);
 
-// === impl Driver ===
+// === impl CallDriver ===
 
 impl CallDriver {
-    /// The call can be taken up from here.
+    /// Updates the position from which the call can be resumed.
     pub(super) fn set_resume_point(&mut self, call: Box<upstream::CallAnchor>) {
         let now = self.shared.clock.now();
         let held = self.detached();
@@ -64,7 +66,7 @@ impl CallDriver {
             return;
         }
         if held.writes.has_input_request() {
-            // An anchor behind an input request that the record does not have would lose it.
+            // An anchor after an input request that is not in the record would lose the request.
             held.resume_point = Some(call);
             return;
         }
@@ -81,12 +83,12 @@ impl CallDriver {
             }));
             return;
         };
-        // Its server says more of it.
+        // The server continues the call: it was resumed.
         anchored.fate.take().into_iter().for_each(OrphanFate::record_resumed);
         anchored.call = call;
         anchored.due = Some(anchored.not_before);
-        // The server has gone on behind them. An answer that it is given twice is nothing to it; one that it is never
-        // given is waited for.
+        // The server has continued after these responses. A duplicate response is harmless; a missing one
+        // would block the call.
         let has_arrived = |sent: Instant| now.saturating_duration_since(sent) >= DELIVERY_WINDOW;
         let arrived = anchored.answered.iter().filter(|(sent, ..)| has_arrived(*sent));
         let keys: Vec<_> = arrived.map(|(_, _, key)| key.clone()).collect();
@@ -95,23 +97,24 @@ impl CallDriver {
         }
     }
 
-    /// An answer is on its way to the server.
+    /// Records that a response was sent to the server.
     pub(super) fn record_sent_response(&mut self, id: Option<RequestId>, key: String) {
         let now = self.shared.clock.now();
         match (&mut self.detached().anchor, id) {
             (Some(anchored), Some(id)) => anchored.answered.push((now, id, key)),
-            // Nobody else will have to deliver it.
+            // No other process will have to deliver it.
             _ => self.write_delivered(vec![key]),
         }
     }
 
-    /// The server has withdrawn an input request of the task.
+    /// Removes a cancelled input request from the task record.
     pub(super) fn write_withdrawal(&mut self, key: String) {
         let event = task::TaskEvent::InputWithdrawn { key: key.clone() };
         self.queue_write(event, WriteFollowUp::Withdrawn { key });
     }
 
-    /// The same, where the record could not be changed any more: the next process must know.
+    /// Keeps the key of a cancelled input request that could not be removed from the record, for the next
+    /// process.
     pub(super) fn keep_withdrawal(&mut self, key: String) {
         if let Some(anchored) = &mut self.detached().anchor {
             anchored.withdrawn.push(key);
@@ -125,15 +128,15 @@ impl CallDriver {
         }
     }
 
-    /// Whether something is asked, or is not any more, since it was written: the next process must know by which
-    /// id the server knows what.
+    /// Whether input requests were opened or closed since the last write: the next process needs the server's
+    /// ids of open requests.
     pub(super) fn has_new_questions(&self) -> bool {
         let Some(held) = &self.detached else { return false };
         let is_new = |anchored: &AnchorState| anchored.changes != held.open_requests.changes;
         held.anchor.as_deref().is_some_and(is_new) && !held.writes.has_anchor()
     }
 
-    /// Queues the anchor to be written, where there is one.
+    /// Queues a write of the anchor, if there is one.
     pub(super) fn write_anchor(&mut self) {
         let Some(anchor) = self.anchor() else { return };
         let ledger = Arc::clone(&self.shared.ledger);
@@ -146,13 +149,13 @@ impl CallDriver {
         held.writes.push(WriteFollowUp::Anchor { has_event }, Box::pin(anchor));
     }
 
-    /// The anchor is written, or cannot be.
+    /// Handles the result of a write.
     pub(super) fn handle_anchor_written(&mut self, has_event: bool, is_kept: bool) {
         let now = self.shared.clock.now();
         if let Some(anchored) = &mut self.detached().anchor {
             anchored.not_before = now + if is_kept { WRITE_INTERVAL } else { STORE_RETRY_DELAY };
             anchored.due = match is_kept {
-                // Where the call has gone on meanwhile.
+                // The call may have moved on meanwhile.
                 true => anchored.due.map(|due| due.max(anchored.not_before)),
                 false => Some(anchored.not_before),
             };
@@ -160,8 +163,8 @@ impl CallDriver {
         }
     }
 
-    /// The call is over. Of one that was cancelled the server has been told by now, or would be again by the next
-    /// process.
+    /// Removes the anchor of a cancelled call after its end. The cancellation has reached the server by now;
+    /// otherwise the next process would send it again.
     pub(super) async fn release_anchor(&mut self) {
         let shared = self.shared.clone();
         let id = self.id().clone();
@@ -170,13 +173,13 @@ impl CallDriver {
         if self.detached().anchor.is_none() || !is_cancelled() {
             return;
         }
-        // Nothing works at it any more.
+        // The call has ended.
         self.detached().lease = None;
         tokio::select! {
             () = sleep(WRITE_INTERVAL) => {}
             () = shared.overdue.stopped() => {}
         }
-        // Else it is told twice.
+        // On failure the next process notifies the server again.
         let _ = shared.ledger.remove_anchor(&id).await;
     }
 
@@ -209,7 +212,7 @@ impl CallDriver {
         })
     }
 
-    /// The call is over, before anything was heard of it again where a former process had made it.
+    /// Reports the fate of a recovered call that ended without any event of its server.
     pub(super) fn record_fate(&mut self) {
         let anchored = self.detached.as_mut().and_then(|held| held.anchor.as_mut());
         if let Some(fate) = anchored.and_then(|anchored| anchored.fate.take())
@@ -219,15 +222,16 @@ impl CallDriver {
         }
     }
 
-    /// Whether the call could be left to the process after this one.
+    /// Whether the call can be left to the next process.
     pub(super) fn can_be_released(&self) -> bool {
         self.exchange.phase() == ExchangePhase::Deferred
             && self.detached.as_ref().is_some_and(|held| held.anchor.is_some())
     }
 
-    /// The time of the proxy is over: leaves the call to the process after this one, or ends it.
+    /// Leaves the call to the next process at the end of the shutdown time, or ends it.
     pub(super) async fn release_or_end(&mut self) {
-        // What its client did in time still happens: it may have cancelled the task, or answered.
+        // Changes by the client before the deadline take effect: it may have cancelled the task, or sent
+        // responses.
         self.flush_for_release().await;
         self.write_anchor();
         self.flush_for_release().await;
@@ -239,8 +243,8 @@ impl CallDriver {
         }
     }
 
-    /// Waits for queued changes, but not for a store that does not answer: what it has is good for a resumption. Then
-    /// receives what was sent to the call.
+    /// Waits for queued changes, but not for a store that does not respond: its last state allows a
+    /// resumption. Then handles messages in the call's mailbox.
     async fn flush_for_release(&mut self) {
         let writes = async {
             while !self.detached().writes.is_empty() {
@@ -257,9 +261,9 @@ impl CallDriver {
         }
     }
 
-    /// Leaves the call to the process after this one, if that can take it up: it goes on at its server, and what is
-    /// asked in it stays asked. Where the store fails now, it is taken up from where it was when it was written last: to
-    /// cancel it would leave a task at work whose server works at it no more.
+    /// Leaves the call to the next process if that can resume it: the call continues at its server, and its
+    /// input requests stay open. If the store fails now, the call is resumed from the last written anchor;
+    /// cancelling it would leave a working task without a call.
     fn release(&mut self) -> bool {
         if !self.detached().anchor.as_deref().is_some_and(|anchored| anchored.is_stored) {
             return false;
@@ -272,16 +276,16 @@ impl CallDriver {
         self.span.record_release();
         self.exchange.handle_released();
         self.shared.ledger.count_released();
-        // It is the next process's: a cancel that comes now is told by that one.
+        // The anchor belongs to the next process, which also forwards later cancellations.
         self.detached().anchor = None;
         true
     }
 }
 
-// === impl Held ===
+// === impl DetachedState ===
 
 impl DetachedState {
-    /// The call is where the process before this one has left it.
+    /// Restores the position at which the former process left the call.
     pub(super) fn restore_anchor(
         &mut self,
         call: upstream::CallAnchor,
@@ -307,10 +311,10 @@ impl DetachedState {
     }
 }
 
-// === impl Anchored ===
+// === impl AnchorState ===
 
 impl AnchorState {
-    /// The record does not have the answers under these keys any more.
+    /// Removes responses that the record no longer holds.
     pub(super) fn remove_delivered(&mut self, keys: &[String]) {
         self.answered.retain(|(_, _, key)| !keys.contains(key));
     }
@@ -320,10 +324,10 @@ impl AnchorState {
     }
 }
 
-// === impl Form ===
+// === impl CallForm ===
 
 impl CallForm {
-    /// Tells the upstream what has become of the call.
+    /// Signals the state of the call to the upstream.
     pub(super) fn deferral(&self) -> Option<&Deferral> {
         match self {
             Self::Canonical(canonical) => canonical.deferral.as_ref(),

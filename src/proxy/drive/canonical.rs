@@ -1,4 +1,4 @@
-//! A driven call in the words of 2026-07-28: of a client of that revision, in front of a server of another.
+//! A driven call in the form of 2026-07-28: between a client of that revision and a server of another.
 
 use super::{DetachReason, open_requests::OpenRequest};
 use crate::{
@@ -36,44 +36,44 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// What is known of such a call.
+/// The state of such a call.
 pub(super) struct CanonicalForm {
-    /// Once it is held, without its bytes: what is left to know of it after it has been sent.
+    /// Without its bytes once the call is detached: they have been sent.
     pub(super) call: Arc<Call>,
     pub(super) caller: Arc<Caller>,
     pub(super) server: ServerCell,
-    /// Ties a retry to this very request of this caller; there once the call is held.
+    /// Binds a retry to this request of this caller; set once the call is detached.
     pub(super) binding: Option<RequestBinding>,
-    /// What the server asked and could not have, if anything.
+    /// The capability that an input request required and the client lacks, if any.
     pub(super) refused: Option<Box<Value>>,
-    /// Answers that came with the call itself, before anything was asked.
+    /// Input responses that came with the call itself.
     pub(super) supplied: InputResponses,
-    /// Tells the upstream when the call has become a task, where it may.
+    /// Signals to the upstream that the call has become a task.
     pub(super) deferral: Option<Deferral>,
-    /// How its client is given a ticket, if that is how.
+    /// How the client gets a ticket, if it gets one.
     pub(super) ticketing: Option<Box<TicketOptions>>,
-    /// What was last said of the progress, where the ticket is to say it.
+    /// The latest progress message, for the ticket.
     pub(super) progress: Option<Box<str>>,
     pub(super) began: Instant,
 }
 
-/// The server of a call, once it has spoken.
+/// The description of the call's server, once it is known.
 #[derive(Clone, Default)]
 pub(super) struct ServerCell(Arc<OnceLock<Arc<UpstreamDescription>>>);
 
-// === impl Canonical ===
+// === impl CanonicalForm ===
 
 impl CanonicalForm {
-    /// From here on the call is held by a runtime task of its own. Its bytes may be megabytes, and have been
-    /// sent.
+    /// Prepares the call for a runtime task of its own: drops the bytes, which have been sent and may be
+    /// megabytes.
     pub(super) fn detach(&mut self, shared: &RouteContext) {
         self.binding = Some(input_requests::binding(shared, &self.caller, &self.call));
         self.call = Arc::new(self.call.without_bytes());
         self.caller = Arc::new(Caller::clone(&self.caller));
     }
 
-    /// What the server asks where the client is polled in place: for that it must be held, unless there is
-    /// nobody who can be asked.
+    /// An input request of a call that is polled in place: the call is detached for it, unless the client has
+    /// no capability for any.
     pub(super) fn detach_reason(&mut self, route: &str, event: UpstreamEvent) -> Option<DetachReason> {
         match event {
             UpstreamEvent::ServerRequest(question)
@@ -86,8 +86,8 @@ impl CanonicalForm {
         }
     }
 
-    /// The question if it can be put to this client. What the client did not declare is refused, and
-    /// remembered: a call that fails after that failed for it.
+    /// The input request, if the client has the capability for it. Otherwise it is refused, and the missing
+    /// capability is stored: a later failure of the call is attributed to it.
     pub(super) fn accept_request(
         &mut self,
         route: &str,
@@ -102,8 +102,7 @@ impl CanonicalForm {
         None
     }
 
-    /// Whether the client declared that it can be asked all of this; else the end of a call that cannot go
-    /// on without.
+    /// The end of a call whose client lacks a required capability for these input requests.
     pub(super) fn end_if_undeclared<'a>(
         &self,
         asked: impl Iterator<Item = &'a InputRequest>,
@@ -125,29 +124,29 @@ impl CanonicalForm {
         Record { view: self.view(), waited, message: self.progress.as_deref().map(str::to_owned), ..record }
     }
 
-    /// What the server tells on the way.
+    /// Stores the latest progress message, for the ticket.
     pub(super) fn note_progress(&mut self, frame: &Frame) {
         if self.ticketing.is_some()
-            && let Some(said) = status_message::of_progress(frame)
+            && let Some(progress) = status_message::of_progress(frame)
         {
-            self.progress = Some(said.into());
+            self.progress = Some(progress.into());
         }
     }
 
-    /// How the task is shown that it may become.
+    /// The view of the task that the call may become.
     pub(super) fn view(&self) -> TaskView {
         if self.ticketing.is_some() { TaskView::Ticket } else { TaskView::Extension }
     }
 
-    /// The response to `call`, which is this one or a client's coming back to it.
-    pub(super) fn reply(&self, shared: &RouteContext, call: &Call, word: CallEnd) -> CallReply {
+    /// The reply to `call`, which is this call or a retry of it.
+    pub(super) fn reply(&self, shared: &RouteContext, call: &Call, end: CallEnd) -> CallReply {
         let (server, binding) = (self.server.description(), || self.binding(shared));
-        if is_refused_as_unknown(&call.method, &word) && !shared.declares(&call.method, &server) {
+        if is_refused_as_unknown(&call.method, &end) && !shared.declares(&call.method, &server) {
             return reply::not_served(call);
         }
-        let again = input_requests::url_input_required(shared, &self.caller, call, &server, binding, &word);
+        let again = input_requests::url_input_required(shared, &self.caller, call, &server, binding, &end);
         let mut reply =
-            again.unwrap_or_else(|| reply::to_client(call, &shared.route, word, self.refused.as_deref()));
+            again.unwrap_or_else(|| reply::to_client(call, &shared.route, end, self.refused.as_deref()));
         if call.method == Method::ToolsList && shared.route.denies_tools() {
             let answer = Frame::parse(reply.body.clone()).ok();
             let left = answer.and_then(|answer| deny::hide(&answer, |tool| shared.route.denies(tool)));
@@ -160,7 +159,7 @@ impl CanonicalForm {
         self.binding.unwrap_or_else(|| input_requests::binding(shared, &self.caller, &self.call))
     }
 
-    /// The result that sends the client away with these questions.
+    /// The `input_required` result with these input requests.
     pub(super) fn input_required<'a>(
         &self,
         shared: &RouteContext,
@@ -172,7 +171,7 @@ impl CanonicalForm {
             target: RetryTarget::Parked(id.clone()),
             node: shared.call_registry.node,
             round,
-            // A little longer than the call is parked, so that a late client hears that it is gone.
+            // Longer than the call is parked, so that a late retry gets a precise error.
             expires: shared.clock.timestamp() + shared.route.questions.park * 2,
             binding: self.binding(shared),
         };
@@ -181,7 +180,7 @@ impl CanonicalForm {
         elicit::input_required(questions, &sealed, &self.server.description().server_info)
     }
 
-    /// The call has become a task: it is shown as its client first hears of it.
+    /// Signals that the call has become a task. Returns the result for its client.
     pub(super) fn create_result(&mut self, shared: &RouteContext, record: &Record) -> Vec<u8> {
         if let Some(deferral) = &self.deferral {
             shared.upstream.mark_deferred(&CallerIdentity::of(&self.caller), deferral);
@@ -189,9 +188,10 @@ impl CanonicalForm {
         self.handle_result(shared, record)
     }
 
-    /// The task as its client first sees it.
+    /// The result that hands the task to its client.
     pub(super) fn handle_result(&self, shared: &RouteContext, record: &Record) -> Vec<u8> {
-        // A task that was made before its session was open: another may have been.
+        // The task may have been made before its session was open; another session may have described the
+        // server.
         let server = if self.server.is_known() { self.server.description() } else { shared.server() };
         match &self.ticketing {
             Some(ticketing) => modern::complete(ticketing.running(shared, record), &server.server_info),
@@ -199,10 +199,10 @@ impl CanonicalForm {
         }
     }
 
-    /// What the call came to, as the task keeps it.
-    pub(super) fn end_event(&self, shared: &RouteContext, word: CallEnd) -> task::TaskEvent {
+    /// The event that ends the task.
+    pub(super) fn end_event(&self, shared: &RouteContext, end: CallEnd) -> task::TaskEvent {
         let refused = self.refused.as_deref();
-        match reply::verdict(&self.call, &shared.route, word, refused) {
+        match reply::verdict(&self.call, &shared.route, end, refused) {
             CallVerdict::Result(result) => {
                 result_event(result.len(), shared.ledger.quotas().stored_result_bytes, || result)
             }
@@ -211,7 +211,7 @@ impl CanonicalForm {
     }
 }
 
-/// A result of this size as the task keeps it, if it is not too large.
+/// The event for a result of this size: a failure if it is too large.
 pub(super) fn result_event(size: usize, limit: usize, result: impl FnOnce() -> Bytes) -> task::TaskEvent {
     if size <= limit {
         return task::TaskEvent::Returned { result: result() };
@@ -226,7 +226,7 @@ pub(super) fn failure_event(error: &ErrorObject) -> task::TaskEvent {
     task::TaskEvent::Failed { error: error.as_bytes().clone(), message: Some(error.message()) }
 }
 
-/// Answers a client with questions, if it can be asked them.
+/// The reply with input requests, if the request can be answered with them.
 pub(super) fn input_required_reply<'a>(
     request: &ReplyTarget,
     open: impl Iterator<Item = &'a OpenRequest>,
@@ -235,12 +235,12 @@ pub(super) fn input_required_reply<'a>(
     let ReplyTarget::Canonical { call, capabilities } = request else { return None };
     Some(match missing_capability(capabilities, open.filter_map(self::request)) {
         None => reply::input_required(call, result),
-        // 2026-07-28, *MRTR, Server Requirements*: nothing that was not declared.
+        // 2026-07-28, *MRTR, Server Requirements*: only requests for declared capabilities.
         Some(missing) => reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::input_refused(&missing)),
     })
 }
 
-/// Answers a client with the handle of a task, if it can be given one; and how it is heard that it has it.
+/// The reply with a task handle, if the client can take one; the receiver resolves on delivery.
 pub(super) fn handle_reply(
     call: &Call,
     capabilities: &Capabilities,
@@ -259,11 +259,10 @@ fn request(open: &OpenRequest) -> Option<&InputRequest> {
     open.asked.canonical()
 }
 
-/// Whether the server refuses a method that it did not declare as one that it does not have (2026-07-28, *Discovery*).
-/// A server that did not declare a list and answers with any error has none; of a call only an error about its method
-/// says so.
-fn is_refused_as_unknown(method: &Method, word: &CallEnd) -> bool {
-    match word {
+/// Whether the server refuses an undeclared method as unknown (2026-07-28, *Discovery*). For an undeclared
+/// list method any error counts; for a call only an error about its method.
+fn is_refused_as_unknown(method: &Method, end: &CallEnd) -> bool {
+    match end {
         CallEnd::Response(response) => match ErrorObject::of(response.frame()) {
             Some(error) => {
                 method.is_list()
@@ -279,17 +278,17 @@ fn is_refused_as_unknown(method: &Method, word: &CallEnd) -> bool {
     }
 }
 
-/// Whether an error of whatever code says that a method is not there.
+/// Whether an error says that a method is unknown, whatever its code.
 fn is_about_method(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
     let absent = ["not found", "unknown", "not supported", "unsupported", "not implemented"];
     message.contains("method") && absent.iter().any(|absent| message.contains(absent))
 }
 
-// === impl Server ===
+// === impl ServerCell ===
 
 impl ServerCell {
-    /// What the server said of itself; a stand-in until it has.
+    /// The description of the server; a placeholder until it is known.
     pub(super) fn description(&self) -> Arc<UpstreamDescription> {
         self.0.get().map_or_else(|| Arc::new(UpstreamDescription::unknown()), Arc::clone)
     }
@@ -299,7 +298,7 @@ impl ServerCell {
     }
 
     pub(super) fn set(&self, description: Arc<UpstreamDescription>) {
-        // Once: a call has one server.
+        // Set once: a call has one server.
         let _ = self.0.set(description);
     }
 }

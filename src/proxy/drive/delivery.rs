@@ -1,4 +1,4 @@
-//! Who hears what becomes of a call: requests that wait for it, and streams on which a task is heard.
+//! Delivery of a call's messages: to requests that wait for it, and to the streams of a task's client.
 
 use crate::{
     bridge::{TaskOutbox, exchange::InputNumber, outbox::StreamId},
@@ -19,38 +19,39 @@ use std::{
 };
 use tokio::sync::mpsc::{self, OwnedPermit, error::TrySendError};
 
-/// The streams on which a legacy client hears what a task has to say, and what has been put on which.
+/// The streams on which a legacy client receives the messages of a task, and which input request was sent on
+/// which.
 #[derive(Default)]
 pub(super) struct TaskStreams {
     outbox: TaskOutbox,
-    /// The streams of the session, where it has an id.
+    /// The GET streams of the session, if it has an id.
     streams: Option<StreamFollower>,
-    /// Requests for the result that wait.
+    /// Requests that wait for the result.
     waiting: Vec<(StreamId, mpsc::Sender<Bytes>)>,
-    /// What is to be said on lines that are full, in its order. The server is not read meanwhile, as on
-    /// the direct way: a client that reads more slowly than its server speaks loses nothing.
+    /// Messages for full streams, in order. The server is not read meanwhile, as in a direct connection: a
+    /// client that reads more slowly than its server sends loses nothing.
     unsent: VecDeque<(StreamId, Bytes)>,
-    /// When the first of it is given up, and its line with it.
+    /// When the first of them is dropped, together with its stream.
     drop_at: Option<Instant>,
-    /// What is asked, and is not put before somebody new waits: its client still has it.
+    /// Input requests that the client already has; sent again only to a new waiter.
     withheld: Vec<InputNumber>,
 }
 
-/// What happened on the lines.
+/// An event on the streams.
 pub(super) enum TaskStreamEvent {
     /// The session may listen on another stream.
     ListenChanged,
-    /// A request for the result has left.
+    /// A request for the result has disconnected.
     WaiterClosed(usize),
-    /// A line that was full takes one more message, or nothing any more.
+    /// A full stream takes one more message, or no more.
     Writable(Option<OwnedPermit<Bytes>>),
 }
 
-/// How long a client may take none of what its task has to say before it is taken for one that does
-/// not listen there: so long may it hold up its own call.
+/// How long a client may take none of its task's messages before its stream is dropped. A stalled client
+/// blocks its own call for this long.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Messages for requests whose channels are full, each request's in their order. The server is not read meanwhile, so
+/// Messages for requests with full channels, in order for each request. The server is not read meanwhile, so
 /// that there are never many.
 #[derive(Default)]
 pub(super) struct UnsentItems(Vec<(mpsc::Sender<ReplyItem>, VecDeque<ReplyItem>)>);
@@ -62,7 +63,7 @@ impl UnsentItems {
         self.0.is_empty()
     }
 
-    /// Sends the client something, now or once it has room. That it has left is noticed elsewhere.
+    /// Sends a message, now or once the channel has space. A disconnect is detected elsewhere.
     pub(super) fn send(&mut self, waiter: &CallWaiter, item: ReplyItem) {
         if let Some((_, items)) = self.0.iter_mut().find(|(sender, _)| sender.same_channel(&waiter.items)) {
             return items.push_back(item);
@@ -72,7 +73,7 @@ impl UnsentItems {
         }
     }
 
-    /// Sends one of them as soon as its client has room; drops those of a client that has left. Cancel safe.
+    /// Sends one of them once its channel has space; drops those of a disconnected client. Cancel safe.
     pub(super) async fn flush_one(&mut self) {
         if self.0.is_empty() {
             return pending().await;
@@ -93,7 +94,7 @@ impl UnsentItems {
     }
 }
 
-/// Which of those who wait has left.
+/// The index of a waiter that has disconnected.
 pub(super) async fn any_disconnected(waiters: &[CallWaiter]) -> usize {
     match waiters {
         [] => pending().await,
@@ -105,15 +106,15 @@ pub(super) async fn any_disconnected(waiters: &[CallWaiter]) -> usize {
     }
 }
 
-// === impl Lines ===
+// === impl TaskStreams ===
 
 impl TaskStreams {
-    /// The lines of a task whose session, if it has an id, is followed.
+    /// The streams of a task; `streams` are those of its session, if it has an id.
     pub(super) fn new(streams: Option<StreamFollower>) -> Self {
         Self { streams, ..Self::default() }
     }
 
-    /// Waits for something to happen on them.
+    /// Waits for the next event.
     pub(super) async fn next_event(&mut self, now: impl FnOnce() -> Instant) -> TaskStreamEvent {
         let full = self.blocked_sender(now);
         tokio::select! {
@@ -146,18 +147,18 @@ impl TaskStreams {
         self.withheld.retain(|ask| is_open(*ask));
     }
 
-    /// One more request waits for the result. Whoever asks for it does not have what was asked before, or
-    /// will not mind to be asked again.
-    pub(super) fn add_waiter(&mut self, tell: mpsc::Sender<Bytes>, is_open: impl Fn(InputNumber) -> bool) {
+    /// Adds a request that waits for the result. It does not have the withheld input requests, or tolerates
+    /// them again.
+    pub(super) fn add_waiter(&mut self, sender: mpsc::Sender<Bytes>, is_open: impl Fn(InputNumber) -> bool) {
         let line = next_stream_id();
-        self.waiting.push((line, tell));
+        self.waiting.push((line, sender));
         self.outbox.handle_result_request(line);
         for ask in std::mem::take(&mut self.withheld).into_iter().filter(|ask| is_open(*ask)) {
             self.outbox.handle_input_request(ask);
         }
     }
 
-    /// A question is to be put; only to somebody new, where the client has it already.
+    /// Queues an input request; only for a new waiter, if the client already has it.
     pub(super) fn queue_request(&mut self, ask: InputNumber, has_it: bool) {
         match has_it {
             true => self.withheld.push(ask),
@@ -165,7 +166,7 @@ impl TaskStreams {
         }
     }
 
-    /// Puts what has not been put yet, each as `message` has it.
+    /// Sends the queued input requests, each as `message` renders it.
     pub(super) fn send_queued(&mut self, message: impl Fn(InputNumber) -> Option<Bytes>) {
         while let Some((ask, line)) = self.outbox.poll_delivery() {
             let Some(message) = message(ask) else { continue };
@@ -175,12 +176,12 @@ impl TaskStreams {
         }
     }
 
-    /// A question is answered or over. Gives where it was put, if it was.
+    /// Closes an input request. Returns the stream on which it was sent.
     pub(super) fn close_request(&mut self, ask: InputNumber) -> Option<StreamId> {
         self.outbox.handle_input_closed(ask)
     }
 
-    /// Says something where it can be heard now, if it can.
+    /// Sends a message on the current stream, if there is one.
     pub(super) fn send(&mut self, message: &[u8]) {
         if let Some(line) = self.outbox.current_stream()
             && !self.send_on(line, sse::message(message))
@@ -189,7 +190,7 @@ impl TaskStreams {
         }
     }
 
-    /// Says something on this line. Whether it is, or will be, said.
+    /// Sends a message on this stream. Returns whether it is sent or queued.
     pub(super) fn send_on(&mut self, line: StreamId, event: Bytes) -> bool {
         let Some(sender) = self.sender(line) else { return false };
         let event = match self.unsent.iter().any(|(full, _)| *full == line) {
@@ -204,19 +205,19 @@ impl TaskStreams {
         true
     }
 
-    /// Whether something waits for a line that is full: then the server is not read.
+    /// Whether messages wait for a full stream: then the server is not read.
     pub(super) fn has_backlog(&mut self, now: impl FnOnce() -> Instant) -> bool {
         self.blocked_sender(now).is_some()
     }
 
     fn sender(&self, line: StreamId) -> Option<mpsc::Sender<Bytes>> {
         match self.waiting.iter().find(|(waiting, _)| *waiting == line) {
-            Some((_, tell)) => Some(tell.clone()),
+            Some((_, sender)) => Some(sender.clone()),
             None => self.streams.as_ref()?.sender(line),
         }
     }
 
-    /// The line that the first of what is unsaid waits for.
+    /// The stream that the first unsent message waits for.
     fn blocked_sender(&mut self, now: impl FnOnce() -> Instant) -> Option<mpsc::Sender<Bytes>> {
         loop {
             let (line, _) = self.unsent.front()?;
@@ -224,13 +225,13 @@ impl TaskStreams {
                 self.drop_at.get_or_insert_with(|| now() + STALL_TIMEOUT);
                 return Some(sender);
             }
-            // What was on it is put again where it matters.
+            // Its input requests are sent again on another stream.
             self.unsent.pop_front();
             self.drop_at = None;
         }
     }
 
-    /// A line that takes nothing any more.
+    /// Removes a stream that is closed or stalled.
     fn remove_stream(&mut self, line: StreamId) {
         self.unsent.retain(|(full, _)| *full != line);
         match self.waiting.iter().position(|(waiting, _)| *waiting == line) {
@@ -243,7 +244,7 @@ impl TaskStreams {
     }
 }
 
-/// Room for one more message on a line that is full; nothing where it takes none in time.
+/// A slot in a full stream; none if it takes no message in time.
 async fn reserve_slot(
     full: Option<mpsc::Sender<Bytes>>,
     give_up: Option<Instant>,
@@ -255,10 +256,10 @@ async fn reserve_slot(
     }
 }
 
-/// Which of those who wait for the result has left.
+/// The index of a request for the result that has disconnected.
 async fn any_waiter_closed(waiting: &[(StreamId, mpsc::Sender<Bytes>)]) -> usize {
     if waiting.is_empty() {
         return pending().await;
     }
-    select_all(waiting.iter().map(|(_, tell)| Box::pin(tell.closed()))).await.1
+    select_all(waiting.iter().map(|(_, sender)| Box::pin(sender.closed()))).await.1
 }

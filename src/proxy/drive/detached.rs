@@ -1,5 +1,4 @@
-//! What a call needs that is held by somebody else than the connection of its client: its questions, who hears of it,
-//! and its task.
+//! The state of a detached call: its open input requests, the recipients of its messages, and its task.
 
 use super::{
     DriverEvent,
@@ -33,46 +32,47 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// What a held call needs beside.
+/// The state that a detached call needs in addition.
 pub(super) struct DetachedState {
     pub(super) registration: CallRegistration,
-    /// Once it is a task.
+    /// Set once the call is a task.
     pub(super) lease: Option<TaskLease>,
     pub(super) open_requests: OpenRequests,
     /// Requests that wait for the call itself.
     pub(super) waiters: Vec<CallWaiter>,
-    /// Where a legacy client hears of the task.
+    /// The streams that carry the task's messages to a legacy client.
     pub(super) streams: Option<Box<TaskStreams>>,
-    /// From its first question until it is a task.
+    /// Held from the first input request until the call is a task.
     pub(super) parked: Option<Reservation>,
     pub(super) storing: Option<BoxFuture<'static, Option<TaskLease>>>,
-    /// Changes of its record that are not stored yet.
+    /// Changes of the record that are not stored yet.
     pub(super) writes: RecordWrites,
-    /// Messages for waiters whose channels are full.
+    /// Messages for waiters with full channels.
     pub(super) unsent: UnsentItems,
     /// One for each request that was given the handle.
     pub(super) committed: Vec<oneshot::Receiver<()>>,
     pub(super) progress: PendingProgress,
-    /// Where it can be taken up, once it is a task that outlives the process.
+    /// The resume position, once the call is a task that outlives the process.
     pub(super) anchor: Option<Box<AnchorState>>,
-    /// The record could not take an input request: the call is resumed from before it, which brings it again.
+    /// The record could not store an input request: the call is resumed from before it, so that the server
+    /// sends it again.
     pub(super) is_resume_point_fixed: bool,
-    /// Where the call could be resumed, once the input requests before that place are in the record.
+    /// A newer resume position, usable once the input requests before it are in the record.
     pub(super) resume_point: Option<Box<upstream::CallAnchor>>,
-    /// How the call is made again, which the server has turned over, and the answers so far.
+    /// How to make the call again after an `input_required` result, and the responses so far.
     pub(super) pending_retry: Option<Box<(InputRequired, BTreeMap<String, Bytes>)>>,
-    /// Of the status, where the client is told it.
+    /// Changes of the status, if the client is notified of them.
     pub(super) changes: Option<Box<TaskWatcher>>,
 }
 
-/// The latest word on progress, and when it may be written.
+/// The latest progress message, and when it may be written.
 #[derive(Default)]
 pub(super) struct PendingProgress {
     pub(super) message: Option<String>,
     pub(super) not_before: Option<Instant>,
 }
 
-// === impl Held ===
+// === impl DetachedState ===
 
 impl DetachedState {
     pub(super) fn new(shared: &RouteContext, policy: &ToolPolicy, supplied: InputResponses) -> Box<Self> {
@@ -103,7 +103,7 @@ impl DetachedState {
         })
     }
 
-    /// When something may be written that is not, the first of it.
+    /// The earliest time at which something unwritten may be written.
     pub(super) fn write_due(&self) -> Option<Instant> {
         let progress = self.progress.due().filter(|_| !self.writes.has_progress());
         let anchor = self.anchor.as_ref().and_then(|anchored| anchored.due());
@@ -111,20 +111,20 @@ impl DetachedState {
         [progress, anchor].into_iter().flatten().min()
     }
 
-    /// Whether every change is stored, and every message is sent.
+    /// Whether all changes are stored and all messages are sent.
     pub(super) fn is_flushed(&self) -> bool {
         self.writes.is_empty() && self.unsent.is_empty()
     }
 
-    /// Sends a message of the server to all legacy clients that wait.
+    /// Sends a message of the server to all waiting legacy clients.
     pub(super) fn send_to_waiters(&mut self, message: &Bytes) {
         for waiter in &self.waiters {
             self.unsent.send(waiter, ReplyItem::Notification(message.clone()));
         }
     }
 
-    /// Boxed: a call whose client waits in place has nothing of it, and there are many of those. So is what only
-    /// some of the held ones wait for.
+    /// Boxed: calls that wait in place do not have this state, and there are many of them. The rare futures
+    /// inside are boxed for the same reason.
     pub(super) fn next_event<'a>(
         &'a mut self,
         is_attended: bool,
@@ -141,7 +141,7 @@ impl DetachedState {
                     DriverEvent::ClientDisconnected(who)
                 }
                 () = self.unsent.flush_one() => DriverEvent::Sent,
-                told = self.registration.receive() => DriverEvent::Received(told),
+                command = self.registration.receive() => DriverEvent::Received(command),
                 happening = or_pending(self.streams.as_mut().map(|lines| Box::pin(lines.next_event(now)))) => {
                     DriverEvent::Streams(happening)
                 }
@@ -156,16 +156,16 @@ impl DetachedState {
     }
 }
 
-// === impl Progress ===
+// === impl PendingProgress ===
 
 impl PendingProgress {
-    /// When it may be written, if there is anything.
+    /// When the message may be written, if there is one.
     pub(super) fn due(&self) -> Option<Instant> {
         self.message.as_ref().and(self.not_before)
     }
 }
 
-/// Whether one of those who were given the handle has it: as soon as one has, or all have left.
+/// Resolves with whether a client has the handle: as soon as one has it, or all have disconnected.
 async fn any_committed(receivers: &mut Vec<oneshot::Receiver<()>>) -> bool {
     if receivers.is_empty() {
         return pending().await;

@@ -1,11 +1,11 @@
-//! A call whose client waits: polled in place, by the connection it came in on.
+//! A call with a waiting client, polled in place by the client's connection.
 //!
-//! What is planned for a call of 2026-07-28 is carried out here while its client is attached. When the call
-//! becomes a task, or its server asks something that can be put to the client, its [`CallDriver`] moves to a
-//! runtime task of its own, and what is left here only passes on what comes from there; a client that comes
-//! back to a parked call goes there at once. Dropping an [`InlineCall`] is how a client's departure is heard:
-//! the upstream stream goes with it, which cancels the call at the server; after the move, the other side
-//! notices the closed channel.
+//! This module carries out the plan of a call of 2026-07-28 while its client is connected. When the call
+//! becomes a task, or its server sends an input request that can be forwarded to the client, its
+//! [`CallDriver`] moves to a runtime task of its own, and this side only forwards its messages; a retry of a
+//! parked call connects to that driver at once. A client disconnect drops the [`InlineCall`]: the upstream
+//! stream is dropped with it, which cancels the call at the server; after the move, the detached driver sees
+//! the closed channel.
 
 use super::{
     CallDriver, CallForm, CallSpan, CanonicalForm, DetachReason, DriverEvent, canonical::ServerCell,
@@ -48,21 +48,21 @@ pub(in crate::proxy) struct InlineCall {
     stage: InlineStage,
     /// Time spent waiting for the server.
     waited: Duration,
-    /// A stopping proxy waits for the call, until somebody else holds it.
+    /// Delays shutdown until the call ends, or until a detached driver holds it.
     work: Option<TaskToken>,
 }
 
 #[expect(
     clippy::large_enum_variant,
-    reason = "the large one is the one that is used, and a box would cost every call"
+    reason = "the large variant is the common one, and a box would cost every call"
 )]
 enum InlineStage {
-    /// Nothing has been done yet.
+    /// Nothing has been sent.
     Fresh,
     Inline {
         driver: CallDriver,
     },
-    /// The call is on its way to become a task; what is still for the client comes from there.
+    /// The call is detached; messages for the client arrive on the channel.
     Detached {
         items: mpsc::Receiver<ReplyItem>,
         since: Instant,
@@ -70,13 +70,13 @@ enum InlineStage {
     Done,
 }
 
-/// Who the server is, or the refusal of a call that it does not serve.
+/// The description of the server, or the refusal of the call.
 type PrepareResult = Result<Arc<UpstreamDescription>, Box<CallReply>>;
 
-/// The same, and where the call goes.
+/// The same from the cache, with the target of the call.
 type CachedPrepareResult = Result<ReadyServer, Box<CallReply>>;
 
-// === impl Attended ===
+// === impl InlineCall ===
 
 impl InlineCall {
     pub(in crate::proxy) fn new(shared: Arc<RouteContext>, call: Arc<Call>, caller: Caller) -> Self {
@@ -90,13 +90,13 @@ impl InlineCall {
         }
     }
 
-    /// Everything up to the moment the call is sent. The threshold counts from before that. A handshake
-    /// or a list that takes longer does not hold up the handle: the call is then a task before it is sent.
+    /// Does everything before the call is sent. The threshold counts from the start. A slow handshake or tool
+    /// list does not delay the handle: the call is then a task before it is sent.
     async fn start(&mut self) -> Result<(), Box<CallReply>> {
         let tool = self.call.target.as_deref().unwrap_or_default();
         let policy = self.shared.route.tool_policy_for(tool, &self.caller.rollout_membership);
         if policy.mode == Mode::Deny && self.call.method == Method::ToolsCall {
-            // Before its server is looked for.
+            // Checked before the server is described.
             return Err(Box::new(reply::refuse(&self.call, StatusCode::OK, &plan::denied_error(tool))));
         }
         let ticketing = tickets::modern_ticket_options(&self.shared, &self.call, &self.caller, &policy);
@@ -107,9 +107,9 @@ impl InlineCall {
             false => Ok(CallAttempt::Fresh(InputResponses::default())),
         };
         let began = self.shared.clock.now();
-        // A client that comes back waits for its call, wherever that is.
+        // A retry waits for its call, in whatever state the server is.
         let is_back = matches!(attempt, Ok(CallAttempt::Retry(..)));
-        // From here on, whether or not its client stays until it is sent.
+        // Observed from here on, whether or not the client stays until the call is sent.
         let observed = (matches!(planned, Plan::Drive(DriveMode::Observe { .. })) && !is_back)
             .then(|| ObservedCall::begin(&self.shared, tool, &policy, began));
         let due = match (&planned, &attempt) {
@@ -121,8 +121,8 @@ impl InlineCall {
         };
         let (mut preparing, mut calls) = (None, None);
         let mut prepared = match is_back {
-            // Its server was asked when the call was made, and may be gone: what has become of the call is
-            // known to whoever holds it.
+            // The server was described for the first attempt, and may be gone: the driver of the call knows
+            // its state.
             true => None,
             false => self.prepare_cached().map(|prepared| {
                 let ReadyServer { description, calls: its } = prepared?;
@@ -140,7 +140,7 @@ impl InlineCall {
             };
         }
         if is_back && self.call.method == Method::ToolsCall {
-            // Boxed, as what only a client that comes back needs: every call that waits would pay for it.
+            // Boxed: only retries need it, and it would enlarge every waiting call.
             Box::pin(check_param_headers(&self.shared, &self.call, &self.caller)).await?;
         }
         if is_back || preparing.is_some() {
@@ -171,7 +171,7 @@ impl InlineCall {
             }
         };
         let turn = self.admit(tool)?;
-        // The server is still being asked who it is.
+        // The server is still being described.
         let late = preparing.filter(|_| !server.is_known());
         let span = CallSpan::of_call(&self.shared, &mut self.call);
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
@@ -214,7 +214,7 @@ impl InlineCall {
         Ok(())
     }
 
-    /// Admits the call that is to be made, where it is limited.
+    /// Admits the call, if it has limits.
     fn admit(&self, tool: &str) -> Result<Option<PendingAdmission>, Box<CallReply>> {
         if self.shared.limiters.is_none() || self.call.method != Method::ToolsCall {
             return Ok(None);
@@ -226,7 +226,7 @@ impl InlineCall {
         })
     }
 
-    /// The outcome of [`prepare`], where nothing has to be waited for: that of nearly every call.
+    /// The outcome of [`prepare`] without waiting: the case of nearly every call.
     fn prepare_cached(&self) -> Option<CachedPrepareResult> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let server = shared.upstream.ready_server(&CallerIdentity::of(caller))?;
@@ -240,7 +240,7 @@ impl InlineCall {
         Some(Ok(server))
     }
 
-    /// Waits for one thing to happen to the call. Gives what it means for the client, if anything.
+    /// Waits for one event of the call. Returns the message for the client, if there is one.
     async fn step(&mut self) -> Option<ReplyItem> {
         let InlineStage::Inline { driver } = &mut self.stage else { return None };
         let began = self.shared.clock.now();
@@ -267,7 +267,7 @@ impl InlineCall {
                 return None;
             }
             DriverEvent::Server(UpstreamEvent::RequestCancelled { .. }) | DriverEvent::Dequeued => {}
-            DriverEvent::Server(UpstreamEvent::Final(said)) => driver.end(CallEnd::Response(said)),
+            DriverEvent::Server(UpstreamEvent::Final(response)) => driver.end(CallEnd::Response(response)),
             DriverEvent::Server(UpstreamEvent::Lost(lost)) => driver.end(CallEnd::Lost(lost)),
             DriverEvent::Due => driver.exchange.handle_timeout(now),
             DriverEvent::Draining => driver.exchange.handle_drain(now),
@@ -282,13 +282,13 @@ impl InlineCall {
             | DriverEvent::RecordChanged
             | DriverEvent::WriteDue
             | DriverEvent::ResumePoint(_)
-            | DriverEvent::Stopping => unreachable!("this happens to calls that are held"),
+            | DriverEvent::Stopping => unreachable!("only detached calls have this event"),
         }
         match driver.exchange.poll_action() {
             None => None,
-            Some(ExchangeAction::Reply(word)) => {
+            Some(ExchangeAction::Reply(end)) => {
                 let CallForm::Canonical(canonical) = &driver.form else { return None };
-                let mut reply = canonical.reply(&self.shared, &self.call, word);
+                let mut reply = canonical.reply(&self.shared, &self.call, end);
                 if self.call.method == Method::ToolsList {
                     ticket_call::add_ticket_tools(&self.shared, &self.call, &self.caller, &mut reply);
                 }
@@ -313,31 +313,31 @@ impl InlineCall {
                 | ExchangeAction::StoreResult(_)
                 | ExchangeAction::RemoveTask
                 | ExchangeAction::CancelUpstream,
-            ) => unreachable!("an attended exchange is handed over first, and its departure is a drop"),
+            ) => unreachable!("the call is detached first, and a disconnect drops it"),
         }
     }
 
-    /// From here on the call is held by a runtime task of its own.
+    /// Moves the call to a runtime task of its own.
     fn detach(&mut self, first: DetachReason) {
         let InlineStage::Inline { driver } = std::mem::replace(&mut self.stage, InlineStage::Done) else {
             return;
         };
-        // A few: what the client does not take must wait at the server, not here.
+        // A small buffer: messages that the client does not take must wait at the server.
         let (items, received) = mpsc::channel(8);
-        // Nothing else of it is needed here any more, and it may be megabytes.
+        // The body is not needed any more, and may be megabytes.
         self.call = Arc::new(self.call.without_bytes());
         let (call, capabilities) = (Box::new(Call::clone(&self.call)), Arc::clone(&self.caller.capabilities));
         driver.detach(CallWaiter { target: ReplyTarget::Canonical { call, capabilities }, items }, first);
         self.follow_detached(received);
     }
 
-    /// What is still for the client comes from elsewhere.
+    /// Receives the remaining messages from the detached driver.
     fn follow_detached(&mut self, items: mpsc::Receiver<ReplyItem>) {
         self.stage = InlineStage::Detached { items, since: self.shared.clock.now() };
         self.work = None;
     }
 
-    /// The proxy's time is over before the call was sent.
+    /// The reply of a call that was not sent before shutdown.
     fn closing_reply(&self) -> CallReply {
         reply::to_client(&self.call, &self.shared.route, CallEnd::Lost(CallError::Closing), None)
     }
@@ -350,7 +350,7 @@ impl InlineCall {
 }
 
 impl ReplySource for InlineCall {
-    /// The next message for the client. Dropping the future in between loses nothing but the wait.
+    /// The next message for the client. Cancel safe.
     async fn next(&mut self) -> Option<ReplyItem> {
         loop {
             match &mut self.stage {
@@ -377,7 +377,7 @@ impl ReplySource for InlineCall {
     }
 }
 
-/// Learns who the server is, and judges the call by that.
+/// Describes the server, and checks the call against its tools.
 async fn prepare(shared: Arc<RouteContext>, call: Arc<Call>, caller: Arc<Caller>) -> PrepareResult {
     let server = shared
         .upstream
@@ -390,13 +390,13 @@ async fn prepare(shared: Arc<RouteContext>, call: Arc<Call>, caller: Arc<Caller>
     Ok(server)
 }
 
-/// The call, on its way to the server.
+/// The call in the form for the server.
 fn outgoing(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) -> OutgoingCall {
     OutgoingCall { id: own_ids::next(), call: Arc::clone(call), caller: CallerIdentity::of(caller), deferral }
 }
 
-/// A call whose client waits no longer while its server is still being made ready. What judges it
-/// then, ends it.
+/// The replies of a call whose client no longer waits while its server is being described. A failed check
+/// ends the call.
 fn call_when_prepared(
     preparing: impl Future<Output = PrepareResult> + Send + 'static,
     shared: &Arc<RouteContext>,
@@ -425,8 +425,8 @@ fn call_when_prepared(
     stream::once(replies).flatten().boxed()
 }
 
-/// Compares the `Mcp-Param-*` headers with the arguments (2026-07-28, *Server Behavior for
-/// Custom Headers*). A server whose tools cannot be listed is called all the same.
+/// Compares the `Mcp-Param-*` headers with the arguments (2026-07-28, *Server Behavior for Custom Headers*).
+/// The call is sent without the check if the tools cannot be listed.
 async fn check_param_headers(
     shared: &RouteContext,
     call: &Call,
@@ -457,8 +457,8 @@ mod tests {
     use std::future::pending;
     use tokio::time::sleep;
 
-    /// A server that takes its time for a handshake, and as much for a list of its tools. It answers calls with
-    /// this, if with anything.
+    /// A server with this delay for the handshake and for the tool list. It answers calls with this result,
+    /// or never.
     fn slow(preparing: Duration, answer: Option<&'static str>) -> impl Upstream {
         let answers = move |outgoing: OutgoingCall| {
             let (takes, result) = match outgoing.call.method {
@@ -475,7 +475,7 @@ mod tests {
         StandIn { preparing, answers }
     }
 
-    /// What a client that takes tasks is answered with, and after how long.
+    /// The response to a client with task support, and how long it took.
     async fn called(server: impl Upstream, defer: policy::DeferPolicy) -> (Value, Duration) {
         let (endpoint, clock) = endpoint(server, defer);
         let began = clock.now();
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refusal_of_ours_that_comes_late_keeps_its_code_in_the_task() {
+    async fn a_late_refusal_keeps_its_code_in_the_task() {
         let tools = r#"{"tools":[{"name":"t","inputSchema":{"type":"object","properties":{"p":{"type":"string","x-mcp-header":"P"}}}}]}"#;
         let minute = Duration::from_secs(60);
         let answers = move |_: OutgoingCall| stream::once(ready(response(tools))).boxed();
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn always_is_always() {
+    async fn mode_always_always_makes_a_task() {
         let defer = policy::DeferPolicy { mode: Mode::Always, ..policy::DeferPolicy::default() };
         for _ in 0..20 {
             let server = slow(Duration::ZERO, Some(r#"{"content":[]}"#));

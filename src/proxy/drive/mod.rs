@@ -1,16 +1,17 @@
 //! Drives calls: the one loop that joins an [`Exchange`] to a server, to clients and to the store.
 //!
-//! A [`CallDriver`] is one call in flight. While its client waits it is polled in place, by the connection that
-//! the client came in on ([`InlineCall`]); when it asks something that sends the client away, or becomes a
-//! task, the same driver moves to a runtime task of its own, so that no departure can cut a step in half,
-//! and so that it outlives the request that brought it. What a held call needs beside (`detached`) is absent
-//! until then: its questions (`open_requests`; `questions` takes them to the client and back), and who hears of it
-//! (`delivery`).
+//! A [`CallDriver`] is one call in flight. While its client waits it is polled in place, by the client's
+//! connection ([`InlineCall`]). When the client is sent an `input_required` result, or when the call becomes
+//! a task, the same driver moves to a runtime task of its own: no disconnect can interrupt a step, and the
+//! driver outlives its request. The state of a detached call (`detached`) is absent until then: its open
+//! input requests (`open_requests`; `questions` forwards them to the client and back), and the recipients of
+//! its messages (`delivery`).
 //!
-//! A call has one of two forms. Where the eras of client and server differ it is `canonical`, in the words
-//! of 2026-07-28; where they are the same it is `native`, and what the server says stays as it is.
+//! A call has one of two forms. Where the eras of client and server differ it is `canonical`, in the form of
+//! 2026-07-28; where they are the same it is `native`, and the server's messages stay unchanged.
 //!
-//! The commit point of a task is the moment a client's socket takes the handle ([`DeliveryCommit`](super::DeliveryCommit)).
+//! The commit point of a task is the moment a client's socket takes the handle
+//! ([`DeliveryCommit`](super::DeliveryCommit)).
 
 mod anchor_state;
 mod canonical;
@@ -67,8 +68,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a task shows while its call waits for a permit, and once it has one.
-const QUEUED_MESSAGE: &str = "queued: as many calls run as may at a time (concurrency)";
+/// The status message of a task while its call waits for a permit, and once it has one.
+const QUEUED_MESSAGE: &str = "queued: all permits are in use (concurrency)";
 const RUNNING_MESSAGE: &str = "running";
 
 /// One call in flight.
@@ -77,28 +78,28 @@ pub(super) struct CallDriver {
     exchange: Exchange<CallEnd>,
     /// Dropping it cancels the call at the server.
     replies: Option<UpstreamEvents>,
-    /// How often the server has turned it over.
+    /// The number of `input_required` results of the server.
     retries: usize,
     policy: ToolPolicy,
-    /// What somebody else than the connection of its client holds.
+    /// Present once the call is detached.
     detached: Option<Box<DetachedState>>,
     form: CallForm,
     span: CallSpan,
-    /// Where its calls are limited.
+    /// Present if the calls have limits.
     limits: Option<Box<LimitedCall>>,
-    /// While the call waits in a queue of ours.
+    /// Present while the call waits in the proxy's queue.
     dequeued: Option<DequeueSignal>,
-    /// Whether it would become a task is only observed.
+    /// Present if the call is only observed and never becomes a task.
     observed: Option<Box<ObservedCall>>,
 }
 
-/// In which words a call is made, and its client spoken to.
+/// The form of a call's messages.
 enum CallForm {
     Canonical(CanonicalForm),
     Native(Box<NativeForm>),
 }
 
-/// What comes of a call in a legacy client's own session.
+/// The replies of a call in a legacy client's own session.
 pub(super) struct NativeReplies {
     pub(super) replies: UpstreamEvents,
     pub(super) span: CallSpan,
@@ -106,44 +107,44 @@ pub(super) struct NativeReplies {
     pub(super) dequeued: Option<DequeueSignal>,
 }
 
-/// What happened next.
+/// The next event of a call.
 enum DriverEvent {
     Stored(Option<TaskLease>),
-    /// A change of the task's record is stored, or cannot be.
+    /// A change of the task record is stored, or has failed.
     Written(WriteFollowUp, WriteResult),
-    /// A client whose channel was full has taken a message, or has left.
+    /// A client with a full channel has taken a message, or has disconnected.
     Sent,
     ClientDisconnected(usize),
     Committed(bool),
     Received(CallCommand),
     Streams(TaskStreamEvent),
-    /// The task's record.
+    /// The task record has changed.
     RecordChanged,
     Server(UpstreamEvent),
     Due,
-    /// Something of it may be written now.
+    /// A pending write is due.
     WriteDue,
-    /// The call waits no longer in a queue of ours: it is made.
+    /// The call has left the proxy's queue and is sent.
     Dequeued,
-    /// Where the call can be taken up.
+    /// The position from which the call can be resumed has changed.
     ResumePoint(Box<upstream::CallAnchor>),
     Draining,
     Stopping,
     Overdue,
 }
 
-/// What makes a call one to be held.
+/// The reason why a call is detached.
 enum DetachReason {
-    /// Its exchange wants a task.
+    /// The exchange requests a task.
     Store,
-    /// The server asked something that can be put to the client.
+    /// The server sent an input request that can be forwarded to the client.
     InputRequest(UpstreamEvent),
 }
 
-// === impl Driver ===
+// === impl CallDriver ===
 
 impl CallDriver {
-    /// A call of a client of 2026-07-28, to be polled in place.
+    /// A call of a client of 2026-07-28, polled in place.
     fn inline(
         shared: &Arc<RouteContext>,
         canonical: CanonicalForm,
@@ -168,14 +169,15 @@ impl CallDriver {
         }
     }
 
-    /// It becomes no task, and is logged where it would have.
+    /// Observes the call: it never becomes a task, and is logged if it would have.
     fn observe(&mut self, observed: Box<ObservedCall>) {
         let (after, began) = observed.threshold();
         self.exchange.observe(after, began);
         self.observed = Some(observed);
     }
 
-    /// A call in a legacy client's own session, which waits for it on its stream: a task after this long.
+    /// A call in a legacy client's own session, whose client waits on its stream. It becomes a task after
+    /// `defer_after`.
     pub(super) fn on_stream(
         shared: &Arc<RouteContext>,
         native: NativeForm,
@@ -193,8 +195,8 @@ impl CallDriver {
         driver
     }
 
-    /// A call in a legacy client's own session that is a task before it is made. Gives what the client is told
-    /// of it.
+    /// A call in a legacy client's own session that is a task before it is sent. Returns the result for the
+    /// client.
     ///
     /// # Errors
     /// [`TaskAdmissionError`]: nothing was sent.
@@ -209,7 +211,7 @@ impl CallDriver {
         let mut driver = Self::native(shared, native, replies, exchange);
         let record = driver.record(TaskTrigger::Request);
         let created = NativeForm::create_result(shared, &record, reader);
-        // The stream of replies does nothing until it is polled.
+        // The replies do nothing until they are polled.
         driver.detached().lease = Some(shared.ledger.admit(record, false).await?);
         driver.become_task();
         Ok((driver, created))
@@ -238,7 +240,7 @@ impl CallDriver {
         })
     }
 
-    /// From here on somebody else than the connection of its client holds it: `waiter` hears what comes.
+    /// Moves the call to a runtime task of its own; `waiter` receives its messages.
     fn detach(mut self, waiter: CallWaiter, first: DetachReason) {
         if let CallForm::Canonical(canonical) = &mut self.form {
             canonical.detach(&self.shared);
@@ -256,14 +258,14 @@ impl CallDriver {
         shared.stopping.spawn(driver.run());
     }
 
-    /// The call has ended.
-    fn end(&mut self, word: CallEnd) {
-        self.span.record_end(&word);
-        self.exchange.handle_final(word);
+    /// Ends the call.
+    fn end(&mut self, end: CallEnd) {
+        self.span.record_end(&end);
+        self.exchange.handle_final(end);
     }
 
     fn become_task(&mut self) {
-        // Its retry may: by the configuration of then.
+        // A retry may become one, by the configuration at that time.
         if let Some(mut observed) = self.observed.take() {
             observed.set_would_defer(false);
         }
@@ -274,7 +276,7 @@ impl CallDriver {
         self.start_task();
     }
 
-    /// The call is a task from here on: a legacy client hears of it where it listens.
+    /// Starts delivery of the task's messages to a legacy client.
     fn start_task(&mut self) {
         let (CallForm::Native(native), Some(held)) = (&self.form, &mut self.detached) else { return };
         native.deferral.mark_deferred();
@@ -282,12 +284,12 @@ impl CallDriver {
         held.changes = Some(Box::new(self.shared.ledger.watchers.watch_own(held.registration.id().clone())));
     }
 
-    /// Names the call, and the task it may become.
+    /// The id of the call, and of the task that it may become.
     pub(super) fn id(&self) -> &TaskId {
-        self.detached.as_ref().expect("only a held call has an id").registration.id()
+        self.detached.as_ref().expect("only a detached call has an id").registration.id()
     }
 
-    /// The loop of a call that is held. Takes itself in a box: what an `async fn` takes by value it keeps
+    /// The loop of a detached call. Takes `self` in a box: an `async fn` stores arguments passed by value
     /// twice.
     pub(super) async fn run(mut self: Box<Self>) {
         loop {
@@ -301,36 +303,37 @@ impl CallDriver {
                 }
             } else {
                 self.send_queued_requests();
-                // Never behind the end of the task, which needs none.
+                // Never after the end of the task, which needs no anchor.
                 if self.exchange.is_unsettled() && self.has_new_questions() {
                     self.write_anchor();
                 }
             }
             match self.next_event().await {
-                // Boxed: the wait is what a task is in for hours, and its size is what a task costs.
+                // Boxed: a task spends hours in this wait, and the size of the future is the memory cost of a
+                // task.
                 DriverEvent::Overdue if self.can_be_released() => Box::pin(self.release_or_end()).await,
                 happening => self.handle(happening),
             }
         }
     }
 
-    /// Waits for one thing to happen to the call: the only place where one is waited for.
+    /// Waits for the next event of the call: the only place that does.
     async fn next_event(&mut self) -> DriverEvent {
         let is_parked = self.exchange.phase() == ExchangePhase::Parked;
         let is_attended = self.exchange.has_waiting_client();
         let clock = &self.shared.clock;
-        // The server is not read while a client does not take what it has sent.
+        // The server is not read while a client does not take its messages.
         let is_read = self.exchange.awaits_server()
             && self.detached.as_mut().is_none_or(|held| {
-                // In a task the server's messages go to the lines.
+                // In a task the messages go to its streams.
                 (held.unsent.is_empty() || !is_attended)
                     && held.writes.len() < MAX_OPEN
                     && held.streams.as_mut().is_none_or(|lines| !lines.has_backlog(|| clock.now()))
             });
-        // In memory a task would be gone with the process: none is made (`stop_making_tasks`), and the result that there
-        // may still be goes to a client that waits for it.
+        // In memory a task would be lost with the process: none is made (`stop_making_tasks`), and a result
+        // goes to the client that waits for it.
         let drains = self.exchange.can_defer() && self.shared.ledger.outlives();
-        // Boxed: seldom wanted, and its size is what each call costs.
+        // Boxed: rarely used, and its size is a cost of each call.
         let draining = drains.then(|| Box::pin(self.shared.stopping.stopped()));
         let write_due = self.detached.as_ref().filter(|_| self.exchange.is_unsettled());
         let write_due = write_due.and_then(|held| held.write_due());
@@ -338,16 +341,16 @@ impl CallDriver {
         let now = || clock.now();
         let held = self.detached.as_deref_mut();
         tokio::select! {
-            // What the client did comes first: a word for somebody who has left, or has cancelled, is for
-            // nobody. A result that is there at the deadline is a result: a handle would only cost a poll.
+            // Handle client events first: a message to a client that disconnected or cancelled would be
+            // dropped. A result at the deadline precedes the threshold: a handle would only cost a poll.
             biased;
-            // Nothing while the call is polled in place: its client leaves by dropping it.
+            // Never ready while the call is polled in place: then a disconnect drops the driver.
             happening = or_pending(held.map(|held| held.next_event(is_attended, deferral, now))) => happening,
             happening = wait_dequeued(&mut self.dequeued) => happening,
             event = next_reply(&mut self.replies), if is_read => DriverEvent::Server(event),
             happening = next_due(self.exchange.poll_timeout(), write_due) => happening,
             () = or_pending(draining) => DriverEvent::Draining,
-            // What is left of the call is dropped with it, which cancels it at the server.
+            // The rest of the call is dropped with it, which cancels it at the server.
             () = self.shared.overdue.stopped(), if is_parked || self.exchange.is_unsettled() => match is_parked {
                 true => DriverEvent::Stopping,
                 false => DriverEvent::Overdue,
@@ -406,15 +409,15 @@ impl CallDriver {
         }
     }
 
-    /// Holds the call to a plain answer where no task is made any more. Called before an event is handled: a
-    /// threshold that passes in the same moment is none.
+    /// Prevents the call from becoming a task once no more tasks are made. Called before an event is handled,
+    /// so that a threshold in the same moment has no effect.
     fn stop_making_tasks(&mut self) {
         if !self.shared.makes_tasks() {
             self.exchange.handle_tasks_disabled();
         }
     }
 
-    /// The call received something.
+    /// Handles a message of the call's mailbox.
     fn receive(&mut self, control: CallCommand) {
         match control {
             CallCommand::Attach(LocalRequest::Retry(retry)) => self.receive_retry(*retry),
@@ -426,15 +429,15 @@ impl CallDriver {
             CallCommand::Message(MailboxMessage::RawResponse(key, outcome)) => {
                 self.handle_response(&key, outcome, false);
             }
-            CallCommand::Attach(LocalRequest::ResultWaiter(tell)) => {
+            CallCommand::Attach(LocalRequest::ResultWaiter(sender)) => {
                 let DetachedState { open_requests: book, streams: lines, .. } = self.detached();
                 let fresh = || {
                     let mut lines = TaskStreams::default();
-                    // A task of the other era, which has been asking nobody here so far.
+                    // The task belongs to the other era and has had no streams so far.
                     book.ids().into_iter().for_each(|ask| lines.queue_request(ask, false));
                     Box::new(lines)
                 };
-                lines.get_or_insert_with(fresh).add_waiter(tell, |ask| book.get(ask).is_some());
+                lines.get_or_insert_with(fresh).add_waiter(sender, |ask| book.get(ask).is_some());
             }
             CallCommand::Message(MailboxMessage::Cancelled(CancelTarget::Request)) => {
                 self.span.event("deferral.call.taken_back", &[]);
@@ -449,16 +452,16 @@ impl CallDriver {
 
     fn carry_out(&mut self, action: ExchangeAction<CallEnd>) {
         match action {
-            ExchangeAction::Reply(word) => {
-                // The upstream stream has ended: let its connection go before anything else.
+            ExchangeAction::Reply(end) => {
+                // The upstream stream has ended: release its connection first.
                 self.replies = None;
-                self.reply(&word);
+                self.reply(&end);
             }
             ExchangeAction::RequestInput(asks) => self.send_input_required(&asks),
             ExchangeAction::RequestOnStream(ask) => self.send_inline(ask),
             ExchangeAction::Store => self.detached().storing = Some(self.store()),
             ExchangeAction::ReplyTask => {
-                // It counts as a task from here on.
+                // The reservation is replaced by the task.
                 self.detached().parked = None;
                 self.become_task();
                 self.send_handle();
@@ -468,41 +471,41 @@ impl CallDriver {
             ExchangeAction::Decline(ask) => self.detached().open_requests.decline(ask),
             ExchangeAction::ExpireInput(ask) => self.expire_request(ask),
             ExchangeAction::RetryUpstream => self.retry_call(),
-            ExchangeAction::StoreResult(word) => self.settle(word),
+            ExchangeAction::StoreResult(end) => self.settle(end),
             ExchangeAction::RemoveTask => self.discard_task(),
             ExchangeAction::CancelUpstream => {
                 self.send_status();
                 let open = self.withdraw_all("the task has ended");
                 self.replies = None;
-                // Refused only then: a server may be killed by an answer to what it is about to hear is
-                // cancelled.
+                // Dropped, and so refused, only after the cancellation: a response could kill a server that
+                // is about to receive the cancellation.
                 drop(open);
             }
         }
     }
 
-    /// Leaves a task that nobody needs to the ledger, which forgets it once it is stored.
+    /// Hands a task without a client to the ledger, which discards it once it is stored.
     fn abandon(&mut self) {
         if self.exchange.phase() != ExchangePhase::Abandoned {
             return;
         }
         let held = self.detached();
         if let Some(storing) = held.storing.take() {
-            // Its room in the quotas is its own until then.
+            // The task keeps its reservation until then.
             let reservation = held.parked.take();
             self.shared.ledger.discard_once_stored(storing, reservation);
             self.exchange.handle_stored(false, self.shared.clock.now());
         }
     }
 
-    /// Whoever came back in this very moment is answered, too.
+    /// Ends the call, and replies to retries that arrive in this moment.
     async fn close(mut self: Box<Self>) {
         self.record_fate();
         self.send_status();
         let open = self.withdraw_all("the task has ended");
         self.replies = None;
         drop(open);
-        // Only now: of a task that was forgotten nobody may be given the handle.
+        // After the end: no client may be given the handle of a discarded task.
         let mut late = std::mem::take(&mut self.detached().waiters);
         for control in self.detached().registration.close() {
             if let CallCommand::Attach(LocalRequest::Retry(retry)) = control {
@@ -513,7 +516,7 @@ impl CallDriver {
         self.release_anchor().await;
     }
 
-    /// What the server said.
+    /// Handles an event of the server.
     fn handle_server_event(&mut self, event: UpstreamEvent) {
         match event {
             UpstreamEvent::Notification(frame) => self.handle_notification(&frame),
@@ -554,9 +557,9 @@ impl CallDriver {
             }
             CallForm::Native(native) if is_attended => {
                 if native.view == TaskView::Ticket
-                    && let Some(said) = status_message::of_progress(frame)
+                    && let Some(progress) = status_message::of_progress(frame)
                 {
-                    native.progress = Some(said);
+                    native.progress = Some(progress);
                 }
                 if let Some(message) = native.inline_message(frame) {
                     held.send_to_waiters(&message);
@@ -572,7 +575,7 @@ impl CallDriver {
         }
     }
 
-    /// The task shows this from now on, unless the server has said something since.
+    /// Sets the status message of the task, unless the server has sent a newer one.
     fn set_status_message(&mut self, message: &str, now: Instant) {
         let is_attended = self.exchange.has_waiting_client();
         let Some(held) = self.detached.as_mut().filter(|_| !is_attended) else { return };
@@ -588,7 +591,7 @@ impl CallDriver {
         Box::pin(async move { ledger.admit(record, parked).await.ok() })
     }
 
-    /// The task that the call may become.
+    /// The record of the task that the call may become.
     fn record(&self, by: TaskTrigger) -> Record {
         let (shared, policy, now) = (&self.shared, &self.policy, self.shared.clock.timestamp());
         let mut record = match &self.form {
@@ -619,7 +622,7 @@ impl CallDriver {
         record
     }
 
-    /// What makes a task of the call at this moment.
+    /// The reason for which the call becomes a task now.
     fn cause(&self) -> TaskTrigger {
         let view = match &self.form {
             CallForm::Canonical(canonical) => canonical.view(),
@@ -634,15 +637,15 @@ impl CallDriver {
         }
     }
 
-    /// Answers everybody who waits with the server's word.
-    fn reply(&mut self, word: &CallEnd) {
+    /// Sends the server's response to all waiters.
+    fn reply(&mut self, end: &CallEnd) {
         let Some(held) = &mut self.detached else { return };
         let waiters = std::mem::take(&mut held.waiters);
         match &self.form {
             CallForm::Canonical(canonical) => {
                 for waiter in waiters {
                     let ReplyTarget::Canonical { call, .. } = &waiter.target else { continue };
-                    let mut reply = canonical.reply(&self.shared, call, word.clone());
+                    let mut reply = canonical.reply(&self.shared, call, end.clone());
                     reply.account.origin = self.span.origin_for(call);
                     if let Some(observed) = &mut self.observed {
                         observed.record_outcome(reply.account.outcome);
@@ -651,22 +654,22 @@ impl CallDriver {
                 }
             }
             CallForm::Native(native) => {
-                if !matches!(word, CallEnd::Response(said) if matches!(said.frame().kind(), Kind::Success { .. }))
+                if !matches!(end, CallEnd::Response(response) if matches!(response.frame().kind(), Kind::Success { .. }))
                 {
                     native.forget_presence(&self.shared);
                 }
-                // Whoever answers these does so on the stream.
+                // The client answers these on the stream.
                 held.open_requests.close_all().into_iter().for_each(|open| open.target.withdraw());
                 for waiter in waiters {
                     let ReplyTarget::Native(id) = &waiter.target else { continue };
-                    let Some(reply) = native.reply(&self.shared, id, word) else { continue };
+                    let Some(reply) = native.reply(&self.shared, id, end) else { continue };
                     held.unsent.send(&waiter, reply.into());
                 }
             }
         }
     }
 
-    /// Gives everybody who waits the handle of the task.
+    /// Sends the handle of the task to all waiters.
     fn send_handle(&mut self) {
         let Some(held) = &mut self.detached else { return };
         let record =
@@ -690,7 +693,7 @@ impl CallDriver {
                     held.unsent.send(&waiter, reply.into());
                 }
                 if held.committed.is_empty() {
-                    // None of them can be given it. They were told how to come back for it.
+                    // None of them can take a handle. Their errors say how to fetch it.
                     self.exchange.handle_committed();
                 }
             }
@@ -703,7 +706,7 @@ impl CallDriver {
         }
     }
 
-    /// Gives a client the handle that came back before the first one has it.
+    /// Sends the handle to a retry that arrived before a client has it.
     fn send_handle_to(&mut self, waiter: CallWaiter) {
         let (CallForm::Canonical(canonical), Some(held)) = (&self.form, &mut self.detached) else { return };
         let ReplyTarget::Canonical { call, capabilities } = &waiter.target else { return };
@@ -717,14 +720,14 @@ impl CallDriver {
         held.unsent.send(&waiter, reply.into());
     }
 
-    /// Answers a client that came back too late to wait for the call itself.
+    /// Replies to a retry that arrived too late to wait for the call itself.
     fn refuse_late(&mut self, waiter: CallWaiter) {
         let (CallForm::Canonical(canonical), Some(held)) = (&self.form, &self.detached) else { return };
         let ReplyTarget::Canonical { call, capabilities } = &waiter.target else { return };
         let (call, declares_tasks) = (Call::clone(call), capabilities.declares_tasks());
         let (shared, server, id) =
             (Arc::clone(&self.shared), canonical.server.description(), held.registration.id().clone());
-        // On its own: the record is loaded, which may take long.
+        // Spawned: loading the record may take long.
         self.shared.stopping.spawn(async move {
             let reply =
                 input_requests::late_retry_reply(&shared, &call, &server, (&id, true), declares_tasks).await;
@@ -732,19 +735,19 @@ impl CallDriver {
         });
     }
 
-    fn settle(&mut self, word: CallEnd) {
-        // The upstream stream has ended: let its connection go before anything else.
+    fn settle(&mut self, end: CallEnd) {
+        // The upstream stream has ended: release its connection first.
         self.replies = None;
         let event = match &self.form {
-            CallForm::Canonical(canonical) => canonical.end_event(&self.shared, word),
-            CallForm::Native(native) => native.end_event(&self.shared, &word),
+            CallForm::Canonical(canonical) => canonical.end_event(&self.shared, end),
+            CallForm::Native(native) => native.end_event(&self.shared, &end),
         };
         self.span.record_task_end(&event);
         self.write_description();
         self.queue_write(event, WriteFollowUp::Nothing);
     }
 
-    /// The server of the call, if it has described itself.
+    /// The description of the call's server, if it is known.
     fn server(&self) -> Option<Arc<UpstreamDescription>> {
         match &self.form {
             CallForm::Canonical(canonical) if canonical.server.is_known() => {
@@ -754,7 +757,7 @@ impl CallDriver {
         }
     }
 
-    /// The time has come for something, if only for a client that was asked and did not come back.
+    /// Handles a deadline of the exchange. A parked call may expire without a retry.
     fn handle_due(&mut self, now: Instant) {
         let was_parked = self.exchange.phase() == ExchangePhase::Parked;
         self.exchange.handle_timeout(now);
@@ -763,7 +766,7 @@ impl CallDriver {
         }
     }
 
-    /// Tells a client that hears of its task that the status has changed.
+    /// Notifies the client of a changed task status.
     fn send_status(&mut self) {
         let (CallForm::Native(native), Some(held)) = (&mut self.form, &mut self.detached) else { return };
         if let (Some(lines), Some(message)) =
@@ -774,14 +777,14 @@ impl CallDriver {
     }
 
     fn detached(&mut self) -> &mut DetachedState {
-        self.detached.as_mut().expect("what is in place is held before it comes to this")
+        self.detached.as_mut().expect("only a detached call reaches this")
     }
 }
 
 impl Drop for CallDriver {
     fn drop(&mut self) {
         if let Some(observed) = &mut self.observed {
-            // Its client may have disconnected.
+            // The client may have disconnected.
             if !self.exchange.is_done() {
                 self.exchange.observe_time(self.shared.clock.now());
             }
@@ -792,12 +795,12 @@ impl Drop for CallDriver {
 
 fn deadlines(shared: &RouteContext, defer_after: Option<Duration>, view: TaskView) -> CallDeadlines {
     let questions = &shared.route.questions;
-    // Whoever holds a ticket may never come back, and sees no task that waits for an answer.
+    // A ticket holder may never retry, and does not see that a task waits for input.
     let turn = (shared.upstream.is_turn_based() || view == TaskView::Ticket).then_some(questions.park);
     CallDeadlines { defer_after, settle: questions.settle, park: questions.park, input_timeout: turn }
 }
 
-/// What is due first, if anything ever is: the exchange's own time, where both are at once.
+/// The event that is due first; the exchange's own deadline if both are due at once.
 async fn next_due(exchange: Option<Instant>, write: Option<Instant>) -> DriverEvent {
     match (exchange, write) {
         (exchange, Some(write)) if exchange.is_none_or(|exchange| write < exchange) => {

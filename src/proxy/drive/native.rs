@@ -1,8 +1,8 @@
-//! A driven call in its client's own words: both sides are of an older revision, so that what either says
-//! passes as it is, but for the ids and the tasks that are ours.
+//! A driven call in its client's own form: both sides are of a legacy revision, so that messages pass
+//! unchanged, except for the proxy's ids and tasks.
 //!
-//! A question gets an id that names its task and its key once it is put in the task, so that the client's
-//! answer, which comes as a POST of its own, finds the call without anything being kept.
+//! An input request gets an id with its task and key when it is sent in the task. The client's response, a
+//! POST of its own, finds the call by that id, without any stored state.
 
 use super::{
     canonical::{failure_event, result_event},
@@ -38,40 +38,40 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is known of such a call.
+/// The state of such a call.
 pub(in crate::proxy) struct NativeForm {
     pub(in crate::proxy) owner: TaskPrincipal,
-    /// The client's session, where it has an id.
+    /// The client's session, if it has an id.
     pub(in crate::proxy) session: Option<SessionKey>,
     pub(in crate::proxy) tool: String,
-    /// How long the client wants the task to be kept.
+    /// The time to live that the client requested for the task.
     pub(in crate::proxy) ttl: Option<Duration>,
-    /// Whether the client wants to hear of progress; else the token is ours.
+    /// Whether the client requested progress notifications; otherwise the token is the proxy's.
     pub(in crate::proxy) wants_progress: bool,
-    /// How the task is shown.
+    /// The view of the task.
     pub(in crate::proxy) view: TaskView,
-    /// Who is told that it is one.
+    /// The result format for the client.
     pub(in crate::proxy) reader: TaskResultFormat,
-    /// How its client is given a ticket, if that is how.
+    /// How the client gets a ticket, if it gets one.
     pub(in crate::proxy) ticketing: Option<TicketOptions>,
-    /// What was last said of the progress, where the ticket is to say it.
+    /// The latest progress message, for the ticket.
     pub(in crate::proxy) progress: Option<String>,
-    /// Tells the upstream that the call has become a task.
+    /// Signals to the upstream that the call has become a task.
     pub(in crate::proxy) deferral: Deferral,
-    /// Its client shows credentials.
+    /// Whether the client sends credentials.
     pub(in crate::proxy) needs_credentials: bool,
-    /// Given back after the replies.
+    /// Dropped after the replies.
     pub(in crate::proxy) _in_flight: Option<ProxyCallGuard>,
     pub(in crate::proxy) began: Instant,
-    /// What the client has been told of the status.
+    /// The last status that the client was notified of.
     pub(in crate::proxy) last_status: &'static str,
 }
 
-// === impl Native ===
+// === impl NativeForm ===
 
 impl NativeForm {
-    /// Whether its client can be asked this inside a task, as far as is known: whoever holds a ticket knows no task, and
-    /// declines nothing that it is not asked.
+    /// Whether the client has the capability for this input request inside a task, if that is known. A ticket
+    /// holder does not know tasks, and cannot decline a request that it never receives.
     pub(super) fn can_be_asked(&self, shared: &RouteContext, asked: &ServerRequest) -> bool {
         let ServerRequest::Native(frame) = asked else { return true };
         let Kind::Request { method, params, .. } = frame.kind() else { return true };
@@ -80,24 +80,24 @@ impl NativeForm {
         known.is_none_or(|client| client.can_be_asked(method, params.as_deref()))
     }
 
-    /// Something the server tells, for a client that waits for the call itself.
+    /// A message of the server for a client that waits for the call itself.
     pub(super) fn inline_message(&self, frame: &Frame) -> Option<Bytes> {
         let is_progress = matches!(frame.kind(), Kind::Notification { method: Method::Progress, .. });
         (!is_progress || self.wants_progress).then(|| verbatim(frame))
     }
 
-    /// The same for a client that has a task, and is somewhere else by now.
+    /// The same for a client of a task, which no longer waits for the call.
     pub(super) fn task_message(&self, frame: &Frame, task: &TaskId) -> Option<Bytes> {
         let Kind::Notification { method, .. } = frame.kind() else { return None };
         if self.view == TaskView::Ticket {
-            // Its token was that of a request that has been answered.
+            // The token belonged to a request that has been answered.
             return status_message::of_progress(frame).is_none().then(|| verbatim(frame));
         }
         if status_message::of_progress(frame).is_some() && !self.wants_progress {
             return None;
         }
         Some(match method {
-            // They are about the server, not about the call.
+            // These are about the server, not about the call.
             Method::ToolsListChanged
             | Method::PromptsListChanged
             | Method::ResourcesListChanged
@@ -121,7 +121,7 @@ impl NativeForm {
         record
     }
 
-    /// A task as its client first hears of it: a `CreateTaskResult`.
+    /// The `CreateTaskResult` of a new task.
     pub(super) fn create_result(shared: &RouteContext, record: &Record, reader: TaskResultFormat) -> Vec<u8> {
         let immediate = shared.route.legacy_tasks.immediate_response.as_deref();
         let (now, terms) = (shared.clock.timestamp(), shared.legacy_terms());
@@ -140,15 +140,15 @@ impl NativeForm {
         reply
     }
 
-    /// The response, as the server gave it but for its id, or an error of ours.
-    pub(super) fn reply(&self, shared: &RouteContext, id: &RequestId, word: &CallEnd) -> Option<CallReply> {
+    /// The response with the client's id, unchanged otherwise; or an error of the proxy.
+    pub(super) fn reply(&self, shared: &RouteContext, id: &RequestId, end: &CallEnd) -> Option<CallReply> {
         let answer = |frame: &Frame, theirs: &RequestId| {
             let mut patch = BytesPatch::new(frame.as_bytes().clone());
             patch.replace(theirs.as_bytes(), id.as_bytes().clone());
             patch.apply()
         };
         let refusal = |error: &ErrorObject| legacy::error_responses(std::slice::from_ref(id), error);
-        let (body, account) = match word {
+        let (body, account) = match end {
             CallEnd::Response(response) => match response.frame().kind() {
                 Kind::Success { id, .. } => (answer(response.frame(), id), AccessSummary::default()),
                 Kind::Failure { id: Some(id), .. } => {
@@ -172,13 +172,13 @@ impl NativeForm {
         Some(reply)
     }
 
-    /// What the call came to, exactly as the server said it.
-    pub(super) fn end_event(&self, shared: &RouteContext, word: &CallEnd) -> task::TaskEvent {
-        let event = match word {
+    /// The event that ends the task, with the server's result unchanged.
+    pub(super) fn end_event(&self, shared: &RouteContext, end: &CallEnd) -> task::TaskEvent {
+        let event = match end {
             CallEnd::Response(response) => match response.frame().kind() {
                 Kind::Success { result, .. } => {
                     result_event(result.len(), shared.ledger.quotas().stored_result_bytes, || {
-                        // In memory of its own: a slice would keep the server's whole message alive.
+                        // Copied: a slice would keep the server's whole message in memory.
                         to_single_line(Bytes::copy_from_slice(result))
                     })
                 }
@@ -198,21 +198,21 @@ impl NativeForm {
         event
     }
 
-    /// The call has come to nothing, perhaps because the session is gone: else a client whose calls are all
-    /// answered here would never hear of that.
+    /// Marks the session as unconfirmed after a failed call, because it may be gone: a client whose calls are
+    /// all answered by the proxy would otherwise never learn that.
     pub(super) fn forget_presence(&self, shared: &RouteContext) {
         if let Some(session) = self.session {
             shared.sessions.presence.forget(session);
         }
     }
 
-    /// Where the client hears of its task.
+    /// The streams that carry the task's messages to the client.
     pub(super) fn streams(&self, shared: &RouteContext) -> TaskStreams {
         TaskStreams::new(self.session.map(|session| shared.sessions.streams.follow(session)))
     }
 
-    /// What the client is to hear of the status, if it has changed
-    /// (2025-11-25, *Tasks, Task Status Notification*).
+    /// The status notification for the client, if the status has changed (2025-11-25, *Tasks, Task Status
+    /// Notification*).
     pub(super) fn status_notification(&mut self, shared: &RouteContext, task: &TaskId) -> Option<Bytes> {
         let record = shared.ledger.last_stored(task).filter(|record| record.view != TaskView::Ticket)?;
         let terms = shared.legacy_terms();
@@ -225,13 +225,13 @@ impl NativeForm {
     }
 }
 
-/// A message of the server's for its client.
+/// A message of the server, unchanged.
 pub(super) fn verbatim(frame: &Frame) -> Bytes {
     to_single_line(frame.as_bytes().clone())
 }
 
-/// Remembers a question that is put on the stream of the call itself: its answer may come once the call is a
-/// task.
+/// Registers an input request on the stream of the call itself: its response may arrive after the call has
+/// become a task.
 pub(super) fn register_inline(
     shared: &Arc<RouteContext>,
     session: Option<SessionKey>,
@@ -241,14 +241,14 @@ pub(super) fn register_inline(
     InlineRequest { relayed: session.map(|session| questions.register(session, id, ResponseOwner::Call)) }
 }
 
-/// A question as the record keeps it; what the revision has no word for is put all the same.
+/// The input request as the record stores it; none if the revision does not define its method.
 pub(super) fn recordable_request(frame: &Frame) -> Option<Bytes> {
     let Kind::Request { method, params, .. } = frame.kind() else { return None };
     let kind = InputKind::of(method)?;
     Some(InputRequest::new(kind, params.as_deref()).as_bytes().clone())
 }
 
-/// A question as it is put in the task. `knows` is whether its client knows that there is one.
+/// The input request as it is sent in the task. `knows` is whether the client knows the task.
 pub(super) fn task_request(open: &OpenRequest, task: &TaskId, knows: bool) -> Bytes {
     let id = offer::input_request_id(task, &open.key);
     let named = knows.then(|| task.as_str());

@@ -1,4 +1,4 @@
-//! What the server has asked in one call and not yet been told.
+//! The open input requests of one call.
 
 use crate::{
     bridge::{
@@ -20,55 +20,56 @@ use std::{
     sync::Arc,
 };
 
-/// The questions of one call, by number.
+/// The open input requests of one call, by number.
 pub(super) struct OpenRequests {
     route: Arc<str>,
     keys: InputKeys,
     next: InputNumber,
-    /// How often the client has been sent back with questions.
+    /// The number of `input_required` results that were sent to the client.
     pub(super) round: u32,
     open: BTreeMap<InputNumber, OpenRequest>,
-    /// Counts what has been recorded and closed.
+    /// Counts recorded and closed requests.
     pub(super) changes: u32,
-    /// Answers that came with the call itself, before anything was asked.
+    /// Input responses that came with the call itself.
     supplied: InputResponses,
 }
 
-/// A question that has not been answered.
+/// An input request without a response.
 pub(super) struct OpenRequest {
-    /// Names it within its call.
+    /// The key within the call.
     pub(super) key: String,
     pub(super) asked: ServerRequest,
-    /// The server's id for it; none where it has turned the call over.
+    /// The server's id; none in an `input_required` result.
     pub(super) id: Option<RequestId>,
     pub(super) target: AnswerTarget,
-    /// Whether the task's record speaks of it.
+    /// Whether the task record holds the request.
     pub(super) is_recorded: bool,
-    /// It was put on the stream of the call itself, before there was a task.
+    /// Set if it was sent on the stream of the call itself, before there was a task.
     pub(super) inline: Option<InlineRequest>,
     metric: metrics::OpenInputRequest,
 }
 
-/// How the answer goes to the server.
+/// How the response reaches the server.
 pub(super) enum AnswerTarget {
-    /// By itself: the call waits for it.
+    /// Directly: the call waits for it.
     Direct(Box<dyn Responder>),
     /// Under this key, when the call is made again.
     Retry(String),
 }
 
-/// A question that stands on the stream of the call itself.
+/// An input request that was sent on the stream of the call itself.
 pub(super) struct InlineRequest {
-    /// The client's answer passes there; none where the session has no id, so that it cannot be told.
+    /// The registration for the client's response, which is relayed. None if the session has no id: then the
+    /// response cannot be attributed.
     pub(super) relayed: Option<RelayedInputRequest>,
 }
 
-/// Questions one call may have open at a time; a server that asks more is answered with an error.
+/// Open input requests of one call; further ones are refused with an error.
 pub(in crate::proxy) const MAX_OPEN: usize = 64;
-/// Bytes of them. One that is alone may be larger.
+/// Their total bytes. A single one may be larger.
 const MAX_OPEN_BYTES: usize = 16 << 20;
 
-// === impl Book ===
+// === impl OpenRequests ===
 
 impl OpenRequests {
     pub(super) fn new(route: &Arc<str>, keys: &[String], supplied: InputResponses) -> Self {
@@ -83,14 +84,14 @@ impl OpenRequests {
         }
     }
 
-    /// Whether there is room for this question, too.
+    /// Whether there is space for this request.
     pub(super) fn has_room(&self, asked: &ServerRequest) -> bool {
         let bytes = self.open.values().map(|open| open.asked.len()).sum::<usize>();
         self.open.len() < MAX_OPEN && (self.open.is_empty() || bytes + asked.len() <= MAX_OPEN_BYTES)
     }
 
-    /// Gives a question its key and its number. Where it was answered beforehand, it is closed again at once,
-    /// and that is its answer.
+    /// Adds a request with a new key and number. If the call came with a response for that key, the response
+    /// is returned.
     pub(super) fn insert(
         &mut self,
         asked: ServerRequest,
@@ -115,12 +116,12 @@ impl OpenRequests {
         (ask, supplied)
     }
 
-    /// These keys have been given to questions of the call before.
+    /// Marks keys that earlier requests of the call have used.
     pub(super) fn mark_keys_used(&mut self, keys: &BTreeSet<String>) {
         keys.iter().for_each(|key| self.keys.mark_used(key));
     }
 
-    /// A question of which the record speaks already.
+    /// Restores a request that the record holds.
     pub(super) fn restore(
         &mut self,
         key: String,
@@ -162,7 +163,7 @@ impl OpenRequests {
         self.open.keys().copied().collect()
     }
 
-    /// The task's record speaks of the question.
+    /// Marks the request as held by the task record.
     pub(super) fn mark_recorded(&mut self, ask: InputNumber) {
         self.changes += 1;
         if let Some(open) = self.open.get_mut(&ask) {
@@ -170,7 +171,7 @@ impl OpenRequests {
         }
     }
 
-    /// The question to which the server gave this id.
+    /// The request with this id of the server.
     pub(super) fn by_id(&self, id: &RequestId) -> Option<InputNumber> {
         self.iter().find(|(_, open)| open.id.as_ref() == Some(id)).map(|(ask, _)| ask)
     }
@@ -179,19 +180,19 @@ impl OpenRequests {
         self.iter().find(|(_, open)| open.key == key).map(|(ask, _)| ask)
     }
 
-    /// The question is open no more; what becomes of it is the caller's business.
+    /// Removes the request. The caller handles its end.
     pub(super) fn close(&mut self, ask: InputNumber) -> Option<OpenRequest> {
         self.changes += 1;
         self.open.remove(&ask)
     }
 
-    /// All of them.
+    /// Removes all requests.
     pub(super) fn close_all(&mut self) -> Vec<OpenRequest> {
         std::mem::take(&mut self.open).into_values().collect()
     }
 
-    /// The client answered, with a result or an error. Gives the answer, with its key, where the server is to
-    /// have it in its next turn.
+    /// Handles the client's response, a result or an error. Returns the response with its key if the server
+    /// gets it when the call is made again.
     pub(super) fn answer(
         &mut self,
         ask: InputNumber,
@@ -204,7 +205,7 @@ impl OpenRequests {
                 answer.respond(outcome.map(|result| offer::without_related_task(&result)));
                 None
             }
-            // There are no errors among the answers of a retry.
+            // A retry cannot carry errors.
             AnswerTarget::Retry(key) => {
                 let declined = || asked.kind().and_then(|kind| elicit::cancelled_answer(kind).ok());
                 outcome.ok().or_else(declined).map(|answer| (key, answer))
@@ -212,20 +213,20 @@ impl OpenRequests {
         }
     }
 
-    /// A question that cannot be put to the client after all.
+    /// Refuses a request that cannot be sent to the client.
     pub(super) fn refuse(&mut self, ask: InputNumber, code: i64, reason: &str) {
         if let Some(open) = self.close(ask) {
             open.refuse(&self.route, code, reason);
         }
     }
 
-    /// Nobody answers any more: the server is told so in the way of the question.
+    /// Declines a request without a response, in the way of its target.
     pub(super) fn decline(&mut self, ask: InputNumber) {
         let Some(open) = self.close(ask) else { return };
         open.decline(&self.route);
     }
 
-    /// Those that the client has answered on the stream of the call itself are open no more.
+    /// Closes the requests that the client has answered on the stream of the call itself.
     pub(super) fn close_answered_inline(&mut self) -> Vec<InputNumber> {
         let is_over = |open: &OpenRequest| open.is_answered_inline();
         let over: Vec<_> = self.iter().filter(|(_, open)| is_over(open)).map(|(ask, _)| ask).collect();
@@ -239,16 +240,16 @@ impl OpenRequests {
     }
 }
 
-// === impl OpenQuestion ===
+// === impl OpenRequest ===
 
 impl OpenRequest {
-    /// Whether its answer has passed on the stream where it stood before there was a task.
+    /// Whether the response was relayed on the stream of the call itself.
     pub(super) fn is_answered_inline(&self) -> bool {
         let relayed = self.inline.as_ref().and_then(|put| put.relayed.as_ref());
         relayed.is_some_and(|relayed| !relayed.is_open())
     }
 
-    /// Tells the server that nobody answers.
+    /// Notifies the server that there is no response.
     pub(super) fn decline(self, route: &str) {
         let is_answered = self.is_answered_inline();
         let Self { asked, target: way, metric: counted, .. } = self;
@@ -261,12 +262,12 @@ impl OpenRequest {
                 let method = request.kind().method();
                 counted.close_uncounted(InputRequestOutcome::Declined);
                 let (method, outcome) = (method.as_str(), InputRequestOutcome::Declined);
-                InputRequestRefused { route, method, reason: "nobody answered", outcome }.emit();
+                InputRequestRefused { route, method, reason: "no response", outcome }.emit();
                 answer.respond(
                     elicit::cancelled_answer(request.kind()).map_err(|error| error.as_bytes().clone()),
                 );
             }
-            // Dropped unanswered, which refuses it.
+            // Dropping the responder refuses the request.
             (ServerRequest::Native(_), _) | (_, AnswerTarget::Retry(_)) => counted.close_declined(),
         }
     }
@@ -283,10 +284,10 @@ impl OpenRequest {
     }
 }
 
-// === impl Way ===
+// === impl AnswerTarget ===
 
 impl AnswerTarget {
-    /// The server wants to hear nothing.
+    /// Drops the request without any response to the server.
     pub(super) fn withdraw(self) {
         if let Self::Direct(answer) = self {
             answer.discard();

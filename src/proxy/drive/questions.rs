@@ -1,4 +1,4 @@
-//! What a server asks in the middle of a call, on its way to the client and back.
+//! Input requests of a server during a call: their way to the client and back.
 
 use super::{
     CallDriver, CallForm, DetachedState, QUEUED_MESSAGE, canonical, native,
@@ -28,10 +28,10 @@ use crate::{
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often a server may turn one call over.
+/// How often a server may end one call with `input_required`.
 const MAX_RETRIES: usize = 64;
 
-// === impl Form ===
+// === impl CallForm ===
 
 impl CallForm {
     /// The caller and the tool, for taps that show the input requests of the call.
@@ -49,17 +49,18 @@ impl CallForm {
     }
 }
 
-// === impl Driver ===
+// === impl CallDriver ===
 
 impl CallDriver {
-    /// The server asks something: it is refused, answered from what came along, or put to the client.
+    /// Handles an input request of the server: refuses it, answers it from the responses that came with the
+    /// call, or forwards it to the client.
     pub(super) fn handle_input_request(&mut self, question: PendingServerRequest) {
         let now = self.shared.clock.now();
         let Some(held) = &mut self.detached else { return };
         let phase = self.exchange.phase();
         let is_task = matches!(phase, ExchangePhase::CommittingHandle | ExchangePhase::Deferred);
         if is_task && held.open_requests.by_id(&question.id).is_some() {
-            // A stream that is taken up may bring it twice.
+            // A resumed stream may repeat it.
             return question.responder.discard();
         }
         let question = match &mut self.form {
@@ -75,7 +76,7 @@ impl CallDriver {
                         self.exchange.handle_input_answered(ask);
                     }
                     if !held.open_requests.has_room(&question.request) {
-                        // It is the client's to answer on its stream, whatever becomes of the call.
+                        // The client answers it on its stream, whatever becomes of the call.
                         question.responder.discard();
                         let ServerRequest::Native(frame) = &question.request else { return };
                         return held.send_to_waiters(&native::verbatim(frame));
@@ -88,7 +89,7 @@ impl CallDriver {
             return question.refuse(
                 &self.shared.route.path,
                 code::INTERNAL_ERROR,
-                "too many questions are open in one call",
+                "too many input requests are open in one call",
             );
         }
         let PendingServerRequest { request: asked, id, responder: answer } = question;
@@ -111,7 +112,7 @@ impl CallDriver {
         }
     }
 
-    /// Makes room for a client that is to come back with answers: it counts as a task does.
+    /// Reserves space for a call that waits for a retry: it counts as a task.
     fn park(&mut self) -> Result<(), TaskAdmissionError> {
         let is_task =
             matches!(self.exchange.phase(), ExchangePhase::CommittingHandle | ExchangePhase::Deferred);
@@ -123,7 +124,7 @@ impl CallDriver {
         Ok(())
     }
 
-    /// The server asks, and ends the call with that.
+    /// Handles an `input_required` result of the server, which ends the call.
     pub(super) fn handle_input_required(&mut self, mut turned_over: InputRequired) {
         self.replies = None;
         self.retries += 1;
@@ -131,14 +132,16 @@ impl CallDriver {
         let invalid = |why: String| CallEnd::Lost(CallError::Invalid(why));
         let end = match &self.form {
             CallForm::Native(_) => {
-                Some(invalid("it turns a call over, for which its revision has no words".into()))
+                Some(invalid("it returned input_required, which its revision does not define".into()))
             }
             _ if self.retries > MAX_RETRIES => {
-                Some(invalid(format!("it turned the call over more than {MAX_RETRIES} times")))
+                Some(invalid(format!("it returned input_required more than {MAX_RETRIES} times")))
             }
             _ if asked.len() > MAX_OPEN => {
                 let count = asked.len();
-                Some(invalid(format!("it asks {count} things at once; one call may ask {MAX_OPEN}")))
+                Some(invalid(format!(
+                    "it sent {count} input requests at once; the limit for one call is {MAX_OPEN}"
+                )))
             }
             CallForm::Canonical(canonical) => {
                 canonical.end_if_undeclared(asked.iter().map(|(_, request)| request))
@@ -168,7 +171,7 @@ impl CallDriver {
         if !asks.is_empty()
             && let Err(no_room) = self.park()
         {
-            // Nothing is in flight to which a question could be refused: the call ends.
+            // No request is in flight that could be refused: the call ends.
             let error = ErrorObject::new(code::BUSY, no_room.to_string());
             return self.end(CallEnd::Refused(error, RequestOutcome::ProxyFailed));
         }
@@ -176,7 +179,7 @@ impl CallDriver {
         self.exchange.handle_input_required(asks, self.shared.clock.now());
     }
 
-    /// Everything is answered for which the server turned the call over: it is made again.
+    /// Makes the call again with all the input responses.
     pub(super) fn retry_call(&mut self) {
         if let Some((turned_over, answers)) = self.detached().pending_retry.take().map(|boxed| *boxed) {
             let replies = (turned_over.retry)(answers);
@@ -191,8 +194,8 @@ impl CallDriver {
         }
     }
 
-    /// A task's client answered, and the record knows. Where the question stands on a stream it is taken back
-    /// there, unless it was answered there.
+    /// Handles a response of a task's client that the record holds. If the input request was sent on another
+    /// stream, it is cancelled there.
     pub(super) fn handle_response(&mut self, key: &str, outcome: Result<Bytes, Bytes>, was_elsewhere: bool) {
         let Some(held) = &mut self.detached else { return };
         let Some(ask) = held.open_requests.by_key(key) else { return };
@@ -200,7 +203,7 @@ impl CallDriver {
         let recorded =
             held.open_requests.get(ask).filter(|open| open.is_recorded).map(|open| open.id.clone());
         let place = held.streams.as_mut().and_then(|lines| lines.close_request(ask));
-        // It may stand in two places, and has been answered in one.
+        // It may have been sent on two streams and answered on one.
         let was_elsewhere =
             was_elsewhere || held.open_requests.get(ask).is_some_and(OpenRequest::is_answered_inline);
         if let (Some(line), true, Some(lines)) = (place, was_elsewhere, &mut held.streams) {
@@ -213,7 +216,7 @@ impl CallDriver {
         }
     }
 
-    /// Gives a question its answer.
+    /// Passes the response to its target.
     fn answer_request(&mut self, ask: InputNumber, outcome: Result<Bytes, Bytes>) {
         let DetachedState { open_requests: book, pending_retry: turned_over, .. } = self.detached();
         if let (Some((key, answer)), Some((_, answers))) =
@@ -223,7 +226,7 @@ impl CallDriver {
         }
     }
 
-    /// The client came back with some answers, or with none.
+    /// Handles a retry of the client, with or without input responses.
     pub(super) fn receive_retry(&mut self, retry: RetryRequest) {
         let RetryRequest { waiter, mut answers, defer_after } = retry;
         match self.exchange.phase() {
@@ -243,7 +246,7 @@ impl CallDriver {
             return;
         }
         if matches!(self.exchange.phase(), ExchangePhase::Abandoned | ExchangePhase::Done) {
-            // It is turned away once nothing of the call is left.
+            // Answered once the call has ended completely.
             return self.detached().waiters.push(waiter);
         }
         let mut answered = BTreeSet::new();
@@ -253,7 +256,7 @@ impl CallDriver {
             else {
                 continue;
             };
-            // What is not an answer to its question leaves it open, and it is asked again.
+            // An invalid response leaves its input request open, and it is sent again.
             if let Ok(answer) = elicit::check_answer(request, &answer) {
                 let key = open.key.clone();
                 self.span.event("deferral.question.answered", &[("deferral.question.key", &key)]);
@@ -265,9 +268,9 @@ impl CallDriver {
         self.exchange.handle_retry(&answered, defer_after, self.shared.clock.now());
     }
 
-    /// The server took a question back.
+    /// Handles the cancellation of an input request by the server.
     pub(super) fn handle_withdrawn(&mut self, ask: InputNumber) {
-        let why = "the server took it back";
+        let why = "the server cancelled it";
         let is_task =
             matches!(self.exchange.phase(), ExchangePhase::CommittingHandle | ExchangePhase::Deferred);
         let Some(open) = self.withdraw_request(ask, why) else { return };
@@ -281,7 +284,8 @@ impl CallDriver {
         }
     }
 
-    /// Nobody has answered an input request of the task in time: the server is told, and the task goes on.
+    /// Expires an input request of the task without a response: the server is notified, and the task
+    /// continues.
     pub(super) fn expire_request(&mut self, ask: InputNumber) {
         let held = self.detached();
         let Some(open) = held.open_requests.get(ask).filter(|open| !open.is_answered_inline()) else {
@@ -297,18 +301,18 @@ impl CallDriver {
         }
     }
 
-    /// The record does not have it, or has it no longer.
+    /// Completes the expiry once the record does not hold the request.
     pub(super) fn handle_expired(&mut self, ask: InputNumber, key: &str) {
-        let Some(open) = self.withdraw_request(ask, "nobody answered it in time") else { return };
+        let Some(open) = self.withdraw_request(ask, "there was no response in time") else { return };
         self.span.event("deferral.question.lapsed", &[("deferral.question.key", key)]);
         Limit::Park.record_hit();
         open.decline(&self.shared.route.path);
         let park = self.shared.route.questions.park.as_secs();
-        let message = format!("nobody answered {key} within {park} s (questions.park)");
+        let message = format!("no response to {key} within {park} s (questions.park)");
         self.queue_write(task::TaskEvent::Progressed { message }, WriteFollowUp::Nothing);
     }
 
-    /// Puts a question where the call itself is answered: its stream.
+    /// Sends an input request on the stream of the call itself.
     pub(super) fn send_inline(&mut self, ask: InputNumber) {
         let CallForm::Native(native) = &self.form else { return };
         let (shared, session) = (&self.shared, native.session);
@@ -320,7 +324,7 @@ impl CallDriver {
         held.send_to_waiters(&message);
     }
 
-    /// Puts an input request inside the task: into its record, and then to a client that listens.
+    /// Adds an input request to the task: first to its record, then to a listening client.
     pub(super) fn add_to_task(&mut self, ask: InputNumber) {
         let Some(held) = &mut self.detached else { return };
         let Some(open) = held.open_requests.get(ask) else { return };
@@ -348,12 +352,12 @@ impl CallDriver {
         }
     }
 
-    /// The record has an input request, or could not take it.
+    /// Handles the result of adding an input request to the record.
     pub(super) fn handle_recorded(&mut self, ask: InputNumber, key: String, result: WriteResult) {
         let Some(held) = &mut self.detached else { return };
         let is_open = held.open_requests.get(ask).is_some();
         match result {
-            // The server has withdrawn it meanwhile, or it was answered on its stream.
+            // The server has cancelled it meanwhile, or it was answered on the stream of the call.
             Ok(UpdateOutcome::Applied { .. }) if !is_open => self.write_withdrawal(key),
             Ok(UpdateOutcome::Applied { .. }) => {
                 held.open_requests.mark_recorded(ask);
@@ -363,15 +367,17 @@ impl CallDriver {
                 held.open_requests.refuse(ask, code::BUSY, &full.to_string());
                 self.exchange.handle_input_answered(ask);
             }
-            // The task has ended: nobody will see it.
+            // The task has ended: no client will see the request.
             Ok(UpdateOutcome::Refused(_) | UpdateOutcome::Unknown) => held.open_requests.decline(ask),
-            // The proxy ends. The call may be left to the next process, which receives it again.
+            // The proxy is shutting down. The next process may resume the call and receives the request
+            // again.
             Err(StoreError::Exists | StoreError::Unavailable(_)) => {}
         }
     }
 
-    /// Puts an input request to a client that listens to the task. One that stands on the stream of the call itself is
-    /// the task's from now on; it is put again where the client cannot answer it there any more, or asks for it.
+    /// Sends an input request to a listening client of the task. A request on the stream of the call itself
+    /// belongs to the task from now on; it is sent again if the client cannot answer it there any more, or
+    /// asks for it.
     fn send_in_task(&mut self, ask: InputNumber) {
         let has_left = self.exchange.has_disconnected();
         let Some(held) = &mut self.detached else { return };
@@ -386,7 +392,7 @@ impl CallDriver {
         }
     }
 
-    /// The answer to an input request has passed on the stream of the call itself.
+    /// Closes an input request whose response was relayed on the stream of the call itself.
     fn close_answered(&mut self, ask: InputNumber) {
         let Some(open) = self.detached().open_requests.close(ask) else { return };
         self.exchange.handle_input_answered(ask);
@@ -396,7 +402,7 @@ impl CallDriver {
         open.target.withdraw();
     }
 
-    /// Puts the task's questions to legacy clients that can hear them.
+    /// Sends the queued input requests of the task to legacy clients that can receive them.
     pub(super) fn send_queued_requests(&mut self) {
         let Some(DetachedState { open_requests: book, streams: Some(lines), registration: hold, .. }) =
             self.detached.as_deref_mut()
@@ -408,8 +414,7 @@ impl CallDriver {
         lines.send_queued(|ask| book.get(ask).map(|open| native::task_request(open, id, knows)));
     }
 
-    /// Closes a question that the client need not answer any more, and tells it so where it was put in the
-    /// task.
+    /// Closes an input request, and cancels it on the stream on which it was sent in the task.
     fn withdraw_request(&mut self, ask: InputNumber, reason: &str) -> Option<OpenRequest> {
         let held = self.detached();
         let place = held.streams.as_mut().and_then(|lines| lines.close_request(ask));
@@ -422,14 +427,14 @@ impl CallDriver {
 
     pub(super) fn withdraw_all(&mut self, reason: &str) -> Vec<OpenRequest> {
         let Some(held) = &mut self.detached else { return Vec::new() };
-        // Their answers have passed: nothing is left to be refused.
+        // Their responses were relayed: nothing is left to refuse.
         held.open_requests.close_answered_inline();
         let asks = held.open_requests.ids();
         asks.into_iter().filter_map(|ask| self.withdraw_request(ask, reason)).collect()
     }
 
-    /// Answers everybody who waits with the questions that are open, and lets them go: the call is
-    /// parked already, so that their leaving is no departure.
+    /// Sends the open input requests to all waiters as an `input_required` result. The call is parked
+    /// already, so that their disconnect is not a cancellation.
     pub(super) fn send_input_required(&mut self, asks: &BTreeSet<InputNumber>) {
         let CallForm::Canonical(canonical) = &self.form else { return };
         let Some(held) = &mut self.detached else { return };
@@ -449,7 +454,7 @@ impl CallDriver {
     }
 }
 
-/// What a question is called.
+/// The method of the request.
 fn method_of(asked: &ServerRequest) -> String {
     match asked {
         ServerRequest::Canonical(request) => request.kind().method().to_string(),
@@ -460,7 +465,7 @@ fn method_of(asked: &ServerRequest) -> String {
     }
 }
 
-/// A question is taken back that was put in the task.
+/// The cancellation of an input request that was sent in the task.
 fn cancelled_notification(task: &TaskId, key: &str, reason: &str) -> Bytes {
     sse::message(&legacy::cancelled_notification(&offer::input_request_id(task, key), reason))
 }

@@ -1,4 +1,4 @@
-//! The queue of changes of a task's record.
+//! The queue of changes of a task record.
 
 use crate::{
     bridge::exchange::InputNumber,
@@ -8,29 +8,29 @@ use crate::{
 use futures_util::future::BoxFuture;
 use std::collections::VecDeque;
 
-/// Changes that are queued, the first of them being stored. The server is not read while there are [`MAX_OPEN`], so
-/// that one that asks and withdraws in a loop cannot fill it.
+/// Queued changes, the first of them being stored. The server is not read while there are [`MAX_OPEN`], so
+/// that a server that sends and cancels requests in a loop cannot fill it.
 ///
 /// [`MAX_OPEN`]: super::open_requests::MAX_OPEN
 #[derive(Default)]
 pub(super) struct RecordWrites(VecDeque<(WriteFollowUp, BoxFuture<'static, WriteResult>)>);
 
-/// What became of a change. [`UpdateOutcome::Unknown`] also stands for a change of something else than the record.
+/// The outcome of a change. [`UpdateOutcome::Unknown`] also stands for a change outside the record.
 pub(super) type WriteResult = Result<UpdateOutcome, StoreError>;
 
-/// What follows once a change is stored, or cannot be.
+/// What follows once a change is stored, or has failed.
 pub(super) enum WriteFollowUp {
     Nothing,
-    /// An input request is in the record: it is sent.
+    /// An input request is in the record: send it.
     InputRequested {
         ask: InputNumber,
         key: String,
     },
-    /// An input request that the server has withdrawn is no longer in it.
+    /// An input request that the server cancelled is removed from the record.
     Withdrawn {
         key: String,
     },
-    /// An input request that nobody answered in time is no longer in it: it is declined.
+    /// An expired input request is removed from the record: decline it.
     TimedOut {
         ask: InputNumber,
         key: String,
@@ -38,11 +38,11 @@ pub(super) enum WriteFollowUp {
     Progress {
         message: String,
     },
-    /// The server has the answers under these keys.
+    /// The server has the responses under these keys.
     Delivered {
         keys: Vec<String>,
     },
-    /// The anchor is written, from which the call can be resumed (`has_event`).
+    /// The anchor is written; the call can be resumed from it if `has_event`.
     Anchor {
         has_event: bool,
     },
@@ -63,22 +63,22 @@ impl RecordWrites {
         self.0.push_back((after, write));
     }
 
-    /// Whether progress is being written, or will be.
+    /// Whether a write of progress is queued.
     pub(super) fn has_progress(&self) -> bool {
         self.any_write(|after| matches!(after, WriteFollowUp::Progress { .. }))
     }
 
-    /// Whether an anchor is being written, or will be.
+    /// Whether a write of the anchor is queued.
     pub(super) fn has_anchor(&self) -> bool {
         self.any_write(|after| matches!(after, WriteFollowUp::Anchor { .. }))
     }
 
-    /// Whether an input request is being written, or will be.
+    /// Whether a write of an input request is queued.
     pub(super) fn has_input_request(&self) -> bool {
         self.any_write(|after| matches!(after, WriteFollowUp::InputRequested { .. }))
     }
 
-    /// Whether it is being written, or will be, that answers are delivered.
+    /// Whether a write of delivered responses is queued.
     pub(super) fn has_delivered(&self) -> bool {
         self.any_write(|after| matches!(after, WriteFollowUp::Delivered { .. }))
     }
@@ -87,12 +87,12 @@ impl RecordWrites {
         self.0.iter().any(|(after, _)| is_one(after))
     }
 
-    /// Resolves with the next change that is stored, or cannot be. Cancel safe.
+    /// Resolves with the next change that is stored or has failed. Cancel safe.
     pub(super) async fn next(&mut self) -> (WriteFollowUp, WriteResult) {
         let result = or_pending(self.0.front_mut().map(|(_, write)| write)).await;
         let (after, _) = self.0.pop_front().expect("its first change was awaited");
         if self.0.is_empty() {
-            // Room for the next ones would be kept for as long as a task takes.
+            // An empty queue would keep its capacity for as long as the task runs.
             self.0 = VecDeque::new();
         }
         (after, result)

@@ -1,4 +1,4 @@
-//! A task's call that the process before this one has held, gone on with where it is now.
+//! Resumes a task's call of a former process.
 
 use super::{
     CallDriver, CallForm, CallSpan, DetachedState, Exchange,
@@ -25,8 +25,8 @@ use crate::{
 use bytes::Bytes;
 use std::{sync::Arc, time::Instant};
 
-/// Goes on with a task's call, in the background; nothing is called. Where that cannot be, gives back the place of
-/// the task: its server is none that it can be done with, or an answer may not have reached it and cannot be given to it any more.
+/// Resumes a task's call in the background; no new call is made. Returns the lease if that is impossible: the
+/// server does not support it, or a response that it may not have received cannot be delivered any more.
 pub(in crate::proxy) fn resume_call(
     shared: &Arc<RouteContext>,
     (custody, fate): (TaskLease, OrphanFate),
@@ -45,13 +45,13 @@ pub(in crate::proxy) fn resume_call(
         AnchorForm::Native { .. } => Ok(Capabilities::none()),
     };
     let Ok(capabilities) = declared.map(Arc::new) else { return Err((custody, fate)) };
-    // Its session has been opened already.
+    // The session has been initialized already.
     let caller = CallerIdentity { principal, credentials, capabilities, client_info: ClientInfo::default() };
     let deferral = Deferral::new(true);
     deferral.mark_deferred();
     let mut ids: Vec<_> = asked.iter().map(|question| question.id.clone()).collect();
     ids.extend(undelivered.iter().map(|answered| answered.id.clone()));
-    // The server has the answers to the others, and may say those questions again all the same.
+    // The server has the other responses, and may still repeat those input requests.
     for id in anchor.questions.iter().filter_map(|(token, _)| parse_id(token)) {
         if !ids.contains(&id) {
             ids.push(id);
@@ -72,7 +72,7 @@ pub(in crate::proxy) fn resume_call(
     }
     let mut answered = Vec::new();
     for (UndeliveredResponse { key, id, answer }, way) in undelivered.into_iter().zip(ways.by_ref()) {
-        // The server may have it already: it waits for none under this id then.
+        // The server may have it already, and then ignores a response with this id.
         way.respond(answer);
         answered.push((id, key));
     }
@@ -96,7 +96,7 @@ pub(in crate::proxy) fn resume_call(
                 ttl: None,
                 wants_progress: *wants_progress,
                 view: record.view,
-                // Its client has its handle.
+                // The client already has the handle.
                 reader: TaskResultFormat::Published,
                 ticketing: None,
                 progress: None,
@@ -120,7 +120,7 @@ pub(in crate::proxy) fn resume_call(
         exchange: Exchange::stored_task(manner, deadlines(shared, None, record.view)),
         replies: Some(replies),
         limits,
-        // It is at the server already, whoever else is.
+        // The call is at the server already, whatever the limits are now.
         dequeued: None,
         observed: None,
         retries: 0,
@@ -144,36 +144,36 @@ pub(in crate::proxy) fn resume_call(
     Ok(())
 }
 
-/// What is asked in a task, as the process that goes on with it finds it.
+/// The input requests of a task, as the resuming process finds them.
 pub struct RestoredInput {
-    /// What can be answered.
+    /// Requests that can be answered.
     pub open: Vec<RestoredRequest>,
-    /// Answers that the server may not have.
+    /// Responses that the server may not have.
     pub undelivered: Vec<UndeliveredResponse>,
-    /// The keys of what is asked, or answered, and reaches nobody: the server has taken it back, or nobody knows any
-    /// more what the server calls it.
+    /// Keys of requests and responses that cannot be delivered: the server has cancelled them, or its id for
+    /// them is unknown.
     pub closed_keys: Vec<String>,
 }
 
-/// A question that was open.
+/// An input request that was open.
 pub struct RestoredRequest {
     pub key: String,
     pub id: RequestId,
     pub asked: ServerRequest,
 }
 
-/// An answer that the server may not have.
+/// A response that the server may not have.
 pub struct UndeliveredResponse {
     pub key: String,
     pub id: RequestId,
     pub answer: InputAnswer,
 }
 
-// === impl Left ===
+// === impl RestoredInput ===
 
 impl RestoredInput {
-    /// By what is kept of the task and of its call. `Missing` where an answer cannot be delivered, as it is not known what
-    /// the server calls its question.
+    /// Reads them from the task record and the anchor of its call. `None` if a response cannot be delivered,
+    /// because the server's id of its request is unknown.
     pub fn restore(record: &Record, anchor: &TaskAnchor) -> Option<Self> {
         let undelivered = undelivered_responses(record, anchor)?;
         let open = restored_requests(record, anchor);
@@ -187,8 +187,8 @@ fn parse_id(token: &str) -> Option<RequestId> {
     RequestId::from_token(Bytes::copy_from_slice(token.as_bytes()))
 }
 
-/// The answers that the server may not have. `Missing` where one of them cannot be delivered, as it is not known what
-/// the server calls its question.
+/// The responses that the server may not have. `None` if one of them cannot be delivered, because the
+/// server's id of its request is unknown.
 fn undelivered_responses(record: &Record, anchor: &TaskAnchor) -> Option<Vec<UndeliveredResponse>> {
     let answered = |(key, answer): (&String, &InputAnswer)| {
         let (token, _) = anchor.questions.iter().find(|(_, known)| known == key)?;
@@ -199,7 +199,7 @@ fn undelivered_responses(record: &Record, anchor: &TaskAnchor) -> Option<Vec<Und
     record.undelivered.iter().filter(is_wanted).map(answered).collect()
 }
 
-/// The questions that are open.
+/// The open input requests.
 fn restored_requests(record: &Record, anchor: &TaskAnchor) -> Vec<RestoredRequest> {
     let none = Default::default();
     let outstanding = match &record.state {
@@ -216,7 +216,7 @@ fn restored_requests(record: &Record, anchor: &TaskAnchor) -> Vec<RestoredReques
             AnchorForm::Canonical { .. } => {
                 ServerRequest::Canonical(InputRequest::from_raw(request.clone())?)
             }
-            // The members of `request` are those of the message but for two.
+            // `request` has the members of the message except for two.
             AnchorForm::Native { .. } => {
                 let head = format!(r#"{{"jsonrpc":"2.0","id":{token},"#);
                 ServerRequest::Native(
@@ -235,8 +235,8 @@ fn restored_requests(record: &Record, anchor: &TaskAnchor) -> Vec<RestoredReques
     open
 }
 
-/// The keys under which something is asked that is not open any more: the anchor knows nothing of it, or it cannot be
-/// read.
+/// The keys of outstanding requests that are not open any more: the anchor does not have them, or they cannot
+/// be read.
 fn closed_keys(record: &Record, open: &[RestoredRequest]) -> Vec<String> {
     let TaskState::InputRequired { outstanding } = &record.state else { return Vec::new() };
     let is_open = |key: &&String| open.iter().any(|open| open.key == **key);

@@ -1,6 +1,6 @@
-//! The span of a server's call: from before it is sent until nobody waits for it any more, however long that is and
-//! whoever holds it. What happens to the call meanwhile are events of it: that it has become a task, what is asked
-//! and answered, that it is cancelled.
+//! The span of a call at the server: from before it is sent until its end, even if the call outlives its
+//! client. Its events are what happens to the call meanwhile: it becomes a task, receives input requests and
+//! responses, is cancelled.
 
 use super::super::{
     reply::{CallEnd, error_of},
@@ -21,21 +21,21 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// The span of a server's call. Dropped before the call has ended, the call has been left.
+/// The span of a call at the server. A call that is dropped before its end was abandoned.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct CallSpan {
     span: Span,
-    /// The id that its server was sent is said.
+    /// The span has the request id that was sent to the server.
     has_id: bool,
-    /// How it has ended is said.
+    /// The span has the outcome.
     is_ended: bool,
 }
 
 // === impl CallSpan ===
 
 impl CallSpan {
-    /// Begins one for a message that is a part of a span of ours, or of none where it is not traced. The `id` is the one that
-    /// its server is sent, where that is known already.
+    /// Begins the span of a message, as a child of the request's span; no span if the request is not traced.
+    /// `id` is the one that the server is sent, if it is known already.
     pub(in crate::proxy) fn begin(
         shared: &RouteContext,
         trace: Option<&TraceContext>,
@@ -52,7 +52,7 @@ impl CallSpan {
         Self { span, has_id: id.is_some(), is_ended: false }
     }
 
-    /// Begins one for a call, which names it to its server from then on.
+    /// Begins the span of a call, and puts its context into the call for the server.
     pub(super) fn of_call(shared: &RouteContext, call: &mut Arc<Call>) -> Self {
         let span = Self::begin(shared, call.trace.as_deref(), (&call.method, call.target.as_deref()), None);
         if let Some(context) = span.context() {
@@ -63,7 +63,7 @@ impl CallSpan {
         span
     }
 
-    /// Begins one for the call of a task that the process before this one has held, in the trace that it began in.
+    /// Begins the span of a recovered call, in its original trace.
     pub(super) fn of_record(shared: &RouteContext, record: &Record, id: u64) -> Self {
         let call = (&Method::ToolsCall, Some(&*record.tool));
         let mut span = Self::begin(shared, record.trace.as_deref(), call, Some(&RequestId::from_number(id)));
@@ -72,24 +72,23 @@ impl CallSpan {
         span
     }
 
-    /// By what its server knows it.
+    /// The context that the server receives.
     pub(in crate::proxy) fn context(&self) -> Option<&TraceContext> {
         self.span.context()
     }
 
-    /// The span of the client's request that the call was made for, where it is recorded.
+    /// The span of the client's request that made the call, if it is recorded.
     pub(super) fn origin(&self) -> Option<Box<TraceContext>> {
         self.span.parent().map(Box::new)
     }
 
-    /// The same for an answer to `call`, where that is another request than the one that the call was made for: its
-    /// client has come back.
+    /// The same for a reply to `call`, if that is a retry.
     pub(super) fn origin_for(&self, call: &Call) -> Option<Box<TraceContext>> {
         let (own, theirs) = (self.context()?, call.trace.as_deref()?);
         (own.span != theirs.span).then(|| self.origin()).flatten()
     }
 
-    /// Something happens to the call, which has to do with what stands under this key.
+    /// Adds an event with the first of these attributes.
     pub(super) fn event(&mut self, name: &'static str, keys: &[(&'static str, &str)]) {
         if !self.span.is_recorded() {
             return;
@@ -100,7 +99,7 @@ impl CallSpan {
         }
     }
 
-    /// The server asks something.
+    /// Adds an event for an input request of the server.
     pub(super) fn record_input_request(&mut self, key: &str, method: &str) {
         if self.span.is_recorded() {
             let with = [
@@ -111,7 +110,7 @@ impl CallSpan {
         }
     }
 
-    /// The call has become this task.
+    /// Records that the call has become this task.
     pub(super) fn record_task(&mut self, task: &TaskId) {
         self.event("deferral.task.created", &[]);
         self.set_task_id(task);
@@ -123,7 +122,7 @@ impl CallSpan {
         }
     }
 
-    /// The task of the call has ended like this.
+    /// Records the end of the call's task.
     pub(super) fn record_task_end(&mut self, event: &task::TaskEvent) {
         let status = match event {
             task::TaskEvent::Failed { .. } => "failed",
@@ -132,12 +131,12 @@ impl CallSpan {
         self.span.set("deferral.task.status", status);
     }
 
-    /// The call has ended.
-    pub(super) fn record_end(&mut self, word: &CallEnd) {
+    /// Records the end of the call.
+    pub(super) fn record_end(&mut self, end: &CallEnd) {
         if !self.span.is_recorded() || std::mem::replace(&mut self.is_ended, true) {
             return;
         }
-        match word {
+        match end {
             CallEnd::Response(response) => self.record_response(response.frame()),
             CallEnd::Lost(lost) => self.span.fail(error_of(lost).code().to_string(), None),
             CallEnd::Refused(error, _) => self.span.fail(error.code().to_string(), Some(&error.message())),
@@ -145,7 +144,7 @@ impl CallSpan {
     }
 
     fn record_response(&mut self, frame: &Frame) {
-        // An answer has the id of its request, which is chosen only when that is written.
+        // A response has the id of its request, which is chosen when the request is written.
         if let (false, Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. }) =
             (self.has_id, frame.kind())
         {
@@ -164,7 +163,7 @@ impl CallSpan {
         }
     }
 
-    /// The call has ended with this, which only goes by here.
+    /// Records the outcome of a relayed call.
     pub(in crate::proxy) fn record_outcome(&mut self, outcome: RequestOutcome) {
         if std::mem::replace(&mut self.is_ended, true) {
             return;
@@ -181,14 +180,14 @@ impl CallSpan {
         }
     }
 
-    /// The call goes on, and is left to the next process.
+    /// Records that the call is left to the next process.
     pub(super) fn record_release(&mut self) {
         self.event("deferral.task.released", &[]);
         self.is_ended = true;
     }
 }
 
-/// Says where the server is: what its URL has beside that may hold a key.
+/// Sets the attributes of the server's address; the rest of its URL may contain a key.
 fn set_server_address(span: &mut Span, address: Option<&ServerUrl>) {
     let Some(url) = address else { return span.set("network.transport", "pipe") };
     span.set("network.transport", "tcp");

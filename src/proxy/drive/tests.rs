@@ -1,4 +1,4 @@
-//! Calls in front of a stand-in for a server of 2026-07-28, which asks by turning a call over.
+//! Calls in front of a test server of 2026-07-28 that returns `input_required` results.
 
 use crate::{
     bridge::request_state::SealKeyring,
@@ -34,10 +34,10 @@ use tokio::{
 };
 use tracing_subscriber::layer::SubscriberExt;
 
-/// What stops an endpoint: `stopping`, `overdue`, `closing_reply`.
+/// The signals that stop an endpoint: `stopping`, `overdue`, `closing`.
 type Signals = [(Drain, DrainWatch); 3];
 
-/// What a client declares that takes tasks.
+/// The capabilities of a client with task support.
 pub(super) const TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
 
 /// A route in front of this server.
@@ -46,7 +46,7 @@ pub(super) fn endpoint(server: impl Upstream, defer: policy::DeferPolicy) -> (En
     (endpoint, clock)
 }
 
-/// The same, and what stops it.
+/// The same, with its signals.
 fn stoppable(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Signals) {
     let clock = Arc::new(SystemClock::new());
     let ledger =
@@ -55,7 +55,7 @@ fn stoppable(server: impl Upstream, defer: policy::DeferPolicy) -> (Endpoint, Si
     (on(server, defer, &ledger, clock, &signals), signals)
 }
 
-/// The same, and what is kept of its tasks.
+/// The same, with its ledger.
 fn with_ledger(
     server: impl Upstream,
     defer: policy::DeferPolicy,
@@ -65,7 +65,7 @@ fn with_ledger(
     let ledger = TaskLedger::new(Arc::new(MemoryStore::default()), None, quotas, clock.clone());
     let signals = [Drain::new(), Drain::new(), Drain::new()];
     let endpoint = on(server, defer, &ledger, clock.clone(), &signals);
-    // Nobody stops it.
+    // Never stopped.
     std::mem::forget(signals);
     (endpoint, clock, ledger)
 }
@@ -77,7 +77,7 @@ fn on(
     clock: Arc<SystemClock>,
     signals: &Signals,
 ) -> Endpoint {
-    let heard = signals.each_ref().map(|(_, heard)| heard.clone());
+    let watches = signals.each_ref().map(|(_, watch)| watch.clone());
     let route = policy::Route {
         path: "/mcp".into(),
         defer,
@@ -98,15 +98,15 @@ fn on(
     };
     let keyring = Arc::new(SealKeyring::new([7; 32], &[]));
     let (server, ledger) = (Arc::new(server), Arc::clone(ledger));
-    Endpoint::new(Arc::new(route), server, ledger, Arc::default(), clock, keyring, heard)
+    Endpoint::new(Arc::new(route), server, ledger, Arc::default(), clock, keyring, watches)
 }
 
-/// What a client that declares this is answered with.
+/// The response to a client with these capabilities.
 pub(super) async fn call(endpoint: &Endpoint, method: &str, declares: &str, params: Value) -> Value {
     answer(begin(endpoint, method, declares, params)).await
 }
 
-/// The call of a client that declares this; it is made as it is polled.
+/// The call of a client with these capabilities; sent when it is polled.
 fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -> ReplyStream {
     let declares: Value = serde_json::from_str(declares).expect("JSON");
     let name = params.get("name").or_else(|| params.get("taskId")).and_then(Value::as_str).map(str::to_owned);
@@ -143,12 +143,13 @@ async fn answer(mut items: ReplyStream) -> Value {
     panic!("it is answered")
 }
 
-/// Turns each call over so often, for two questions each time; then says what it was told last.
+/// Returns `input_required` with two requests this often; then a result that lists the responses of the last
+/// round.
 struct MultiRoundServer {
     rounds: usize,
-    /// How long its first turn takes, and the others.
+    /// How long the first round takes, and the others.
     takes: [Duration; 2],
-    /// How often it was called.
+    /// The number of calls.
     called: Arc<AtomicUsize>,
 }
 
@@ -175,25 +176,25 @@ impl MultiRoundServer {
                     retry: Box::new(move |answers| Self::turn(again, answers)),
                 });
             }
-            let told = answers.iter().map(|(key, answer)| {
+            let outcomes = answers.iter().map(|(key, answer)| {
                 let answer: Value = serde_json::from_slice(answer).expect("JSON");
                 format!("{key}={}", answer["action"].as_str().unwrap_or("?"))
             });
-            let text = told.collect::<Vec<_>>().join(" ");
+            let text = outcomes.collect::<Vec<_>>().join(" ");
             response(&json!({ "content": [{ "type": "text", "text": text }] }).to_string())
         };
         stream::once(event).boxed()
     }
 }
 
-/// A question of the server's.
+/// An input request of the server.
 fn question(what: &str) -> InputRequest {
     let params = json!({ "message": what, "requestedSchema": { "type": "object", "properties": {} } });
     let raw = json!({ "method": "elicitation/create", "params": params }).to_string();
     InputRequest::from_raw(raw.into()).expect("a question")
 }
 
-/// A server that is described after so long, and answers like this.
+/// A server that is described after this delay, and answers with this function.
 pub(super) struct StandIn<F> {
     pub(super) preparing: Duration,
     pub(super) answers: F,
@@ -252,7 +253,7 @@ pub(super) fn response(result: &str) -> UpstreamEvent {
     UpstreamEvent::Final(CallResponse::relayed(Frame::parse(text).expect("a response")))
 }
 
-/// Where an answer to a question comes to.
+/// Receives the response to an input request.
 struct AnswerSender(oneshot::Sender<Result<Bytes, Bytes>>);
 
 impl Responder for AnswerSender {
@@ -263,22 +264,22 @@ impl Responder for AnswerSender {
     fn discard(self: Box<Self>) {}
 }
 
-/// A server that asks, and then says what it was told.
+/// A server that sends an input request, and returns the response as its result.
 fn asking(outgoing: &OutgoingCall) -> UpstreamEvents {
     if outgoing.call.method == Method::ToolsList {
         return stream::iter([response(r#"{"tools":[]}"#)]).boxed();
     }
-    let (told, answer) = oneshot::channel();
-    let asked = ServerRequest::Canonical(question("name"));
+    let (sender, received) = oneshot::channel();
+    let request = ServerRequest::Canonical(question("name"));
     let asks = PendingServerRequest {
-        request: asked,
+        request,
         id: RequestId::from_number(7),
-        responder: Box::new(AnswerSender(told)),
+        responder: Box::new(AnswerSender(sender)),
     };
     let says = async {
-        let told = answer.await.expect("an answer").expect("no error");
-        let told: Value = serde_json::from_slice(&told).expect("JSON");
-        response(&json!({ "content": [{ "type": "text", "text": told["action"] }] }).to_string())
+        let outcome = received.await.expect("an answer").expect("no error");
+        let outcome: Value = serde_json::from_slice(&outcome).expect("JSON");
+        response(&json!({ "content": [{ "type": "text", "text": outcome["action"] }] }).to_string())
     };
     stream::iter([UpstreamEvent::ServerRequest(asks)]).chain(stream::once(says)).boxed()
 }
@@ -298,7 +299,7 @@ fn turning(rounds: usize, takes: Duration) -> (Endpoint, Arc<AtomicUsize>) {
     (endpoint(server.stands_in(), LATE).0, called)
 }
 
-/// The answers to these questions.
+/// Responses to these input requests.
 fn answers<'a>(keys: impl IntoIterator<Item = &'a String>) -> Value {
     keys.into_iter().map(|key| (key.clone(), json!({ "action": "accept", "content": {} }))).collect()
 }
@@ -312,7 +313,7 @@ fn text(result: &Value) -> &str {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_turned_over_is_made_again_with_all_the_answers() {
+async fn an_input_required_call_is_repeated_once_all_responses_are_there() {
     let (endpoint, called) = turning(2, Duration::ZERO);
     let mut params = json!({ "name": "t" });
     for round in 1..=2 {
@@ -321,7 +322,7 @@ async fn a_call_that_is_turned_over_is_made_again_with_all_the_answers() {
         assert_eq!(result["resultType"], "input_required", "{answer}");
         let keys = asked(result);
         assert_eq!(keys.len(), 2);
-        // One answer of two: the other is asked for again, and the server hears nothing yet.
+        // One response of two: the other request is sent again, and the server is not called yet.
         params = json!({ "name": "t", "requestState": result["requestState"], "inputResponses": answers(&keys[..1]) });
         let again = call(&endpoint, "tools/call", ASKED, params.clone()).await;
         assert_eq!(asked(&again["result"]), keys[1..], "{again}");
@@ -335,7 +336,7 @@ async fn a_call_that_is_turned_over_is_made_again_with_all_the_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_whose_call_is_turned_over_asks_inside_it() {
+async fn an_input_required_result_becomes_input_requests_of_the_task() {
     let (endpoint, called) = turning(1, Duration::from_secs(10));
     let task = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await;
     let id = task["result"]["taskId"].as_str().expect("a handle").to_owned();
@@ -358,7 +359,7 @@ async fn a_task_whose_call_is_turned_over_asks_inside_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_waits_to_be_made_again_can_be_cancelled() {
+async fn a_task_that_waits_for_input_responses_can_be_cancelled() {
     let (endpoint, called) = turning(1, Duration::from_secs(10));
     let task = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await;
     let id = &task["result"]["taskId"];
@@ -370,7 +371,7 @@ async fn a_task_that_waits_to_be_made_again_can_be_cancelled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_cannot_be_asked_is_told_what_it_lacks() {
+async fn a_client_without_the_capability_gets_missing_capability() {
     let (endpoint, called) = turning(1, Duration::ZERO);
     let answer = call(&endpoint, "tools/call", "{}", json!({ "name": "t" })).await;
     assert_eq!(answer["error"]["code"], crate::protocol::code::MISSING_CAPABILITY, "{answer}");
@@ -378,7 +379,7 @@ async fn a_client_that_cannot_be_asked_is_told_what_it_lacks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_turns_a_call_over_without_end_loses_it() {
+async fn a_call_with_too_many_input_required_results_fails() {
     let (endpoint, called) = turning(usize::MAX, Duration::ZERO);
     let task = call(&endpoint, "tools/call", ASKED, json!({ "name": "t" })).await;
     let mut result = task["result"].clone();
@@ -399,7 +400,7 @@ async fn a_server_that_turns_a_call_over_without_end_loses_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_whose_only_waiter_cannot_be_given_it_is_there_for_whoever_comes_back_with_the_extension() {
+async fn a_task_whose_waiter_lacks_the_extension_is_handed_to_a_later_retry() {
     let called = Arc::new(AtomicUsize::new(0));
     let takes = [Duration::ZERO, Duration::from_secs(60)];
     let server = MultiRoundServer { rounds: 1, takes, called }.stands_in();
@@ -408,7 +409,7 @@ async fn a_task_whose_only_waiter_cannot_be_given_it_is_there_for_whoever_comes_
     let again = json!({
         "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
     });
-    // The same client, twice: the one who can be given a task leaves before there is any.
+    // The same client twice: the one with task support disconnects before there is a task.
     let mut able = begin(&endpoint, "tools/call", BOTH, again.clone());
     assert!(able.next().now_or_never().is_none());
     sleep(Duration::from_secs(1)).await;
@@ -425,11 +426,11 @@ async fn a_task_whose_only_waiter_cannot_be_given_it_is_there_for_whoever_comes_
     sleep(Duration::from_secs(60)).await;
     let shown = call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id })).await;
     assert_eq!(shown["result"]["status"], "completed", "{shown}");
-    assert_eq!(ledger.working(), 0, "nobody holds a call that has ended");
+    assert_eq!(ledger.working(), 0, "no driver runs an ended call");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_turned_over_where_nobody_may_be_waited_for_ends_and_is_not_made_again() {
+async fn an_input_required_call_without_quota_fails_and_is_not_repeated() {
     let called = Arc::new(AtomicUsize::new(0));
     let server =
         MultiRoundServer { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::clone(&called) }.stands_in();
@@ -443,7 +444,7 @@ async fn a_call_that_is_turned_over_where_nobody_may_be_waited_for_ends_and_is_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_clients_who_are_given_a_handle_it_is_enough_that_one_has_it() {
+async fn delivery_to_one_of_two_clients_keeps_the_task() {
     for first_has_it in [true, false] {
         let called = Arc::new(AtomicUsize::new(0));
         let takes = [Duration::ZERO, Duration::from_secs(60)];
@@ -471,7 +472,7 @@ async fn of_two_clients_who_are_given_a_handle_it_is_enough_that_one_has_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_that_nobody_answers_in_a_task_gives_up_its_turn() {
+async fn an_unanswered_input_request_of_a_task_expires() {
     let server = StandIn { preparing: Duration::ZERO, answers: |outgoing| asking(&outgoing) };
     let defer = policy::DeferPolicy { mode: policy::Mode::Always, after: Duration::ZERO, ..LATE };
     let (endpoint, _) = endpoint(server, defer);
@@ -491,7 +492,7 @@ async fn a_question_that_nobody_answers_in_a_task_gives_up_its_turn() {
 #[tokio::test(start_paused = true)]
 async fn in_memory_no_call_becomes_a_task_once_the_proxy_stops() {
     let minute = Duration::from_secs(60);
-    // The server answers after its threshold; so it does once its client has come back with answers.
+    // The server responds after the threshold: at once, or after a retry of the client.
     for rounds in [0, 1] {
         let server = MultiRoundServer {
             rounds,
@@ -518,12 +519,12 @@ async fn in_memory_no_call_becomes_a_task_once_the_proxy_stops() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_to_be_a_task_at_once_is_none_where_its_client_comes_back_while_the_proxy_stops() {
+async fn a_retry_during_shutdown_does_not_become_a_task_in_mode_always() {
     let server = MultiRoundServer { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::default() };
     let (endpoint, signals) = stoppable(server.stands_in(), LATE);
     let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
     signals[0].0.start();
-    // By another configuration: its tools are tasks at once.
+    // With another configuration, whose tools become tasks at once.
     let mut route = policy::Route::clone(endpoint.route());
     route.defer.mode = policy::Mode::Always;
     let endpoint = endpoint.reconfigured(Arc::new(route), Arc::new(SealKeyring::new([7; 32], &[])));
@@ -534,19 +535,20 @@ async fn a_call_that_is_to_be_a_task_at_once_is_none_where_its_client_comes_back
     assert_eq!(text(&answer["result"]), "age=accept name=accept", "{answer:#}");
 }
 
-/// What a client does, and how often its call counts as one that would have become a task; all times in seconds.
+/// The behaviour of a client, and how often its call counts as one that would have become a task; all times
+/// in seconds.
 struct Observation {
-    /// How long the server takes to be described, for its first answer, and for the next.
+    /// How long the server takes to be described, for its first response, and for the next.
     takes: [u64; 3],
-    /// How often it asks something.
+    /// The number of `input_required` rounds.
     rounds: usize,
-    /// How long the client waits for the first answer, and for the next.
+    /// How long the client waits for the first response, and for the next.
     waits: [u64; 2],
     counted: usize,
 }
 
 impl Observation {
-    /// The lines of `would_defer` in this mode, and whether a handle was given.
+    /// The number of `would_defer` lines in this mode, and whether a handle was returned.
     async fn run(&self, mode: policy::Mode) -> (usize, bool) {
         let written = Arc::new(Mutex::new(String::new()));
         let kept = Arc::clone(&written);
@@ -567,7 +569,7 @@ impl Observation {
             if result["resultType"] != "input_required" {
                 break;
             }
-            // It thinks for longer than any threshold.
+            // The user takes longer than any threshold.
             sleep(Duration::from_secs(60)).await;
             params = json!({
                 "name": "t",
@@ -575,7 +577,7 @@ impl Observation {
                 "inputResponses": answers(&asked(result)),
             });
         }
-        // Whatever holds the call has noticed by then that its client is gone.
+        // By then the disconnect has been detected.
         sleep(Duration::from_secs(3600)).await;
         let counted = written.lock().expect("whole").matches("event=would_defer").count();
         (counted, has_handle)
@@ -592,12 +594,12 @@ async fn a_call_is_observed_once_where_mode_auto_would_have_made_it_a_task() {
         // The handshake counts.
         ([10, 0, 0], 0, [stays, stays], 1),
         ([3, 3, 0], 0, [stays, stays], 1),
-        // It asks behind the threshold, or before it; and takes its time after the retry, or does not.
+        // Input is requested after the threshold, or before it; and the retry takes long, or does not.
         ([0, 10, 0], 1, [stays, stays], 1),
         ([0, 10, 10], 1, [stays, stays], 1),
         ([0, 3, 3], 1, [stays, stays], 0),
         ([0, 3, 10], 1, [stays, stays], 1),
-        // It gives up before the threshold, or behind it.
+        // The client disconnects before the threshold, or after it.
         ([0, 10, 0], 0, [3, stays], 0),
         ([0, 10, 0], 0, [7, stays], 1),
         ([10, 0, 0], 0, [3, stays], 0),

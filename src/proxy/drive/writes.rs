@@ -1,8 +1,8 @@
-//! Changes of a task's record, stored one after the other while its call goes on.
+//! Changes of a task record, stored one after the other while its call continues.
 //!
-//! The driver never waits for the store inside a step: a store that stalls or fails must not keep it from events of its
-//! client, its server and its clock. Each change is queued here with what follows from it, and its result is one more
-//! event.
+//! The driver never waits for the store inside a step: a slow or failed store must not delay events of its
+//! client, its server and its clock. Each change is queued with what follows from it, and its result is one
+//! more event.
 
 use super::{
     CallDriver,
@@ -16,13 +16,13 @@ use crate::{
 use futures_util::future::BoxFuture;
 use std::{future::ready, sync::Arc, time::Duration};
 
-/// Progress is written to the record at most this often.
+/// The shortest time between two writes of progress.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
-// === impl Driver ===
+// === impl CallDriver ===
 
 impl CallDriver {
-    /// Queues a change of the task's record, which is stored as soon as the store takes it.
+    /// Queues a change of the task record, which is stored as soon as the store takes it.
     pub(super) fn queue_write(&mut self, event: task::TaskEvent, after: WriteFollowUp) {
         let (ledger, overdue) = (Arc::clone(&self.shared.ledger), self.shared.overdue.clone());
         let held = self.detached();
@@ -31,7 +31,7 @@ impl CallDriver {
             Some(task) if held.writes.is_empty() => {
                 Box::pin(persist(ledger, task.id.clone(), event, overdue, None))
             }
-            // It is in memory for as long as it waits behind others.
+            // Counted, because it stays in memory while it waits behind others.
             Some(task) => match buffer(&ledger, &task.id, event) {
                 Ok((event, buffered)) => {
                     Box::pin(persist(ledger, task.id.clone(), event, overdue, Some(buffered)))
@@ -42,7 +42,7 @@ impl CallDriver {
         held.writes.push(after, write);
     }
 
-    /// Queues who serves the call, where it became a task before the server had described itself.
+    /// Queues the server info, if the call became a task before the server was described.
     pub(super) fn write_description(&mut self) {
         let Some(server) = self.server() else { return };
         let record = self.shared.ledger.last_stored(self.id());
@@ -52,7 +52,7 @@ impl CallDriver {
         }
     }
 
-    /// Queues the latest progress, where there is any. Tried once: newer progress may come.
+    /// Queues the latest progress message, if there is one. Not retried: newer progress may come.
     pub(super) fn write_progress(&mut self) {
         let ledger = Arc::clone(&self.shared.ledger);
         let held = self.detached();
@@ -66,7 +66,7 @@ impl CallDriver {
         held.writes.push(WriteFollowUp::Progress { message }, write);
     }
 
-    /// Queues that a task is forgotten whose handle nobody has.
+    /// Queues the removal of a task whose handle reached no client.
     pub(super) fn discard_task(&mut self) {
         let held = self.detached();
         if let Some(task) = held.lease.take() {
@@ -78,7 +78,7 @@ impl CallDriver {
         }
     }
 
-    /// A queued change is stored, or cannot be.
+    /// Handles the result of a queued change.
     pub(super) fn handle_written(&mut self, after: WriteFollowUp, result: WriteResult) {
         match after {
             WriteFollowUp::Nothing => {}
@@ -94,7 +94,7 @@ impl CallDriver {
                     self.set_resume_point(point);
                 }
             }
-            // Where it could not be written the next process delivers them again, which is nothing to the server.
+            // On failure the next process delivers them again, which is harmless.
             WriteFollowUp::Delivered { keys } => {
                 if result.is_ok()
                     && let Some(anchored) = &mut self.detached().anchor
@@ -106,11 +106,11 @@ impl CallDriver {
                 Ok(UpdateOutcome::Applied { .. }) => {}
                 // It has been answered in this moment, or the task has ended.
                 Ok(UpdateOutcome::Refused(_) | UpdateOutcome::Unknown) => self.write_delivered(vec![key]),
-                // The proxy ends. The record may have an answer by now, or get one.
+                // The proxy is shutting down. The record may have a response, or get one.
                 Err(_) => self.keep_withdrawal(key),
             },
-            // Otherwise it has been answered in this moment, and the answer is on its way; or the task has ended, or the
-            // proxy does.
+            // Otherwise it has been answered in this moment, and the response is in flight; or the task has
+            // ended, or the proxy is shutting down.
             WriteFollowUp::TimedOut { ask, key } => {
                 if matches!(result, Ok(UpdateOutcome::Applied { .. })) {
                     self.handle_expired(ask, &key);
@@ -122,7 +122,7 @@ impl CallDriver {
                 let pause = if result.is_ok() { PROGRESS_PERIOD } else { STORE_RETRY_DELAY };
                 progress.not_before = Some(now + pause);
                 if result.is_err() {
-                    // Nobody has seen it yet, unless there is newer progress.
+                    // No client has seen it, unless there is newer progress.
                     progress.message.get_or_insert(message);
                 }
             }

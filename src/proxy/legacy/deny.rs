@@ -1,9 +1,9 @@
-//! Calls of tools that a rule denies (`mode: deny`), in whatever shape they come.
+//! Calls of tools that a rule denies (`mode: deny`), in any form.
 //!
-//! A server may read a message otherwise than we do ([`ambiguity`](crate::dialect::ambiguity)), and runs what a
-//! batch holds. So on a route that denies a tool a message must be one that can be read in one way, and a batch
-//! with a denied call is refused whole, as is one with a `tools/list`, whose answer could not be edited. A message
-//! that can be read in two ways is refused as well where calls are counted (`concurrency`, `calls_per_minute`).
+//! A server may parse a message differently ([`ambiguity`](crate::dialect::ambiguity)), and runs the calls in
+//! a batch. On a route that denies a tool a message must therefore be unambiguous; a batch with a denied call
+//! is refused as a whole, and so is a batch with `tools/list`, whose response could not be edited. An
+//! ambiguous message is also refused where calls are counted (`concurrency`, `calls_per_minute`).
 
 use crate::{
     bridge::plan,
@@ -17,16 +17,16 @@ use crate::{
 };
 use http::StatusCode;
 
-/// What is said to a client whose message could be read in two ways.
+/// The error text for an ambiguous message.
 const AMBIGUITY_REASON: &str = "calls on this route are denied (mode: deny) or limited (concurrency, calls_per_minute), so a message must be \
                    one that can be read in one way";
 
-/// Whether messages have to be looked at.
+/// Whether messages have to be checked.
 pub(super) fn can_refuse(shared: &RouteContext, passage: &LegacyRequest) -> bool {
     (shared.route.denies_tools() || shared.limiters.is_some()) && passage.method == http::Method::POST
 }
 
-/// The refusal of everything that a POST holds, where something in it must not reach the server.
+/// The refusal of a POST, if something in it must not reach the server.
 pub(super) fn refuse(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -45,7 +45,7 @@ fn violation(shared: &RouteContext, client: &LegacyClient, passage: &LegacyReque
     if let Some(ambiguity) = &passage.post.ambiguity {
         return Some(ambiguity.error(AMBIGUITY_REASON));
     }
-    // A tool of ours that takes a ticket is none of the server's, whatever its rules say.
+    // A ticket tool is the proxy's own, whatever the server's rules say.
     if super::ticket_call::is_ticket_call(shared, client, passage) {
         return None;
     }

@@ -1,9 +1,9 @@
-//! A call that is made although its client leaves before it is sent.
+//! Completes the dispatch of a call whose client disconnects before the call is sent.
 //!
-//! A departure is no cancel (2025-11-25, *Sending Messages to the Server*): the call that a server would have read on
-//! the direct way is made here, too. What may have to be found out before it is sent (whether its session is there,
-//! whether its server has tasks of its own) is found out by work that outlives the client. From then on whatever sends
-//! it knows what a departure means.
+//! A disconnect is not a cancellation (2025-11-25, *Sending Messages to the Server*): a call that the server
+//! would have received over a direct connection is sent here, too. The checks before it is sent (whether its
+//! session exists, whether its server has tasks of its own) run in a task that outlives the client. Once
+//! dispatched, the call handles a disconnect itself.
 
 use crate::{proxy::LegacyResponse, runtime::DrainWatch, telemetry::Limit};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -17,26 +17,28 @@ use std::{
     task::{Context, Poll},
 };
 
-/// Whether it has been decided how a call is made. Set right before the first step of that, without waiting between.
+/// Whether the dispatch of a call is decided. Set directly before the first step of the dispatch, without an
+/// await in between.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DispatchFlag(Arc<AtomicBool>);
 
-/// A call that is being decided and made. Dropped before it is decided, it goes on by itself until it is.
+/// A call that is being dispatched. If it is dropped before the decision, it continues in the background
+/// until the decision.
 pub(super) struct DetachOnDrop {
     call: Option<BoxFuture<'static, LegacyResponse>>,
     decided: DispatchFlag,
     work: DrainWatch,
 }
 
-/// One of those whose client has left.
+/// The permit of a call without a client.
 struct DetachedPermit;
 
-/// Calls that are decided at a time without their clients; further ones are given up. Each holds its message.
+/// Calls without clients that are dispatched at a time; further ones are dropped. Each holds its message.
 const MAX_DETACHED: usize = 1000;
 
 static DETACHED: AtomicUsize = AtomicUsize::new(0);
 
-// === impl Decided ===
+// === impl DispatchFlag ===
 
 impl DispatchFlag {
     pub(super) fn set(&self) {
@@ -48,7 +50,7 @@ impl DispatchFlag {
     }
 }
 
-// === impl Outliving ===
+// === impl DetachOnDrop ===
 
 impl DetachOnDrop {
     pub(super) fn new(
@@ -64,7 +66,7 @@ impl Future for DetachOnDrop {
     type Output = LegacyResponse;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LegacyResponse> {
-        let call = self.call.as_mut().expect("it is not polled behind its end");
+        let call = self.call.as_mut().expect("it is not polled after its end");
         let passed = call.poll_unpin(cx);
         if passed.is_ready() {
             self.call = None;
@@ -84,7 +86,8 @@ impl Drop for DetachOnDrop {
         let decided = self.decided.clone();
         self.work.spawn(async move {
             let _departed = departed;
-            // Nobody hears what it came to; dropped behind its decision, it is a call whose client has left.
+            // The response is dropped; after the decision, dropping the call means that its client has
+            // disconnected.
             poll_fn(|cx| match call.poll_unpin(cx).is_ready() || decided.is_set() {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
@@ -94,7 +97,7 @@ impl Drop for DetachOnDrop {
     }
 }
 
-// === impl Departed ===
+// === impl DetachedPermit ===
 
 impl DetachedPermit {
     fn new() -> Option<Self> {

@@ -1,14 +1,15 @@
-//! Requests of legacy clients in front of a legacy server: which of them pass, and which are answered here.
+//! Requests of legacy clients in front of a legacy server: which are relayed, and which are served by the
+//! proxy.
 //!
-//! What they send is passed on, and what the server says comes back as it is ([`relay`]). Where the server has
-//! no tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made here:
-//! `deny` refuses calls of tools that the operator denies;
-//! `task_capability` adds them to what the server says of itself; `require_task` refuses what must not reach the
-//! server in any shape; `task_call` makes a call a task, [`CallDriver`](super::drive) holds it, and
-//! `answers::experimental` answers for it, in a session that is there (`ping`). `session_delete` ends sessions; `detach_on_drop` makes a call whose client leaves before it is sent. What is
-//! known of a session is in [`session`](super::session).
+//! Requests are relayed, and the server's responses come back unchanged ([`relay`]). If the server has no
+//! tasks of its own, some messages are intercepted, because the proxy serves the tasks of 2025-11-25: `deny`
+//! refuses calls of denied tools; `task_capability` adds tasks to the server's capabilities; `require_task`
+//! refuses what must not reach the server in any form; `task_call` makes a call a task,
+//! [`CallDriver`](super::drive) runs it, and `answers::experimental` responds for it, in an existing session
+//! (`ping`). `session_delete` ends sessions; `detach_on_drop` completes the dispatch of a call whose client
+//! disconnects before it is sent. The state of a session is in [`session`](super::session).
 //!
-//! A client of another revision, or one whose server has tasks, notices nothing of all this.
+//! A client of another revision, or of a server with tasks, is not affected.
 
 mod deny;
 mod detach_on_drop;
@@ -42,13 +43,13 @@ use detach_on_drop::{DetachOnDrop, DispatchFlag};
 use http::{StatusCode, header::RETRY_AFTER};
 use std::sync::Arc;
 
-/// What a request means to us.
+/// What to do with a request.
 enum RequestDisposition {
-    /// It goes to the server; of its answer this is changed.
+    /// Relay it to the server, and edit its response like this.
     Relay(Option<ResponseEdit>),
-    /// The same, with this message in the place of its own.
+    /// Relay this message in its place.
     RelayAs(Frame),
-    /// It is answered here.
+    /// Respond with this.
     Respond(LegacyResponse),
 }
 
@@ -64,7 +65,7 @@ pub(super) async fn serve(shared: Arc<RouteContext>, passage: LegacyRequest) -> 
     {
         return stopping_reply(&passage);
     }
-    // Apart, so that their futures are not a part of every call's.
+    // Boxed, so that its future does not enlarge that of every call.
     if passage.method == http::Method::DELETE {
         return Box::pin(session_delete::delete_session(shared, client, passage)).await;
     }
@@ -72,8 +73,8 @@ pub(super) async fn serve(shared: Arc<RouteContext>, passage: LegacyRequest) -> 
         return carry_out(shared, client, passage, RequestDisposition::Relay(None)).await;
     }
     let decided = DispatchFlag::default();
-    // A call outlives its client, and so does what changes a task; a request that waits for the result of another call
-    // does not.
+    // A call outlives its client, and so does a change of a task; a request that waits for the result of
+    // another call does not.
     let outlives = passage.post.can_request_input()
         && !ticket_call::is_ticket_call(&shared, &client, &passage)
         || is_task_change(&passage);
@@ -89,7 +90,7 @@ pub(super) async fn serve(shared: Arc<RouteContext>, passage: LegacyRequest) -> 
     }
 }
 
-/// Whether a request ends a task, or answers one.
+/// Whether a request cancels a task, or responds to an input request.
 fn is_task_change(passage: &LegacyRequest) -> bool {
     matches!(
         &passage.post.messages[..],
@@ -97,7 +98,7 @@ fn is_task_change(passage: &LegacyRequest) -> bool {
     )
 }
 
-/// Does with a request what was decided.
+/// Carries out the decision about a request.
 async fn carry_out(
     shared: Arc<RouteContext>,
     client: LegacyClient,
@@ -135,7 +136,7 @@ async fn carry_out(
     }
 }
 
-/// Admits the calls that a request holds, where they are limited.
+/// Admits the calls in a request, if they have limits.
 fn admit(shared: &RouteContext, passage: &LegacyRequest) -> Result<Option<PendingAdmission>, CallLimitError> {
     if shared.limiters.is_none() {
         return Ok(None);
@@ -147,7 +148,7 @@ fn admit(shared: &RouteContext, passage: &LegacyRequest) -> Result<Option<Pendin
     shared.admit(tools, passage.principal)
 }
 
-/// The refusal of all that a request holds, as its calls are not admitted; nothing is sent.
+/// The refusal of a request whose calls are not admitted; nothing is sent.
 fn not_admitted(passage: &LegacyRequest, refused: &CallLimitError) -> LegacyResponse {
     let error = refused.error();
     let account = AccessSummary::failed(RequestOutcome::Refused, &error);
@@ -156,7 +157,7 @@ fn not_admitted(passage: &LegacyRequest, refused: &CallLimitError) -> LegacyResp
     passed
 }
 
-/// Whether a request begins something new: neither about a task, nor an answer, nor a sign of life.
+/// Whether a request begins new work: it is neither about a task, nor a response, nor a ping.
 fn is_new_work(passage: &LegacyRequest) -> bool {
     passage.post.messages.iter().any(|message| match message {
         ClientMessage::Request { method, .. } => !method.is_about_legacy_tasks() && *method != Method::Ping,
@@ -164,7 +165,7 @@ fn is_new_work(passage: &LegacyRequest) -> bool {
     })
 }
 
-/// The answer to what is new while the proxy stops; nothing is sent. Another process may take it.
+/// The refusal of new work while the proxy stops; nothing is sent. Another process may serve it.
 fn stopping_reply(passage: &LegacyRequest) -> LegacyResponse {
     let (status, account) = (StatusCode::SERVICE_UNAVAILABLE, AccessSummary::of(RequestOutcome::ProxyFailed));
     let mut refused = legacy_http::refused(status, &passage.post.request_ids(), &stopping_error(), account);
@@ -172,9 +173,9 @@ fn stopping_reply(passage: &LegacyRequest) -> LegacyResponse {
     refused
 }
 
-/// Whether a request could be one of those that do not simply pass. Cheap: most do.
+/// Whether a request may be intercepted. Cheap: most requests are relayed.
 fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
-    // What the server says of itself is learned from on any route.
+    // The server's capabilities are recorded on any route.
     if let [ClientMessage::Request { method: Method::Initialize, .. }] = &passage.post.messages[..] {
         return true;
     }
@@ -187,8 +188,8 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, passage: &Le
         return true;
     }
     if !shared.route.has_tasks() {
-        // Nothing is offered, so nothing is understood; but for a client that the operator named as one that takes
-        // tasks unasked, `params.task` is ignored (SEP-2229, draft), which not every server would.
+        // No tasks are offered, so none are understood. For a client that the operator named for unsolicited
+        // tasks, `params.task` is removed (SEP-2229, draft), because not every server would ignore it.
         return matches!(
             &passage.post.messages[..],
             [ClientMessage::Request { method: Method::ToolsCall, .. }]
@@ -216,12 +217,12 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, passage: &Le
     }
 }
 
-/// Whether a caller of this standing was told that there are tasks, or is named as one that knows them.
+/// Whether tasks were offered to this caller, or the operator named it as one that knows them.
 fn is_offered(shared: &RouteContext, passage: &LegacyRequest) -> bool {
     shared.route.offers_tasks(&passage.standing) || task_call::is_named_unsolicited(shared, passage)
 }
 
-/// Whether a call wants to be a task.
+/// Whether a call requests a task.
 fn has_task_param(passage: &LegacyRequest) -> bool {
     passage.params().is_some_and(|params| !matches!(offer::task_param(params), Ok(None)))
 }
@@ -297,12 +298,12 @@ async fn decide(
     }
 }
 
-/// Whether the client cancels a call that waits in a queue of ours.
+/// Cancels a call that waits in the proxy's queue. Returns whether it was there.
 fn withdraw_queued(shared: &RouteContext, client: &LegacyClient, id: &RequestId) -> bool {
     client.session.is_some_and(|session| shared.sessions.pending_requests.withdraw_queued(session, id))
 }
 
-/// A `edit_tool_list/call`: relayed, or one that is to be a task here.
+/// Decides about a `tools/call`: relayed, or a task of the proxy.
 async fn call(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
@@ -317,7 +318,7 @@ async fn call(
     let Some(params) = message.params() else { return RequestDisposition::Relay(None) };
     let wish = match client.has_task_support() {
         true => offer::task_param(params),
-        // A receiver that knows no tasks ignores what it is asked of them.
+        // A receiver without task support ignores the parameter.
         false => Ok(None),
     };
     let takes_unasked = task_call::can_take_unsolicited(shared, client, passage);
@@ -329,7 +330,7 @@ async fn call(
         &policy,
     );
     let is_ticket = matches!(plan, Plan::Drive(DriveMode::Ticket { .. }));
-    // What it has of its own is nothing to whoever knows no tasks.
+    // The server's own tasks are irrelevant to a client without task support.
     let is_its_own = || shared.server_has_tasks(passage.principal, &passage.headers);
     if plan == Plan::Relay || !is_ticket && is_its_own().await {
         return RequestDisposition::Relay(None);
@@ -341,7 +342,8 @@ async fn call(
             return plain.map_or(RequestDisposition::Relay(None), RequestDisposition::RelayAs);
         }
         Plan::Refuse(error) => return RequestDisposition::Respond(refusal(id, &error)),
-        // The proxy was told to stop while it was found out what the server has. A plain result is none for this client.
+        // The proxy began to stop while the server was asked for its capabilities. This client cannot read a
+        // plain result.
         Plan::Drive(DriveMode::Task) if !shared.makes_tasks() => {
             return RequestDisposition::Respond(stopping_reply(passage));
         }

@@ -1,8 +1,8 @@
-//! Whether a client's session is there, asked of its server.
+//! Checks with the server whether a client's session exists.
 //!
-//! What is answered here in the server's place must not be answered in a session that has ended, or never was
-//! ([`SessionPresence`](crate::proxy::session)). So a session that has not been seen to be there is asked for, by a
-//! `ping` in it.
+//! The proxy must not respond in the server's place in a session that has ended, or never existed
+//! ([`SessionPresence`](crate::proxy::session)). A session that is not known to exist is checked by a `ping`
+//! in it.
 
 use crate::{
     proxy::{
@@ -16,14 +16,14 @@ use http::Method;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How long a server may take to say whether a session is there.
+/// How long a server may take to confirm a session.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The most that is passed on of a server's refusal, in bytes.
+/// The bytes of a server's refusal that are relayed.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 
-/// What the server says of the session of this request, where that is a refusal. A server that
-/// cannot be reached says nothing: what is kept here can still be asked for.
+/// The server's refusal, if it refuses the session of this request. A server that cannot be reached proves
+/// nothing: the proxy's tasks can still be fetched.
 pub(super) async fn check_session(
     shared: &RouteContext,
     passage: &LegacyRequest,
@@ -36,8 +36,7 @@ pub(super) async fn check_session(
     let ping = passage.session().request(Method::POST, body.into(), RequestPurpose::Idempotent);
     let answer = match timeout(PING_TIMEOUT, shared.upstream.forward(ping)).await {
         Ok(Ok(answer)) if answer.status.is_client_error() => answer,
-        // A server that is too busy to answer has the session for all we know: waiting for it once
-        // is enough.
+        // A server that is too busy to respond is assumed to have the session: one wait is enough.
         Ok(Ok(_)) | Err(_) => {
             presence.learn(key);
             return None;

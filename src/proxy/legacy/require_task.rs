@@ -1,9 +1,8 @@
-//! Messages that are refused whole, because a policy forbids one of them or cannot be applied.
+//! Messages that are refused as a whole, because a policy forbids one of them or cannot be applied.
 //!
-//! A `tools/call` of its own is judged where it becomes a task. Here it is looked at all other shapes
-//! in which a server would still run one: a batch, and whatever a server may read otherwise than we do
-//! ([`ambiguity`](crate::dialect::ambiguity)). Only routes on which a tool must be a task have
-//! something to evade.
+//! A single `tools/call` is checked where it becomes a task. This module checks all other forms in which a
+//! server would still run one: a batch, and whatever a server may parse differently
+//! ([`ambiguity`](crate::dialect::ambiguity)). It applies only to routes on which a tool must be a task.
 
 use crate::{
     dialect::legacy::ClientMessage,
@@ -16,16 +15,16 @@ use crate::{
 };
 use http::StatusCode;
 
-/// What is said to a client whose message could be read in two ways.
+/// The error text for an ambiguous message.
 const AMBIGUITY_REASON: &str =
     "tools here run as tasks only (mode: required), so a message must be one that can be read in one way";
 
-/// Whether messages have to be looked at.
+/// Whether messages have to be checked.
 pub(super) fn can_refuse(shared: &RouteContext, passage: &LegacyRequest) -> bool {
     shared.route.requires_tasks(&passage.standing) && passage.method == http::Method::POST
 }
 
-/// The refusal of everything that a POST holds, where something in it must not reach the server.
+/// The refusal of a POST, if something in it must not reach the server.
 pub(super) async fn refuse(shared: &RouteContext, passage: &LegacyRequest) -> Option<LegacyResponse> {
     if !can_refuse(shared, passage) {
         return None;
@@ -58,6 +57,6 @@ fn violation(shared: &RouteContext, passage: &LegacyRequest) -> Option<ErrorObje
     };
     let tool = passage.post.messages.iter().find_map(required)?;
     let words =
-        format!("the tool {tool} runs as a task only, which no call in a batch does; nothing was sent");
+        format!("the tool {tool} runs as a task only, and a call in a batch cannot; nothing was sent");
     Some(ErrorObject::new(code::METHOD_NOT_FOUND, words))
 }

@@ -1,12 +1,12 @@
-//! The end of a legacy client's session: what its client is told, and what its server is.
+//! The end of a legacy client's session, for its client and for its server.
 //!
-//! A client ends its session by a DELETE (2025-11-25, *Session Management*), which passes like
-//! anything else where nothing speaks against it. Where the server must not hear of it, or not yet,
-//! it is [answered here](respond_locally): the session is over for its client from then on, whatever the
-//! server still knows of it, and [`delete_at_server`] ends it there when its time has come.
+//! A client ends its session by a DELETE (2025-11-25, *Session Management*), which is normally relayed. If
+//! the server must not receive it, or not yet, the proxy [responds](respond_locally): the session is over for
+//! its client from then on, whatever the server still keeps of it, and [`delete_at_server`] ends it there
+//! later.
 //!
-//! Some servers must never hear of it ([`Revision::survives_delete`](crate::protocol::Revision)). What a server
-//! is, is judged by the newest revision it offers itself: a client may be older than its server.
+//! Some servers must never receive it ([`Revision::survives_delete`](crate::protocol::Revision)). A server is
+//! judged by the newest revision that it offers itself: a client may be older than its server.
 
 use crate::{
     dialect::legacy::ClientMessage,
@@ -27,7 +27,7 @@ use http::{
 };
 use std::sync::Arc;
 
-/// The client ends its session.
+/// Handles the DELETE of a client's session.
 pub(super) async fn delete_session(
     shared: Arc<RouteContext>,
     client: LegacyClient,
@@ -36,7 +36,7 @@ pub(super) async fn delete_session(
     let Some(key) = client.session else {
         return relay::forward(shared, client, passage, None, (None, None)).await;
     };
-    // The tasks in it go on: its server hears of the end after the last of them.
+    // The tasks in the session continue: the server receives the DELETE after the last of them.
     let end_later = || {
         let (shared, session) = (Arc::clone(&shared), passage.session());
         move || {
@@ -61,7 +61,7 @@ pub(super) async fn delete_session(
     passed
 }
 
-/// Answers a client's DELETE in the server's place. What the client asks in this session from now on is
+/// Responds to a client's DELETE in the server's place. Later requests in this session are
 /// [refused](closed_session_reply).
 fn respond_locally(shared: &RouteContext, key: SessionKey) -> LegacyResponse {
     shared.sessions.pending_requests.close_session(key);
@@ -69,22 +69,22 @@ fn respond_locally(shared: &RouteContext, key: SessionKey) -> LegacyResponse {
     legacy_http::empty_response(StatusCode::OK)
 }
 
-/// Ends a session at its server, whose client has been told so before. A server that does not survive
-/// that, or cannot be reached, is left to forget the session by itself.
+/// Ends a session at its server after its client was answered. A server that does not survive a DELETE, or
+/// cannot be reached, expires the session by itself.
 async fn delete_at_server(shared: &RouteContext, mut session: ClientSession) {
     if !matches!(shared.server_survives_delete(session.principal, &session.headers).await, Ok(true)) {
         return;
     }
     session.headers.remove(CONTENT_TYPE);
     session.headers.remove(ACCEPT);
-    let told = session.request(Method::DELETE, Bytes::new(), RequestPurpose::Notify);
-    if let Err(lost) = shared.upstream.forward(told).await {
-        tracing::debug!(error = %lost, "the end of a client's session could not be told");
+    let request = session.request(Method::DELETE, Bytes::new(), RequestPurpose::Notify);
+    if let Err(lost) = shared.upstream.forward(request).await {
+        tracing::debug!(error = %lost, "the DELETE of a client's session could not be sent");
     }
 }
 
-/// What a request is answered with whose session its client has ended here (2025-11-25, *Session
-/// Management*); nothing for any other, nor for a handshake, which begins another.
+/// The refusal of a request in a session that its client has ended (2025-11-25, *Session Management*). `None`
+/// for any other request, and for `initialize`, which begins a new session.
 pub(super) fn closed_session_reply(
     shared: &RouteContext,
     client: &LegacyClient,

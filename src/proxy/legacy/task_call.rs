@@ -1,16 +1,17 @@
-//! A `tools/call` of a client of 2025-11-25 that is made here: as a task, or as one that may become a task.
+//! A `tools/call` of a client of 2025-11-25 that the proxy makes: as a task, or as a call that may become a
+//! task.
 //!
-//! The call is made in the client's own session, without `params.task`, and a runtime task holds it
-//! ([`CallDriver`]) from the start: no connection of the client's matters to it, and no departure cancels
-//! anything (2025-11-25, *Sending Messages to the Server*).
+//! The call is made in the client's own session, without `params.task`, and a runtime task runs it
+//! ([`CallDriver`]) from the start: it does not depend on a connection of the client, and a disconnect
+//! cancels nothing (2025-11-25, *Sending Messages to the Server*).
 //!
-//! A call whose client wants a task [is one](as_task) before it is made, and the client has its answer at once:
-//! the task. Another may become one without its client having asked for it (SEP-2229, draft), only for
-//! clients that the operator named: others would not understand the answer. Its client [waits](on_stream). What the
-//! server says on the way goes to it, its questions as they are; an answer before the threshold is a plain
-//! answer, also to a client that did ask for a task. At the threshold it is a task, and the client is
-//! given it as the call's result. So it is at once where the client leaves: it will find its task in `tasks/list`.
-//! The events of such an answer are ours: they have no ids, and cannot be resumed.
+//! A call whose client requests a task [is one](as_task) before it is sent, and the client gets the task at
+//! once. Another call may become a task unsolicited (SEP-2229, draft), only for clients that the operator
+//! named: others would not understand the response. Its client [waits](on_stream) and receives the server's
+//! messages meanwhile, input requests unchanged. A response before the threshold is a plain response, also
+//! for a client that requested a task. At the threshold the call becomes a task, which the client gets as the
+//! result; if the client disconnects, it becomes a task at once, which the client finds in `tasks/list`. The
+//! events of such a response have no ids, and it cannot be resumed.
 
 use crate::{
     bridge::offer::{self, TaskParam},
@@ -38,13 +39,13 @@ use tokio::{
     time::{error::Elapsed, timeout},
 };
 
-/// Messages that wait for a client that reads slowly, before the server is kept waiting.
+/// Messages that are buffered for a client that reads slowly, before the server is blocked.
 const MESSAGE_BUFFER: usize = 16;
 
-/// What requests of the official SDK for Python are sent by.
+/// The user agent of the official SDK for Python.
 const PYTHON_SDK_AGENT: &str = "python-httpx/";
 
-/// Whether the client understands a task that it did not ask for.
+/// Whether the client understands an unsolicited task.
 pub(super) fn can_take_unsolicited(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -53,16 +54,15 @@ pub(super) fn can_take_unsolicited(
     client.has_task_support() && is_named_unsolicited(shared, passage)
 }
 
-/// Whether the operator has named the client as one that understands an unasked task.
+/// Whether the operator has named the client for unsolicited tasks.
 pub(super) fn is_named_unsolicited(shared: &RouteContext, passage: &LegacyRequest) -> bool {
     shared.route.legacy_tasks.unsolicited.applies_to(&passage.headers, || passage.principal.to_string())
 }
 
-/// A call in its client's own session, what comes of it, and its span.
+/// A call in its client's own session, with its replies and its span.
 type PreparedCall = (NativeForm, NativeReplies);
 
-/// The call that `message` asks for, made in its client's own session. Nothing is sent before its replies are
-/// polled.
+/// Prepares the call of `message` in its client's own session. Nothing is sent before the replies are polled.
 pub(super) fn prepare_call(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
@@ -72,7 +72,8 @@ pub(super) fn prepare_call(
     (wish, ticketing): (Option<TaskParam>, Option<TicketOptions>),
     turn: Option<PendingAdmission>,
 ) -> PreparedCall {
-    // The session of a client whose server is a process is kept here: its calls are made in sessions of ours.
+    // The proxy emulates the session of a client of a stdio server: its calls are made in the proxy's
+    // sessions.
     let number = match shared.upstream.address() {
         Some(_) => shared.sessions.client_ids.next_of_ours(client.session),
         None => own_ids::next(),
@@ -89,7 +90,7 @@ pub(super) fn prepare_call(
     let call = NativeCall { id: number, method: Method::ToolsCall, body, deferral: Some(deferral.clone()) };
     let token = message.params().and_then(offer::progress_token);
     let wants_progress = token.is_some();
-    // A slice of the message would keep all of it.
+    // Copied: a slice would keep the whole message in memory.
     let token = token.and_then(RequestId::from_token).map(|token| token.detached());
     let (replies, call) = shared.upstream.call_in(session, call);
     let limits = shared.call_limits(tool, passage.principal, Some(&deferral));
@@ -119,8 +120,9 @@ pub(super) fn prepare_call(
     (native, NativeReplies { replies, span, limits, dequeued })
 }
 
-/// Who will read that it is a task. FastMCP 2.14 cannot be told from the official SDK for Python, on which it is built;
-/// that reads either, so whatever sends its requests by that SDK's library is answered for both.
+/// The task result format for the client. FastMCP 2.14 cannot be distinguished from the official SDK for
+/// Python, on which it is built; that SDK reads both formats, so all clients with its user agent get the one
+/// for both.
 fn reader(passage: &LegacyRequest, wish: Option<TaskParam>) -> TaskResultFormat {
     let by = passage.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
     match wish.is_some_and(|wish| wish.is_draft)
@@ -131,38 +133,38 @@ fn reader(passage: &LegacyRequest, wish: Option<TaskParam>) -> TaskResultFormat 
     }
 }
 
-/// Makes the task, and begins the call.
+/// Makes the task, and starts the call.
 pub(super) async fn as_task(
     shared: &Arc<RouteContext>,
     (call, replies): PreparedCall,
     id: &RequestId,
 ) -> LegacyResponse {
-    let (made, asked) = oneshot::channel();
+    let (made, receiver) = oneshot::channel();
     let work = Arc::clone(shared);
-    // On its own from the start: a client that leaves while the task is stored must not leave a task
-    // behind that nobody holds.
+    // Spawned from the start: a client that disconnects while the task is stored must not leave a task
+    // without a driver.
     shared.stopping.spawn(async move {
         match CallDriver::as_task(&work, call, replies).await {
             Ok((driver, created)) => {
-                // Whoever has left finds it in `tasks/list`.
+                // A client that has disconnected finds it in `tasks/list`.
                 let _ = made.send(Ok((driver.id().clone(), created)));
                 driver.run().await;
             }
             Err(no_room) => drop(made.send(Err(no_room))),
         }
     });
-    match asked.await {
+    match receiver.await {
         Ok(Ok((task, created))) => {
             let account = AccessSummary { task: Some(task), ..AccessSummary::of(RequestOutcome::Task) };
             legacy_http::success(id, &created, account)
         }
-        // Never a plain result instead, which the client could not tell from the task's.
+        // Never a plain result instead, which the client could not distinguish from the task's.
         Ok(Err(no_room)) => legacy_http::refusal(id, &ErrorObject::new(code::BUSY, no_room.to_string())),
         Err(_) => legacy_http::refusal(id, &lost_error(&CallError::Closing)),
     }
 }
 
-/// Makes the call, and waits with its client.
+/// Starts the call, and waits with its client.
 pub(super) async fn on_stream(
     shared: &Arc<RouteContext>,
     (call, replies): PreparedCall,
@@ -170,36 +172,36 @@ pub(super) async fn on_stream(
     after: Duration,
     keep_alive: Duration,
 ) -> LegacyResponse {
-    let (items, mut said) = mpsc::channel(MESSAGE_BUFFER);
+    let (items, mut received) = mpsc::channel(MESSAGE_BUFFER);
     let waiter = CallWaiter { target: ReplyTarget::Native(id.detached()), items };
     let session = call.session;
     let driver = CallDriver::on_stream(shared, call, replies, after, waiter);
     let waits =
         session.map(|session| shared.sessions.waiting_calls.register(session, &id, driver.id().clone()));
-    // On its own from the start: whether its client stays must not matter to it.
+    // Spawned from the start: the call does not depend on its client's connection.
     shared.stopping.spawn(async move {
         driver.run().await;
         drop(waits);
     });
-    let first = timeout(keep_alive, said.recv()).await;
+    let first = timeout(keep_alive, received.recv()).await;
     if let Ok(Some(ReplyItem::Reply(reply))) = first {
         return json_response(reply.body, reply.account);
     }
     let first = to_piece(first);
-    let rest = stream::unfold((said, first.then), move |(mut said, before)| async move {
+    let rest = stream::unfold((received, first.then), move |(mut received, before)| async move {
         if before == BodyContinuation::End {
             return None;
         }
-        let piece = to_piece(timeout(keep_alive, said.recv()).await);
+        let piece = to_piece(timeout(keep_alive, received.recv()).await);
         let then = piece.then;
-        Some((piece, (said, then)))
+        Some((piece, (received, then)))
     });
     stream_response(ResponseBody::Pieces(stream::once(ready(first)).chain(rest).boxed()))
 }
 
-/// What is said to a client that waits, as it stands on its stream.
-fn to_piece(said: Result<Option<ReplyItem>, Elapsed>) -> BodyPiece {
-    match said {
+/// The piece of the response stream for a message to a waiting client.
+fn to_piece(received: Result<Option<ReplyItem>, Elapsed>) -> BodyPiece {
+    match received {
         Ok(Some(ReplyItem::Notification(message))) => BodyPiece::of(sse::message(&message)),
         Ok(Some(ReplyItem::TaskEnd(message, commit))) => {
             BodyPiece { commit: Some(commit), ..BodyPiece::of(sse::message(&message)) }
@@ -207,15 +209,15 @@ fn to_piece(said: Result<Option<ReplyItem>, Elapsed>) -> BodyPiece {
         Ok(Some(ReplyItem::Reply(reply))) => {
             BodyPiece { commit: reply.commit, ..BodyPiece::last(sse::message(&reply.body), reply.account) }
         }
-        // The client has taken its request back, and is owed no answer: some take one that they do not
-        // wait for amiss.
+        // The client has cancelled its request and is owed no response: some clients fail on an unexpected
+        // one.
         Ok(None) => BodyPiece::end(),
         Err(_silence) => BodyPiece::of(sse::KEEP_ALIVE),
     }
 }
 
-/// The client takes requests back (2025-11-25, *Cancellation*). Those of them that wait here end here, and
-/// their server is told under the ids that it knows. Whether all of them did.
+/// Cancels requests of the client (2025-11-25, *Cancellation*) that wait in this module; the server receives
+/// their cancellation under the ids that it knows. Returns whether all were found.
 pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     let Some(session) = client.session else { return false };
     let mut all = true;

@@ -1,5 +1,4 @@
-//! Tasks of 2025-11-25 among what servers say of themselves: added to the words of those that have none of their
-//! own.
+//! Tasks of 2025-11-25 in the capabilities of servers: added for servers without tasks of their own.
 
 use crate::{
     bridge::offer::{self, ServerTaskSupport},
@@ -16,7 +15,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Whether tasks are made here for this client.
+/// Whether the proxy makes tasks for this client.
 pub(super) async fn is_offered(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -25,15 +24,15 @@ pub(super) async fn is_offered(
     client.has_task_support() && !shared.server_has_tasks(client.principal, &passage.headers).await
 }
 
-/// What the answer to this `initialize` becomes: on a route without tasks what it is, and only learned
-/// from.
+/// The edit of the response to this `initialize`. On a route without tasks the response stays unchanged, and
+/// only its content is recorded.
 pub(super) fn edit_initialize(
     shared: Arc<RouteContext>,
     params: Option<&Payload>,
     (principal, standing): (Principal, &RolloutMembership),
 ) -> ResponseEdit {
     let offers_tasks = shared.route.offers_tasks(standing);
-    let asked = params.and_then(legacy::requested_revision);
+    let requested = params.and_then(legacy::requested_revision);
     let client = shared.route.has_tickets().then(|| ClientDeclaration::of(params));
     Box::new(move |answer, in_session| {
         if let (Some(client), Some(session)) = (&client, in_session) {
@@ -41,7 +40,7 @@ pub(super) fn edit_initialize(
         }
         if let Some(answered) = legacy::negotiated_revision(answer) {
             let revision = Revision::parse(&answered);
-            shared.server_profile.learn_revision(asked, revision);
+            shared.server_profile.learn_revision(requested, revision);
             if let (Some(session), Some(revision)) = (in_session, revision) {
                 shared.sessions.revisions.learn(SessionKey::named(principal, session), revision);
             }
@@ -62,7 +61,7 @@ pub(super) fn edit_initialize(
     })
 }
 
-/// What the answer to `edit_tool_list/list` becomes.
+/// The edit of the response to `tools/list`.
 pub(super) fn edit_tool_list(shared: Arc<RouteContext>, standing: RolloutMembership) -> ResponseEdit {
     Box::new(move |answer, _| {
         offer::tools(answer, |tool| {

@@ -1,5 +1,5 @@
-//! Tickets for clients of older revisions: the list of tools as they are to see it, and calls of the tools that take a
-//! ticket. A call that is answered with one is made as a task is ([`task_call`](super::task_call)).
+//! Tickets for legacy clients: the tool list for ticket holders, and calls of the tools that take a ticket. A
+//! call that is answered with a ticket is made like a task ([`task_call`](super::task_call)).
 
 use crate::{
     bridge::{offer, ticket},
@@ -27,7 +27,7 @@ use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::timeout};
 
-/// Whether a request is a call of a tool that takes a ticket, which begins nothing new.
+/// Whether a request calls a tool that takes a ticket, and so begins no new work.
 pub(super) fn is_ticket_call(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     let [ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. }] =
         &passage.post.messages[..]
@@ -38,8 +38,8 @@ pub(super) fn is_ticket_call(shared: &RouteContext, client: &LegacyClient, passa
         .is_some()
 }
 
-/// Whether a request could be one of those that do not simply pass, where there are tickets or were: those that were given
-/// are good whatever the configuration says by now.
+/// Whether a request may be intercepted for tickets. Existing tickets stay valid, whatever the configuration
+/// says now.
 pub(super) fn can_concern(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     match &passage.post.messages[..] {
         [ClientMessage::Request { method: Method::ToolsList, .. }] => shared.route.has_tickets(),
@@ -59,7 +59,7 @@ pub(super) fn can_concern(shared: &RouteContext, client: &LegacyClient, passage:
     }
 }
 
-/// What the answer to `edit_tool_list/edit_tool_list` becomes for a client that gets tickets, behind what else is changed in it.
+/// The edit of the response to `tools/list` for a ticket holder, applied after the edit `before`.
 pub(super) fn edit_tool_list(
     shared: &Arc<RouteContext>,
     client: &LegacyClient,
@@ -73,7 +73,7 @@ pub(super) fn edit_tool_list(
         let frame = changed.clone().and_then(|bytes| Frame::parse(bytes).ok());
         let answer = frame.as_ref().unwrap_or(answer);
         tickets::edit_tool_list(&shared, answer, (holding, &standing), |names| {
-            // Without a session it is not known who has been given them; the operator has said so.
+            // Without a session the proxy does not know who has the tools; the operator has named the client.
             session.is_none_or(|session| {
                 shared.sessions.ticket_holders.set_given(session, names);
                 true
@@ -83,7 +83,7 @@ pub(super) fn edit_tool_list(
     })
 }
 
-/// Answers a call of one of the tools that take a ticket; `Missing` where it is a tool of the server's.
+/// Serves a call of a tool that takes a ticket; `None` for a tool of the server.
 pub(super) async fn serve(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
@@ -112,17 +112,17 @@ pub(super) async fn serve(
     let heartbeat = token.map(|token| {
         ProgressHeartbeat::new(token.detached().as_bytes().clone(), client.has_progress_messages())
     });
-    let taken_back = Arc::new(Notify::new());
+    let cancelled = Arc::new(Notify::new());
     let registered = client
         .session
-        .map(|session| shared.sessions.ticket_waits.register(session, id, Arc::clone(&taken_back)));
+        .map(|session| shared.sessions.ticket_waits.register(session, id, Arc::clone(&cancelled)));
     let known = client.session.and_then(|session| shared.sessions.ticket_holders.client(session));
     let (id, over) = (id.detached(), false);
     let waiting = TicketWait {
         watch,
         id,
         heartbeat,
-        cancelled: taken_back,
+        cancelled,
         declaration: known,
         _registered: registered,
         is_over: over,
@@ -130,8 +130,8 @@ pub(super) async fn serve(
     Some(respond(waiting, passage.keep_alive).await)
 }
 
-/// The client takes requests back (2025-11-25, *Cancellation*): those that wait with a ticket end, and the calls that
-/// they wait for go on. Whether all of them did; the server has never heard of them.
+/// Cancels requests that wait with a ticket (2025-11-25, *Cancellation*); their calls continue. Returns
+/// whether all were found; the server does not know these requests.
 pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     let Some(session) = client.session else { return false };
     let mut all = true;
@@ -144,21 +144,21 @@ pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, passa
     all
 }
 
-/// A client that waits for a result.
+/// A client that waits for a result with a ticket.
 struct TicketWait {
     watch: Box<ResultWatch>,
     id: RequestId,
-    /// For a client that gave its request a progress token.
+    /// Present if the client gave a progress token.
     heartbeat: Option<ProgressHeartbeat>,
-    /// Told where the client takes its request back: then it is owed no answer, and some take one amiss.
+    /// Notified when the client cancels its request: then no response is owed, and some clients fail on one.
     cancelled: Arc<Notify>,
-    /// What its client has said of itself, where that is remembered.
+    /// The client's declaration in its handshake, if it is known.
     declaration: Option<Arc<ClientDeclaration>>,
     _registered: Option<RequestRegistration<Arc<Notify>>>,
     is_over: bool,
 }
 
-/// Waits a moment for what is there at once, which is answered as a document; else on a stream.
+/// Responds with a document if the result is there within a moment, otherwise on a stream.
 async fn respond(mut waiting: TicketWait, keep_alive: Duration) -> LegacyResponse {
     let first = match timeout(keep_alive, waiting.next()).await {
         Ok(TicketWaitEvent::Response(body, account, commit)) => return task_end(body, account, commit),
@@ -183,17 +183,17 @@ async fn respond(mut waiting: TicketWait, keep_alive: Duration) -> LegacyRespons
     stream_response(ResponseBody::Pieces(stream::once(std::future::ready(first)).chain(rest).boxed()))
 }
 
-/// What the client hears next.
+/// The next event of the wait.
 enum TicketWaitEvent {
-    /// As it stands on its stream.
+    /// An SSE event.
     Message(Bytes),
-    /// The response, to be confirmed where the call has ended with it.
+    /// The response; the commit is confirmed on delivery if the call has ended with it.
     Response(Bytes, AccessSummary, Option<DeliveryCommit>),
-    /// The end, as it has taken its request back.
+    /// The end without a response, because the client cancelled its request.
     Cancelled,
 }
 
-// === impl Waiting ===
+// === impl TicketWait ===
 
 impl TicketWait {
     async fn next(&mut self) -> TicketWaitEvent {
@@ -217,7 +217,7 @@ impl TicketWait {
                         return TicketWaitEvent::Message(sse::message(&beat));
                     }
                 }
-                // What is left is put on this very stream, or on the session's.
+                // The remaining requests are sent on this stream, or on the session's.
                 WatchEvent::InputRequired(record) => {
                     if let Some(known) = self.declaration.clone() {
                         let can = |method: &_, params: Option<&_>| known.can_be_asked(method, params);
@@ -254,7 +254,8 @@ impl TicketWait {
         }
     }
 
-    /// Whether an event is none that asks its client what it did not declare: that is declined.
+    /// Whether the client may receive this event: not an input request for an undeclared capability, which is
+    /// declined.
     fn can_deliver(&self, event: &Bytes) -> bool {
         let Some(known) = &self.declaration else { return true };
         let Some(Ok(message)) = sse::data(event).map(Frame::parse) else { return true };
@@ -264,7 +265,7 @@ impl TicketWait {
         }
     }
 
-    /// Exactly what the call would have been answered with.
+    /// The response that the call itself would have had.
     fn ended(&mut self, record: &Record, commit: DeliveryCommit) -> TicketWaitEvent {
         self.is_over = true;
         let (shown, origin) = (Some(record.state.status()), record.trace.clone());

@@ -1,9 +1,8 @@
-//! The body of an answer, also of one that was begun here because its server had said nothing for too
-//! long.
+//! The body of a response, including one that the proxy began because its server was silent for too long.
 //!
-//! What the server says then comes as the rest of an event stream. An event stream of its own goes on
-//! as it is; a document becomes the last event, and so does what an HTTP error means. The status and
-//! the headers come too late and are dropped: for a call they say nothing that the body does not.
+//! The server's response then becomes the rest of an event stream. An event stream continues as it is; a
+//! document becomes the last event, and so does the error of an HTTP status. The late status and headers are
+//! dropped: for a call they add nothing to the body.
 
 use super::requester::Requester;
 use crate::{
@@ -17,17 +16,17 @@ use http::StatusCode;
 use smallvec::smallvec;
 use std::task::{Context, Poll, ready};
 
-/// The body of an answer.
+/// The body of a response.
 pub(super) enum UpstreamBody {
-    /// The server's.
+    /// The server's body.
     Streaming(upstream::HttpResponseBody),
     /// The server has not begun.
     Pending(BoxFuture<'static, UpstreamStart>),
-    /// The server has said everything, and it has been passed on.
+    /// The server's body has been relayed completely.
     Ended,
 }
 
-/// What the server began with after all.
+/// The beginning of the server's response.
 pub(super) enum UpstreamStart {
     Events(upstream::HttpResponseBody),
     /// The response, on one line.
@@ -35,8 +34,8 @@ pub(super) enum UpstreamStart {
     Lost(CallError),
 }
 
-/// Waits for what the server begins with, and for all of it where it is one document. `id` is the one
-/// request that it answers.
+/// Waits for the server to begin, and for the complete body if it is a document. `id` is the single request
+/// that it answers.
 async fn await_start(
     forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
     id: RequestId,
@@ -65,28 +64,28 @@ async fn await_start(
     let (limit, status) = (forwarded.limit, forwarded.status);
     let document = forwarded.collect(limit).await?;
     if document.is_empty() {
-        // What was only taken is perhaps being served.
+        // A request that was only accepted may still be served.
         return Err(match status {
             StatusCode::ACCEPTED => CallError::Broken("the answer was empty".to_owned()),
             _ => empty_response_error(),
         });
     }
-    // A client would choke on anything else, and some would then wait for ever.
+    // Clients cannot parse anything else, and some would then wait for ever.
     match Frame::parse(document) {
         Ok(frame) => Ok(UpstreamStart::Document(frame::to_single_line(frame.as_bytes().clone()))),
         Err(error) => Err(CallError::Invalid(error.to_string())),
     }
 }
 
-/// A request was answered with nothing: no response to it will come.
+/// A request with an empty response: there will be no other.
 pub(super) fn empty_response_error() -> CallError {
     CallError::Invalid("it is empty, without a response to the request".to_owned())
 }
 
-// === impl Body ===
+// === impl UpstreamBody ===
 
 impl UpstreamBody {
-    /// Of an answer that was begun here; `forwarding` is still waited for.
+    /// The body of a response that the proxy has begun; `forwarding` is still pending.
     pub(super) fn deferred(
         forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
         id: RequestId,
@@ -120,7 +119,7 @@ impl UpstreamBody {
         }
     }
 
-    /// Whether there is nothing more to come.
+    /// Whether nothing more is to come.
     pub(super) fn is_over(&self) -> bool {
         match self {
             Self::Streaming(body) => body.is_end(),
@@ -129,7 +128,7 @@ impl UpstreamBody {
         }
     }
 
-    /// The server's, once it is there.
+    /// The server's body, if it has begun.
     pub(super) fn streaming(&mut self) -> Option<&mut upstream::HttpResponseBody> {
         match self {
             Self::Streaming(body) => Some(body),
@@ -137,14 +136,14 @@ impl UpstreamBody {
         }
     }
 
-    /// Whether it has been taken up where it broke.
+    /// Resolves with whether the broken body was resumed.
     pub(super) fn poll_resumed(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
-        // Nothing of it was the server's: there is nothing to go on from.
-        let nothing = || Poll::Ready(Err(CallError::Broken("nothing of it has come".to_owned())));
+        // The server has not begun: there is nothing to resume.
+        let nothing = || Poll::Ready(Err(CallError::Broken("the response has not begun".to_owned())));
         self.streaming().map_or_else(nothing, |body| body.poll_resumed(cx))
     }
 
-    /// Everything that was asked has been answered: the rest need not be read at any price.
+    /// All requests have been answered: the rest of the body need not be read to its end.
     pub(super) fn mark_answered(&mut self) {
         self.streaming().into_iter().for_each(|body| body.mark_answered());
     }

@@ -1,13 +1,13 @@
-//! Event ids for servers that give none, so that a client can take up an answer where it broke.
+//! Event ids for servers that send none, so that a client can resume a broken response.
 //!
-//! Off unless a route says `resume: { mint: true }`. The answer is then read by work of its own from the
-//! start, and kept, and whoever reads it reads what is kept: the client that called, and after a
-//! departure the client that comes back with `Response-Event-ID` (2025-11-25, *Resumability and
-//! Redelivery*). Each event gets an id in front of what the server wrote, `deferral-STREAM-NUMBER`.
-//! A stream whose server gives ids itself is left as it is: the server redelivers.
+//! Off unless a route has `resume: { mint: true }`. A background task then reads the response from the start
+//! into a buffer, and readers read the buffer: the client that called, and after a disconnect the client that
+//! resumes with `Last-Event-ID` (2025-11-25, *Resumability and Redelivery*). Each event gets an id in front
+//! of the server's fields, `deferral-STREAM-NUMBER`. A stream whose server sends ids is left unchanged: the
+//! server redelivers.
 //!
-//! The bounds are named: `resume.bytes` of an answer, `resume.buffer_response` after its end, and `resume.streams`
-//! answers at a time, beyond which answers go without ids.
+//! Bounds: `resume.bytes` of a response, `resume.keep` after its end, and `resume.streams` buffered responses
+//! at a time, beyond which responses get no ids.
 
 use crate::{
     dialect::legacy::ResponseTracker,
@@ -34,80 +34,81 @@ use smallvec::SmallVec;
 use std::{collections::VecDeque, sync::Arc};
 use tokio::{sync::watch, time::sleep};
 
-/// The answers that are kept, by the names of their streams.
+/// The buffered responses, by the names of their streams.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct ReplayBuffers {
     buffers: DashMap<[u8; 16], Arc<ReplayBuffer>>,
 }
 
-/// One answer.
+/// One buffered response.
 #[derive(Debug)]
 struct ReplayBuffer {
     name: [u8; 16],
-    /// Whose it is.
+    /// The session that owns it.
     session: Option<SessionKey>,
     /// The requests that it answers.
     waiting: SmallVec<[RequestId; 1]>,
-    /// Bytes that are kept of it.
+    /// The buffer size in bytes.
     limit: usize,
     log: Mutex<ReplayLog>,
     changed: watch::Sender<()>,
 }
 
-/// What has come of an answer. The lock guards a few lines each time.
+/// The buffered events. The lock guards a few lines each time.
 #[derive(Debug, Default)]
 struct ReplayLog {
     entries: VecDeque<ReplayEntry>,
-    /// How many have been dropped: the place of the first that is kept.
+    /// The number of dropped events: the position of the first buffered one.
     first: u64,
     bytes: usize,
-    /// The last id that was given.
+    /// The last assigned id.
     last_id: Option<u64>,
-    /// It has said something without an id, which cannot be given again: an event that is too large, or one for which
-    /// the server has an id of its own.
+    /// The stream has sent an event without an assigned id, which cannot be sent again: it is too large, or
+    /// has an id of the server.
     has_unnumbered: bool,
-    /// Where each who reads it is.
+    /// The number and the position of each reader.
     readers: Vec<(u64, u64)>,
     next_reader: u64,
     end: Option<(AccessSummary, BodyContinuation)>,
 }
 
-/// What was told, and with it what is said of the call in the log.
+/// An event, with the access summary of the call if it is known by then.
 #[derive(Clone, Debug)]
 struct ReplayEntry {
     event: NumberedEvent,
     account: Option<AccessSummary>,
 }
 
-/// Somebody who reads an answer. Dropped, it has left.
+/// A reader of the buffer; dropped when its client disconnects.
 struct ReplayReader {
     buffer: Arc<ReplayBuffer>,
     number: u64,
     at: u64,
-    /// Up to here only what has an id is given: the client comes back, and comments are of no use to
-    /// it any more.
+    /// Before this position only events with ids are sent: to a client that resumes, old comments are
+    /// useless.
     replay_until: u64,
     changed: watch::Receiver<()>,
     is_over: bool,
 }
 
-/// What there is for a client that comes back.
+/// The outcome of a resumption.
 enum ReplayLookup {
     Rest(ReplayReader),
-    /// The event was one of this answer, and what follows is not kept.
+    /// The event belongs to this response, and what follows it is no longer buffered.
     Overflowed,
-    /// No event of this answer has that id.
+    /// No event of this response has that id.
     Unknown,
 }
 
-/// How an answer is to be kept, where it is.
+/// How a response is buffered.
 pub(in crate::proxy) struct ReplayParams {
     session: Option<SessionKey>,
     waiting: SmallVec<[RequestId; 1]>,
     primes: bool,
 }
 
-/// Whether the answer to this request is to be kept: a route's calls and what else waits for an answer.
+/// The parameters for buffering the response to this request, if it is buffered: calls and other requests on
+/// a route with `mint`.
 pub(in crate::proxy) fn replay_params(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -122,7 +123,7 @@ pub(in crate::proxy) fn replay_params(
     })
 }
 
-/// Keeps an answer, and gives its events ids, if it is an event stream.
+/// Buffers a response and assigns event ids, if it is an event stream.
 pub(in crate::proxy) fn buffer_response(
     shared: &Arc<RouteContext>,
     terms: ReplayParams,
@@ -157,7 +158,7 @@ pub(in crate::proxy) fn buffer_response(
     LegacyResponse { status, headers, body: ResponseBody::Pieces(reader.into_pieces()) }
 }
 
-/// Reads an answer to its end, and forgets it after a while.
+/// Reads a response to its end, and removes its buffer after a while.
 async fn pump(
     shared: Arc<RouteContext>,
     kept: Arc<ReplayBuffer>,
@@ -165,14 +166,14 @@ async fn pump(
     mut minter: EventIdAssigner,
 ) {
     let resume = shared.route.resume;
-    // What has been said of the call, until there is something to say it with.
-    let mut said = None;
+    // The access summary, until there is an event to attach it to.
+    let mut summary = None;
     let mut end = BodyContinuation::End;
     while let Some(BodyPiece { bytes, account, then, .. }) = pieces.next().await {
-        said = account.or(said);
-        let told = minter.feed(bytes);
-        let entry = |told| ReplayEntry { event: told, account: None };
-        let mut entries: Vec<_> = told.into_iter().map(entry).collect();
+        summary = account.or(summary);
+        let events = minter.feed(bytes);
+        let entry = |events| ReplayEntry { event: events, account: None };
+        let mut entries: Vec<_> = events.into_iter().map(entry).collect();
         if then != BodyContinuation::More {
             entries.extend(minter.finish().map(entry));
             kept.add(entries, resume.bytes).await;
@@ -180,12 +181,12 @@ async fn pump(
             break;
         }
         if let Some(last) = entries.last_mut() {
-            last.account = said.take();
+            last.account = summary.take();
         }
         kept.add(entries, resume.bytes).await;
     }
-    kept.end(said.unwrap_or_default(), end);
-    // Whatever it held of the server.
+    kept.end(summary.unwrap_or_default(), end);
+    // Releases the resources of the server's response.
     drop(pieces);
     tokio::select! {
         () = sleep(resume.keep) => {}
@@ -194,7 +195,7 @@ async fn pump(
     shared.replay_buffers.buffers.remove(&kept.name);
 }
 
-/// The answer to a client that comes back to a stream of ours; nothing for any other request.
+/// The response to a client that resumes a buffered stream; `None` for any other request.
 pub(in crate::proxy) fn resume(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -221,10 +222,10 @@ pub(in crate::proxy) fn resume(
     }
 }
 
-// === impl Kept ===
+// === impl ReplayBuffer ===
 
 impl ReplayBuffer {
-    /// Adds what has come. Waits for those who read, but not for those who have left.
+    /// Adds events. Waits for the readers, but not for disconnected ones.
     async fn add(&self, entries: Vec<ReplayEntry>, limit: usize) {
         let mut changed = self.changed.subscribe();
         {
@@ -233,7 +234,7 @@ impl ReplayBuffer {
             for entry in entries {
                 log.last_id = entry.event.number.or(log.last_id);
                 log.has_unnumbered |= entry.event.is_unnumbered_message;
-                // A comment to nobody.
+                // A comment without readers is dropped.
                 if entry.event.number.is_some() || is_read {
                     log.bytes += entry.event.bytes.len();
                     log.entries.push_back(entry);
@@ -251,12 +252,12 @@ impl ReplayBuffer {
         self.changed.send_replace(());
     }
 
-    /// From the beginning.
+    /// A reader from the beginning.
     fn read_all(self: &Arc<Self>) -> ReplayReader {
         self.reader(0, 0)
     }
 
-    /// What follows the event with this id.
+    /// A reader after the event with this id.
     fn replay_after(self: &Arc<Self>, id: u64) -> ReplayLookup {
         let (at, until) = {
             let log = self.log.lock();
@@ -270,7 +271,7 @@ impl ReplayBuffer {
             let found =
                 log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.event.number {
                     Some(kept) if kept == id => Some(place + 1),
-                    // The event itself may be kept no more, but what follows it. Whoever comes back names any
+                    // The event itself may be dropped and the next one still buffered. A client may send any
                     // number.
                     Some(kept) if id.checked_add(1) == Some(kept) => Some(place),
                     _ => None,
@@ -283,12 +284,12 @@ impl ReplayBuffer {
         ReplayLookup::Rest(self.reader(at, until))
     }
 
-    /// The answer to a client that has come back too late: an HTTP error would answer none of its requests, and it
-    /// would wait for ever.
+    /// The response to a client that resumes too late: an HTTP error would answer none of its requests, and
+    /// it would wait for ever.
     fn overflowed(&self) -> LegacyResponse {
         let words = format!(
-            "the rest of this answer cannot be given again, as it is larger than {} bytes (resume.bytes) or has event ids of \
-             its server's; the call may have run",
+            "the rest of this response cannot be sent again: it is larger than {} bytes (resume.bytes) or has event ids of \
+             its server; the call may have run",
             self.limit
         );
         let error = ErrorObject::new(code::RESULT_TOO_LARGE, words);
@@ -318,11 +319,11 @@ impl ReplayBuffer {
     }
 }
 
-// === impl Log ===
+// === impl ReplayLog ===
 
 impl ReplayLog {
-    /// Drops the oldest that everybody has read, while there is too much. Whether it is enough now:
-    /// what somebody is still to read is not dropped, but what nobody reads is.
+    /// Drops the oldest events that all readers have read, while the buffer is too large. Returns whether it
+    /// is small enough: unread events of a reader are kept.
     fn shrink(&mut self, limit: usize) -> bool {
         let unread = self.readers.iter().map(|(_, at)| *at).min();
         while self.bytes > limit {
@@ -337,7 +338,7 @@ impl ReplayLog {
     }
 }
 
-// === impl Reader ===
+// === impl ReplayReader ===
 
 impl ReplayReader {
     fn into_pieces(self) -> BodyStream {
@@ -357,12 +358,12 @@ impl ReplayReader {
             if let Some(piece) = self.take() {
                 return Some(piece);
             }
-            // The sender lives in what is kept.
+            // The sender lives in the buffer.
             let _ = self.changed.changed().await;
         }
     }
 
-    /// What there is to read.
+    /// The next piece, if there is one.
     fn take(&mut self) -> Option<BodyPiece> {
         let mut log = self.buffer.log.lock();
         let from = self.at;
@@ -382,7 +383,7 @@ impl ReplayReader {
         let end = log.end.clone();
         drop(log);
         if self.at != from {
-            // Who adds may have waited for it.
+            // The writer may have waited for it.
             self.buffer.changed.send_replace(());
         }
         if found.is_some() {

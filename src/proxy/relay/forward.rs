@@ -1,12 +1,12 @@
-//! A legacy client's request on its way to a legacy server, and the beginning of the answer.
+//! A legacy client's request on its way to a legacy server, and the beginning of the response.
 //!
-//! Bytes go by as they come; what is added is what keeps a client from waiting for ever (`request`; an event stream
-//! that ends without the response is the business of `response`).
+//! Bytes are relayed as they come; the proxy adds what keeps a client from waiting for ever
+//! (`forwarded_request`; for an event stream that ends without the response, `response`).
 //!
-//! A server may say nothing at all until it is done, and then answer with JSON. It is waited for as
-//! long as a client can be expected to wait in silence; then, if the client takes event streams, one
-//! is begun for it, and what the server says comes on that (`deferred_head`). Nobody else's answer is begun
-//! before its server's: what a handshake, a list or a notification is answered with may be a status.
+//! A server may be silent until it is done, and then respond with JSON. The proxy waits as long as a client
+//! can be expected to wait in silence; then, if the client accepts event streams, it begins one, and the
+//! server's response follows on it (`deferred_head`). Only calls get an early response: the response to a
+//! handshake, a list or a notification may be a status.
 
 use super::{
     deferred_head::{self, UpstreamBody},
@@ -52,31 +52,31 @@ use smallvec::SmallVec;
 use std::{future::Future, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
-/// A JSON answer of at most this length is passed on whole, so that one that breaks off is still
-/// a clear error. A longer one, or one of unknown length, is passed as it comes.
+/// A JSON response of at most this length is relayed as a whole, so that one that breaks off is still a clear
+/// error. A longer one, or one of unknown length, is streamed.
 const MAX_WHOLE: u64 = 64 << 10;
 
-/// How an answer is passed on.
+/// The context in which a response is relayed.
 struct RelayContext {
     request: ForwardedRequest,
     /// The requests that it answers.
     waiting: SmallVec<[RequestId; 1]>,
     edit: Option<ResponseEdit>,
-    /// Its answer may hold a list of tools, of which some are denied.
+    /// The response may contain a list of tools, some of which are denied.
     hides_tools: bool,
     listener: Option<SessionListener>,
     keep_alive: KeepAlive,
 }
 
-/// A session that listens on the answer.
+/// A session that listens on the response.
 struct SessionListener {
     key: SessionKey,
-    /// It goes on where another stream broke.
+    /// The stream continues a broken one.
     resumed: bool,
 }
 
-/// Passes one request on, and gives what the client is answered with. Not itself asynchronous: what waits for a
-/// call holds nothing of its request.
+/// Relays one request, and returns the response for the client. Not an async function: the future that waits
+/// for a call does not hold its request.
 pub(in crate::proxy) fn forward(
     shared: Arc<RouteContext>,
     client: LegacyClient,
@@ -87,7 +87,7 @@ pub(in crate::proxy) fn forward(
     cancel_requests(&shared, &client, &passage);
     let began = shared.clock.now();
     let is_call = passage.post.can_request_input();
-    let ladder = match is_call {
+    let keep_alive = match is_call {
         true => KeepAlive::new(shared.route.held, heartbeat(&shared, &client, &passage), began),
         false => KeepAlive::comments_only(passage.keep_alive, began),
     };
@@ -112,7 +112,7 @@ pub(in crate::proxy) fn forward(
         trace: _,
     } = passage;
     let waiting = if left.is_empty() { post.request_ids() } else { left };
-    // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
+    // A client that only listens can listen elsewhere; shutdown waits for a client that waits for a response.
     let (stopping, work) = match method {
         Method::GET => (shared.closing.clone(), None),
         _ => (shared.overdue.clone(), Some(shared.stopping.track())),
@@ -143,10 +143,10 @@ pub(in crate::proxy) fn forward(
             in_turn(Arc::clone(&shared.upstream), forward, turn, Arc::clone(&requester.pending))
         }
         (None, None) => shared.upstream.forward(forward),
-        (None, Some(asked)) => {
+        (None, Some(pending)) => {
             let shared = Arc::clone(&shared);
             let resuming = async move {
-                asked.reading_on.end().await;
+                pending.reading_on.end().await;
                 shared.upstream.forward(forward).await
             };
             resuming.boxed()
@@ -172,12 +172,12 @@ pub(in crate::proxy) fn forward(
         edit,
         hides_tools: hides,
         listener: listens,
-        keep_alive: ladder,
+        keep_alive,
     });
     wait(forwarding, terms, is_waited_for, may_begin)
 }
 
-/// How long the calls of a request may take at the server, where that is not what the server is held to.
+/// The timeout of the calls in a request, if it differs from the server's.
 fn call_timeout(route: &Route, post: &LegacyPost) -> Option<Duration> {
     if !route.has_timeouts() || !post.can_request_input() {
         return None;
@@ -186,32 +186,32 @@ fn call_timeout(route: &Route, post: &LegacyPost) -> Option<Duration> {
     if calls.peek().is_none() {
         return route.timeout;
     }
-    // A batch has the time of the longest of its calls.
+    // A batch has the longest timeout of its calls.
     calls.collect::<Option<Vec<_>>>()?.into_iter().max()
 }
 
-/// Forwards calls once it is their turn, and holds their permits for as long as the server is at them, whether or not
-/// their client stays. Calls that are cancelled in the queue are never sent.
+/// Sends calls once they have their permits, and holds the permits for as long as the server works at them,
+/// whether or not the client stays. Calls that are cancelled in the queue are never sent.
 fn in_turn(
     upstream: Arc<dyn Upstream>,
     mut forward: HttpRequest,
     turn: PendingAdmission,
-    asked: Arc<PendingRequest>,
+    pending: Arc<PendingRequest>,
 ) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
     let is_through = turn.is_ready();
     if !is_through {
-        asked.enter_queue();
+        pending.enter_queue();
     }
     async move {
         let permits = tokio::select! {
             biased;
-            () = asked.cancellation().cancelled(), if !is_through => return Err(CallError::SessionEnded),
+            () = pending.cancellation().cancelled(), if !is_through => return Err(CallError::SessionEnded),
             permits = turn.wait(|| false) => permits?,
         };
-        if !is_through && !asked.leave_queue() {
+        if !is_through && !pending.leave_queue() {
             return Err(CallError::SessionEnded);
         }
-        let interest: Arc<dyn ResponseInterest> = asked;
+        let interest: Arc<dyn ResponseInterest> = pending;
         let interest = forward.interest.take().unwrap_or(interest);
         forward.interest = Some(Arc::new(PermittedInterest { interest, _permits: permits }));
         upstream.forward(forward).await
@@ -219,7 +219,7 @@ fn in_turn(
     .boxed()
 }
 
-/// Who waits for the answer to calls that hold permits.
+/// The interest in the response of calls with permits.
 struct PermittedInterest {
     interest: Arc<dyn ResponseInterest>,
     _permits: AdmissionPermits,
@@ -239,12 +239,12 @@ impl ResponseInterest for PermittedInterest {
     }
 }
 
-/// The request as its server is sent it, and the span of the server's call, where it is traced: both name it. A
-/// notification has none, nor has a batch.
+/// Puts the trace context into the request, and begins the span of the call, if it is traced. Notifications
+/// and batches have none.
 fn traced(shared: &RouteContext, mut passage: LegacyRequest) -> (CallSpan, LegacyRequest) {
     let span = match &passage.post.messages[..] {
         [ClientMessage::Request { id, method, target }] => {
-            // A process is sent one of ours, which is chosen where it is written.
+            // A stdio server is sent an id of the proxy, which is chosen when the message is written.
             let id = shared.upstream.address().map(|_| id);
             CallSpan::begin(shared, passage.trace.as_deref(), (method, target.as_deref()), id)
         }
@@ -259,7 +259,7 @@ fn traced(shared: &RouteContext, mut passage: LegacyRequest) -> (CallSpan, Legac
     (span, passage)
 }
 
-/// Waits for the server to begin its answer, or, where `can_begin`, until one is begun for it.
+/// Waits for the server to begin its response, or, if `may_begin`, until the proxy begins one.
 async fn wait(
     mut forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
     mut terms: Box<RelayContext>,
@@ -267,7 +267,7 @@ async fn wait(
     may_begin: bool,
 ) -> LegacyResponse {
     let forwarded = tokio::select! {
-        // An answer that is there is passed on, whatever else is due.
+        // An available response is relayed before anything else that is due.
         biased;
         forwarded = &mut forwarding => forwarded,
         () = terms.request.stopping.stopped() => Err(CallError::Closing),
@@ -288,7 +288,7 @@ async fn wait(
     }
 }
 
-/// The client may take requests back.
+/// Handles cancellations by the client.
 fn cancel_requests(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) {
     if let Some(key) = client.session {
         for id in passage.post.cancelled_ids() {
@@ -298,7 +298,7 @@ fn cancel_requests(shared: &RouteContext, client: &LegacyClient, passage: &Legac
     }
 }
 
-/// What the request is to its session, where tasks are made for that: they may have something to say on it.
+/// Registers the request in its session, if the proxy makes tasks there: they may send messages on it.
 fn register_in_session(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -333,13 +333,14 @@ fn purpose(method: &Method, post: &LegacyPost, waiting: &[RequestId]) -> Request
         _ if post.can_request_input() => RequestPurpose::Call,
         _ if !waiting.is_empty() && post.messages.iter().all(is_repeatable) => RequestPurpose::Idempotent,
         _ if !waiting.is_empty() => RequestPurpose::NonIdempotent,
-        // Alone: what else is told may not be told twice.
+        // Only by itself: other notifications must not be sent twice.
         _ if post.completes_handshake() && post.messages.len() == 1 => RequestPurpose::Initialized,
         _ => RequestPurpose::Notify,
     }
 }
 
-/// Whether a list of tools may be in the answer: it is asked for, or a stream that could hold one is opened.
+/// Whether the response may contain a list of tools: it was requested, or a stream that could carry one is
+/// opened.
 fn can_list_tools(passage: &LegacyRequest) -> bool {
     let lists = |message: &ClientMessage| {
         matches!(message, ClientMessage::Request { method: protocol::Method::ToolsList, .. })
@@ -354,14 +355,14 @@ fn is_repeatable(message: &ClientMessage) -> bool {
     }
 }
 
-/// Whether an event stream can be begun for the client before its server begins: it waits for one
-/// response, or comes back for the rest of an answer, and takes event streams.
+/// Whether the proxy can begin an event stream before the server does: the client waits for one response, or
+/// resumes one, and accepts event streams.
 fn can_begin(passage: &LegacyRequest) -> bool {
-    // A batch is answered with one, which is no message of an event stream.
+    // The response to a batch is a batch, which is not a message of an event stream.
     passage.post.messages.len() <= 1 && !passage.post.is_batch && accepts(&passage.headers, EVENT_STREAM)
 }
 
-/// For a client that gave its one call a progress token.
+/// The heartbeat of a client that gave its single call a progress token.
 fn heartbeat(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -372,26 +373,25 @@ fn heartbeat(
     Some(ProgressHeartbeat::new(token.detached().as_bytes().clone(), client.has_progress_messages()))
 }
 
-/// Begins an answer whose server has not.
+/// Begins a response before its server does.
 fn begin_early(
     forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
     terms: RelayContext,
 ) -> LegacyResponse {
-    let RelayContext { request: sent, waiting, edit: _, hides_tools: hides, listener: _, keep_alive: ladder } =
-        terms;
+    let RelayContext { request: sent, waiting, edit: _, hides_tools: hides, listener: _, keep_alive } = terms;
     let id = waiting.first().expect("a call has an id").clone();
     let body = UpstreamBody::deferred(forwarding, id, sent.requester.clone());
-    let (silence, timer) = ladder.into_parts();
+    let (silence, timer) = keep_alive.into_parts();
     let relay = ResponseRelay::of_events(answers(waiting, &silence, &sent.requester, 0), silence);
     let mut relaying = RelayedResponse::new(sent, relay, body, RequestOutcome::Result, timer);
     if hides {
-        // What its server holds an event to is not known before it has begun.
+        // The event limit of the server is not known before it has begun.
         relaying.hide_tools(upstream::UpstreamLimits::default().result_bytes);
     }
     stream_response(ResponseBody::Pieces(relaying.boxed()))
 }
 
-/// `limit` is for one message of a batch's answer, in bytes.
+/// `limit` is for one message of a batch's response, in bytes.
 fn answers(
     waiting: SmallVec<[RequestId; 1]>,
     silence: &KeepAliveTimer,
@@ -408,7 +408,7 @@ fn answers(
     answers
 }
 
-/// The server has begun its answer.
+/// Relays the response that the server has begun.
 async fn answer(forwarded: HttpResponse, mut terms: Box<RelayContext>) -> LegacyResponse {
     let status = forwarded.status;
     let is_waited_for = !terms.waiting.is_empty();
@@ -419,10 +419,10 @@ async fn answer(forwarded: HttpResponse, mut terms: Box<RelayContext>) -> Legacy
         return Box::pin(terms.request.refused_by(forwarded, &terms.waiting)).await;
     }
     if forwarded.headers.contains_key(CONTENT_ENCODING) {
-        // What cannot be read is left alone.
+        // An encoded body cannot be read, and is not edited.
         (terms.edit, terms.hides_tools) = (None, false);
     }
-    // One that is only taken (202) is answered on the session's own stream.
+    // A request that is only accepted (202) is answered on the session's own stream.
     let is_answer = is_waited_for && status.is_success() && status != StatusCode::ACCEPTED;
     if is_answer && forwarded.body.is_end() && terms.request.requester.resumed.is_none() {
         return Box::pin(terms.request.refused(&terms.waiting, &deferred_head::empty_response_error())).await;
@@ -443,7 +443,7 @@ async fn answer(forwarded: HttpResponse, mut terms: Box<RelayContext>) -> Legacy
     }
 }
 
-/// One document, which is read to its end before it is passed on.
+/// Relays a document after reading it completely.
 async fn document(
     status: StatusCode,
     mut headers: HeaderMap,
@@ -485,19 +485,14 @@ async fn document(
     terms.request.full_response(status, headers, body)
 }
 
-/// An answer that goes by as it comes.
+/// Relays a response as it comes.
 fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -> LegacyResponse {
     let is_events = forwarded.is_events();
     let HttpResponse { status, mut headers, body, limit } = forwarded;
-    let RelayContext {
-        request: sent,
-        waiting,
-        edit,
-        hides_tools: hides,
-        listener: listens,
-        keep_alive: ladder,
-    } = terms;
-    // As long as nothing of it has been sent, an error can take its place: of any length, and to be read.
+    let RelayContext { request: sent, waiting, edit, hides_tools: hides, listener: listens, keep_alive } =
+        terms;
+    // Until something of it is sent, an error can replace it; the error has another length and no content
+    // coding.
     let may_be_replaced =
         is_answer && !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
     if body.is_end() {
@@ -508,7 +503,7 @@ fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -
         RequestOutcome::ServerError => sent.requester.error_outcome(),
         outcome => outcome,
     };
-    let (silence, timer) = ladder.into_parts();
+    let (silence, timer) = keep_alive.into_parts();
     let relay = match is_events {
         true => ResponseRelay::of_events(answers(waiting, &silence, &sent.requester, limit), silence),
         false => {
@@ -518,7 +513,7 @@ fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -
     };
     let mut relaying = RelayedResponse::new(sent, relay, UpstreamBody::Streaming(body), outcome, timer);
     if is_events {
-        // Comments of ours come between its events, and perhaps an error behind them.
+        // Comments are inserted between its events, and perhaps an error after them.
         headers.remove(CONTENT_LENGTH);
     }
     if is_events && status.is_success() {
@@ -545,8 +540,8 @@ fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -
     LegacyResponse { status, headers, body: ResponseBody::Pieces(relaying.boxed()) }
 }
 
-/// The client has come back for the rest of an answer. Where there is none it is told on an event stream:
-/// an HTTP error would answer nothing, and some clients would wait for ever.
+/// Resumes a response for a client. A failure is reported on an event stream: an HTTP error would answer no
+/// request, and some clients would wait for ever.
 async fn resume_response(
     forwarded: Result<HttpResponse, CallError>,
     mut terms: Box<RelayContext>,
@@ -555,13 +550,13 @@ async fn resume_response(
         Ok(forwarded) if forwarded.status.is_success() && forwarded.is_events() => {
             return answer(forwarded, terms).await;
         }
-        // It may come back with others.
+        // It may retry with other credentials.
         Ok(forwarded) if matches!(forwarded.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
             terms.waiting.clear();
             return answer(forwarded, terms).await;
         }
         Ok(forwarded) => forwarded.resume_refusal(terms.request.requester.is_in_session()).await,
-        // With the next of us.
+        // The next process can resume it.
         Err(lost @ CallError::Closing) => {
             return transport_error(&lost, terms.request.summarize(outcome_of(&lost)));
         }
@@ -578,7 +573,7 @@ async fn resume_response(
     stream_response(ResponseBody::Whole(ResponseTracker::new(owed, 0).closing_errors(&error), account))
 }
 
-/// The client has waited long enough, and nothing has begun.
+/// The deadline has passed before the response began.
 fn time_out(terms: &mut RelayContext) -> LegacyResponse {
     terms.request.cancel_overdue();
     Limit::HeldDeadline.record_hit();
@@ -592,7 +587,7 @@ mod tests {
     use http::HeaderValue;
 
     #[test]
-    fn a_stream_is_begun_for_one_message_and_not_for_a_batch_of_one() {
+    fn an_early_stream_is_begun_for_one_message_and_not_for_a_batch_of_one() {
         let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}"#;
         let begins = |body: &str, accept: &'static str| {
             let body = Bytes::copy_from_slice(body.as_bytes());

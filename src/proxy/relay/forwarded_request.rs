@@ -1,7 +1,7 @@
-//! A request that was sent on, and what its client is told where the server gives no answer to pass.
+//! A relayed request, and the response to its client if the server gives none.
 //!
-//! A server that fails a request with an HTTP error, or that cannot be reached, would leave released clients
-//! waiting (`WIRE`, B 1, rule 19): they get the JSON-RPC error in a 200.
+//! If a server responds with an HTTP error or cannot be reached, released clients would wait for ever
+//! (`WIRE`, B 1, rule 19): they get the JSON-RPC error in a 200.
 
 use super::requester::Requester;
 use crate::{
@@ -27,28 +27,28 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use std::{sync::Arc, time::Instant};
 
-/// A request that was sent on.
+/// A relayed request.
 pub(super) struct ForwardedRequest {
     pub(super) shared: Arc<RouteContext>,
     pub(super) began: Instant,
-    /// A stopping proxy waits for it; not where the client only listens.
+    /// Delays shutdown; none if the client only listens.
     pub(super) _work: Option<TaskToken>,
     pub(super) requester: Requester,
     /// It belongs to a handshake, so no call can have run because of it.
     pub(super) is_handshake: bool,
-    /// The client's own call that it is.
+    /// The client's own call, if it is one.
     pub(super) call: Option<Arc<ClientCall>>,
-    /// Where the server is told that a call is given up which has a deadline.
+    /// The session for the cancellation of a call with a deadline.
     pub(super) cancel_session: Option<Box<ClientSession>>,
-    /// When it is not waited for any longer.
+    /// When the proxy stops waiting for it.
     pub(super) stopping: DrainWatch,
-    /// Of the server's call that it is. The lock is held to say how it has ended.
+    /// The span of the call at the server. Locked to record the outcome.
     pub(super) span: Mutex<CallSpan>,
-    /// Where it is a call that is only observed. The lock is held likewise.
+    /// Present if the call is only observed. Locked to record the outcome.
     pub(super) observed: Mutex<Option<Box<ObservedCall>>>,
 }
 
-// === impl Sent ===
+// === impl ForwardedRequest ===
 
 impl ForwardedRequest {
     pub(super) fn summarize(&self, outcome: RequestOutcome) -> AccessSummary {
@@ -60,20 +60,19 @@ impl ForwardedRequest {
         AccessSummary { upstream, ..AccessSummary::of(outcome) }
     }
 
-    /// The server is at it no more, or never was.
+    /// Records that the server does not work at the request any more.
     pub(super) fn mark_ended(&self) {
         self.call.iter().for_each(|call| call.mark_answered());
     }
 
-    /// The same, where this is what came of it.
+    /// The same after a failure, unless the call may still run.
     pub(super) fn mark_lost(&self, lost: &CallError) {
         if !lost.may_still_run() {
             self.mark_ended();
         }
     }
 
-    /// Tells the server that the calls are cancelled (2025-11-25, *Cancellation*). What it still says
-    /// of them is not waited for.
+    /// Cancels the calls at the server (2025-11-25, *Cancellation*). Later messages about them are ignored.
     pub(super) fn cancel_overdue(&mut self) {
         let is_queued = self.requester.pending.is_queued();
         if let Some(session) = self.cancel_session.take()
@@ -85,7 +84,7 @@ impl ForwardedRequest {
         }
     }
 
-    /// An answer that is there.
+    /// A complete response.
     pub(super) fn full_response(
         &self,
         status: StatusCode,
@@ -110,7 +109,7 @@ impl ForwardedRequest {
         LegacyResponse { status, headers, body: ResponseBody::Whole(body, account) }
     }
 
-    /// The server has refused, by an HTTP error.
+    /// The response for an HTTP error of the server.
     pub(super) async fn refused_by(&self, forwarded: HttpResponse, waiting: &[RequestId]) -> LegacyResponse {
         let error = match forwarded.read_error().await {
             Ok(error) => error,
@@ -122,7 +121,7 @@ impl ForwardedRequest {
         }
     }
 
-    /// There will be no answer, and this is why.
+    /// The response for a failure without a response of the server.
     pub(super) async fn refused(&self, waiting: &[RequestId], lost: &CallError) -> LegacyResponse {
         let not_sent = self.is_handshake.then(|| lost.clone().into_not_sent());
         let lost = not_sent.as_ref().unwrap_or(lost);
@@ -136,7 +135,7 @@ impl ForwardedRequest {
         self.failed(&owed, &lost_error(lost), outcome_of(lost))
     }
 
-    /// The error for each request that waits.
+    /// The error for each waiting request.
     pub(super) fn failed(
         &self,
         waiting: &[RequestId],
@@ -146,13 +145,13 @@ impl ForwardedRequest {
         refused(StatusCode::OK, waiting, error, self.summarize(outcome).with_reason(error))
     }
 
-    /// The client has taken back what it asked: its stream just ends.
+    /// The client has cancelled its requests: the stream just ends.
     pub(super) fn unanswered(&self) -> LegacyResponse {
         stream_response(ResponseBody::Whole(Bytes::new(), self.summarize(RequestOutcome::Disconnected)))
     }
 }
 
-/// Nothing waits for a response: it is the transport's to tell.
+/// No request waits for a response: the HTTP status reports the error.
 pub(in crate::proxy) fn transport_error(lost: &CallError, account: AccessSummary) -> LegacyResponse {
     let error = lost_error(lost);
     refused(status_of_fault(lost.fault()), &[], &error, account.with_reason(&error))
@@ -166,7 +165,7 @@ pub(super) fn outcome_of_status(status: StatusCode) -> RequestOutcome {
     }
 }
 
-/// What an error of the server is, without its words.
+/// The code and status of a server's error, without its text.
 fn error_numbers(status: StatusCode, body: &Bytes) -> String {
     let error = Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::of(&frame));
     let code = error.map(|error| error.code());

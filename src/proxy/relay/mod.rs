@@ -1,10 +1,11 @@
-//! Passing a legacy client's request on to a legacy server, and the answer back, as the bytes that came.
+//! Relays a legacy client's request to a legacy server, and the response back, as the bytes that came.
 //!
-//! `forward` sends the request and begins the answer; `response` is the answer on its way, of which
-//! [`bridge::ResponseRelay`](crate::bridge::ResponseRelay) decides; `deferred_head` begins one without its server. `forwarded_request` is the
-//! request while it is under way, and `requester` knows to whom its answer is owed. What is changed of the bytes: one
-//! message by an [`ResponseEdit`]; `session_stream` takes out what is said of calls of ours, and `event_ids` gives events
-//! ids where the server gives none.
+//! `forward` sends the request and begins the response; `response` relays the body as
+//! [`bridge::ResponseRelay`](crate::bridge::ResponseRelay) decides; `deferred_head` begins a response before
+//! its server does. `forwarded_request` is the state of the request in flight, and `requester` knows which
+//! requests are owed a response. Bytes are changed only in these ways: one message by a [`ResponseEdit`];
+//! `session_stream` removes messages about the proxy's own calls; `event_ids` adds event ids where the server
+//! sends none.
 
 mod deferred_head;
 pub(super) mod event_ids;

@@ -1,4 +1,4 @@
-//! To whom an answer is owed.
+//! The requests that a response is owed to.
 
 use crate::{
     dialect::{Principal, legacy::ResumePosition},
@@ -15,13 +15,13 @@ use http::{HeaderValue, Method};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Who asked, in which session.
+/// The requests of a POST or of a resumed stream, and their session.
 #[derive(Clone)]
 pub(super) struct Requester {
     pub(super) pending: Arc<PendingRequest>,
     unfinished: Arc<UnfinishedStreams>,
     principal: Principal,
-    /// The client has come back for it, behind this event.
+    /// The client resumes the response after this event.
     pub(super) resumed: Option<HeaderValue>,
 }
 
@@ -41,14 +41,14 @@ impl Requester {
         }
     }
 
-    /// What the request comes back for, where it does, and where that is known: what a stream has left
-    /// unanswered.
+    /// The unanswered requests of the stream that the request resumes; empty if it resumes none, or none that
+    /// is known.
     pub(super) fn resume(&mut self, passage: &LegacyRequest) -> SmallVec<[RequestId; 1]> {
         let last_id = passage.headers.get(&LAST_EVENT_ID).filter(|_| passage.method == Method::GET);
         let left = last_id.and_then(|last_id| self.unfinished.get(self.event_key(last_id.as_bytes())));
-        let Some(UnfinishedStream { waiting, pending: asked }) = left else { return SmallVec::new() };
+        let Some(UnfinishedStream { waiting, pending }) = left else { return SmallVec::new() };
         self.resumed = last_id.cloned();
-        self.pending = asked;
+        self.pending = pending;
         waiting
     }
 
@@ -56,8 +56,8 @@ impl Requester {
         self.pending.key.is_some()
     }
 
-    /// The stream ends here, or its client leaves, and these are not answered. The client may have lost the last
-    /// events, and come back behind an `earlier` one.
+    /// Stores the unanswered requests of a stream that ends, or whose client disconnects. The client may have
+    /// lost the last events, and may resume after an `earlier` one.
     pub(super) fn save_unfinished<'a>(
         &self,
         behind: &'a ResumePosition,
@@ -69,13 +69,13 @@ impl Requester {
         }
     }
 
-    /// Whose reading of the answer has to end before the server is asked for the rest, as it may give that to one
-    /// connection alone.
+    /// The requests whose background read must end before the server is asked for the rest: it may send the
+    /// rest to one connection only.
     pub(super) fn pending_reader(&self) -> Option<Arc<PendingRequest>> {
         self.resumed.is_some().then(|| Arc::clone(&self.pending))
     }
 
-    /// All has been answered.
+    /// Removes the stored stream: all its requests have been answered.
     pub(super) fn mark_answered(&self) {
         if let Some(last_id) = &self.resumed {
             self.unfinished.remove(self.event_key(last_id.as_bytes()));
@@ -86,7 +86,7 @@ impl Requester {
         EventKey::of(self.principal, self.pending.key, last_id)
     }
 
-    /// What an error of the server means.
+    /// The outcome for an error of the server.
     pub(super) fn error_outcome(&self) -> RequestOutcome {
         if self.pending.is_cancelled() { RequestOutcome::Disconnected } else { RequestOutcome::ServerError }
     }

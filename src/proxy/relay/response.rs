@@ -1,7 +1,7 @@
-//! The answer to a legacy client's request as it goes by: what [`ResponseRelay`] decides is carried out here.
+//! A response that is being relayed to a legacy client: carries out what [`ResponseRelay`] decides.
 //!
-//! The server's body is read, its bytes are edited where they have to be, and what is said of it is kept:
-//! for the log, for who comes back (`requester`), and for the session that listens.
+//! Reads the server's body, edits its bytes where needed, and records the outcome: for the log, for clients
+//! that resume the stream (`requester`), and for the session that listens.
 
 use super::{
     deferred_head::{self, UpstreamBody},
@@ -32,44 +32,43 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// One answer as it goes by.
+/// A response that is being relayed.
 pub(super) struct RelayedResponse {
     pub(super) request: ForwardedRequest,
     relay: ResponseRelay<CallError>,
     body: UpstreamBody,
-    /// What is said of it in the log, as far as is known.
+    /// The outcome for the log, as far as it is known.
     outcome: RequestOutcome,
     timer: LazyTimer,
-    /// Takes denied tools out of a list, before anything else is changed.
+    /// Removes denied tools from lists, before any other edit.
     tool_filter: Option<Box<ResponseEditor>>,
     pub(super) changes: StreamEdits,
-    /// To whom an answer is owed, while that is found out.
+    /// Determines which requests are still owed a response.
     owed: Option<BoxFuture<'static, SmallVec<[RequestId; 1]>>>,
-    /// Our own end of it. Made when it is first waited for: most answers are there.
+    /// Resolves at shutdown. Created on the first wait: most responses are there at once.
     stop: Option<BoxFuture<'static, ()>>,
 }
 
-/// What a response becomes, or nothing where it stays as it is. The second is the session that the
-/// answer names.
+/// Edits a response; `None` leaves it unchanged. The second argument is the session that the response names.
 pub(in crate::proxy) type ResponseEdit = Box<dyn FnMut(&Frame, Option<&HeaderValue>) -> Option<Bytes> + Send>;
 
-/// An event stream whose response is changed as it goes by.
+/// An event stream whose response is edited.
 pub(super) struct EditedStream {
     pub(super) edit: ResponseEdit,
     pub(super) in_session: Option<HeaderValue>,
     pub(super) editor: ResponseEditor,
 }
 
-/// What does not pass as it comes.
+/// Edits of the relayed bytes.
 pub(super) enum StreamEdits {
     None,
-    /// One message is changed.
+    /// One message is edited.
     Edited(Box<EditedStream>),
-    /// The session listens on it: something is taken out, and we may have something to say.
+    /// The session listens on the stream: events are removed, and messages of the proxy are inserted.
     SessionStream(Box<SessionStream>),
 }
 
-// === impl Relaying ===
+// === impl RelayedResponse ===
 
 impl RelayedResponse {
     pub(super) fn new(
@@ -92,12 +91,12 @@ impl RelayedResponse {
         }
     }
 
-    /// Tools that are denied are taken out of every list on it. `limit` is for one event, in bytes.
+    /// Removes denied tools from every list on the stream. `limit` is for one event, in bytes.
     pub(super) fn hide_tools(&mut self, limit: usize) {
         self.tool_filter = Some(Box::new(ResponseEditor::for_all_responses(limit)));
     }
 
-    /// Tells the relay the next thing that happens.
+    /// Passes the next event to the relay.
     fn poll_next_event(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.relay.phase() {
             RelayPhase::Flowing => match self.body.poll_chunk(cx) {
@@ -120,7 +119,7 @@ impl RelayedResponse {
             }
             RelayPhase::Resuming => match self.body.poll_resumed(cx) {
                 Poll::Ready(outcome) => {
-                    // The event comes again that has not ended.
+                    // The server sends the unfinished event again.
                     if let StreamEdits::Edited(edited) = &mut self.changes {
                         edited.editor.restart_event();
                     }
@@ -134,8 +133,8 @@ impl RelayedResponse {
         Poll::Ready(())
     }
 
-    /// Waits for what happens here while the server says nothing: our own end, something to say to a session
-    /// that listens, the time.
+    /// Waits for local events while the server is silent: shutdown, a message for a session that listens, the
+    /// timer.
     fn poll_local(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let stop = self.stop.get_or_insert_with(|| {
             let stopping = self.request.stopping.clone();
@@ -147,21 +146,21 @@ impl RelayedResponse {
         }
         if self.relay.can_insert()
             && let StreamEdits::SessionStream(session) = &mut self.changes
-            && let Poll::Ready(told) = session.stream.messages.poll_recv(cx)
+            && let Poll::Ready(message) = session.stream.messages.poll_recv(cx)
         {
-            // It lives as long as the stream itself.
-            self.relay.handle_own_event(told.expect("its sender is kept where it was opened"));
+            // The sender lives as long as the stream.
+            self.relay.handle_own_event(message.expect("the registry keeps its sender"));
             return Poll::Ready(());
         }
         let clock = &self.request.shared.clock;
         let Some(due) = self.relay.poll_timeout(|| clock.now()) else { return Poll::Pending };
         ready!(self.timer.poll_until(cx, due));
-        // The timer may be a little ahead.
+        // The timer may fire slightly early.
         self.relay.handle_timeout(clock.now().max(due));
         Poll::Ready(())
     }
 
-    /// What goes on of the server's next bytes.
+    /// The edited form of the server's next bytes.
     fn edit(&mut self, bytes: Bytes) -> Bytes {
         let is_over = self.body.is_over();
         let bytes = match &mut self.tool_filter {
@@ -186,12 +185,12 @@ impl RelayedResponse {
         if rest.is_empty() { bytes } else { [bytes, rest].concat().into() }
     }
 
-    /// Carries out one action; gives what there is to be sent of it.
+    /// Carries out one action. Returns the piece to send, if there is one.
     fn carry_out(&mut self, action: RelayAction<CallError>) -> Option<BodyPiece> {
         match action {
             RelayAction::Send(bytes) => return Some(BodyPiece::of(bytes)),
-            RelayAction::SendAnswered(bytes, said) => {
-                let account = Some(self.finish_answered(said));
+            RelayAction::SendAnswered(bytes, status) => {
+                let account = Some(self.finish_answered(status));
                 return Some(BodyPiece { account, ..BodyPiece::of(bytes) });
             }
             RelayAction::End(bytes, verdict) => {
@@ -202,8 +201,8 @@ impl RelayedResponse {
                 return Some(BodyPiece { account, then: BodyContinuation::Break, ..BodyPiece::end() });
             }
             RelayAction::ResolveUnanswered(waiting) => {
-                let asked = Arc::clone(&self.request.requester.pending);
-                self.owed = Some(async move { asked.owed(waiting).await }.boxed());
+                let pending = Arc::clone(&self.request.requester.pending);
+                self.owed = Some(async move { pending.owed(waiting).await }.boxed());
             }
             RelayAction::Resume(from) => {
                 if let Some(body) = self.body.streaming() {
@@ -227,12 +226,12 @@ impl RelayedResponse {
         None
     }
 
-    /// All that was asked has been answered.
-    fn finish_answered(&mut self, said: ResponseStatus) -> AccessSummary {
+    /// Records that all requests have been answered.
+    fn finish_answered(&mut self, status: ResponseStatus) -> AccessSummary {
         self.body.mark_answered();
         self.request.requester.mark_answered();
         self.request.mark_ended();
-        self.outcome = match said {
+        self.outcome = match status {
             ResponseStatus::Plain => self.outcome,
             ResponseStatus::Error => self.request.requester.error_outcome(),
             ResponseStatus::ToolError => RequestOutcome::ToolError,
@@ -242,11 +241,11 @@ impl RelayedResponse {
 
     fn finish(&mut self, verdict: RelayOutcome<CallError>) -> AccessSummary {
         let (outcome, error) = match verdict {
-            RelayOutcome::Completed(said) => return self.finish_answered(said),
+            RelayOutcome::Completed(status) => return self.finish_answered(status),
             RelayOutcome::Resumable => return self.request.summarize(self.outcome),
             RelayOutcome::Cancelled => return self.request.summarize(RequestOutcome::Disconnected),
             RelayOutcome::Lost(lost) => {
-                // Of a proxy that stops, the server is still at it, and hears so when it is left.
+                // At shutdown the server still works at the call, and is notified when the body is dropped.
                 if !lost.is_shutdown() {
                     self.body.mark_answered();
                 }
@@ -282,7 +281,7 @@ impl Stream for RelayedResponse {
 }
 
 impl Drop for RelayedResponse {
-    /// The client may have left.
+    /// The client may have disconnected.
     fn drop(&mut self) {
         self.relay.handle_disconnect();
         while let Some(action) = self.relay.poll_action() {

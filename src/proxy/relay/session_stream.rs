@@ -1,11 +1,11 @@
-//! A legacy session's own stream as it goes by, without what it says of calls of ours.
+//! A legacy session's own stream while it is relayed, without messages about the proxy's calls.
 //!
-//! Some servers ask, and tell of progress, on the session's GET stream. The stream is the client's, but a
-//! question in the course of a task is the task's: it must say which task it belongs to, and be asked
-//! where the client waits for the result (2025-11-25, *Tasks, Input Required Status*); and progress under
-//! a token of ours means nothing to a client. So such events are taken out, and told to the call
-//! ([`InFlightCalls`]). All else goes by, byte for byte: as it comes while no call of ours is in flight, and else
-//! event by event, for an event cannot be known before what it says.
+//! Some servers send input requests and progress on the session's GET stream. The stream belongs to the
+//! client, but an input request during a task belongs to the task: it must name its task, and must be sent
+//! where the client waits for the result (2025-11-25, *Tasks, Input Required Status*); and progress under a
+//! token of the proxy is meaningless to the client. Such events are removed and passed to the call
+//! ([`InFlightCalls`]). Everything else is relayed byte for byte: as it comes while no call of the proxy is
+//! in flight, otherwise event by event, because an event must be complete before it can be attributed.
 
 use crate::{
     protocol::sse::MessageFilter,
@@ -20,14 +20,14 @@ pub(super) struct SessionStream {
     in_flight: Arc<InFlightCalls>,
     key: SessionKey,
     sieve: MessageFilter,
-    /// What we say on it.
+    /// Messages of the proxy for the stream.
     pub(super) stream: GetStream,
 }
 
 // === impl SessionStream ===
 
 impl SessionStream {
-    /// `resumed` is whether it goes on where another stream broke, `limit` for one event, in bytes.
+    /// `resumed` is whether it continues a broken stream; `limit` is for one event, in bytes.
     pub(super) fn open(
         (route, sessions): (&Arc<str>, &LegacySessions),
         key: SessionKey,
@@ -43,7 +43,7 @@ impl SessionStream {
         }
     }
 
-    /// Takes the next chunk; gives what goes on. Nothing is not the end of it.
+    /// Takes the next chunk; returns the bytes to relay. An empty result is not the end.
     pub(super) fn feed(&mut self, chunk: Bytes) -> Bytes {
         let (route, in_flight, key) = (&self.route, &self.in_flight, self.key);
         self.sieve.feed(
@@ -53,7 +53,7 @@ impl SessionStream {
         )
     }
 
-    /// The stream has ended: what was held of it.
+    /// The buffered rest at the end of the stream.
     pub(super) fn rest(&mut self) -> Bytes {
         self.sieve.finish()
     }

@@ -1,19 +1,19 @@
-//! The last so many of something: the oldest makes room.
+//! A bounded map that evicts the oldest entry.
 
 use std::{
     collections::{HashMap, VecDeque},
     hash::Hash,
 };
 
-/// A map of the last `MOST` that were put into it.
+/// A map of the last `MOST` inserted entries.
 #[derive(Debug)]
 pub(super) struct BoundedMap<K, V, const MOST: usize> {
     entries: HashMap<K, V>,
-    /// The oldest first. What has been removed since may still be here.
+    /// The keys, the oldest first; may contain removed ones.
     order: VecDeque<K>,
 }
 
-// === impl Latest ===
+// === impl BoundedMap ===
 
 impl<K, V, const MOST: usize> Default for BoundedMap<K, V, MOST> {
     fn default() -> Self {
@@ -30,7 +30,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> BoundedMap<K, V, MOST> {
         self.entries.contains_key(key)
     }
 
-    /// Gives what has been forgotten for it.
+    /// Inserts an entry. Returns the key that was evicted for it.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<K> {
         if self.entries.insert(key.clone(), value).is_some() {
             return None;
@@ -40,12 +40,12 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> BoundedMap<K, V, MOST> {
         self.entries.remove(&oldest).map(|_| oldest)
     }
 
-    /// Whether it was there.
+    /// Removes an entry. Returns whether it was there.
     pub(super) fn remove(&mut self, key: &K) -> bool {
         self.entries.remove(key).is_some()
     }
 
-    /// Keeps only these. Looks at all.
+    /// Keeps only these entries. Visits all.
     pub(super) fn retain(&mut self, mut stays: impl FnMut(&K) -> bool) {
         self.entries.retain(|key, _| stays(key));
     }

@@ -1,8 +1,8 @@
-//! Who sends a request: on whose behalf, in which session, and by which revision.
+//! The sender of a request: its principal, session and revision.
 //!
-//! A legacy client's revision is asked here and nowhere else, once for each request. Requests in a session
-//! name it in a header; where one lacks that, it is what the handshake agreed on (2025-11-25, *Protocol Version
-//! Header*), so that is remembered of the sessions of 2025-11-25, the only one that has tasks.
+//! This is the only place that determines a legacy client's revision, once for each request. Requests in a
+//! session name it in a header; without the header it is the negotiated one (2025-11-25, *Protocol Version
+//! Header*), which is remembered for sessions of 2025-11-25, the only legacy revision with tasks.
 
 use super::{SessionKey, bounded_map::BoundedMap};
 use crate::{
@@ -15,28 +15,28 @@ use crate::{
 use http::HeaderMap;
 use std::sync::Arc;
 
-/// Who sends a request.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::proxy) struct LegacyClient {
     pub(in crate::proxy) principal: Principal,
-    /// The session's name; none where it has no id.
+    /// The session; none if it has no id.
     pub(in crate::proxy) session: Option<SessionKey>,
-    /// Where it is known.
+    /// The revision, if it is known.
     revision: Option<Revision>,
 }
 
-/// The sessions whose handshake agreed on a revision that has tasks, the last [`REMEMBERED`] of them.
+/// The sessions whose handshake agreed on a revision with tasks, the last [`REMEMBERED`] of them.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct SessionRevisions {
-    /// Held for one insertion or look-up.
+    /// Locked for one insertion or look-up.
     sessions: Mutex<BoundedMap<SessionKey, Revision, REMEMBERED>>,
 }
 
-/// How many such sessions are remembered. Each costs about 50 bytes; one that is forgotten is told by its header
-/// alone.
+/// Such sessions that are remembered. Each costs about 50 bytes; the revision of an evicted session is known
+/// by its header only.
 const REMEMBERED: usize = 16 << 10;
 
-// === impl Client ===
+// === impl LegacyClient ===
 
 impl LegacyClient {
     pub(in crate::proxy) fn of(
@@ -52,20 +52,20 @@ impl LegacyClient {
         Self { principal, session, revision }
     }
 
-    /// Whether its revision knows tasks.
+    /// Whether its revision has tasks.
     pub(in crate::proxy) fn has_task_support(&self) -> bool {
         self.revision.is_some_and(Revision::has_tasks)
     }
 
-    /// Whether progress may come with a message. Only from 2025-06-18 on do clients name their revision.
+    /// Whether progress notifications may have a message. Clients name their revision only since 2025-06-18.
     pub(in crate::proxy) fn has_progress_messages(&self) -> bool {
         self.revision.is_none_or(Revision::progress_has_message)
     }
 
-    /// Whose the tasks are that it makes, and asks for.
+    /// The owner of the tasks that it makes and fetches.
     pub(in crate::proxy) fn owner(&self, route: &Route) -> TaskPrincipal {
         let scope = match self.session {
-            // Nothing tells them apart but the session.
+            // Only the session distinguishes anonymous clients.
             Some(session) if self.principal.is_anonymous() => TaskSharing::Session(session.digest()),
             _ if route.legacy_tasks.across_eras && !self.principal.is_anonymous() => TaskSharing::Principal,
             _ => TaskSharing::Legacy,
@@ -73,21 +73,21 @@ impl LegacyClient {
         TaskPrincipal { principal: *self.principal.as_bytes(), route: Arc::clone(&route.path), scope }
     }
 
-    /// Whether this client's tasks can be told from others', so that they can be listed.
+    /// Whether this client's tasks can be distinguished from others', so that they can be listed.
     pub(in crate::proxy) fn is_identifiable(&self) -> bool {
         self.session.is_some() || !self.principal.is_anonymous()
     }
 }
 
-// === impl Revisions ===
+// === impl SessionRevisions ===
 
 impl SessionRevisions {
-    /// The handshake that opened this session has agreed on this revision.
+    /// Records the negotiated revision of a new session.
     pub(in crate::proxy) fn learn(&self, session: SessionKey, revision: Revision) {
         let mut sessions = self.sessions.lock();
         match revision.has_tasks() {
             true => drop(sessions.insert(session, revision)),
-            // Its server may have given the id before.
+            // The server may have assigned the id before.
             false => drop(sessions.remove(&session)),
         }
     }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_of_the_revision_that_it_names_or_else_of_the_one_of_its_handshake() {
+    fn the_revision_is_that_of_the_header_or_of_the_handshake() {
         let revisions = SessionRevisions::default();
         let key = client(0, None, &revisions).session.expect("it has one");
         revisions.learn(key, Revision::V2025_06_18);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_sessions_of_a_revision_with_tasks_are_remembered() {
+    fn remembered_sessions_with_tasks_are_bounded() {
         let revisions = SessionRevisions::default();
         for session in 0..=REMEMBERED {
             let key = client(session, None, &revisions).session.expect("it has one");

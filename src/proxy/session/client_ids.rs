@@ -1,29 +1,29 @@
-//! Ids that clients use in their sessions where ours could be the same.
+//! Request ids of clients that could collide with the proxy's.
 //!
-//! A request of ours in a session that its client has opened has an id from 2^30 on ([`own_ids`]). A client that counts
-//! there too is rare; what it has used is passed over.
+//! Requests of the proxy in a client's session have ids from 2^30 on ([`own_ids`]). Clients rarely use that
+//! range; ids that they have used are skipped.
 
 use super::{SessionKey, bounded_map::BoundedMap};
 use crate::{protocol::RequestId, runtime::Mutex, upstream::own_ids};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What the clients of a route have used, as ids of requests and as progress tokens.
+/// The ids that a route's clients have used in requests and as progress tokens.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct ClientIds {
-    /// Whether there is any.
+    /// Whether there are any.
     has_any: AtomicBool,
-    /// Held for one insertion or look-up.
+    /// Locked for one insertion or look-up.
     used: Mutex<BoundedMap<(SessionKey, u64), (), REMEMBERED>>,
 }
 
-/// How many ids are remembered for all sessions of a route. Each costs about 60 bytes; one that is forgotten may be
-/// given to a request of ours, once in a thousand million requests.
+/// Ids that are remembered for all sessions of a route. Each costs about 60 bytes; an evicted one may be
+/// assigned to a request of the proxy, once in a thousand million requests.
 const REMEMBERED: usize = 16 << 10;
 
 // === impl ClientIds ===
 
 impl ClientIds {
-    /// The client uses this in a request. Cheap where it is none of our range, as most are.
+    /// Records an id of a client's request. Cheap if it is outside the range, as most are.
     pub(in crate::proxy) fn mark_used(&self, session: SessionKey, id: &RequestId) {
         if let Some(number) = id.as_number().filter(|&number| own_ids::is_client_session_id(number)) {
             self.used.lock().insert((session, number), ());
@@ -31,7 +31,7 @@ impl ClientIds {
         }
     }
 
-    /// An id for a request of ours in this session.
+    /// The next id for a request of the proxy in this session.
     pub(in crate::proxy) fn next_of_ours(&self, session: Option<SessionKey>) -> u64 {
         loop {
             let number = own_ids::next_in_client_session();
@@ -53,11 +53,11 @@ mod tests {
     use http::HeaderValue;
 
     #[test]
-    fn an_id_that_the_client_has_used_is_passed_over_in_its_session_alone() {
+    fn an_id_used_by_the_client_is_skipped_in_its_session_only() {
         let key = |name| SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from_static(name));
         let ids = ClientIds::default();
         let first = ids.next_of_ours(Some(key("a")));
-        // Other tests may take some meanwhile.
+        // Other tests may take some ids meanwhile.
         for number in first..first + 1000 {
             ids.mark_used(key("a"), &RequestId::from_token(format!("{number}.0").into()).expect("an id"));
         }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_are_remembered_and_none_of_another_range() {
+    fn remembered_ids_are_bounded_and_in_range() {
         let key = SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from_static("a"));
         let ids = ClientIds::default();
         for id in ["1", "\"1073741824\"", "1073741824.5", "2147483648", "-1073741824"] {

@@ -1,7 +1,7 @@
-//! The streams on which legacy sessions listen, and a way to say something on them.
+//! The GET streams of legacy sessions, and their channels for messages of the proxy.
 //!
-//! A stream is the server's, passed on as it comes; what is put on it is put between two events of
-//! the server's.
+//! A stream is the server's, relayed as it comes; messages of the proxy are inserted between two of the
+//! server's events.
 
 use super::SessionKey;
 use crate::{bridge::outbox::StreamId, runtime::Mutex};
@@ -13,16 +13,16 @@ use std::sync::{
 };
 use tokio::sync::{mpsc, watch};
 
-/// Who listens, by session.
+/// The GET streams, by session.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct GetStreams {
-    /// Only sessions that listen, or whose streams somebody follows.
+    /// Only sessions with streams or followers.
     sessions: DashMap<SessionKey, Arc<SessionStreams>>,
 }
 
 #[derive(Debug, Default)]
 struct SessionStreams {
-    /// The streams that are open: the one to use last.
+    /// The open streams; the last one is used.
     open: Mutex<Vec<OpenStream>>,
     changed: watch::Sender<()>,
 }
@@ -31,7 +31,7 @@ struct SessionStreams {
 struct OpenStream {
     id: StreamId,
     sender: mpsc::Sender<Bytes>,
-    /// It goes on where another broke, perhaps only to the end of one answer.
+    /// It continues a broken stream, perhaps only to the end of one response.
     resumed: bool,
 }
 
@@ -40,7 +40,7 @@ pub(in crate::proxy) struct GetStream {
     streams: Arc<GetStreams>,
     key: SessionKey,
     id: StreamId,
-    /// What is to be said on it.
+    /// Messages to insert into it.
     pub(in crate::proxy) messages: mpsc::Receiver<Bytes>,
 }
 
@@ -52,33 +52,33 @@ pub(in crate::proxy) struct StreamFollower {
     changed: watch::Receiver<()>,
 }
 
-/// Messages that wait for a client that reads slowly; for more its tasks must wait.
+/// Messages that are buffered for a client that reads slowly; beyond, its tasks wait.
 const MESSAGE_BUFFER: usize = 64;
 
-/// Lines are unique in the process.
+/// Stream ids are unique in the process.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 pub(in crate::proxy) fn next_stream_id() -> StreamId {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-// === impl Streams ===
+// === impl GetStreams ===
 
 impl GetStreams {
-    /// A session listens on one more stream.
+    /// Opens a stream of the session.
     pub(in crate::proxy) fn open(self: &Arc<Self>, key: SessionKey, resumed: bool) -> GetStream {
-        let (tell, told) = mpsc::channel(MESSAGE_BUFFER);
+        let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
         let line = next_stream_id();
         let session = self.session(key);
         {
             let mut open = session.open.lock();
-            // A fresh stream before one that goes on where another broke.
+            // A new stream takes precedence over one that continues a broken stream.
             let at =
                 if resumed { open.iter().take_while(|stream| stream.resumed).count() } else { open.len() };
-            open.insert(at, OpenStream { id: line, sender: tell, resumed });
+            open.insert(at, OpenStream { id: line, sender, resumed });
         }
         session.changed.send_replace(());
-        GetStream { streams: Arc::clone(self), key, id: line, messages: told }
+        GetStream { streams: Arc::clone(self), key, id: line, messages: receiver }
     }
 
     pub(in crate::proxy) fn follow(self: &Arc<Self>, key: SessionKey) -> StreamFollower {
@@ -101,13 +101,13 @@ impl GetStreams {
     }
 
     fn remove_if_idle(&self, key: SessionKey) {
-        // Only the map has it, under the lock of its shard: nobody can get at it meanwhile.
+        // Only the map holds it, under the lock of its shard: no other thread can reach it meanwhile.
         self.sessions
             .remove_if(&key, |_, session| Arc::strong_count(session) == 1 && session.open.lock().is_empty());
     }
 }
 
-// === impl Stream ===
+// === impl GetStream ===
 
 impl Drop for GetStream {
     fn drop(&mut self) {
@@ -115,12 +115,12 @@ impl Drop for GetStream {
     }
 }
 
-// === impl Follower ===
+// === impl StreamFollower ===
 
 impl StreamFollower {
     /// Resolves when another stream may be the one to use; the first time at once.
     pub(in crate::proxy) async fn changed(&mut self) {
-        // The sender lives in the session that is held here.
+        // The sender lives in `session`.
         let _ = self.changed.changed().await;
     }
 
@@ -129,7 +129,7 @@ impl StreamFollower {
         self.session.open.lock().last().map(|stream| stream.id)
     }
 
-    /// The way to say something on a stream; none where it is gone.
+    /// The channel of a stream; none if it is closed.
     pub(in crate::proxy) fn sender(&self, line: StreamId) -> Option<mpsc::Sender<Bytes>> {
         let open = self.session.open.lock();
         open.iter().find(|stream| stream.id == line).map(|stream| stream.sender.clone())
@@ -138,7 +138,7 @@ impl StreamFollower {
 
 impl Drop for StreamFollower {
     fn drop(&mut self) {
-        // A session of its own stands in for the one that is given back.
+        // Replaced, so that the reference to the shared session is dropped before the check.
         drop(std::mem::take(&mut self.session));
         self.streams.remove_if_idle(self.key);
     }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_goes_to_the_stream_that_was_opened_last() {
+    async fn messages_go_to_the_stream_that_was_opened_last() {
         let streams = Arc::new(GetStreams::default());
         let mut follower = streams.follow(key());
         follower.changed().await;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_stays_behind_of_a_session_that_neither_listens_nor_is_followed() {
+    async fn a_session_without_streams_and_followers_is_removed() {
         let streams = Arc::new(GetStreams::default());
         let (stream, follower) = (streams.open(key(), false), streams.follow(key()));
         let line = stream.id;

@@ -1,16 +1,18 @@
-//! Calls in the sessions of legacy clients: ours, which are tasks or may become some, and the clients'
-//! own.
+//! Calls in flight in the sessions of legacy clients: the proxy's, which are tasks or may become some, and
+//! the clients' own.
 //!
-//! A session is kept for our calls. Many clients end theirs whenever they leave, and come back for their
-//! tasks in another one (2025-11-25, *Session Management*; *Tasks*); the tasks run in the session that
-//! has been left, so its server hears of the end only after the last of them.
+//! A session is kept open for the proxy's calls. Many clients end their session when they disconnect, and
+//! fetch their tasks in another one (2025-11-25, *Session Management*; *Tasks*); the tasks run in the former
+//! session, so its server receives the DELETE only after the last of them.
 //!
-//! And what a server says on the session's own stream may be about one of our calls. Progress names its
-//! call; a question names none, and belongs to the only call in flight. Where there are several it is
-//! nobody's, and so it is where a call has left without its end: the server may still be at that one.
+//! Messages on the session's own stream may belong to a call of the proxy. Progress names its call; an input
+//! request names none, and is attributed to the only call in flight. With several calls in flight it cannot
+//! be attributed, and neither can it after a call was abandoned without its end: the server may still work at
+//! that one.
 //!
-//! A call that its client has cancelled is neither in flight nor has it left: its server has been told, and sends no
-//! response ([`CANCELLATION_WINDOW`]). Otherwise one cancelled call would keep all later ones in its session from asking.
+//! A cancelled call is neither in flight nor abandoned: its server has been notified, and sends no response
+//! ([`CANCELLATION_WINDOW`]). Otherwise one cancelled call would block the input requests of all later ones
+//! in its session.
 
 use super::{SessionKey, bounded_map::BoundedMap, pending_requests::PendingRequest};
 use crate::{
@@ -32,41 +34,41 @@ use std::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// The sessions in which calls are in flight.
+/// The sessions with calls in flight.
 #[derive(Default)]
 pub(in crate::proxy) struct InFlightCalls {
     clock: SystemClock,
     sessions: DashMap<SessionKey, SessionCalls>,
-    /// Held for one insertion or look-up.
+    /// Locked for one insertion or look-up.
     abandoned: Mutex<AbandonedCalls>,
-    /// The numbers of our calls that have ended lately: what is still said of their progress is for nobody. Held for
-    /// one insertion or look-up.
+    /// The numbers of the proxy's calls that ended recently: later progress notifications for them are
+    /// dropped. Locked for one insertion or look-up.
     ended: Mutex<BoundedMap<(SessionKey, u64), (), REMEMBERED>>,
 }
 
-/// The calls that have left their sessions without their ends, the last [`REMEMBERED`] of them.
+/// The calls that were abandoned in their sessions without their ends, the last [`REMEMBERED`] of them.
 #[derive(Debug, Default)]
 struct AbandonedCalls {
     calls: BoundedMap<(SessionKey, RequestDigest), (), REMEMBERED>,
-    /// How many of them there are in a session; never 0.
+    /// The number of them in each session; never 0.
     in_session: HashMap<SessionKey, usize>,
-    /// When a call was last cancelled in a session.
+    /// The last cancellation in each session.
     cancelled: BoundedMap<SessionKey, Instant, REMEMBERED>,
 }
 
-/// A request's id: a digest.
+/// The digest of a request id.
 type RequestDigest = [u8; 16];
 
 #[derive(Default)]
 struct SessionCalls {
     proxy_calls: Vec<ProxyCall>,
-    /// Those that the client makes and hears the answers of itself.
+    /// Calls that the client makes itself.
     client_calls: Vec<Arc<PendingRequest>>,
-    /// The client has ended it: what is to be done once the last of ours has ended.
+    /// Runs after the end of the proxy's last call: the client has ended the session.
     end: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// One call of ours.
+/// One call of the proxy.
 struct ProxyCall {
     number: u64,
     began: Instant,
@@ -75,46 +77,49 @@ struct ProxyCall {
     call: Arc<dyn OffStreamCall>,
 }
 
-/// One call of ours in a session. With the last one in a session that its client has left, that ends.
+/// Registers a call of the proxy in a session. The last one to be dropped ends a session that its client has
+/// ended.
 pub(in crate::proxy) struct ProxyCallGuard {
     in_flight: Arc<InFlightCalls>,
     key: SessionKey,
     number: u64,
 }
 
-/// One call of the client's own. It is in flight also while its answer is read on after its client has left.
+/// Registers a call of the client. The call stays in flight while its response is read after the client
+/// disconnected.
 pub(in crate::proxy) struct ClientCall {
     in_flight: Arc<InFlightCalls>,
     key: SessionKey,
-    /// What it asks.
+    /// The request ids of the call.
     requests: SmallVec<[RequestId; 1]>,
-    /// The client comes back for the answer to a call that has left.
+    /// The client resumes the response of an abandoned call.
     is_resumed: bool,
     answered: AtomicBool,
     pending: Arc<PendingRequest>,
 }
 
-/// Whose a question can be that names no call.
+/// The owner of an input request that names no call.
 enum RequestOwner {
-    /// No call of ours is in flight.
+    /// No call of the proxy is in flight.
     Client,
     Call(Arc<dyn OffStreamCall>),
-    /// It cannot be told, for this reason; any of our calls can say so.
+    /// It cannot be attributed, for this reason; any call of the proxy can refuse it.
     Unclear(Arc<dyn OffStreamCall>, &'static str),
 }
 
-/// How many calls are remembered that have left, and of ours that have ended. Each costs about 100 bytes; where one is forgotten too
-/// early, what it asks may be put to the client of another call in its session.
+/// Abandoned calls, and ended calls of the proxy, that are remembered. Each costs about 100 bytes. If one is
+/// evicted too early, its input request may be sent to the client of another call in its session.
 const REMEMBERED: usize = 16 << 10;
 
-/// How long a call that was cancelled may still ask, where another was in flight by then: what the server has sent
-/// before it read of the cancellation is on its way. What begins later is sent behind the cancellation.
+/// How long a cancelled call may still send input requests, if another call was in flight at the
+/// cancellation: messages that the server sent before it read the cancellation are in flight. Later calls
+/// follow the cancellation.
 const CANCELLATION_WINDOW: Duration = Duration::from_secs(10);
 
-// === impl InFlight ===
+// === impl InFlightCalls ===
 
 impl InFlightCalls {
-    /// One more call of ours: under this number, or with the client's own progress token.
+    /// Registers a call of the proxy under this number, or with the client's own progress token.
     pub(in crate::proxy) fn begin_proxy_call(
         self: &Arc<Self>,
         key: SessionKey,
@@ -127,7 +132,7 @@ impl InFlightCalls {
         ProxyCallGuard { in_flight: Arc::clone(self), key, number }
     }
 
-    /// One more call of the client's.
+    /// Registers a call of the client.
     pub(in crate::proxy) fn begin_client_call(
         self: &Arc<Self>,
         key: SessionKey,
@@ -141,8 +146,8 @@ impl InFlightCalls {
         Arc::new(ClientCall { in_flight, key, requests, is_resumed: comes_back, answered, pending: asked })
     }
 
-    /// The client has ended this session. Whether calls of ours go on in it: then its server is told
-    /// once they have ended, by `end`, and must not be before.
+    /// Handles the end of this session by its client. Returns whether calls of the proxy continue in it: then
+    /// `end` notifies the server after the last of them, and the server must not be notified before.
     pub(in crate::proxy) fn end_session<E>(&self, key: SessionKey, end: impl FnOnce() -> E) -> bool
     where
         E: FnOnce() + Send + Sync + 'static,
@@ -155,15 +160,15 @@ impl InFlightCalls {
         true
     }
 
-    /// The client cancels something in this session.
+    /// Records a cancellation in this session.
     pub(in crate::proxy) fn cancel(&self, key: SessionKey) {
         if self.sessions.contains_key(&key) {
             self.abandoned.lock().cancelled.insert(key, self.clock.now());
         }
     }
 
-    /// A handshake has opened a session of this id, which its server may have given before: what was left in that one
-    /// is over, and its end is not told in the new one.
+    /// Reopens a session whose id the server has assigned again: abandoned calls of the former one are over,
+    /// and its end is not sent in the new one.
     pub(in crate::proxy) fn reopen(&self, key: SessionKey) {
         self.abandoned.lock().remove_session(key);
         if let Some(mut calls) = self.sessions.get_mut(&key) {
@@ -171,12 +176,13 @@ impl InFlightCalls {
         }
     }
 
-    /// Whether a call of ours is in flight in a session.
+    /// Whether a call of the proxy is in flight in a session.
     pub(in crate::proxy) fn has_proxy_call(&self, key: SessionKey) -> bool {
         self.sessions.get(&key).is_some_and(|calls| !calls.proxy_calls.is_empty())
     }
 
-    /// Takes what the session's own stream has said, where it is for a call of ours. Whether it was.
+    /// Passes a message of the session's own stream to the proxy's call that it belongs to. Returns whether
+    /// there is one.
     pub(in crate::proxy) fn dispatch(&self, route: &str, key: SessionKey, frame: Frame) -> bool {
         match frame.kind() {
             Kind::Notification { method: Method::Progress, params: Some(params) } => {
@@ -185,7 +191,7 @@ impl InFlightCalls {
                 };
                 match self.by_token(key, &token) {
                     Some(call) => call.receive(frame),
-                    // Of a call of ours that has ended.
+                    // It belongs to an ended call of the proxy.
                     None => return token.echoed_number().is_some_and(|number| self.has_ended(key, number)),
                 }
                 true
@@ -220,7 +226,7 @@ impl InFlightCalls {
         }
     }
 
-    /// Whose a question is that came on the session's own stream.
+    /// The owner of an input request on the session's own stream.
     fn request_owner(&self, key: SessionKey) -> RequestOwner {
         let Some(calls) = self.sessions.get(&key) else { return RequestOwner::Client };
         let in_flight = || calls.proxy_calls.iter().filter(|ours| ours.call.is_in_flight());
@@ -241,7 +247,7 @@ impl InFlightCalls {
         }
     }
 
-    /// The call that progress under this token is about.
+    /// The call that progress under this token belongs to.
     fn by_token(&self, key: SessionKey, token: &RequestId) -> Option<Arc<dyn OffStreamCall>> {
         let number = token.echoed_number();
         let about = |ours: &&ProxyCall| match &ours.token {
@@ -251,13 +257,13 @@ impl InFlightCalls {
         Some(self.sessions.get(&key)?.proxy_calls.iter().find(about)?.call.clone())
     }
 
-    /// The call that this question of the server was put to.
+    /// The call that this input request of the server was attributed to.
     fn by_request_id(&self, key: SessionKey, id: &RequestId) -> Option<Arc<dyn OffStreamCall>> {
         let asked = |ours: &&ProxyCall| ours.call.has_open_request(id);
         Some(self.sessions.get(&key)?.proxy_calls.iter().find(asked)?.call.clone())
     }
 
-    /// Whether a call of ours with this number has ended lately.
+    /// Whether a call of the proxy with this number ended recently.
     fn has_ended(&self, key: SessionKey, number: u64) -> bool {
         self.ended.lock().contains(&(key, number))
     }
@@ -267,7 +273,7 @@ impl InFlightCalls {
     }
 }
 
-// === impl Calls ===
+// === impl SessionCalls ===
 
 impl SessionCalls {
     fn is_empty(&self) -> bool {
@@ -275,10 +281,10 @@ impl SessionCalls {
     }
 }
 
-// === impl Left ===
+// === impl AbandonedCalls ===
 
 impl AbandonedCalls {
-    /// A call leaves without its end.
+    /// Records a call that was abandoned without its end.
     fn insert(&mut self, key: SessionKey, request: &RequestId) {
         let call = (key, request_digest(request));
         if self.calls.contains(&call) {
@@ -290,7 +296,8 @@ impl AbandonedCalls {
         }
     }
 
-    /// Whether something that has left a session may still ask, where a call is in flight that began then.
+    /// Whether an abandoned or cancelled call may still send an input request that could be attributed to a
+    /// call that `began` then.
     fn can_send_request(&self, key: SessionKey, began: Instant, now: Instant) -> bool {
         let cancelled = self.cancelled.get(&key).filter(|at| can_still_request(**at, began, now));
         cancelled.is_some() || self.in_session.contains_key(&key)
@@ -319,17 +326,18 @@ impl AbandonedCalls {
     }
 }
 
-/// Whether a call that was cancelled at this time may ask something that could be taken for one that `began`.
+/// Whether a call that was cancelled at this time may still send an input request that could be attributed to
+/// one that `began`.
 fn can_still_request(at: Instant, began: Instant, now: Instant) -> bool {
     began <= at && now < at + CANCELLATION_WINDOW
 }
 
-/// An id may be as long as its client likes.
+/// Digested, because an id may have any length.
 fn request_digest(request: &RequestId) -> RequestDigest {
     *Principal::of(&[&request.value()]).as_bytes()
 }
 
-// === impl OurCall ===
+// === impl ProxyCallGuard ===
 
 impl Drop for ProxyCallGuard {
     fn drop(&mut self) {
@@ -354,7 +362,7 @@ impl Drop for ProxyCallGuard {
     }
 }
 
-// === impl TheirCall ===
+// === impl ClientCall ===
 
 impl ResponseInterest for ClientCall {
     fn cancellation(&self) -> &CancellationToken {
@@ -365,7 +373,8 @@ impl ResponseInterest for ClientCall {
         &self.pending.reading_on
     }
 
-    /// It has been answered, or the server never had it. Dropped without, it has left without its end.
+    /// Records that the call was answered, or never reached the server. A call that is dropped without it is
+    /// abandoned.
     fn mark_answered(&self) {
         if !self.answered.swap(true, Relaxed) && self.is_resumed {
             let mut left = self.in_flight.abandoned.lock();
@@ -376,7 +385,7 @@ impl ResponseInterest for ClientCall {
 
 impl Drop for ClientCall {
     fn drop(&mut self) {
-        // One that comes back had left before; the server has been told of one that was cancelled.
+        // A resumed call was recorded before; the server was notified of a cancelled one.
         if !*self.answered.get_mut() && !self.is_resumed && !self.pending.cancellation().is_cancelled() {
             let mut left = self.in_flight.abandoned.lock();
             self.requests.iter().for_each(|request| left.insert(self.key, request));
@@ -396,7 +405,7 @@ mod tests {
     use http::HeaderValue;
 
     #[test]
-    fn a_cancelled_call_may_ask_for_a_while_and_only_where_another_was_in_flight_by_then() {
+    fn a_cancelled_call_blocks_attribution_to_concurrent_calls_for_a_while() {
         let key = SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from_static("a"));
         let before = SystemClock::new().now();
         let (at, after) = (before + Duration::from_secs(1), before + Duration::from_secs(2));
@@ -406,16 +415,13 @@ mod tests {
         assert!(!left.can_send_request(key, after, after), "it began behind the cancellation");
         assert!(!left.can_send_request(key, before, at + CANCELLATION_WINDOW));
         left.insert(key, &RequestId::from_number(1));
-        assert!(
-            left.can_send_request(key, after, at + CANCELLATION_WINDOW),
-            "another has left without a word to the server"
-        );
+        assert!(left.can_send_request(key, after, at + CANCELLATION_WINDOW), "another call was abandoned");
         left.remove_session(key);
         assert!(!left.can_send_request(key, before, after) && left.calls.sizes().0 == 0);
     }
 
     #[test]
-    fn only_so_many_calls_that_have_left_are_remembered_and_none_that_was_answered() {
+    fn abandoned_calls_are_bounded_and_answered_ones_are_removed() {
         let key = |session| SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from_static(session));
         let mut left = AbandonedCalls::default();
         left.insert(key("a"), &RequestId::from_number(1));

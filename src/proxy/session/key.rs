@@ -1,4 +1,4 @@
-//! The name of a session.
+//! The key of a session.
 
 use crate::{dialect::Principal, protocol::headers::SESSION_ID};
 use http::{HeaderMap, HeaderValue};
@@ -7,20 +7,20 @@ use http::{HeaderMap, HeaderValue};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::proxy) struct SessionKey(Principal);
 
-// === impl Key ===
+// === impl SessionKey ===
 
 impl SessionKey {
-    /// The session a request belongs to; none where it names none.
+    /// The session of a request; none if it names none.
     pub(in crate::proxy) fn of(principal: Principal, headers: &HeaderMap) -> Option<Self> {
         Some(Self::named(principal, headers.get(&SESSION_ID)?))
     }
 
-    /// The session of this name.
+    /// The session with this id.
     pub(in crate::proxy) fn named(principal: Principal, id: &HeaderValue) -> Self {
         Self(Principal::of(&[principal.as_bytes(), id.as_bytes()]))
     }
 
-    /// As it was kept.
+    /// Restores a stored digest.
     pub(in crate::proxy) fn from_digest(digest: [u8; 16]) -> Self {
         Self(Principal::from_bytes(digest))
     }

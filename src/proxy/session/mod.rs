@@ -1,7 +1,7 @@
-//! The sessions of legacy clients, as far as they are known here.
+//! The proxy's state of legacy clients' sessions.
 //!
-//! A session is the server's own; what is kept of it beside is in these files, each with its bound. Nothing
-//! here sends anything or waits for a server.
+//! A session belongs to its server; the proxy's state about it is in these files, each with a bound. This
+//! module sends nothing and never waits for a server.
 
 mod bounded_map;
 mod client;
@@ -37,41 +37,42 @@ use request_map::RequestMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// What is known of the sessions of one route.
+/// The state of the sessions of one route.
 #[derive(Default)]
 pub(super) struct LegacySessions {
-    /// Which of them are there.
+    /// The sessions that exist.
     pub(super) presence: SessionPresence,
-    /// Which of them are of 2025-11-25.
+    /// The revisions of sessions of 2025-11-25.
     pub(super) revisions: SessionRevisions,
-    /// What clients have asked and taken back, and which sessions they have ended.
+    /// Requests of clients with their cancellations, and ended sessions.
     pub(super) pending_requests: Arc<PendingRequests>,
-    /// Which ids of our range clients have used.
+    /// Ids of the proxy's range that clients have used.
     pub(super) client_ids: ClientIds,
-    /// What streams have left unanswered whose clients may come back.
+    /// Requests that broken streams left unanswered, for clients that resume.
     pub(super) unfinished_streams: Arc<UnfinishedStreams>,
-    /// The calls in flight, ours and the clients', and so whose a question is that names no call.
+    /// Calls in flight, the proxy's and the clients', for the attribution of input requests.
     pub(super) in_flight: Arc<InFlightCalls>,
-    /// What clients are asked on the streams of calls that are no tasks yet.
+    /// Input requests on the streams of calls that are not tasks yet.
     pub(super) input_requests: Arc<RelayedInputRequests>,
-    /// The calls that may become tasks unasked, by the client's own id: a cancel of one names that, which its
-    /// server has never heard of.
+    /// Calls that may become unsolicited tasks, by the client's own request id: a cancellation names that id,
+    /// which the server does not know.
     pub(super) waiting_calls: Arc<RequestMap<TaskId>>,
-    /// Which of them hold tickets.
+    /// The sessions with ticket tools.
     pub(super) ticket_holders: TicketHolders,
-    /// The requests that wait with a ticket, by the client's own id: a cancel of one ends the wait.
+    /// Requests that wait with a ticket, by the client's own id: a cancellation ends the wait.
     pub(super) ticket_waits: Arc<RequestMap<Arc<Notify>>>,
-    /// The streams on which sessions listen.
+    /// The GET streams of the sessions.
     pub(super) streams: Arc<GetStreams>,
 }
 
-// === impl Sessions ===
+// === impl LegacySessions ===
 
 impl LegacySessions {
-    /// What has become of a session, by what its server has answered. `begins` is whether it was asked for a handshake.
+    /// Updates the state of a session after a response of its server. `begins` is whether the request was
+    /// `initialize`.
     ///
-    /// A server may give the id of a session again that is over: one that is derived from the user, or the only one that
-    /// there is. Then the session lives again.
+    /// A server may assign the id of an ended session again: an id derived from the user, or a constant. Then
+    /// the session exists again.
     pub(super) fn note_response(&self, client: &LegacyClient, begins: bool, passed: &LegacyResponse) {
         self.presence.note_response(client, false, passed);
         let opened = passed.headers.get(&SESSION_ID).filter(|_| begins && passed.status.is_success());

@@ -1,13 +1,14 @@
-//! Requests that no answer is owed to: the client has taken them back, or ended their session.
+//! Pending requests, and whether a response is still owed: the client may have cancelled them, or ended their
+//! session.
 //!
-//! A server sends no response to a cancelled request (2025-11-25, *Cancellation*), and what was
-//! still open when a session ended simply closes. On the direct way the stream just ends, and so it
-//! does here: an error of ours would reach a client that has forgotten the request, and some close
-//! their transport over it. So requests that wait for an answer are [known](PendingRequest), and whether they are
-//! taken back; of what is not in flight nothing is kept, whatever anybody takes back.
+//! A server sends no response to a cancelled request (2025-11-25, *Cancellation*), and pending requests of an
+//! ended session simply close. Over a direct connection the stream just ends, and so it does here: an error
+//! of the proxy would reach a client that no longer knows the request, and some clients close their transport
+//! on one. Requests are [tracked](PendingRequest) while they are in flight; cancellations of other requests
+//! are not stored.
 //!
-//! Here is also known which sessions are over for their clients although their servers have not been
-//! told (`farewell`).
+//! Sessions that are over for their clients, although their servers have not been notified
+//! (`session_delete`), are also tracked here.
 
 use super::{SessionKey, bounded_map::BoundedMap};
 use crate::{
@@ -28,14 +29,14 @@ use std::{
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// What the clients of a route have asked and may take back, and the sessions that they have ended.
+/// The pending requests of a route's clients, and the sessions that they have ended.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct PendingRequests {
-    /// Those in flight, by session and id. Of some clients more than one have the same.
+    /// Requests in flight, by session and id. Some clients use one id for more than one request.
     requests: DashMap<(SessionKey, RequestId), SmallVec<[Weak<PendingRequest>; 1]>>,
-    /// How many requests wait in a queue of ours.
+    /// The number of requests in the proxy's queue.
     queued: AtomicUsize,
-    /// Never held while waiting.
+    /// Never held across an await.
     sessions: Mutex<EndedSessions>,
     /// Whether any session has been closed here.
     has_closed: AtomicBool,
@@ -43,100 +44,103 @@ pub(in crate::proxy) struct PendingRequests {
 
 #[derive(Debug, Default)]
 struct EndedSessions {
-    /// Sessions that are over at their servers too: nothing is owed to them.
+    /// Sessions that are over at their servers, too: no responses are owed.
     ended: BoundedMap<SessionKey, (), REMEMBERED>,
-    /// Sessions that are over here and not at their servers.
+    /// Sessions that are over here, and not at their servers.
     closed: BoundedMap<SessionKey, (), REMEMBERED>,
-    /// Sessions that are just being ended. The server may close their streams before it says that
-    /// it has.
+    /// Sessions with a DELETE in flight. The server may close their streams before it responds to the DELETE.
     ending: HashMap<SessionKey, EndRequests>,
 }
 
-/// What one POST asks, from its arrival until nothing more is to be done for it.
+/// The requests of one POST, from its arrival until its response is complete.
 #[derive(Debug)]
 pub(in crate::proxy) struct PendingRequest {
     registry: Arc<PendingRequests>,
     pub(in crate::proxy) key: Option<SessionKey>,
     pub(in crate::proxy) ids: SmallVec<[RequestId; 1]>,
-    /// Of the ids. Held for a look.
+    /// The cancelled ids. Locked briefly.
     cancelled: Mutex<HashSet<RequestId>>,
-    /// It waits in a queue of ours, and the server has not heard of it. Changed while `cancelled` is held.
+    /// It waits in the proxy's queue, and the server has not received it. Changed only while `cancelled` is
+    /// locked.
     is_queued: AtomicBool,
-    /// None of it is wanted, and the server has been told so, or is about to be.
+    /// Cancelled when no response is wanted; the server has been notified, or is about to be.
     lost: CancellationToken,
     pub(in crate::proxy) reading_on: BackgroundRead,
 }
 
-/// What is under way to end one session.
+/// The DELETE requests in flight for one session.
 #[derive(Debug, Default)]
 struct EndRequests {
     /// Never 0.
     count: usize,
-    /// The server has given the session's id again meanwhile.
+    /// The server has assigned the session's id again meanwhile.
     is_reopened: bool,
     all_over: CancellationToken,
 }
 
-/// A session that is just being ended. Dropped without [`EndingSession::confirm`], it has not been.
+/// A session with a DELETE in flight. If it is dropped without [`EndingSession::confirm`], the session has
+/// not ended.
 pub(in crate::proxy) struct EndingSession {
     registry: Arc<PendingRequests>,
     key: SessionKey,
 }
 
-/// How many sessions are remembered of each kind. Each costs about 50 bytes; one that is forgotten too early
-/// costs its client an error that it did not ask for, or lets it go on in a session that it has ended.
+/// Sessions that are remembered in each state. Each costs about 50 bytes. A session that is evicted too early
+/// costs its client an unexpected error, or lets it continue in a session that it has ended.
 const REMEMBERED: usize = 16 << 10;
 
-/// How long it is waited for whether a session is over, while it is being ended: its server may never
-/// say.
+/// How long requests wait for the outcome of a DELETE: the server may never respond.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-// === impl Ended ===
+// === impl PendingRequests ===
 
 impl PendingRequests {
-    /// The client has taken a request back.
+    /// Cancels a request of the client.
     pub(in crate::proxy) fn cancel(&self, key: SessionKey, request: RequestId) {
-        let asked = self.requests.get(&(key, request.clone())).map(|asked| asked.clone());
-        asked.iter().flatten().filter_map(Weak::upgrade).for_each(|asked| asked.cancel(&request));
+        let pending = self.requests.get(&(key, request.clone())).map(|pending| pending.clone());
+        pending.iter().flatten().filter_map(Weak::upgrade).for_each(|pending| pending.cancel(&request));
     }
 
-    /// Cancels a request that waits in a queue of ours, of which the server need not hear. Whether it is one.
+    /// Cancels a request in the proxy's queue, which the server has not received. Returns whether it was
+    /// there.
     pub(in crate::proxy) fn withdraw_queued(&self, key: SessionKey, request: &RequestId) -> bool {
         if self.queued.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let asked = self.requests.get(&(key, request.clone())).map(|asked| asked.clone());
-        // Each is withdrawn, whatever the others say.
-        let withdrawn =
-            asked.iter().flatten().filter_map(Weak::upgrade).map(|asked| asked.withdraw_queued(request));
+        let pending = self.requests.get(&(key, request.clone())).map(|pending| pending.clone());
+        // All of them are cancelled, whatever the others return.
+        let withdrawn = pending
+            .iter()
+            .flatten()
+            .filter_map(Weak::upgrade)
+            .map(|pending| pending.withdraw_queued(request));
         let withdrawn: Vec<_> = withdrawn.collect();
         !withdrawn.is_empty() && withdrawn.into_iter().all(|is_withdrawn| is_withdrawn)
     }
 
-    /// Whether any request waits in a queue of ours.
+    /// Whether any request waits in the proxy's queue.
     pub(in crate::proxy) fn has_queued(&self) -> bool {
         self.queued.load(Ordering::Relaxed) > 0
     }
 
-    /// The session is over for its client, which hears so in it from now on. What it still waits for goes
-    /// on.
+    /// Closes the session for its client; later requests in it are refused. Pending requests continue.
     pub(in crate::proxy) fn close_session(&self, key: SessionKey) {
         self.sessions.lock().closed.insert(key, ());
         self.has_closed.store(true, Ordering::Release);
     }
 
-    /// Cheap: there mostly is none.
+    /// Cheap: mostly there is none.
     pub(in crate::proxy) fn is_closed(&self, key: SessionKey) -> bool {
         self.has_closed.load(Ordering::Acquire) && self.sessions.lock().closed.contains(&key)
     }
 
-    /// The client ends its session; whether it is over, the server has yet to say.
+    /// Tracks a DELETE of the session until the server responds.
     pub(in crate::proxy) fn begin_end(self: &Arc<Self>, key: SessionKey) -> EndingSession {
         self.sessions.lock().ending.entry(key).or_default().count += 1;
         EndingSession { registry: Arc::clone(self), key }
     }
 
-    /// A handshake has opened a session of this id, which its server may have given before: it is not over any more.
+    /// Reopens a session whose id the server has assigned again.
     pub(in crate::proxy) fn reopen(&self, key: SessionKey) {
         let mut known = self.sessions.lock();
         known.ended.remove(&key);
@@ -146,32 +150,32 @@ impl PendingRequests {
         }
     }
 
-    /// Whether the client has ended the session, as far as it is concerned.
+    /// Whether the client has ended the session.
     fn is_ended(&self, key: SessionKey) -> bool {
         let known = self.sessions.lock();
         known.ended.contains(&key) || known.closed.contains(&key)
     }
 
-    /// Waits until it is known whether a session is over that is just being ended, though not for ever.
+    /// Waits until the outcome of a DELETE in flight is known, within a time limit.
     async fn wait_for_end(&self, key: SessionKey) {
         let leaving = self.sessions.lock().ending.get(&key).map(|requests| requests.all_over.clone());
         if let Some(leaving) = leaving {
-            // Where it is not said the session is still there.
+            // Without an outcome the session still exists.
             let _ = timeout(END_TIMEOUT, leaving.cancelled()).await;
         }
     }
 }
 
-// === impl Asked ===
+// === impl PendingRequest ===
 
 impl PendingRequest {
-    /// What a client asks in a session, or outside of one, where it can take nothing back.
+    /// Registers the requests of a client in a session; without a session they cannot be cancelled.
     pub(in crate::proxy) fn new(
         ended: &Arc<PendingRequests>,
         key: Option<SessionKey>,
         ids: SmallVec<[RequestId; 1]>,
     ) -> Arc<Self> {
-        let asked = Arc::new(Self {
+        let pending = Arc::new(Self {
             registry: Arc::clone(ended),
             key,
             ids,
@@ -180,14 +184,14 @@ impl PendingRequest {
             lost: CancellationToken::new(),
             reading_on: BackgroundRead::default(),
         });
-        for place in asked.keys() {
-            let this = Arc::downgrade(&asked);
+        for place in pending.keys() {
+            let this = Arc::downgrade(&pending);
             match ended.requests.entry(place) {
                 Entry::Occupied(mut others) => others.get_mut().push(this),
                 Entry::Vacant(none) => drop(none.insert(smallvec![this])),
             }
         }
-        asked
+        pending
     }
 
     fn keys(&self) -> impl Iterator<Item = (SessionKey, RequestId)> {
@@ -195,28 +199,28 @@ impl PendingRequest {
     }
 
     fn cancel(&self, id: &RequestId) {
-        let mut taken_back = self.cancelled.lock();
-        taken_back.insert(id.clone());
-        if taken_back.len() == self.ids.len() {
+        let mut cancelled = self.cancelled.lock();
+        cancelled.insert(id.clone());
+        if cancelled.len() == self.ids.len() {
             self.lost.cancel();
         }
     }
 
-    /// It waits in a queue of ours from now on.
+    /// Records that it waits in the proxy's queue.
     pub(in crate::proxy) fn enter_queue(&self) {
-        let _taken_back = self.cancelled.lock();
+        let _cancelled = self.cancelled.lock();
         self.is_queued.store(true, Ordering::Relaxed);
         self.registry.queued.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It is about to be sent. False where it is cancelled, and is not to be.
+    /// Records that it is about to be sent. Returns false if it was cancelled and must not be sent.
     pub(in crate::proxy) fn leave_queue(&self) -> bool {
-        let _taken_back = self.cancelled.lock();
+        let _cancelled = self.cancelled.lock();
         self.clear_queued();
         !self.lost.is_cancelled()
     }
 
-    /// Whether the server has not heard of it, because it waits in a queue of ours.
+    /// Whether it waits in the proxy's queue, unknown to the server.
     pub(in crate::proxy) fn is_queued(&self) -> bool {
         self.is_queued.load(Ordering::Relaxed)
     }
@@ -227,44 +231,44 @@ impl PendingRequest {
         }
     }
 
-    /// Cancels it where it waits in a queue of ours and this is all that it asks: the server never hears of it.
+    /// Cancels it if it is in the proxy's queue and consists of this request only: the server never receives
+    /// it.
     fn withdraw_queued(&self, id: &RequestId) -> bool {
-        let mut taken_back = self.cancelled.lock();
+        let mut cancelled = self.cancelled.lock();
         let is_all = self.is_queued.load(Ordering::Relaxed) && self.ids[..] == [id.clone()];
         if is_all {
-            taken_back.insert(id.clone());
+            cancelled.insert(id.clone());
             self.lost.cancel();
         }
         is_all
     }
 
-    /// Nothing of it is wanted any more, and whoever says so tells the server. Whether that was news.
+    /// Records that no response is wanted; the caller notifies the server. Returns whether that is new.
     pub(in crate::proxy) fn abandon(&self) -> bool {
         let is_news = !self.lost.is_cancelled();
         self.lost.cancel();
         is_news
     }
 
-    /// Whether the client has taken back all of it, or has ended its session: what the server says of it is
-    /// for nobody.
+    /// Whether the client has cancelled all of it, or has ended its session: responses are dropped.
     pub(in crate::proxy) fn is_cancelled(&self) -> bool {
         let all = !self.ids.is_empty() && self.cancelled.lock().len() == self.ids.len();
         all || self.key.is_some_and(|key| self.registry.is_ended(key))
     }
 
-    /// Those of `waiting_calls` that are owed an answer. Where the session is just being ended it is waited for
-    /// what becomes of that, though not for ever.
+    /// The requests among `waiting` that are still owed a response. Waits for the outcome of a DELETE in
+    /// flight, within a time limit.
     pub(in crate::proxy) async fn owed(
         &self,
         mut waiting: SmallVec<[RequestId; 1]>,
     ) -> SmallVec<[RequestId; 1]> {
         let Some(key) = self.key else { return waiting };
-        // The request that ends the session waits for no answer itself: it would wait for its own end.
+        // The DELETE itself has no waiting requests: it would wait for its own end.
         if !waiting.is_empty() {
             self.registry.wait_for_end(key).await;
             let is_over = self.registry.sessions.lock().ended.contains(&key);
-            let taken_back = self.cancelled.lock();
-            waiting.retain(|id| !is_over && !taken_back.contains(id));
+            let cancelled = self.cancelled.lock();
+            waiting.retain(|id| !is_over && !cancelled.contains(id));
         }
         waiting
     }
@@ -275,7 +279,7 @@ impl ResponseInterest for PendingRequest {
         &self.lost
     }
 
-    /// Nobody else's question could be taken for one of its.
+    /// No input request can be attributed to these requests.
     fn mark_answered(&self) {}
 
     fn background_read(&self) -> &BackgroundRead {
@@ -297,10 +301,10 @@ impl Drop for PendingRequest {
     }
 }
 
-// === impl Leaving ===
+// === impl EndingSession ===
 
 impl EndingSession {
-    /// The server has said that the session is over.
+    /// Records that the server has confirmed the end of the session.
     pub(in crate::proxy) fn confirm(&self) {
         let mut known = self.registry.sessions.lock();
         if known.ending.get(&self.key).is_some_and(|requests| !requests.is_reopened) {
@@ -338,15 +342,15 @@ mod tests {
         numbers.iter().map(|&number| RequestId::from_number(number)).collect()
     }
 
-    fn asked(ended: &Arc<PendingRequests>, session: &'static str, numbers: &[u64]) -> Arc<PendingRequest> {
+    fn pending(ended: &Arc<PendingRequests>, session: &'static str, numbers: &[u64]) -> Arc<PendingRequest> {
         PendingRequest::new(ended, Some(key(session)), ids(numbers))
     }
 
     #[tokio::test]
-    async fn a_request_that_was_taken_back_is_owed_nothing_in_its_session_alone() {
+    async fn a_cancelled_request_is_owed_no_response_in_its_own_session_only() {
         let ended = Arc::new(PendingRequests::default());
-        let (a, b) = (asked(&ended, "a", &[1, 2, 3]), asked(&ended, "b", &[2]));
-        let again = asked(&ended, "a", &[2]);
+        let (a, b) = (pending(&ended, "a", &[1, 2, 3]), pending(&ended, "b", &[2]));
+        let again = pending(&ended, "a", &[2]);
         ended.cancel(key("a"), RequestId::from_number(2));
         ended.cancel(key("a"), RequestId::from_token(Bytes::from_static(b"\"3\"")).expect("an id"));
         assert_eq!(a.owed(ids(&[1, 2, 3])).await, ids(&[1, 3]));
@@ -364,12 +368,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_in_flight_is_not_remembered() {
+    async fn cancellations_of_unknown_requests_are_not_stored() {
         let ended = Arc::new(PendingRequests::default());
         for number in 0..100 {
             ended.cancel(key("a"), RequestId::from_number(number));
         }
-        let (one, other) = (asked(&ended, "a", &[1]), asked(&ended, "a", &[1]));
+        let (one, other) = (pending(&ended, "a", &[1]), pending(&ended, "a", &[1]));
         assert_eq!((one.owed(ids(&[1])).await, ended.requests.len()), (ids(&[1]), 1));
         drop(one);
         ended.cancel(key("a"), RequestId::from_number(1));
@@ -379,9 +383,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_session_that_is_just_being_ended_is_waited_for() {
+    async fn owed_responses_wait_for_the_outcome_of_a_delete() {
         let ended = Arc::new(PendingRequests::default());
-        let (a, b) = (asked(&ended, "a", &[1]), asked(&ended, "b", &[7]));
+        let (a, b) = (pending(&ended, "a", &[1]), pending(&ended, "b", &[7]));
         for (over, owed) in [(false, ids(&[1])), (true, ids(&[]))] {
             let leaving = ended.begin_end(key("a"));
             let mut asking = Box::pin(a.owed(ids(&[1])));
@@ -397,35 +401,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_session_whose_id_is_given_again_is_not_over() {
+    async fn a_session_whose_id_is_assigned_again_is_open() {
         let ended = Arc::new(PendingRequests::default());
         ended.close_session(key("a"));
         ended.begin_end(key("b")).confirm();
         ended.reopen(key("a"));
         ended.reopen(key("b"));
         assert!(!ended.is_closed(key("a")));
-        assert_eq!(asked(&ended, "b", &[1]).owed(ids(&[1])).await, ids(&[1]));
-        // The answer to the DELETE comes behind that to the handshake.
+        assert_eq!(pending(&ended, "b", &[1]).owed(ids(&[1])).await, ids(&[1]));
+        // The response to the DELETE arrives after that to the handshake.
         let leaving = ended.begin_end(key("b"));
         ended.reopen(key("b"));
         leaving.confirm();
         drop(leaving);
-        assert_eq!(asked(&ended, "b", &[1]).owed(ids(&[1])).await, ids(&[1]));
+        assert_eq!(pending(&ended, "b", &[1]).owed(ids(&[1])).await, ids(&[1]));
         ended.begin_end(key("b")).confirm();
-        assert!(asked(&ended, "b", &[1]).owed(ids(&[1])).await.is_empty(), "it can be ended again");
+        assert!(pending(&ended, "b", &[1]).owed(ids(&[1])).await.is_empty(), "it can be ended again");
     }
 
     #[tokio::test]
-    async fn a_request_is_taken_back_under_any_spelling_of_its_id() {
+    async fn a_request_is_cancelled_under_any_spelling_of_its_id() {
         let ended = Arc::new(PendingRequests::default());
         let id =
             |token: &str| RequestId::from_token(Bytes::copy_from_slice(token.as_bytes())).expect("an id");
         let both = [id("1.0"), id(r#""a\/b""#)];
-        let asked = PendingRequest::new(&ended, Some(key("a")), both.iter().cloned().collect());
+        let pending = PendingRequest::new(&ended, Some(key("a")), both.iter().cloned().collect());
         ended.cancel(key("a"), id("1"));
         ended.cancel(key("a"), id(r#""a/b""#));
-        assert!(asked.is_cancelled() && asked.cancellation().is_cancelled());
-        drop(asked);
+        assert!(pending.is_cancelled() && pending.cancellation().is_cancelled());
+        drop(pending);
         assert!(ended.requests.is_empty());
     }
 
@@ -442,17 +446,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_session_whose_end_is_never_answered_holds_up_nobody_for_ever() {
+    async fn a_delete_without_response_delays_requests_for_a_bounded_time() {
         let ended = Arc::new(PendingRequests::default());
         let _leaving = ended.begin_end(key("a"));
-        assert_eq!(asked(&ended, "a", &[1]).owed(ids(&[1])).await, ids(&[1]));
+        assert_eq!(pending(&ended, "a", &[1]).owed(ids(&[1])).await, ids(&[1]));
     }
 
     #[tokio::test]
-    async fn a_session_that_was_closed_here_is_over_and_what_it_still_waits_for_is_owed() {
+    async fn pending_requests_of_a_closed_session_are_still_owed() {
         let ended = Arc::new(PendingRequests::default());
         ended.close_session(key("a"));
         assert!(ended.is_closed(key("a")) && !ended.is_closed(key("b")));
-        assert_eq!(asked(&ended, "a", &[1]).owed(ids(&[1])).await, ids(&[1]));
+        assert_eq!(pending(&ended, "a", &[1]).owed(ids(&[1])).await, ids(&[1]));
     }
 }

@@ -1,8 +1,8 @@
-//! Which sessions of clients are there.
+//! Which sessions of clients exist.
 //!
-//! A session is the server's own, so only the server knows. What is answered here in its place must
-//! not be answered in a session that has ended, or never was: a client hears of that by a 404 alone
-//! (2025-11-25, *Session Management*).
+//! Only the server knows, because the session is its own. The proxy must not respond in the server's place in
+//! a session that has ended, or never existed: a client learns that by a 404 only (2025-11-25, *Session
+//! Management*).
 
 use super::{LegacyClient, SessionKey};
 use crate::{
@@ -11,16 +11,16 @@ use crate::{
 };
 use http::StatusCode;
 
-/// The sessions that were there when they were last heard of.
+/// The sessions that existed at their last response.
 pub(in crate::proxy) struct SessionPresence {
     known: RecentMap<SessionKey, ()>,
 }
 
-/// Sessions that are remembered. Beyond it, those used least lately are forgotten, and their servers
-/// asked again.
+/// Sessions that are remembered. Beyond this number the least recently used are evicted, and checked with
+/// their servers again.
 const REMEMBERED: usize = 100_000;
 
-// === impl Presence ===
+// === impl SessionPresence ===
 
 impl Default for SessionPresence {
     fn default() -> Self {
@@ -33,20 +33,21 @@ impl SessionPresence {
         self.known.get(&key).is_some()
     }
 
-    /// The session is there.
+    /// Records that the session exists.
     pub(in crate::proxy) fn learn(&self, key: SessionKey) {
         self.known.get_or_insert_with(key, || ());
     }
 
-    /// Something failed in a session, perhaps because it is there no more.
+    /// Forgets a session after a failure in it: it may not exist any more.
     pub(in crate::proxy) fn forget(&self, key: SessionKey) {
         self.known.remove(&key);
     }
 
-    /// What has become of a session, by what its server answered. `ends` is whether it was told to end it.
+    /// Updates the state of a session after a response of its server. `ends` is whether the request was a
+    /// DELETE.
     pub(in crate::proxy) fn note_response(&self, client: &LegacyClient, ends: bool, passed: &LegacyResponse) {
         match client.session {
-            // A handshake that opened it.
+            // The handshake that opened it.
             None => {
                 let opened = passed.headers.get(&SESSION_ID);
                 opened
@@ -66,12 +67,12 @@ mod tests {
     use http::HeaderValue;
 
     #[test]
-    fn a_storm_of_sessions_makes_others_forgotten_by_eighths_the_oldest_first() {
+    fn a_full_presence_map_evicts_the_oldest_eighth() {
         let key = |n: usize| SessionKey::named(Principal::ANONYMOUS, &HeaderValue::from(n));
         let sessions = SessionPresence::default();
         for n in 0..=REMEMBERED {
             sessions.learn(key(n));
-            // This one goes on working all the time.
+            // This session stays in use.
             sessions.learn(key(0));
         }
         let is_there = |n: usize| sessions.is_known(key(n));

@@ -1,8 +1,7 @@
-//! Questions that are put to a client as the server asked them, in a call that is no task yet.
+//! Input requests that are sent to a client unchanged, during a call that is not a task yet.
 //!
-//! The client's answer has the server's own id and passes like anything else. Where the call has become
-//! a task meanwhile, the question is the task's, and so is the answer: therefore it is known which of
-//! them are open.
+//! The client's response has the server's own id and is relayed. If the call has become a task meanwhile, the
+//! input request and its response belong to the task; therefore the open ones are tracked.
 
 use super::{
     SessionKey,
@@ -11,26 +10,27 @@ use super::{
 use crate::{protocol::RequestId, task::TaskId};
 use dashmap::Entry;
 
-/// The questions that are open, by session and the server's id.
+/// The open input requests, by session and the server's id.
 pub(in crate::proxy) type RelayedInputRequests = RequestMap<ResponseOwner>;
 
-/// One such question. Dropped, it is not open any more.
+/// The registration of one open input request; closed when dropped.
 pub(in crate::proxy) type RelayedInputRequest = RequestRegistration<ResponseOwner>;
 
-/// Who waits for the answer.
+/// The owner of the response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::proxy) enum ResponseOwner {
-    /// The call: the answer passes.
+    /// The call: the response is relayed.
     Call,
-    /// The task that the call has become, which knows the question by this key.
+    /// The task that the call has become, with the key of the input request.
     Task(TaskId, String),
 }
 
-// === impl RelayedQuestions ===
+// === impl RelayedInputRequests ===
 
 impl RelayedInputRequests {
-    /// The client answers a question. One of a call is open no more: the answer passes. That of a task is
-    /// until its record knows the answer ([`RelayedInputRequests::remove`]), which may have to be given again.
+    /// The owner of a client's response. An input request of a call is closed: the response is relayed. That
+    /// of a task stays open until the response is stored ([`RelayedInputRequests::remove`]), because the
+    /// client may have to send it again.
     pub(in crate::proxy) fn response_owner(
         &self,
         session: SessionKey,
@@ -43,20 +43,20 @@ impl RelayedInputRequests {
         }
     }
 
-    /// The answer of a task's client has been kept: the question is open no more.
+    /// Closes the input request of a task once the response is stored.
     pub(in crate::proxy) fn remove(&self, session: SessionKey, id: &RequestId) {
         self.0.remove(&(session, id.clone()));
     }
 }
 
-// === impl RelayedQuestion ===
+// === impl RelayedInputRequest ===
 
 impl RelayedInputRequest {
     pub(in crate::proxy) fn is_open(&self) -> bool {
         self.map.0.contains_key(&self.key)
     }
 
-    /// The answer is the task's from now on. Not where it has passed already.
+    /// Makes the task the owner of the response. Returns false if the response was relayed already.
     pub(in crate::proxy) fn assign_to_task(&self, task: &TaskId, key: &str) -> bool {
         let Some(mut whose) = self.map.0.get_mut(&self.key) else { return false };
         *whose = ResponseOwner::Task(task.clone(), key.to_owned());

@@ -1,21 +1,21 @@
-//! What stands under a request's id in a session, for as long as somebody holds it.
+//! Values that are registered for a request of a session, for as long as their registration is held.
 
 use super::SessionKey;
 use crate::protocol::RequestId;
 use dashmap::DashMap;
 use std::sync::Arc;
 
-/// Such things, by session and request.
+/// Values by session and request id.
 #[derive(Debug)]
 pub(in crate::proxy) struct RequestMap<V>(pub(super) DashMap<(SessionKey, RequestId), V>);
 
-/// One of them, until it is dropped.
+/// The registration of one value; removed when dropped.
 pub(in crate::proxy) struct RequestRegistration<V> {
     pub(super) map: Arc<RequestMap<V>>,
     pub(super) key: (SessionKey, RequestId),
 }
 
-// === impl ByRequest ===
+// === impl RequestMap ===
 
 impl<V> Default for RequestMap<V> {
     fn default() -> Self {
@@ -24,7 +24,7 @@ impl<V> Default for RequestMap<V> {
 }
 
 impl<V> RequestMap<V> {
-    /// Whether there are any. Cheap.
+    /// Whether there are no values. Cheap.
     pub(in crate::proxy) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -48,7 +48,7 @@ impl<V> RequestMap<V> {
     }
 }
 
-// === impl Registered ===
+// === impl RequestRegistration ===
 
 impl<V> Drop for RequestRegistration<V> {
     fn drop(&mut self) {

@@ -1,7 +1,7 @@
-//! Which sessions were given the tools that take tickets, and what is known of their clients.
+//! The sessions that were given the ticket tools, and the declarations of their clients.
 //!
-//! A client that has read its list of tools before tickets were on does not know the tools, and its model would not know
-//! what to do with a ticket: it is given none. So is one whose session has been forgotten here.
+//! A client that has read its tool list before tickets were enabled does not know the tools, and its model
+//! could not use a ticket: it gets none. The same applies to evicted sessions.
 
 use super::{SessionKey, bounded_map::BoundedMap};
 use crate::{
@@ -12,43 +12,43 @@ use crate::{
 use bytes::Bytes;
 use std::{collections::BTreeSet, sync::Arc};
 
-/// The holders of tickets among the sessions of one route.
+/// The ticket holders among the sessions of one route.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct TicketHolders {
     /// Each lock is held for one insertion or look-up.
     given: Mutex<BoundedMap<SessionKey, Arc<TicketToolNames>, REMEMBERED>>,
     clients: Mutex<BoundedMap<SessionKey, Arc<ClientDeclaration>, REMEMBERED>>,
-    /// The server's own names that could be ours.
+    /// Names of the server's tools that could be the proxy's.
     similar: Mutex<BTreeSet<String>>,
 }
 
-/// What a client has said of itself in its handshake.
+/// What a client has declared in its handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::proxy) struct ClientDeclaration {
     /// `clientInfo.name`.
     pub(in crate::proxy) name: Option<Box<str>>,
-    /// It has declared tasks (2025-11-25), so that it is given no tickets.
+    /// It has declared tasks (2025-11-25), so that it gets no tickets.
     pub(in crate::proxy) declares_tasks: bool,
-    /// What it can be asked. `Missing` of one that declares more than is remembered.
+    /// The declared capabilities. `None` if they are too large to be stored.
     capabilities: Option<Capabilities>,
 }
 
-/// How many sessions are remembered. Each costs about 400 bytes.
+/// Sessions that are remembered. Each costs about 400 bytes.
 const REMEMBERED: usize = 16 << 10;
 
-/// How much of what a client declares is, in bytes. One that declares more is asked whatever its server asks.
+/// Bytes of capabilities that are stored. A client that declares more is sent all input requests.
 const MAX_DECLARED: usize = 1 << 10;
 
-/// How much of a name is, in bytes.
+/// Bytes of a client name that are stored.
 const MAX_NAME: usize = 128;
 
-/// How many names of the server's own are known that could be ours.
+/// Similar names of the server's tools that are stored.
 const MAX_SIMILAR: usize = 64;
 
-// === impl Holders ===
+// === impl TicketHolders ===
 
 impl TicketHolders {
-    /// A client opens this session.
+    /// Records the declaration of a new session's client.
     pub(in crate::proxy) fn add_session(&self, session: SessionKey, client: ClientDeclaration) {
         self.clients.lock().insert(session, Arc::new(client));
     }
@@ -57,7 +57,7 @@ impl TicketHolders {
         self.clients.lock().get(&session).cloned()
     }
 
-    /// What the tools are called that this session was given, if it was.
+    /// The names of the ticket tools that this session was given, if it was.
     pub(in crate::proxy) fn given_names(&self, session: SessionKey) -> Option<Arc<TicketToolNames>> {
         self.given.lock().get(&session).cloned()
     }
@@ -66,7 +66,7 @@ impl TicketHolders {
         self.given.lock().insert(session, Arc::clone(names));
     }
 
-    /// The server uses these names.
+    /// Records names that the server uses.
     pub(in crate::proxy) fn learn_names(&self, alike: Vec<String>) {
         let mut known = self.similar.lock();
         for name in alike {
@@ -81,17 +81,17 @@ impl TicketHolders {
         self.similar.lock().contains(name)
     }
 
-    /// What the tools are called beside those of the server.
+    /// Names for the ticket tools that the server does not use.
     pub(in crate::proxy) fn free_names(&self) -> Arc<TicketToolNames> {
         let known = self.similar.lock();
         Arc::new(TicketToolNames::avoiding(|name| known.contains(name)))
     }
 }
 
-// === impl ClientInfo ===
+// === impl ClientDeclaration ===
 
 impl ClientDeclaration {
-    /// What the params of `initialize` say.
+    /// Reads the params of `initialize`.
     pub(in crate::proxy) fn of(params: Option<&Payload>) -> Self {
         let of = |key: &str| JsonObject::read(&params?.get(key)?).ok();
         let name = of("clientInfo").and_then(|about| about.string("name"));
@@ -104,7 +104,7 @@ impl ClientDeclaration {
         }
     }
 
-    /// Whether a server may ask it this, as far as is known.
+    /// Whether the client has the capability for this input request, if that is known.
     pub(in crate::proxy) fn can_be_asked(&self, method: &Method, params: Option<&Bytes>) -> bool {
         self.capabilities.as_ref().is_none_or(|declared| declared.missing_for(method, params).is_none())
     }
@@ -119,18 +119,22 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_given_names_that_the_server_does_not_use() {
+    fn ticket_tools_get_names_that_the_server_does_not_use() {
         let holders = TicketHolders::default();
         assert_eq!(holders.given_names(key(1)), None);
         holders.set_given(key(1), &holders.free_names());
         holders.learn_names(vec!["deferral_result".to_owned()]);
-        assert_eq!(&*holders.given_names(key(1)).expect("given").result, "deferral_result", "as it was told");
+        assert_eq!(
+            &*holders.given_names(key(1)).expect("given").result,
+            "deferral_result",
+            "as it was given"
+        );
         holders.set_given(key(1), &holders.free_names());
         assert_eq!(&*holders.given_names(key(1)).expect("given").result, "deferral_result_2");
     }
 
     #[test]
-    fn only_so_many_sessions_are_remembered_the_last_of_them() {
+    fn the_last_sessions_are_remembered_up_to_a_bound() {
         let (holders, names) = (TicketHolders::default(), TicketHolders::default().free_names());
         let key = |n: usize| SessionKey::from_digest((n as u128).to_be_bytes());
         for n in 0..=REMEMBERED {
@@ -142,14 +146,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_calls_its_tools_takes_no_more_memory_than_that() {
+    fn stored_tool_names_of_a_server_are_bounded() {
         let holders = TicketHolders::default();
         holders.learn_names((0..10_000).map(|n| format!("deferral_{n}")).collect());
         assert_eq!(holders.similar.lock().len(), MAX_SIMILAR);
     }
 
     #[test]
-    fn a_client_says_who_it_is_and_whether_it_knows_tasks() {
+    fn the_handshake_declares_the_client_name_and_tasks() {
         let of = |params: &str| {
             let known =
                 ClientDeclaration::of(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_can_be_asked_what_it_has_declared_and_anything_where_that_is_more_than_is_remembered() {
+    fn undeclared_input_is_refused_unless_the_capabilities_are_too_large() {
         let asked = |capabilities: &str| {
             let params = format!(r#"{{"capabilities":{capabilities}}}"#);
             let client = ClientDeclaration::of(Some(&Payload::read(params.into())));

@@ -1,43 +1,42 @@
-//! Requests whose stream ended before their answer, and whose clients go on elsewhere.
+//! Requests whose stream ended before their response, and whose clients continue elsewhere.
 //!
-//! A server may end a stream whose events have ids, and its client comes back for the rest with
-//! `Response-Event-ID` (2025-11-25, *Resumability and Redelivery*). Where the server has died meanwhile, the
-//! client hears nothing that it understands, and some wait for ever: an HTTP error answers no request.
-//! So it is remembered what such a stream left unanswered, and behind which event, so that whoever comes
-//! back for it can be told ([`UnfinishedStreams::get`]).
+//! A server may end a stream whose events have ids, and its client resumes it with `Last-Event-ID`
+//! (2025-11-25, *Resumability and Redelivery*). If the server is gone meanwhile, some clients wait for ever:
+//! an HTTP error answers no request. Therefore the unanswered requests of such a stream are stored with its
+//! last events, so that a client that resumes gets an error for each of them ([`UnfinishedStreams::get`]).
 
 use super::{SessionKey, bounded_map::BoundedMap, pending_requests::PendingRequest};
 use crate::{dialect::Principal, protocol::RequestId, runtime::Mutex};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// What the streams of a route have left unanswered, the last [`REMEMBERED`] of them.
+/// The unanswered requests of a route's streams, the last [`REMEMBERED`] of them.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct UnfinishedStreams {
-    /// Never held while waiting.
+    /// Never held across an await.
     known: Mutex<BoundedMap<EventKey, UnfinishedStream, REMEMBERED>>,
 }
 
-/// An event of a client's session: a digest.
+/// The digest of an event in a client's session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::proxy) struct EventKey([u8; 16]);
 
-/// What a stream has left unanswered.
+/// The unanswered requests of a stream.
 #[derive(Clone, Debug)]
 pub(in crate::proxy) struct UnfinishedStream {
     pub(in crate::proxy) waiting: SmallVec<[RequestId; 1]>,
-    /// Whoever goes on elsewhere may still take it back.
+    /// A client that continues elsewhere may still cancel them.
     pub(in crate::proxy) pending: Arc<PendingRequest>,
 }
 
-/// How many events of such streams are remembered, of each stream the last nine. Each costs about 200 bytes; the client of one that is forgotten too
-/// early may wait for ever if its server has died.
+/// Events of such streams that are stored, of each stream the last nine. Each costs about 200 bytes; if one
+/// is evicted too early, its client may wait for ever after its server has died.
 const REMEMBERED: usize = 16 << 10;
 
-/// Requests with longer ids are not remembered, in bytes.
+/// Requests with longer ids are not stored, in bytes.
 const MAX_ID_BYTES: usize = 256;
 
-// === impl Place ===
+// === impl EventKey ===
 
 impl EventKey {
     pub(in crate::proxy) fn of(principal: Principal, session: Option<SessionKey>, last_id: &[u8]) -> Self {
@@ -46,28 +45,28 @@ impl EventKey {
     }
 }
 
-// === impl Unfinished ===
+// === impl UnfinishedStreams ===
 
 impl UnfinishedStreams {
-    /// A stream ended behind this event, and these wait for the rest.
+    /// Stores the requests that a stream left unanswered after this event.
     pub(in crate::proxy) fn insert(
         &self,
         place: EventKey,
         waiting: SmallVec<[RequestId; 1]>,
-        asked: Arc<PendingRequest>,
+        pending: Arc<PendingRequest>,
     ) {
-        if asked.ids.iter().map(|id| id.as_bytes().len()).sum::<usize>() > MAX_ID_BYTES {
+        if pending.ids.iter().map(|id| id.as_bytes().len()).sum::<usize>() > MAX_ID_BYTES {
             return;
         }
-        self.known.lock().insert(place, UnfinishedStream { waiting, pending: asked });
+        self.known.lock().insert(place, UnfinishedStream { waiting, pending });
     }
 
-    /// What still waits for an answer behind this event; mostly nothing.
+    /// The unanswered requests after this event; mostly none.
     pub(in crate::proxy) fn get(&self, place: EventKey) -> Option<UnfinishedStream> {
         self.known.lock().get(&place).cloned()
     }
 
-    /// What was left there has been answered.
+    /// Removes the requests: they have been answered.
     pub(in crate::proxy) fn remove(&self, place: EventKey) {
         self.known.lock().remove(&place);
     }
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_is_known_behind_its_event_until_it_is_answered() {
+    fn unanswered_requests_are_stored_until_they_are_answered() {
         let unfinished = UnfinishedStreams::default();
         leave(&unfinished, "e1", &RequestId::from_number(7));
         let left = unfinished.get(place("e1")).expect("it is known");

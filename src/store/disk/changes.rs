@@ -1,6 +1,6 @@
-//! The changes, as SQL: each is made in the transaction that the [writer](super::writer) commits.
+//! Changes as SQL, in the transaction that the [writer](super::writer) commits.
 //!
-//! What a change does besides is gathered in a [`CommitBatch`], and done once it is committed.
+//! Their other effects are collected in a [`CommitBatch`], and applied after the commit.
 
 use super::{
     record_cache::CachedRecord,
@@ -21,33 +21,33 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::{collections::HashMap, sync::Arc};
 
-/// What a commit changes besides the database.
+/// Effects of a commit besides the database.
 #[derive(Default)]
 pub(super) struct CommitBatch {
     pub(super) records: HashMap<TaskId, Option<CachedRecord>>,
     pub(super) counted: Vec<CountChange>,
     /// The counts had less than was to be subtracted.
     pub(super) is_miscounted: bool,
-    /// Files that no row names any more, and the bytes of files that have come and gone.
+    /// Files that no row names any more, and the bytes of added and removed files.
     pub(super) dropped: Vec<String>,
     pub(super) file_bytes: (u64, u64),
-    /// How much the folder may still get, beside what is reserved, where that is bounded.
+    /// Bytes that the folder may still grow by, without reserved bytes; `None` without a bound.
     pub(super) free_bytes: Option<u64>,
 }
 
-/// What is there of a record that is to be changed.
+/// The stored state of a record that is to be changed.
 struct CurrentRow {
     number: i64,
     version: RecordVersion,
     bytes: usize,
-    /// `Missing` of an owner that cannot be read, for whom nothing is counted.
+    /// `None` if the owner is unreadable, for whom nothing is counted.
     counted: Option<CountedTask>,
     file: Option<String>,
-    /// As it is in memory.
+    /// The record in memory.
     record: Option<Arc<Record>>,
 }
 
-// === impl Writer ===
+// === impl StoreWriter ===
 
 impl StoreWriter {
     pub(super) fn apply(
@@ -61,7 +61,7 @@ impl StoreWriter {
             StoreChange::Reserve { version, record, bytes } => self.reserve(*version, record, *bytes, batch),
             StoreChange::Anchor { id, anchor } => {
                 match self.live(id, batch) {
-                    // No index is touched.
+                    // This statement changes no index.
                     Some(live) => {
                         self.statement(ANCHOR_LIVE)?.execute(params![live.number, anchor.as_deref()])?
                     }
@@ -137,7 +137,7 @@ impl StoreWriter {
         }
         let is_ended = record.state.is_ended();
         if was.is_some_and(|was| was.due_at() == record.due_at() && !was.state.is_ended() && !is_ended) {
-            // No index is touched.
+            // This statement changes no index.
             self.statement(CHANGE)?.execute(params![
                 before.number,
                 number(version),
@@ -157,7 +157,7 @@ impl StoreWriter {
                 head,
                 file.map(|file| &file.name),
                 in_row(body, file),
-                // What has ended by itself needs it no more.
+                // A finished task needs no anchor; a cancelled one may.
                 !is_ended || record.state == TaskState::Cancelled,
             ])?;
         }
@@ -171,7 +171,7 @@ impl StoreWriter {
         Ok(Ok(ChangeOutcome::Stored))
     }
 
-    /// Admits a change whose bytes are to be written to a file, and reserves room for it: a new record where there is no
+    /// Admits a change whose bytes are to be written to a file, and reserves them: a new record without a
     /// `version`.
     fn reserve(
         &self,
@@ -198,7 +198,7 @@ impl StoreWriter {
             .map(|()| ChangeOutcome::Reserved(self.shared.reserved.reserve(record.owner.principal, grows))))
     }
 
-    /// Whether `record` may take the place of one of `was` bytes; `reserved` bytes are reserved for it already.
+    /// Whether `record` may replace one of `was` bytes; `reserved` bytes are reserved for it already.
     ///
     /// # Errors
     /// [`StoreError::Full`] names the limit.
@@ -277,7 +277,7 @@ impl StoreWriter {
         if let Some(None) = batch.records.get(id) {
             return Ok(None);
         }
-        // What has ended may have a file.
+        // A finished task may have a file.
         if let Some(CachedRecord { version, record, number }) = self.live(id, batch) {
             let (bytes, counted) = (record.stored_bytes(), Some(CountedTask::of(&record)));
             return Ok(Some(CurrentRow {
@@ -302,7 +302,7 @@ impl StoreWriter {
         found.optional()
     }
 
-    /// The record as this commit would leave it, where it is in memory and has not ended.
+    /// The record as this commit would leave it, if it is in memory and unfinished.
     fn live(&self, id: &TaskId, batch: &CommitBatch) -> Option<CachedRecord> {
         let kept = match batch.records.get(id) {
             Some(changed) => changed.clone(),
@@ -326,7 +326,7 @@ impl StoreWriter {
         }
     }
 
-    /// Writes down by how much this commit changes what has ended.
+    /// Writes the changes of this commit to the counts of finished tasks.
     pub(super) fn write_counts(&self, batch: &CommitBatch) -> rusqlite::Result<()> {
         let mut changed = HashMap::<_, (i64, i64)>::new();
         for CountChange { was, is, .. } in &batch.counted {
@@ -351,10 +351,10 @@ impl StoreWriter {
     }
 }
 
-// === impl Batch ===
+// === impl CommitBatch ===
 
 impl CommitBatch {
-    /// Whether the folder has room for so many bytes more; they are taken then.
+    /// Takes bytes of the folder's free ones; returns whether there were as many.
     fn try_take(&mut self, bytes: usize) -> bool {
         let Some(room) = &mut self.free_bytes else { return true };
         let left = room.checked_sub(wide(bytes));
@@ -363,7 +363,7 @@ impl CommitBatch {
     }
 }
 
-/// Whether there was as much as is subtracted.
+/// Returns whether there was as much as is subtracted.
 pub(super) fn apply_count(
     counts: &mut StoreCounts,
     was: Option<&CountedTask>,
@@ -375,20 +375,20 @@ pub(super) fn apply_count(
     was.is_none_or(|was| counts.subtract(was))
 }
 
-/// What is counted of a row whose columns from `first` on are the owner, the bytes and the state.
+/// The counted fields of a row whose columns from `first` on are the owner, the bytes and the state.
 fn read_counted(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Option<CountedTask>> {
     let Some((principal, route)) = row::counted_for(row.get_ref(first)?.as_blob()?) else { return Ok(None) };
     let (status, bytes) = (row::status(row.get_ref(first + 2)?.as_str()?), size(row.get(first + 1)?));
     Ok(Some(CountedTask { principal, route: route.into(), status, bytes }))
 }
 
-/// How much there is, as the tables say, and bytes of results that are files.
+/// The counts of the tables, and bytes of result files.
 pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(StoreCounts, u64)> {
     let mut counts = StoreCounts::default();
     let mut statement = connection.prepare(ENDED)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        // What this program has not written is left out, and mended later.
+        // Rows that this program has not written are left out, and repaired later.
         let Some(principal) = row::principal(row.get_ref(0)?.as_blob()?) else { continue };
         let (route, status) = (row.get::<_, String>(1)?.into(), row::status(row.get_ref(2)?.as_str()?));
         let of = CountedTask { principal, route, status, bytes: 0 };
@@ -406,7 +406,7 @@ pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(StoreCou
     Ok((counts, wide(size(files))))
 }
 
-/// The body where it is in the row.
+/// The body if it is in the row.
 fn in_row<'a>(body: &'a Bytes, file: Option<&ResultFile>) -> Option<&'a [u8]> {
     (file.is_none() && !body.is_empty()).then_some(body)
 }
@@ -423,7 +423,7 @@ fn saturated(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-/// A size as a column has it.
+/// A column's value as a size.
 pub(super) fn size(number: i64) -> usize {
     usize::try_from(number).unwrap_or_default()
 }
@@ -432,7 +432,7 @@ fn wide(size: usize) -> u64 {
     size as u64
 }
 
-/// The limit on the folder, as the configuration calls it.
+/// The limit on the folder, as the configuration names it.
 const MAX_BYTES: &str = "store.max_bytes";
 
 const INSERT: &str = "INSERT INTO tasks \
@@ -451,7 +451,7 @@ const ANCHOR_LIVE: &str = "UPDATE tasks SET anchor = ?2 WHERE number = ?1";
 const ORPHANS: &str = "SELECT number, version, id, owner, created, head, body, anchor FROM tasks \
     WHERE number IN (SELECT number FROM tasks WHERE open AND node < ?1 \
     UNION ALL SELECT number FROM tasks WHERE open AND node > ?1 LIMIT ?2)";
-/// By the index of those that are open: the one that has owners in order has all tasks.
+/// By the index of open tasks: that of owners has all tasks.
 const LIVE: &str = "SELECT owner, sum(bytes), state, count(*) FROM tasks INDEXED BY open \
     WHERE open AND state IN ('working', 'input_required') AND length(owner) >= 16 GROUP BY owner, state";
 const ENDED: &str = "SELECT principal, route, state, tasks, bytes FROM usage";
@@ -459,7 +459,7 @@ const COUNT: &str = "INSERT INTO usage (principal, route, state, tasks, bytes) V
     ON CONFLICT (principal, route, state) DO UPDATE SET tasks = tasks + ?4, bytes = bytes + ?5";
 const UNCOUNT: &str = "DELETE FROM usage WHERE principal = ?1 AND route = ?2 AND state = ?3 AND tasks <= 0";
 
-// === impl Row ===
+// === impl RecordRow ===
 
 impl RecordRow {
     /// Bytes that are written, about.

@@ -1,4 +1,4 @@
-//! Why a folder cannot be used, and why one that is used fails.
+//! Why a folder cannot be used, and why a store fails.
 
 use super::{results::is_no_space, row::RowError};
 use crate::{runtime::Mutex, store::StoreError, task::TaskId};
@@ -14,7 +14,7 @@ use std::{
 pub enum Error {
     #[error("the task store {} cannot be used: {source}", path.display())]
     Folder { path: PathBuf, source: io::Error },
-    #[error("the task store {} is no folder; name one, or a path where one can be made", path.display())]
+    #[error("the task store {} is not a folder; name a folder, or a path where one can be created", path.display())]
     NoFolder { path: PathBuf },
     #[error("the task store {} is in use by another process{}; each needs a folder of its own", path.display(), PidSuffix(*pid))]
     InUse { path: PathBuf, pid: Option<u32> },
@@ -34,14 +34,14 @@ pub enum Error {
     Database { path: PathBuf, source: rusqlite::Error },
     #[error("there is no task store in {}", path.display())]
     NoStore { path: PathBuf },
-    #[error("{} is there already; a backup overwrites nothing", path.display())]
+    #[error("{} exists already; a backup overwrites nothing", path.display())]
     Exists { path: PathBuf },
     #[error("the key {} of the task store cannot be used: {source}", path.display())]
     Key { path: PathBuf, source: io::Error },
-    #[error("{} is no key: one is 64 hex digits, as `openssl rand -hex 32` makes it", path.display())]
+    #[error("{} is not a key: a key is 64 hex digits, as `openssl rand -hex 32` creates it", path.display())]
     NoKey { path: PathBuf },
     #[error(
-        "the task store {} has tasks, and its key {} is not there: they would belong to nobody; put the key back, or \
+        "the task store {} has tasks, and its key {} is not there: they would have no owner; put the key back, or \
          move the folder away to begin anew", path.display(), key.display()
     )]
     KeyMissing { path: PathBuf, key: PathBuf },
@@ -51,29 +51,30 @@ pub enum Error {
     Unsafe { path: PathBuf, owner: u32, mode: u32, why: UnsafeReason },
 }
 
-/// Why a folder, or a file in it, is not used: somebody else could have tasks written, cut or removed where they do not belong.
+/// Why a folder, or a file in it, is unsafe: another user could redirect writes, truncation or removal of
+/// files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsafeReason {
     /// It belongs neither to the user of this process nor to root.
     Owner { user: u32 },
     /// Every user can write to it.
     Writable,
-    /// It is a symbolic link in the place of a file or a folder of the store.
+    /// It is a symbolic link in place of a file or a folder of the store.
     Symlink,
-    /// It has other names, somewhere else.
+    /// It has other hard links.
     HardLink,
     /// It is neither a file nor a link.
     NotAFile,
 }
 
-/// The rows that are no records and were told of: each is told once, as clients look at their lists again and again.
+/// Tasks with unreadable rows that were logged: each once, because clients list their tasks again and again.
 #[derive(Debug, Default)]
 pub(super) struct UnreadableRows(Mutex<HashSet<TaskId>>);
 
-/// So many of them are told of; further ones are told by `deferral store check` alone.
+/// Tasks that are logged at most; `deferral store check` reports all.
 const MAX_REPORTED: usize = 1024;
 
-/// A process, where it is known.
+/// A process id in parentheses, where it is known.
 struct PidSuffix(Option<u32>);
 
 // === impl Error ===
@@ -93,7 +94,7 @@ impl Error {
     }
 }
 
-// === impl Unsafe ===
+// === impl UnsafeReason ===
 
 impl UnsafeReason {
     fn description(self) -> String {
@@ -102,9 +103,9 @@ impl UnsafeReason {
                 format!("it belongs to another user than this process, which is user {user}")
             }
             Self::Writable => "every user can write to it".to_owned(),
-            Self::Symlink => "it is a symbolic link, and the store follows none".to_owned(),
+            Self::Symlink => "it is a symbolic link, which the store does not follow".to_owned(),
             Self::HardLink => "it is a hard link, and a change here would change a file elsewhere".to_owned(),
-            Self::NotAFile => "it is no file".to_owned(),
+            Self::NotAFile => "it is not a file".to_owned(),
         }
     }
 
@@ -120,25 +121,25 @@ impl UnsafeReason {
                 )
             }
             Self::Symlink | Self::HardLink | Self::NotAFile => {
-                format!("look who put it there, and remove {path}")
+                format!("find out who created it, and remove {path}")
             }
         }
     }
 }
 
-// === impl Unreadables ===
+// === impl UnreadableRows ===
 
 impl UnreadableRows {
-    /// The row of this task is passed over.
+    /// Logs that the row of this task is skipped.
     pub(super) fn report(&self, task: &TaskId, error: &RowError) {
-        let mut told = self.0.lock();
-        if told.len() < MAX_REPORTED && told.insert(task.clone()) {
+        let mut reported = self.0.lock();
+        if reported.len() < MAX_REPORTED && reported.insert(task.clone()) {
             tracing::error!(target: "deferral::task", event = "task_unreadable", task = %task.tag(), %error);
         }
     }
 }
 
-// === impl Process ===
+// === impl PidSuffix ===
 
 impl fmt::Display for PidSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,7 +147,7 @@ impl fmt::Display for PidSuffix {
     }
 }
 
-/// What is said where the store in `folder` fails.
+/// The error for a failure of the store in `folder`.
 pub(super) fn store_error(folder: &Path, error: &rusqlite::Error) -> StoreError {
     if is_full(error) {
         return StoreError::Full(StoreError::DISK_SPACE);
@@ -158,7 +159,7 @@ pub(super) fn store_error(folder: &Path, error: &rusqlite::Error) -> StoreError 
     })
 }
 
-/// The same of a file.
+/// The error for a failure of a file.
 pub(super) fn file_error(path: &Path, error: &io::Error) -> StoreError {
     match is_no_space(error) {
         true => StoreError::Full(StoreError::DISK_SPACE),
@@ -166,7 +167,7 @@ pub(super) fn file_error(path: &Path, error: &io::Error) -> StoreError {
     }
 }
 
-/// Whether SQLite says that the disk has no space left.
+/// Whether SQLite reports that the disk has no space left.
 pub(super) fn is_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DiskFull)
 }
@@ -175,12 +176,12 @@ fn is_damage(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }
 
-/// In words an operator knows; what the system says where there are any.
+/// The reason in an operator's words; otherwise the text of SQLite.
 fn reason(error: &rusqlite::Error) -> String {
     let words = match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => "the disk is full",
         Some(ErrorCode::ReadOnly) => "it is read-only",
-        Some(ErrorCode::SystemIoFailure) => "the disk does not read or write",
+        Some(ErrorCode::SystemIoFailure) => "the disk fails to read or write",
         Some(ErrorCode::CannotOpen) => "its database cannot be opened",
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => "another program holds its database",
         Some(ErrorCode::OutOfMemory) => "there is no memory left",

@@ -1,4 +1,4 @@
-//! The folder: made, locked, and its database opened.
+//! The folder of a store: creation, lock, and the database.
 
 use super::{Error, error::UnsafeReason, schema};
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
@@ -26,36 +26,38 @@ use std::{
     time::Duration,
 };
 
-/// The database in a folder.
+/// Path of the database in a folder.
 pub(super) fn database(folder: &Path) -> PathBuf {
     folder.join(DATABASE)
 }
 
-/// The name of the database.
+/// Name of the database.
 pub(super) const DATABASE: &str = "tasks.db";
-/// The name of the file by which a process has the folder for itself.
+/// Name of the lock file.
 const LOCK: &str = "lock";
 
-/// How long another program, such as one that makes a backup, is waited for.
+/// How long to wait for a lock of another program, such as a backup.
 const BUSY: Duration = Duration::from_secs(5);
-/// Pages in the write-ahead log, from which on a commit carries them over into the database: three flushes, so that
-/// it is done once for some 350 tasks. A start after a crash reads them.
+/// Pages in the write-ahead log at which a commit checkpoints it into the database: three flushes, so once
+/// for some 350 tasks. A start after a crash reads them.
 const LOG_PAGES: u64 = 4096;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
-/// Memory for pages of one connection.
+/// Page cache of one connection.
 const CACHE_KIB: i64 = 2048;
 
-/// The folder of a store, held open: what is in it is opened below this descriptor, and no symbolic link is followed.
+/// The folder of a store, held open: files are opened below this descriptor, and no symbolic link is
+/// followed.
 ///
-/// Its owner is the user of this process or root, and it cannot be written by every user: either could replace what is in
-/// it by links to files elsewhere, which would then be cut, removed or read in their place. Clones share the descriptor.
+/// Its owner is the user of this process or root, and it is not writable for every user: such a user could
+/// replace its files by links to files elsewhere, which would then be truncated, removed or read. Clones
+/// share the descriptor.
 #[derive(Clone, Debug)]
 pub(super) struct StoreFolder(Arc<OpenFolder>);
 
 #[derive(Debug)]
 struct OpenFolder {
-    /// As it was named.
+    /// The configured path.
     path: PathBuf,
     folder: OwnedFd,
 }
@@ -63,7 +65,7 @@ struct OpenFolder {
 // === impl StoreFolder ===
 
 impl StoreFolder {
-    /// Opens the folder, which is made with mode 0700 if there is none.
+    /// Opens the folder, and creates it with mode 0700 if there is none.
     ///
     /// # Errors
     /// [`Error::NoFolder`], [`Error::Unsafe`], [`Error::Folder`].
@@ -101,12 +103,12 @@ impl StoreFolder {
         Ok(Self(Arc::new(OpenFolder { path: path.to_owned(), folder })))
     }
 
-    /// As it was named, for messages. What is opened by this path may be another folder by now.
+    /// The configured path, for messages. Another folder may have this path by now.
     pub(super) fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// The lock of the folder for this process alone, until the file is closed.
+    /// Locks the folder for this process alone, until the file is closed.
     ///
     /// # Errors
     /// [`Error::InUse`], [`Error::Unsafe`], [`Error::Folder`].
@@ -124,14 +126,15 @@ impl StoreFolder {
         Ok(lock)
     }
 
-    /// The process that has locked the folder, if one has; `Missing` of it where it did not say which.
+    /// The process that has locked the folder, if any; the inner `None` if its id is unknown.
     pub(super) fn lock_holder(&self) -> Option<Option<u32>> {
         let mut lock = self.open_file(Path::new(LOCK)).ok()?;
         let is_free = flock(&lock, FlockOperation::NonBlockingLockShared).is_ok();
         (!is_free).then(|| pid(&mut lock))
     }
 
-    /// A file in it that nobody else may read, made if there is none. It is a file of its own, of a trusted owner.
+    /// Opens a file that only its owner may read, and creates it if there is none. It is a regular file
+    /// without other links, of a trusted owner.
     ///
     /// # Errors
     /// [`Error::Unsafe`], [`Error::Folder`].
@@ -154,10 +157,10 @@ impl StoreFolder {
         }
     }
 
-    /// Whether the database is there. A link is none.
+    /// Whether the database exists. A link does not count.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] where something else has its name.
+    /// [`Error::Unsafe`] if its name is that of something else.
     pub(super) fn has_database(&self) -> Result<bool, Error> {
         match statat(&self.0.folder, DATABASE, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Symlink => {
@@ -168,11 +171,11 @@ impl StoreFolder {
         }
     }
 
-    /// The path by which SQLite opens a file of it: without links, and of this very folder. SQLite opens what it keeps beside
-    /// the database without following links, too.
+    /// The path by which SQLite opens a file: without links, and in this very folder. SQLite does not follow
+    /// links for its files beside the database, either.
     ///
     /// # Errors
-    /// Where another folder has the path by now.
+    /// If another folder has the path by now.
     pub(super) fn path_for_sqlite(&self, name: &str) -> io::Result<PathBuf> {
         let real = fs::canonicalize(self.path())?;
         let (found, ours) = (fs::metadata(&real)?, fstat(&self.0.folder)?);
@@ -180,29 +183,29 @@ impl StoreFolder {
         let is_ours = (found.dev(), found.ino()) == (ours.st_dev as u64, ours.st_ino as u64);
         match is_ours {
             true => Ok(real.join(name)),
-            false => Err(io::Error::other("it was moved away, or another put in its place")),
+            false => Err(io::Error::other("it was moved, or replaced by another")),
         }
     }
 
-    /// Opens a file below it to be read.
+    /// Opens a file to read.
     ///
     /// # Errors
-    /// Those of the system; a link is one.
+    /// The system's error; a link is one.
     pub(super) fn open_file(&self, path: &Path) -> io::Result<File> {
         let (folder, name) = self.parent(path)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat(folder.as_fd(), name, flags, Mode::empty()).map_err(link_error)?);
         match file.metadata()?.is_file() {
             true => Ok(file),
-            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file")),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")),
         }
     }
 
-    /// Makes a file below it, in folders that are made where there are none. It, and the way to it, survive a loss of power
-    /// once it is written and flushed and [`StoreFolder::flush`] has been called for its folder.
+    /// Creates a file, with its folders. The file and its folders survive a loss of power once it is written
+    /// and flushed and [`StoreFolder::flush`] has been called for its folder.
     ///
     /// # Errors
-    /// Those of the system; where it is there already.
+    /// The system's error; an existing file is one.
     pub(super) fn create(&self, path: &Path) -> io::Result<File> {
         let name = name_of(path)?;
         let mut at: Option<OwnedFd> = None;
@@ -226,24 +229,24 @@ impl StoreFolder {
         Ok(File::from(openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?))
     }
 
-    /// Removes a file below it.
+    /// Removes a file.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's error.
     pub(super) fn remove(&self, path: &Path) -> io::Result<()> {
         let (folder, name) = self.parent(path)?;
         Ok(unlinkat(folder.as_fd(), name, AtFlags::empty())?)
     }
 
-    /// Bytes of a file below it.
+    /// Bytes of a file.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's error.
     pub(super) fn length(&self, path: &Path) -> io::Result<u64> {
         Ok(self.open_file(path)?.metadata()?.len())
     }
 
-    /// What is in a folder below it, by name; nothing where that is none.
+    /// Names in a folder; empty if there is no such folder.
     pub(super) fn names(&self, path: &Path) -> Vec<OsString> {
         let names = || -> io::Result<Vec<OsString>> {
             let folder = self.folder(path)?;
@@ -255,10 +258,10 @@ impl StoreFolder {
         names().unwrap_or_default()
     }
 
-    /// What is in a folder below it by name survives a loss of power.
+    /// Flushes a folder: its names survive a loss of power.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's error.
     pub(super) fn flush(&self, path: &Path) -> io::Result<()> {
         Ok(fsync(self.folder(path)?.as_fd())?)
     }
@@ -271,7 +274,7 @@ impl StoreFolder {
         Ok(at)
     }
 
-    /// The folder that a file below it is in, and the file's name there.
+    /// The folder of a file, and the file's name in it.
     fn parent<'p>(&self, path: &'p Path) -> io::Result<(OwnedFd, &'p OsStr)> {
         Ok((self.folder(path.parent().unwrap_or_else(|| Path::new("")))?, name_of(path)?))
     }
@@ -288,8 +291,8 @@ fn permissions(mode: impl Into<u32>) -> u32 {
     mode.into() & 0o7777
 }
 
-/// Opens a folder by its path. A link in its place must be of a trusted owner, as one who can write to the folder above could
-/// lead us anywhere by it.
+/// Opens a folder by its path. A link in its place must be of a trusted owner, because a user who can write
+/// to the parent folder could redirect it.
 fn open_named(path: &Path) -> Result<OwnedFd, Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let failed = |error: Errno| Error::folder(path)(error.into());
@@ -324,20 +327,21 @@ fn folders_of(path: &Path) -> impl Iterator<Item = &OsStr> {
     path.parent().into_iter().flatten()
 }
 
-/// The user of this process may do what it may, and root anything.
+/// The user of this process, and root, could change its files anyway.
 pub(super) fn is_trusted(owner: u32) -> bool {
     owner == geteuid().as_raw() || owner == 0
 }
 
-/// What the system says of a link that is not followed, in words.
+/// Describes the system's error for a link that is not followed.
 fn link_error(error: Errno) -> io::Error {
     match error {
-        Errno::LOOP => {
-            io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link, and the store follows none")
-        }
+        Errno::LOOP => io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is a symbolic link, which the store does not follow",
+        ),
         Errno::NOTDIR => io::Error::new(
             io::ErrorKind::NotADirectory,
-            "it is a symbolic link or no folder, and the store follows no link",
+            "it is a symbolic link, which the store does not follow, or not a folder",
         ),
         error => error.into(),
     }
@@ -349,24 +353,25 @@ fn pid(lock: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Bytes that the write-ahead log takes beside the database, in a folder that may take so many.
+/// Bytes of the write-ahead log beside the database, at most, in a folder with this bound.
 pub(super) fn log_bytes(max_bytes: Option<u64>) -> u64 {
     let most = LOG_PAGES * PAGE;
     max_bytes.map_or(most, |max| most.min(max / 4))
 }
 
-/// Opens the database for the one who writes, with the tables of this version.
+/// Opens the database for the writer, with the tables of this version.
 ///
 /// # Errors
 /// As [`schema::upgrade`]; [`Error::Unsafe`].
 pub(super) fn open_to_write(folder: &StoreFolder, max_bytes: Option<u64>) -> Result<Connection, Error> {
     let is_new = !folder.has_database()?;
-    // Before SQLite does, which lets others read; what it keeps beside it has the same mode.
+    // Create the file before SQLite does, which would let others read it; SQLite's other files get the same
+    // mode.
     drop(folder.open_private(DATABASE)?);
     let path = folder.path();
     let failed = || Error::database(path);
     let mut connection = connect_to_write(folder).map_err(failed())?;
-    // Can only be chosen before there are tables.
+    // This must be set before there are tables.
     connection.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(failed())?;
     let mode = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0));
     mode.map_err(failed())?;
@@ -382,12 +387,12 @@ pub(super) fn open_to_write(folder: &StoreFolder, max_bytes: Option<u64>) -> Res
     Ok(connection)
 }
 
-/// Opens the database for one who reads.
+/// Opens the database to read.
 pub(super) fn open_to_read(folder: &StoreFolder) -> rusqlite::Result<Connection> {
     connect(folder, OpenFlags::SQLITE_OPEN_READ_ONLY)
 }
 
-/// Opens the database as it is, to be changed.
+/// Opens the database to write, without migrations.
 pub(super) fn connect_to_write(folder: &StoreFolder) -> rusqlite::Result<Connection> {
     connect(folder, OpenFlags::SQLITE_OPEN_READ_WRITE)
 }
@@ -405,18 +410,18 @@ fn connect(folder: &StoreFolder, flags: OpenFlags) -> rusqlite::Result<Connectio
     Ok(connection)
 }
 
-/// Whether the database is another than `id`, as the folder was moved, or another put in its place.
+/// Whether the database is another than `id`, because the folder was moved or replaced.
 pub(super) fn has_moved(folder: &Path, id: (u64, u64)) -> bool {
     identity(folder).ok() != Some(id)
 }
 
-/// What tells the database from another of the same name.
+/// Device and inode of the database.
 pub(super) fn identity(folder: &Path) -> io::Result<(u64, u64)> {
     let found = fs::metadata(database(folder))?;
     Ok((found.dev(), found.ino()))
 }
 
-/// The folder that this one is in.
+/// The parent of a folder.
 pub(super) fn parent_folder(path: &Path) -> PathBuf {
     match path.parent() {
         Some(above) if above.as_os_str().is_empty() => ".".into(),
@@ -425,7 +430,7 @@ pub(super) fn parent_folder(path: &Path) -> PathBuf {
     }
 }
 
-/// What is in a folder by name survives a loss of power.
+/// Flushes a folder: its names survive a loss of power.
 pub(super) fn flush_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }

@@ -1,5 +1,5 @@
-//! What an operator does with a store, whether a process uses it or not: look whether all of it is there, and copy
-//! it. Neither changes it.
+//! Inspection of a store, while a process uses it or not: a check of its integrity, and a backup. Neither
+//! changes the store.
 
 use super::{
     Error,
@@ -19,36 +19,36 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is in a store, and what is not.
+/// Content of a store, and its faults.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// The process that uses it, if one does; `Missing` of it where that is not known.
+    /// The process that uses the store, if any; the inner `None` if its id is unknown.
     pub process: Option<Option<u32>>,
     pub schema: i64,
     pub tasks: usize,
-    /// Those of them that have not ended.
+    /// Unfinished tasks.
     pub live: usize,
     /// Results that are files.
     pub files: usize,
-    /// Bytes of all that count towards the quotas.
+    /// Bytes of all tasks that count towards the quotas.
     pub stored_bytes: u64,
-    /// Files that no task names: a start removes them.
+    /// Files that no task names: the next start removes them.
     pub unnamed: usize,
-    /// What is lost or wrong, one by one.
+    /// Faults, one by one.
     pub faults: Vec<String>,
 }
 
-/// A task as it is read.
+/// A task that was read.
 struct FoundTask {
     id: TaskId,
     bytes: i64,
     is_live: bool,
     file: Option<String>,
-    /// Of its body.
+    /// Bytes of its body.
     length: usize,
 }
 
-/// What a copy has.
+/// Content of a backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackupSummary {
     pub tasks: usize,
@@ -58,11 +58,11 @@ pub struct BackupSummary {
 /// Reads everything in a store.
 ///
 /// # Errors
-/// [`Error`] where there is nothing that can be read.
+/// [`Error`] if nothing can be read.
 pub fn check(path: &Path) -> Result<CheckReport, Error> {
     let (folder, connection, schema) = open(path)?;
     let failed = || Error::database(path);
-    // One state of it, however it changes meanwhile.
+    // One transaction, for a consistent snapshot.
     connection.execute_batch("BEGIN").map_err(failed())?;
     let mut contents = CheckReport { process: folder.lock_holder(), schema, ..CheckReport::default() };
     contents.faults.extend(faults_of_database(&connection));
@@ -86,15 +86,14 @@ pub fn check(path: &Path) -> Result<CheckReport, Error> {
     match read.and_then(|()| RowCount::is_usage_correct(&connection)) {
         Ok(true) => {}
         Ok(false) => contents.faults.push(
-            "what each caller has: the table `usage` differs from the tasks; the next start mends it"
-                .to_owned(),
+            "usage counts: the table `usage` differs from the tasks; the next start repairs it".to_owned(),
         ),
-        Err(error) => contents.faults.push(format!("what cannot be read any more: {error}")),
+        Err(error) => contents.faults.push(format!("the rest cannot be read: {error}")),
     }
-    // It has only read.
+    // The transaction has only read.
     let _ = connection.execute_batch("COMMIT");
     for (id, fault) in gone {
-        // It may have been forgotten while this was read.
+        // The task may have been removed since.
         if is_stored(&connection, &id).unwrap_or(true) {
             contents.faults.push(format!("task {}: {fault}", id.as_str()));
         }
@@ -103,10 +102,10 @@ pub fn check(path: &Path) -> Result<CheckReport, Error> {
     Ok(contents)
 }
 
-/// Copies a store to a folder that is made for it, and can be used as one.
+/// Copies a store to a new folder, which can be used as a store.
 ///
 /// # Errors
-/// [`Error`]; nothing is left there then.
+/// [`Error`]; the new folder is removed then.
 pub fn backup(path: &Path, to: &Path) -> Result<BackupSummary, Error> {
     let (folder, connection, _) = open(path)?;
     if to.symlink_metadata().is_ok() {
@@ -122,7 +121,7 @@ fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result
     let failed_folder = || Error::folder(to.path());
     drop(to.open_private(DATABASE)?);
     let file = to.path_for_sqlite(DATABASE).map_err(failed_folder())?;
-    // A name that is no text cannot be told to SQLite.
+    // SQLite takes only names that are text.
     let name = file.to_str().ok_or_else(|| io::ErrorKind::InvalidFilename.into()).map_err(failed_folder())?;
     connection.execute("VACUUM INTO ?1", [name]).map_err(failed())?;
     let copy = folder::connect_to_write(to).map_err(failed())?;
@@ -132,7 +131,7 @@ fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result
     for (id, name) in named {
         match copy_file(from, to, &name) {
             Ok(()) => files += 1,
-            // A process beside us may have forgotten the task since.
+            // Another process may have removed the task since.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && !is_stored(connection, &id).map_err(Error::database(from.path()))? =>
@@ -169,7 +168,7 @@ fn files_of(connection: &Connection) -> rusqlite::Result<Vec<(TaskId, String)>> 
     rows.collect()
 }
 
-/// Makes a copy one of a moment later.
+/// Removes tasks from a copy, which makes it a snapshot of a later moment.
 fn remove_tasks(copy: &Connection, ids: &[TaskId]) -> rusqlite::Result<()> {
     copy.execute_batch("BEGIN")?;
     for id in ids {
@@ -204,15 +203,15 @@ fn open(path: &Path) -> Result<(StoreFolder, Connection, i64), Error> {
     }
 }
 
-/// What SQLite finds wrong with its own file.
+/// SQLite's integrity check.
 fn faults_of_database(connection: &Connection) -> Vec<String> {
-    let said = (|| {
+    let faults = (|| {
         let mut statement = connection.prepare("PRAGMA integrity_check")?;
-        let said = statement.query_map([], |row| row.get::<_, String>(0))?;
-        said.collect::<rusqlite::Result<Vec<_>>>()
+        let faults = statement.query_map([], |row| row.get::<_, String>(0))?;
+        faults.collect::<rusqlite::Result<Vec<_>>>()
     })();
-    let said = said.unwrap_or_else(|error| vec![error.to_string()]);
-    said.into_iter().filter(|said| said != "ok").map(|said| format!("the database: {said}")).collect()
+    let faults = faults.unwrap_or_else(|error| vec![error.to_string()]);
+    faults.into_iter().filter(|fault| fault != "ok").map(|fault| format!("the database: {fault}")).collect()
 }
 
 fn each(
@@ -234,7 +233,7 @@ fn each(
         let body: Option<Vec<u8>> = row.get(7)?;
         let read = match (&file, row::body_bytes(columns.head)) {
             (_, Err(error)) => Err(error),
-            // Its length is looked at where it is.
+            // The length of a file is checked separately.
             (Some(_), Ok(length)) => columns.without_body().map(|record| (record, length)),
             (None, Ok(length)) => {
                 columns.record(body.unwrap_or_default().into()).map(|record| (record, length))

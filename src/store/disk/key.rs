@@ -1,6 +1,7 @@
-//! The key of a store: what is written of callers is keyed with it, so that the folder alone says nothing of them.
+//! The key of a store. Stored caller identities are derived with it, so that the folder alone does not reveal
+//! them.
 //!
-//! It lies beside the folder and not in it, so that a copy of the folder does not hold both.
+//! It lies beside the folder and not in it, so that a copy of the folder does not contain both.
 
 use super::{
     Error,
@@ -15,11 +16,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The key of the store in `folder`: in the file that is given, or in `FOLDER.key`. One is made where there is none and no
-/// task yet that would need the one there was.
+/// The key of the store in `folder`: from the given file, or from `FOLDER.key`. It is created where there is
+/// none and no task that depends on a lost one.
 ///
 /// # Errors
-/// [`Error`] says what is wrong with the file, and what helps.
+/// [`Error`] says what is wrong with the file, and the fix.
 pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
     let path = given.map_or_else(|| default_path(folder), |given| Ok(given.to_owned()))?;
     match read_file(&path, given.is_none()) {
@@ -34,8 +35,8 @@ pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
     }
 }
 
-/// A key that was named may be a link, as mounted secrets are. The one beside the folder was made here: whoever else can put one
-/// there would know how callers are kept apart.
+/// A configured key may be a link, as mounted secrets are. The one beside the folder was created by the
+/// proxy: another user who could replace it would know how caller identities are derived.
 fn read_file(path: &Path, is_ours: bool) -> io::Result<String> {
     if is_ours {
         let found = fs::symlink_metadata(path)?;
@@ -84,13 +85,13 @@ fn parse(text: &str) -> Option<[u8; 32]> {
     Some(key)
 }
 
-/// Writes it beside its place first: a process that is killed meanwhile leaves no key that is half of one. One that
-/// another process has made meanwhile is an error.
+/// Writes to a temporary file first: a process that is killed meanwhile leaves no partial key. A key that
+/// another process has created meanwhile is an error.
 fn write(path: &Path, key: &[u8; 32]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let new = path.with_file_name(name);
-    // What a process of the same number has left, or somebody's link: removed, and not written through.
+    // A file of a former process with the same id, or a link: remove it, and do not write through it.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}

@@ -1,16 +1,17 @@
-//! Tasks kept in a folder, which outlive the process.
+//! Tasks in a folder, which outlive the process.
 //!
-//! A database (SQLite, with a write-ahead log) has a row for each task; results that are too large for it are files
-//! beside it. What is promised when, and what is not, is in [`durable`](crate::manual::durable).
+//! A database (SQLite, with a write-ahead log) has a row for each task; results that are too large for it are
+//! files beside it. The guarantees are in [`durable`](crate::manual::durable).
 //!
-//! * `folder`: made, locked, opened, and what is below it, without following links; `schema`: the tables; `row`: a record as a row of them
-//! * `writer`: the one thread that changes anything, one commit for all that is asked for by then
+//! * `folder`: the folder, its lock, and access to its files without following links; `schema`: the tables;
+//!   `row`: a record as a row
+//! * `writer`: the only thread that changes anything, one commit for all waiting changes
 //! * `changes`: the SQL of each change; `recount`: the counts, checked against the rows after a start
-//! * `record_cache`: what is in memory, too, so that most of what is read costs no look at the disk
-//! * `readers`: who looks there, on threads that may wait
-//! * `results`: the files; `reserved`: the room that they have before they are written
-//! * `inspect`: what an operator does with a store, whether a process uses it or not
-//! * `key`: what is secret about a store, beside it
+//! * `record_cache`: records in memory, so that most reads do not touch the disk
+//! * `readers`: reads from the disk, on threads that may block
+//! * `results`: result files; `reserved`: their bytes, reserved before they are written
+//! * `inspect`: check and backup, while a process uses the store or not
+//! * `key`: the secret of a store, beside it
 
 mod changes;
 mod error;
@@ -60,35 +61,35 @@ use tokio::{
 };
 use writer::{ChangeOutcome, StoreChange, StoreState, StoreWriter, WriteRequest, WriterMessage};
 
-/// Keeps tasks in a folder.
+/// A store in a folder.
 #[derive(Debug)]
 pub struct DiskStore {
     folder: StoreFolder,
-    /// Which of the processes that use it one after the other this is.
+    /// Identifies this process among those that use the store one after the other.
     node: i64,
     shared: Arc<StoreState>,
     readers: Arc<ReaderPool>,
     writer: mpsc::Sender<WriterMessage>,
-    /// Places in the writer's queue.
+    /// Permits of the writer's queue.
     permits: Arc<Semaphore>,
-    /// Those who write a file.
+    /// Permits to write a result file.
     files: Semaphore,
     bounds: SwapCell<StoreBounds>,
 }
 
-/// Changes that wait for the writer or are being committed; whoever comes then waits for a place.
+/// Changes that wait for the writer or are being committed; further ones wait for a permit.
 const QUEUE: usize = 1024;
-/// Files that are written at a time.
+/// Result files that are written at a time.
 const FILES: usize = 4;
 
-// === impl Disk ===
+// === impl DiskStore ===
 
 impl DiskStore {
-    /// Opens the store in `folder`, which is made if it is not there, and keeps others out of it. `max_bytes` bounds
-    /// the folder. Waits for the disk.
+    /// Opens the store in `folder`, creates it if there is none, and locks it. `max_bytes` bounds the folder.
+    /// Blocks on the disk.
     ///
     /// # Errors
-    /// [`Error`] says what is wrong with the folder, and what helps.
+    /// [`Error`] says what is wrong with the folder, and the fix.
     pub fn open(folder: &Path, bounds: StoreBounds, max_bytes: Option<u64>) -> Result<Self, Error> {
         let path = folder;
         let folder = StoreFolder::make(path)?;
@@ -110,7 +111,7 @@ impl DiskStore {
             reserved: Arc::new(ReservedBytes::default()),
             unreadables: UnreadableRows::default(),
         });
-        let (told, asks) = mpsc::channel();
+        let (sender, messages) = mpsc::channel();
         let mut writer = StoreWriter {
             folder: folder.clone(),
             node,
@@ -119,7 +120,7 @@ impl DiskStore {
             connection,
             identity,
             shared: Arc::clone(&shared),
-            messages: asks,
+            messages,
             remover: broom,
             file_bytes,
             row_count: Some(RowCount::default()),
@@ -137,35 +138,35 @@ impl DiskStore {
             folder,
             node,
             shared,
-            writer: told,
+            writer: sender,
             permits: Arc::new(Semaphore::new(QUEUE)),
             files: Semaphore::new(FILES),
             bounds,
         })
     }
 
-    /// Counts all rows anew, and compares what is in memory and in the table with that; for tests.
+    /// Counts all rows anew, and compares the counts in memory and in the table with them; for tests.
     ///
     /// # Errors
-    /// [`StoreError`] where they cannot be read.
+    /// [`StoreError`] if they cannot be read.
     pub async fn recount(&self) -> Result<Recount, StoreError> {
         let (answer, answered) = oneshot::channel();
         self.writer.send(WriterMessage::Recount(answer)).map_err(|_| closed_error())?;
         answered.await.map_err(|_| closed_error())?
     }
 
-    /// Has a change made.
+    /// Submits a change to the writer, and waits for its outcome.
     async fn submit(&self, change: StoreChange) -> Result<ChangeOutcome, StoreError> {
-        let place = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| closed_error())?;
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| closed_error())?;
         let (answer, answered) = oneshot::channel();
         self.writer
-            .send(WriterMessage::Change(WriteRequest { change, answer, place }))
+            .send(WriterMessage::Change(WriteRequest { change, answer, permit }))
             .map_err(|_| closed_error())?;
         answered.await.map_err(|_| closed_error())?
     }
 
-    /// Writes the file of a body that is too large for the database, once there is room for it. `version` is that of the record
-    /// that it is to change; a new record has none.
+    /// Writes the file of a body that is too large for the database, once its bytes are reserved. `version`
+    /// is that of the record to be changed; a new record has none.
     async fn prepare(
         &self,
         version: Option<RecordVersion>,
@@ -203,17 +204,17 @@ impl DiskStore {
     }
 }
 
-/// What is prepared for a change before it is asked for.
+/// Where the body of a change is stored, before the change is submitted.
 enum PreparedBody {
-    /// Nothing: its bytes go into the database.
+    /// In the row.
     InRow,
     File(ResultFile),
-    /// There is another version, or none.
+    /// The record has another version, or does not exist.
     Conflict,
 }
 
 fn closed_error() -> StoreError {
-    StoreError::Unavailable("it is closed".to_owned())
+    StoreError::Unavailable("the store is closed".to_owned())
 }
 
 #[async_trait]
@@ -329,7 +330,7 @@ impl Store for DiskStore {
     async fn close(&self) {
         self.readers.close();
         let (answer, closed) = oneshot::channel();
-        // Where it is closed already there is nobody to wait for.
+        // A closed writer has nothing to wait for.
         if self.writer.send(WriterMessage::Close(answer)).is_ok() {
             let _ = closed.await;
         }

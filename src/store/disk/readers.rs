@@ -1,4 +1,4 @@
-//! Those who read what is not in memory, beside the one who writes and not on its thread.
+//! Reads of what is not in memory, outside the writer thread.
 
 use super::{
     changes::version,
@@ -22,19 +22,19 @@ use std::{
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
-/// Who reads, one after the other where there are many.
+/// A bounded pool of read connections.
 #[derive(Debug)]
 pub(super) struct ReaderPool {
     folder: StoreFolder,
-    /// Nobody uses these now.
+    /// Connections without a read in progress.
     idle: Mutex<Vec<Connection>>,
     permits: Arc<Semaphore>,
 }
 
-/// Those who read at a time; each has a connection.
+/// Concurrent reads; each has a connection.
 const READERS: usize = 2;
 
-// === impl Readers ===
+// === impl ReaderPool ===
 
 impl ReaderPool {
     pub(super) fn new(folder: StoreFolder) -> Arc<Self> {
@@ -42,7 +42,7 @@ impl ReaderPool {
         Arc::new(Self { folder, idle: Mutex::default(), permits })
     }
 
-    /// Reads on a thread that may wait.
+    /// Reads on a thread that may block.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`].
@@ -50,7 +50,7 @@ impl ReaderPool {
         self: &Arc<Self>,
         read: impl FnOnce(&StoreFolder, &Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let closed = |_| StoreError::Unavailable("it is closed".to_owned());
+        let closed = |_| StoreError::Unavailable("the store is closed".to_owned());
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(closed)?;
         let this = Arc::clone(self);
         let read = spawn_blocking(move || {
@@ -59,22 +59,22 @@ impl ReaderPool {
             let failed = |error| store_error(this.folder.path(), &error);
             let connection = idle.map_or_else(|| folder::open_to_read(&this.folder), Ok).map_err(failed)?;
             let read = read(&this.folder, &connection)?;
-            // One that has failed is not used again.
+            // A connection that has failed is not reused.
             this.idle.lock().push(connection);
             Ok(read)
         });
-        // It does not panic; where it did, or the runtime ends, nobody can be answered.
+        // The read does not panic; if it did, or the runtime ends, there is no result.
         read.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))
     }
 
-    /// Nothing is read any more.
+    /// Ends all reads.
     pub(super) fn close(&self) {
         self.permits.close();
         self.idle.lock().clear();
     }
 }
 
-/// The record of this id, whole.
+/// The whole record of this id.
 pub(super) fn load(
     folder: &StoreFolder,
     connection: &Connection,
@@ -108,7 +108,7 @@ fn read_all(folder: &StoreFolder, path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What is due, as process `node` asks.
+/// The due tasks, as seen by process `node`.
 pub(super) fn due(
     folder: &Path,
     connection: &Connection,
@@ -141,11 +141,11 @@ pub(super) fn due(
 #[derive(Default)]
 pub(super) struct ListPage {
     pub(super) records: Vec<Arc<Record>>,
-    /// What stands between them and is none.
+    /// Unreadable rows among them.
     pub(super) unreadable: Vec<(TaskId, RowError)>,
 }
 
-/// The records of an owner, without what they ended with.
+/// The records of an owner, without their results.
 pub(super) fn list(
     folder: &Path,
     connection: &Connection,
@@ -159,7 +159,8 @@ pub(super) fn list(
     let mut statement = connection.prepare_cached(LIST).map_err(failed)?;
     let mut rows = statement.query(params![row::owner(owner), created, id]).map_err(failed)?;
     let mut listed = ListPage::default();
-    // A page that is not full says that there are no more: so many are read, whatever else is met on the way.
+    // Read until the page is full, whatever unreadable rows are among them: a page that is not full means
+    // that there are no more.
     while listed.records.len() < limit
         && let Some(row) = rows.next().map_err(failed)?
     {
@@ -176,8 +177,8 @@ pub(super) fn list(
     Ok(listed)
 }
 
-/// The records of all owners that have ended, or have not, the last inserted first, without what they ended with. One
-/// that cannot be read is left out: whoever asks is to see the others.
+/// The finished or unfinished records of all owners, the last inserted first, without their results.
+/// Unreadable ones are left out.
 pub(super) fn recent(
     folder: &Path,
     connection: &Connection,
@@ -204,8 +205,8 @@ fn ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<
     Ok(found)
 }
 
-/// Of all that are at work the index is read, which has their numbers, and of those that are wanted alone the rows: a
-/// page that is open asks each second.
+/// Reads the numbers of all unfinished tasks from the index, and only the rows of the requested ones: an open
+/// admin page requests them each second.
 fn live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<NumberedRecord>> {
     let mut numbers = connection.prepare_cached(OPEN)?;
     let mut numbers = numbers.query(params![below])?;
@@ -222,7 +223,7 @@ fn live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<V
     Ok(found)
 }
 
-/// The record in a row, unless it cannot be read.
+/// The record in a row, unless it is unreadable.
 fn numbered(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<NumberedRecord>> {
     let columns = columns(row)?;
     let record = match row.get::<_, Option<Vec<u8>>>(4)? {
@@ -245,7 +246,7 @@ fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<RowColumns<'a>> {
 fn unreadable(folder: &Path, id: &TaskId, error: &RowError) -> StoreError {
     let folder = folder.display();
     StoreError::Unavailable(format!(
-        "task {} in {folder}: {error}; `deferral store check {folder}` tells more",
+        "task {} in {folder}: {error}; run `deferral store check {folder}` for details",
         id.tag()
     ))
 }
@@ -258,12 +259,12 @@ const LOAD: &str = "SELECT id, owner, created, head, number, version, file, body
 const DUE_ENDED: &str = "SELECT due, id, state FROM tasks WHERE NOT open AND due <= ?1 ORDER BY due LIMIT ?2";
 const DUE_OPEN: &str =
     "SELECT due, id, state FROM tasks WHERE open AND node = ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
-/// There are none once what a former process held is taken over.
+/// No row matches once the tasks of former processes are taken over.
 const DUE_OTHER_NODES: &str = "SELECT due, id, state FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
     UNION ALL SELECT due, id, state FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
     FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id";
-/// From the index of those that are open alone, of which all are looked at: others are many more.
+/// Reads only the index of open tasks, and all of it: other tasks are many more.
 const OPEN: &str = "SELECT number FROM tasks INDEXED BY open WHERE open AND number < ?1 ORDER BY number DESC";
 const LIVE: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END, number \
     FROM tasks WHERE number = ?1 AND state IN ('working', 'input_required')";

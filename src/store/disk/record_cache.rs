@@ -1,8 +1,7 @@
-//! What is kept in memory, too: every live record that has passed here, and of those that have ended as many as
-//! fit.
+//! Records in memory: every unfinished one that this process has used, and as many finished ones as fit.
 //!
-//! Only the writer changes it, once a change is committed: what is read here survives the process. Who has read a
-//! record from the database may add it, if nothing has been forgotten since.
+//! Only the writer changes them, after a commit: a record that is read here survives the process. A reader
+//! may add a record that it has read from the database, if none has been removed since.
 
 use crate::{
     runtime::Mutex,
@@ -20,7 +19,7 @@ use std::{
 pub(super) struct CachedRecord {
     pub(super) version: RecordVersion,
     pub(super) record: Arc<Record>,
-    /// Of its row.
+    /// The number of its row.
     pub(super) number: i64,
 }
 
@@ -31,23 +30,23 @@ pub(super) struct RecordCache {
     ended: Mutex<EndedRecords>,
 }
 
-/// Those that have ended, the last used last.
+/// Finished records, the last used last.
 #[derive(Debug, Default)]
 struct EndedRecords {
     records: HashMap<TaskId, (u64, CachedRecord)>,
     order: BTreeMap<u64, TaskId>,
     next: u64,
     bytes: usize,
-    /// Counts what was forgotten: a record that was read before may be gone.
+    /// Count of removals: a record that was read before one may be gone.
     removals: u64,
 }
 
-/// Bytes of ended records in memory.
+/// Bytes of finished records in memory.
 const ENDED_BYTES: usize = 32 << 20;
-/// What a record takes besides what grows, about.
+/// Estimated bytes of a record without its results and input requests.
 const RECORD_OVERHEAD: usize = 1024;
 
-// === impl Held ===
+// === impl RecordCache ===
 
 impl RecordCache {
     pub(super) fn new() -> Self {
@@ -65,12 +64,12 @@ impl RecordCache {
         self.live.get(id).map(|kept| kept.clone())
     }
 
-    /// What was forgotten so far, to be asked before the database is.
+    /// The count of removals, to be read before the database.
     pub(super) fn removals(&self) -> u64 {
         self.ended.lock().removals
     }
 
-    /// Adds an ended record that was read from the database.
+    /// Adds a finished record that was read from the database.
     pub(super) fn add(&self, forgotten: u64, kept: CachedRecord) {
         let mut ended = self.ended.lock();
         if ended.removals == forgotten {
@@ -78,7 +77,7 @@ impl RecordCache {
         }
     }
 
-    /// A record is committed as this; `Missing` where it was removed.
+    /// Stores the committed state of a record; `None` if it was removed.
     pub(super) fn commit(&self, id: TaskId, kept: Option<CachedRecord>) {
         match kept {
             Some(kept) if !kept.record.state.is_ended() => drop(self.live.insert(id, kept)),
@@ -89,14 +88,14 @@ impl RecordCache {
                     Some(kept) => ended.add(kept),
                     None => ended.removals += 1,
                 }
-                // After it is there: a reader finds it in one of the two.
+                // Remove it here last: a reader finds it in one of the two maps.
                 drop(ended);
                 self.live.remove(&id);
             }
         }
     }
 
-    /// Forgets all: the database may have come back as something else.
+    /// Removes all records: the database may have been replaced.
     pub(super) fn clear(&self) {
         self.live.clear();
         let mut ended = self.ended.lock();
@@ -105,14 +104,14 @@ impl RecordCache {
     }
 }
 
-// === impl Ended ===
+// === impl EndedRecords ===
 
 impl EndedRecords {
     fn get(&mut self, id: &TaskId) -> Option<(RecordVersion, Arc<Record>)> {
-        let (place, kept) = self.records.get_mut(id)?;
-        let id = self.order.remove(place)?;
-        (*place, self.next) = (self.next, self.next + 1);
-        self.order.insert(*place, id);
+        let (position, kept) = self.records.get_mut(id)?;
+        let id = self.order.remove(position)?;
+        (*position, self.next) = (self.next, self.next + 1);
+        self.order.insert(*position, id);
         Some((kept.version, Arc::clone(&kept.record)))
     }
 
@@ -132,8 +131,8 @@ impl EndedRecords {
     }
 
     fn remove(&mut self, id: &TaskId) {
-        if let Some((place, kept)) = self.records.remove(id) {
-            self.order.remove(&place);
+        if let Some((position, kept)) = self.records.remove(id) {
+            self.order.remove(&position);
             self.bytes -= bytes(&kept);
         }
     }
@@ -162,34 +161,34 @@ mod tests {
     }
 
     #[test]
-    fn of_those_that_have_ended_the_last_used_stay_as_far_as_they_fit() {
-        let held = RecordCache::new();
+    fn finished_records_are_evicted_least_recently_used_first() {
+        let cache = RecordCache::new();
         let all: Vec<_> = (0..4).map(|number| ended(number, ENDED_BYTES / 4)).collect();
-        let is_held = |number: usize| held.get(&all[number].record.id).is_some();
+        let is_cached = |number: usize| cache.get(&all[number].record.id).is_some();
         for kept in &all[..3] {
-            held.commit(kept.record.id.clone(), Some(kept.clone()));
+            cache.commit(kept.record.id.clone(), Some(kept.clone()));
         }
-        assert!(is_held(0) && is_held(1) && is_held(2));
-        assert!(is_held(0), "and is the last used");
-        held.commit(all[3].record.id.clone(), Some(all[3].clone()));
-        assert_eq!([0, 1, 2, 3].map(is_held), [true, false, true, true]);
-        assert!(held.ended.lock().bytes <= ENDED_BYTES);
-        // One that is larger than all room is not held, and counts for nothing.
+        assert!(is_cached(0) && is_cached(1) && is_cached(2));
+        assert!(is_cached(0), "and is the last used");
+        cache.commit(all[3].record.id.clone(), Some(all[3].clone()));
+        assert_eq!([0, 1, 2, 3].map(is_cached), [true, false, true, true]);
+        assert!(cache.ended.lock().bytes <= ENDED_BYTES);
+        // A record larger than the bound is not kept, and does not count.
         let large = ended(9, ENDED_BYTES);
-        held.commit(large.record.id.clone(), Some(large.clone()));
-        assert!(held.get(&large.record.id).is_none());
-        assert_eq!(held.ended.lock().bytes, 0);
+        cache.commit(large.record.id.clone(), Some(large.clone()));
+        assert!(cache.get(&large.record.id).is_none());
+        assert_eq!(cache.ended.lock().bytes, 0);
     }
 
     #[test]
-    fn what_was_read_before_something_was_forgotten_is_not_added() {
-        let held = RecordCache::new();
+    fn a_record_read_before_a_removal_is_not_added() {
+        let cache = RecordCache::new();
         let one = ended(1, 1);
-        let read = held.removals();
-        held.commit(one.record.id.clone(), None);
-        held.add(read, one.clone());
-        assert!(held.get(&one.record.id).is_none());
-        held.add(held.removals(), one.clone());
-        assert!(held.get(&one.record.id).is_some());
+        let read = cache.removals();
+        cache.commit(one.record.id.clone(), None);
+        cache.add(read, one.clone());
+        assert!(cache.get(&one.record.id).is_none());
+        cache.add(cache.removals(), one.clone());
+        assert!(cache.get(&one.record.id).is_some());
     }
 }

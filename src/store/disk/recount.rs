@@ -1,10 +1,10 @@
 //! The counts, checked against the rows after a start.
 //!
-//! What has ended is counted in a table of its own (`usage`), so that a start need not read every row. A count that is
-//! wrong would refuse a caller tasks it may have, for as long as the store lasts: so the rows are counted once after each
-//! start, and the table and what is in memory are mended where they differ. The first rows are counted while the store is
-//! opened, the others by the writer between its commits, some at a time: each change that is committed meanwhile is
-//! counted here, too, if its row has been passed.
+//! Finished tasks are counted in a table of their own (`usage`), so that a start need not read every row. A
+//! wrong count would refuse a caller's tasks for as long as the store lasts. So the rows are counted once
+//! after each start, and the counts in the table and in memory are repaired where they differ. The first rows
+//! are counted while the store is opened, the others by the writer between its commits, some at a time. A
+//! change that is committed meanwhile is counted here, too, if its row has been passed.
 
 use super::{changes::size, row};
 use crate::store::{
@@ -14,17 +14,17 @@ use crate::store::{
 use rusqlite::{Connection, params};
 use std::{collections::HashMap, sync::Arc};
 
-/// Rows that are counted in one go: about a millisecond, for which a change may have to wait.
+/// Rows that are counted at a time: about a millisecond, which a change may have to wait.
 pub(super) const STEP: i64 = 1024;
-/// Steps that are made while a store is opened: all rows of most stores.
+/// Steps while a store is opened: all rows of most stores.
 pub(super) const FIRST_STEPS: usize = 4;
 
-/// The rows as far as they are counted.
+/// The counts of the rows so far.
 #[derive(Debug, Default)]
 pub(super) struct RowCount {
-    /// The last row that is counted.
+    /// The number of the last counted row.
     last_row: i64,
-    /// Each route once, and its number.
+    /// Each route and its number.
     routes: HashMap<Arc<str>, usize>,
     shares: HashMap<UsageKey, UsageShare>,
 }
@@ -32,10 +32,10 @@ pub(super) struct RowCount {
 /// A principal, the number of a route, and a status.
 type UsageKey = ([u8; 16], usize, &'static str);
 
-/// What the table `usage` has for a principal, a route and a status: tasks and bytes.
+/// Content of the table `usage`: tasks and bytes of a principal, a route and a status.
 type UsageTable = HashMap<([u8; 16], String, String), (i64, i64)>;
 
-/// What a commit changes of a row that is counted.
+/// A change of a counted row in a commit.
 #[derive(Debug)]
 pub(super) struct CountChange {
     pub(super) number: i64,
@@ -46,7 +46,7 @@ pub(super) struct CountChange {
 // === impl RowCount ===
 
 impl RowCount {
-    /// Counts some more rows. Whether there are no more.
+    /// Counts up to `rows` more rows. Returns whether there are no more.
     pub(super) fn step(&mut self, connection: &Connection, rows: i64) -> rusqlite::Result<bool> {
         let mut statement = connection.prepare_cached(ROWS)?;
         let mut found = statement.query(params![self.last_row, rows])?;
@@ -62,7 +62,7 @@ impl RowCount {
         Ok(left > 0)
     }
 
-    /// Counts what a commit has changed, where its row is counted already.
+    /// Counts a committed change, if its row is counted already.
     pub(super) fn apply(&mut self, CountChange { number, was, is }: &CountChange) {
         if *number > self.last_row {
             return;
@@ -75,7 +75,7 @@ impl RowCount {
         }
     }
 
-    /// Has the table say what the rows do, once all are counted.
+    /// Repairs the table, once all rows are counted.
     pub(super) fn repair_usage(&self, connection: &Connection) -> rusqlite::Result<()> {
         let wanted = self.usage_table();
         if read_usage(connection)?.as_ref() == Some(&wanted) {
@@ -91,7 +91,7 @@ impl RowCount {
         transaction.commit()
     }
 
-    /// What the rows come to, and where the table and the counts in memory differ from it.
+    /// The counts of the rows, and the differences of the table and of the counts in memory.
     pub(super) fn compare(&self, connection: &Connection, counts: &StoreCounts) -> rusqlite::Result<Recount> {
         let mut recount = self.counts().compare(counts);
         let (wanted, found) = (self.usage_table(), read_usage(connection)?);
@@ -101,14 +101,14 @@ impl RowCount {
         Ok(recount)
     }
 
-    /// Whether the table says what the rows do, all of which are counted for it.
+    /// Counts all rows, and returns whether the table agrees.
     pub(super) fn is_usage_correct(connection: &Connection) -> rusqlite::Result<bool> {
         let mut rows = Self::default();
         rows.step(connection, i64::MAX)?;
         Ok(read_usage(connection)?.as_ref() == Some(&rows.usage_table()))
     }
 
-    /// What should be in memory, once all rows are counted.
+    /// The counts for memory, once all rows are counted.
     pub(super) fn counts(&self) -> StoreCounts {
         let mut counts = StoreCounts::default();
         for (principal, route, status, share) in self.each() {
@@ -120,7 +120,7 @@ impl RowCount {
         counts
     }
 
-    /// What should be in the table, which has what has ended.
+    /// The counts for the table, which has finished tasks only.
     fn usage_table(&self) -> UsageTable {
         let ended = self.each().filter(|(_, _, status, _)| row::is_ended(status));
         let entry = |(principal, route, status, share): (&[u8; 16], &Arc<str>, &str, UsageShare)| {
@@ -130,7 +130,7 @@ impl RowCount {
         ended.map(entry).collect()
     }
 
-    /// What there is of each principal, route and status.
+    /// The counts of each principal, route and status.
     fn each(&self) -> impl Iterator<Item = (&[u8; 16], &Arc<str>, &'static str, UsageShare)> {
         let names: HashMap<_, _> = self.routes.iter().map(|(route, number)| (*number, route)).collect();
         let there = self.shares.iter().filter(|(_, share)| share.tasks > 0);
@@ -147,7 +147,7 @@ impl RowCount {
     }
 }
 
-/// The table `usage`; `Missing` where something is in it that this program does not write.
+/// The table `usage`; `None` if it has a row that this program does not write.
 fn read_usage(connection: &Connection) -> rusqlite::Result<Option<UsageTable>> {
     let mut statement = connection.prepare("SELECT principal, route, state, tasks, bytes FROM usage")?;
     let mut rows = statement.query([])?;

@@ -1,7 +1,8 @@
 //! Bytes that are reserved for large results while their files are written.
 //!
-//! The writer admits a large result before its file is written, so that one without room costs the disk nothing. What it
-//! has admitted counts towards the bounds from then on: of many that come at once no more are written than fit.
+//! The writer admits a large result before its file is written, so that a refused one costs the disk nothing.
+//! Admitted bytes count towards the bounds from then on: of many results at once no more are written than
+//! fit.
 
 use crate::runtime::Mutex;
 use std::{
@@ -12,18 +13,18 @@ use std::{
     },
 };
 
-/// What is reserved, in all and by principal.
+/// Reserved bytes, in all and by principal.
 #[derive(Debug, Default)]
 pub(super) struct ReservedBytes(Mutex<ReservedTotals>);
 
 #[derive(Debug, Default)]
 struct ReservedTotals {
     all: usize,
-    /// A principal with nothing reserved is not in it.
+    /// A principal without reserved bytes has no entry.
     principals: HashMap<[u8; 16], usize>,
 }
 
-/// Bytes that are reserved for one result, until this is released or dropped.
+/// Bytes that are reserved for one result, until released or dropped.
 #[derive(Debug)]
 pub(super) struct ByteReservation {
     reserved: Arc<ReservedBytes>,
@@ -35,7 +36,7 @@ pub(super) struct ByteReservation {
 // === impl ReservedBytes ===
 
 impl ReservedBytes {
-    /// Reserves so much. The caller has checked that it fits.
+    /// Reserves bytes. The caller has checked that they fit.
     pub(super) fn reserve(self: &Arc<Self>, principal: [u8; 16], bytes: usize) -> ByteReservation {
         let mut reserved = self.0.lock();
         reserved.all += bytes;
@@ -43,7 +44,7 @@ impl ReservedBytes {
         ByteReservation { reserved: Arc::clone(self), principal, bytes: AtomicUsize::new(bytes) }
     }
 
-    /// All that is reserved, and what is for this principal.
+    /// All reserved bytes, and those of this principal.
     pub(super) fn of(&self, principal: &[u8; 16]) -> (usize, usize) {
         let reserved = self.0.lock();
         (reserved.all, reserved.principals.get(principal).copied().unwrap_or_default())
@@ -61,7 +62,7 @@ impl ByteReservation {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// The result is counted as kept, or never will be.
+    /// Releases the bytes: the result is counted as stored, or will not be stored.
     pub(super) fn release(&self) {
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
         let mut reserved = self.reserved.0.lock();

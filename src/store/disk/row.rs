@@ -1,8 +1,9 @@
-//! A record as a row: what is asked for by itself in columns, what grows as bytes, and the rest as JSON.
+//! A record as a row: columns for the fields of queries, bytes for results and input requests, and JSON for
+//! the rest.
 //!
-//! The columns say whose a task is, when it is due and whether it has ended. `head` is a JSON object, so that a
-//! member may be added without a new schema. `body` is what was sent to us, byte for byte: a result or an error, or
-//! the questions that are open, one behind the other, with their lengths in the head.
+//! The columns have the owner of a task, when it is due and whether it has ended. `head` is a JSON object, so
+//! that a member may be added without a new schema. `body` has the server's bytes unchanged: a result or an
+//! error, or the open input requests, one after the other, with their lengths in the head.
 
 use crate::{
     protocol::{Timestamp, TraceContext},
@@ -23,7 +24,7 @@ pub struct RecordRow {
     pub body: Bytes,
 }
 
-/// What is read of a row.
+/// The columns that a record is read from.
 pub struct RowColumns<'a> {
     pub id: [u8; 16],
     pub owner: &'a [u8],
@@ -31,7 +32,7 @@ pub struct RowColumns<'a> {
     pub head: &'a str,
 }
 
-/// What has no column of its own.
+/// The fields without columns of their own.
 #[derive(Serialize, Deserialize)]
 struct RowHead<'a> {
     #[serde(borrow)]
@@ -42,7 +43,7 @@ struct RowHead<'a> {
     retention_ms: u64,
     view: TaskView,
     waited_ms: u64,
-    /// As it is raw.
+    /// Raw JSON.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     server_info: Option<&'a RawValue>,
     raised: bool,
@@ -52,7 +53,7 @@ struct RowHead<'a> {
     /// Raw JSON each; the flag says whether it is a result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     undelivered: Vec<(String, bool, String)>,
-    /// As a `traceparent`. What cannot be read is left out: it is nothing that the task needs.
+    /// As a `traceparent`. An unreadable one is left out, because the task does not depend on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     trace: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,24 +82,24 @@ enum StoredState<'a> {
     Cancelled,
 }
 
-/// How a row is no record: it was damaged, or written by something else.
+/// Why a row is not a record: it was damaged, or written by another program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RowError {
     #[error("its head cannot be read: {0}")]
     Head(String),
     #[error("its owner cannot be read")]
     Owner,
-    #[error("its retention is none that a task can have")]
+    #[error("its retention is out of range")]
     Retention,
     #[error("its state is not what its head says")]
     State,
-    #[error("its head names no question that is open, or one of them twice")]
+    #[error("its head names no open input request, or one of them twice")]
     Questions,
     #[error("its body has {is} bytes, and should have {should}")]
     Body { is: usize, should: usize },
 }
 
-// === impl Row ===
+// === impl RecordRow ===
 
 impl RecordRow {
     pub fn of(record: Arc<Record>) -> Self {
@@ -150,7 +151,7 @@ fn undelivered_answer((key, is_result, raw): (String, bool, String)) -> (String,
     (key, if is_result { Ok(raw.into()) } else { Err(raw.into()) })
 }
 
-// === impl Columns ===
+// === impl RowColumns ===
 
 impl RowColumns<'_> {
     /// The record with this body.
@@ -161,7 +162,7 @@ impl RowColumns<'_> {
         self.read(Some(body))
     }
 
-    /// The record without what it ended with.
+    /// The record without its result.
     ///
     /// # Errors
     /// [`RowError`].
@@ -208,10 +209,10 @@ impl RowColumns<'_> {
     }
 }
 
-// === impl Shape ===
+// === impl StoredState ===
 
 impl StoredState<'_> {
-    /// Those of the body.
+    /// Bytes of the body.
     fn bytes(&self) -> usize {
         match self {
             Self::Working | Self::Cancelled => 0,
@@ -222,7 +223,7 @@ impl StoredState<'_> {
         }
     }
 
-    /// Whether it has each question once, and one at least where it waits for answers.
+    /// Whether it has each input request once, and at least one where it waits for responses.
     fn has_questions(&self) -> bool {
         match self {
             Self::InputRequired { outstanding } => {
@@ -233,7 +234,7 @@ impl StoredState<'_> {
         }
     }
 
-    /// The state with its bytes, which are as many as it says, or none where they are left out.
+    /// The state with its bytes; none where they are left out.
     fn with(self, mut body: Bytes) -> TaskState {
         match self {
             Self::Working => TaskState::Working,
@@ -254,7 +255,7 @@ fn head(text: &str) -> Result<RowHead<'_>, RowError> {
     serde_json::from_str(text).map_err(|error| RowError::Head(error.to_string()))
 }
 
-/// How many bytes the body has of a row with this head.
+/// Bytes of the body of a row with this head.
 ///
 /// # Errors
 /// [`RowError::Head`].
@@ -262,7 +263,7 @@ pub(super) fn body_bytes(text: &str) -> Result<usize, RowError> {
     Ok(head(text)?.state.bytes())
 }
 
-/// An owner as it is compared: the principal, what shares its tasks, and the route.
+/// An owner as it is compared: the principal, the scope of its tasks, and the route.
 pub fn owner(owner: &TaskPrincipal) -> Vec<u8> {
     let TaskPrincipal { principal, route, scope } = owner;
     let mut bytes = Vec::with_capacity(principal.len() + 17 + route.len());
@@ -291,13 +292,13 @@ fn owner_of(bytes: &[u8]) -> Option<TaskPrincipal> {
     Some(TaskPrincipal { principal: *principal, route: str::from_utf8(route).ok()?.into(), scope })
 }
 
-/// The principal of an owner that was read, which is all of it or its beginning.
+/// The principal of a stored owner, or of its beginning.
 pub(super) fn principal(owner: &[u8]) -> Option<[u8; 16]> {
     owner.first_chunk().copied()
 }
 
-/// The principal and the route that a task of this owner is counted for; `Missing` where the owner has no principal. A route
-/// that cannot be read is empty.
+/// The principal and the route that a task of this owner is counted for; `None` where the owner has no
+/// principal. An unreadable route is empty.
 pub(super) fn counted_for(owner: &[u8]) -> Option<([u8; 16], &str)> {
     let (principal, rest) = owner.split_first_chunk()?;
     let route = match rest.split_first() {
@@ -308,7 +309,7 @@ pub(super) fn counted_for(owner: &[u8]) -> Option<([u8; 16], &str)> {
     Some((*principal, str::from_utf8(route).unwrap_or_default()))
 }
 
-/// A status as the column `state` has it. What is none of them is taken for the end that says least.
+/// A status from the column `state`. An unknown one counts as `failed`.
 pub(super) fn status(state: &str) -> &'static str {
     ["working", "input_required", "completed", "cancelled"]
         .into_iter()
@@ -321,7 +322,7 @@ pub(super) fn is_ended(state: &str) -> bool {
     ![TaskState::Working.status(), "input_required"].contains(&state)
 }
 
-/// A time as a column has it.
+/// A time as a column's value.
 pub(super) fn time(at: Timestamp) -> i64 {
     i64::try_from(at.as_millis()).unwrap_or(i64::MAX)
 }

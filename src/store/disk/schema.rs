@@ -1,7 +1,8 @@
-//! The tables, and how an older file becomes one of today.
+//! The tables, and their migrations.
 //!
-//! A file says which version its tables have (`PRAGMA user_version`) and that they are ours (`application_id`). A
-//! change of the tables is one more entry of [`MIGRATIONS`], and never a change of one that was released.
+//! A file has the version of its tables (`PRAGMA user_version`) and a mark of this program
+//! (`application_id`). A change of the tables is a new entry of [`MIGRATIONS`]; released entries are never
+//! changed.
 
 use super::Error;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
@@ -10,7 +11,7 @@ use std::path::Path;
 /// `defr`, as `file` and SQLite's own tools show it.
 const APPLICATION: i32 = i32::from_be_bytes(*b"defr");
 
-/// What makes the tables of each version out of those of the one before; the first out of nothing.
+/// Migrations from each version of the tables to the next; the first from an empty file.
 pub(super) const MIGRATIONS: &[&str] = &["
     CREATE TABLE tasks (
         number INTEGER PRIMARY KEY,
@@ -49,13 +50,13 @@ pub(super) const MIGRATIONS: &[&str] = &["
     ) STRICT, WITHOUT ROWID;
 "];
 
-/// The version of today.
+/// The current version.
 pub(super) const KNOWN: i64 = MIGRATIONS.len().cast_signed() as i64;
 
-/// Makes the tables those of this version. All of it is done or nothing.
+/// Migrates the tables to the current version, all of it or nothing.
 ///
 /// # Errors
-/// [`Error::Newer`], [`Error::Foreign`], and what the database says.
+/// [`Error::Newer`], [`Error::Foreign`], and the errors of the database.
 pub(super) fn upgrade(folder: &Path, connection: &mut Connection) -> Result<(), Error> {
     migrate(folder, connection, MIGRATIONS)
 }
@@ -85,7 +86,7 @@ fn migrate(folder: &Path, connection: &mut Connection, migrations: &[&str]) -> R
 /// The version of the tables; 0 where there are none.
 ///
 /// # Errors
-/// [`Error::Foreign`], and what the database says.
+/// [`Error::Foreign`], and the errors of the database.
 pub(super) fn version(folder: &Path, connection: &Connection) -> Result<i64, Error> {
     let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let tables =
@@ -109,12 +110,12 @@ mod tests {
     }
 
     #[test]
-    fn an_older_file_is_brought_up_with_what_is_in_it() {
+    fn an_older_file_is_upgraded_with_its_content() {
         let (folder, mut file) = (Path::new("folder"), Connection::open_in_memory().expect("opens"));
         migrate(folder, &mut file, &[FIRST]).expect("new");
         assert_eq!(version(folder, &file).expect("ours"), 1);
         let second = "ALTER TABLE a ADD COLUMN y INTEGER NOT NULL DEFAULT 1";
-        // One that fails changes nothing, whatever came before it.
+        // A failed migration changes nothing, not even by the ones before it.
         let failed = migrate(folder, &mut file, &[FIRST, second, "nonsense"]).expect_err("fails");
         assert!(matches!(failed, Error::Database { .. }), "{failed}");
         assert_eq!(version(folder, &file).expect("ours"), 1);
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_program_wrote_is_left_alone() {
+    fn a_database_of_another_program_is_refused() {
         let mut file = Connection::open_in_memory().expect("opens");
         file.execute_batch(FIRST).expect("written");
         let foreign = upgrade(Path::new("folder"), &mut file).expect_err("foreign");

@@ -1,8 +1,9 @@
-//! The one who writes: takes whatever is asked for by then, commits it once, and answers all of it.
+//! The writer: takes all waiting changes, commits them once, and acknowledges each.
 //!
-//! It alone changes the database, what is in memory and the counts, in this order, so a version needs to be compared
-//! nowhere else. A commit is flushed if a change in it must survive a loss of power. Where one fails nothing has
-//! changed; of several each is then tried alone, so that what takes no room is done on a full disk, too.
+//! It alone changes the database, the records in memory and the counts, in this order, so versions are
+//! compared nowhere else. A commit is flushed if a change in it must survive a loss of power. A failed commit
+//! has changed nothing; if it had several changes, each is then tried alone, so that removals succeed on a
+//! full disk, too.
 
 use super::{
     Error,
@@ -36,24 +37,24 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-/// What the writer is told.
+/// A message to the writer.
 pub(super) enum WriterMessage {
     Change(WriteRequest),
     /// Compares the counts with the rows.
     Recount(oneshot::Sender<Result<Recount, StoreError>>),
-    /// Lets go of the folder, and answers.
+    /// Closes the database, releases the folder, and answers.
     Close(oneshot::Sender<()>),
 }
 
-/// A change, and who waits for it.
+/// A change, and the channel for its outcome.
 pub(super) struct WriteRequest {
     pub(super) change: StoreChange,
     pub(super) answer: oneshot::Sender<Result<ChangeOutcome, StoreError>>,
-    /// Its place in the queue.
-    pub(super) place: OwnedSemaphorePermit,
+    /// The permit of the queue.
+    pub(super) permit: OwnedSemaphorePermit,
 }
 
-/// A change that is asked for.
+/// A change of the store.
 pub(super) enum StoreChange {
     Insert(RecordRow, Option<ResultFile>),
     Swap {
@@ -62,8 +63,8 @@ pub(super) enum StoreChange {
         file: Option<ResultFile>,
         flush: Durability,
     },
-    /// Changes nothing: admits a change whose result will be a file, before that is written. Without a version it is a new
-    /// record, of so many bytes.
+    /// Changes nothing: admits a change whose result will be a file, before the file is written. Without a
+    /// version it is a new record of so many bytes.
     Reserve {
         version: Option<RecordVersion>,
         record: Arc<Record>,
@@ -79,41 +80,41 @@ pub(super) enum StoreChange {
     Remove(TaskId),
 }
 
-/// What became of a change.
+/// Outcome of a change.
 pub(super) enum ChangeOutcome {
     Stored,
-    /// There is another version, or none.
+    /// The record has another version, or does not exist.
     Conflict,
     Orphans(Vec<OrphanTask>),
     Reserved(ByteReservation),
 }
 
-/// The one who writes.
+/// The only thread that changes the store.
 pub(super) struct StoreWriter {
     pub(super) folder: StoreFolder,
     pub(super) node: i64,
     pub(super) bounds: SwapCell<StoreBounds>,
-    /// Those of the folder.
+    /// The bound of the folder, in bytes.
     pub(super) max_bytes: Option<u64>,
     pub(super) connection: Connection,
-    /// What tells the database from another in its place.
+    /// Identifies the database, to notice a replaced one.
     pub(super) identity: (u64, u64),
     pub(super) shared: Arc<StoreState>,
     pub(super) messages: Receiver<WriterMessage>,
     pub(super) remover: FileRemover,
-    /// Bytes of results that are files.
+    /// Bytes of result files.
     pub(super) file_bytes: u64,
-    /// The rows as far as they are counted, until all are.
+    /// The counts of the rows, until all are counted.
     pub(super) row_count: Option<RowCount>,
-    /// The connection is of no use any more.
+    /// The connection is no longer usable.
     pub(super) is_broken: bool,
-    /// What a commit survives now; `Missing` where that is not known.
+    /// Durability of the next commit, as set in the database; `None` if unknown.
     pub(super) survives: Option<Durability>,
     /// Locks the folder.
     pub(super) _lock: File,
 }
 
-/// What the writer writes and others read.
+/// State that the writer changes and others read.
 #[derive(Debug)]
 pub(super) struct StoreState {
     pub(super) cache: RecordCache,
@@ -124,56 +125,56 @@ pub(super) struct StoreState {
 
 /// Changes in one commit.
 const BATCH: usize = 1024;
-/// Bytes in one commit, about: more would keep those who come later waiting.
+/// Bytes in one commit, about: more would delay later changes.
 const BATCH_BYTES: usize = 4 << 20;
-/// How long nothing is asked for before some more rows are counted, until all are.
+/// How long no change is submitted before more rows are counted, until all are.
 const COUNT_PAUSE: Duration = Duration::from_millis(1);
-/// How long nothing is asked for before pages that are free are given back.
+/// How long no change is submitted before free pages are returned to the system.
 const IDLE_BEFORE_VACUUM: Duration = Duration::from_secs(1);
-/// How long after some of them the next are, if nothing is asked for meanwhile.
+/// Interval between two vacuum steps, if no change is submitted meanwhile.
 const VACUUM_INTERVAL: Duration = Duration::from_millis(10);
-/// Pages that are given back at a time: a change that comes then waits for it.
+/// Pages that are returned at a time: a new change waits for them.
 const VACUUM_PAGES: i64 = 256;
-/// Pages that are kept, as they will be needed again.
+/// Free pages that are kept, because they will be needed again.
 const SPARE_PAGES: i64 = 256;
-/// Bytes by which the log may be larger than when it is carried over, and of what else is in the folder.
+/// Bytes by which the log may exceed its checkpoint size, and of other files in the folder.
 const OVERHEAD_BYTES: u64 = 4 << 20;
 
-// === impl Writer ===
+// === impl StoreWriter ===
 
 impl StoreWriter {
-    /// Works until it is told to close, or nobody can tell it anything.
+    /// Runs until it is closed, or all senders are dropped.
     pub(super) fn run(mut self) {
-        // How long it is waited before pages are given back, where there are any.
+        // How long to wait before pages are returned, if there are free ones.
         let mut patience = Some(IDLE_BEFORE_VACUUM);
         loop {
-            let mut told = match patience {
+            let mut message = match patience {
                 _ if self.row_count.is_some() => self.messages.recv_timeout(COUNT_PAUSE),
                 Some(patience) => self.messages.recv_timeout(patience),
                 None => self.messages.recv().map_err(Into::into),
             };
-            let (mut asks, mut recounts) = (Vec::new(), Vec::new());
+            let (mut requests, mut recounts) = (Vec::new(), Vec::new());
             let mut bytes = 0;
             let closing = loop {
-                match told {
-                    Ok(WriterMessage::Change(ask)) => {
-                        bytes += ask.change.bytes();
-                        asks.push(ask);
+                match message {
+                    Ok(WriterMessage::Change(request)) => {
+                        bytes += request.change.bytes();
+                        requests.push(request);
                     }
                     Ok(WriterMessage::Recount(answer)) => recounts.push(answer),
                     Ok(WriterMessage::Close(answer)) => break Some(Some(answer)),
                     Err(RecvTimeoutError::Disconnected) => break Some(None),
                     Err(RecvTimeoutError::Timeout) => break None,
                 }
-                if asks.len() == BATCH || bytes >= BATCH_BYTES {
+                if requests.len() == BATCH || bytes >= BATCH_BYTES {
                     break None;
                 }
-                told = self.messages.try_recv().map_err(|error| match error {
+                message = self.messages.try_recv().map_err(|error| match error {
                     TryRecvError::Empty => RecvTimeoutError::Timeout,
                     TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
                 });
             };
-            if asks.is_empty() && recounts.is_empty() && closing.is_none() {
+            if requests.is_empty() && recounts.is_empty() && closing.is_none() {
                 if self.row_count.is_some() {
                     self.count_rows();
                     continue;
@@ -182,13 +183,13 @@ impl StoreWriter {
                 patience = (!is_tidy).then_some(VACUUM_INTERVAL);
                 continue;
             }
-            let removes = asks.iter().any(|ask| matches!(ask.change, StoreChange::Remove(_)));
+            let removes = requests.iter().any(|request| matches!(request.change, StoreChange::Remove(_)));
             patience = (removes || patience.is_some()).then_some(IDLE_BEFORE_VACUUM);
-            self.commit(asks);
+            self.commit(requests);
             recounts.into_iter().for_each(|answer| drop(answer.send(self.recount())));
             self.count_rows();
             if let Some(answer) = closing {
-                // The last connection carries the log over, and the folder is free.
+                // Closing the last connection checkpoints the log, and releases the folder.
                 drop(self);
                 let _ = answer.map(|answer| answer.send(()));
                 return;
@@ -196,49 +197,55 @@ impl StoreWriter {
         }
     }
 
-    /// Commits all of them or, where that fails, each alone.
-    fn commit(&mut self, mut asks: Vec<WriteRequest>) {
-        match self.attempt(&mut asks) {
+    /// Commits all changes or, where that fails, each alone.
+    fn commit(&mut self, mut requests: Vec<WriteRequest>) {
+        match self.attempt(&mut requests) {
             Ok(done) => {
-                for (ask, done) in asks.into_iter().zip(done) {
-                    ask.answer(done);
+                for (request, done) in requests.into_iter().zip(done) {
+                    request.answer(done);
                 }
             }
-            Err(_) if asks.len() > 1 => asks.into_iter().for_each(|ask| self.commit(vec![ask])),
+            Err(_) if requests.len() > 1 => {
+                requests.into_iter().for_each(|request| self.commit(vec![request]))
+            }
             Err(error) => {
-                if let Some(ask) = asks.pop() {
-                    ask.answer(Err(error));
+                if let Some(request) = requests.pop() {
+                    request.answer(Err(error));
                 }
             }
         }
     }
 
-    /// Commits them, and says what became of each; or why nothing has changed.
+    /// Commits the changes, and returns the outcome of each; or why nothing has changed.
     fn attempt(
         &mut self,
-        asks: &mut [WriteRequest],
+        requests: &mut [WriteRequest],
     ) -> Result<Vec<Result<ChangeOutcome, StoreError>>, StoreError> {
         self.reopen_if_broken()?;
         let mut batch = CommitBatch::default();
-        match self.transact(asks, &mut batch) {
+        match self.transact(requests, &mut batch) {
             Ok(done) => {
-                self.publish(asks, &done, batch);
+                self.publish(requests, &done, batch);
                 Ok(done)
             }
             Err(error) => {
                 self.undo(&batch);
                 let lacks_space =
                     is_full(&error) || (is_io(&error) && results::is_out_of_space(&self.folder, self.node));
-                // What lacks space has written nothing, and may be tried again as it is. What may be written and not
-                // flushed is read anew.
+                // For want of space nothing was written, and the connection can be reused. If a write may not
+                // be flushed, the database is read anew.
                 self.is_broken |= is_broken(&error) && (!lacks_space || is_unflushed(&error));
                 if !self.connection.is_autocommit() && self.connection.execute_batch("ROLLBACK").is_err() {
                     self.is_broken = true;
                 }
                 self.survives = None;
                 if is_unflushed(&error) {
-                    // It may be there after a crash: then its files must be, too. The next start sweeps them else.
-                    asks.iter_mut().filter_map(|ask| ask.change.file()).for_each(|file| file.is_kept = true);
+                    // The changes may be stored after a crash, so their files must stay. Otherwise the next
+                    // start removes them.
+                    requests
+                        .iter_mut()
+                        .filter_map(|request| request.change.file())
+                        .for_each(|file| file.is_kept = true);
                 }
                 Err(match lacks_space {
                     true => StoreError::Full(StoreError::DISK_SPACE),
@@ -248,11 +255,11 @@ impl StoreWriter {
         }
     }
 
-    /// Opens the database anew where it has failed.
+    /// Reopens the database after a failure.
     fn reopen_if_broken(&mut self) -> Result<(), StoreError> {
         let path = self.folder.path();
         if folder::has_moved(path, self.identity) {
-            let words = format!("{} was moved away, or another put in its place", path.display());
+            let words = format!("{} was moved, or replaced by another", path.display());
             return Err(StoreError::Unavailable(words));
         }
         if self.is_broken {
@@ -268,7 +275,7 @@ impl StoreWriter {
         self.connection = folder::open_to_write(&self.folder, self.max_bytes)?;
         let (counts, file_bytes) =
             read_counts(&self.connection).map_err(Error::database(self.folder.path()))?;
-        // What was said to have failed may be there after all.
+        // Changes that were reported as failed may be stored after all.
         self.shared.cache.clear();
         *self.shared.counts.lock() = counts;
         self.row_count = Some(RowCount::default());
@@ -278,10 +285,11 @@ impl StoreWriter {
 
     fn transact(
         &mut self,
-        asks: &mut [WriteRequest],
+        requests: &mut [WriteRequest],
         batch: &mut CommitBatch,
     ) -> rusqlite::Result<Vec<Result<ChangeOutcome, StoreError>>> {
-        let survives = asks.iter().map(|ask| ask.change.flush()).max().unwrap_or(Durability::Process);
+        let survives =
+            requests.iter().map(|request| request.change.flush()).max().unwrap_or(Durability::Process);
         if self.survives != Some(survives) {
             let synchronous = match survives {
                 Durability::Machine => "FULL",
@@ -295,23 +303,25 @@ impl StoreWriter {
             batch.free_bytes = Some(max.saturating_sub(self.used_bytes()?.saturating_add(reserved)));
         }
         self.statement("BEGIN IMMEDIATE")?.execute([])?;
-        let done =
-            asks.iter().map(|ask| self.apply(&ask.change, batch)).collect::<rusqlite::Result<Vec<_>>>()?;
+        let done = requests
+            .iter()
+            .map(|request| self.apply(&request.change, batch))
+            .collect::<rusqlite::Result<Vec<_>>>()?;
         self.write_counts(batch)?;
         self.statement("COMMIT")?.execute([])?;
         Ok(done)
     }
 
-    /// What is committed is what is in memory from now on.
+    /// Publishes committed changes to memory.
     fn publish(
         &mut self,
-        asks: &mut [WriteRequest],
+        requests: &mut [WriteRequest],
         done: &[Result<ChangeOutcome, StoreError>],
         batch: CommitBatch,
     ) {
-        for (ask, done) in asks.iter_mut().zip(done) {
+        for (request, done) in requests.iter_mut().zip(done) {
             if matches!(done, Ok(ChangeOutcome::Stored))
-                && let Some(file) = ask.change.file()
+                && let Some(file) = request.change.file()
             {
                 file.is_kept = true;
             }
@@ -332,12 +342,12 @@ impl StoreWriter {
     fn undo(&self, batch: &CommitBatch) {
         let mut counts = self.shared.counts.lock();
         for CountChange { was, is, .. } in batch.counted.iter().rev() {
-            // What it did not find when it was made it finds no better now.
+            // A count that was wrong before the change stays wrong here.
             let _ = apply_count(&mut counts, is.as_ref(), was.as_ref());
         }
     }
 
-    /// Counts some more of the rows, if not all are counted, and mends the counts once they are.
+    /// Counts some more rows, if not all are counted, and repairs the counts once they are.
     pub(super) fn count_rows(&mut self) {
         let Some(rows) = self.row_count.as_mut().filter(|_| !self.is_broken) else { return };
         let counted = match rows.step(&self.connection, STEP) {
@@ -377,7 +387,7 @@ impl StoreWriter {
         compared.map_err(|error| store_error(self.folder.path(), &error))
     }
 
-    /// Bytes of the folder that cannot be used again.
+    /// Bytes of the folder that cannot be reused.
     fn used_bytes(&self) -> rusqlite::Result<u64> {
         let number = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let pages = number("page_count")? - number("freelist_count")?;
@@ -385,19 +395,19 @@ impl StoreWriter {
         Ok(bytes.cast_unsigned() + self.file_bytes + folder::log_bytes(self.max_bytes) + OVERHEAD_BYTES)
     }
 
-    /// Gives some of the free pages back to the system. Whether there are no more of them.
+    /// Returns some free pages to the system. The result says whether there are no more.
     fn vacuum(&mut self) -> rusqlite::Result<bool> {
         let number = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let free = number("freelist_count")? - SPARE_PAGES;
         if free > 0 && !self.is_broken {
-            // One step a page.
+            // One step for each page.
             let give = format!("PRAGMA incremental_vacuum({})", free.min(VACUUM_PAGES));
             let mut give = self.connection.prepare(&give)?;
             let mut given = give.raw_query();
             while given.next()?.is_some() {}
         }
         if free <= VACUUM_PAGES {
-            // The file is cut where the log is carried over.
+            // A checkpoint truncates the file.
             self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
         }
         Ok(free <= VACUUM_PAGES)
@@ -408,22 +418,22 @@ impl StoreWriter {
     }
 }
 
-// === impl Ask ===
+// === impl WriteRequest ===
 
 impl WriteRequest {
     fn answer(self, done: Result<ChangeOutcome, StoreError>) {
-        let Self { change, answer, place } = self;
-        // A file that no row names goes with the change.
-        drop((change, place));
-        // Who asked may have left.
+        let Self { change, answer, permit } = self;
+        // A file that no row names is removed with the change.
+        drop((change, permit));
+        // The caller may have been dropped.
         let _ = answer.send(done);
     }
 }
 
-// === impl Change ===
+// === impl StoreChange ===
 
 impl StoreChange {
-    /// What it must survive once it is answered.
+    /// What the change must survive once it is acknowledged.
     fn flush(&self) -> Durability {
         match self {
             Self::Insert(..) => Durability::Machine,
@@ -451,7 +461,7 @@ impl StoreChange {
     }
 }
 
-/// The connection is not to be used again.
+/// Whether the connection must not be reused.
 fn is_broken(error: &rusqlite::Error) -> bool {
     use ErrorCode::{CannotOpen, DatabaseCorrupt, NotADatabase, ReadOnly, SystemIoFailure};
     matches!(
@@ -460,12 +470,12 @@ fn is_broken(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// The disk has not done it.
+/// Whether the disk has failed.
 fn is_io(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure)
 }
 
-/// It is written, and nobody knows whether it survives.
+/// Whether it is unknown if a written change survives.
 fn is_unflushed(error: &rusqlite::Error) -> bool {
     let code = error.sqlite_error().map(|error| error.extended_code);
     matches!(code, Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC))

@@ -1,8 +1,8 @@
 //! A record as 2025-11-25 shows it (*Tasks*).
 //!
-//! The task is flat in every answer but the first, where it is nested; its result is never in it.
-//! Every member of the revision is in every view: clients of that time refuse a task without `ttl`
-//! or `lastUpdatedAt` (`WIRE`, B 1, rule 11).
+//! The task is flat in every response but the first, where it is nested; its result is never in it. Every
+//! view has every member of the revision: clients of that time refuse a task without `ttl` or `lastUpdatedAt`
+//! (`WIRE`, B 1, rule 11).
 
 use super::ObjectWriter;
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 use bytes::Bytes;
 use serde_json::json;
 
-/// How tasks are shown on a route.
+/// The options of the view on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewOptions {
     /// The least and the greatest `pollInterval`.
@@ -23,39 +23,39 @@ pub struct ViewOptions {
     pub tool_errors: ToolErrors,
 }
 
-/// What a task is whose tool returned `isError: true`.
+/// The status of a task whose tool returned `isError: true`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ToolErrors {
-    /// `failed`, as the revision has it (2025-11-25, *Tasks, Task Execution Errors*).
+    /// `failed`, as in the revision (2025-11-25, *Tasks, Task Execution Errors*).
     #[default]
     Failed,
     /// `completed`: clients in the field drop the result of a failed task (`WIRE`, B 1, rule 4).
     Completed,
 }
 
-/// Who reads a `CreateTaskResult`.
+/// The form of a `CreateTaskResult`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskResultFormat {
-    /// A client of the revision as it was published.
+    /// As published in the revision.
     Published,
-    /// One that takes it for the call's own result, which must have `content`, and finds its task by
-    /// `modelcontextprotocol.io/task` in `_meta`. That is what FastMCP 2.14 does, by a draft of SEP-1686. The task is
-    /// where the revision has it, too.
+    /// For a client that reads it as the call's own result, which must have `content`, and finds its task by
+    /// `modelcontextprotocol.io/task` in `_meta`. FastMCP 2.14 does so, by a draft of SEP-1686. The task is
+    /// also where the revision has it.
     Draft,
 }
 
-/// What a call that is a task has come to, as the call itself would have been answered.
+/// The outcome of a call that became a task, as the call itself would have been answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskOutcome {
     /// The raw result object, with the task it belongs to in `_meta`.
     Result(Bytes),
     /// The raw error object.
     Error(Bytes),
-    /// It was cancelled, so that there is none.
+    /// The task was cancelled and has no result.
     Cancelled,
 }
 
-/// The `CreateTaskResult`. `immediate` is for the model to go on with
+/// The `CreateTaskResult`. `immediate` is a text with which the model can continue
 /// (`io.modelcontextprotocol/model-immediate-response`).
 pub fn created(
     record: &Record,
@@ -89,8 +89,7 @@ pub fn created(
     out.finish()
 }
 
-/// The task itself: the result of `tasks/get` and `tasks/cancel`, the params of
-/// `notifications/tasks/status`.
+/// The task object: the result of `tasks/get` and `tasks/cancel`, the params of `notifications/tasks/status`.
 pub fn task_object(record: &Record, now: Timestamp, terms: ViewOptions) -> Vec<u8> {
     let mut out = ObjectWriter::with_capacity(384 + record.message.as_ref().map_or(0, String::len));
     task(&mut out, record, now, terms);
@@ -119,7 +118,7 @@ pub fn task_list<'a>(
     out.finish()
 }
 
-/// The status, as this revision counts a tool that failed.
+/// The status, with this revision's handling of tool errors.
 pub fn status(record: &Record, tool_errors: ToolErrors) -> &'static str {
     match (&record.state, tool_errors) {
         (TaskState::Completed { is_error: true, .. }, ToolErrors::Failed) => "failed",
@@ -127,10 +126,10 @@ pub fn status(record: &Record, tool_errors: ToolErrors) -> &'static str {
     }
 }
 
-/// What `tasks/result` gives; nothing as long as the task has not ended.
+/// The response of `tasks/result`; `None` until the task has ended.
 ///
-/// What a 2026-07-28 client's call left behind is a result of that revision: `resultType` and the
-/// server's name are taken off again.
+/// The result of a 2026-07-28 client's call is in that revision: `resultType` and the server info are
+/// removed.
 pub fn outcome(record: &Record) -> Option<TaskOutcome> {
     match &record.state {
         TaskState::Working | TaskState::InputRequired { .. } => None,

@@ -1,12 +1,11 @@
 //! A record as the tasks extension shows it.
 //!
-//! Three messages show a task: the handle that stands in for a call's result, the answer to
-//! `tasks/get`, and the notification. Each is written straight into one buffer, as a result may be
-//! megabytes long: it is copied once, and never parsed into values. Every field of the extension is
-//! in every view, numbers are whole: clients refuse a task without `ttlMs` or with a fraction.
+//! Three messages show a task: the handle that replaces a call's result, the response to `tasks/get`, and the
+//! notification. Each is written into one buffer, because a result may be megabytes long: it is copied once,
+//! and never parsed into values. Every field of the extension is in every view, and numbers are integers:
+//! clients refuse a task without `ttlMs` or with a fraction.
 //!
-//! `meta` is a raw `_meta` object to put in, for what the caller knows: who serves, which
-//! subscription.
+//! `meta` is a raw `_meta` object of the caller, with the server info or the subscription id.
 
 use super::ObjectWriter;
 use crate::{
@@ -19,8 +18,8 @@ use crate::{
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// The `CreateTaskResult` of the extension: flat, `resultType: "task"`, without result, error or
-/// input requests whatever the state.
+/// The `CreateTaskResult` of the extension: flat, `resultType: "task"`, without result, error or input
+/// requests in any state.
 pub fn created(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
     let mut view = ExtensionWriter::with_capacity(record, meta, 0);
     view.0.string("resultType", "task");
@@ -28,8 +27,8 @@ pub fn created(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option
     view.finish(meta)
 }
 
-/// The `GetTaskResult` of the extension: `resultType: "complete"` and the detailed task. The inlined
-/// result carries its own `resultType` (added where the server's had none).
+/// The `GetTaskResult` of the extension: `resultType: "complete"` and the detailed task. The inlined result
+/// has its own `resultType` (added if the server's has none).
 pub fn detailed(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
     let mut view = ExtensionWriter::with_capacity(record, meta, record.stored_bytes());
     view.0.string("resultType", "complete");
@@ -38,8 +37,8 @@ pub fn detailed(record: &Record, now: Timestamp, bounds: PollBounds, meta: Optio
     view.finish(meta)
 }
 
-/// The params of `notifications/tasks`: the detailed task, identical to what `tasks/get` would say
-/// at this moment but for `resultType`, which belongs to results.
+/// The params of `notifications/tasks`: the detailed task, identical to the response of `tasks/get` at this
+/// moment except for `resultType`, which belongs to results.
 pub fn notification_params(
     record: &Record,
     now: Timestamp,
@@ -52,15 +51,15 @@ pub fn notification_params(
     view.finish(meta)
 }
 
-/// A view that is being written.
+/// Writes a view.
 struct ExtensionWriter(ObjectWriter);
 
 // === impl View ===
 
 impl ExtensionWriter {
-    /// With room for the whole view, so that a large result is not copied again on the way.
+    /// Allocates space for the whole view, so that a large result is not copied again.
     fn with_capacity(record: &Record, meta: Option<&[u8]>, details: usize) -> Self {
-        // The fixed fields take about 260 bytes; quotes around keys are few.
+        // The fixed fields take about 260 bytes; few keys need quoting.
         let message = record.message.as_ref().map_or(0, String::len);
         Self(ObjectWriter::with_capacity(384 + message + details + meta.map_or(0, <[u8]>::len)))
     }
@@ -106,9 +105,8 @@ impl ExtensionWriter {
         self.0.raw(b"}");
     }
 
-    /// The result of the call. A `resultType` goes in front where it has none: the published client
-    /// library refuses a completed task whose result lacks it, although the extension's own example
-    /// does.
+    /// The result of the call. A missing `resultType` is added: the published client library refuses a
+    /// completed task whose result lacks it, although the extension's own example does.
     fn result(&mut self, result: &Bytes) {
         self.0.key("result");
         let rest = match JsonObject::read(result) {
@@ -140,8 +138,8 @@ impl ExtensionWriter {
     }
 }
 
-/// What a call of an older revision left behind, without what means something else here: there a
-/// server's own `resultType` is one more unknown member, and it may have tasks of its own.
+/// The result of a legacy call without the members that have another meaning here: a legacy server's
+/// `resultType` is an unknown member, and the server may have tasks of its own.
 fn to_modern(result: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(result) else { return result.clone() };
     let mut edit = ObjectEdit::new(&object);

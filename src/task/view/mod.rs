@@ -1,16 +1,16 @@
-//! A record as a client sees it.
+//! A record as clients see it.
 //!
-//! One record, three views: that of the tasks extension ([`extension`], for 2026-07-28), that of
-//! the experimental tasks of 2025-11-25 ([`experimental`]), and that of clients that know no tasks, whose
-//! model holds a [`ticket`]. They differ in more than names. In the first the result is in the task; in the
-//! second it is fetched by a request of its own, and a tool that failed makes the task a failed one; in the third
-//! it is the result of one more tool.
+//! One record has three views: that of the tasks extension ([`extension`], for 2026-07-28), that of the
+//! experimental tasks of 2025-11-25 ([`experimental`]), and that of clients without task support, whose model
+//! holds a [`ticket`]. They differ in more than names. In the first the result is in the task; in the second
+//! it is fetched by a separate request, and a tool error makes the task a failed one; in the third it is the
+//! result of another tool.
 
 pub mod experimental;
 pub mod extension;
 pub mod ticket;
 
-/// A JSON object that is being written, straight into one buffer.
+/// Writes a JSON object into one buffer.
 struct ObjectWriter(Vec<u8>);
 
 // === impl Writer ===
@@ -32,7 +32,7 @@ impl ObjectWriter {
         self.raw(itoa::Buffer::new().format(value).as_bytes());
     }
 
-    /// The key of the next member. All our keys are plain.
+    /// Writes the key of the next member. All keys here need no escaping.
     fn key(&mut self, key: &str) {
         if self.0.last() != Some(&b'{') {
             self.0.push(b',');

@@ -1,7 +1,7 @@
-//! A record as clients see it that know no tasks: an ordinary result of their call, in words for the model.
+//! A record as clients without task support see it: an ordinary result of their call, as text for the model.
 //!
-//! The words say what runs, for how long, what it last said of its progress, and how to go on. A model knows nothing
-//! of tasks, so the words are all there is: they name the tools to call and their one argument. `_meta` has the
+//! The text says which tool runs, for how long, its last progress, and how to continue. A model knows nothing
+//! of tasks, so the text must be complete: it names the tools to call and their one argument. `_meta` has the
 //! same for programs, under [`meta::TICKET`].
 
 use crate::{
@@ -15,10 +15,10 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What stands for something in words of the operator's.
+/// The placeholders of a configured text.
 pub const PLACEHOLDERS: [&str; 7] =
     ["{tool}", "{elapsed}", "{progress}", "{ticket}", "{result}", "{cancel}", "{wait}"];
-/// What must be in them: without it no model comes back.
+/// The placeholders that must be in a configured text: without them no model can fetch the result.
 pub const REQUIRED_PLACEHOLDERS: [&str; 2] = ["{ticket}", "{result}"];
 
 const DEFAULT_TEXT: &str = "{tool} is still running, {elapsed} so far{progress}. This is not its result yet. To get it, call the tool \
@@ -26,20 +26,20 @@ const DEFAULT_TEXT: &str = "{tool} is still running, {elapsed} so far{progress}.
      that {tool} is still running. Do not call {tool} again for this; it runs only once. To stop it, call {cancel} \
      with the same ticket.";
 
-/// How a ticket is spoken of.
+/// The values for the text of a ticket.
 #[derive(Clone, Copy, Debug)]
 pub struct TicketPrompt<'a> {
     pub ticket: &'a str,
-    /// The tools that take it, as this client was given them.
+    /// The names of the tools that take the ticket, as this client knows them.
     pub result: &'a str,
     pub cancel: &'a str,
-    /// How long the first of them waits.
+    /// How long the result tool waits.
     pub wait: Duration,
-    /// The operator's own words.
+    /// The configured text.
     pub text: Option<&'a str>,
 }
 
-/// The result of a call, or of asking for it, that is not done yet.
+/// The result of a call, or of a call of the result tool, while the tool is running.
 pub fn running(record: &Record, now: Timestamp, terms: &TicketPrompt<'_>) -> Value {
     let elapsed = record.waited + now.since(record.created);
     let progress = record.message.as_deref().map(|said| format!(" (last progress: {said})"));
@@ -70,7 +70,7 @@ pub fn running(record: &Record, now: Timestamp, terms: &TicketPrompt<'_>) -> Val
     json!({ "content": [{ "type": "text", "text": text }], "_meta": { meta::TICKET: about } })
 }
 
-/// What a call has come to, exactly as it would have been answered; nothing while it runs.
+/// The outcome of a call, exactly as it would have been answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
     /// The raw result object.
@@ -80,7 +80,8 @@ pub enum CallOutcome {
     Cancelled,
 }
 
-/// What a call has come to, in the words of 2026-07-28 where `modern`, else in those of before.
+/// The outcome of a call, for a client of 2026-07-28 if `modern`, else of a legacy revision; `None` while it
+/// runs.
 pub fn outcome(record: &Record, modern: bool) -> Option<CallOutcome> {
     match &record.state {
         TaskState::Working | TaskState::InputRequired { .. } => None,
@@ -93,7 +94,7 @@ pub fn outcome(record: &Record, modern: bool) -> Option<CallOutcome> {
     }
 }
 
-/// A result of 2026-07-28 without what older clients do not know.
+/// A result of 2026-07-28 without the members that legacy revisions do not have.
 fn to_legacy(result: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(result) else { return result.clone() };
     let mut edit = ObjectEdit::new(&object);
@@ -106,44 +107,45 @@ fn to_legacy(result: &Bytes) -> Bytes {
     edit.apply()
 }
 
-/// The result of stopping a tool.
+/// The result of cancelling a tool.
 pub fn cancelled(tool: &str) -> Value {
-    json!({ "content": [{ "type": "text", "text": format!("{tool} was told to stop. It has no result.") }] })
+    json!({ "content": [{ "type": "text", "text": format!("{tool} was asked to stop. It has no result.") }] })
 }
 
-/// The result of stopping a tool that is done.
+/// The result of cancelling a tool that has ended.
 pub fn already_ended(record: &Record, result_tool: &str) -> Value {
     let tool = &record.tool;
     let text = match record.state {
-        TaskState::Cancelled => format!("{tool} had been stopped already. It has no result."),
-        _ => format!("{tool} is done: it cannot be stopped any more. Its result is had from {result_tool}."),
+        TaskState::Cancelled => format!("{tool} was already stopped. It has no result."),
+        _ => format!("{tool} has finished and cannot be stopped. Call {result_tool} for its result."),
     };
     json!({ "content": [{ "type": "text", "text": text }] })
 }
 
-/// What everybody hears of a ticket that is not known, or not theirs, or whose result is gone.
+/// The result for a ticket that is unknown, belongs to another principal, or has expired. The text is the
+/// same in all cases.
 pub fn unknown_ticket() -> Value {
-    let text = "This ticket is not known: it is not written exactly as it was given, or its result was kept for as long as \
-                results are and is gone.";
+    let text =
+        "This ticket is not known: it is not written exactly as it was given, or its result has expired.";
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
-/// What is heard where a ticket cannot be looked at just now, for this reason: nothing is wrong with it.
+/// The result if a ticket cannot be processed at present, for this reason. The ticket stays valid.
 pub fn busy(reason: &str) -> Value {
     let text = format!(
-        "This could not be done just now: {reason}. The ticket is as good as before: wait a little, then call this again \
-         with the same ticket."
+        "This is not possible at the moment: {reason}. The ticket is still valid: wait a little, then call this again with \
+         the same ticket."
     );
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
-/// What a tool of ours that takes a ticket says where it was given none.
+/// The result of a ticket tool that was called without a ticket.
 pub fn missing_ticket(name: &str) -> Value {
     let text = format!("{name} needs the argument `ticket`: the ticket, exactly as it was given.");
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
-/// What looks like a place in a text: `{`, small letters, `}`.
+/// The placeholders in a text: `{`, lower-case letters, `}`.
 pub fn placeholders(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -161,7 +163,7 @@ pub fn placeholders(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A text with its places filled. What is filled in is not looked at again.
+/// A text with its placeholders replaced. Replacements are not searched for placeholders.
 fn fill_placeholders(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
     let mut out = String::with_capacity(text.len() + 128);
     let mut rest = text;
@@ -175,7 +177,7 @@ fn fill_placeholders(text: &str, value: impl Fn(&str) -> Option<String>) -> Stri
     out
 }
 
-/// A time as a model reads it: `45 s`, `2 min 5 s`, `1 h 3 min`.
+/// A duration for a model: `45 s`, `2 min 5 s`, `1 h 3 min`.
 fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let two = |most: u64, unit: &str, rest: u64, small: &str| match rest {
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_name_the_tool_the_time_the_progress_and_how_to_go_on() {
+    fn the_text_names_the_tool_the_time_the_progress_and_the_next_call() {
         let mut record = record();
         let now = Timestamp::from_millis(46_000);
         let first = running(&record, now, &terms(None));
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_the_operators_are_filled_in_once() {
+    fn placeholders_of_a_configured_text_are_replaced_once() {
         let mut record = record();
         record.tool = "{ticket}".into();
         let text = Some("{tool} runs: {result}({\"ticket\":\"{ticket}\"}) { {Tool} {}");
@@ -241,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn only_small_letters_in_braces_are_a_place() {
+    fn only_lower_case_letters_in_braces_are_a_placeholder() {
         let found: Vec<_> = placeholders("{a} {{b}} {\"c\"} {d {e} {F} {}").collect();
         assert_eq!(found, ["{a}", "{b}", "{e}"]);
     }
 
     #[test]
-    fn a_result_is_what_the_call_would_have_given_in_the_callers_words() {
+    fn a_result_is_that_of_the_call_in_the_callers_era() {
         let mut record = record();
         assert_eq!(outcome(&record, false), None);
         let result: Bytes =
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_by_people() {
+    fn durations_are_formatted_for_people() {
         let shown = |seconds| format_duration(Duration::from_secs(seconds));
         assert_eq!([45, 60, 125, 3600, 3780].map(shown), ["45 s", "1 min", "2 min 5 s", "1 h", "1 h 3 min"]);
         assert_eq!(format_duration(Duration::from_millis(300)), "300 ms");

@@ -1,4 +1,4 @@
-//! What is counted, in the types of the library that writes it down.
+//! Metrics in the types of the crate `prometheus`.
 
 use super::latency::{LatencySnapshot, SHOWN};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
@@ -8,7 +8,7 @@ pub(super) const COUNTER: MetricType = MetricType::COUNTER;
 pub(super) const GAUGE: MetricType = MetricType::GAUGE;
 pub(super) const HISTOGRAM: MetricType = MetricType::HISTOGRAM;
 
-/// Values of one name. Without any it is not written.
+/// A metric family. A family without values is not exported.
 pub(super) fn family(
     name: &str,
     help: &str,
@@ -42,7 +42,7 @@ pub(super) fn gauge(labels: &[(&str, &str)], value: f64) -> Metric {
 pub(super) fn histogram(labels: &[(&str, &str)], counted: &LatencySnapshot) -> Metric {
     let bucket = |bound: &u64| {
         let mut bucket = Bucket::default();
-        // Exact, as each bound is the end of a step.
+        // The count is exact, because each bound is the end of a step.
         bucket.set_cumulative_count(counted.within(Duration::from_micros(*bound)) as u64);
         bucket.set_upper_bound(*bound as f64 / 1e6);
         bucket
@@ -56,7 +56,7 @@ pub(super) fn histogram(labels: &[(&str, &str)], counted: &LatencySnapshot) -> M
     metric
 }
 
-/// In the order of their names, as the library has its own.
+/// A metric with sorted labels, as the crate sorts its own.
 fn labelled(labels: &[(&str, &str)]) -> Metric {
     let mut labels: Vec<_> = labels
         .iter()

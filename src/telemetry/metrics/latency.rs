@@ -1,7 +1,8 @@
-//! How long things took, counted in steps fine enough to draw and to ask "how many took longer than this?".
+//! Histograms of durations, fine enough for charts and for the question "how many calls took longer than
+//! this?".
 //!
-//! The steps are the same for everything that is counted, ten to a power of ten, and every threshold that an
-//! operator is likely to think of is one of them. Prometheus is shown fewer of them ([`SHOWN`]).
+//! All histograms have the same steps, ten per power of ten, which include every likely threshold. Prometheus
+//! gets a subset ([`SHOWN`]).
 
 use serde::{Deserialize, Serialize};
 use std::{
@@ -9,13 +10,13 @@ use std::{
     time::Duration,
 };
 
-/// Steps in each power of ten, in tenths.
+/// The steps in each power of ten, in tenths.
 const IN_TEN: [u64; 10] = [10, 12, 15, 20, 25, 30, 40, 50, 60, 80];
-/// Powers of ten, from 100 µs to 100,000 s: longer than any call may take by default.
+/// Powers of ten, from 100 µs to 100,000 s, which is more than the default maximum of a call.
 const POWERS: usize = 9;
 const STEPS: usize = IN_TEN.len() * POWERS + 1;
 
-/// The upper end of each step, in microseconds. What took longer than the last is in a step of its own.
+/// The upper bound of each step, in microseconds. Longer durations are counted in a separate step.
 const BOUNDS: [u64; STEPS] = {
     let (mut bounds, mut at, mut unit) = ([0; STEPS], 0, 10);
     while at + 1 < STEPS {
@@ -29,7 +30,7 @@ const BOUNDS: [u64; STEPS] = {
     bounds
 };
 
-/// The upper ends that Prometheus is shown, in microseconds; each is one of the steps.
+/// The bucket bounds for Prometheus, in microseconds; each is the bound of a step.
 pub(super) const SHOWN: [u64; 18] = [
     5_000,
     10_000,
@@ -51,7 +52,7 @@ pub(super) const SHOWN: [u64; 18] = [
     3_000_000_000,
 ];
 
-/// Counts how long things took. Some 750 bytes.
+/// A histogram of durations, about 750 bytes.
 #[derive(Debug)]
 pub struct LatencyHistogram {
     counts: [AtomicU64; STEPS + 1],
@@ -60,19 +61,19 @@ pub struct LatencyHistogram {
     longest: AtomicU64,
 }
 
-/// What was counted up to a moment.
+/// A copy of a histogram at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatencySnapshot {
     pub count: u64,
     /// In microseconds.
     pub sum_us: u64,
     pub longest_us: u64,
-    /// How many took so long or less, and longer than the step before: the upper end of the step in microseconds,
-    /// and the count. Steps without any are left out; the last may have no end, which is `Missing`.
+    /// The number of durations in each step, with the upper bound of the step in microseconds. Empty steps
+    /// are omitted; the last step may have no bound.
     pub steps: Vec<(Option<u64>, u64)>,
 }
 
-// === impl Latencies ===
+// === impl LatencyHistogram ===
 
 impl Default for LatencyHistogram {
     fn default() -> Self {
@@ -90,13 +91,13 @@ impl LatencyHistogram {
         let step = BOUNDS.partition_point(|bound| *bound < took);
         self.counts[step].fetch_add(1, Ordering::Relaxed);
         self.sum.fetch_add(took, Ordering::Relaxed);
-        // It hardly ever is.
+        // The maximum rarely changes, so avoid the write.
         if took > self.longest.load(Ordering::Relaxed) {
             self.longest.fetch_max(took, Ordering::Relaxed);
         }
     }
 
-    /// Counts all that another has counted, too.
+    /// Adds the counts of another histogram.
     pub fn merge(&self, other: &Self) {
         for (count, others) in self.counts.iter().zip(&other.counts) {
             count.fetch_add(others.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -121,7 +122,7 @@ impl LatencyHistogram {
 // === impl LatencySnapshot ===
 
 impl LatencySnapshot {
-    /// These without those of `part`, which are among them. The longest stays an upper bound.
+    /// The durations that are not in `part`, which must be a subset. The maximum remains an upper bound.
     #[must_use]
     pub fn without(&self, part: &Self) -> Self {
         let in_part = |end| part.steps.iter().find(|(step, _)| *step == end).map_or(0, |(_, count)| *count);
@@ -140,8 +141,8 @@ impl LatencySnapshot {
         }
     }
 
-    /// How many took so long or less. Exact where `took` is the end of a step; else those of the step that it is
-    /// in are taken for evenly spread.
+    /// The number of durations up to `took`. Exact at the bound of a step; interpolated linearly within a
+    /// step.
     pub fn within(&self, took: Duration) -> f64 {
         let took = took.as_micros() as f64;
         let mut within = 0.0;
@@ -151,8 +152,8 @@ impl LatencySnapshot {
         within
     }
 
-    /// The time within which this share of all was over, of `0.0..=1.0`; `Missing` where nothing was counted. Within
-    /// the step that it is in the times are taken for evenly spread.
+    /// The quantile of `share` in `0.0..=1.0`; `None` if the histogram is empty. Interpolated linearly within
+    /// a step.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let mut left = share.clamp(0.0, 1.0) * self.count as f64;
         let mut found = None;
@@ -167,7 +168,7 @@ impl LatencySnapshot {
         found.map(|micros| Duration::from_micros(micros as u64))
     }
 
-    /// The start and the end of each step that has any, and how many. What took longest bounds the last.
+    /// Start, end and count of each step that is not empty. The maximum bounds the last step.
     fn spans(&self) -> impl Iterator<Item = (f64, f64, f64)> {
         self.steps.iter().map(|&(end, count)| {
             let end = end.unwrap_or(u64::MAX);
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_can_be_left_out_of_what_was_counted() {
+    fn a_subset_can_be_subtracted() {
         let (all, part, rest) =
             (LatencyHistogram::default(), LatencyHistogram::default(), LatencyHistogram::default());
         for millis in [1, 20, 20, 300, 70_000] {
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bound_that_is_shown_and_every_threshold_that_is_advised_on_is_a_step() {
+    fn every_bucket_bound_and_every_candidate_threshold_is_a_step() {
         assert!(BOUNDS.is_sorted());
         assert_eq!((BOUNDS[0], BOUNDS[STEPS - 1]), (100, 100_000_000_000));
         let advised = [1, 2, 5, 10, 30, 60].map(|seconds| seconds * 1_000_000);
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_took_as_long_as_a_threshold_is_within_it() {
+    fn a_duration_equal_to_a_threshold_is_within_it() {
         let seconds = |n| Duration::from_secs(n);
         let counted = of(&[seconds(1), seconds(5), seconds(5) + Duration::from_micros(1), seconds(60)]);
         assert_eq!(counted.within(seconds(1)), 1.0);
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_took_longer_than_all_steps_is_counted_and_ends_with_the_longest() {
+    fn durations_beyond_all_steps_are_counted_up_to_the_maximum() {
         let counted = of(&[Duration::from_secs(200_000), Duration::MAX]);
         assert_eq!(counted.steps, [(None, 2)]);
         assert_eq!(counted.quantile(1.0), Some(Duration::from_micros(u64::MAX)));

@@ -1,5 +1,4 @@
-//! The limits of the configuration, as operators see them near: what each is, how much of it is taken, and how often
-//! it was met.
+//! Metrics of the configured limits: value, current usage, and hits.
 
 use super::expose;
 use crate::runtime::PerThread;
@@ -21,7 +20,7 @@ macro_rules! limits {
         impl Limit {
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// Its key in the configuration.
+            /// The configuration key.
             pub const fn key(self) -> &'static str {
                 match self {
                     $(Self::$name => $key,)*
@@ -81,18 +80,17 @@ limits! {
 
 const COUNT: usize = Limit::ALL.len();
 
-/// What is known of one.
+/// The metrics of one limit.
 #[derive(Debug)]
 struct LimitState {
-    /// Its value, as the bits of a float: times are in seconds. Not a number where it was not told.
+    /// The value as the bits of a float, times in seconds. NaN if it is not set.
     value: AtomicU64,
-    /// Whether it is a limit on what there is at a time, so that some of it can be taken.
+    /// Whether this is a concurrency limit, which has a current usage.
     has_usage: bool,
     hits: AtomicU64,
 }
 
-/// How much of each is taken. Each call takes of some, and gives it back; what it took on one stripe it may give back
-/// on another.
+/// Current usage per limit. Usage acquired on one stripe may be released on another.
 static USED: LazyLock<PerThread<[AtomicI64; COUNT]>> =
     LazyLock::new(|| PerThread::from_fn(|| [const { AtomicI64::new(0) }; COUNT]));
 
@@ -106,7 +104,7 @@ static STATES: [LimitState; COUNT] = {
     known
 };
 
-/// Those on what there is at a time, of all callers together.
+/// Concurrency limits of all principals together.
 const USAGE_LIMITS: &[Limit] = &[
     Limit::BodyMemory,
     Limit::Connections,
@@ -121,26 +119,26 @@ const USAGE_LIMITS: &[Limit] = &[
     Limit::StoredBytes,
 ];
 
-/// So much of a limit is taken; given back when dropped.
+/// Usage of a limit, released when dropped.
 #[derive(Debug)]
 pub struct UsageGuard {
     limit: Limit,
     amount: i64,
 }
 
-/// One limit at a moment.
+/// The metrics of one limit at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LimitSnapshot {
     pub limit: &'static str,
-    /// Times in seconds. None where it differs by route or is not set.
+    /// Times in seconds. `None` if it differs by route or is not set.
     pub value: Option<f64>,
-    /// None where it bounds one thing at a time, such as a body.
+    /// `None` if the limit bounds single objects, such as a body.
     pub used: Option<i64>,
-    /// How often it was met.
+    /// How often the limit was hit.
     pub hits: u64,
 }
 
-// === impl Known ===
+// === impl LimitState ===
 
 impl LimitState {
     const fn new(is_taken: bool) -> Self {
@@ -155,29 +153,29 @@ impl Limit {
         &STATES[self as usize]
     }
 
-    /// It is this, times in seconds.
+    /// Sets the value, times in seconds.
     pub fn set_value(self, value: f64) {
         self.state().value.store(value.to_bits(), Ordering::Relaxed);
     }
 
-    /// It was met.
+    /// Counts a hit.
     pub fn record_hit(self) {
         self.state().hits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The limit of this key was met. A key that is none of these is not counted.
+    /// Counts a hit of the limit with this key. Unknown keys are ignored.
     pub fn record_hit_by_key(key: &str) {
         if let Some(limit) = Self::ALL.iter().find(|limit| limit.key() == key) {
             limit.record_hit();
         }
     }
 
-    /// So much more of it is taken, or less.
+    /// Changes the current usage by `more`, which may be negative.
     pub fn add_used(self, more: i64) {
         USED.local()[self as usize].fetch_add(more, Ordering::Relaxed);
     }
 
-    /// So much of it is taken, where one place knows that: nobody says then of what becomes more or less.
+    /// Sets the current usage, for limits whose usage is known in one place.
     pub fn set_used(self, amount: usize) {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
         for (stripe, used) in USED.iter().enumerate() {
@@ -185,7 +183,7 @@ impl Limit {
         }
     }
 
-    /// So much of it is taken until what is given is dropped.
+    /// Adds to the current usage until the guard is dropped.
     pub fn take(self, amount: usize) -> UsageGuard {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
         self.add_used(amount);
@@ -194,7 +192,7 @@ impl Limit {
 
     pub(crate) fn snapshot(self) -> LimitSnapshot {
         let LimitState { value, has_usage: is_taken, hits } = self.state();
-        // What began on a stripe that was looked at and ended on one that was not is missing for a moment.
+        // A concurrent change can be missed for a moment, so the sum may be negative.
         let used = || {
             let sum: i64 = USED.iter().map(|used| used[self as usize].load(Ordering::Relaxed)).sum();
             sum.max(0)
@@ -215,26 +213,16 @@ impl Drop for UsageGuard {
     }
 }
 
-/// As Prometheus is shown them.
+/// The metric families for Prometheus.
 pub(super) fn families() -> Vec<MetricFamily> {
     let all: Vec<_> = Limit::ALL.iter().map(|limit| limit.snapshot()).collect();
     let value = all.iter().filter_map(|one| Some(expose::gauge(&[("limit", one.limit)], one.value?)));
     let used = all.iter().filter_map(|one| Some(expose::gauge(&[("limit", one.limit)], one.used? as f64)));
     let hits = all.iter().map(|one| expose::counter(&[("limit", one.limit)], one.hits as f64));
     vec![
-        expose::family(
-            "deferral_limit",
-            "Limits of the configuration by their keys; times in seconds.",
-            expose::GAUGE,
-            value,
-        ),
-        expose::family(
-            "deferral_limit_used",
-            "How much of a limit is taken, of those on what there is at a time.",
-            expose::GAUGE,
-            used,
-        ),
-        expose::family("deferral_limit_hits_total", "How often a limit was met.", expose::COUNTER, hits),
+        expose::family("deferral_limit", "Configured limits by key; times in seconds.", expose::GAUGE, value),
+        expose::family("deferral_limit_used", "Current usage of concurrency limits.", expose::GAUGE, used),
+        expose::family("deferral_limit_hits_total", "How often a limit was reached.", expose::COUNTER, hits),
     ]
 }
 
@@ -243,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_is_given_back() {
+    fn usage_is_released_when_the_guard_is_dropped() {
         let before = Limit::Departed.snapshot().used.expect("it can be taken");
         let taken = Limit::Departed.take(7);
         assert_eq!(Limit::Departed.snapshot().used, Some(before + 7));

@@ -1,21 +1,23 @@
-//! What is counted of what happens, for Prometheus, for the operator's page and for advice.
+//! Metrics, for Prometheus, the admin page and the report.
 //!
-//! There is one set of counts a process, as there is one log: whoever lets something be known
-//! ([`events`](super::events)) moves the count with the line, so that the two agree. What is not counted but there
-//! (tasks, sessions, processes) is asked of whoever has it when the counts are read: [`write()`] takes it as [`GaugeSnapshot`].
+//! There is one set of metrics per process, as there is one log. Emitting an event
+//! ([`events`](super::events)) writes the line and updates the metrics, so that the two agree. Gauges of
+//! current state (tasks, sessions, processes) are read when the metrics are written: [`write()`] takes them
+//! as [`GaugeSnapshot`].
 //!
-//! Names and labels are an interface: dashboards and alerts are made of them. `manual::metrics` lists them, and
-//! `tests/it/metrics/mod.rs` holds the list to what is written. A label's values are bounded: routes are the
-//! configuration's, methods the specification's, tools are at most [`tools::TOOLS`] a route.
+//! Names and labels are an interface, because dashboards and alerts depend on them. `manual::metrics` lists
+//! them, and `tests/it/metrics/mod.rs` compares the list with the output. Label values are bounded: routes
+//! are those of the configuration, methods those of the specification, and tools are at most [`tools::TOOLS`]
+//! per route.
 //!
 //! | file | |
 //! |---|---|
-//! | `requests.rs` | what is counted of the requests of clients |
-//! | `latency.rs` | how long things took |
-//! | `tools.rs` | what is counted of each tool |
-//! | `limits.rs` | what is known of each limit |
-//! | `process.rs` | what the system knows of this process, where that is Linux |
-//! | `expose.rs` | the types of the library that writes it down |
+//! | `requests.rs` | requests of clients |
+//! | `latency.rs` | histograms of durations |
+//! | `tools.rs` | metrics of each tool |
+//! | `limits.rs` | metrics of each limit |
+//! | `process.rs` | standard process metrics, on Linux |
+//! | `expose.rs` | conversion to the types of the crate `prometheus` |
 
 mod expose;
 mod latency;
@@ -44,11 +46,11 @@ use std::{
 };
 use tools::{ToolCounters, ToolCounts};
 
-/// What is counted.
+/// The metrics of the process.
 struct Metrics {
     registry: Registry,
-    /// Each route of the configurations since the start. Its counters are written from then on, with the value 0: a
-    /// counter that first appears with the value 1 shows no increase, so an alert would miss the first event.
+    /// All routes since the start. Their counters are exported with the value 0, because `rate()` and
+    /// `increase()` miss a counter that first appears with the value 1.
     routes: Mutex<BTreeSet<Arc<str>>>,
     requests: RequestCounters,
     tools: ToolCounters,
@@ -65,38 +67,39 @@ struct Metrics {
     log_lines_dropped: IntCounter,
 }
 
-/// What there is when the counts are read, which nobody counts as it comes and goes.
+/// Gauges that are read when the metrics are written.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GaugeSnapshot {
-    /// Route, status and how many.
+    /// Route, status, and number of tasks.
     pub tasks: Vec<(Arc<str>, &'static str, usize)>,
     pub servers: Vec<ServerSnapshot>,
 }
 
-/// One route's server at a moment.
+/// The state of a route's server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerSnapshot {
     pub route: Arc<str>,
-    /// Whether it could be spoken to when that was tried last; none where it was not.
+    /// Whether the last contact succeeded; `None` if there was none.
     pub is_up: Option<bool>,
-    /// Sessions that are open with it.
+    /// Number of open sessions.
     pub sessions: usize,
-    /// Processes of it that run; none where it is none.
+    /// Number of running processes; `None` for an HTTP server.
     pub children: Option<usize>,
 }
 
-/// How a method is called that nobody specified.
+/// Label of methods that are not in the specification.
 const UNSPECIFIED: &str = "other";
 
-/// The kinds of input requests that the specification has, by the first part of their methods.
+/// Kinds of input requests in the specification: the first part of their methods.
 const KINDS: [&str; 3] = ["elicitation", "sampling", "roots"];
 
-/// The route of what is on none.
+/// Label of requests without a route.
 const NO_ROUTE: &str = "none";
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
-/// A question of a server that waits for its answer. Dropped before it was told what it came to, it was withdrawn.
+/// An input request of a server that waits for its response. Dropping it counts it as withdrawn, unless it
+/// was closed.
 #[derive(Debug)]
 pub struct OpenInputRequest {
     route: Arc<str>,
@@ -106,35 +109,35 @@ pub struct OpenInputRequest {
     is_closed: bool,
 }
 
-/// The caller and the tool of the call that an input request belongs to.
+/// The principal and the tool of the call that an input request belongs to.
 #[derive(Clone, Debug, Default)]
 pub struct CallOrigin {
-    /// As logs show it.
+    /// The principal as shown in logs.
     pub principal: String,
-    /// Or the prompt or resource.
+    /// The tool, prompt or resource.
     pub tool: String,
 }
 
-/// What became of something that a server asked.
+/// The outcome of an input request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputRequestOutcome {
-    /// Its client answered, with a result or an error.
+    /// The client responded, with a result or an error.
     Answered,
-    /// Nobody answered in time.
+    /// The request expired without a response.
     Declined,
-    /// Nobody could be asked.
+    /// No client can respond to it.
     Refused,
-    /// The server took it back, or the call ended first.
+    /// The server cancelled it, or the call ended first.
     Withdrawn,
 }
 
-/// What became of a ticket.
+/// The outcome of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TicketOutcome {
     Issued,
-    /// The result was fetched with it.
+    /// The result was fetched.
     Collected,
-    /// Its time was over before anybody fetched the result.
+    /// The result expired before it was fetched.
     NeverCollected,
 }
 
@@ -159,34 +162,34 @@ impl Metrics {
             tools: ToolCounters::default(),
             task_polls: histograms(
                 "deferral_task_polls",
-                "How often a task was asked for until its end was fetched.",
+                "Polls of a task until its end was fetched.",
                 &["route"],
                 &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0],
             ),
             results_uncollected: counters(
                 "deferral_results_uncollected_total",
-                "Results of tasks whose time was over before anybody fetched them.",
+                "Task results that expired before they were fetched.",
                 &["route"],
             ),
             questions: counters(
                 "deferral_questions_total",
-                "What servers asked, by what became of it.",
+                "Input requests of servers, by outcome.",
                 &["route", "kind", "outcome"],
             ),
             questions_waiting: gauges(
                 "deferral_questions_waiting",
-                "What servers asked and wait for.",
+                "Input requests that wait for a response.",
                 &["route"],
             ),
             cancel_seconds: histograms(
                 "deferral_cancel_seconds",
-                "From a cancel until its server had taken it.",
+                "Time from a cancellation until the server accepted it.",
                 &["route"],
                 &[0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0],
             ),
             outcome_unknown: counters(
                 "deferral_outcome_unknown_total",
-                "Calls that were lost after they had been sent: whether they ran is unknown.",
+                "Calls lost after they had been sent; their outcome is unknown.",
                 &["route"],
             ),
             child_restarts: counters(
@@ -201,20 +204,16 @@ impl Metrics {
             ),
             store_seconds: histograms(
                 "deferral_store_seconds",
-                "What the task store was asked, by how long it took.",
+                "Duration of task store operations.",
                 &["op"],
                 &[0.000_01, 0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0],
             ),
-            tickets: counters(
-                "deferral_tickets_total",
-                "Tickets, by what became of them.",
-                &["route", "outcome"],
-            ),
+            tickets: counters("deferral_tickets_total", "Tickets, by outcome.", &["route", "outcome"]),
             log_lines_dropped: registered(
                 &registry,
                 IntCounter::new(
                     "deferral_log_lines_dropped_total",
-                    "Lines of the log that there was no room for, or that were not taken.",
+                    "Log lines that did not fit into the buffer, or could not be written.",
                 ),
             ),
             registry,
@@ -227,23 +226,23 @@ impl Metrics {
 }
 
 fn registered<M: Collector + Clone + 'static>(registry: &Registry, metric: prometheus::Result<M>) -> M {
-    let metric = metric.expect("its name and labels are well formed");
-    registry.register(Box::new(metric.clone())).expect("no two have one name");
+    let metric = metric.expect("names and labels are valid");
+    registry.register(Box::new(metric.clone())).expect("names are unique");
     metric
 }
 
-/// What is counted of the requests of clients.
+/// Counts of client requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CallCounts {
-    /// That are being answered.
+    /// Requests in flight.
     pub in_flight: u64,
-    /// That have ended, since the start.
+    /// Requests that ended since the start.
     pub total: u64,
-    /// The same by how they ended.
+    /// Requests that ended, by outcome.
     pub by_outcome: BTreeMap<String, u64>,
 }
 
-/// What is counted of the requests of clients, on all routes.
+/// The counts of client requests on all routes.
 pub fn calls() -> CallCounts {
     let mut calls = CallCounts::default();
     for of_route in METRICS.requests.snapshot().values() {
@@ -256,21 +255,21 @@ pub fn calls() -> CallCounts {
     calls
 }
 
-/// The requests that are being answered on a route.
+/// The number of requests in flight on a route.
 pub fn in_flight(route: &str) -> u64 {
     let counted = METRICS.requests.snapshot();
     let of_route = counted.get(route).and_then(|of_route| of_route.in_flight);
     of_route.and_then(|count| u64::try_from(count).ok()).unwrap_or_default()
 }
 
-/// The questions of servers that wait for their answers.
+/// The number of open input requests.
 pub fn questions_waiting() -> u64 {
     let families = METRICS.questions_waiting.collect();
     let metrics = families.iter().flat_map(MetricFamily::get_metric);
     metrics.map(|metric| metric.get_gauge().get_value() as u64).sum()
 }
 
-/// All that is counted, as Prometheus reads it (text format 0.0.4).
+/// All metrics in the Prometheus text format 0.0.4.
 pub fn write(seen: &GaugeSnapshot) -> Vec<u8> {
     let metrics = &*METRICS;
     let mut families = metrics.registry.gather();
@@ -288,21 +287,21 @@ pub fn write(seen: &GaugeSnapshot) -> Vec<u8> {
     text
 }
 
-/// The media type of what [`write()`] writes.
+/// The media type of [`write()`].
 pub const TEXT: &str = prometheus::TEXT_FORMAT;
 
-/// What is counted of each tool.
+/// The metrics of each tool.
 pub fn tools() -> Vec<ToolSnapshot> {
     METRICS.tools.snapshot()
 }
 
-/// What is known of each limit.
+/// The metrics of each limit.
 pub fn limits() -> Vec<LimitSnapshot> {
     Limit::ALL.iter().map(|limit| limit.snapshot()).collect()
 }
 
-/// A route is served: each of its counters exists from now on. `has_processes` where its server is a program that the
-/// proxy starts.
+/// Creates the counters of a route, so that they are exported from now on. `has_processes` is set for stdio
+/// servers.
 pub fn register_route(route: &Arc<str>, has_processes: bool) {
     let metrics = &*METRICS;
     metrics.routes.lock().unwrap_or_else(PoisonError::into_inner).insert(Arc::clone(route));
@@ -327,28 +326,28 @@ pub fn register_route(route: &Arc<str>, has_processes: bool) {
     }
 }
 
-/// The operations of the task store, each of which is counted from now on.
+/// Creates the histograms of the task store's operations.
 pub fn register_store_operations(operations: &[&str]) {
     for op in operations {
         METRICS.store_seconds.with_label_values(&[op]);
     }
 }
 
-/// One request has ended so.
+/// Counts a request that ended.
 pub(super) fn record_request(route: &str, method: &str, outcome: RequestOutcome) {
     let route = if route.is_empty() { NO_ROUTE } else { route };
     METRICS.requests.record_end(route, method, outcome);
 }
 
-/// The call of a tool has ended so, after this time. One that has become a task ends with that.
+/// Counts a tool call that ended. A call that became a task is counted when the task ends.
 pub(super) fn record_call(route: &str, tool: &str, outcome: RequestOutcome, took: Duration) {
     if outcome == RequestOutcome::Task {
         return;
     }
-    // Any other outcome can be had with a name that the client has made up.
+    // Only a result proves that the tool exists: clients can get any other outcome with an invented name.
     METRICS.tool(route, tool, outcome == RequestOutcome::Result, |tool| {
         match outcome {
-            // Nothing was asked of the server, or it is asked again.
+            // The server was not called, or the client will retry.
             RequestOutcome::Refused | RequestOutcome::InputRequired => return,
             RequestOutcome::TimedOut => drop(tool.timed_out.fetch_add(1, Ordering::Relaxed)),
             RequestOutcome::Disconnected => drop(tool.departed.fetch_add(1, Ordering::Relaxed)),
@@ -364,7 +363,7 @@ pub(super) fn record_call(route: &str, tool: &str, outcome: RequestOutcome, took
     });
 }
 
-/// The server of this route lists a tool of this name.
+/// Records that the server of this route lists this tool.
 pub fn mark_tool_listed(route: &str, tool: &str) {
     METRICS.tools.mark_listed(route, tool);
 }
@@ -373,8 +372,8 @@ pub(super) fn record_task_created(route: &str, tool: &str) {
     METRICS.tool(route, tool, false, |tool| tool.tasks_created.fetch_add(1, Ordering::Relaxed));
 }
 
-/// A task has ended with this status, `age` after its creation; its call had run for `waited` by then. `is_success`
-/// where the tool did not say that it failed.
+/// Counts a task that ended with this status, `age` after its creation and after its call had run for
+/// `waited`. `is_success` is set if the tool did not report an error.
 pub(super) fn record_task_ended(
     (route, tool): (&str, &str),
     status: &str,
@@ -385,7 +384,7 @@ pub(super) fn record_task_ended(
     METRICS.tool(route, tool, is_success, |tool| tool.record_task_end(status, waited, age));
 }
 
-/// `is_success` where the call has ended without an error.
+/// Counts a call that would have become a task. `is_success` is set if the call ended without an error.
 pub(super) fn record_would_defer(route: &str, tool: &str, is_success: bool) {
     METRICS.tool(route, tool, is_success, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
 }
@@ -403,27 +402,27 @@ pub(super) fn record_outcome_unknown(route: &str) {
     METRICS.outcome_unknown.with_label_values(&[route]).inc();
 }
 
-/// A process of a server is started after one had ended by itself.
+/// Counts a process that was started after one had ended by itself.
 pub fn record_child_restart(route: &str) {
     METRICS.child_restarts.with_label_values(&[route]).inc();
 }
 
-/// An event in a stream of a route's server was no message.
+/// Counts an event in a server's stream that was no message.
 pub(super) fn record_event_skipped(route: &str) {
     METRICS.events_skipped.with_label_values(&[route]).inc();
 }
 
-/// A task's end was fetched, after so many questions after it.
+/// Counts a task whose end was fetched, after this many polls.
 pub fn record_task_fetched(route: &str, polls: u32) {
     METRICS.task_polls.with_label_values(&[route]).observe(f64::from(polls));
 }
 
-/// The time of a task's result was over before anybody fetched it.
+/// Counts a task result that expired before it was fetched.
 pub fn record_uncollected_result(route: &str) {
     METRICS.results_uncollected.with_label_values(&[route]).inc();
 }
 
-/// What a server asked by this method has come to this.
+/// Counts an input request with this outcome.
 pub(super) fn record_input_request(route: &str, method: &str, outcome: InputRequestOutcome) {
     METRICS.questions.with_label_values(&[route, kind_of(method), outcome.as_str()]).inc();
 }
@@ -433,12 +432,12 @@ fn kind_of(method: &str) -> &'static str {
     KINDS.into_iter().find(|kind| family == Some(*kind)).unwrap_or(UNSPECIFIED)
 }
 
-/// A server has taken a cancel, this long after it was told.
+/// Records the time until a server accepted a cancellation.
 pub fn record_cancel(route: &str, took: Duration) {
     METRICS.cancel_seconds.with_label_values(&[route]).observe(took.as_secs_f64());
 }
 
-/// The store has done this, in this time.
+/// Records the duration of a store operation.
 pub fn record_store_operation(op: &str, took: Duration) {
     METRICS.store_seconds.with_label_values(&[op]).observe(took.as_secs_f64());
 }
@@ -447,10 +446,10 @@ pub fn record_ticket(route: &str, outcome: TicketOutcome) {
     METRICS.tickets.with_label_values(&[route, outcome.as_str()]).inc();
 }
 
-// === impl OpenQuestion ===
+// === impl OpenInputRequest ===
 
 impl OpenInputRequest {
-    /// A server asks by this method.
+    /// Opens an input request of a server.
     pub fn open(route: &Arc<str>, origin: CallOrigin, method: &str) -> Self {
         METRICS.questions_waiting.with_label_values(&[&**route]).inc();
         let method = method.to_owned();
@@ -460,12 +459,12 @@ impl OpenInputRequest {
         open
     }
 
-    /// Its client has answered.
+    /// Closes it with the client's response.
     pub fn close_answered(self) {
         self.close(InputRequestOutcome::Answered);
     }
 
-    /// Nobody has answered it in time.
+    /// Closes it as expired.
     pub fn close_declined(self) {
         self.close(InputRequestOutcome::Declined);
     }
@@ -476,13 +475,13 @@ impl OpenInputRequest {
         METRICS.questions.with_label_values(&[&*self.route, self.kind, outcome.as_str()]).inc();
     }
 
-    /// It has come to this, which is counted elsewhere.
+    /// Closes it with an outcome that is counted elsewhere.
     pub fn close_uncounted(mut self, outcome: InputRequestOutcome) {
         self.is_closed = true;
         self.publish(outcome.as_str());
     }
 
-    /// Offers it to the open taps.
+    /// Publishes the change to the open taps.
     fn publish(&self, outcome: &str) {
         if !tap::is_open() {
             return;
@@ -508,7 +507,7 @@ impl Drop for OpenInputRequest {
     }
 }
 
-// === impl QuestionOutcome ===
+// === impl InputRequestOutcome ===
 
 impl InputRequestOutcome {
     const ALL: [Self; 4] = [Self::Answered, Self::Declined, Self::Refused, Self::Withdrawn];
@@ -537,7 +536,7 @@ impl TicketOutcome {
     }
 }
 
-// === impl Seen ===
+// === impl GaugeSnapshot ===
 
 impl GaugeSnapshot {
     fn families(&self) -> Vec<MetricFamily> {
@@ -553,30 +552,30 @@ impl GaugeSnapshot {
         vec![
             gauge(
                 "deferral_build_info",
-                "Always 1; what runs is in the labels.",
+                "Always 1; the version is in the label.",
                 vec![expose::gauge(&version, 1.0)],
             ),
-            gauge("deferral_tasks", "Tasks that are kept, by status.", tasks.collect()),
+            gauge("deferral_tasks", "Tasks in the store, by status.", tasks.collect()),
             gauge(
                 "deferral_upstream_up",
-                "Whether a route's server could be spoken to when that was tried last.",
+                "Whether the last attempt to reach a route's server succeeded.",
                 of_servers(|server| server.is_up.map(f64::from)).collect(),
             ),
             gauge(
                 "deferral_upstream_sessions",
-                "Sessions that are open with a route's server.",
+                "Open sessions with a route's server.",
                 of_servers(|server| Some(server.sessions as f64)).collect(),
             ),
             gauge(
                 "deferral_children",
-                "Processes of a route's server that run.",
+                "Running processes of a route's server.",
                 of_servers(|server| server.children.map(|count| count as f64)).collect(),
             ),
         ]
     }
 }
 
-/// The method as a label, of those there are.
+/// The method as a label; unspecified methods share one.
 pub fn method_label(method: &crate::protocol::Method) -> &str {
     match method {
         crate::protocol::Method::Other(_) => UNSPECIFIED,

@@ -1,10 +1,10 @@
-//! What the system knows of this process, by the names that all programs give it.
+//! The standard process metrics.
 
 use super::expose;
 use procfs::process::{LimitValue, Process};
 use prometheus::proto::{MetricFamily, MetricType};
 
-/// Without any where `/proc` is not mounted.
+/// The metric families; none if `/proc` is not mounted.
 pub(super) fn families() -> Vec<MetricFamily> {
     let Ok(process) = Process::myself() else { return Vec::new() };
     let Ok(stat) = process.stat() else { return Vec::new() };
@@ -19,15 +19,20 @@ pub(super) fn families() -> Vec<MetricFamily> {
     let mut families = vec![
         one(
             "process_cpu_seconds_total",
-            "Time spent on the processors, by the process and for it.",
+            "Total user and system CPU time in seconds.",
             expose::COUNTER,
             (stat.utime + stat.stime) as f64 / ticks,
         ),
-        one("process_threads", "Threads.", expose::GAUGE, stat.num_threads as f64),
-        one("process_virtual_memory_bytes", "Memory that is mapped.", expose::GAUGE, stat.vsize as f64),
+        one("process_threads", "Threads of the process.", expose::GAUGE, stat.num_threads as f64),
+        one(
+            "process_virtual_memory_bytes",
+            "Virtual memory size in bytes.",
+            expose::GAUGE,
+            stat.vsize as f64,
+        ),
         one(
             "process_resident_memory_bytes",
-            "Memory that is there.",
+            "Resident memory size in bytes.",
             expose::GAUGE,
             (stat.rss * procfs::page_size()) as f64,
         ),
@@ -36,18 +41,23 @@ pub(super) fn families() -> Vec<MetricFamily> {
         let started = booted as f64 + stat.starttime as f64 / ticks;
         families.push(one(
             "process_start_time_seconds",
-            "When it began, since 1970.",
+            "Start time since the Unix epoch in seconds.",
             expose::GAUGE,
             started,
         ));
     }
     if let Ok(open) = process.fd_count() {
-        families.push(one("process_open_fds", "Descriptors that are open.", expose::GAUGE, open as f64));
+        families.push(one("process_open_fds", "Open file descriptors.", expose::GAUGE, open as f64));
     }
     if let Ok(limits) = process.limits()
         && let LimitValue::Value(most) = limits.max_open_files.soft_limit
     {
-        families.push(one("process_max_fds", "Descriptors that may be open.", expose::GAUGE, most as f64));
+        families.push(one(
+            "process_max_fds",
+            "Maximum number of open file descriptors.",
+            expose::GAUGE,
+            most as f64,
+        ));
     }
     families
 }

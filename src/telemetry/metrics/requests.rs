@@ -1,6 +1,7 @@
-//! What is counted of the requests of clients.
+//! Metrics of client requests.
 //!
-//! Each of them moves three counts, so it moves those of its thread's stripe: what is shown is the sum.
+//! Each request updates three counters, so each thread has its own stripe; a snapshot is the sum of the
+//! stripes.
 
 use super::expose;
 use crate::{protocol::Method, runtime::PerThread, telemetry::events::RequestOutcome};
@@ -10,23 +11,23 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// The requests on all routes.
+/// Counters of all routes.
 #[derive(Debug, Default)]
 pub(super) struct RequestCounters(PerThread<Mutex<CountsByRoute>>);
 
-/// What was counted on one stripe, or in all, by route.
+/// The counts of one stripe, or their sum, by route.
 type CountsByRoute = BTreeMap<Box<str>, RouteCounts>;
 
 #[derive(Debug, Default)]
 pub(super) struct RouteCounts {
-    /// That have begun here, less those that have ended here: on another stripe than they began, mostly. None where
-    /// none began: of what is on no route, nothing is in flight there.
+    /// Requests that began here minus those that ended here; most end on another stripe. `None` if none
+    /// began, as for requests without a route.
     pub(super) in_flight: Option<i64>,
-    /// Few, so they are looked through.
+    /// A list, because there are few entries.
     pub(super) ended: Vec<OutcomeCount>,
 }
 
-/// Requests of one method that ended in the same way.
+/// Number of requests of one method with the same outcome.
 #[derive(Clone, Debug)]
 pub(super) struct OutcomeCount {
     pub(super) method: Box<str>,
@@ -34,19 +35,19 @@ pub(super) struct OutcomeCount {
     pub(super) count: u64,
 }
 
-/// The outcomes of which an alert is made.
+/// Outcomes that alerts are based on.
 const FAILURES: [RequestOutcome; 3] =
     [RequestOutcome::UpstreamFailed, RequestOutcome::TimedOut, RequestOutcome::ProxyFailed];
 
-// === impl Requests ===
+// === impl RequestCounters ===
 
 impl RequestCounters {
-    /// One more is being answered on a route, or one less.
+    /// Adds to the number of requests in flight.
     pub(super) fn add_in_flight(&self, route: &str, more: i64) {
         self.update_route(route, |of_route| *of_route.in_flight.get_or_insert(0) += more);
     }
 
-    /// One has ended so.
+    /// Counts a request that ended.
     pub(super) fn record_end(&self, route: &str, method: &str, outcome: RequestOutcome) {
         self.update_route(route, |of_route| of_route.add(method, outcome, 1));
     }
@@ -59,7 +60,7 @@ impl RequestCounters {
         }
     }
 
-    /// What was counted so far.
+    /// The sum of all stripes.
     pub(super) fn snapshot(&self) -> CountsByRoute {
         let mut sum = CountsByRoute::new();
         for stripe in self.0.iter() {
@@ -76,8 +77,8 @@ impl RequestCounters {
         sum
     }
 
-    /// As Prometheus is shown them. For `routes`, every outcome of a `tools/call` exists with the value 0; of another
-    /// method each outcome that is a failure, once the method has been called.
+    /// The metric families for Prometheus. For each route in `routes`, every outcome of `tools/call` is
+    /// exported with the value 0; for other methods the failures, once the method has been called.
     pub(super) fn families(&self, routes: &BTreeSet<Arc<str>>) -> [MetricFamily; 2] {
         let mut counts = self.snapshot();
         for route in routes {
@@ -103,15 +104,10 @@ impl RequestCounters {
             Some(expose::gauge(&[("route", &**route)], of_route.in_flight?.max(0) as f64))
         });
         [
-            expose::family(
-                "deferral_calls_total",
-                "Requests of clients, by how they ended.",
-                expose::COUNTER,
-                ended,
-            ),
+            expose::family("deferral_calls_total", "Client requests, by outcome.", expose::COUNTER, ended),
             expose::family(
                 "deferral_calls_in_flight",
-                "Requests of clients that are being answered.",
+                "Client requests in flight.",
                 expose::GAUGE,
                 in_flight,
             ),
@@ -123,7 +119,7 @@ fn lock(counts: &Mutex<CountsByRoute>) -> MutexGuard<'_, CountsByRoute> {
     counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// === impl OfRoute ===
+// === impl RouteCounts ===
 
 impl RouteCounts {
     fn add(&mut self, method: &str, outcome: RequestOutcome, more: u64) {
@@ -135,13 +131,13 @@ impl RouteCounts {
     }
 }
 
-/// A request is being answered on a route, until this is dropped.
+/// A request in flight, until this is dropped.
 #[derive(Debug)]
 pub struct InFlightRequest {
     route: Arc<str>,
 }
 
-// === impl InFlight ===
+// === impl InFlightRequest ===
 
 impl InFlightRequest {
     pub fn begin(route: &Arc<str>) -> Self {
@@ -166,12 +162,12 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn what_is_shown_is_the_sum_of_what_all_threads_have_counted() {
+    fn a_snapshot_is_the_sum_of_all_threads() {
         let requests = RequestCounters::default();
         thread::scope(|threads| {
             for number in 0..20_i64 {
                 let requests = &requests;
-                // It begins on one thread, and ends on another.
+                // The request begins on one thread and ends on another.
                 threads.spawn(move || requests.add_in_flight("/a", 1));
                 threads.spawn(move || {
                     requests.record_end(

@@ -1,7 +1,8 @@
-//! What is counted of each tool.
+//! Metrics of each tool.
 //!
-//! A tool's name is what clients say it is, so a name is counted by itself only where the server lists it or a call of
-//! it has ended without an error, and only so many on a route: the rest is counted together, as [`OTHER`].
+//! Clients choose tool names, so a name is counted separately only if the server lists it or a call of it has
+//! ended without an error, and only for a limited number of names per route. All other calls are counted as
+//! [`OTHER`].
 
 use super::{
     expose,
@@ -20,21 +21,21 @@ use std::{
     time::Duration,
 };
 
-/// Tools of one route that are counted by name.
+/// Maximum number of tools of a route that are counted by name.
 pub const TOOLS: usize = 200;
 
-/// Names of one route that are known to be listed by its server; each costs 16 bytes.
+/// Maximum number of names of a route that are remembered as listed by its server; each costs 16 bytes.
 const LISTED: usize = 10_000;
 
-/// What all others are counted as.
+/// The name under which all other tools are counted.
 pub const OTHER: &str = "other";
 
 /// The tools of all routes.
 #[derive(Debug, Default)]
 pub(super) struct ToolCounters {
-    /// Looked at by each call, side by side.
+    /// Read by each call without a lock.
     known: ArcSwap<ToolsByRoute>,
-    /// Held while one is added, to what is then known instead.
+    /// Held while a tool is added to a copy of `known`.
     adding: Mutex<()>,
     /// Hashes of the names that the server of each route lists.
     listed: RwLock<BTreeMap<Box<str>, HashSet<u64>>>,
@@ -45,36 +46,36 @@ pub(super) struct ToolCounters {
 type ToolsByRoute = BTreeMap<Arc<str>, Arc<ToolsByName>>;
 type ToolsByName = BTreeMap<Box<str>, Arc<ToolCounts>>;
 
-/// One of the counts.
+/// Selects one of the counts.
 type CountFn = fn(&ToolSnapshot) -> u64;
 
-/// What is counted of one tool.
+/// The counts of one tool.
 #[derive(Debug, Default)]
 pub(super) struct ToolCounts {
-    /// Calls, from the request to the server's answer, whether or not they became tasks; of one that was left or
-    /// cancelled how long it had run by then.
+    /// Calls, from the request to the server's response, including those that became tasks; if the client
+    /// disconnected or cancelled, until then.
     pub(super) calls: LatencyHistogram,
-    /// Of those, calls that ended in an error: the tool's own or the server's, or that the server failed.
+    /// Calls that ended in an error: of the tool, of the server, or because the server failed.
     pub(super) failed_calls: LatencyHistogram,
-    /// Of those, calls whose servers did not answer in time.
+    /// Calls whose servers did not respond in time.
     pub(super) timed_out: AtomicU64,
-    /// Of those, calls whose clients left before the answer, or cancelled them.
+    /// Calls whose clients disconnected before the response, or cancelled.
     pub(super) departed: AtomicU64,
     pub(super) tasks_created: AtomicU64,
     pub(super) completed: AtomicU64,
     pub(super) failed: AtomicU64,
     pub(super) cancelled: AtomicU64,
-    /// Tasks, from their creation to their end.
+    /// Tasks, from creation to end.
     pub(super) tasks: LatencyHistogram,
     /// Calls that would have become tasks, in mode `observe`.
     pub(super) would_defer: AtomicU64,
 }
 
-/// What was counted of one tool up to a moment.
+/// The metrics of one tool at one moment.
 #[derive(Clone, Debug, Serialize)]
 pub struct ToolSnapshot {
     pub route: Arc<str>,
-    /// [`OTHER`] for those that have no place of their own.
+    /// [`OTHER`] for tools that are not counted by name.
     pub tool: Box<str>,
     pub calls: LatencySnapshot,
     /// Those of `calls` that ended in an error.
@@ -89,10 +90,10 @@ pub struct ToolSnapshot {
     pub would_defer: u64,
 }
 
-// === impl Tools ===
+// === impl ToolCounters ===
 
 impl ToolCounters {
-    /// The server of this route lists a tool of this name. Beyond [`LISTED`] names it is not kept.
+    /// Records a listed name. Names beyond [`LISTED`] are ignored.
     pub(super) fn mark_listed(&self, route: &str, tool: &str) {
         let hash = self.hashes.hash_one(tool);
         if self.is_listed(route, hash) {
@@ -112,7 +113,7 @@ impl ToolCounters {
         listed.get(route).is_some_and(|names| names.contains(&hash))
     }
 
-    /// Counts for a tool of this name, or for all others. `is_real` where a call of it has ended without an error.
+    /// Counts for the tool, or for [`OTHER`]. `is_real` is set if a call of the tool ended without an error.
     pub(super) fn count_in<T>(
         &self,
         route: &str,
@@ -127,7 +128,7 @@ impl ToolCounters {
         }
         let is_real = is_real || self.is_listed(route, self.hashes.hash_one(tool));
         let name = if is_real { tool } else { OTHER };
-        // Once all places are taken there is nothing to add for any further name.
+        // If the route is full, further names are not added.
         let others = of_route.filter(|tools| !is_real || tools.len() >= TOOLS);
         match others.and_then(|tools| tools.get(OTHER)) {
             Some(others) => count(others),
@@ -139,7 +140,7 @@ impl ToolCounters {
         let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = ToolsByRoute::clone(&self.known.load());
         let mut of_route = known.get(route).map(|tools| ToolsByName::clone(tools)).unwrap_or_default();
-        // Another may have taken the last place meanwhile.
+        // Another thread may have added the last tool meanwhile.
         let is_full = !of_route.contains_key(tool) && of_route.len() >= TOOLS;
         let name = if is_full { OTHER } else { tool };
         let added = Arc::clone(of_route.entry(name.into()).or_default());
@@ -155,7 +156,7 @@ impl ToolCounters {
     }
 }
 
-// === impl Tool ===
+// === impl ToolCounts ===
 
 impl ToolCounts {
     fn snapshot(&self, route: Arc<str>, tool: Box<str>) -> ToolSnapshot {
@@ -176,7 +177,7 @@ impl ToolCounts {
         }
     }
 
-    /// A task of this tool has ended, with this status.
+    /// Counts a task that ended with this status.
     pub(super) fn record_task_end(&self, status: &str, waited: Duration, age: Duration) {
         let count = match status {
             "completed" => &self.completed,
@@ -197,8 +198,8 @@ impl ToolCounts {
 }
 
 impl ToolCounters {
-    /// As Prometheus is shown them. A tool that is counted by name has all its counters; each of `routes` has those of
-    /// [`OTHER`].
+    /// The metric families for Prometheus. Each tool that is counted by name has all counters, and each route
+    /// in `routes` has those of [`OTHER`].
     pub(super) fn families(&self, routes: &BTreeSet<Arc<str>>) -> Vec<MetricFamily> {
         let mut tools = self.snapshot();
         let others = tools.iter().filter(|tool| &*tool.tool == OTHER);
@@ -228,19 +229,17 @@ impl ToolCounters {
         vec![
             took(
                 "deferral_call_duration_seconds",
-                "Calls of tools, from the request to the server's answer, whether or not they became tasks.",
+                "Tool calls, from the request to the server's response, including those that became tasks.",
                 |tool| &tool.calls,
             ),
-            count("deferral_tasks_created_total", "Calls that have become tasks.", |tool| tool.tasks_created),
+            count("deferral_tasks_created_total", "Calls that became tasks.", |tool| tool.tasks_created),
             expose::family(
                 "deferral_tasks_ended_total",
-                "Tasks that have ended, by how.",
+                "Tasks that ended, by status.",
                 expose::COUNTER,
                 ended,
             ),
-            took("deferral_task_duration_seconds", "Tasks, from their creation to their end.", |tool| {
-                &tool.tasks
-            }),
+            took("deferral_task_duration_seconds", "Tasks, from creation to end.", |tool| &tool.tasks),
             count(
                 "deferral_would_defer_total",
                 "Calls that would have become tasks, in mode observe.",
@@ -259,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_beyond_the_places_of_a_route_are_counted_together() {
+    fn tools_beyond_the_limit_are_counted_as_other() {
         let tools = ToolCounters::default();
         for number in 0..TOOLS + 50 {
             let name = format!("tool-{number}");
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_no_server_has_answered_to_takes_no_place() {
+    fn an_unproven_name_is_not_counted_separately() {
         let tools = ToolCounters::default();
         for number in 0..1000 {
             tools.count_in("/a", &format!("nonsense-{number}"), false, |_| ());
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_names_are_kept_than_a_list_may_have() {
+    fn the_number_of_listed_names_is_bounded() {
         let tools = ToolCounters::default();
         for number in 0..=LISTED {
             tools.mark_listed("/a", &format!("tool-{number}"));

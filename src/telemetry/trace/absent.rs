@@ -1,4 +1,4 @@
-//! What stands for traces in a program without them: values of no size that do nothing.
+//! Replacement for tracing without the feature `otlp`: zero-sized types that do nothing.
 
 use super::{AttributeValue, ExportSettings, SpanKind, TraceSources};
 use crate::protocol::TraceContext;
@@ -13,7 +13,7 @@ pub struct Span(());
 #[derive(Debug)]
 pub struct ExporterHandle;
 
-/// Nothing is sent anywhere.
+/// Returns a tracer that records nothing.
 pub fn start(
     _settings: &ExportSettings,
     TraceSources { now, random }: TraceSources,

@@ -1,29 +1,29 @@
-//! What the semantic conventions for MCP have every span say of a request or notification, whoever makes it
+//! Span names and attributes of requests and notifications according to the semantic conventions for MCP
 //! (github.com/open-telemetry/semantic-conventions-genai, *Semantic conventions for Model Context Protocol*).
 
 use super::{Span, SpanKind, Tracer};
 use crate::protocol::{Method, RequestId, TraceContext};
 
-/// One message, as a span names it.
+/// The parts of a message that its span shows.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageAttributes<'a> {
     pub method: &'a str,
-    /// The tool's or the prompt's name. Of anything else there may be as many as there are callers, or it may be a
-    /// secret: it is not told.
+    /// The name of the tool or prompt. Other targets are omitted, because they may be secret or of unbounded
+    /// number.
     pub target: Option<&'a str>,
     pub id: Option<&'a RequestId>,
 }
 
-/// Characters of what a client has chosen that are told.
+/// Maximum length of an attribute that the client chooses, in characters.
 const SHOWN: usize = 200;
 
-/// Digits of a task's id that are told: enough to find it in the log, too few to be shown it.
+/// Number of digits of a task id that are shown: enough to find it in the log, too few to use the task.
 const TASK_TAG_CHARS: usize = 8;
 
-// === impl Message ===
+// === impl MessageAttributes ===
 
 impl MessageAttributes<'_> {
-    /// Begins a span for it.
+    /// Begins a span for the message.
     pub fn begin(self, tracer: &Tracer, kind: SpanKind, parent: Option<&TraceContext>) -> Span {
         let target = self.target_attribute();
         let mut span = tracer.begin(kind, parent, || match target {
@@ -49,7 +49,7 @@ impl MessageAttributes<'_> {
         }
     }
 
-    /// The name that it is about, and what that is a name of.
+    /// The attribute for the target, and its value.
     fn target_attribute(&self) -> Option<(&'static str, &str)> {
         let key = match self.method {
             "tools/call" => "gen_ai.tool.name",
@@ -60,19 +60,19 @@ impl MessageAttributes<'_> {
     }
 }
 
-/// Says which request it is, to whoever has answered it.
+/// Sets the request id.
 pub fn set_request_id(span: &mut Span, id: &RequestId) {
     if let Ok(text) = std::str::from_utf8(id.as_bytes()) {
         span.set("jsonrpc.request.id", shown(text.trim_matches('"')).to_owned());
     }
 }
 
-/// What is told of a task's id.
+/// The shown part of a task id.
 pub fn task_tag(id: &str) -> String {
     id.chars().take(TASK_TAG_CHARS).collect()
 }
 
-/// The beginning of a text.
+/// Truncates a text.
 fn shown(text: &str) -> &str {
     text.char_indices().nth(SHOWN).map_or(text, |(end, _)| &text[..end])
 }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_what_a_client_has_chosen_the_beginning_is_told() {
+    fn attributes_that_clients_choose_are_truncated() {
         let long = "ä".repeat(SHOWN + 1);
         assert_eq!(shown(&long), "ä".repeat(SHOWN));
         assert_eq!(shown("tools/call"), "tools/call");

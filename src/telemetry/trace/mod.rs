@@ -1,16 +1,16 @@
-//! Traces: a span for each request of a client, one for each call of a server, sent to a collector over OTLP.
+//! Traces: a span for each request of a client and for each request to a server, exported over OTLP.
 //!
-//! A [`Tracer`] makes [`Span`]s; a span is sent when it is dropped. Those of requests are made in `front::layers::span`, those of
-//! servers' calls in `proxy::drive`. Whoever makes one says what it is about in the
-//! names of the semantic conventions for MCP ([`crate::manual::traces`]), and never what was sent or came back. What
-//! names a span to others is a [`TraceContext`](crate::protocol::TraceContext).
+//! A [`Tracer`] begins [`Span`]s; a span is exported when it is dropped. Spans of client requests begin in
+//! `front::layers::span`, those of requests to servers in `proxy::drive`. Attributes follow the semantic
+//! conventions for MCP ([`crate::manual::traces`]) and never contain requests or responses. A
+//! [`TraceContext`](crate::protocol::TraceContext) identifies a span to other programs.
 //!
-//! `mcp` is what every one of them says, `settings` what the operator has set, `span` what is recorded, `otlp` the way to the collector. Nobody else
-//! knows of OTLP, and without the feature `otlp` there is nothing behind these names (`absent`).
+//! `mcp` has the common attributes, `settings` the configuration, `span` the recorded data, and `otlp` the
+//! export. Only `otlp` knows the protocol; without the feature of that name, `absent` replaces all of it.
 //!
-//! OTLP is written here, not by the SDK of OpenTelemetry: that is eighteen crates more, a second version of one we have, and a
-//! processor with a thread of its own that no hyper client can be driven by. What is sent is a page of protobuf, read back in
-//! the tests by OpenTelemetry's own definitions.
+//! OTLP is implemented here, because OpenTelemetry's SDK would add eighteen crates, a second version of one,
+//! and a batch processor whose thread cannot drive a hyper client. The encoder is a page of protobuf, which
+//! tests decode with OpenTelemetry's own definitions.
 
 #[cfg(not(feature = "otlp"))]
 mod absent;
@@ -31,16 +31,16 @@ pub use span::{Span, Tracer};
 
 use std::time::SystemTime;
 
-/// What a span is asked for, or does itself.
+/// The kind of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanKind {
-    /// A client's request is answered.
+    /// A request of a client.
     Server,
-    /// A server is asked.
+    /// A request to a server.
     Client,
 }
 
-/// What something is, beside its name.
+/// The value of an attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttributeValue {
     Word(&'static str),
@@ -49,16 +49,16 @@ pub enum AttributeValue {
     Truth(bool),
 }
 
-/// What traces need of the world.
+/// Clock and randomness for spans.
 #[derive(Clone, Copy)]
 pub struct TraceSources {
-    /// The wall clock: other programs' spans of the same trace have its times, too.
+    /// The wall clock, which spans of other programs in the same trace use as well.
     pub now: fn() -> SystemTime,
-    /// By chance: 16 bytes for a trace, 8 for a span.
+    /// Random bytes: 16 for a trace id, 8 for a span id.
     pub random: fn() -> [u8; 24],
 }
 
-// === impl Value ===
+// === impl AttributeValue ===
 
 impl From<&'static str> for AttributeValue {
     fn from(word: &'static str) -> Self {

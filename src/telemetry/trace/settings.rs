@@ -1,27 +1,27 @@
-//! What the operator has set: where traces go, and which.
+//! Settings of the trace export.
 
 use crate::protocol::TraceContext;
 use http::{HeaderMap, Uri};
 use std::time::Duration;
 
-/// Where traces go, and which.
+/// Settings of the trace export.
 #[derive(Clone, PartialEq)]
 pub struct ExportSettings {
-    /// With the path that spans are posted to.
+    /// The URL of exports, including the path.
     pub endpoint: Uri,
-    /// The collector as it is shown: variables by their names, and no query.
+    /// The display form of the collector: with variables by name, and without the query.
     pub shown: String,
     pub protocol: OtlpProtocol,
-    /// Sent with each export. May hold a key.
+    /// Headers of each export. May contain secrets.
     pub headers: HeaderMap,
     pub sampler: TraceSampler,
-    /// For one export, its answer included.
+    /// Time for one export, including the response.
     pub timeout: Duration,
-    /// What is said of this process, beside what it says itself.
+    /// Resource attributes in addition to the built-in ones.
     pub resource: Vec<(String, String)>,
 }
 
-/// How spans are sent.
+/// Protocol of the export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtlpProtocol {
     /// Protobuf in the body of a POST.
@@ -30,26 +30,26 @@ pub enum OtlpProtocol {
     Grpc,
 }
 
-/// Which traces are recorded.
+/// Sampling of traces.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TraceSampler {
-    /// What the client has decided holds, where it has.
+    /// Whether the client's sampling decision applies, if there is one.
     pub follows_parent: bool,
-    /// The share of all others, from 0 to 1.
+    /// The share of all other traces that is recorded, from 0 to 1.
     pub share: f64,
 }
 
-/// As long as the specification of OTLP has it.
+/// The default timeout of the OTLP specification.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where spans are posted to, below the URL of a collector (OTLP, *OTLP/HTTP Request*).
+/// Path of exports below the URL of a collector (OTLP, *OTLP/HTTP Request*).
 const HTTP_PATH: &str = "/v1/traces";
 const GRPC_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-// === impl Settings ===
+// === impl ExportSettings ===
 
 impl ExportSettings {
-    /// Traces go to this collector, and nothing else is set.
+    /// Default settings for this collector.
     pub fn for_collector(collector: &Uri, protocol: OtlpProtocol) -> Self {
         Self {
             endpoint: protocol.endpoint(collector),
@@ -64,10 +64,10 @@ impl ExportSettings {
 }
 
 impl std::fmt::Debug for ExportSettings {
-    /// Without the headers, which may hold a key.
+    /// Omits header values, which may be secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { endpoint: _, shown, protocol, headers, sampler, timeout, resource } = self;
-        f.debug_struct("Settings")
+        f.debug_struct("ExportSettings")
             .field("endpoint", shown)
             .field("protocol", protocol)
             .field("headers", &headers.keys().collect::<Vec<_>>())
@@ -78,10 +78,10 @@ impl std::fmt::Debug for ExportSettings {
     }
 }
 
-// === impl Protocol ===
+// === impl OtlpProtocol ===
 
 impl OtlpProtocol {
-    /// Where spans are posted to at this collector. One that names the whole path already is taken at its word.
+    /// The URL of exports for this collector. A URL that ends with the complete path is used as is.
     pub fn endpoint(self, collector: &Uri) -> Uri {
         let base = collector.path().trim_end_matches('/');
         let path = match self {
@@ -94,12 +94,12 @@ impl OtlpProtocol {
             None => path,
         };
         let mut parts = collector.clone().into_parts();
-        parts.path_and_query = Some(path.parse().expect("a path of a URL, and ours"));
-        Uri::from_parts(parts).expect("the parts of a URL make one")
+        parts.path_and_query = Some(path.parse().expect("a valid path"));
+        Uri::from_parts(parts).expect("valid parts make a URI")
     }
 }
 
-// === impl Sampler ===
+// === impl TraceSampler ===
 
 impl Default for TraceSampler {
     fn default() -> Self {
@@ -108,14 +108,14 @@ impl Default for TraceSampler {
 }
 
 impl TraceSampler {
-    /// Whether a trace of this id is recorded; `parent` is the client's span.
+    /// Whether a trace is recorded; `parent` is the client's span.
     pub fn is_sampled(self, trace: &[u8; 16], parent: Option<&TraceContext>) -> bool {
         if let Some(parent) = parent
             && self.follows_parent
         {
             return parent.is_sampled();
         }
-        // As the SDKs do it, so that those with the same share choose the same traces.
+        // The algorithm of the SDKs, so that processes with the same share select the same traces.
         let [.., a, b, c, d, e, f, g, h] = *trace;
         let drawn = u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1;
         drawn < (self.share.clamp(0.0, 1.0) * (1_u64 << 63) as f64) as u64
@@ -143,12 +143,12 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_the_traces_is_recorded_and_what_the_client_decided_holds() {
+    fn a_share_of_traces_is_recorded_and_client_decisions_apply() {
         let parent = |flags| TraceContext { trace: [9; 16], span: [1; 8], flags, state: None };
         let tenth = TraceSampler { share: 0.1, ..TraceSampler::default() };
         let mut ids = (0..10_000_u64).map(|n| {
             let mut id = [0; 16];
-            // Spread over all there are.
+            // Ids spread over the whole range.
             id[8..].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
             id
         });
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_do_not_show_themselves() {
+    fn headers_are_hidden_in_debug_output() {
         let mut settings =
             ExportSettings::for_collector(&Uri::from_static("http://c:4318"), OtlpProtocol::Http);
         settings.headers.insert("api-key", "secret-0000".parse().unwrap());

@@ -1,4 +1,4 @@
-//! What is recorded of one request or call, from its beginning until it is dropped.
+//! Recorded data of spans, from their beginning until they are dropped.
 
 use super::{AttributeValue, SpanKind, TraceSources, settings::TraceSampler};
 use crate::protocol::{
@@ -16,31 +16,31 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Makes spans, or none where traces are off. Clones are the same.
+/// Begins spans; does nothing if tracing is off. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Tracer(Option<Arc<SpanRecorder>>);
 
-/// Where spans go that have ended.
+/// Clock, sampler and queue of the spans of a tracer.
 pub(super) struct SpanRecorder {
     pub(super) sampler: TraceSampler,
     pub(super) world: TraceSources,
     pub(super) ended: mpsc::Sender<Box<SpanRecord>>,
-    /// Those that there was no room for.
+    /// Number of spans that did not fit into the queue.
     pub(super) dropped: Arc<AtomicU64>,
 }
 
-/// One span. Where traces are off there is nothing in it; one that is not sampled has a name that others are told,
-/// and nothing else. It ends when it is dropped.
+/// A span. It is empty if tracing is off, and has only a context if it is not sampled. It ends when it is
+/// dropped.
 #[derive(Default)]
 pub struct Span(Option<Box<LiveSpan>>);
 
 struct LiveSpan {
     context: TraceContext,
-    /// Absent where the trace is not sampled.
+    /// `None` if the trace is not sampled.
     recorded: Option<(Box<SpanRecord>, Arc<SpanRecorder>)>,
 }
 
-/// What the collector is told.
+/// The data that is exported.
 #[derive(Debug)]
 pub(super) struct SpanRecord {
     pub(super) context: TraceContext,
@@ -51,17 +51,17 @@ pub(super) struct SpanRecord {
     pub(super) ended: SystemTime,
     pub(super) attributes: SmallVec<[(&'static str, AttributeValue); 10]>,
     pub(super) events: Vec<SpanEvent>,
-    /// Events that are not told.
+    /// Number of events beyond [`EVENTS`].
     pub(super) events_omitted: u32,
     pub(super) links: SmallVec<[TraceContext; 1]>,
-    /// It has failed, with these words.
+    /// The error message, if the span failed.
     pub(super) failed: Option<Box<str>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpanParent {
     pub(super) span: [u8; 8],
-    /// It is somebody else's.
+    /// Whether the parent belongs to another process.
     pub(super) is_remote: bool,
 }
 
@@ -73,10 +73,10 @@ pub(super) struct SpanEvent {
     pub(super) attributes: SmallVec<[(&'static str, AttributeValue); 2]>,
 }
 
-/// Events of one span; further ones are counted. As many as the SDKs keep.
+/// Maximum number of events of a span; further ones are counted. The SDKs use the same number.
 const EVENTS: usize = 128;
 
-/// Spans that one links to.
+/// Maximum number of links of a span.
 const LINKS: usize = 8;
 
 // === impl Tracer ===
@@ -90,8 +90,8 @@ impl Tracer {
         self.0.is_some()
     }
 
-    /// Begins a span. The parent of one of a client's request is the client's own, that of a server's call one of
-    /// ours; without a parent it begins a trace. `name` is asked for where it is recorded.
+    /// Begins a span. The parent of a `Server` span is the client's span, that of a `Client` span is a
+    /// `Server` span; without a parent a new trace begins. `name` is called only if the span is recorded.
     pub fn begin(
         &self,
         kind: SpanKind,
@@ -105,7 +105,7 @@ impl Tracer {
             Some(parent) => parent.with_span(last(span)),
             None => TraceContext { trace, span: last(span), flags: RANDOM, state: None },
         };
-        // What is ours has been decided with its parent.
+        // The sampling decision of the `Server` span applies to its children.
         let is_sampled = match (kind, parent) {
             (SpanKind::Client, Some(parent)) => parent.is_sampled(),
             (SpanKind::Client | SpanKind::Server, _) => recorder.sampler.is_sampled(&trace, parent),
@@ -140,7 +140,7 @@ impl fmt::Debug for Tracer {
     }
 }
 
-/// Two ids of what was drawn. All zeros would be none, and are as likely as any other.
+/// Splits random bytes into a trace id and a span id. All zeros are invalid, and are replaced.
 fn ids(drawn: [u8; 24]) -> [[u8; 16]; 2] {
     let (mut trace, mut span) = ([0; 16], [0; 16]);
     trace.copy_from_slice(&drawn[..16]);
@@ -160,31 +160,31 @@ impl Span {
         Some((recorded, recorder))
     }
 
-    /// Whether anybody will see what is said of it.
+    /// Whether the span is recorded.
     pub fn is_recorded(&self) -> bool {
         self.0.as_ref().is_some_and(|live| live.recorded.is_some())
     }
 
-    /// By what others know it; `Missing` where traces are off.
+    /// The context to propagate; `None` if tracing is off.
     pub fn context(&self) -> Option<&TraceContext> {
         self.0.as_ref().map(|live| &live.context)
     }
 
-    /// The span that it is a part of, where it is recorded and is a part of one.
+    /// The parent's context, if the span is recorded and has a parent.
     pub fn parent(&self) -> Option<TraceContext> {
         let (recorded, _) = self.0.as_ref()?.recorded.as_ref()?;
         let parent = recorded.parent?;
         Some(TraceContext { state: None, ..recorded.context.with_span(parent.span) })
     }
 
-    /// Says something of it, once for each key.
+    /// Sets an attribute, at most once for each key.
     pub fn set(&mut self, key: &'static str, value: impl Into<AttributeValue>) {
         if let Some((recorded, _)) = self.recorded() {
             recorded.attributes.push((key, value.into()));
         }
     }
 
-    /// Something happens to it now.
+    /// Adds an event with the current time.
     pub fn event<const N: usize>(&mut self, name: &'static str, with: [(&'static str, AttributeValue); N]) {
         let Some((recorded, recorder)) = self.recorded() else { return };
         if recorded.events.len() >= EVENTS {
@@ -195,7 +195,7 @@ impl Span {
         recorded.events.push(SpanEvent { at, name, attributes: SmallVec::from_iter(with) });
     }
 
-    /// It has to do with another span, which is not its parent.
+    /// Links to another span that is not the parent.
     pub fn link(&mut self, to: &TraceContext) {
         if let Some((recorded, _)) = self.recorded()
             && recorded.links.len() < LINKS
@@ -204,7 +204,8 @@ impl Span {
         }
     }
 
-    /// It has failed: of this kind (`error.type`), in words of ours where there are some.
+    /// Marks the span as failed with this `error.type`, and with a message of the proxy's own if there is
+    /// one.
     pub fn fail(&mut self, kind: impl Into<AttributeValue>, message: Option<&str>) {
         if let Some((recorded, _)) = self.recorded() {
             recorded.attributes.push(("error.type", kind.into()));
@@ -216,7 +217,7 @@ impl Span {
 impl Drop for Span {
     fn drop(&mut self) {
         let Some((mut recorded, recorder)) = self.0.take().and_then(|live| live.recorded) else { return };
-        // A clock that was set back meanwhile makes it no shorter than nothing.
+        // The clock may have been set back meanwhile.
         recorded.ended = (recorder.world.now)().max(recorded.began);
         if recorder.ended.try_send(recorded).is_err() {
             recorder.dropped.fetch_add(1, Ordering::Relaxed);
@@ -282,9 +283,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sampled_is_told_to_others_and_not_recorded() {
+    fn an_unsampled_span_is_propagated_but_not_recorded() {
         let (tracer, mut received, _) = tracer(0.0, 8);
-        let server = tracer.begin(SpanKind::Server, None, || unreachable!("nobody sees its name"));
+        let server = tracer.begin(SpanKind::Server, None, || unreachable!("the name is not needed"));
         let context = server.context().expect("it is on").clone();
         assert!(!context.is_sampled() && !server.is_recorded());
         let client = tracer.begin(SpanKind::Client, Some(&context), named);
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_no_room_for_is_counted_and_nobody_waits() {
+    fn spans_that_do_not_fit_are_counted_without_waiting() {
         let (tracer, _received, dropped) = tracer(1.0, 3);
         for _ in 0..10 {
             tracer.begin(SpanKind::Server, None, named);
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_keeps_so_many_events_and_links_and_counts_the_others() {
+    fn a_span_has_a_limited_number_of_events_and_links() {
         let (tracer, mut received, _) = tracer(1.0, 1);
         let mut span = tracer.begin(SpanKind::Client, None, named);
         let other = span.context().unwrap().clone();
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn off_it_is_nothing() {
+    fn a_disabled_tracer_records_nothing() {
         let mut span = Tracer::default().begin(SpanKind::Server, None, || unreachable!());
         span.set("k", 1);
         assert!(span.context().is_none() && !span.is_recorded());

@@ -1,7 +1,7 @@
-//! One HTTP request of a legacy client, passed on as it is.
+//! Forwarding of one HTTP request of a legacy client.
 //!
-//! The client's session is the server's own, so the request goes on with its own headers but those
-//! of the hop, and the answer comes back as it comes, a chunk at a time ([`RelayedBody`]).
+//! The client's session is the server's own, so the request keeps its headers except the hop-by-hop ones, and
+//! the response is relayed chunk by chunk ([`RelayedBody`]).
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// Sends a request on, and waits for the head of its answer.
+/// Forwards a request, and waits for the head of its response.
 pub(super) async fn forward(
     server: Arc<StreamableHttp>,
     request: HttpRequest,
@@ -55,7 +55,7 @@ pub(super) async fn forward(
     }
     let mut head = request_lines(&server.host, &server.via.0, &headers, &server.config.load().headers);
     head.extend_from_slice(&server.configured_lines());
-    let way = Arc::new(RequestTemplate {
+    let template = Arc::new(RequestTemplate {
         path: query.map(|query| with_query(&server.path, Some(&query)).into_owned()),
         lines: head,
         in_session: session.is_some(),
@@ -64,37 +64,37 @@ pub(super) async fn forward(
     let due = purpose
         .deadline(&server.config.load().timeouts, timeout)
         .map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
-    let mut rest = ForwardContext {
+    let mut context = ForwardContext {
         server: server.clone(),
         drain: purpose.drain_policy(),
         interest,
         deadline: due,
-        template: (!calls.is_empty()).then(|| way.clone()),
+        template: (!calls.is_empty()).then(|| template.clone()),
         is_events: false,
         completion: CompletionSignal::OffStream,
         calls,
     };
-    let (response, mut rest) = match purpose {
+    let (response, mut context) = match purpose {
         RequestPurpose::Resume => {
             let response = tokio::select! {
                 biased;
-                response = get_with_retries(&server, &way) => response,
-                lost = poll_fn(|cx| rest.poll_deadline(cx)) => Err(lost),
+                response = get_with_retries(&server, &template) => response,
+                lost = poll_fn(|cx| context.poll_deadline(cx)) => Err(lost),
             };
-            (response?, rest)
+            (response?, context)
         }
-        _ => send_request(&method, &way, body, rest, (purpose, after)).await?,
+        _ => send_request(&method, &template, body, context, (purpose, after)).await?,
     };
     drop(opening);
     if !matches!(purpose, RequestPurpose::Call | RequestPurpose::Idempotent | RequestPurpose::NonIdempotent) {
-        rest.deadline = None;
-        rest.relax_drain();
+        context.deadline = None;
+        context.relax_drain();
     }
     if let (RequestPurpose::Initialized, Some(session)) = (purpose, session) {
         server.stream_order.handshake_completed(&session, |expiry| server.work.spawn(expiry));
     }
     let (head, body) = response.into_parts();
-    rest.completion = CompletionSignal::of(&head);
+    context.completion = CompletionSignal::of(&head);
     let answers = matches!(
         purpose,
         RequestPurpose::Call
@@ -103,55 +103,58 @@ pub(super) async fn forward(
             | RequestPurpose::Resume
     );
     if answers && messages::is_events(&head.headers) {
-        rest.template = Some(way);
-        rest.is_events = true;
+        context.template = Some(template);
+        context.is_events = true;
     }
-    let limit = rest.server.config.load().limits.result_bytes;
-    let body = RelayedBody { source: BodySource::Body(body), may_have_mark: false, context: rest };
+    let limit = context.server.config.load().limits.result_bytes;
+    let body = RelayedBody { source: BodySource::Body(body), may_have_mark: false, context };
     let (status, headers) = (head.status, strip_hop_headers(head.headers));
     Ok(HttpResponse { status, headers, body: forward::HttpResponseBody::Relayed(body), limit })
 }
 
-/// Sends a request, behind what it has to come `after`, and waits for the head of its answer. What may be sent twice
-/// is, where its connection breaks: a server closes idle ones, and the request may be on its way just then.
+/// Sends a request, once `after` has resolved, and waits for the head of its response. An idempotent request
+/// is sent again if its connection breaks: a server closes idle connections, and the request may be in flight
+/// at that moment.
 async fn send_request(
     method: &Method,
-    way: &Arc<RequestTemplate>,
+    template: &Arc<RequestTemplate>,
     body: Bytes,
-    rest: ForwardContext,
+    context: ForwardContext,
     (purpose, after): (RequestPurpose, Option<BoxFuture<'static, ()>>),
 ) -> Result<(http::Response<IncomingBody>, ForwardContext), CallError> {
     let twice = purpose.is_idempotent();
     let reuse = if twice { ConnectionReuse::Any } else { ConnectionReuse::Proven };
     let again = twice.then(|| body.clone());
     let traffic = if purpose == RequestPurpose::Notify { TrafficClass::Control } else { TrafficClass::Call };
-    let asked = match after {
-        None => ForwardAttempt::Sent(way.send(&rest.server, method, body, reuse, traffic)),
+    let attempt = match after {
+        None => ForwardAttempt::Sent(template.send(&context.server, method, body, reuse, traffic)),
         Some(wait) => {
-            let (server, way, method) = (rest.server.clone(), way.clone(), method.clone());
-            let send = move || way.send(&server, &method, body, reuse, traffic);
+            let (server, template, method) = (context.server.clone(), template.clone(), method.clone());
+            let send = move || template.send(&server, &method, body, reuse, traffic);
             ForwardAttempt::Queued { wait, send: Box::new(send) }
         }
     };
-    let rest = match (ResponseHeadFuture { attempt: Some(asked), context: Some(rest) }.await, again) {
-        (Err((CallError::Broken(_), rest)), Some(body)) => {
-            // The next of those whose last answer was a 202 may be closed as well.
-            let answering = way.send(&rest.server, method, body, ConnectionReuse::Proven, traffic);
-            ResponseHeadFuture { attempt: Some(ForwardAttempt::Sent(answering)), context: Some(rest) }.await
+    let first = ResponseHeadFuture { attempt: Some(attempt), context: Some(context) };
+    let outcome = match (first.await, again) {
+        (Err((CallError::Broken(_), context)), Some(body)) => {
+            // The next connection whose last response was a 202 may be closed as well.
+            let answering = template.send(&context.server, method, body, ConnectionReuse::Proven, traffic);
+            let attempt = Some(ForwardAttempt::Sent(answering));
+            ResponseHeadFuture { attempt, context: Some(context) }.await
         }
         (answer, _) => answer,
     };
-    rest.map_err(|(lost, _)| lost)
+    outcome.map_err(|(lost, _)| lost)
 }
 
-/// Asks for the rest of an answer, more than once where the server cannot be reached. What it is refused
-/// with at last is the answer.
+/// Requests the remainder of a response, again while the server cannot be reached. The last refusal is the
+/// response.
 async fn get_with_retries(
     server: &StreamableHttp,
-    way: &RequestTemplate,
+    template: &RequestTemplate,
 ) -> Result<http::Response<IncomingBody>, CallError> {
     let attempt = |reached: ReachedFlag| async move {
-        match reached.track(way.get(server)).await {
+        match reached.track(template.get(server)).await {
             Ok(response) if resume::is_transient(response.status()) => {
                 Err(AttemptFailure::Transient(Ok(response)))
             }
@@ -162,10 +165,10 @@ async fn get_with_retries(
     resume::retry_resume(None, attempt).await.or_else(|refused| refused)
 }
 
-// === impl Purpose ===
+// === impl RequestPurpose ===
 
 impl RequestPurpose {
-    /// How long it may take, and what is to be said then; `Missing` for as long as the client likes.
+    /// Time limit and its error; `None` without a limit.
     fn deadline(self, limits: &UpstreamTimeouts, of_call: Option<Duration>) -> Option<(Duration, CallError)> {
         let call = of_call.unwrap_or(limits.call);
         match self {
@@ -182,14 +185,14 @@ impl RequestPurpose {
     fn drain_policy(self) -> DrainPolicy {
         match self {
             Self::Listen | Self::Resume => DrainPolicy::Never,
-            // Also what is only told must reach the server.
+            // Notifications must reach the server as well.
             Self::Initialized | Self::Call | Self::Idempotent | Self::NonIdempotent | Self::Notify => {
                 DrainPolicy::Always
             }
         }
     }
 
-    /// Whether it may be sent twice.
+    /// Whether the request may be sent twice.
     fn is_idempotent(self) -> bool {
         match self {
             Self::Listen | Self::Resume | Self::Initialized | Self::Idempotent => true,
@@ -215,7 +218,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_call_is_sent_although_its_client_leaves_while_it_waits_for_a_stream() {
+    async fn a_call_is_sent_although_its_client_disconnects_while_it_waits_for_a_stream() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}/mcp", listener.local_addr().expect("it is bound"));
         let url = ServerUrl::from(url.parse::<http::Uri>().expect("a URL"));

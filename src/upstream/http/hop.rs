@@ -1,12 +1,12 @@
-//! What of a request's head, and of its answer's, is of one hop and does not go on.
+//! Hop-by-hop headers: removed from requests and responses.
 
 use crate::{dialect::HeaderScope, upstream::http1};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 
-/// The path of the server with the client's query behind its own. What the operator has written into
-/// the URL is not the client's to say again: of two values of a name some servers take the last.
+/// Path of the server with the client's query after its own. Parameters in the configured URL cannot be
+/// overridden: of two values of a name some servers use the last.
 pub(super) fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str> {
     let Some(query) = query.filter(|query| !query.is_empty()) else { return path.into() };
     let Some((_, own)) = path.split_once('?') else { return format!("{path}?{query}").into() };
@@ -19,8 +19,8 @@ pub(super) fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str>
     whole.into()
 }
 
-/// The names in a query as the most generous reader takes them: with `;` between pairs too, escapes
-/// decoded, and in small letters.
+/// Parameter names in a query as the most lenient reader parses them: also separated by `;`, decoded, in
+/// lower case.
 fn query_names(query: &str) -> impl Iterator<Item = Vec<u8>> {
     query.split(['&', ';']).filter(|pair| !pair.is_empty()).map(|pair| {
         let name = pair.split_once('=').map_or(pair, |(name, _)| name).as_bytes();
@@ -41,9 +41,9 @@ fn query_names(query: &str) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// The header lines of a request: the client's own but those of its hop and those that are `configured_lines`, which each request
-/// says as they are then; with the server's name, and that of the proxy behind those it has passed before. What the
-/// client's `Connection` names has been removed by the front.
+/// Header lines of a request: the client's headers, without hop-by-hop headers and without `ours`, which are
+/// added to each request with their current values; with the server's `Host`, and `Via` after those of
+/// earlier proxies. The front has removed the headers that the client's `Connection` names.
 pub(super) fn request_lines(
     host: &HeaderValue,
     via: &HeaderValue,
@@ -64,13 +64,14 @@ pub(super) fn request_lines(
     lines
 }
 
-/// What servers are asked for: without `Accept-Encoding` any coding would be allowed (RFC 9110, 12.5.3).
+/// Coding that servers are asked for: without `Accept-Encoding` any coding would be allowed (RFC 9110,
+/// 12.5.3).
 pub(super) const NO_CODING: HeaderValue = HeaderValue::from_static("identity");
 
-/// The headers of an answer but those of its hop, and those by which a server lets pages of other sites read it: who
-/// may is said by `access.origins` alone.
+/// Headers of a response without hop-by-hop headers, and without the CORS headers of the server: only
+/// `access.origins` decides which sites may read it.
 pub(super) fn strip_hop_headers(mut headers: HeaderMap) -> HeaderMap {
-    // A length beside a coding does not count (RFC 9112, 6.3).
+    // A length beside a transfer coding does not count (RFC 9112, 6.3).
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
     }
@@ -85,7 +86,7 @@ pub(super) fn strip_hop_headers(mut headers: HeaderMap) -> HeaderMap {
     headers
 }
 
-/// Headers that speak of one connection (RFC 9110, 7.6.1), and those a proxy answers for itself.
+/// Headers of one connection (RFC 9110, 7.6.1), and those that a proxy answers itself.
 const OF_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::TE,
@@ -98,8 +99,8 @@ const OF_HOP: [HeaderName; 9] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-/// The headers of an answer that `Connection` declares to be of this hop. A session is not among them whatever
-/// it says: without its id an answer means another thing.
+/// Headers of a response that `Connection` declares as hop-by-hop. The session id is never removed: without
+/// it a response has another meaning.
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let names = values.flat_map(|value| value.split(','));

@@ -1,7 +1,7 @@
-//! Finds out whether a server speaks the transport of 2024-11-05, HTTP+SSE, for an error that says so.
+//! Probe for HTTP+SSE, the transport of 2024-11-05, for an error that names it.
 //!
-//! Such a server answers a GET with an event stream whose first event is `endpoint`, as clients of later revisions
-//! find out, too (2025-11-25, *Transports*, Backwards Compatibility).
+//! Such a server answers a GET with an event stream whose first event is `endpoint`, which is also how
+//! clients of later revisions detect it (2025-11-25, *Transports*, Backwards Compatibility).
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -16,12 +16,12 @@ use crate::{
     upstream::http1::{self, ConnectionReuse, SendOptions, TrafficClass},
 };
 
-/// How long the first event is waited for: the call that asked for the session waits as well.
+/// Time limit for the first event; the call that opens the session waits as well.
 const FIRST_EVENT: Duration = Duration::from_secs(2);
-/// The longest first event that is read, in bytes.
+/// Size limit of the first event, in bytes.
 const EVENT: usize = 4 << 10;
 
-/// Whether the server begins an event stream of HTTP+SSE at its URL.
+/// Whether the server starts an event stream of HTTP+SSE at its URL.
 pub(super) async fn is_http_sse(server: &StreamableHttp, posting: &HeaderMap) -> bool {
     timeout(FIRST_EVENT, begins_with_endpoint(server, posting)).await == Ok(Some(true))
 }
@@ -33,8 +33,8 @@ async fn begins_with_endpoint(server: &StreamableHttp, posting: &HeaderMap) -> O
     let lines: [&[u8]; 2] = [&lines, &further];
     let (path, nothing) = (&server.path, Bytes::new());
     let options = SendOptions { reuse: ConnectionReuse::Any, traffic: TrafficClass::Call, cookies: None };
-    let asked = server.client.send(&Method::GET, path, lines, nothing, options);
-    let response = asked.await.ok()?;
+    let pending = server.client.send(&Method::GET, path, lines, nothing, options);
+    let response = pending.await.ok()?;
     if !response.status().is_success() || !is_events(response.headers()) {
         return None;
     }

@@ -1,12 +1,11 @@
-//! Reading what a server says of its own accord: the session's GET stream.
+//! Reader of a session's GET stream (2025-11-25, *Transports*, Listening for Messages from the Server).
 //!
-//! (2025-11-25, *Transports*, Listening for Messages from the Server.) A server need not offer one.
-//! One that does may close it when it likes; then it is opened again, as a new one.
+//! A server need not offer the stream, and may close it at any time; then it is opened again as a new one.
 //!
-//! Not behind the last event, whatever ids the events have: a server that keeps the events of all its sessions in
-//! one place gives back what was said on the GET stream of any of them, questions included, and those would be put
-//! to somebody they were not meant for. (The event stores that SDKs give as examples are such, where a server
-//! hands all its sessions the same.) What was said in between is told to be [missed](SessionEvent::Gap).
+//! It is never resumed after the last event: a server that stores the events of all sessions together replays
+//! those of other sessions, requests to other clients included. (The example event stores of SDKs do this if
+//! a server shares one among its sessions.) Messages sent in between are reported as a
+//! [gap](SessionEvent::Gap).
 
 use http::StatusCode;
 use std::{
@@ -22,44 +21,43 @@ use super::{
 };
 use crate::upstream::{http1::IncomingBody, transport::SessionEvent};
 
-/// The pause before a closed stream is opened again, where the server names none. Doubles with
-/// every attempt that brings nothing.
+/// Pause before a closed stream is opened again, if the server names none. Doubles with each attempt without
+/// a message.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// The pause never is shorter, whatever the server names: it may close what it has just opened.
+/// Lower bound of the pause: a server may close a stream as soon as it is open.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-/// It is told at most this often that something was missed: a server may close the stream every second.
+/// Lower bound of the time between two gap notices: a server may close the stream every second.
 const MISSED_PERIOD: Duration = Duration::from_secs(30);
-/// Attempts in a row that bring nothing, before it is [`PAUSE`] at least.
+/// Attempts in a row without a message after which the pause is at least [`PAUSE`].
 const FRUITLESS: u32 = 5;
 
-/// What came of asking for the stream.
+/// Outcome of a request for the stream.
 enum StreamAttempt {
     Open(Box<ResponseReader>),
-    /// This server has no such stream, or not for us.
+    /// The server offers no such stream, or not to the proxy.
     Refused,
-    /// The same, where there has been one: the server may have lost the session.
+    /// The stream is refused after there was one: the server may have lost the session.
     Suspect,
-    /// The session is gone.
+    /// The session has ended.
     Ended,
-    /// Perhaps later.
+    /// A later attempt may succeed.
     Failed,
 }
 
-/// What was said while there was no stream.
+/// Gap notice: messages may have been sent while there was no stream.
 #[derive(Default)]
 struct GapNotice {
-    /// There is something to tell.
+    /// A notice is due.
     any: bool,
-    /// Until it may be told again.
+    /// Time until the next notice is allowed.
     quiet: Option<Pin<Box<Sleep>>>,
 }
 
-// === impl Missed ===
+// === impl GapNotice ===
 
 impl GapNotice {
-    /// Resolves when it is to be told, once for each time that something was missed. Dropping it in between loses
-    /// nothing.
+    /// Resolves when a notice is due, once for each gap. Cancel-safe.
     async fn wait_due(&mut self) {
         if !self.any {
             return pending().await;
@@ -71,8 +69,8 @@ impl GapNotice {
     }
 }
 
-/// Asks for the stream and reads it, again and again, until it is refused or the session is gone.
-pub(super) async fn listen(line: &HttpSession, mut tell: impl FnMut(SessionEvent) + Send) {
+/// Opens and reads the stream repeatedly, until it is refused or the session ends.
+pub(super) async fn listen(line: &HttpSession, mut deliver: impl FnMut(SessionEvent) + Send) {
     let mut retry = None;
     let mut fruitless = 0;
     let mut had_one = false;
@@ -80,25 +78,25 @@ pub(super) async fn listen(line: &HttpSession, mut tell: impl FnMut(SessionEvent
     loop {
         let attempt = open_stream(line, had_one).await;
         match attempt {
-            StreamAttempt::Refused => tell(SessionEvent::Unavailable),
+            StreamAttempt::Refused => deliver(SessionEvent::Unavailable),
             StreamAttempt::Open(_) if had_one => missed.any = true,
             StreamAttempt::Open(_)
             | StreamAttempt::Suspect
             | StreamAttempt::Ended
             | StreamAttempt::Failed => {}
         }
-        tell(SessionEvent::Settled);
+        deliver(SessionEvent::Settled);
         match attempt {
             StreamAttempt::Open(mut messages) => {
                 had_one = true;
-                if read_stream(&mut messages, &mut missed, &mut tell).await {
+                if read_stream(&mut messages, &mut missed, &mut deliver).await {
                     fruitless = 0;
                 }
                 retry = messages.resumption().and_then(|resumption| resumption.retry).or(retry);
             }
             StreamAttempt::Refused => return,
-            StreamAttempt::Suspect => return tell(SessionEvent::Suspect),
-            StreamAttempt::Ended => return tell(SessionEvent::Ended),
+            StreamAttempt::Suspect => return deliver(SessionEvent::Suspect),
+            StreamAttempt::Ended => return deliver(SessionEvent::Ended),
             StreamAttempt::Failed => {}
         }
         sleep(pause(retry, fruitless)).await;
@@ -106,8 +104,7 @@ pub(super) async fn listen(line: &HttpSession, mut tell: impl FnMut(SessionEvent
     }
 }
 
-/// How long to wait before the stream is asked for again, after so many attempts that brought
-/// nothing.
+/// Pause before the next attempt, after this number of attempts without a message.
 fn pause(named: Option<Duration>, fruitless: u32) -> Duration {
     match named {
         Some(named) if fruitless < FRUITLESS => named.clamp(SHORTEST_PAUSE, LONGEST_PAUSE),
@@ -123,7 +120,7 @@ async fn open_stream(line: &HttpSession, had_one: bool) -> StreamAttempt {
         Ok(ResponseClass::Messages(messages)) if messages.resumption().is_some() => {
             StreamAttempt::Open(Box::new(messages))
         }
-        // Some answer 200 or 202 with nothing in it.
+        // Some servers answer 200 or 202 without a body.
         Ok(ResponseClass::Messages(_) | ResponseClass::Accepted) | Err(_) => StreamAttempt::Refused,
         Ok(ResponseClass::Refused(_, body)) => judge_refusal(line, status, body, had_one),
     }
@@ -132,12 +129,12 @@ async fn open_stream(line: &HttpSession, had_one: bool) -> StreamAttempt {
 fn judge_refusal(line: &HttpSession, status: StatusCode, body: IncomingBody, had_one: bool) -> StreamAttempt {
     line.http.drain_later(body);
     match status {
-        // Where there has been a stream, this is about the session.
+        // After an earlier stream, the status concerns the session.
         StatusCode::NOT_FOUND | StatusCode::GONE if had_one && line.has_id => StreamAttempt::Ended,
         StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE if had_one => {
             StreamAttempt::Suspect
         }
-        // Only one stream at a time, and the one that broke still counts; or too many requests.
+        // The server allows one stream, and the broken one still counts; or there are too many requests.
         StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS => StreamAttempt::Failed,
         StatusCode::NOT_IMPLEMENTED => StreamAttempt::Refused,
         status if status.is_client_error() => StreamAttempt::Refused,
@@ -145,18 +142,18 @@ fn judge_refusal(line: &HttpSession, status: StatusCode, body: IncomingBody, had
     }
 }
 
-/// Reads a stream to its end, and tells what was missed before it. Whether it was worth having.
+/// Reads a stream to its end, and sends due gap notices. Returns whether a message arrived.
 async fn read_stream(
     messages: &mut ResponseReader,
     missed: &mut GapNotice,
-    tell: &mut (impl FnMut(SessionEvent) + Send),
+    deliver: &mut (impl FnMut(SessionEvent) + Send),
 ) -> bool {
     let mut worth = false;
     loop {
         let next = tokio::select! {
             biased;
             () = missed.wait_due() => {
-                tell(SessionEvent::Gap);
+                deliver(SessionEvent::Gap);
                 continue;
             }
             next = poll_fn(|cx| messages.poll_next(cx)) => next,
@@ -164,11 +161,11 @@ async fn read_stream(
         match next {
             Ok(frame) => {
                 worth = true;
-                tell(SessionEvent::Message(frame));
+                deliver(SessionEvent::Message(frame));
             }
             Err(ReadEnd::Ended(_)) => return worth,
             Err(ReadEnd::Lost(lost)) => {
-                // Where the next event begins behind one that is too large is unknown: begin with a new stream.
+                // The start of the event after one that is too large is unknown: continue with a new stream.
                 tracing::debug!(error = %lost, "an event on the session's own stream could not be read");
                 return worth;
             }
@@ -183,7 +180,7 @@ mod tests {
     use tokio::time::timeout;
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_missed_is_told_at_once_and_then_only_so_often() {
+    async fn a_gap_is_reported_at_once_and_then_at_bounded_intervals() {
         let mut missed = GapNotice { any: true, quiet: None };
         assert!(missed.wait_due().now_or_never().is_some(), "at once");
         assert!(missed.wait_due().now_or_never().is_none(), "nothing more was missed");
@@ -197,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_not_besieged_whatever_pause_it_names() {
+    fn the_pause_before_a_new_stream_is_bounded() {
         let after = |named: u64, fruitless| pause(Some(Duration::from_millis(named)), fruitless);
         assert_eq!(after(0, 0), SHORTEST_PAUSE);
         assert_eq!(after(500, 4), Duration::from_millis(500));

@@ -1,8 +1,9 @@
-//! The messages in one HTTP answer, be it one JSON document or a stream of events.
+//! Reader of the messages in one HTTP response, a JSON document or an event stream.
 //!
-//! An event that is no message (a keep-alive as text, a member too many, an empty batch) is skipped and counted, as
-//! the clients of SDKs do: only the end of the stream says that there is no response. The text of a stream is decoded
-//! as that of event streams is (WHATWG HTML, *Parsing an event stream*): bytes that are no UTF-8 become U+FFFD.
+//! An event that is not a message (a keep-alive text, a duplicate member, an empty batch) is skipped and
+//! counted, as in the clients of SDKs: only the end of the stream means that there is no response. The text
+//! of a stream is decoded by the rules of event streams (WHATWG HTML, *Parsing an event stream*): invalid
+//! UTF-8 becomes U+FFFD.
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
@@ -25,34 +26,34 @@ use crate::{
     upstream::{CallError, http1::IncomingBody, root_cause},
 };
 
-/// What an answer's head announces.
+/// Class of a response, by its head.
 pub(super) enum ResponseClass {
     /// Messages follow.
     Messages(ResponseReader),
-    /// Taken, and nothing follows here (202).
+    /// Accepted without messages (202).
     Accepted,
     /// An HTTP error, whose body may still be a JSON-RPC message.
     Refused(http::response::Parts, IncomingBody),
 }
 
-/// Reads messages from an answer's body.
+/// Reads messages from a response body.
 pub(super) struct ResponseReader {
     body: IncomingBody,
     form: BodyFormat,
-    /// For one message, in bytes.
+    /// Limit of one message, in bytes.
     limit: usize,
-    /// Something has arrived since this was last asked.
+    /// Whether bytes have arrived since the last query.
     progress: bool,
-    /// What is left of the last document or event: there were batches (2025-03-26).
+    /// Remaining messages of the last document or event: batches (2025-03-26).
     left: Parts,
-    /// The route whose server answers, which skipped events are counted for.
+    /// Route of the server, for the count of skipped events.
     route: Arc<str>,
-    /// Why the last part that was skipped is no message.
+    /// Reason why the last skipped part is not a message.
     skipped: Option<FrameError>,
 }
 
 enum BodyFormat {
-    /// One JSON document: what has come of it, where it took more than one chunk.
+    /// A JSON document; the bytes so far, if it takes more than one chunk.
     Document(BytesMut),
     Events(Box<SseEvents>),
     /// The body has ended.
@@ -64,32 +65,32 @@ struct SseEvents {
     resumption: SseResumption,
 }
 
-/// What is needed to take up a broken stream again.
+/// Position at which a broken stream is resumed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SseResumption {
-    /// The id of the last event that had one.
+    /// Last event id.
     pub(super) last_id: Option<String>,
-    /// How long the server wants to be left alone before.
+    /// Pause that the server requests before a resumption.
     pub(super) retry: Option<Duration>,
-    /// How often it was taken up since it last brought a message.
+    /// Resumptions since the last message.
     pub(super) fruitless: u32,
 }
 
-/// Why reading stopped.
+/// Reason why reading stopped.
 #[derive(Debug)]
 pub(super) enum ReadEnd {
-    /// The body ended, or broke (then there is a reason).
+    /// The body ended, or broke for this reason.
     Ended(Option<String>),
     Lost(CallError),
 }
 
-// === impl Opening ===
+// === impl ResponseClass ===
 
 impl ResponseClass {
-    /// Reads the head of an answer of `server`.
+    /// Reads the head of a response of `server`.
     ///
     /// # Errors
-    /// [`CallError::Invalid`] where no message can follow: the body is empty, or of another content type.
+    /// [`CallError::Invalid`] if no message can follow: the body is empty, or has another content type.
     pub(super) fn of(
         response: http::Response<IncomingBody>,
         server: &StreamableHttp,
@@ -103,7 +104,7 @@ impl ResponseClass {
         if head.status == StatusCode::ACCEPTED && (is_empty || !is_events(&head.headers)) {
             return Ok(Self::Accepted);
         }
-        // Only a 202 says that there may be more elsewhere.
+        // Only a 202 means that the response may arrive elsewhere.
         if is_empty {
             return Err(no_response());
         }
@@ -134,14 +135,14 @@ pub(super) fn is_events(headers: &HeaderMap) -> bool {
     is_media(headers.get(header::CONTENT_TYPE), accept::EVENT_STREAM)
 }
 
-// === impl Events ===
+// === impl SseEvents ===
 
 impl SseEvents {
     fn new(limit: usize) -> Self {
         Self { decoder: EventDecoder::new(limit), resumption: SseResumption::default() }
     }
 
-    /// The data of the next event that holds a message.
+    /// Data of the next message event.
     fn next(&mut self) -> Result<Option<Bytes>, CallError> {
         loop {
             let event = match self.decoder.next_event() {
@@ -161,10 +162,10 @@ impl SseEvents {
     }
 }
 
-// === impl Messages ===
+// === impl ResponseReader ===
 
 impl ResponseReader {
-    /// The next message. Once this has given [`ReadEnd`] there is no further one.
+    /// Polls the next message. Must not be polled after [`ReadEnd`].
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, ReadEnd>> {
         loop {
             while let Some(part) = self.left.next() {
@@ -215,7 +216,7 @@ impl ResponseReader {
         }
     }
 
-    /// Takes a chunk, and gives the whole document where this completed it.
+    /// Adds a chunk, and returns the document if that completes it.
     fn feed(&mut self, chunk: Bytes) -> Result<Option<Bytes>, ReadEnd> {
         match &mut self.form {
             BodyFormat::Events(events) => events.decoder.feed(chunk),
@@ -223,13 +224,13 @@ impl ResponseReader {
                 if document.len() + chunk.len() > self.limit {
                     return Err(ReadEnd::Lost(CallError::TooLarge { limit: self.limit }));
                 }
-                // The usual case, a small answer of known length, is not copied.
+                // A small response of known length, the usual case, is not copied.
                 if document.is_empty() && self.body.is_end_stream() {
                     self.form = BodyFormat::Ended;
                     return Ok(Some(chunk));
                 }
                 if document.is_empty() {
-                    // What a header claims is believed up to a bound only.
+                    // The announced length is trusted up to a bound only.
                     let more = usize::try_from(self.body.size_hint().lower()).unwrap_or(0);
                     document.reserve(chunk.len() + more.min(1 << 20));
                 }
@@ -240,10 +241,10 @@ impl ResponseReader {
         Ok(None)
     }
 
-    /// Takes the data of an event, which may hold several messages, or none.
+    /// Adds the data of an event, which may hold several messages or none.
     fn take_event(&mut self, data: Bytes) {
         let parts = Parts::of(data);
-        // One message is looked at again where it cannot be read; the parts of a batch are read one by one.
+        // A single message is decoded again if it cannot be read; the parts of a batch are read one by one.
         self.left = match parts.is_batch() {
             true => sse::decode_lossy(parts.bytes()).map_or(parts, Parts::of),
             false => parts,
@@ -253,7 +254,7 @@ impl ResponseReader {
         }
     }
 
-    /// Passes over a part of the answer that is no message. Of a document, that is all of it.
+    /// Skips a part of the response that is not a message. Of a document, that is the whole.
     fn skip(&mut self, error: FrameError) {
         if matches!(self.form, BodyFormat::Events(_)) {
             if !self.left.is_batch()
@@ -267,7 +268,7 @@ impl ResponseReader {
         self.skipped = Some(error);
     }
 
-    /// Why a document has no response, or no further one.
+    /// Error of a document without a further response.
     fn no_response(&self) -> CallError {
         match &self.skipped {
             Some(error) => CallError::Invalid(error.to_string()),
@@ -275,20 +276,20 @@ impl ResponseReader {
         }
     }
 
-    /// Why a stream that came to its end may have none, where that is known.
+    /// Reason why an ended stream may have no response, if known.
     fn why_ended(&self) -> Option<String> {
         let error = self.skipped.as_ref()?;
         Some(format!(
-            "the answer ended without a response; an event in it was skipped, which is no message: {error}"
+            "the answer ended without a response; an event in it was skipped, because it is not a message: {error}"
         ))
     }
 
-    /// Whether anything has arrived since this was last asked.
+    /// Returns whether bytes have arrived since the last query.
     pub(super) fn take_progress(&mut self) -> bool {
         std::mem::take(&mut self.progress)
     }
 
-    /// Where a broken stream can be taken up; `Missing` for what is no stream.
+    /// Resume position of a stream; `None` for a document.
     pub(super) fn resumption(&self) -> Option<&SseResumption> {
         match &self.form {
             BodyFormat::Events(events) => Some(&events.resumption),
@@ -296,14 +297,14 @@ impl ResponseReader {
         }
     }
 
-    /// Goes on from where an earlier stream broke.
+    /// Continues an earlier, broken stream.
     pub(super) fn continue_from(&mut self, earlier: SseResumption) {
         if let BodyFormat::Events(events) = &mut self.form {
             events.resumption = earlier;
         }
     }
 
-    /// The body, where there may be more of it to read before the connection is free.
+    /// The body, if it has to be read to its end before the connection is free.
     pub(super) fn into_rest(self) -> Option<IncomingBody> {
         (!matches!(self.form, BodyFormat::Ended) && !self.body.is_end_stream()).then_some(self.body)
     }

@@ -1,11 +1,11 @@
-//! Streamable HTTP (2025-03-26 to 2025-11-25), as a [`Transport`].
+//! Streamable HTTP (2025-03-26 to 2025-11-25) as a [`Transport`].
 //!
-//! A call is a POST, whose answer is one document or a stream of events (`messages`), a refusal
-//! (`resume_error`), or a 202; a stream that breaks is taken up (`resume`). What the server says of its own
-//! accord comes on the session's GET stream (`listen`; that of a client's own session is read by whoever
-//! passes it on). `server` is the server, `session` one session with it. `forward` passes on what a legacy
-//! client sends as it is, in `stream_before_call`, but for what `hop` keeps back, and `relayed_body` is the
-//! answer's body. `http1` beside this folder is the way there.
+//! A call is a POST, whose response is a document or an event stream (`messages`), a refusal (`refusal`), or
+//! a 202; a broken stream is resumed (`resume`). The session's GET stream carries messages outside calls
+//! (`listen`; that of a client's own session is read by the relaying code). `server` is the server, `session`
+//! one session with it. `forward` forwards requests of legacy clients, in the order of `stream_before_call`
+//! and without the headers of `hop`; `relayed_body` is the response body. `http1` beside this folder has the
+//! connections. Begin with the `Transport` implementation in this file.
 
 mod forward;
 mod hop;
@@ -53,26 +53,26 @@ use server::{StreamableHttp, error_body};
 use session::HttpSession;
 
 pub use relayed_body::RelayedBody;
-pub(super) use resume::resume_error as not_taken_up;
+pub(super) use resume::resume_error;
 pub(super) use server::{ERROR_BODY, ERROR_BODY_TIME, retry_after, status_error};
 
-/// A server of the older era, over Streamable HTTP.
+/// A legacy server over Streamable HTTP.
 pub type HttpUpstream = LegacyUpstream<StreamableHttp>;
 
-/// What comes of a POST that is a call.
+/// A call sent as a POST.
 pub struct HttpCall(HttpCallStage);
 
 enum HttpCallStage {
-    /// Its head is waited for.
+    /// Waits for the response head.
     Sent(PendingResponse),
     Reading(ResponseReader),
-    /// Takes up a stream that broke.
+    /// Resumes a broken stream.
     Resuming(BoxFuture<'static, Result<ResponseReader, CallError>>),
-    /// Reads what an HTTP error says.
+    /// Reads an HTTP error.
     Refused(BoxFuture<'static, CallRefusal>),
 }
 
-// === impl Http ===
+// === impl StreamableHttp ===
 
 impl Transport for StreamableHttp {
     type Line = HttpSession;
@@ -86,13 +86,13 @@ impl Transport for StreamableHttp {
     async fn open(
         self: &Arc<Self>,
         caller: &CallerIdentity,
-        hello: &mut InitializeRequest,
+        request: &mut InitializeRequest,
     ) -> Result<(UpstreamDescription, HttpSession), CallError> {
         let limit = self.config.load().timeouts.first_byte;
         let posting = self.post_headers(&caller.credentials);
         let cookies = Arc::new(CookieJar::new(self.url.uri()));
-        let said = timeout(limit, self.initialize(&posting, hello, &cookies)).await;
-        let (description, id) = said.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
+        let answer = timeout(limit, self.initialize(&posting, request, &cookies)).await;
+        let (description, id) = answer.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
         let line = HttpSession::from_initialize(Arc::clone(self), &description, posting, id, cookies)?;
         Ok((description, line))
     }
@@ -167,18 +167,18 @@ impl Transport for StreamableHttp {
 }
 
 impl StreamableHttp {
-    /// Sends `initialize`, again for each revision that is offered. Gives the server's description and the id of the
-    /// session.
+    /// Sends `initialize`, again for each offered revision. Returns the server's description and the session
+    /// id.
     async fn initialize(
         &self,
         posting: &HeaderMap,
-        hello: &mut InitializeRequest,
+        request: &mut InitializeRequest,
         cookies: &Arc<CookieJar>,
     ) -> Result<(UpstreamDescription, Option<HeaderValue>), CallError> {
         let mut lines = http1::header_lines(posting);
         lines.extend_from_slice(self.user_agent_line(posting));
         loop {
-            let (body, ours) = (hello.body(), self.configured_lines());
+            let (body, ours) = (request.body(), self.configured_lines());
             let both: [&[u8]; 2] = [&lines, &ours];
             let options = SendOptions {
                 reuse: ConnectionReuse::Any,
@@ -191,7 +191,7 @@ impl StreamableHttp {
             let status = response.status();
             match ResponseClass::of(response, self)? {
                 ResponseClass::Messages(messages) => {
-                    if let Some(description) = self.read_initialize_reply(messages, hello).await? {
+                    if let Some(description) = self.read_initialize_reply(messages, request).await? {
                         return Ok((description, id));
                     }
                 }
@@ -201,12 +201,12 @@ impl StreamableHttp {
                 }
                 ResponseClass::Refused(head, body) => {
                     let body = error_body(body).await;
-                    let words = json_rpc_refusal(head.status, &body);
-                    let is_modern = matches!(words, Some(CallError::ModernOnly(_)));
-                    if !is_modern && hello.offers.offer_next_after_status(head.status, &body) {
+                    let json_error = json_rpc_refusal(head.status, &body);
+                    let is_modern = matches!(json_error, Some(CallError::ModernOnly(_)));
+                    if !is_modern && request.offers.offer_next_after_status(head.status, &body) {
                         continue;
                     }
-                    if let Some(error) = words {
+                    if let Some(error) = json_error {
                         return Err(error);
                     }
                     let error = status_error(head.status, &head.headers, &body);
@@ -216,7 +216,7 @@ impl StreamableHttp {
         }
     }
 
-    /// The same error, with what may be wrong with the URL where nothing is served there.
+    /// Adds a hint about a wrong URL to an error that means that nothing is served there.
     async fn explain_missing_endpoint(&self, error: CallError, posting: &HeaderMap) -> CallError {
         let CallError::Status { status, detail, retry_after } = error else { return error };
         if !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
@@ -234,16 +234,16 @@ impl StreamableHttp {
         CallError::Status { status, detail, retry_after }
     }
 
-    /// The server's answer among its messages; notifications before it concern no handshake. None where it refuses the
-    /// revision and another is offered.
+    /// Reads the server's response; notifications before it do not concern the handshake. `None` if the
+    /// server rejects the revision and another is offered.
     async fn read_initialize_reply(
         &self,
         mut messages: ResponseReader,
-        hello: &mut InitializeRequest,
+        request: &mut InitializeRequest,
     ) -> Result<Option<UpstreamDescription>, CallError> {
         let reply = loop {
             let frame = poll_fn(|cx| messages.poll_next(cx)).await?;
-            match hello.read_reply(&frame)? {
+            match request.read_reply(&frame)? {
                 InitializeReply::Description(description) => break Some(description),
                 InitializeReply::Refused => break None,
                 InitializeReply::Other => {}
@@ -256,12 +256,12 @@ impl StreamableHttp {
     }
 }
 
-// === impl HttpLine ===
+// === impl HttpSession ===
 
 impl TransportSession for HttpSession {
     type Answer = HttpCall;
 
-    /// Waits for the GET stream that the client has asked for before it called.
+    /// Waits for the GET stream that the client requested before its call.
     async fn wait_settled(&self) {
         if let Some(id) = self.id() {
             self.http.stream_order.wait(id).await;
@@ -333,13 +333,13 @@ impl TransportSession for HttpSession {
         let (session, revision) = self.resume_ids()?;
         let last_event = match &answer.0 {
             HttpCallStage::Reading(messages) => messages.resumption()?.last_id.as_deref(),
-            // Known already, or there is none.
+            // The position is known already, or there is none.
             HttpCallStage::Sent(_) | HttpCallStage::Resuming(_) | HttpCallStage::Refused(_) => return None,
         };
         Some(ResumePoint { session, revision, last_event })
     }
 
-    /// Reads the rest of an answer, so that its connection can be used again. Mostly it is there.
+    /// Reads the remainder of a response, so that its connection can be reused. Usually it has arrived.
     fn finish(&self, answer: HttpCall) {
         if let HttpCallStage::Reading(messages) = answer.0
             && let Some(rest) = messages.into_rest()
@@ -356,40 +356,40 @@ impl TransportSession for HttpSession {
         let response = self.http.await_head(self.post(body, reuse)).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
-            // The status is the whole answer. What a server leaves open behind it (a 202 whose body
-            // has neither length nor end) keeps nobody waiting.
+            // The status is the whole answer. A body that the server leaves open behind it (a 202 without
+            // length or end) delays nothing.
             self.http.drain_later(body);
             return Ok(());
         }
         Err(status_error(head.status, &head.headers, &error_body(body).await))
     }
 
-    async fn listen(self: Arc<Self>, tell: impl FnMut(SessionEvent) + Send) {
-        listen::listen(&self, tell).await;
+    async fn listen(self: Arc<Self>, deliver: impl FnMut(SessionEvent) + Send) {
+        listen::listen(&self, deliver).await;
     }
 
     async fn close(&self) {
-        let Some(told) = self.delete() else { return };
-        match self.http.await_head(told).await {
+        let Some(sent) = self.delete() else { return };
+        match self.http.await_head(sent).await {
             Ok(response) => self.http.drain_later(response.into_body()),
-            Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
+            Err(lost) => tracing::debug!(error = %lost, "a session could not be ended at the server"),
         }
     }
 }
 
-// === impl Streamable ===
+// === impl HttpUpstream ===
 
 impl HttpUpstream {
-    /// A server at this URL. Nothing is sent before it is called.
+    /// Creates an upstream for this URL. Sends nothing before the first call.
     ///
     /// # Errors
-    /// [`UpstreamSetupError`] where the URL is not one to speak HTTP to, the system's certificates cannot be
-    /// read, or there is no tokio runtime around.
+    /// [`UpstreamSetupError`] if the URL is not an HTTP URL, the system's certificates cannot be read, or
+    /// there is no tokio runtime.
     pub fn new(url: &Uri, config: Config) -> Result<Self, UpstreamSetupError> {
         Self::for_route("", &url.clone().into(), config, &Network::System)
     }
 
-    /// The same for this route, on a network of the caller's choice.
+    /// Creates an upstream for a route, on the given network.
     ///
     /// # Errors
     /// As [`HttpUpstream::new`].
@@ -405,7 +405,7 @@ impl HttpUpstream {
     }
 }
 
-/// The server's words, where an HTTP error carries a JSON-RPC error; not for refused credentials.
+/// JSON-RPC error in the body of an HTTP error; `None` for refused credentials.
 fn json_rpc_refusal(status: StatusCode, body: &Bytes) -> Option<CallError> {
     if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
         return None;

@@ -1,4 +1,4 @@
-//! What an HTTP error says about a call.
+//! Meaning of an HTTP error for a call.
 
 use super::server::{error_body, retry_after, status_error};
 use crate::{
@@ -14,11 +14,11 @@ use crate::{
 };
 use http::StatusCode;
 
-/// Reads the body of an error and judges it. `has_id` is whether there is a session that the server can lose.
+/// Reads and classifies an HTTP error. `has_id` is whether there is a session that the server can lose.
 ///
-/// An error that answers this exchange is the call's, whatever id it carries: transports write
-/// `null` or `"server-error"`. Servers that do not know a session any more answer 404 (2025-11-25, *Session
-/// Management*), 400, 410 or 503. A JSON-RPC error for this very call, or for its method, is the call's own.
+/// An error that answers the exchange belongs to the call, whatever its id: transports send `null` or
+/// `"server-error"`. Servers answer 404 for an unknown session (2025-11-25, *Session Management*), or 400,
+/// 410 or 503. A JSON-RPC error for this call or for its method is the call's own.
 pub(super) async fn read_refusal(
     has_id: bool,
     call: u64,
@@ -46,8 +46,8 @@ pub(super) async fn read_refusal(
     }
 }
 
-/// The same error with what its response says of when to try again, which the header alone does not bring to tasks
-/// and event streams.
+/// Adds the value of `Retry-After` to the JSON-RPC error, because tasks and event streams do not carry the
+/// header.
 fn with_retry_after(answer: Frame, after: &str) -> Frame {
     let edited = ErrorObject::of(&answer).and_then(|error| {
         let object = JsonObject::read(answer.as_bytes()).ok()?;
@@ -58,7 +58,7 @@ fn with_retry_after(answer: Frame, after: &str) -> Frame {
     edited.unwrap_or(answer)
 }
 
-/// Whether servers in the field refuse a call like this in a session that they do not know.
+/// Whether servers in use refuse a call with this status if they do not know the session.
 fn is_session_status(status: StatusCode) -> bool {
     matches!(
         status,
@@ -66,7 +66,8 @@ fn is_session_status(status: StatusCode) -> bool {
     )
 }
 
-/// Whether an error is about the call: it names it and no session, or its method is not served.
+/// Whether an error is about the call: it has its id and does not mention a session, or the method is
+/// unknown.
 fn is_of_call(answer: &Frame, call: u64) -> bool {
     let error = ErrorObject::of(answer);
     let is_of_method = error.as_ref().is_some_and(|error| error.code() == code::METHOD_NOT_FOUND);

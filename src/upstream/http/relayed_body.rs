@@ -1,13 +1,12 @@
-//! The body of an answer to a legacy client's request, and what becomes of it where nobody listens.
+//! Body of a response to a legacy client's request, and how it is read after the client disconnected.
 //!
-//! A departure is no cancel (2025-11-25, *Sending Messages to the Server*). A server sees its
-//! connection with us, not the client's: closed in the middle of a call, many take it for one. So
-//! what a client has sent is sent to the end, and what it waits for is read to its end, by work of
-//! our own if the client has left. Nobody hears what is read then; it is the server that keeps it
-//! for a client that resumes with `Response-Event-ID`.
+//! A disconnect is not a cancellation (2025-11-25, *Sending Messages to the Server*). A server sees the
+//! proxy's connection, and many take its end during a call for a cancellation. So a request is sent to its
+//! end, and its response is read to its end, by a background task if the client disconnected. The proxy
+//! discards what it reads then; the server keeps it for a client that resumes with `Last-Event-ID`.
 //!
-//! An answer whose connection breaks is taken up here, behind the last event ([`RelayedBody::begin_resume`]): the
-//! client cannot know whether its server is still there, and some never ask.
+//! A response whose connection breaks is resumed here, after its last event ([`RelayedBody::begin_resume`]):
+//! the client cannot know whether the server is still there, and some clients never resume.
 
 use bytes::{Buf, Bytes};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -47,92 +46,93 @@ use crate::{
     },
 };
 
-/// The body of an answer, as it comes.
+/// Body of a response, relayed.
 pub struct RelayedBody {
     pub(super) source: BodySource,
-    /// It has just been taken up: a byte order mark may come that would stand in the middle of the stream.
+    /// The stream was just resumed: a byte order mark may follow, which would be in the middle of the
+    /// client's stream.
     pub(super) may_have_mark: bool,
     pub(super) context: ForwardContext,
 }
 
-/// Where the next of a body comes from.
+/// Source of the next chunk.
 pub(super) enum BodySource {
     Body(IncomingBody),
-    /// It broke, and is asked for again.
+    /// The connection broke; the remainder is being requested.
     Resuming(BoxFuture<'static, Result<IncomingBody, CallError>>),
     Ended,
 }
 
-/// What becomes of an answer whose client leaves.
+/// State for a response whose client may disconnect.
 pub(super) struct ForwardContext {
     pub(super) server: Arc<StreamableHttp>,
     pub(super) drain: DrainPolicy,
     pub(super) interest: Option<Arc<dyn ResponseInterest>>,
-    /// When time is up, and what is to be said of it then; `Missing` for what has no time.
+    /// Deadline and its error; `None` without one.
     pub(super) deadline: Option<(Pin<Box<Sleep>>, CallError)>,
-    /// How more is asked for, and told, in the client's name; `Missing` where neither can be.
+    /// Template for further requests in the client's name; `None` if none can be needed.
     pub(super) template: Option<Arc<RequestTemplate>>,
-    /// It is an event stream, which can be taken up where it breaks.
+    /// Whether the response is an event stream, which can be resumed.
     pub(super) is_events: bool,
     pub(super) completion: CompletionSignal,
-    /// The calls that it answers; none once they are answered, or the server has heard that they are over.
+    /// Ids of the calls that the response answers; empty once they are answered or cancelled.
     pub(super) calls: SmallVec<[RequestId; 1]>,
 }
 
-/// How something else is said to the server in the client's name.
+/// Template of further requests to the server in the client's name.
 pub(super) struct RequestTemplate {
-    /// With the client's query, where it has one.
+    /// Path with the client's query; `None` for the server's own path.
     pub(super) path: Option<String>,
-    /// The header lines of the request that is answered.
+    /// Header lines of the client's request.
     pub(super) lines: Vec<u8>,
-    /// There is a session that the server can have lost.
+    /// Whether there is a session that the server can lose.
     pub(super) in_session: bool,
 }
 
-/// How much the rest of an answer is wanted when nobody listens any more.
+/// How the remainder of a response is read after the client disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DrainPolicy {
-    /// It is read to its end, so that the server is not disturbed at what the client asked.
+    /// To its end, so that the server is not disturbed.
     Always,
-    /// It is read if that is quick, so that its connection can serve the next request.
+    /// Only if that is quick, so that the connection can be reused.
     IfQuick,
     Never,
 }
 
-/// What ends the call that an answer is for.
+/// Part of a response that completes its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CompletionSignal {
-    /// The end of the answer.
+    /// The end of the response.
     Document,
-    /// A response in it, and its end: a batch has several.
+    /// A JSON-RPC response in it, and its end: a batch has several.
     Events,
-    /// Nothing in it.
+    /// No part of it.
     OffStream,
 }
 
-/// Waits for the head of an answer.
+/// Waits for the head of a response.
 pub(super) struct ResponseHeadFuture {
-    /// `Missing` once the head is here.
+    /// `None` once the head has arrived.
     pub(super) attempt: Option<ForwardAttempt>,
     pub(super) context: Option<ForwardContext>,
 }
 
-/// A request on its way to the server.
+/// A request to the server.
 pub(super) enum ForwardAttempt {
     Sent(PendingResponse),
-    /// It is sent when this is over: also where its client has left by then.
+    /// Waits until it may be sent; sent even if its client disconnects meanwhile.
     Queued {
         wait: BoxFuture<'static, ()>,
         send: Box<dyn FnOnce() -> PendingResponse + Send>,
     },
-    /// It is about to be sent.
+    /// About to be sent.
     Starting,
 }
 
-/// What is quick.
+/// Time limit of a quick read.
 const QUICK: Duration = Duration::from_secs(1);
 
-// === impl Passing ===
+// === impl RelayedBody ===
 
 impl RelayedBody {
     fn body(&self) -> Option<&IncomingBody> {
@@ -181,20 +181,23 @@ impl StreamedBody for RelayedBody {
     }
 
     fn begin_resume(&mut self, from: ResumePosition) {
-        let way =
-            self.context.template.as_ref().filter(|_| self.context.is_events).map(|way| RequestTemplate {
-                path: way.path.clone(),
-                lines: way.resume_lines(&from.last_id),
-                in_session: way.in_session,
-            });
+        let template = self.context.template.as_ref().filter(|_| self.context.is_events).map(|template| {
+            RequestTemplate {
+                path: template.path.clone(),
+                lines: template.resume_lines(&from.last_id),
+                in_session: template.in_session,
+            }
+        });
         let server = self.context.server.clone();
         self.source = BodySource::Resuming(
             async move {
-                let Some(way) = way else {
-                    return Err(CallError::Invalid("it is no event stream".to_owned()).into_resume_failure());
+                let Some(template) = template else {
+                    return Err(
+                        CallError::Invalid("it is not an event stream".to_owned()).into_resume_failure()
+                    );
                 };
                 sleep(resume::first_pause(from.retry, from.fruitless_resumes)).await;
-                resume::retry_resume(from.retry, |reached| way.resume_once(&server, reached)).await
+                resume::retry_resume(from.retry, |reached| template.resume_once(&server, reached)).await
             }
             .boxed(),
         );
@@ -202,7 +205,7 @@ impl StreamedBody for RelayedBody {
 
     fn poll_resumed(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         let BodySource::Resuming(taking_up) = &mut self.source else {
-            let lost = CallError::Broken("nothing of it has come".to_owned());
+            let lost = CallError::Broken("none of it has arrived".to_owned());
             return Poll::Ready(Err(lost));
         };
         let body = match taking_up.poll_unpin(cx) {
@@ -212,7 +215,7 @@ impl StreamedBody for RelayedBody {
         self.source = BodySource::Ended;
         self.source = BodySource::Body(body?);
         self.may_have_mark = true;
-        // The server keeps the rest for a client that leaves now.
+        // The server keeps the remainder for a client that disconnects now.
         self.context.drain = DrainPolicy::Never;
         Poll::Ready(Ok(()))
     }
@@ -241,7 +244,7 @@ impl Drop for RelayedBody {
     }
 }
 
-// === impl Way ===
+// === impl RequestTemplate ===
 
 impl RequestTemplate {
     pub(super) fn send(
@@ -257,23 +260,23 @@ impl RequestTemplate {
         server.client.send(method, path, [&self.lines, &[]], body, options)
     }
 
-    /// Asks for what the server has for its client.
+    /// Requests the messages that the server has for the client.
     pub(super) fn get(&self, server: &StreamableHttp) -> PendingResponse {
         self.send(server, &Method::GET, Bytes::new(), ConnectionReuse::Any, TrafficClass::Call)
     }
 
-    /// Tells the server that these calls are cancelled (2025-11-25, *Cancellation*).
+    /// Cancels these calls at the server (2025-11-25, *Cancellation*).
     async fn cancel(&self, server: &StreamableHttp, calls: &[RequestId], why: &str) {
         for call in calls {
             let cancelled = legacy::cancelled_notification(call, why);
-            // It is told once: one that does not take it sees the connection break.
-            let told =
+            // Sent once: a server that does not receive it sees the connection break.
+            let sent =
                 self.send(server, &Method::POST, cancelled, ConnectionReuse::Proven, TrafficClass::Control);
-            drop(server.await_head(told).await);
+            drop(server.await_head(sent).await);
         }
     }
 
-    /// The header lines of the GET that asks for what followed this event.
+    /// Header lines of the GET that resumes after this event.
     fn resume_lines(&self, last_id: &HeaderValue) -> Vec<u8> {
         let mut lines = Vec::with_capacity(self.lines.len());
         for header in self.lines.split_inclusive(|&byte| byte == b'\n') {
@@ -292,7 +295,7 @@ impl RequestTemplate {
         lines
     }
 
-    /// Asks once for the rest of an answer.
+    /// Requests the remainder of a response once.
     async fn resume_once(
         &self,
         server: &StreamableHttp,
@@ -314,10 +317,10 @@ impl RequestTemplate {
     }
 }
 
-// === impl Rest ===
+// === impl ForwardContext ===
 
 impl ForwardContext {
-    /// Nothing more is waited for.
+    /// No further response is awaited.
     pub(super) fn relax_drain(&mut self) {
         self.calls.clear();
         if self.drain == DrainPolicy::Always {
@@ -326,10 +329,10 @@ impl ForwardContext {
     }
 
     pub(super) fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<CallError> {
-        let Some((due, lost)) = &mut self.deadline else { return Poll::Pending };
-        ready!(due.as_mut().poll(cx));
+        let Some((deadline, lost)) = &mut self.deadline else { return Poll::Pending };
+        ready!(deadline.as_mut().poll(cx));
         let lost = lost.clone();
-        self.cancel("it took longer than a call may");
+        self.cancel("the call exceeded its time limit");
         Poll::Ready(lost)
     }
 
@@ -337,19 +340,18 @@ impl ForwardContext {
         self.interest.as_ref().is_some_and(|interest| interest.cancellation().is_cancelled())
     }
 
-    /// Tells the server that what is not answered yet is cancelled, in the background. What it still says
-    /// of it is for nobody.
+    /// Cancels unanswered calls at the server, in the background. Its later messages about them are dropped.
     fn cancel(&mut self, why: &'static str) {
         let calls = mem::take(&mut self.calls);
-        let Some(way) = self.template.clone().filter(|_| !calls.is_empty() && !self.is_cancelled()) else {
-            return;
-        };
+        let is_needed = !calls.is_empty() && !self.is_cancelled();
+        let Some(template) = self.template.clone().filter(|_| is_needed) else { return };
         self.drain = DrainPolicy::Never;
         let server = self.server.clone();
-        self.server.work.spawn(async move { way.cancel(&server, &calls, why).await });
+        self.server.work.spawn(async move { template.cancel(&server, &calls, why).await });
     }
 
-    /// The client has left. `reading` tells whether what it asked has been answered.
+    /// Continues reading after the client disconnected. `reading` resolves to whether the request was
+    /// answered.
     fn drain_in_background(&mut self, reading: impl Future<Output = bool> + Send + 'static) {
         if self.is_cancelled() {
             self.relax_drain();
@@ -359,53 +361,53 @@ impl ForwardContext {
             return;
         }
         let server = &self.server;
-        let (place, due) = match self.drain {
+        let (permit, deadline) = match self.drain {
             DrainPolicy::Never => return,
             DrainPolicy::IfQuick => (None, None),
             DrainPolicy::Always => {
-                let Ok(place) = server.departed.clone().try_acquire_owned() else {
+                let Ok(permit) = server.departed.clone().try_acquire_owned() else {
                     let limit = server.config.load().limits.departed;
                     Limit::Departed.record_hit();
                     tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
                     return;
                 };
-                (Some((place, Limit::Departed.take(1))), self.deadline.take())
+                (Some((permit, Limit::Departed.take(1))), self.deadline.take())
             }
         };
         let closing = server.work.closing.clone();
-        let (way, interest) = (self.template.take(), self.interest.take());
+        let (template, interest) = (self.template.take(), self.interest.take());
         let (to, calls) = (server.clone(), mem::take(&mut self.calls));
         server.work.spawn(async move {
-            let _place = place;
+            let _permit = permit;
             let (ends, _reader) = reading_on.unzip();
-            // Made here: a destructor may run where there is no timer.
-            let due = async {
-                match due {
-                    Some((due, _)) => due.await,
+            // Created here: a destructor may run outside a runtime with timers.
+            let deadline = async {
+                match deadline {
+                    Some((deadline, _)) => deadline.await,
                     None => sleep(QUICK).await,
                 }
             };
-            // Its client may take it back although it has left.
+            // The client may cancel the call after it disconnected.
             let lost = interest.as_ref().map(|interest| interest.cancellation());
             let is_lost = || lost.is_some_and(CancellationToken::is_cancelled);
-            let not_wanted = async {
+            let unwanted = async {
                 or_pending(lost.map(CancellationToken::cancelled)).await;
                 sleep(QUICK).await;
             };
             tokio::select! {
-                // The client has come back for the rest, which the server keeps for it.
+                // The client resumes the response, which the server keeps for it.
                 () = or_pending(ends.as_ref().map(CancellationToken::cancelled)) => {}
                 is_answered = reading => {
                     if let Some(interest) = interest.as_ref().filter(|_| is_answered) {
                         interest.mark_answered();
                     }
                 }
-                () = due => {}
-                () = not_wanted => {}
+                () = deadline => {}
+                () = unwanted => {}
                 () = closing.cancelled() => {
-                    // The connection breaks, which is no cancel; nobody will hear the answer.
-                    if let Some(way) = way.filter(|_| !is_lost()) {
-                        way.cancel(&to, &calls, "the proxy is shutting down").await;
+                    // The connection breaks, which is not a cancellation; nothing would read the response.
+                    if let Some(template) = template.filter(|_| !is_lost()) {
+                        template.cancel(&to, &calls, "the proxy is shutting down").await;
                     }
                 }
             }
@@ -413,7 +415,7 @@ impl ForwardContext {
     }
 }
 
-// === impl Asked ===
+// === impl ForwardAttempt ===
 
 impl Future for ForwardAttempt {
     type Output = Result<http::Response<IncomingBody>, CallError>;
@@ -433,32 +435,32 @@ impl Future for ForwardAttempt {
     }
 }
 
-// === impl Asking ===
+// === impl ResponseHeadFuture ===
 
 impl Future for ResponseHeadFuture {
     type Output = Result<(http::Response<IncomingBody>, ForwardContext), (CallError, ForwardContext)>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { attempt: Some(answering), context: Some(rest) } = &mut *self else {
+        let Self { attempt: Some(answering), context: Some(context) } = &mut *self else {
             unreachable!("a head is asked for once")
         };
         let answer = match Pin::new(answering).poll(cx) {
             Poll::Ready(answer) => answer,
-            Poll::Pending => Err(ready!(rest.poll_deadline(cx))),
+            Poll::Pending => Err(ready!(context.poll_deadline(cx))),
         };
         self.attempt = None;
-        let rest = self.context.take().expect("it was there a moment ago");
+        let context = self.context.take().expect("it was there a moment ago");
         Poll::Ready(match answer {
-            Ok(response) => Ok((response, rest)),
-            Err(lost) => Err((lost, rest)),
+            Ok(response) => Ok((response, context)),
+            Err(lost) => Err((lost, context)),
         })
     }
 }
 
 impl Drop for ResponseHeadFuture {
     fn drop(&mut self) {
-        let (Some(answering), Some(mut rest)) = (self.attempt.take(), self.context.take()) else { return };
-        rest.drain_in_background(async move {
+        let (Some(answering), Some(mut context)) = (self.attempt.take(), self.context.take()) else { return };
+        context.drain_in_background(async move {
             let Ok(response) = answering.await else { return false };
             let (head, body) = response.into_parts();
             drain(body, CompletionSignal::of(&head)).await
@@ -466,9 +468,9 @@ impl Drop for ResponseHeadFuture {
     }
 }
 
-/// Reads an answer to its end. Whether the call has ended with it.
+/// Reads a response to its end. Returns whether that completed the call.
 async fn drain(mut body: IncomingBody, ending: CompletionSignal) -> bool {
-    // Of an event that had begun to go by nothing is known: a response in it goes unseen.
+    // An event that had begun is unknown: a response in it is not seen.
     let mut watch = StreamObserver::default();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
         match frame.map(http_body::Frame::into_data) {
@@ -484,7 +486,7 @@ async fn drain(mut body: IncomingBody, ending: CompletionSignal) -> bool {
     }
 }
 
-// === impl Ending ===
+// === impl CompletionSignal ===
 
 impl CompletionSignal {
     pub(super) fn of(head: &Parts) -> Self {

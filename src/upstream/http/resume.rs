@@ -1,9 +1,8 @@
-//! Taking up a call's response stream that broke (2025-11-25, *Resumability and Redelivery*).
+//! Resumption of a call's broken response stream (2025-11-25, *Resumability and Redelivery*).
 //!
-//! Only the server can say whether there is more to come: that somebody takes connections at its address
-//! proves nothing, for a process that dies may still do so. So it is asked for what followed the last
-//! event. A server that cannot be reached may be about to come back, and is asked again, but not for
-//! longer than [`PATIENCE`]: a client waits for what becomes of its call.
+//! Only the server can say whether more follows: an open port proves nothing, because a dying process may
+//! still accept connections. The proxy requests what followed the last event. An unreachable server may be
+//! restarting and is tried again, for at most [`PATIENCE`], because a client waits for the outcome.
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
@@ -28,27 +27,27 @@ use crate::upstream::{
     http1::{IncomingBody, PendingResponse},
 };
 
-/// The pause before a stream is taken up, where the server named none.
+/// Pause before a stream is resumed, if the server names none.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The pause never is shorter, so that a server that closes what it has just opened is not besieged:
-/// the first where it has brought a message lately, the second where it has not.
+/// Lower bounds of the pause, for servers that close a stream as soon as it is open: the first after a recent
+/// message, the second without one.
 const SHORTEST_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
-/// Streams in a row that bring nothing before the second applies.
+/// Streams in a row without a message after which the second bound applies.
 const FRUITLESS: u32 = 5;
-/// The pause behind an attempt that was refused never is shorter.
+/// Lower bound of the pause after a refused attempt.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
-/// How long after the first attempt that was refused another may begin, or reach the server: one that has
-/// is waited for, for some servers hold back the head of an answer until they have something to say. A
-/// server that names a longer pause than this is asked once more behind it.
+/// Time after the first refused attempt within which another may start, or reach the server. An attempt that
+/// reached the server is waited for, because some servers hold back the response head until they have an
+/// event. A server that names a longer pause gets one more attempt.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest pause: also a server that names a longer one is asked after this.
+/// Upper bound of the pause, whatever the server names.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What came of one attempt that brought no stream.
+/// Failed attempt.
 pub(super) enum AttemptFailure<R> {
-    /// The server cannot be reached, or has no time: another attempt may be worth it.
+    /// The server cannot be reached or is busy: another attempt may succeed.
     Transient(R),
-    /// It has nothing more to give.
+    /// The server has nothing more to send.
     Permanent(R),
 }
 
@@ -56,15 +55,15 @@ pub(super) enum AttemptFailure<R> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReachedFlag(Arc<AtomicBool>);
 
-/// The pause before a stream is taken up, if the server has not just broken it off in vain.
+/// Pause before a stream is resumed.
 pub(super) fn first_pause(retry: Option<Duration>, fruitless: u32) -> Duration {
     let shortest = SHORTEST_PAUSES[usize::from(fruitless >= FRUITLESS)];
     retry.unwrap_or(PAUSE).clamp(shortest, LONGEST_PAUSE)
 }
 
-/// Makes attempts until one brings something, is refused for good, or has been refused for too long;
-/// the last reason is what it gives then. `retry` is the pause that the server named. How long an attempt
-/// that has reached the server may take is for the caller to say.
+/// Makes attempts until one succeeds, fails permanently, or the time is up; the last failure is the result
+/// then. `retry` is the pause that the server named. The caller limits the time of an attempt that has
+/// reached the server.
 pub(super) async fn retry_resume<T, R, A>(
     retry: Option<Duration>,
     mut attempt: impl FnMut(ReachedFlag) -> A,
@@ -78,7 +77,7 @@ where
         Err(AttemptFailure::Permanent(why)) => return Err(why),
         Err(AttemptFailure::Transient(why)) => why,
     };
-    // At least one more, however long the server wants to be left alone.
+    // At least one more attempt, however long the server's pause is.
     let mut over = pin!(sleep(PATIENCE.max(pause + REFUSED_PAUSE)));
     loop {
         let reached = ReachedFlag::default();
@@ -88,7 +87,7 @@ where
         };
         let mut again = pin!(again);
         let outcome = tokio::select! {
-            // What an attempt has brought counts, whatever else is due.
+            // The outcome of an attempt takes precedence over the time limit.
             biased;
             outcome = &mut again => outcome,
             () = &mut over => match reached.is_set() {
@@ -104,14 +103,14 @@ where
     }
 }
 
-/// Whether a server that answers like this may have more to give later: only one stream at a time, and
-/// the one that broke still counts; or too much to do.
+/// Whether a server with this status may have more to send later: it allows one stream and the broken one
+/// still counts, or it is busy.
 pub(super) fn is_transient(status: StatusCode) -> bool {
     status.is_server_error() || matches!(status, StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS)
 }
 
-/// What it means that a server refuses to go on with a stream. `in_session` is whether there is a session
-/// that it can have lost.
+/// Error for a resumption that the server refused. `in_session` is whether there is a session that it can
+/// have lost.
 pub(in crate::upstream) fn resume_error(
     status: StatusCode,
     headers: &HeaderMap,
@@ -120,17 +119,17 @@ pub(in crate::upstream) fn resume_error(
 ) -> CallError {
     let lost = match status {
         StatusCode::NOT_FOUND if in_session => CallError::SessionEnded,
-        _ if status.is_success() => CallError::Invalid("it is no event stream".to_owned()),
+        _ if status.is_success() => CallError::Invalid("it is not an event stream".to_owned()),
         _ => status_error(status, headers, body),
     };
     lost.into_resume_failure()
 }
 
-/// Waits as long as the server wants, and asks for what followed the last event.
+/// Waits for the server's pause, and requests what followed the last event.
 ///
 /// # Errors
-/// [`CallError::SessionEnded`], [`CallError::Unauthorized`], or [`CallError::Broken`] where the server has nothing
-/// more to give, or cannot be reached for a while.
+/// [`CallError::SessionEnded`], [`CallError::Unauthorized`], or [`CallError::Broken`] if the server has
+/// nothing more to send, or cannot be reached for a while.
 pub(super) async fn resume(
     line: Arc<HttpSession>,
     mut from: SseResumption,
@@ -176,10 +175,10 @@ async fn attempt(
     })
 }
 
-// === impl Reached ===
+// === impl ReachedFlag ===
 
 impl ReachedFlag {
-    /// Waits for an answer, and says as soon as its request has a connection.
+    /// Waits for a response, and sets the flag as soon as its request has a connection.
     pub(super) async fn track(
         &self,
         mut answering: PendingResponse,
@@ -205,8 +204,8 @@ mod tests {
     use crate::runtime::{Clock, SystemClock};
     use std::cell::{Cell, RefCell};
 
-    /// When a server is asked that refuses for so long, in seconds after the first time; whether it is
-    /// reached, and when that is known.
+    /// Times of the attempts at a server that refuses for `refuses_for` seconds, whether it was reached, and
+    /// the total time, in seconds.
     async fn asked(retry: Option<u64>, refuses_for: u64) -> (Vec<u64>, bool, u64) {
         let clock = SystemClock::new();
         let began = clock.now();
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_refuses_is_given_up_ten_seconds_after_the_first_attempt() {
+    async fn a_resumption_fails_ten_seconds_after_the_first_attempt() {
         assert_eq!(asked(None, 0).await, (vec![0], true, 0));
         assert_eq!(asked(None, 3).await, (vec![0, 1, 2, 3], true, 3));
         let (times, reached, after) = asked(None, 60).await;
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_was_reached_is_waited_for_and_one_that_was_not_is_not() {
+    async fn an_attempt_that_reached_the_server_is_waited_for() {
         for (reaches, ends) in [(true, Ok(15)), (false, Err(10))] {
             let clock = SystemClock::new();
             let began = clock.now();
@@ -261,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_refused_for_good_is_not_asked_for_again() {
+    async fn a_permanent_failure_is_not_retried() {
         let times = Cell::new(0);
         let refused: Result<(), _> = retry_resume(None, |_| {
             times.set(times.get() + 1);
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_is_not_asked_again_faster_or_later_than_it_is_good_for() {
+    async fn the_pauses_of_a_resumption_are_bounded() {
         let named = |seconds, fruitless| first_pause(Some(Duration::from_secs(seconds)), fruitless);
         assert_eq!(named(0, FRUITLESS - 1), SHORTEST_PAUSES[0]);
         assert_eq!(named(0, FRUITLESS), SHORTEST_PAUSES[1], "it opens streams and brings nothing");

@@ -1,4 +1,4 @@
-//! One server over HTTP: how it is reached, and what its errors say.
+//! One server over HTTP: its configuration, requests outside sessions, and error responses.
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -22,45 +22,45 @@ use crate::{
     },
 };
 
-/// One server over HTTP.
+/// Streamable HTTP transport of one server.
 pub struct StreamableHttp {
-    /// The route it is for.
+    /// Route of the server.
     pub(super) route: Arc<str>,
-    /// As it is shown to people.
+    /// URL for display.
     pub(super) url: ServerUrl,
     pub(super) config: SwapCell<Config>,
     pub(super) client: HttpClient,
-    /// The path of the MCP endpoint, its query included.
+    /// Path of the MCP endpoint, with its query.
     pub(super) path: String,
-    /// `Host`, as the URL has it.
+    /// `Host` header, from the URL.
     pub(super) host: HeaderValue,
-    /// What our requests say of having passed here.
+    /// `Via` entry of requests to this server.
     pub(super) via: Via,
-    /// Places for answers that are read on after their client left.
+    /// Permits for responses that are read after their client disconnected.
     pub(super) departed: Arc<Semaphore>,
     /// GET streams of legacy clients that are about to be opened.
     pub(super) stream_order: StreamOrder,
-    /// The ids of the sessions of ours.
+    /// Ids of the proxy's sessions.
     pub(super) open_ids: OpenSessionIds,
     pub(super) work: BackgroundTasks,
 }
 
-/// Who we say we are.
+/// `User-Agent` header line of the proxy.
 const USER_AGENT: &str = concat!("user-agent: deferral/", env!("CARGO_PKG_VERSION"), "\r\n");
-/// How much of an error's body is read.
+/// Limit of an error's body, in bytes.
 pub(in crate::upstream) const ERROR_BODY: usize = 64 << 10;
-/// How long an error's body is waited for.
+/// Time limit of reading an error's body.
 pub(in crate::upstream) const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
-/// How much of a text is repeated in an error.
+/// Characters of a server's text repeated in an error.
 const DETAIL_CHARS: usize = 200;
-/// The largest document that [`Upstream::fetch`](crate::upstream::Upstream::fetch) takes, in bytes.
+/// Limit of a document of [`Upstream::fetch`](crate::upstream::Upstream::fetch), in bytes.
 const DOCUMENT: usize = 1 << 20;
 
-// === impl Http ===
+// === impl StreamableHttp ===
 
 impl StreamableHttp {
     /// # Errors
-    /// [`UpstreamSetupError`] where the URL cannot be spoken to.
+    /// [`UpstreamSetupError`] if the URL is not usable.
     pub(super) fn new(
         route: &str,
         shown: &ServerUrl,
@@ -94,50 +94,51 @@ impl StreamableHttp {
         })
     }
 
-    /// What every request of a caller carries, beside [`StreamableHttp::configured_lines`] and [`StreamableHttp::user_agent_line`].
+    /// Headers of every request of a caller, beside [`StreamableHttp::configured_lines`] and
+    /// [`StreamableHttp::user_agent_line`].
     pub(super) fn headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = credentials.headers().clone();
         headers.insert(header::HOST, self.host.clone());
-        // Behind those that the client's requests have passed (RFC 9110, 7.6.3).
+        // After the entries of the client's requests (RFC 9110, 7.6.3).
         headers.append(header::VIA, self.via.0.clone());
         headers.insert(header::ACCEPT_ENCODING, hop::NO_CODING);
-        // Ours stand in their place, with each request.
+        // Configured headers replace them with each request.
         for name in self.config.load().headers.keys() {
             headers.remove(name);
         }
         headers
     }
 
-    /// Our `User-Agent` as a header line, where neither these headers nor the configuration have one.
+    /// `User-Agent` header line of the proxy, if neither these headers nor the configuration has one.
     pub(super) fn user_agent_line(&self, headers: &HeaderMap) -> &'static [u8] {
-        let is_said = headers.contains_key(header::USER_AGENT)
+        let is_set = headers.contains_key(header::USER_AGENT)
             || self.config.load().headers.contains_key(header::USER_AGENT);
-        if is_said { b"" } else { USER_AGENT.as_bytes() }
+        if is_set { b"" } else { USER_AGENT.as_bytes() }
     }
 
-    /// The header lines that are configured: as they are now, behind what a session always says.
+    /// Configured header lines, with their current values.
     pub(super) fn configured_lines(&self) -> Vec<u8> {
         http1::header_lines(&self.config.load().headers)
     }
 
-    /// Gets ready to speak to the server in another way.
+    /// Prepares a reload.
     ///
     /// # Errors
-    /// [`UpstreamSetupError`] where TLS cannot be set up.
+    /// [`UpstreamSetupError`] if TLS cannot be set up.
     pub(super) fn prepare_reload(
         self: &Arc<Self>,
         config: &Config,
     ) -> Result<ApplyReload, UpstreamSetupError> {
-        let way = self.client.prepare_reload(config)?;
+        let connector = self.client.prepare_reload(config)?;
         let (this, config) = (Arc::clone(self), config.clone());
         Ok(Box::new(move || {
             resize_semaphore(&this.departed, this.config.load().limits.departed, config.limits.departed);
-            this.client.apply(way);
+            this.client.apply(connector);
             this.config.set(config);
         }))
     }
 
-    /// What every message of a caller carries.
+    /// Headers of every POST of a caller.
     pub(super) fn post_headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = self.headers(credentials);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -145,7 +146,7 @@ impl StreamableHttp {
         headers
     }
 
-    /// Waits for an answer that is not worth more than its status. Bounded by the first-byte timeout.
+    /// Waits for a response of which only the status matters. Limited by the first-byte timeout.
     pub(super) async fn await_head(
         &self,
         answering: PendingResponse,
@@ -154,8 +155,8 @@ impl StreamableHttp {
         timeout(limit, answering).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
 
-    /// Reads an answer's rest, so that its connection can serve the next request; in the background
-    /// where it is not there yet. Mostly it is.
+    /// Reads the remainder of a response, so that its connection can be reused; in the background if it has
+    /// not arrived. Usually it has.
     pub(super) fn drain_later(&self, mut rest: IncomingBody) {
         if rest.is_end_stream() {
             return;
@@ -171,14 +172,14 @@ impl StreamableHttp {
         path: &str,
         credentials: &Credentials,
     ) -> Result<OriginResponse, CallError> {
-        // Only a path goes out, whatever is asked for.
+        // Only a path is sent, whatever is requested.
         let path: PathAndQuery =
             path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
         let limit = self.config.load().timeouts.first_byte;
         let headers = self.headers(credentials);
         let mut lines = http1::header_lines(&headers);
         lines.extend_from_slice(self.user_agent_line(&headers));
-        let asked = async {
+        let response = async {
             let (client, path, nothing) = (&self.client, path.as_str(), Bytes::new());
             let answer = client.send(
                 &Method::GET,
@@ -191,7 +192,7 @@ impl StreamableHttp {
             let body = collect_body(body, DOCUMENT).await?;
             Ok(OriginResponse { status: head.status, headers: head.headers, body })
         };
-        timeout(limit, asked).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
+        timeout(limit, response).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
 }
 
@@ -206,7 +207,7 @@ impl StreamableHttp {
             hop::request_lines(&self.host, &self.via.0, &headers, &config.headers),
         );
         drop(config);
-        let asked = async {
+        let response = async {
             let (lines, ours) = (&lines[..], self.configured_lines());
             let options =
                 SendOptions { reuse: ConnectionReuse::Proven, traffic: TrafficClass::Call, cookies: None };
@@ -215,11 +216,11 @@ impl StreamableHttp {
             let body = collect_body(body, DOCUMENT).await?;
             Ok(OriginResponse { status: head.status, headers: hop::strip_hop_headers(head.headers), body })
         };
-        timeout(limit, asked).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
+        timeout(limit, response).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
 }
 
-/// A whole body of at most `limit` bytes.
+/// Collects a body of at most `limit` bytes.
 ///
 /// # Errors
 /// [`CallError::TooLarge`] and [`CallError::Broken`].
@@ -231,7 +232,7 @@ pub(super) async fn collect_body(body: IncomingBody, limit: usize) -> Result<Byt
     }
 }
 
-/// The body of an answer that reports an error; empty where it does not come in time.
+/// Body of an error response; empty if it does not arrive in time.
 pub(super) async fn error_body(body: IncomingBody) -> Bytes {
     match timeout(ERROR_BODY_TIME, collect_body(body, ERROR_BODY)).await {
         Ok(Ok(body)) => body,
@@ -239,10 +240,10 @@ pub(super) async fn error_body(body: IncomingBody) -> Bytes {
     }
 }
 
-/// What an HTTP error that is no JSON-RPC message says. 401, and 403 with a challenge, are about
-/// credentials (RFC 9110, 11.6.1; RFC 6750, 3.1); without one a 403 is not, and its words are all there
-/// is: a server that does not know the name it is called by says so like that. The target of a redirect
-/// that was not followed is named.
+/// Error of an HTTP error response without a JSON-RPC message. 401, and 403 with a challenge, are about
+/// credentials (RFC 9110, 11.6.1; RFC 6750, 3.1). A 403 without a challenge is not, and its text is the only
+/// reason: a server that does not accept the `Host` answers so. The target of a redirect that was not
+/// followed is named.
 pub(in crate::upstream) fn status_error(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
     let challenge = headers.get(header::WWW_AUTHENTICATE);
     match (status, challenge) {
@@ -257,8 +258,8 @@ pub(in crate::upstream) fn status_error(status: StatusCode, headers: &HeaderMap,
                 Kind::Failure { error, .. } => Some(ErrorObject::from_raw(Bytes::copy_from_slice(error))),
                 Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } => None,
             });
-            let words = error.as_ref().map(|error| shorten(&error.message()));
-            return CallError::Forbidden { detail: words.unwrap_or_else(|| error_text(status, body)), error };
+            let text = error.as_ref().map(|error| shorten(&error.message()));
+            return CallError::Forbidden { detail: text.unwrap_or_else(|| error_text(status, body)), error };
         }
         _ => {}
     }
@@ -270,19 +271,19 @@ pub(in crate::upstream) fn status_error(status: StatusCode, headers: &HeaderMap,
             )
         }
         _ if status == StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
-            "the proxy on the way wants a user and a password; write them into its URL".to_owned()
+            "the forward proxy requires a user and a password; write them into its URL".to_owned()
         }
         Some(_) | None => error_text(status, body),
     };
     CallError::Status { status, detail, retry_after: retry_after(headers) }
 }
 
-/// When the server wants the request again.
+/// Value of `Retry-After`.
 pub(in crate::upstream) fn retry_after(headers: &HeaderMap) -> Option<String> {
     Some(headers.get(header::RETRY_AFTER)?.to_str().ok()?.to_owned())
 }
 
-/// What an error's body says, or else its status.
+/// Text of an error's body, or else the reason of its status.
 fn error_text(status: StatusCode, body: &Bytes) -> String {
     match std::str::from_utf8(body).map(str::trim) {
         Ok(text) if !text.is_empty() => shorten(text),
@@ -294,8 +295,8 @@ fn shorten(text: &str) -> String {
     text.chars().take(DETAIL_CHARS).collect()
 }
 
-/// Reads an answer's rest in the background, so that its connection can serve the next request.
-/// Gives up soon: a server may leave a stream open for no reason.
+/// Reads the remainder of a response, so that its connection can be reused. Limited to a second, because a
+/// server may leave a stream open.
 async fn drain(mut body: IncomingBody) {
     let _ = timeout(Duration::from_secs(1), async { while let Some(Ok(_)) = body.frame().await {} }).await;
 }

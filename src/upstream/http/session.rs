@@ -1,4 +1,4 @@
-//! How the messages of one session are sent over HTTP.
+//! Messages of one session over HTTP.
 
 use bytes::Bytes;
 use dashmap::{DashMap, Entry};
@@ -21,42 +21,43 @@ use crate::{
     },
 };
 
-/// One session over HTTP: the header lines of its messages, made once.
+/// One session over HTTP, with its header lines serialized once.
 pub struct HttpSession {
     pub(super) http: Arc<StreamableHttp>,
-    /// Where they go: the server's own path, or that with what the client has added.
+    /// Request path: the server's, with the client's query if there is one.
     path: String,
-    /// Of every POST.
+    /// Headers of every POST.
     posting: Vec<u8>,
-    /// Of what has no body.
+    /// Headers of requests without a body.
     bodiless: Vec<u8>,
-    /// Which names are in `post_headers`.
+    /// Headers in `posting`, for look-ups by name.
     names: HeaderMap,
-    /// Our `User-Agent`, a header line, for messages that carry none of a client; empty where the session has one.
+    /// `User-Agent` header line of the proxy, for messages without one of a client; empty if the session has
+    /// one.
     agent: &'static [u8],
-    /// The server gave the session an id, and so can lose it.
+    /// Whether the server assigned the session an id, and so can lose it.
     pub(super) has_id: bool,
-    /// That id, where the session is ours to end.
+    /// The id, if the session is the proxy's to end.
     open_id: Option<OpenSessionId>,
-    /// The server goes on after a DELETE.
+    /// Whether the server survives a DELETE.
     survives_delete: bool,
-    /// Those that the server set in a session that the proxy owns.
+    /// Cookies of a session that the proxy owns.
     cookies: Option<Arc<CookieJar>>,
 }
 
-/// The ids of the sessions of ours that are open. A server may give one id to several sessions: one that is derived
-/// from the user, or the only one that there is. The end of one would be the end of all.
+/// Ids of the proxy's open sessions. A server may assign one id to several sessions, derived from the user or
+/// constant; the end of one would end all of them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OpenSessionIds(Arc<DashMap<HeaderValue, usize>>);
 
-/// The id of one of them.
+/// Id of an open session.
 struct OpenSessionId {
     ids: OpenSessionIds,
     id: HeaderValue,
     is_closed: AtomicBool,
 }
 
-// === impl OpenIds ===
+// === impl OpenSessionIds ===
 
 impl OpenSessionIds {
     fn open(&self, id: &HeaderValue) -> OpenSessionId {
@@ -65,10 +66,10 @@ impl OpenSessionIds {
     }
 }
 
-// === impl OpenId ===
+// === impl OpenSessionId ===
 
 impl OpenSessionId {
-    /// The session ends. Whether no other has its id.
+    /// Closes the session. Returns whether no other session has its id.
     fn close(&self) -> bool {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return false;
@@ -89,13 +90,14 @@ impl Drop for OpenSessionId {
     }
 }
 
-// === impl HttpLine ===
+// === impl HttpSession ===
 
 impl HttpSession {
-    /// The session that begins with this answer; `post_headers` are the headers of [`StreamableHttp::post_headers`].
+    /// Session opened by an `initialize` response; `posting` are the headers of
+    /// [`StreamableHttp::post_headers`].
     ///
     /// # Errors
-    /// [`CallError::Invalid`] where its revision cannot be named.
+    /// [`CallError::Invalid`] if its revision is not a header value.
     pub(super) fn from_initialize(
         http: Arc<StreamableHttp>,
         description: &UpstreamDescription,
@@ -119,15 +121,15 @@ impl HttpSession {
             names: posting,
             has_id,
             open_id,
-            // Servers on the Python SDK before 2025-06-18 fail all their sessions for ever after one (WIRE, B
-            // 1.5), so they are left to forget the session by themselves.
+            // Servers on the Python SDK before 2025-06-18 fail all sessions after a DELETE (WIRE, B 1.5), so
+            // their sessions are left to expire.
             survives_delete: Revision::parse(&description.version).is_none_or(Revision::survives_delete),
             cookies: Some(cookies),
             http,
         })
     }
 
-    /// The session of a client of the older era, by what its requests carry.
+    /// Session of a legacy client, from the parts of its requests.
     pub(super) fn of_client(http: Arc<StreamableHttp>, session: &ClientSession) -> Self {
         let ClientSession { principal: _, query, headers } = session;
         let config = http.config.load();
@@ -137,19 +139,19 @@ impl HttpSession {
             posting: hop::request_lines(host, via, headers, ours),
             bodiless: hop::request_lines(host, via, &without_content(headers), ours),
             names: headers.clone(),
-            // A client that says nothing of itself is not spoken for.
+            // The client's requests keep their own `User-Agent`, or none.
             agent: b"",
             has_id: headers.contains_key(&SESSION_ID),
             open_id: None,
             survives_delete: false,
-            // The client keeps its cookies itself.
+            // The client manages its cookies.
             cookies: None,
             http: Arc::clone(&http),
         }
     }
 
-    /// A session that the process before this one has used, and which is left to the server's own limit. `Missing` where
-    /// what is known of it is no header.
+    /// Session of the previous process, which is left to expire at the server. `None` if its id or revision
+    /// is not a header value.
     pub(super) fn resumed(
         http: Arc<StreamableHttp>,
         mut posting: HeaderMap,
@@ -165,16 +167,17 @@ impl HttpSession {
             names: posting,
             has_id: true,
             open_id: None,
-            // Others of that process's calls may be in it, and be taken up later: the first to end would end them all.
+            // Other calls of that process may be resumed in it later: the first one to end would end them
+            // all.
             survives_delete: false,
-            // Those of that process are gone; the server may set others.
+            // The cookies of that process are lost; the server may set others.
             cookies: Some(Arc::new(CookieJar::new(http.url.uri()))),
             http,
         })
     }
 
-    /// The session's id and revision, if with those it can be gone on with: what a client adds to the server's URL
-    /// may be a key, and is kept nowhere.
+    /// Id and revision of the session, if it can be resumed with those: a query that a client adds to the
+    /// server's URL may hold a key, and is not stored.
     pub(super) fn resume_ids(&self) -> Option<(&str, &str)> {
         if self.path != self.http.path {
             return None;
@@ -183,7 +186,7 @@ impl HttpSession {
         Some((text(&SESSION_ID)?, text(&PROTOCOL_VERSION)?))
     }
 
-    /// Its id, where it has one.
+    /// Session id, if there is one.
     pub(super) fn id(&self) -> Option<&HeaderValue> {
         self.names.get(&SESSION_ID)
     }
@@ -193,8 +196,8 @@ impl HttpSession {
         let config = self.http.config.load();
         let mut lines = http1::header_lines(&config.headers);
         for (name, value) in further {
-            let is_said = self.names.contains_key(name) || config.headers.contains_key(name);
-            if HeaderScope::of(name) == HeaderScope::Request && !is_said {
+            let is_set = self.names.contains_key(name) || config.headers.contains_key(name);
+            if HeaderScope::of(name) == HeaderScope::Request && !is_set {
                 http1::write_header_line(&mut lines, name, value);
             }
         }
@@ -211,7 +214,7 @@ impl HttpSession {
         )
     }
 
-    /// Sends what is answered with nothing.
+    /// Sends a notification or a response.
     pub(super) fn post(&self, body: Bytes, reuse: ConnectionReuse) -> PendingResponse {
         let mut ours = self.http.configured_lines();
         ours.extend_from_slice(self.agent);
@@ -225,17 +228,17 @@ impl HttpSession {
         )
     }
 
-    /// Opens a stream of what the server says of its own accord, or takes up a broken one.
+    /// Opens the GET stream, or resumes a broken stream after `last_id`.
     pub(super) fn get(&self, last_id: Option<&str>) -> PendingResponse {
         let mut lines = b"accept: text/event-stream\r\n".to_vec();
-        // An id that is no header value cannot be named; the stream then begins anew.
+        // An id that is not a header value cannot be sent; the stream then starts anew.
         if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {
             http1::write_header_line(&mut lines, &LAST_EVENT_ID, &id);
         }
         self.bodiless(&Method::GET, &lines, ConnectionReuse::Any, TrafficClass::Call)
     }
 
-    /// Sends DELETE, where the session can be ended, and no other session of ours has its id.
+    /// Sends DELETE, if the server survives it and no other session of the proxy has its id.
     pub(super) fn delete(&self) -> Option<PendingResponse> {
         let is_last = self.open_id.as_ref().is_some_and(OpenSessionId::close);
         (self.survives_delete && is_last)
@@ -261,7 +264,7 @@ impl HttpSession {
     }
 }
 
-/// The headers of a session without those about bodies.
+/// Headers of a session without those about bodies.
 pub(super) fn without_content(headers: &HeaderMap) -> HeaderMap {
     let mut bodiless = headers.clone();
     bodiless.remove(header::CONTENT_TYPE);

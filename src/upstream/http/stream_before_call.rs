@@ -1,11 +1,10 @@
-//! Keeps the order in which a legacy client listens and calls.
+//! Order of a legacy client's GET stream and its calls.
 //!
-//! A client that opens its session's GET stream and then calls a tool finds the stream open when the
-//! server asks something: on the direct way the two requests arrive as they were sent. Here they
-//! come by two connections, go by two more, and the second may be the faster one; and many servers
-//! drop a question that finds no stream, so that the call hangs for ever. So a call waits, for a
-//! moment, for the stream that was asked for before it, and one right behind the handshake for the
-//! stream that is about to be asked for.
+//! Without a proxy, a client that opens its GET stream and then calls a tool has an open stream when the
+//! server sends a request, because the two requests arrive in order. Through the proxy they use separate
+//! connections, and the second may be faster; many servers drop a request without a stream, so that the call
+//! hangs. A call therefore waits briefly for a GET stream requested before it, and a call right after the
+//! handshake for the GET stream about to be requested.
 
 use dashmap::{DashMap, Entry};
 use futures_util::future::BoxFuture;
@@ -14,38 +13,38 @@ use std::{future::Future, sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// The sessions whose stream is about to be opened, by their ids.
+/// Sessions whose GET stream is about to be opened, by session id.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StreamOrder {
     sessions: Arc<DashMap<HeaderValue, AwaitedStream>>,
 }
 
-/// A stream that is not open yet.
+/// A GET stream that is not open yet.
 #[derive(Clone, Debug, Default)]
 struct AwaitedStream {
-    /// Cancelled once it is open, or will not be.
+    /// Cancelled once the stream is open, or will not be.
     settled: CancellationToken,
-    /// It has been asked for.
-    asked: bool,
+    /// Whether the stream has been requested.
+    is_requested: bool,
 }
 
-/// A stream that is being opened; dropped when it is, or when that failed.
+/// A GET stream being opened; dropped when it is open or has failed.
 pub(super) struct OpeningStream {
     sessions: Arc<DashMap<HeaderValue, AwaitedStream>>,
     session: HeaderValue,
     settled: CancellationToken,
 }
 
-/// How long a call waits for a stream that was asked for before it: a server may begin its answer
-/// with the first event.
+/// Time for which a call waits for a stream requested before it: a server may hold back its response head
+/// until the first event.
 const OPENS: Duration = Duration::from_millis(100);
-/// How long after the handshake a client may begin to listen and be waited for.
+/// Time after the handshake for which a call waits for a client to request its stream.
 const BEGINS: Duration = Duration::from_millis(25);
 
-// === impl InOrder ===
+// === impl StreamOrder ===
 
 impl StreamOrder {
-    /// The handshake is over. `spawn` runs what ends the wait for a client that does not listen.
+    /// Registers the end of a handshake. `spawn` runs the end of the wait for a client that opens no stream.
     pub(super) fn handshake_completed<F>(&self, session: &HeaderValue, spawn: F)
     where
         F: FnOnce(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>),
@@ -55,35 +54,35 @@ impl StreamOrder {
         let (sessions, session) = (self.sessions.clone(), session.clone());
         spawn(Box::pin(async move {
             sleep(BEGINS).await;
-            if let Some((_, awaited)) = sessions.remove_if(&session, |_, awaited| !awaited.asked) {
+            if let Some((_, awaited)) = sessions.remove_if(&session, |_, awaited| !awaited.is_requested) {
                 awaited.settled.cancel();
             }
         }));
     }
 
-    /// A stream is asked for.
+    /// Registers a requested stream.
     pub(super) fn begin_opening(&self, session: &HeaderValue) -> OpeningStream {
         let mut awaited = self.sessions.entry(session.clone()).or_default();
-        awaited.asked = true;
+        awaited.is_requested = true;
         let settled = awaited.settled.clone();
         drop(awaited);
         OpeningStream { sessions: self.sessions.clone(), session: session.clone(), settled }
     }
 
-    /// Waits for the stream that comes before a call.
+    /// Waits for the stream that precedes a call.
     pub(super) async fn wait(&self, session: &HeaderValue) {
         if let Some(awaited) = self.stream_wait(session) {
             awaited.await;
         }
     }
 
-    /// The wait for the stream that comes before a call, where there is one. It may outlast the call's client.
+    /// Wait for the stream that precedes a call, if there is one. It may outlast the call's client.
     pub(super) fn stream_wait(&self, session: &HeaderValue) -> Option<BoxFuture<'static, ()>> {
         let settled = self.sessions.get(session)?.settled.clone();
         let (sessions, session) = (self.sessions.clone(), session.clone());
         Some(Box::pin(async move {
             if timeout(OPENS, settled.cancelled()).await.is_err() {
-                // Nobody else need wait for it.
+                // End the wait of other calls as well.
                 settle(&sessions, &session, &settled);
             }
         }))
@@ -96,11 +95,11 @@ fn settle(
     settled: &CancellationToken,
 ) {
     settled.cancel();
-    // Another stream may have been asked for since.
+    // Another stream may have been requested since.
     sessions.remove_if(session, |_, awaited| awaited.settled.is_cancelled());
 }
 
-// === impl Opening ===
+// === impl OpeningStream ===
 
 impl Drop for OpeningStream {
     fn drop(&mut self) {
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_waits_for_the_stream_that_was_asked_for_before_it() {
+    async fn a_call_waits_for_the_stream_requested_before_it() {
         let order = StreamOrder::default();
         assert!(order.wait(&SESSION).now_or_never().is_some(), "there is none");
         let opening = order.begin_opening(&SESSION);
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_right_behind_the_handshake_waits_for_a_client_that_will_listen() {
+    async fn a_call_right_after_the_handshake_waits_for_a_client_that_opens_its_stream() {
         let order = begun();
         let mut wait = Box::pin(order.wait(&SESSION));
         assert!(wait.as_mut().now_or_never().is_none());
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_does_not_listen_is_waited_for_a_moment_only() {
+    async fn a_client_that_opens_no_stream_is_waited_for_briefly() {
         let order = begun();
         timeout(BEGINS * 2, order.wait(&SESSION)).await.expect("a moment");
         assert!(order.sessions.is_empty());

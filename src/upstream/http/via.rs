@@ -1,34 +1,34 @@
-//! The name under which a request says that it has passed here (RFC 9110, 7.6.3).
+//! `Via` entry of requests to a server (RFC 9110, 7.6.3).
 //!
-//! A proxy whose upstream leads back to itself would send each request round and round, until all
-//! descriptors are gone. So each server is spoken to under a name that nobody else has, and who
-//! meets that name in a request has met its own.
+//! A proxy whose upstream leads back to itself would forward each request in a loop until no descriptor is
+//! left. Each upstream therefore has a unique `Via` entry, and a request that carries it has passed here
+//! before.
 
 use http::{HeaderMap, HeaderValue, header::VIA};
 
 use crate::runtime::random;
 
-/// What is said in `Via` of requests to one server.
+/// `Via` entry of requests to one server.
 #[derive(Clone, Debug)]
 pub(super) struct Via(pub(super) HeaderValue);
 
-/// The beginning of each name. The rest is random: two proxies in a row are no loop.
+/// Prefix of each entry. The remainder is random: two proxies in a row are not a loop.
 const NAME: &str = "1.1 deferral-";
 
 // === impl Via ===
 
 impl Via {
-    /// A name of its own.
+    /// Creates a unique entry.
     pub(super) fn new() -> Self {
         let name = format!("{NAME}{:016x}", u64::from_be_bytes(random()));
         Self(HeaderValue::try_from(name).expect("visible ASCII is a header value"))
     }
 
-    /// Whether one of those that a request has passed is this.
+    /// Whether a request with these headers has passed this entry.
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
         let ours = self.0.as_bytes();
         let lines = headers.get_all(VIA).iter();
-        // A comment may follow each.
+        // A comment may follow each entry.
         lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')).any(|passed| {
             let rest = passed.trim_ascii_start().strip_prefix(ours);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b" ") || rest.starts_with(b"\t"))
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_own_name_is_found_among_others_and_no_other_is_taken_for_it() {
+    fn only_the_own_entry_is_found_in_via() {
         let (ours, other) = (Via::new(), Via::new());
         let (us, them) = (ours.0.to_str().expect("text"), other.0.to_str().expect("text"));
         for (lines, found) in [

@@ -1,4 +1,4 @@
-//! Where the body of an HTTP/1.1 answer ends, and what of it has arrived (RFC 9112, 6 and 7).
+//! Delimitation of an HTTP/1.1 response body (RFC 9112, 6 and 7).
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::{Version, header};
@@ -6,63 +6,63 @@ use std::io;
 
 use super::head::{HEAD, invalid, is_bodiless};
 
-/// Where a body ends (RFC 9112, 6.3).
+/// State of a body's framing (RFC 9112, 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyFraming {
     Ended,
-    /// This many bytes are still to come.
+    /// Remaining bytes of the body.
     Length(u64),
     UntilClose,
-    /// So many bytes of the line with a chunk's size hold no end of it.
+    /// Reads the line of a chunk's size; this many bytes of it have no line end.
     ChunkSize(usize),
-    /// This many bytes of the chunk are still to come.
+    /// Remaining bytes of the chunk.
     Chunk(u64),
     ChunkEnd,
     Trailers {
-        /// So many bytes of them have gone by.
+        /// Bytes of earlier trailer lines.
         before: usize,
-        /// So many bytes of the next one hold no end of it.
+        /// Bytes of the next line without a line end.
         searched: usize,
     },
 }
 
-/// What the bytes that have arrived of a body are.
+/// Next part of a body in the bytes that have arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BodyPart {
-    /// A part of the body; never empty.
+    /// Bytes of the body; never empty.
     Data(Bytes),
-    /// Nothing yet. At most this many bytes more belong to what is read now, as far as is known.
+    /// More bytes are needed: at most this many belong to the current part, as far as known; 0 if unknown.
     NeedsMore(usize),
     Ended,
 }
 
-/// What follows the last chunk, mostly.
+/// Usual bytes after the last chunk.
 const END: &[u8] = b"\r\n0\r\n\r\n";
 
-// === impl Framing ===
+// === impl BodyFraming ===
 
 impl BodyFraming {
-    /// How the body behind this head is delimited.
+    /// Determines the framing from the response head.
     ///
     /// # Errors
-    /// `InvalidData` where two readers could see its end in two places.
+    /// `InvalidData` if two readers could find its end in two places.
     pub fn of(head: &http::Response<()>) -> io::Result<Self> {
         if is_bodiless(head.status()) {
             return Ok(Self::Ended);
         }
         let headers = head.headers();
-        // What was written for a reader that knows no codings, and has one, may have passed somebody who took
-        // it for what it is not (RFC 9112, 6.1).
+        // A response for a reader without transfer codings, with one, may have passed an intermediary that
+        // read it differently (RFC 9112, 6.1).
         if head.version() == Version::HTTP_10 && headers.contains_key(header::TRANSFER_ENCODING) {
             return Err(invalid("it has a transfer coding, which HTTP/1.0 does not know"));
         }
-        // Other readers take what is no text for no coding.
+        // Other readers treat a value that is not text as no coding.
         if headers.get_all(header::TRANSFER_ENCODING).iter().any(|coding| coding.to_str().is_err()) {
-            return Err(invalid("its transfer coding is no text"));
+            return Err(invalid("its transfer coding is not text"));
         }
         if let Some(coding) = headers.get_all(header::TRANSFER_ENCODING).iter().next_back() {
             let last = coding.as_bytes().rsplit(|&byte| byte == b',').next().unwrap_or_default();
-            // Also where there is a length: the coding counts.
+            // The coding takes precedence over a length.
             return Ok(match last.trim_ascii().eq_ignore_ascii_case(b"chunked") {
                 true => Self::ChunkSize(0),
                 false => Self::UntilClose,
@@ -73,20 +73,20 @@ impl BodyFraming {
         if lengths.any(|other| other != length) {
             return Err(invalid("it has two lengths"));
         }
-        // Digits alone: a number could have a sign as well.
+        // Digits only: a number could have a sign as well.
         let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
         match digits.and_then(|text| text.parse().ok()) {
             Some(0) => Ok(Self::Ended),
-            // The two greatest numbers mean something else to hyper, which refuses them for a length.
+            // hyper reserves the two greatest numbers and rejects them as a length.
             Some(length) if length < u64::MAX - 1 => Ok(Self::Length(length)),
-            Some(_) | None => Err(invalid("its length is no number, or no body's")),
+            Some(_) | None => Err(invalid("its length is not valid")),
         }
     }
 
-    /// Takes what there is of the body off what has arrived.
+    /// Takes the next part of the body from the buffer.
     ///
     /// # Errors
-    /// `InvalidData` where it is not delimited as its head says.
+    /// `InvalidData` if the body does not match the framing of its head.
     pub fn next(&mut self, read: &mut BytesMut) -> io::Result<BodyPart> {
         loop {
             match *self {
@@ -98,7 +98,7 @@ impl BodyFraming {
                 Self::Length(left) | Self::Chunk(left) => {
                     return Ok(BodyPart::NeedsMore(usize::try_from(left).unwrap_or(usize::MAX)));
                 }
-                // Refused before its line ends; and the parser would read a line without digits as the last chunk's.
+                // Reject before the line ends; the parser would read a line without digits as the last chunk.
                 Self::ChunkSize(_) if read.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) => {
                     return Err(invalid("a chunk has no size"));
                 }
@@ -130,7 +130,7 @@ impl BodyFraming {
                             line if line.ends_with(b"\r\n") => {
                                 Self::Trailers { before: before + end, searched: 0 }
                             }
-                            // Some would read on, and take the next answer for more of this one.
+                            // Some readers would continue, and read the next response as part of this one.
                             _ => return Err(invalid("a line of its trailers does not end in CR LF")),
                         };
                     }
@@ -144,7 +144,7 @@ impl BodyFraming {
         }
     }
 
-    /// The bytes of the body that are here.
+    /// Takes the available bytes of the body.
     fn data(&mut self, read: &mut BytesMut) -> Bytes {
         let (Self::Length(left) | Self::Chunk(left)) = *self else { return read.split().freeze() };
         let here = read.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -152,7 +152,7 @@ impl BodyFraming {
         *self = match (*self, left - here as u64) {
             (Self::Length(_), 0) => Self::Ended,
             (Self::Length(_), left) => Self::Length(left),
-            // On past the last chunk, if the rest is there already: the connection is free at once.
+            // Skip the last chunk if it has arrived: the connection is free at once.
             (_, 0) if read.starts_with(END) => {
                 read.advance(END.len());
                 Self::Ended
@@ -164,19 +164,20 @@ impl BodyFraming {
     }
 }
 
-/// The length of the line that comes next, its end included. The first so many bytes hold none.
+/// Length of the next line including its end. The first `searched` bytes have no line end.
 fn end_of_line(read: &[u8], searched: usize) -> Option<usize> {
     memchr::memchr(b'\n', &read[searched..]).map(|at| searched + at + 1)
 }
 
-/// The size that the line before a chunk gives, which has a digit.
+/// Size in the line before a chunk, which starts with a digit.
 fn chunk_size(line: &[u8]) -> io::Result<u64> {
-    // The parser would go on behind a line feed alone, in an extension; other readers would not
-    // (RFC 9112, 7.1.1 and 11.1).
+    // The parser would accept a line feed alone in an extension; other readers would not (RFC 9112, 7.1.1 and
+    // 11.1).
     if !line.ends_with(b"\r\n") {
         return Err(invalid("the line of a chunk's size does not end in CR LF"));
     }
-    // It counts zeros in front among the sixteen digits that it takes; they are no reason to refuse a size.
+    // The parser counts leading zeros among the sixteen digits that it accepts; they are no reason to reject
+    // a size.
     let zeros = line.iter().take_while(|byte| **byte == b'0').count();
     let is_more = line.get(zeros).is_some_and(u8::is_ascii_hexdigit);
     let line = &line[if is_more { zeros } else { zeros.saturating_sub(1) }..];
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_that_nobody_could_send_is_refused() {
+    fn a_length_above_the_greatest_possible_is_refused() {
         let framing = |length: &str| {
             let head = http::Response::builder().header(header::CONTENT_LENGTH, length).body(());
             BodyFraming::of(&head.expect("a head"))

@@ -1,9 +1,9 @@
-//! One HTTP/1.1 connection: a request goes out, a head and a body come back (RFC 9112).
+//! One HTTP/1.1 connection: sends a request, reads a head and a body (RFC 9112).
 //!
-//! Written by hand, on `httparse`, for the calls that wait: a parked call is a socket and little
-//! else. No buffer is held while an answer has not begun, and no task stands between the call and
-//! its socket; hyper's client has both for every connection. Only the rest of a long body whose
-//! length is known gets its space before it comes. What the bytes are is read in `head` and `body`.
+//! Written by hand on `httparse`, because of waiting calls: a parked call costs a socket and little else.
+//! There is no buffer until a response begins, and no task between the call and its socket; hyper's client
+//! has both for every connection. Buffer space is reserved in advance only for long bodies of known length.
+//! `head` and `body` parse the bytes.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures_util::FutureExt;
@@ -30,85 +30,85 @@ use super::{
 use crate::runtime::{ConnectionPermit, NetworkStream};
 use crate::telemetry::{Limit, UsageGuard};
 
-/// A connection, plain or encrypted.
+/// Stream of a connection, plain or encrypted.
 pub(super) type UpstreamIo = Either<NetworkStream, Box<dyn EncryptedIo>>;
 
-/// What may stand between us and a plain connection.
+/// An encrypted stream.
 pub(super) trait EncryptedIo: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> EncryptedIo for T {}
 
-/// A connection that serves one exchange at a time.
+/// A connection, which serves one exchange at a time.
 pub(super) struct UpstreamConnection {
     io: UpstreamIo,
-    /// What has arrived and was not yet understood. Empty while a call waits for its answer.
+    /// Bytes that have arrived and are not parsed. Empty while a call waits for its response.
     read: BytesMut,
-    place: ConnectionPermit,
-    /// How long the server says that it keeps the connection while it is idle (`Keep-Alive: timeout`).
+    permit: ConnectionPermit,
+    /// Idle time that the server announces (`Keep-Alive: timeout`).
     announced_idle: Option<Duration>,
     _counted: UsageGuard,
 }
 
-/// A request on its way out, until the head of its answer is there.
+/// A request being sent, until its response head has arrived.
 pub(super) struct ExchangeFuture {
     connection: Option<Box<UpstreamConnection>>,
     head: Bytes,
     body: Bytes,
-    /// Not a byte of it was taken by the connection.
+    /// Whether the connection has accepted no byte of the request.
     untouched: bool,
-    /// It is all out, flushed too, or cannot be.
+    /// Whether sending has ended: flushed or failed.
     sent: bool,
-    /// How the sending ended, if it failed: there may be an answer all the same.
+    /// Error of the sending; the server may have answered all the same.
     unsent: Option<io::Error>,
     reader: HeadReader,
-    /// The head of an answer that began before it had all of the request.
+    /// Head of a response that began before the whole request was sent.
     early: Option<Box<http::Response<()>>>,
     pool: Arc<ConnectionPool>,
 }
 
-/// The body of a response as the server sent it. Returns its connection to the pool when it has been read to the
-/// end; dropped before, it closes it.
+/// Body of a response as the server sent it. Returns its connection to the pool once read to its end; closes
+/// it if dropped before.
 pub(in crate::upstream) struct RawBody {
     connection: Option<Box<UpstreamConnection>>,
     framing: BodyFraming,
     reusable: bool,
-    /// It only says that a message was taken.
+    /// Whether the response only accepts a message (202).
     accepted: bool,
     pool: Arc<ConnectionPool>,
 }
 
-/// Read at a time, on the stack.
+/// Bytes per read, on the stack.
 const READ: usize = 8 << 10;
-/// Of a body whose length is known, read at a time into place.
+/// Bytes per read into place, for bodies of known length.
 const READ_IN_PLACE: usize = 64 << 10;
 
-// === impl Connection ===
+// === impl UpstreamConnection ===
 
 impl UpstreamConnection {
-    pub(super) fn new(io: UpstreamIo, place: ConnectionPermit) -> Self {
+    pub(super) fn new(io: UpstreamIo, permit: ConnectionPermit) -> Self {
         let _counted = Limit::UpstreamConnections.take(1);
-        Self { io, read: BytesMut::new(), place, announced_idle: None, _counted }
+        Self { io, read: BytesMut::new(), permit, announced_idle: None, _counted }
     }
 
-    /// How long the server says that it keeps the connection while it is idle.
+    /// Idle time that the server announces.
     pub(super) fn announced_idle(&self) -> Option<Duration> {
         self.announced_idle
     }
 
-    /// Whether it may be kept for another request.
+    /// Whether the connection may be kept for another request.
     pub(super) fn is_poolable(&self) -> bool {
-        !self.place.is_reserved()
+        !self.permit.is_reserved()
     }
 
-    /// Whether it can take another request: the server has neither closed it nor said anything.
+    /// Whether another request can be sent: the server has neither closed the connection nor sent bytes.
     pub(super) fn is_idle(&mut self) -> bool {
-        // Unconstrained: a task that has done much is told `PendingEvent` without a look at the socket.
-        // An answer nobody asked for would then be taken for the next caller's.
+        // Unconstrained: tokio returns `Pending` to a task without budget without reading the socket, and an
+        // unexpected response would then be taken for the next caller's.
         let looked = unconstrained(poll_fn(|cx| self.poll_fill(cx))).now_or_never();
         looked.is_none() && self.read.is_empty()
     }
 
-    /// Reads what there is; 0 is the end. Nothing is allocated while nothing comes.
+    /// Reads the available bytes; 0 is the end. Allocates only when bytes arrive.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut space = [const { MaybeUninit::uninit() }; READ];
         let mut space = ReadBuf::uninit(&mut space);
@@ -118,14 +118,14 @@ impl UpstreamConnection {
         Poll::Ready(Ok(filled.len()))
     }
 
-    /// Reads at most `wanted` bytes into place.
+    /// Reads at most `wanted` bytes into the buffer.
     fn poll_fill_in_place(&mut self, wanted: usize, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         self.read.reserve(wanted);
         let mut limited = (&mut self.read).limit(wanted);
         tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut limited)
     }
 
-    /// Sends what is left of a request.
+    /// Sends the remainder of a request.
     fn poll_send(
         &mut self,
         head: &mut Bytes,
@@ -134,7 +134,7 @@ impl UpstreamConnection {
     ) -> Poll<io::Result<()>> {
         while !head.is_empty() || !body.is_empty() {
             let parts = [IoSlice::new(head), IoSlice::new(body)];
-            // The second alone where the first is out: an empty part may count as the end.
+            // Only the body once the head is sent: an empty part may count as the end.
             let parts = if head.is_empty() { &parts[1..] } else { &parts[..] };
             let sent = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, parts))?;
             if sent == 0 {
@@ -147,7 +147,7 @@ impl UpstreamConnection {
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
-    /// The head of the answer.
+    /// Reads the response head.
     fn poll_head(
         &mut self,
         reader: &mut HeadReader,
@@ -168,7 +168,7 @@ fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")
 }
 
-// === impl Sending ===
+// === impl ExchangeFuture ===
 
 impl ExchangeFuture {
     pub(super) fn new(
@@ -181,7 +181,7 @@ impl ExchangeFuture {
         Self { connection, head, body, untouched: true, sent: false, unsent: None, reader, early: None, pool }
     }
 
-    /// Whether the connection took not a byte of the request: the server cannot have read any.
+    /// Whether the connection has accepted no byte of the request, so that the server cannot have read any.
     pub(super) fn is_untouched(&self) -> bool {
         self.untouched
     }
@@ -199,9 +199,9 @@ impl Future for ExchangeFuture {
             this.untouched &= this.head.len() == before;
             match sending {
                 Poll::Ready(outcome) => {
-                    // The request itself is not needed while its answer is waited for.
+                    // The request is not needed while its response is awaited.
                     (this.sent, this.head, this.body) = (true, Bytes::new(), Bytes::new());
-                    // A server that refuses a request may answer and close before it has all of it.
+                    // A server that refuses a request may answer and close before it has read all of it.
                     this.unsent = outcome.err();
                 }
                 Poll::Pending => {}
@@ -211,13 +211,13 @@ impl Future for ExchangeFuture {
             Some(head) => *head,
             None => match ready!(connection.poll_head(&mut this.reader, cx)) {
                 Ok(head) => head,
-                // That it was refused says more than that it could not be sent.
+                // A refused certificate is more specific than a failed write.
                 Err(error) if is_certificate_refusal(&error) => return Poll::Ready(Err(error)),
                 Err(error) => return Poll::Ready(Err(this.unsent.take().unwrap_or(error))),
             },
         };
-        // Or it answers and reads no further: what refuses or sends elsewhere counts at once, what does not
-        // when the request is out (RFC 9112, 9.5).
+        // A server may answer without reading on: an error or a redirect counts at once, a success once the
+        // request is sent (RFC 9112, 9.5).
         if !this.sent && head.status().is_success() {
             this.early = Some(Box::new(head));
             return Poll::Pending;
@@ -244,7 +244,7 @@ impl Future for ExchangeFuture {
 // === impl RawBody ===
 
 impl RawBody {
-    /// The body is over: its connection can serve the next request.
+    /// Ends the body: its connection can serve the next request.
     fn finish(&mut self) {
         self.framing = BodyFraming::Ended;
         if let Some(connection) = self.connection.take().filter(|_| self.reusable) {
@@ -325,8 +325,7 @@ mod tests {
 
     const ASKED: (&[u8], &[u8]) = (b"POST / HTTP/1.1\r\n\r\n", b"{}");
 
-    /// Asks, over a connection that does what the script says; gives the answer, and the pool the
-    /// connection may have come back to.
+    /// Sends the request over a connection with this script. Returns the response, and the pool.
     async fn ask(script: Mock) -> (io::Result<http::Response<RawBody>>, Arc<ConnectionPool>) {
         let pool = Arc::new(ConnectionPool::default());
         let connection = Box::new(UpstreamConnection::new(
@@ -374,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_server_ends_is_not_used_again() {
+    async fn connections_that_the_server_ends_are_not_reused() {
         for answer in [
             "HTTP/1.1 200 OK\r\n\r\nhello",
             "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nhello",
@@ -397,7 +396,7 @@ mod tests {
             ("HTTP/1.1 204 No Content\r\n\r\n", true),
             ("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n", true),
             ("HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n", true),
-            // What it announces may follow, and must not be taken for the next answer.
+            // An announced body may follow, and must not be read as the next response.
             ("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n", false),
             ("HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n", false),
             (
@@ -412,7 +411,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_http_is_refused_and_what_is_cut_off_noticed() {
+    async fn invalid_responses_are_refused_and_truncated_ones_noticed() {
         for (answer, kind) in [
             ("SSH-2.0-x\r\n", io::ErrorKind::InvalidData),
             ("HTTP/1.1 101 Switching\r\n\r\n", io::ErrorKind::InvalidData),
@@ -507,10 +506,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_answers_before_it_has_the_whole_request_is_heard() {
+    async fn a_response_before_the_end_of_the_request_is_read() {
         let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
         let broken = io::Error::from(io::ErrorKind::BrokenPipe);
-        // The mock wants its error for itself, so the builder has to be gone.
+        // The mock must be the only owner of its error: drop the builder.
         let script = Builder::new().write_error(broken).read(answer).build();
         let (answer, pool) = ask(script).await;
         let answer = answer.expect("an answer");
@@ -520,7 +519,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_refuses_and_reads_no_further_is_heard() {
+    async fn an_error_from_a_server_that_stops_reading_is_read() {
         use tokio::io::{AsyncWriteExt, BufWriter, duplex};
         let (ours, mut theirs) = duplex(64);
         theirs.write_all(b"HTTP/1.1 413 x\r\ncontent-length: 2\r\n\r\nno").await.expect("taken");
@@ -538,7 +537,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_sends_the_request_elsewhere_and_reads_no_further_is_heard() {
+    async fn a_redirect_from_a_server_that_stops_reading_is_read() {
         use tokio::io::{AsyncWriteExt, BufWriter, duplex};
         let (ours, mut theirs) = duplex(128);
         let answer = b"HTTP/1.1 307 x\r\nlocation: /there\r\ncontent-length: 2\r\n\r\nno";
@@ -560,7 +559,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_announces_its_answer_for_ever_is_given_up() {
+    async fn interim_responses_without_end_are_refused() {
         use tokio::io::{AsyncWriteExt, BufWriter, duplex};
         for interim in [
             "HTTP/1.1 102 Processing\r\n\r\n".to_owned(),
@@ -583,7 +582,7 @@ mod tests {
                 }
             };
             let (answer, ()) = futures_util::future::join(sending, server).await;
-            let error = answer.err().expect("nobody waits for ever");
+            let error = answer.err().expect("it ends in time");
             assert_eq!(error.to_string(), "too much comes before its head");
         }
     }
@@ -598,7 +597,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_the_socket_does_not_take_at_once_is_sent_all_the_same() {
+    async fn a_request_is_sent_in_as_many_writes_as_the_socket_needs() {
         use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter, duplex};
         let (ours, mut theirs) = duplex(8);
         let io = UpstreamIo::Right(Box::new(BufWriter::new(ours)));
@@ -615,13 +614,12 @@ mod tests {
             theirs.write_all(b"HTTP/1.1 204 x\r\n\r\n").await.expect("taken");
         };
         let both = futures_util::future::join(sending, server);
-        let (answer, ()) =
-            tokio::time::timeout(Duration::from_secs(1), both).await.expect("nobody waits for ever");
+        let (answer, ()) = tokio::time::timeout(Duration::from_secs(1), both).await.expect("it ends in time");
         assert_eq!(answer.expect("an answer").status(), 204);
     }
 
     #[tokio::test]
-    async fn a_connection_is_looked_at_also_by_a_task_that_has_done_much() {
+    async fn an_idle_connection_is_checked_also_by_a_task_without_budget() {
         use tokio::io::AsyncWriteExt;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let ours =

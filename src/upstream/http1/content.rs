@@ -1,8 +1,8 @@
-//! Bodies of responses, decoded where the server coded them (RFC 9110, 8.4).
+//! Decoding of response bodies (RFC 9110, 8.4).
 //!
-//! Every request asks for `identity`; some servers, and content delivery networks before them, compress all the
-//! same. What cannot be decoded is an error that names the coding. Decoding is bounded by who reads: at most
-//! [`PIECE`] bytes are decoded ahead of the limits that hold for what was sent plainly.
+//! Every request asks for `identity`; some servers, and content delivery networks, compress all the same. An
+//! unsupported coding is an error that names it. The reader bounds decoding: at most [`PIECE`] bytes are
+//! decoded in advance.
 
 use async_compression::{
     tokio::bufread::{BrotliDecoder, GzipDecoder, ZlibDecoder, ZstdDecoder},
@@ -24,30 +24,30 @@ use tokio_util::io::{ReaderStream, StreamReader};
 use super::connection::RawBody;
 use crate::upstream::CallError;
 
-/// The body of a response, as the server means it.
+/// Body of a response, decoded.
 pub(in crate::upstream) enum IncomingBody {
     Plain(RawBody),
     Decoded(Box<DecodedBody>),
 }
 
-/// A body whose coding is undone as it comes.
+/// A body that is decoded while it is read.
 pub(in crate::upstream) struct DecodedBody {
     pieces: ReaderStream<Pin<Box<dyn AsyncRead + Send>>>,
     codings: String,
     is_over: bool,
 }
 
-/// What is decoded at a time, in bytes.
+/// Bytes decoded at a time.
 const PIECE: usize = 16 << 10;
-/// Codings of one body, one around the other. More is nothing that a server means.
+/// Codings of one body. More are an error.
 const CODINGS: usize = 2;
-/// The largest window of `zstd`, as a power of two: 8 MiB, which no response may exceed (RFC 9659, 3).
+/// Largest window of `zstd`, as a power of two: 8 MiB, which no response may exceed (RFC 9659, 3).
 const ZSTD_WINDOW_LOG: u32 = 23;
 
-/// The response with its body as the server means it. Header lines about a coding that was undone are removed.
+/// Wraps the body of a response in its decoders, and removes the headers about the coding.
 ///
 /// # Errors
-/// [`CallError::Invalid`] where the body has a coding that is not known.
+/// [`CallError::Invalid`] if the coding is unsupported.
 pub(super) fn decode(response: http::Response<RawBody>) -> Result<http::Response<IncomingBody>, CallError> {
     if !response.headers().contains_key(header::CONTENT_ENCODING) {
         return Ok(response.map(IncomingBody::Plain));
@@ -64,7 +64,7 @@ pub(super) fn decode(response: http::Response<RawBody>) -> Result<http::Response
         return Err(unknown(&named));
     }
     let mut reader: Pin<Box<dyn AsyncRead + Send>> = Box::pin(StreamReader::new(BodyDataStream::new(body)));
-    // The last was applied last.
+    // The last coding was applied last.
     for coding in codings.iter().rev() {
         reader = decoder(coding, BufReader::new(reader)).ok_or_else(|| unknown(&named))?;
     }
@@ -73,7 +73,7 @@ pub(super) fn decode(response: http::Response<RawBody>) -> Result<http::Response
     Ok(http::Response::from_parts(head, IncomingBody::Decoded(Box::new(decoded))))
 }
 
-/// The codings in the order in which they were applied, without those that change nothing.
+/// Codings in the order of their application, without `identity`.
 fn codings(headers: &HeaderMap) -> Vec<String> {
     let values = headers.get_all(header::CONTENT_ENCODING).iter();
     let named = values.flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
@@ -107,7 +107,7 @@ fn unknown(codings: &str) -> CallError {
     ))
 }
 
-// === impl Incoming ===
+// === impl IncomingBody ===
 
 impl Body for IncomingBody {
     type Data = Bytes;
@@ -136,7 +136,7 @@ impl Body for IncomingBody {
     }
 }
 
-// === impl Decoded ===
+// === impl DecodedBody ===
 
 impl DecodedBody {
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {

@@ -1,7 +1,8 @@
-//! Cookies of a session that the proxy owns (RFC 6265): load balancers keep a session at one replica by them.
+//! Cookies of a session that the proxy owns (RFC 6265): load balancers use them to keep a session at one
+//! replica.
 //!
-//! A jar serves one session with one server, so cookies never cross from one caller to another, and `Domain` and
-//! `Path` only decide whether a cookie is accepted and sent. Cookies that the client sends itself pass beside them.
+//! A jar serves one session with one server, so cookies never reach another caller; `Domain` and `Path` only
+//! decide whether a cookie is accepted and sent. Cookies of the client are sent beside them.
 
 use bytes::Bytes;
 use cookie::Cookie;
@@ -12,13 +13,13 @@ use crate::{
     runtime::{Clock, Mutex, SystemClock},
 };
 
-/// The cookies of one session. Clones of the `Arc` around it share them.
+/// Cookies of one session.
 #[derive(Debug)]
 pub(in crate::upstream) struct CookieJar {
     host: String,
     is_encrypted: bool,
     clock: SystemClock,
-    /// Guarded for a few lines each time. In the order in which they were set.
+    /// In the order in which they were set. Locked for a few statements only.
     cookies: Mutex<Vec<StoredCookie>>,
 }
 
@@ -27,21 +28,21 @@ struct StoredCookie {
     name: String,
     value: String,
     path: String,
-    /// It is sent over TLS only.
+    /// Sent over TLS only.
     is_secure: bool,
     expires: Option<Timestamp>,
 }
 
-/// Cookies of one session; the oldest is removed for a further one. Worst case memory of a session is this times
-/// [`COOKIE_BYTES`].
+/// Limit of cookies in a session; the oldest is removed for a further one. The memory of a session is at most
+/// this times [`COOKIE_BYTES`].
 const COOKIES: usize = 32;
-/// Name and value of a cookie; a larger one is ignored (RFC 6265, 6.1).
+/// Limit of name and value of a cookie, in bytes; a larger one is ignored (RFC 6265, 6.1).
 const COOKIE_BYTES: usize = 4 << 10;
 
 // === impl CookieJar ===
 
 impl CookieJar {
-    /// An empty jar for a session with the server of this URL.
+    /// Creates an empty jar for a session with the server of this URL.
     pub(in crate::upstream) fn new(server: &Uri) -> Self {
         Self {
             host: server.host().unwrap_or_default().to_ascii_lowercase(),
@@ -51,7 +52,7 @@ impl CookieJar {
         }
     }
 
-    /// Takes over what a response to a request for this path sets, replaces or removes.
+    /// Stores the cookies that a response to a request for this path sets, replaces or removes.
     pub(super) fn store(&self, headers: &HeaderMap, path: &str) {
         let mut values = headers.get_all(SET_COOKIE).iter().peekable();
         if values.peek().is_none() {
@@ -87,8 +88,8 @@ impl CookieJar {
         }
     }
 
-    /// The head of a request with the cookies of the session beside those of the client. A client's cookie of a
-    /// name that the session has is left out: it belongs to another session.
+    /// Adds the session's cookies to a request head. A client's cookie with the name of one of them is
+    /// omitted: it belongs to another session.
     pub(super) fn add_to(&self, head: &Bytes, path: &str) -> Bytes {
         let now = self.clock.timestamp();
         let cookies = self.cookies.lock();
@@ -100,7 +101,7 @@ impl CookieJar {
         if ours.is_empty() {
             return head.clone();
         }
-        // Those with longer paths first (RFC 6265, 5.4).
+        // Longer paths first (RFC 6265, 5.4).
         ours.sort_by_key(|cookie| std::cmp::Reverse(cookie.path.len()));
         let lines = head.split_inclusive(|&byte| byte == b'\n');
         let (theirs, others): (Vec<_>, Vec<_>) = lines.partition(|line| cookies_of(line).is_some());
@@ -125,7 +126,7 @@ impl CookieJar {
         Bytes::from(whole)
     }
 
-    /// Whether a cookie is meant for this server (RFC 6265, 5.1.3).
+    /// Whether a cookie is for this server (RFC 6265, 5.1.3).
     fn is_for_this_host(&self, cookie: &Cookie<'_>) -> bool {
         let Some(domain) = cookie.domain() else { return true };
         let domain = domain.trim_start_matches('.').to_ascii_lowercase();
@@ -145,7 +146,7 @@ impl StoredCookie {
     }
 }
 
-/// When a cookie expires; `Max-Age` outweighs `Expires` (RFC 6265, 5.3).
+/// Expiry of a cookie; `Max-Age` takes precedence over `Expires` (RFC 6265, 5.3).
 fn expiry(cookie: &Cookie<'_>, now: Timestamp) -> Option<Timestamp> {
     let millis = match (cookie.max_age(), cookie.expires_datetime()) {
         (Some(age), _) => i128::from(now.as_millis()) + age.whole_milliseconds(),
@@ -155,7 +156,7 @@ fn expiry(cookie: &Cookie<'_>, now: Timestamp) -> Option<Timestamp> {
     Some(Timestamp::from_millis(u64::try_from(millis.max(0)).unwrap_or(u64::MAX)))
 }
 
-/// The path that a cookie without one is for (RFC 6265, 5.1.4).
+/// Path of a cookie without one (RFC 6265, 5.1.4).
 fn default_path(request: &str) -> &str {
     let path = request.split_once('?').map_or(request, |(path, _)| path);
     match path.rfind('/') {
@@ -170,7 +171,7 @@ fn covers(cookie: &str, request: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || cookie.ends_with('/') || rest.starts_with('/'))
 }
 
-/// The value of a header line `Cookie`.
+/// Value of a `Cookie` header line.
 fn cookies_of(line: &[u8]) -> Option<&[u8]> {
     let (name, value) = (line.get(..7)?, line.get(7..)?);
     name.eq_ignore_ascii_case(b"cookie:").then(|| value.trim_ascii())
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_sends_the_cookies_it_was_given_beside_those_of_its_client() {
+    fn a_session_sends_its_cookies_beside_those_of_its_client() {
         let set = ["AWSALB=one; Path=/", "AWSALBCORS=one; Path=/; SameSite=None; Secure", "a=b"];
         let plain = jar("http://h/mcp", &set, "/mcp");
         assert_eq!(sent(&plain, None, "/mcp"), ["AWSALB=one; a=b"], "what is secure goes over TLS only");

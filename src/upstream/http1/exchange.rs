@@ -1,5 +1,5 @@
-//! One request, until the head of its response: on a kept connection or a new one, once more where that repeats
-//! nothing, and at another path of the same server where it redirects there.
+//! One request until its response head: on a kept or new connection, sent again if that is safe, and
+//! redirected to another path of the same server.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -20,22 +20,22 @@ use super::{
 };
 use crate::upstream::{CallError, root_cause};
 
-/// A response on its way: its head, then.
+/// Future of a response: resolves with its head.
 pub(in crate::upstream) struct PendingResponse {
     stage: ExchangeStage,
     request: BufferedRequest,
     connector: Arc<ConnectorConfig>,
     redirects: u8,
-    /// It was sent once more, because its first connection failed.
+    /// Whether the request was sent again because its first connection failed.
     is_repeated: bool,
 }
 
-/// What is sent. Kept until the head of the response is there: it shares its allocations with what is being sent.
+/// A request, kept until the response head has arrived. Shares its allocations with the bytes being sent.
 pub(super) struct BufferedRequest {
-    /// Without the cookies of the session.
+    /// Head without the session's cookies.
     pub(super) head: Bytes,
     pub(super) body: Bytes,
-    /// Those of a session that the proxy owns.
+    /// Cookies of a session that the proxy owns.
     pub(super) cookies: Option<Arc<CookieJar>>,
     pub(super) reuse: ConnectionReuse,
     pub(super) traffic: TrafficClass,
@@ -46,19 +46,18 @@ enum ExchangeStage {
     Sending(ExchangeFuture),
 }
 
-/// Redirects that are followed for one request. A server that sends it round in a circle is answered for by its
-/// last redirect.
+/// Redirects followed for one request. In a redirect loop the last redirect is the response.
 const REDIRECTS: u8 = 3;
 
-// === impl Answering ===
+// === impl PendingResponse ===
 
 impl PendingResponse {
-    pub(super) fn new(way: Arc<ConnectorConfig>, request: BufferedRequest) -> Self {
-        let stage = ExchangeStage::begin(&way, &request, false);
-        Self { stage, request, connector: way, redirects: 0, is_repeated: false }
+    pub(super) fn new(connector: Arc<ConnectorConfig>, request: BufferedRequest) -> Self {
+        let stage = ExchangeStage::begin(&connector, &request, false);
+        Self { stage, request, connector, redirects: 0, is_repeated: false }
     }
 
-    /// Whether there is no connection yet, so that nothing can have reached the server.
+    /// Whether there is no connection yet, so that nothing has reached the server.
     pub(in crate::upstream) fn is_connecting(&self) -> bool {
         match &self.stage {
             ExchangeStage::Connecting(_) => true,
@@ -66,8 +65,8 @@ impl PendingResponse {
         }
     }
 
-    /// Whether a request whose connection failed may be sent on another one: it may be repeated, or not a byte of
-    /// it was sent.
+    /// Whether a request whose connection failed may be sent on another: it is idempotent, or no byte of it
+    /// was sent.
     fn can_repeat(&self, untouched: bool, error: &io::Error) -> bool {
         let may_be_sent_again = untouched || self.request.reuse == ConnectionReuse::Any;
         let is_about_connection =
@@ -75,7 +74,7 @@ impl PendingResponse {
         may_be_sent_again && is_about_connection && !self.is_repeated
     }
 
-    /// Sends the request once more.
+    /// Sends the request again.
     fn send_again(&mut self, on_new_connection: bool) {
         self.stage = ExchangeStage::begin(&self.connector, &self.request, on_new_connection);
     }
@@ -121,39 +120,43 @@ impl Future for PendingResponse {
     }
 }
 
-// === impl Stage ===
+// === impl ExchangeStage ===
 
 impl ExchangeStage {
-    fn begin(way: &Arc<ConnectorConfig>, request: &BufferedRequest, on_new_connection: bool) -> Self {
+    fn begin(connector: &Arc<ConnectorConfig>, request: &BufferedRequest, on_new_connection: bool) -> Self {
         let head = match &request.cookies {
             Some(cookies) => cookies.add_to(&request.head, request.path()),
             None => request.head.clone(),
         };
-        let kept = if on_new_connection { None } else { way.pool.take(request.reuse) };
+        let kept = if on_new_connection { None } else { connector.pool.take(request.reuse) };
         match kept {
             Some(connection) => {
-                Self::Sending(ExchangeFuture::new(connection, head, request.body.clone(), way.pool.clone()))
+                let (body, pool) = (request.body.clone(), connector.pool.clone());
+                Self::Sending(ExchangeFuture::new(connection, head, body, pool))
             }
-            None => Self::Connecting(Box::pin(way.connect(head, request.body.clone(), request.traffic))),
+            None => {
+                let connecting = connector.connect(head, request.body.clone(), request.traffic);
+                Self::Connecting(Box::pin(connecting))
+            }
         }
     }
 }
 
-// === impl Request ===
+// === impl BufferedRequest ===
 
 impl BufferedRequest {
-    /// The path that is asked for, its query included.
+    /// Requested path with its query.
     fn path(&self) -> &str {
         let target = self.head.split(|&byte| byte == b' ').nth(1).unwrap_or_default();
         let target = std::str::from_utf8(target).unwrap_or_default();
-        // Towards a proxy it is a whole URL.
+        // For a proxy the target is a whole URL.
         match target.split_once("://") {
             Some((_, rest)) if !target.starts_with('/') => rest.find('/').map_or("/", |at| &rest[at..]),
             Some(_) | None => target,
         }
     }
 
-    /// The same head for another target.
+    /// The head with another target.
     fn head_for(&self, target: &str) -> Bytes {
         let mut parts = self.head.splitn(3, |&byte| byte == b' ');
         let (method, _, rest) = (parts.next(), parts.next(), parts.next());
@@ -162,11 +165,11 @@ impl BufferedRequest {
     }
 }
 
-/// What a connection that failed after it was made means: how far the request got is not known.
+/// Error of a connection that failed after it was established: how far the request got is unknown.
 fn connection_error(error: &io::Error) -> CallError {
     match error.kind() {
         _ if tls::is_certificate_refusal(error) => {
-            CallError::Unreachable(format!("in TLS it refuses whom it is called by (upstream.tls): {error}"))
+            CallError::Unreachable(format!("it rejects the client certificate (upstream.tls): {error}"))
         }
         io::ErrorKind::InvalidData => CallError::Invalid(error.to_string()),
         _ => CallError::Broken(root_cause(error)),

@@ -1,44 +1,43 @@
-//! Heads of HTTP/1.1 (RFC 9112, 2 to 5): an answer's, read, and a request's, written.
+//! Heads of HTTP/1.1 (RFC 9112, 2 to 5): reads those of responses, writes those of requests.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use smallvec::SmallVec;
 use std::{io, mem::MaybeUninit, ops::Range, time::Duration};
 
-/// Reads the head of an answer in time linear in its bytes, however they are cut. Interim ones (1xx) are
-/// skipped.
+/// Reads a response head in time linear in its bytes, however they are split. Skips interim responses (1xx).
 #[derive(Debug, Default)]
 pub struct HeadReader {
-    /// So much of what has arrived was parsed, and is neither a head nor at fault.
+    /// Number of bytes that were parsed as an incomplete, valid head.
     parsed: usize,
-    /// So much of it holds no end of a head. Never less than was parsed.
+    /// Number of bytes without the end of a head; at least `parsed`.
     searched: usize,
-    /// Bytes of interim heads and empty lines that went by.
+    /// Bytes of interim heads and empty lines before the head.
     before: usize,
 }
 
-/// The longest head of an answer, the longest line between two chunks, and the longest trailers.
+/// Limit of a response head, of a line between two chunks, and of trailers, in bytes.
 pub(super) const HEAD: usize = 64 << 10;
-/// The most headers in an answer.
+/// Limit of the number of headers in a response.
 const HEADERS: usize = 128;
-/// The most bytes of interim heads before the head of an answer, which bounds their number as well. A server may
-/// say every 20 s of a call of many hours that it is at work on it (102).
+/// Limit of interim heads before the response head, in bytes, which bounds their number as well. A server may
+/// send one every 20 s of a call of many hours (102).
 const BEFORE: usize = 256 << 10;
 
 // === impl HeadReader ===
 
 impl HeadReader {
-    /// Takes the head of an answer off what has arrived. `Missing` where it is not all there. Its values share
-    /// the buffer's allocation.
+    /// Takes the response head from the buffer; `None` if it is incomplete. Header values share the buffer's
+    /// allocation.
     ///
     /// # Errors
-    /// `InvalidData` says why this is no head, or none that can be gone on from.
+    /// `InvalidData` with the reason why the head is invalid or unsupported.
     pub fn next(&mut self, read: &mut BytesMut) -> io::Result<Option<http::Response<()>>> {
         loop {
             self.skip_empty_lines(read)?;
             match self.parse(read)? {
                 Some((head, _)) if head.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                    return Err(invalid("it wants to switch protocols"));
+                    return Err(invalid("it switches protocols"));
                 }
                 Some((head, length)) if head.status().is_informational() => self.skipped(length)?,
                 Some((head, _)) => return Ok(Some(head)),
@@ -47,7 +46,7 @@ impl HeadReader {
         }
     }
 
-    /// The parser would begin with those before a head each time.
+    /// Skips empty lines before a head, which the parser would read again each time.
     fn skip_empty_lines(&mut self, read: &mut BytesMut) -> io::Result<()> {
         while let Some(line) = [&b"\r\n"[..], b"\n"].into_iter().find(|line| read.starts_with(line)) {
             read.advance(line.len());
@@ -56,15 +55,15 @@ impl HeadReader {
         Ok(())
     }
 
-    /// So many bytes were taken, and the head of the answer is still to come.
+    /// Counts skipped bytes and resets the search for the head.
     fn skipped(&mut self, bytes: usize) -> io::Result<()> {
         *self = Self { before: self.before + bytes, ..Self::default() };
         if self.before > BEFORE { Err(invalid("too much comes before its head")) } else { Ok(()) }
     }
 
-    /// The next head and its length, if it is all there.
+    /// Next head and its length, if it is complete.
     fn parse(&mut self, read: &mut BytesMut) -> io::Result<Option<(http::Response<()>, usize)>> {
-        // What is no HTTP is refused before its end is seen.
+        // Parse early as well, so that bytes that are not HTTP are rejected before an empty line arrives.
         let is_twice_as_much = read.len() >= 2 * self.parsed;
         let found = if is_twice_as_much || has_empty_line(read, self.searched) {
             self.parsed = read.len();
@@ -78,7 +77,7 @@ impl HeadReader {
     }
 }
 
-/// Whether an empty line ends behind so many bytes.
+/// Whether an empty line ends after the first `before` bytes.
 fn has_empty_line(read: &[u8], before: usize) -> bool {
     let lines = memchr::memchr_iter(b'\n', &read[before..]).map(|at| &read[..before + at]);
     lines.into_iter().any(|line| line.ends_with(b"\n") || line.ends_with(b"\n\r"))
@@ -96,12 +95,12 @@ fn parse(read: &mut BytesMut) -> io::Result<Option<(http::Response<()>, usize)>>
     for header in response.headers.iter() {
         let name =
             HeaderName::from_bytes(header.name.as_bytes()).map_err(|_| invalid("a header has no name"))?;
-        // Only a value that has bytes is certain to stand in the buffer.
+        // Only a value that is not empty is certain to point into the buffer.
         let from = if header.value.is_empty() { 0 } else { header.value.as_ptr() as usize - start };
         found.push((name, from..from + header.value.len()));
     }
     let status = response.code.and_then(|code| StatusCode::from_u16(code).ok());
-    let status = status.ok_or_else(|| invalid("its status is none"))?;
+    let status = status.ok_or_else(|| invalid("its status is not valid"))?;
     let version = if response.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     let bytes = read.split_to(length).freeze();
     let mut headers = HeaderMap::with_capacity(found.len());
@@ -120,14 +119,14 @@ pub(super) fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// Whether answers of this status have no body, whatever they announce.
+/// Whether responses of this status have no body, whatever they announce.
 pub(super) fn is_bodiless(status: StatusCode) -> bool {
     matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-/// Whether the server keeps the connection for another request.
+/// Whether the server keeps the connection open for another request.
 pub fn is_keep_alive(head: &http::Response<()>) -> bool {
-    let said = |name, token: &str| {
+    let token_count = |name, token: &str| {
         let values = head.headers().get_all(name).iter();
         let tokens = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
         tokens.filter(|part| part.trim().eq_ignore_ascii_case(token)).count()
@@ -135,20 +134,20 @@ pub fn is_keep_alive(head: &http::Response<()>) -> bool {
     let is_old = head.version() == Version::HTTP_10;
     let coded = head.headers().contains_key(header::TRANSFER_ENCODING);
     let length = head.headers().get(header::CONTENT_LENGTH);
-    // Where a coding stands beside a length, or twice, or where there is more than the status allows,
-    // another reader would see the end elsewhere: nothing behind it is believed (RFC 9112, 6.1 and 6.3).
-    let doubtful = coded && (length.is_some() || said(header::TRANSFER_ENCODING, "chunked") > 1)
+    // With a coding beside a length, a coding twice, or more than the status allows, another reader would
+    // find the end elsewhere: do not read on behind it (RFC 9112, 6.1 and 6.3).
+    let doubtful = coded && (length.is_some() || token_count(header::TRANSFER_ENCODING, "chunked") > 1)
         || is_bodiless(head.status()) && (coded || length.is_some_and(|length| length != "0"));
     let kept = if is_old {
-        said(header::CONNECTION, "keep-alive") > 0
+        token_count(header::CONNECTION, "keep-alive") > 0
     } else {
-        said(header::CONNECTION, "close") == 0
+        token_count(header::CONNECTION, "close") == 0
     };
     kept && !doubtful
 }
 
-/// How long the server says that it keeps an idle connection: `timeout`, in whole seconds, of `Keep-Alive` (RFC 2068,
-/// 19.7.1.1, which servers still send).
+/// Idle time that the server announces: `timeout` of `Keep-Alive`, in whole seconds (RFC 2068, 19.7.1.1,
+/// which servers still send).
 pub(super) fn announced_idle(head: &http::Response<()>) -> Option<Duration> {
     let values = head.headers().get_all("keep-alive").iter().filter_map(|value| value.to_str().ok());
     let mut parameters = values.flat_map(|value| value.split([',', ';']));
@@ -159,8 +158,8 @@ pub(super) fn announced_idle(head: &http::Response<()>) -> Option<Duration> {
     })
 }
 
-/// The head of a request for a path, or towards a proxy for a whole URL, with so many bytes of body. `header_lines` are
-/// header lines ([`header_lines`]), `proxy` that of a proxy.
+/// Writes the head of a request for a path, or for a whole URL if a proxy is asked, with `body` bytes of
+/// body. `lines` are header lines ([`header_lines`]), `proxy` is that of a proxy.
 pub(super) fn request_head(
     method: &Method,
     target: &str,
@@ -183,7 +182,7 @@ pub(super) fn request_head(
     Bytes::from(head)
 }
 
-/// Headers as they go over the wire.
+/// Serializes headers.
 pub(in crate::upstream) fn header_lines(headers: &HeaderMap) -> Vec<u8> {
     let mut lines = Vec::with_capacity(headers.len() * 40);
     for (name, value) in headers {
@@ -202,7 +201,7 @@ pub(in crate::upstream) fn write_header_line(lines: &mut Vec<u8>, name: &HeaderN
 mod tests {
     use super::*;
 
-    /// What becomes of a head of so many bytes, in pieces of so many.
+    /// Result for a head of `length` bytes that arrives in pieces of `piece` bytes.
     fn read(length: usize, piece: usize) -> Result<bool, String> {
         let (before, after) = ("HTTP/1.1 200 OK\r\nx: ", "\r\n\r\n");
         let answer = format!("{before}{}{after}body", "y".repeat(length - before.len() - after.len()));

@@ -1,10 +1,11 @@
-//! The way to a server: HTTP/1.1, our own (RFC 9112).
+//! HTTP/1.1 client (RFC 9112).
 //!
-//! `head` and `body` know no socket: bytes that have arrived go in, and what they are comes out, or how
-//! many more are wanted. A fuzz target cuts those bytes anywhere and asks hyper the same. `connection` is
-//! one connection's input and output, `pool` makes connections and keeps them. `exchange` is one request until its
-//! response begins, with `redirect` and `cookies`; `content` undoes what the server did to the body. `tls` is whom
-//! it trusts there and what it shows, `proxy` what stands between us and the server.
+//! `head` and `body` parse bytes without sockets: they take what has arrived and return its meaning, or how
+//! many more bytes are needed. A fuzz target splits bytes anywhere and compares the result with hyper's.
+//! `connection` does the input and output of one connection, `pool` connects and keeps connections.
+//! `exchange` is one request until its response begins, with `redirect` and `cookies`; `content` decodes the
+//! body. `tls` has the trust roots and the client certificate, `proxy` the HTTP proxy between this process
+//! and the server. Begin with `exchange`.
 
 mod body;
 mod connection;

@@ -1,9 +1,8 @@
-//! The way to the server: connections made, kept and reused; TLS; a limit on how long connecting
-//! may take.
+//! Connections to one server: connecting with TLS and a time limit, keeping and reuse.
 //!
-//! HTTP/1.1 only, on purpose. Calls are parked for hours on their own responses; on HTTP/2 they
-//! would share one connection's streams, and a server that allows a hundred of them would leave
-//! the hundred and first call, and every cancellation, waiting for ever.
+//! HTTP/1.1 only, on purpose. Calls are parked for hours on their responses; on HTTP/2 they would share one
+//! connection's streams, and a server that allows a hundred streams would block the next call, and every
+//! cancellation, without end.
 
 use bytes::Bytes;
 use futures_util::{FutureExt, TryFutureExt};
@@ -33,83 +32,84 @@ use crate::{
     upstream::{CallError, Config, ServerUrl, UpstreamSetupError, UpstreamTls, root_cause},
 };
 
-/// Sends requests with whole bodies to one server.
+/// HTTP client of one server.
 pub(in crate::upstream) struct HttpClient {
     origin: Arc<ServerOrigin>,
     connector: SwapCell<ConnectorConfig>,
 }
 
-/// Which server it is, and what connects to it.
+/// The server, and the connector for it.
 struct ServerOrigin {
     url: Uri,
-    /// As it is shown: a path that a variable of the environment has a part in is not logged.
+    /// URL for display: a path that contains a variable is not logged.
     shown: ServerUrl,
     tcp: NetworkConnector,
-    /// That it redirects has been logged.
+    /// Whether a redirect has been logged.
     has_redirected: AtomicBool,
 }
 
-/// How the server is reached.
+/// Configuration of connecting, with the connections made by it.
 #[derive(Clone)]
 pub(in crate::upstream) struct ConnectorConfig {
     origin: Arc<ServerOrigin>,
     proxy: Option<Arc<Proxy>>,
-    /// As it is configured, and so set up.
+    /// TLS as configured, and the connector made from it.
     tls: (Option<Arc<UpstreamTls>>, Option<TlsEndpoint>),
-    /// For a connection, a tunnel and TLS included.
+    /// Time limit of connecting, with tunnel and TLS.
     limit: Duration,
-    /// Connections that were made so.
+    /// Connections made with this configuration.
     pub(super) pool: Arc<ConnectionPool>,
 }
 
-/// Connections that wait for their next request.
+/// Idle connections of one server.
 #[derive(Default)]
 pub(super) struct ConnectionPool {
-    /// Guarded for a few lines each time.
+    /// Locked for a few statements only.
     idle: Mutex<ReusableConnections>,
     clock: SystemClock,
-    /// Whether the last connection that was tried came about.
+    /// Whether the last connection attempt succeeded.
     reached: Mutex<Option<bool>>,
-    /// Why it did not come about.
+    /// Reason of its failure.
     failure: Mutex<Option<Arc<str>>>,
 }
 
-/// The last used last, on each.
+/// Idle connections; in each list the last used is last.
 #[derive(Default)]
 struct ReusableConnections {
     proven: Vec<IdleConnection>,
-    /// Those whose last answer only said that a message was taken (202). Some servers close such a
-    /// connection without saying so, when the next request may be on its way.
+    /// Connections whose last response was a 202. Some servers close such a connection without notice,
+    /// perhaps while the next request is in flight.
     doubtful: Vec<IdleConnection>,
 }
 
-/// Which kept connections a request may go on. A reset before the first byte of an answer proves nothing,
-/// so what must not be sent twice is lost with its connection.
+/// Kept connections that a request may use. A reset before the first byte of a response proves nothing, so a
+/// request that must not be sent twice is lost with its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::upstream) enum ConnectionReuse {
-    /// Any; the request may be sent twice, and is where its connection fails. Those first that other requests are
-    /// kept off.
+    /// Any connection: the request is idempotent, and is sent again if its connection fails. Connections that
+    /// other requests must not use are taken first.
     Any,
-    /// Those that the server has certainly not closed by itself: not those whose last answer was a 202, and none
-    /// that has been idle for longer than [`CERTAIN`], or than the server announces.
+    /// Connections that the server has certainly not closed: not those whose last response was a 202, and
+    /// none that was idle for longer than [`CERTAIN`], or than the server announces.
     Proven,
 }
 
-/// What a request is, and so which places are there for a connection of its own.
+/// Request class; selects the connection limit it counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::upstream) enum TrafficClass {
-    /// It may take as long as it likes.
+    /// A request of unlimited duration.
     Call,
-    /// It is over soon and must not wait for calls: an answer to a question of theirs, a cancel, a farewell.
+    /// A short message that must not wait for calls: a response to a server's request, a cancellation, the
+    /// end of a session.
     Control,
 }
 
-/// How one request is sent.
+/// Options of sending one request.
 #[derive(Clone, Copy)]
 pub(in crate::upstream) struct SendOptions<'a> {
     pub(in crate::upstream) reuse: ConnectionReuse,
     pub(in crate::upstream) traffic: TrafficClass,
-    /// Those of the session, where the proxy owns it.
+    /// Cookies of the session, if the proxy owns it.
     pub(in crate::upstream) cookies: Option<&'a Arc<CookieJar>>,
 }
 
@@ -118,30 +118,28 @@ struct IdleConnection {
     since: Instant,
 }
 
-/// How long an idle connection is kept whose server announces nothing. Shorter than the five seconds after which
-/// Node and uvicorn close one themselves: a request written at that moment would be lost without being served.
+/// Idle time after which a connection is closed, if the server announces none. Shorter than the five seconds
+/// of Node and uvicorn: a request written when they close would be lost.
 const IDLE: Duration = Duration::from_secs(4);
-/// How long an idle connection is used for what must not be sent twice, where the server announces nothing. Shorter
-/// than the two seconds after which gunicorn closes one, which is the shortest time of a widely used server.
+/// Idle time up to which a connection is used for a request that must not be sent twice, if the server
+/// announces none. Shorter than the two seconds of gunicorn, the shortest of a widely used server.
 const CERTAIN: Duration = Duration::from_secs(1);
-/// How much earlier than a server announces (`Keep-Alive: timeout`) an idle connection is given up: a request may be
-/// on its way for so long.
+/// Margin before the announced end (`Keep-Alive: timeout`), for the travel time of a request.
 const MARGIN: Duration = Duration::from_secs(1);
-/// The longest time that a server can announce to effect.
+/// Upper bound of an announced idle time.
 const LONGEST_IDLE: Duration = Duration::from_secs(60);
-/// Idle connections kept at most. Each is a socket and a few hundred bytes.
+/// Limit of kept idle connections. Each costs a socket and a few hundred bytes.
 const IDLE_CONNECTIONS: usize = 1024;
-/// A peer that vanished is noticed by TCP probes after this long: calls may be silent for hours.
+/// Time after which TCP probes detect a vanished peer: calls may be silent for hours.
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 
 // === impl HttpClient ===
 
 impl HttpClient {
-    /// A client for the server of `url`, which is reached as it is configured.
+    /// Creates a client for the server of `url`.
     ///
     /// # Errors
-    /// [`UpstreamSetupError`] where the URL is not one to speak HTTP to, or the system's certificates
-    /// cannot be read.
+    /// [`UpstreamSetupError`] if the URL is not an HTTP URL, or the system's certificates cannot be read.
     pub(in crate::upstream) fn new(
         url: &ServerUrl,
         config: &Config,
@@ -152,11 +150,12 @@ impl HttpClient {
         let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
         let (tcp, has_redirected) = (net.connector(TCP_KEEP_ALIVE), AtomicBool::new(false));
         let site = Arc::new(ServerOrigin { url, shown, tcp, has_redirected });
-        let way = ConnectorConfig { origin: site.clone(), proxy, tls, limit, pool: Arc::default() }.into();
-        Ok(Self { origin: site, connector: way })
+        let connector = ConnectorConfig { origin: site.clone(), proxy, tls, limit, pool: Arc::default() };
+        Ok(Self { origin: site, connector: connector.into() })
     }
 
-    /// Another way to the same server. Connections are kept where they would be made as they were.
+    /// Prepares another configuration for the same server. Idle connections are kept if they would be made in
+    /// the same way.
     ///
     /// # Errors
     /// As [`HttpClient::new`].
@@ -173,13 +172,13 @@ impl HttpClient {
         Ok(ConnectorConfig { origin: self.origin.clone(), proxy, tls, limit, pool: Arc::default() })
     }
 
-    /// Goes this way from now on.
-    pub(in crate::upstream) fn apply(&self, way: ConnectorConfig) {
-        self.connector.set(way);
+    /// Applies a prepared configuration.
+    pub(in crate::upstream) fn apply(&self, connector: ConnectorConfig) {
+        self.connector.set(connector);
     }
 
-    /// Sends a request. `lines` are header lines ([`super::header_lines`]): the same for many requests, and those of
-    /// this one.
+    /// Sends a request. `lines` are header lines ([`super::header_lines`]): common ones of many requests, and
+    /// those of this one.
     pub(in crate::upstream) fn send(
         &self,
         method: &Method,
@@ -189,39 +188,39 @@ impl HttpClient {
         options: SendOptions<'_>,
     ) -> PendingResponse {
         let SendOptions { reuse, traffic, cookies } = options;
-        let way = self.connector.load_full();
-        let head = request_head(method, &way.target(path), lines, way.proxy_line(), body.len());
+        let connector = self.connector.load_full();
+        let head = request_head(method, &connector.target(path), lines, connector.proxy_line(), body.len());
         let cookies = cookies.cloned();
-        PendingResponse::new(way, BufferedRequest { head, body, cookies, reuse, traffic })
+        PendingResponse::new(connector, BufferedRequest { head, body, cookies, reuse, traffic })
     }
 
-    /// Whether the last connection that was tried came about; none where none was.
+    /// Whether the last connection attempt succeeded; `None` before the first one.
     pub(in crate::upstream) fn last_connect_succeeded(&self) -> Option<bool> {
         *self.connector.load().pool.reached.lock()
     }
 
-    /// Why the last connection that was tried did not come about.
+    /// Reason of the last failed connection attempt.
     pub(in crate::upstream) fn failure(&self) -> Option<Arc<str>> {
         self.connector.load().pool.failure.lock().clone()
     }
 
-    /// Closes all idle connections; says whether there were any.
+    /// Closes all idle connections. Returns whether there were any.
     pub(in crate::upstream) fn close_idle(&self) -> bool {
         let ReusableConnections { proven, doubtful } =
             std::mem::take(&mut *self.connector.load().pool.idle.lock());
         !(proven.is_empty() && doubtful.is_empty())
     }
 
-    /// Closes idle connections that are too old to be used.
+    /// Closes idle connections that are too old for use.
     pub(in crate::upstream) fn sweep(&self) {
         self.connector.load().pool.sweep();
     }
 }
 
-// === impl Way ===
+// === impl ConnectorConfig ===
 
 impl ConnectorConfig {
-    /// A connection of its own for a request, which then goes on it.
+    /// Connects, and sends a request on the new connection.
     pub(super) fn connect(
         &self,
         head: Bytes,
@@ -230,7 +229,7 @@ impl ConnectorConfig {
     ) -> impl Future<Output = Result<ExchangeFuture, CallError>> + use<> {
         let mut tcp = self.origin.tcp.clone();
         let Self { origin: site, proxy, tls: (_, tls), limit, pool } = self.clone();
-        let (place, places) = (tcp.permit(traffic == TrafficClass::Control), tcp.connection_limit());
+        let (permit, limit_count) = (tcp.permit(traffic == TrafficClass::Control), tcp.connection_limit());
         let tcp = match &proxy {
             None => {
                 let address = site.shown.authority();
@@ -254,23 +253,24 @@ impl ConnectorConfig {
             })
         };
         async move {
-            let place =
-                timeout(limit, place).await.map_err(|_| CallError::ConnectionsInUse { limit: places })?;
+            let permit = timeout(limit, permit)
+                .await
+                .map_err(|_| CallError::ConnectionsInUse { limit: limit_count })?;
             let io = timeout(limit, connecting).await.unwrap_or(Err(CallError::ConnectTimeout(limit)));
             *pool.reached.lock() = Some(io.is_ok());
             *pool.failure.lock() = io.as_ref().err().map(|error| error.to_string().into());
             let io = io?;
-            Ok(ExchangeFuture::new(Box::new(UpstreamConnection::new(io, place)), head, body, pool))
+            Ok(ExchangeFuture::new(Box::new(UpstreamConnection::new(io, permit)), head, body, pool))
         }
     }
 
-    /// The proxy that is asked for each request, as it is where the server has no TLS (RFC 9110, 7.1; RFC 9112,
-    /// 3.2.2).
+    /// Proxy that forwards each request: the configured one, if the server has no TLS (RFC 9110, 7.1; RFC
+    /// 9112, 3.2.2).
     fn forwarding_proxy(&self) -> Option<&Proxy> {
         self.proxy.as_deref().filter(|_| self.tls.1.is_none())
     }
 
-    /// What a request for a path names: the path, or towards a proxy the whole URL.
+    /// Request target for a path: the path, or the whole URL if a proxy forwards the request.
     pub(super) fn target<'a>(&self, path: &'a str) -> Cow<'a, str> {
         let host = || self.origin.url.authority().map_or("", |authority| host_and_port(authority.as_str()));
         match self.forwarding_proxy() {
@@ -279,12 +279,12 @@ impl ConnectorConfig {
         }
     }
 
-    /// The credentials of the proxy that is asked.
+    /// `Proxy-Authorization` line for the forwarding proxy.
     fn proxy_line(&self) -> &[u8] {
         self.forwarding_proxy().map_or(&[], Proxy::authorization_line)
     }
 
-    /// Where a response sends the request at this path, if that is at the same server. Logged once.
+    /// Path to which a response redirects the request, if it is on the same server. Logs the first redirect.
     pub(super) fn redirect(&self, response: &http::Response<RawBody>, path: &str) -> Option<String> {
         let to = redirect(&self.origin.url, path, response.status(), response.headers())?;
         if !self.origin.has_redirected.swap(true, Ordering::Relaxed) {
@@ -298,20 +298,20 @@ impl ConnectorConfig {
     }
 }
 
-/// Without its query, which may hold a key.
+/// Path without its query, which may hold a key.
 fn path_alone(path: &str) -> &str {
     path.split_once('?').map_or(path, |(path, _)| path)
 }
 
-/// Without the user.
+/// Authority without the user.
 fn host_and_port(authority: &str) -> &str {
     authority.rsplit_once('@').map_or(authority, |(_, host)| host)
 }
 
-// === impl Pool ===
+// === impl ConnectionPool ===
 
 impl ConnectionPool {
-    /// The connection that was used last, if the server has kept it.
+    /// Takes the connection that was used last, if the server has kept it open.
     pub(super) fn take(&self, reuse: ConnectionReuse) -> Option<Box<UpstreamConnection>> {
         let doubtful = match reuse {
             ConnectionReuse::Any => self.take_from(reuse, |shelves| &mut shelves.doubtful),
@@ -330,11 +330,12 @@ impl ConnectionPool {
             let mut idle = shelf(&mut self.idle.lock()).pop()?;
             let age = now.saturating_duration_since(idle.since);
             if age >= idle.limit() {
-                // Dropped. Those before it may be of a server that announces more.
+                // Dropped. An older one may have a longer announced time.
                 continue;
             }
             if reuse == ConnectionReuse::Proven && age >= idle.reuse_limit() {
-                // The last used is the last: all others are as uncertain, but for what the server has announced.
+                // The last used is the newest: all older ones are as uncertain, unless the server announced a
+                // time.
                 shelf(&mut self.idle.lock()).push(idle);
                 return None;
             }
@@ -344,7 +345,7 @@ impl ConnectionPool {
         }
     }
 
-    /// Keeps a connection for the next request. `accepted` is whether its last answer was a 202.
+    /// Keeps a connection for the next request. `accepted` is whether its last response was a 202.
     pub(super) fn put_back(&self, connection: Box<UpstreamConnection>, accepted: bool) {
         let since = self.clock.now();
         let mut idle = self.idle.lock();
@@ -362,7 +363,7 @@ impl ConnectionPool {
 
     fn sweep(&self) {
         let now = self.clock.now();
-        // Closed outside the lock.
+        // Close outside the lock.
         let old = {
             let mut idle = self.idle.lock();
             let ReusableConnections { proven, doubtful } = &mut *idle;
@@ -377,15 +378,15 @@ impl ConnectionPool {
     }
 }
 
-// === impl Idle ===
+// === impl IdleConnection ===
 
 impl IdleConnection {
-    /// How long it is kept.
+    /// Idle time after which the connection is closed.
     fn limit(&self) -> Duration {
         self.announced().unwrap_or(IDLE)
     }
 
-    /// How long it may be used for what must not be sent twice.
+    /// Idle time up to which the connection is used for requests that must not be sent twice.
     fn reuse_limit(&self) -> Duration {
         self.announced().unwrap_or(CERTAIN)
     }
@@ -402,7 +403,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, BufWriter, duplex};
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_idle_connections_are_kept_and_not_for_long() {
+    async fn idle_connections_are_bounded_in_number_and_time() {
         let pool = ConnectionPool::default();
         let mut servers = Vec::new();
         for n in 0..IDLE_CONNECTIONS + 10 {
@@ -426,7 +427,7 @@ mod tests {
         pool.sweep();
         assert_eq!(kept(), 0);
     }
-    /// A connection whose last response announced this.
+    /// A kept connection whose last response had this header.
     async fn kept(pool: &Arc<ConnectionPool>, announced: &str) -> tokio::io::DuplexStream {
         let (ours, mut theirs) = duplex(1024);
         let io = UpstreamIo::Right(Box::new(BufWriter::new(ours)));

@@ -1,6 +1,7 @@
-//! A proxy between us and servers. A server with TLS is reached through a tunnel (CONNECT; RFC 9110, 9.3.6), so that
-//! the proxy sees neither what is asked nor who asks. Of a server without TLS the proxy is asked for each request by
-//! its whole URL (RFC 9112, 3.2.2), as curl does: many proxies open tunnels to port 443 alone.
+//! HTTP proxy between this process and servers. A server with TLS is reached through a tunnel (CONNECT; RFC
+//! 9110, 9.3.6), so that the proxy sees neither requests nor callers. Requests to a server without TLS are
+//! sent to the proxy with their whole URL (RFC 9112, 3.2.2), as curl does, because many proxies open tunnels
+//! to port 443 only.
 
 use bytes::BytesMut;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -15,16 +16,16 @@ use crate::{
     upstream::root_cause,
 };
 
-/// A proxy between us and servers. It is shown without its credentials.
+/// An HTTP proxy. Displayed without its credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Proxy {
     /// `http`, host and port.
     address: Uri,
-    /// The line `Proxy-Authorization`; empty where there are no credentials.
+    /// Header line `Proxy-Authorization`; empty without credentials.
     authorization: Vec<u8>,
 }
 
-/// A text that names no proxy that can be used. It is not shown: it may hold a password.
+/// Error for a text that is not a usable proxy URL. Does not display the text, which may hold a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyUrlError {
     #[error("the value is not a proxy URL; write it as in `http://proxy.example.com:3128`")]
@@ -38,7 +39,7 @@ pub enum ProxyUrlError {
 // === impl Proxy ===
 
 impl Proxy {
-    /// The proxy of this URL, with the credentials that it has.
+    /// Parses the URL of a proxy, with its credentials.
     ///
     /// # Errors
     /// [`ProxyUrlError`]
@@ -61,22 +62,22 @@ impl Proxy {
         }
     }
 
-    /// Whether this server is spoken to directly by `NO_PROXY`, which has names, with all that end in them,
-    /// addresses, networks and `*`, each with a port behind it or without. What is on this machine always is.
+    /// Whether `NO_PROXY` excludes this server. Its entries are names, with all names that end in them,
+    /// addresses, networks and `*`, each with or without a port. Servers on this machine are always excluded.
     pub fn is_bypassed(server: &Uri, no_proxy: &str) -> bool {
         let host = server.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let is_local = host.eq_ignore_ascii_case("localhost")
             || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
         let port = port(server);
         let of_this_port = no_proxy.split([',', ' ']).filter_map(|entry| match entry.rsplit_once(':') {
-            // The last part of an address of IPv6 is no port.
+            // The last part of an IPv6 address is not a port.
             Some((host, _)) if host.contains(':') && !host.ends_with(']') => Some(entry),
             Some((host, of)) => (of.parse() == Ok(port)).then_some(host),
             None => Some(entry),
         });
         let of_this_port = of_this_port.map(|entry| {
             let entry = entry.trim_start_matches('[').trim_end_matches(']');
-            // The names below one are meant by its name already.
+            // A name covers its subdomains already.
             entry.strip_prefix("*.").unwrap_or(entry)
         });
         let matcher =
@@ -84,10 +85,10 @@ impl Proxy {
         is_local || matcher.build().intercept(server).is_none()
     }
 
-    /// A connection over which a server is spoken to: a tunnel to it where it has TLS, else one to the proxy.
+    /// Connects to a server: through a tunnel if it has TLS, else to the proxy.
     ///
     /// # Errors
-    /// Why there is none, with the name of the proxy, and the status where it refused a tunnel.
+    /// The reason, with the name of the proxy, and the status if it refused a tunnel.
     pub(super) fn connect(
         &self,
         tcp: &NetworkConnector,
@@ -95,7 +96,7 @@ impl Proxy {
     ) -> BoxFuture<'static, Result<NetworkStream, String>> {
         let mut tcp = tcp.clone();
         let (name, address) = (self.to_string(), self.address.clone());
-        // A tunnel is to a port, which the URL need not have.
+        // A tunnel needs a port, which the URL may omit.
         let is_tunnel = server.scheme_str() == Some("https");
         let to = is_tunnel.then(|| format!("{}:{}", server.host().unwrap_or_default(), port(server)));
         let authorization = self.authorization.clone();
@@ -114,7 +115,7 @@ impl Proxy {
         .boxed()
     }
 
-    /// What it is shown in each request, or when a tunnel is asked for: a whole header line, or nothing.
+    /// Header line for each request, or for opening a tunnel; empty without credentials.
     pub(super) fn authorization_line(&self) -> &[u8] {
         &self.authorization
     }
@@ -149,7 +150,7 @@ async fn open_tunnel(
             };
             Err(format!("it refused a tunnel to {to} with HTTP {status}{hint}"))
         }
-        // The server does not speak before it is spoken to.
+        // A TLS server sends nothing first.
         _ if !read.is_empty() => Err(format!("what it sent behind its answer is not of a tunnel to {to}")),
         _ => Ok(stream),
     }
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn some_servers_are_spared_by_name_address_network_and_port() {
+    fn servers_are_excluded_by_name_address_network_and_port() {
         for (no_proxy, server, spared) in [
             ("", "https://a.example.com/", false),
             ("example.com", "https://a.example.com/", true),
@@ -226,7 +227,7 @@ mod tests {
             ("example.com:443", "http://example.com/mcp", false),
             ("example.com:8443", "https://a.example.com:8443/", true),
             ("example.com:8443", "https://a.example.com/", false),
-            // What is on this machine is never spoken to by way of another.
+            // Servers on this machine are never reached through a proxy.
             ("", "http://localhost:9000/", true),
             ("", "http://LocalHost/", true),
             ("", "http://127.8.8.8/", true),

@@ -1,12 +1,11 @@
-//! Redirects that keep the method and the body (RFC 9110, 15.4.8 and 15.4.9).
+//! Redirects that keep method and body (RFC 9110, 15.4.8 and 15.4.9).
 //!
-//! Followed on the same origin alone: what a request carries is meant for the server that the operator named, and
-//! for no other.
+//! Followed on the same origin only: a request is meant for the server that the operator named.
 
 use http::{HeaderMap, StatusCode, Uri, header, uri::PathAndQuery};
 
-/// The path, with its query, to which a response sends the request that was at `path` of this server. `Missing` where it
-/// does not, or to another origin.
+/// Path and query to which a response redirects the request for `path`. `None` without a redirect, or for
+/// another origin.
 pub(super) fn redirect(server: &Uri, path: &str, status: StatusCode, headers: &HeaderMap) -> Option<String> {
     if !matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT) {
         return None;
@@ -22,7 +21,7 @@ pub(super) fn redirect(server: &Uri, path: &str, status: StatusCode, headers: &H
     } else {
         resolve_reference(path, location)?
     };
-    // Only a path goes out, whatever the server writes.
+    // Only a path is sent, whatever the server writes.
     target
         .parse::<PathAndQuery>()
         .ok()
@@ -30,7 +29,7 @@ pub(super) fn redirect(server: &Uri, path: &str, status: StatusCode, headers: &H
         .filter(|target| target.starts_with('/'))
 }
 
-/// The path of a URL behind its scheme, where it names this server.
+/// Path of a URL after its scheme, if it names this server.
 fn of_this_server(server: &Uri, scheme: &str, rest: &str) -> Option<String> {
     let end = rest.find(['/', '?']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
@@ -42,16 +41,16 @@ fn of_this_server(server: &Uri, scheme: &str, rest: &str) -> Option<String> {
     is_same.then(|| if path.starts_with('/') { path.to_owned() } else { format!("/{path}") })
 }
 
-/// A reference without a host, as seen from the path that was asked for (RFC 3986, 5.2).
+/// Resolves a reference without a host against the requested path (RFC 3986, 5.2).
 fn resolve_reference(path: &str, reference: &str) -> Option<String> {
-    let asked = path.split_once('?').map_or(path, |(path, _)| path);
+    let requested = path.split_once('?').map_or(path, |(path, _)| path);
     match reference.bytes().next()? {
         b'/' => Some(reference.to_owned()),
-        b'?' => Some(format!("{asked}{reference}")),
+        b'?' => Some(format!("{requested}{reference}")),
         // `a:b` would be another scheme.
         _ if reference.split('/').next().is_some_and(|first| first.contains(':')) => None,
         _ => {
-            let mut segments: Vec<_> = asked.split('/').collect();
+            let mut segments: Vec<_> = requested.split('/').collect();
             segments.pop();
             let mut rest = reference;
             while let Some(outer) = rest.strip_prefix("../") {

@@ -1,4 +1,4 @@
-//! TLS to a server: whom we trust there, what we show, and by which name the server is known.
+//! TLS to a server: trust roots, client certificate, and server name.
 
 use http::Uri;
 use rustls::{AlertDescription as Alert, ClientConfig, RootCertStore, crypto::ring};
@@ -18,34 +18,34 @@ use crate::{
     upstream::UpstreamSetupError,
 };
 
-/// What is particular about TLS with one server. Two are the same where what they hold is.
+/// TLS settings of one server. Equal if their contents are equal.
 #[derive(Default, PartialEq, Eq)]
 pub struct UpstreamTls {
-    /// Who signs for the server, in the place of those whom the system trusts.
+    /// Certificate authorities of the server, replacing the system's.
     authorities: Option<Vec<CertificateDer<'static>>>,
-    /// What we show to a server that wants to know its clients.
+    /// Client certificate, for servers that require one.
     identity: Option<ClientCertificate>,
-    /// The name that the server is asked for (SNI) and that its certificate must have; `Missing` for the URL's host.
+    /// Name for SNI and for the server's certificate; `None` for the URL's host.
     name: Option<ServerName<'static>>,
 }
 
-/// Our certificate, followed by those that lead to its root, and its key.
+/// Client certificate, followed by its intermediates, with its key.
 #[derive(PartialEq, Eq)]
 struct ClientCertificate {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
 
-/// Where that is, in PEM.
+/// PEM files of the TLS settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     pub ca: Option<PathBuf>,
-    /// The certificate and its private key.
+    /// Certificate and private key.
     pub identity: Option<(PathBuf, PrivateKey)>,
     pub name: Option<ServerName<'static>>,
 }
 
-/// Why a server cannot be spoken to with what is there.
+/// Error in the TLS settings of a server.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("no certificate authority can be read from {path} (tls.ca): {why}")]
@@ -58,17 +58,17 @@ pub enum TlsError {
     Pair { cert: PathBuf, key: PrivateKey, source: rustls::Error },
 }
 
-/// Speaks TLS on connections to one server.
+/// TLS connector of one server.
 #[derive(Clone)]
 pub(super) struct TlsEndpoint {
     pub(super) connector: TlsConnector,
     pub(super) name: ServerName<'static>,
 }
 
-/// What speaks TLS with the server at this URL; `Missing` for one that is spoken to without.
+/// TLS connector for the server at this URL; `None` without TLS.
 ///
 /// # Errors
-/// [`UpstreamSetupError`] where the URL is not one to speak HTTP to, or the system's certificates cannot be read.
+/// [`UpstreamSetupError`] if the URL is not an HTTP URL, or the system's certificates cannot be read.
 pub(super) fn tls_endpoint(
     url: &Uri,
     tls: Option<&UpstreamTls>,
@@ -77,7 +77,7 @@ pub(super) fn tls_endpoint(
         return Err(UpstreamSetupError::NoHost(url.clone()));
     };
     match url.scheme_str() {
-        // The system's certificates are not even read.
+        // Without TLS the system's certificates are not read.
         Some("http") => return Ok(None),
         Some("https") => {}
         _ => return Err(UpstreamSetupError::Scheme(url.clone())),
@@ -113,7 +113,7 @@ fn client_config(
     }
 }
 
-/// Trusts what the system trusts, or what `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
+/// Roots of the system, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
 fn system_roots() -> Result<RootCertStore, UpstreamSetupError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
@@ -125,15 +125,15 @@ fn system_roots() -> Result<RootCertStore, UpstreamSetupError> {
     Ok(roots)
 }
 
-/// Trusts these, as far as they can be read.
+/// Root store of these authorities, without unreadable ones.
 fn root_store(authorities: &[CertificateDer<'static>]) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(authorities.iter().cloned());
     roots
 }
 
-/// Whether the server refuses, in TLS, whom we show ourselves to be. In TLS 1.3 it does so when our handshake is over
-/// already, in the place of an answer; it has read nothing of what was asked (RFC 8446, 4.4.2 and 6.2).
+/// Whether the server rejects the client certificate. In TLS 1.3 it does so after the client's handshake, in
+/// place of a response; it has not read the request then (RFC 8446, 4.4.2 and 6.2).
 pub(super) fn is_certificate_refusal(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     let Some(rustls::Error::AlertReceived(alert)) = error else { return false };
@@ -150,13 +150,13 @@ pub(super) fn is_certificate_refusal(error: &io::Error) -> bool {
     )
 }
 
-// === impl Tls ===
+// === impl UpstreamTls ===
 
 impl UpstreamTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`TlsError`] names the file and what is wrong with it.
+    /// [`TlsError`] names the file and the reason.
     pub fn read(files: TlsFiles) -> Result<Self, TlsError> {
         let TlsFiles { ca, identity, name } = files;
         let authorities = ca.map(read_authorities).transpose()?;
@@ -169,7 +169,7 @@ fn read_authorities(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsEr
     match read_certificates(&path) {
         Err(why) => Err(TlsError::Authorities { path, why }),
         Ok(found) if root_store(&found).is_empty() => {
-            Err(TlsError::Authorities { path, why: "none of its certificates is one".to_owned() })
+            Err(TlsError::Authorities { path, why: "it holds no valid certificate".to_owned() })
         }
         Ok(found) => Ok(found),
     }
@@ -196,7 +196,7 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String
 }
 
 impl fmt::Debug for UpstreamTls {
-    /// Without what the files hold.
+    /// Omits the contents of the files.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")
             .field("authorities", &self.authorities.as_ref().map(Vec::len))

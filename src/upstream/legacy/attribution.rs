@@ -1,10 +1,10 @@
-//! Whose is it? What arrives in a session, and to which call it belongs.
+//! Attribution of messages in a session to calls.
 //!
-//! On a call's own stream everything is that call's. On the GET stream progress names its call, a
-//! response its request; a question, a log message and what is unknown name nothing, and belong to
-//! the only call they can belong to, or to none: where a call has left without its end, the only one
-//! that is left may still not be the one that is meant. A question is never put to somebody it may not
-//! be meant for: it is refused. What concerns the server as a whole is a [`ChangeNotification`].
+//! Everything on a call's own stream belongs to the call. On the GET stream, progress names its call and a
+//! response its request; an input request, a log message and an unknown message name none, and belong to the
+//! only call that they can belong to, or to none: after a call was abandoned, the only remaining one may not
+//! be the one that is meant. An input request that may belong to another client is rejected, never guessed.
+//! Messages about the server as a whole are [`ChangeNotification`]s.
 
 use bytes::Bytes;
 use std::sync::Arc;
@@ -27,21 +27,21 @@ use crate::{
     },
 };
 
-/// Questions that one call may have at a time, those whose answers are on their way to the server
-/// included. A server that asks more fails its call: each costs its message. As many may be outside any call; further
-/// ones are refused.
+/// Limit of open requests of a server in one call, including those whose responses are in flight. A call with
+/// more fails, because each request costs its message. The same number may be open outside calls; further
+/// ones are rejected.
 const QUESTIONS: usize = 256;
 
-/// Bytes of what a server may say of a change of a resource: where that is, and little else.
+/// Limit of a resource update notification, in bytes: it holds little more than the URI.
 const UPDATE: usize = 64 << 10;
 
-/// Stands for the call of a question that was asked outside any.
+/// Call number of a request outside calls.
 pub(super) const OF_NO_CALL: u64 = 0;
 
-// === impl Session ===
+// === impl UpstreamSession ===
 
 impl<W: Transport> UpstreamSession<W> {
-    /// Takes what arrived on the GET stream to where it belongs.
+    /// Delivers a message of the GET stream.
     pub(super) fn receive_off_stream(self: &Arc<Self>, frame: Frame) {
         match frame.kind() {
             Kind::Request { id, method, .. } => match method {
@@ -55,7 +55,7 @@ impl<W: Transport> UpstreamSession<W> {
             Kind::Notification { method: Method::ResourceUpdated, params }
                 if is_too_large(params.as_ref()) =>
             {
-                tracing::debug!("a resource is said to have changed in too many words");
+                tracing::debug!("a resource update notification is too large and was dropped");
             }
             Kind::Notification { method, params } => match change_notification(method, params.as_ref()) {
                 Some(report) => {
@@ -66,58 +66,58 @@ impl<W: Transport> UpstreamSession<W> {
             },
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
                 let call = id.echoed_number().and_then(|id| {
-                    let mut inside = self.state.lock();
-                    // Some servers answer what was cancelled: it is over then, and asks nothing more.
-                    inside.mark_answered(id);
-                    // What follows is not for it, though nobody may have fetched this yet.
-                    Some(inside.calls.remove(&id)?.mailbox)
+                    let mut state = self.state.lock();
+                    // Some servers answer a cancelled call: it has ended then, and sends no more requests.
+                    state.mark_answered(id);
+                    // Later messages are not for this call, even if its response has not been read yet.
+                    Some(state.calls.remove(&id)?.mailbox)
                 });
                 match call {
                     Some(mailbox) => mailbox.push(CallMessage::Response(frame)),
-                    None => tracing::debug!(%id, "a response to nothing that was asked"),
+                    None => tracing::debug!(%id, "a response without a request"),
                 }
             }
             Kind::Failure { id: None, .. } => {}
         }
     }
 
-    /// The answer to this call is not kept.
+    /// Fails a call whose response is too large.
     pub(super) fn fail_too_large(&self, call: u64) {
         self.fail_call(call, CallError::TooLarge { limit: self.server.config.load().limits.result_bytes });
     }
 
-    /// The answer to this call is none that could be given to anybody.
+    /// Fails a call whose response is invalid.
     pub(super) fn fail_invalid(&self, call: u64, why: String) {
         self.fail_call(call, CallError::Invalid(why));
     }
 
-    /// The server is done with this call: there is nothing to cancel, and it asks nothing more.
+    /// Fails a call that the server has finished: nothing is cancelled, and no requests of it follow.
     fn fail_call(&self, call: u64, lost: CallError) {
         let in_flight = {
-            let mut inside = self.state.lock();
-            inside.mark_answered(call);
-            inside.calls.remove(&call)
+            let mut state = self.state.lock();
+            state.mark_answered(call);
+            state.calls.remove(&call)
         };
         if let Some(in_flight) = in_flight {
             in_flight.mailbox.push(CallMessage::Lost(lost));
         }
     }
 
-    /// Gives a question to the one call it can belong to, or refuses it.
+    /// Gives an input request to the one call that it can belong to, or rejects it.
     fn attribute(self: &Arc<Self>, frame: Frame, id: &RequestId, method: &Method) {
-        // Seen to ask here, whether or not it can be told on whose behalf.
+        // Count the request even if it cannot be attributed.
         self.server.request_placement.note_off_stream();
         let is_own = self.has_one_client_left();
-        let (asked, is_of_no_call, is_abandoned) = {
-            let mut inside = self.state.lock();
-            let abandoned = !inside.abandoned.is_empty() && !is_own;
-            let is_of_no_call = !abandoned && !inside.calls.values().any(|call| call.may_be_asked);
-            let candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
-            let asked = sole_call(candidates, || abandoned)
+        let (target, is_of_no_call, is_abandoned) = {
+            let mut state = self.state.lock();
+            let abandoned = !state.abandoned.is_empty() && !is_own;
+            let is_of_no_call = !abandoned && !state.calls.values().any(|call| call.may_be_asked);
+            let candidates = state.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
+            let target = sole_call(candidates, || abandoned)
                 .map(|(number, call)| (*number, call.mailbox.clone(), call.note_request(id)));
-            (asked, is_of_no_call, abandoned)
+            (target, is_of_no_call, abandoned)
         };
-        match asked {
+        match target {
             Ok((_, mailbox, Err(lost))) => mailbox.push(CallMessage::Lost(lost)),
             Ok((call, mailbox, Ok(()))) => mailbox.push(self.request_message(call, frame, id)),
             Err(_) if is_of_no_call && self.request_sole_client(&frame, id) => {}
@@ -125,7 +125,8 @@ impl<W: Transport> UpstreamSession<W> {
                 let (route, outcome) = (&self.server.route, InputRequestOutcome::Refused);
                 InputRequestRefused { route, method: method.as_str(), reason, outcome }.emit();
                 if W::IS_COSTLY && is_abandoned {
-                    // It was kept because nothing had been asked; nobody could be in this one any more.
+                    // The session survived the cancelled call because there was no request before; it cannot
+                    // be used now.
                     self.retire();
                 }
                 self.respond_later(id, &message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"));
@@ -133,44 +134,45 @@ impl<W: Transport> UpstreamSession<W> {
         }
     }
 
-    /// Whether calls have left without their ends, and all of them are of the one client that there is: what names no
-    /// call is that client's, whichever it is of. What leaves after this is not looked at.
+    /// Whether calls were abandoned and all of them belong to the one client of the session: messages without
+    /// a call are that client's then. Calls abandoned later are not considered.
     fn has_one_client_left(&self) -> bool {
-        // Mostly nothing has left, and it need not be asked who there is.
+        // Usually no call was abandoned, and the listeners need not be checked.
         let some_left = !self.state.lock().abandoned.is_empty();
         some_left && self.is_of_one_client()
     }
 
-    /// Puts a question that is asked outside any call to the client that alone can be meant, where there is one.
+    /// Sends an input request outside calls to the only client that it can be for. Returns `false` if there
+    /// is none.
     fn request_sole_client(self: &Arc<Self>, frame: &Frame, id: &RequestId) -> bool {
-        let only = self.owner().and_then(|keeper| keeper.listeners().sole_listener(self.census));
+        let only = self.owner().and_then(|owner| owner.listeners().sole_listener(self.census));
         let Some(client) = only else { return false };
         let (theirs, own) = (id.detached(), client.next_request_id());
         let question =
             UnattributedRequest { theirs: theirs.clone(), own: own.clone(), client: Arc::downgrade(&client) };
         {
-            let mut inside = self.state.lock();
-            // Nobody would take it back any more.
-            if inside.ended {
+            let mut state = self.state.lock();
+            // The request would never be cancelled.
+            if state.ended {
                 return true;
             }
-            if inside.unattributed.len() >= QUESTIONS {
+            if state.unattributed.len() >= QUESTIONS {
                 return false;
             }
-            inside.unattributed.push(question);
+            state.unattributed.push(question);
         }
         client.send_request(own, frame, Box::new(SessionResponder::new(self.clone(), OF_NO_CALL, theirs)));
         true
     }
 
-    /// Those hear it who hear what is said beside calls.
+    /// Broadcasts a message outside calls to the listeners.
     fn broadcast(&self, frame: &Frame) {
-        if let Some(keeper) = self.owner() {
-            keeper.listeners().notify(frame);
+        if let Some(owner) = self.owner() {
+            owner.listeners().notify(frame);
         }
     }
 
-    /// A request of the server that is known to be of this call. `Missing` of one that it had before it was taken up.
+    /// A request of the server in this call. `None` if it was open before the call was resumed.
     pub(super) fn note_request(
         self: &Arc<Self>,
         call: u64,
@@ -192,42 +194,42 @@ impl<W: Transport> UpstreamSession<W> {
         CallMessage::Request(frame, Box::new(SessionResponder::new(self.clone(), call, id.detached())))
     }
 
-    /// Gives a notification to the call it names, or to the only one there is, or where there is none to those who
-    /// hear what is said beside calls; else drops it.
+    /// Delivers a notification to the call that it names, or to the only one; without calls to the listeners;
+    /// else drops it.
     fn deliver_notification(&self, frame: Frame) {
         let Kind::Notification { method, params } = frame.kind() else { return };
         let is_own = self.has_one_client_left();
-        let mut inside = self.state.lock();
-        let (mailbox, said) = match method {
+        let mut state = self.state.lock();
+        let (mailbox, message) = match method {
             Method::Cancelled => {
                 let Some(id) = cancelled_id(params.as_ref()) else { return };
-                let Some(call) = inside.calls.values().find(|call| call.requests.contains(&id)) else {
-                    let question = inside.take_unattributed(&id);
-                    drop(inside);
+                let Some(call) = state.calls.values().find(|call| call.requests.contains(&id)) else {
+                    let question = state.take_unattributed(&id);
+                    drop(state);
                     if let Some(question) = question {
-                        question.cancel("the server has taken it back");
+                        question.cancel("the server cancelled it");
                     }
                     return;
                 };
                 (call.mailbox.clone(), CallMessage::RequestCancelled(id))
             }
             Method::Progress => {
-                let Some(call) = progress_token(params.as_ref()).and_then(|token| inside.calls.get(&token))
+                let Some(call) = progress_token(params.as_ref()).and_then(|token| state.calls.get(&token))
                 else {
                     return;
                 };
                 (call.mailbox.clone(), CallMessage::Notification(frame))
             }
-            _ if !inside.abandoned.is_empty() && !is_own => return,
+            _ if !state.abandoned.is_empty() && !is_own => return,
             _ => {
-                let mut calls = inside.calls.values();
-                let only = match (calls.next(), inside.calls.len()) {
+                let mut calls = state.calls.values();
+                let only = match (calls.next(), state.calls.len()) {
                     (Some(call), 1) => call,
                     (None, _) => {
-                        drop(inside);
+                        drop(state);
                         return self.broadcast(&frame);
                     }
-                    _ => match inside.calls.values().find(|call| call.exclusive) {
+                    _ => match state.calls.values().find(|call| call.exclusive) {
                         Some(call) => call,
                         None => return,
                     },
@@ -235,12 +237,11 @@ impl<W: Transport> UpstreamSession<W> {
                 (only.mailbox.clone(), CallMessage::Notification(frame))
             }
         };
-        drop(inside);
-        mailbox.push(said);
+        drop(state);
+        mailbox.push(message);
     }
 
-    /// What a call's own stream says. In a client's own session all of it is the client's, but for
-    /// the server's asking whether anybody is there.
+    /// Message on a call's own stream. In a client's own session everything is the client's except pings.
     pub(super) fn receive_on_stream(self: &Arc<Self>, call: u64, frame: Frame) -> Option<CallMessage> {
         match frame.kind() {
             Kind::Request { id, method, .. } => match method {
@@ -278,7 +279,7 @@ impl<W: Transport> UpstreamSession<W> {
             Kind::Failure { id: Some(id), .. } if is_answer_to(id, call) => {
                 Some(CallMessage::Response(frame))
             }
-            // An error of the transport: it answers the exchange it came in (WIRE, B 4).
+            // Transport error: it answers the exchange in which it arrived (WIRE, B 4).
             Kind::Failure { id: None, .. } => Some(CallMessage::Response(frame)),
             Kind::Failure { id: Some(id), .. } if id.as_bytes() == &br#""server-error""#[..] => {
                 Some(CallMessage::Response(frame))
@@ -292,33 +293,33 @@ impl<W: Transport> UpstreamSession<W> {
 
     fn send_report(self: &Arc<Self>, report: ChangeNotification) {
         if !matches!(report, ChangeNotification::ResourceUpdated { .. })
-            && let Some(keeper) = self.owner()
+            && let Some(owner) = self.owner()
         {
-            keeper.use_for_lists(self);
+            owner.use_for_lists(self);
         }
         self.reports.send(report);
     }
 }
 
-// === impl Inside ===
+// === impl SessionState ===
 
 impl SessionState {
-    /// This call is over at the server, if it had left without its end.
+    /// Removes a call from the abandoned ones: the server has finished it.
     fn mark_answered(&mut self, call: u64) {
         let _ = self.abandoned.remove(&call) || self.unanswered.remove(&call);
     }
 
-    /// Takes out a question outside any call, which is over.
+    /// Removes an ended request outside calls.
     pub(super) fn take_unattributed(&mut self, id: &RequestId) -> Option<UnattributedRequest> {
         let at = self.unattributed.iter().position(|question| question.theirs == *id)?;
         Some(self.unattributed.swap_remove(at))
     }
 }
 
-// === impl OfNoCall ===
+// === impl UnattributedRequest ===
 
 impl UnattributedRequest {
-    /// It is over at the server: the client is told.
+    /// Cancels the request at the client.
     pub(super) fn cancel(&self, reason: &str) {
         if let Some(client) = self.client.upgrade() {
             client.cancel_request(&self.own, reason);
@@ -326,13 +327,13 @@ impl UnattributedRequest {
     }
 }
 
-// === impl InFlight ===
+// === impl InFlightCall ===
 
 impl InFlightCall {
-    /// Remembers a question that is put to the call.
+    /// Adds an open request to the call.
     ///
     /// # Errors
-    /// [`CallError::Invalid`] where there are too many.
+    /// [`CallError::Invalid`] if there are too many.
     fn note_request(&mut self, id: &RequestId) -> Result<(), CallError> {
         if self.requests.len() >= QUESTIONS {
             let why = format!("it asked more than {QUESTIONS} questions at a time in one call");
@@ -343,24 +344,24 @@ impl InFlightCall {
     }
 }
 
-/// The one call that may be meant by what names none. Being the only one in flight proves nothing where
-/// another has left without its end: the server may still be at that.
+/// The only call that a message without a call can belong to. A single call in flight is not sufficient if
+/// another was abandoned: the server may still execute that one.
 ///
 /// # Errors
-/// Why it cannot be told.
+/// The reason why the message cannot be attributed.
 pub(crate) fn sole_call<C>(
     mut in_flight: impl Iterator<Item = C>,
     is_abandoned: impl FnOnce() -> bool,
 ) -> Result<C, &'static str> {
     match (in_flight.next(), in_flight.next()) {
-        (Some(_), None) if is_abandoned() => Err("a call has left the session without its end"),
+        (Some(_), None) if is_abandoned() => Err("a call was abandoned in the session"),
         (Some(call), None) => Ok(call),
         (None, _) => Err("no call is in flight"),
         (Some(_), Some(_)) => Err("several calls are in flight"),
     }
 }
 
-/// Whether what is said of a resource is more than is kept for those who listen, hundreds of times.
+/// Whether a resource update is too large to be kept for listeners, which may have hundreds.
 fn is_too_large(params: Option<&Payload>) -> bool {
     params.is_some_and(|params| params.len() > UPDATE)
 }
@@ -369,12 +370,12 @@ fn unknown_method(method: &Method) -> Result<Bytes, Bytes> {
     message::refusal(METHOD_NOT_FOUND, &format!("{method} is not served here"))
 }
 
-/// What a notification reports of the server as a whole.
+/// Change notification in a message, if it is one.
 fn change_notification(method: &Method, params: Option<&Payload>) -> Option<ChangeNotification> {
     match method {
         Method::ResourceUpdated => {
             let uri = params?.string("uri")?;
-            // It may be kept for long: not with the line that it came in.
+            // Copied, because it may be kept for long, and a slice would keep the whole line.
             Some(ChangeNotification::ResourceUpdated { uri, params: Bytes::copy_from_slice(params?) })
         }
         _ => ListKind::from_change(method).map(ChangeNotification::ListChanged),

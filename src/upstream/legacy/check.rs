@@ -1,7 +1,7 @@
-//! Whether a session that has answered with an error is still there: a `ping` in it decides.
+//! Check of a session after an error response: a `ping` decides whether the server still knows it.
 //!
-//! A server that was started anew may answer every call in a session of before with HTTP 500, or with an error in a
-//! 200. Such an answer may as well be the tool's own, so its call is not made again.
+//! A restarted server may answer every call in an old session with HTTP 500, or with an error in a 200. The
+//! error may as well be the tool's own, so the call is not sent again.
 
 use http::HeaderMap;
 use std::{future::poll_fn, sync::Arc, time::Duration};
@@ -16,13 +16,13 @@ use crate::{
     },
 };
 
-/// How long the answer to a `ping` is waited for; a session whose server is slower is kept.
+/// Time limit of the response to a `ping`; the session of a slower server is kept.
 const PING: Duration = Duration::from_secs(5);
 
-/// Checks a session in the background, and retires it where its server does not know it. At most once a second for all
-/// sessions of a server.
+/// Checks a session in the background, and retires it if its server does not know it. At most once a second
+/// for all sessions of a server.
 pub(super) fn check_later<W: Transport>(session: &Arc<UpstreamSession<W>>) {
-    // The session of a process is the process, and that of a client is the client's to open.
+    // The session of a process ends with the process, and a client's session is the client's to open.
     if !W::IS_HTTP || session.is_clients || !session.server.claim_check() {
         return;
     }
@@ -30,14 +30,14 @@ pub(super) fn check_later<W: Transport>(session: &Arc<UpstreamSession<W>>) {
     let work = session.server.work.clone();
     work.spawn(async move {
         if !timeout(PING, is_known_to_server(&session)).await.unwrap_or(true) {
-            tracing::info!(route = &*session.server.route, "the server does not know its session any more");
+            tracing::info!(route = &*session.server.route, "the server no longer knows its session");
             session.server.offer.clear();
             session.retire();
         }
     });
 }
 
-/// Whether the server answers a `ping` in this session. One that cannot be reached has refused nothing.
+/// Whether the server answers a `ping` in this session. An unreachable server has not rejected it.
 async fn is_known_to_server<W: Transport>(session: &Arc<UpstreamSession<W>>) -> bool {
     let id = session.server.next_id();
     let mut answer = session.transport.send_call(message::ping(id), &HeaderMap::new());
@@ -67,7 +67,7 @@ async fn is_known_to_server<W: Transport>(session: &Arc<UpstreamSession<W>>) -> 
     }
 }
 
-/// Whether a server that answers a `ping` like this has the session, and only no `ping`.
+/// Whether this answer to a `ping` means that the server knows the session and does not support `ping`.
 fn is_ping_unsupported(answer: &Frame) -> bool {
     ErrorObject::of(answer).is_some_and(|error| error.code() == code::METHOD_NOT_FOUND)
 }

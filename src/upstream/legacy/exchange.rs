@@ -1,8 +1,7 @@
 //! One call, from the search for a session to its last event.
 //!
-//! A stream written by hand, so that a call that waits for hours is one small allocation. What is
-//! rare (waiting for a session, reading an error, taking up a broken stream) is boxed when it
-//! happens.
+//! A hand-written stream, so that a call that waits for hours is one small allocation. Rare states (waiting
+//! for a session, reading an error, resuming a broken stream) are boxed when they occur.
 
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
@@ -31,35 +30,35 @@ use crate::{
     },
 };
 
-/// One call on its way.
+/// One call.
 pub(super) struct CallExchange<W: Transport> {
     source: SessionSource<W>,
-    /// Whether what is said stays as it is; else it is raised.
+    /// Whether messages are passed in the server's revision; else they are translated.
     is_native: bool,
     request: CallRequest,
-    /// Of the request's id.
+    /// Keeps the request id in use.
     _in_use: IdInUse,
     stage: CallStage<W>,
-    /// Once there is a session. Dropped in this order: the call leaves the session before another
+    /// Hold on the session, and its lease. Dropped in this order: the call leaves the session before another
     /// may lease it.
     hold: Option<SessionHold<W>>,
     lease: Option<SessionLease<W>>,
     mailbox: Arc<SessionMailbox>,
     timers: Option<CallTimers>,
-    /// It was lost with its connection, or with a process that had ended, and sent again.
+    /// Whether the call was sent again after its connection, or an ended process, lost it.
     was_repeated: bool,
-    /// The number of the first session that was made after it was sent.
+    /// Number of the first session that was created after the call was sent.
     next_session: u64,
-    /// What its client gets where no fresh session can be opened: what the session said in which it was refused before.
+    /// Event for the client if no new session can be opened: the refusal in the previous session.
     refused: Option<Box<UpstreamEvent>>,
-    /// The event behind which it can be taken up, as far as that has been told.
+    /// Last event id of the position that was reported.
     reported_anchor: Option<Option<Box<str>>>,
 }
 
-/// Where a call finds its session.
+/// Source of the call's session.
 enum SessionSource<W: Transport> {
     Pool(Arc<SessionPool<W>>),
-    /// The session that its client has opened itself.
+    /// Session that the client opened.
     Client(Arc<UpstreamSession<W>>),
 }
 
@@ -68,15 +67,15 @@ enum CallStage<W: Transport> {
     /// Waits for a session.
     Leasing(BoxFuture<'static, Result<SessionLease<W>, CallError>>),
     Sent(<W::Line as TransportSession>::Answer),
-    /// The server has the call, and answers beside it. What it was sent by is held until it has.
+    /// The server answers off-stream. The transport's handle is kept until the response arrives.
     AnsweredOffStream(<W::Line as TransportSession>::Answer),
     Ended,
 }
 
-/// What ends a call that takes too long.
+/// Timeouts of a call.
 struct CallTimers {
     call: PooledTimer,
-    /// For the next byte; not for calls proper, where silence is work.
+    /// Timeout of the next byte; not for calls that may take long.
     step: Option<(PooledTimer, TimeoutStep)>,
 }
 
@@ -86,19 +85,19 @@ enum TimeoutStep {
     Idle,
 }
 
-// === impl Exchange ===
+// === impl CallExchange ===
 
 impl<W: Transport> CallExchange<W> {
-    pub(super) fn new(group: Arc<SessionPool<W>>, request: CallRequest) -> Self {
-        Self::from_source(SessionSource::Pool(group), request, false)
+    pub(super) fn new(pool: Arc<SessionPool<W>>, request: CallRequest) -> Self {
+        Self::from_source(SessionSource::Pool(pool), request, false)
     }
 
-    /// A call in the server's own words, in whichever session it is given.
-    pub(super) fn native(group: Arc<SessionPool<W>>, request: CallRequest) -> Self {
-        Self::from_source(SessionSource::Pool(group), request, true)
+    /// A call in the server's revision, in any session of the pool.
+    pub(super) fn native(pool: Arc<SessionPool<W>>, request: CallRequest) -> Self {
+        Self::from_source(SessionSource::Pool(pool), request, true)
     }
 
-    /// A call in the session of its client.
+    /// A call in its client's own session.
     pub(super) fn in_client_session(session: Arc<UpstreamSession<W>>, request: CallRequest) -> Self {
         Self::from_source(SessionSource::Client(session), request, true)
     }
@@ -121,8 +120,7 @@ impl<W: Transport> CallExchange<W> {
         }
     }
 
-    /// A call that the process before this one has made, in a session that nobody else is given. `responder` is what
-    /// becomes of it.
+    /// A call of the previous process, in a session that no other call uses. `answer` is its handle.
     pub(super) fn resumed(
         session: Arc<UpstreamSession<W>>,
         request: CallRequest,
@@ -131,28 +129,28 @@ impl<W: Transport> CallExchange<W> {
     ) -> Option<Self> {
         let is_native = session.is_clients;
         let mut call = Self::from_source(SessionSource::Client(session.clone()), request, is_native);
-        let stay = session.register_call(&call.request, &call.mailbox, true)?;
+        let hold = session.register_call(&call.request, &call.mailbox, true)?;
         session.restore_requests(call.request.id, open);
-        // Where it is ours it serves this call and no other.
+        // A session of the proxy serves this call only.
         session.retire();
-        (call.hold, call.lease) = (Some(stay), Some(SessionLease::shared(session)));
+        (call.hold, call.lease) = (Some(hold), Some(SessionLease::shared(session)));
         call.stage = CallStage::Sent(answer);
         Some(call)
     }
 
-    /// Says where the call is, if that has changed and is of use to anybody.
+    /// Reports the call's position if it has changed and is needed.
     fn report_anchor(&mut self) {
         let Some(deferral) = self.request.deferral.as_ref().filter(|deferral| deferral.needs_anchor()) else {
             return;
         };
-        let (CallStage::Sent(answer), Some(stay)) = (&self.stage, &self.hold) else { return };
-        let session = &stay.session;
+        let (CallStage::Sent(answer), Some(hold)) = (&self.stage, &self.hold) else { return };
+        let session = &hold.session;
         let Some(ResumePoint { session: id, revision, last_event }) = session.transport.resume_point(answer)
         else {
             return;
         };
         session.note_event(last_event);
-        if self.reported_anchor.as_ref().is_some_and(|told| told.as_deref() == last_event) {
+        if self.reported_anchor.as_ref().is_some_and(|reported| reported.as_deref() == last_event) {
             return;
         }
         let anchor = CallAnchor {
@@ -167,18 +165,18 @@ impl<W: Transport> CallExchange<W> {
         deferral.set_anchor(anchor);
     }
 
-    /// Looks for a session, and sends the call where there is one.
+    /// Leases a session, and sends the call if that succeeds at once.
     fn begin(&mut self) {
         if self.source.server().work.is_closing() {
             self.stage = CallStage::Leasing(std::future::ready(Err(CallError::Closing)).boxed());
             return;
         }
         self.stage = match &self.source {
-            SessionSource::Pool(group) => match group.try_lease(&self.request) {
+            SessionSource::Pool(pool) => match pool.try_lease(&self.request) {
                 Some(lease) => return self.send(lease),
                 None => {
-                    let who = LeaseHolder::of(&self.request);
-                    CallStage::Leasing(group.clone().lease(self.request.method.clone(), who).boxed())
+                    let holder = LeaseHolder::of(&self.request);
+                    CallStage::Leasing(pool.clone().lease(self.request.method.clone(), holder).boxed())
                 }
             },
             SessionSource::Client(session) => {
@@ -195,61 +193,61 @@ impl<W: Transport> CallExchange<W> {
     fn send(&mut self, lease: SessionLease<W>) {
         let session = lease.session.clone();
         if self.refused.is_some() && session.number < self.next_session {
-            // The server may have forgotten all that were made before.
+            // The server may have lost all older sessions.
             session.retire();
             self.stage = CallStage::New;
             return;
         }
         self.next_session = session.server.sessions_made();
-        let Some(stay) = session.register_call(&self.request, &self.mailbox, lease.is_exclusive()) else {
-            // The session ended after it was given to this call, which may have waited long before anybody
-            // polled it. There may be another; where everything closes, there is none. Whoever ended it may
-            // not have come to take it out yet, and it must not be found again.
-            if let SessionSource::Pool(group) = &self.source {
-                group.remove(&session);
+        let Some(hold) = session.register_call(&self.request, &self.mailbox, lease.is_exclusive()) else {
+            // The session ended after this call got it, which may have happened long before the call was
+            // polled. Another session may exist; at shutdown there is none. Remove the session here, because
+            // the task that ended it may not have done so yet.
+            if let SessionSource::Pool(pool) = &self.source {
+                pool.remove(&session);
             }
             self.stage = CallStage::New;
             return;
         };
-        self.hold = Some(stay);
+        self.hold = Some(hold);
         self.lease = Some(lease);
         self.stage =
             CallStage::Sent(session.transport.send_call(self.request.body.clone(), &self.request.headers));
     }
 
-    /// Gives back what the call held of its session.
+    /// Releases the session.
     fn release_session(&mut self) {
-        if let Some(mut stay) = self.hold.take() {
-            stay.finish();
+        if let Some(mut hold) = self.hold.take() {
+            hold.finish();
         }
         let lease = self.lease.take();
-        if let SessionSource::Pool(group) = &self.source
+        if let SessionSource::Pool(pool) = &self.source
             && lease.is_some_and(|lease| !lease.is_exclusive())
             && is_call(&self.request.method)
         {
-            group.shared_call_ended();
+            pool.shared_call_ended();
         }
     }
 
-    /// The call has ended by itself.
+    /// Ends a call that completed by itself.
     fn end(&mut self, event: UpstreamEvent) -> Poll<Option<UpstreamEvent>> {
         if let CallStage::Sent(answer) = std::mem::replace(&mut self.stage, CallStage::Ended)
-            && let Some(stay) = &self.hold
+            && let Some(hold) = &self.hold
         {
-            stay.session.transport.finish(answer);
+            hold.session.transport.finish(answer);
         }
         self.release_session();
         self.timers = None;
         Poll::Ready(Some(event))
     }
 
-    /// We end the call, and tell the server.
+    /// Ends the call and cancels it at the server.
     fn abort(&mut self, lost: CallError) -> Poll<Option<UpstreamEvent>> {
         let reason = match &lost {
             CallError::TooLarge { .. } => "the answer is too large",
             CallError::Closing => "the proxy is shutting down",
-            CallError::ResponseUndelivered(_) => "an answer could not be delivered",
-            CallError::Invalid(_) => "what was said is not valid",
+            CallError::ResponseUndelivered(_) => "a response could not be delivered",
+            CallError::Invalid(_) => "a message of the server is not valid",
             _ => "the call took too long",
         };
         self.cancel(reason);
@@ -259,14 +257,14 @@ impl<W: Transport> CallExchange<W> {
     fn cancel(&mut self, reason: &'static str) {
         let progress = self.progress();
         let _stage = std::mem::replace(&mut self.stage, CallStage::Ended);
-        let Some(mut stay) = self.hold.take() else { return };
+        let Some(mut hold) = self.hold.take() else { return };
         if self.request.deferral.as_ref().is_some_and(Deferral::is_released) {
-            return stay.release();
+            return hold.release();
         }
         match progress {
-            CallProgress::Sent | CallProgress::Begun { .. } => stay.cancel(reason),
-            // What the refusal says is not known.
-            CallProgress::Refused => drop(stay.abandon()),
+            CallProgress::Sent | CallProgress::Begun { .. } => hold.cancel(reason),
+            // The reason of the refusal is unknown.
+            CallProgress::Refused => drop(hold.abandon()),
             CallProgress::Unsent => {}
         }
     }
@@ -281,7 +279,7 @@ impl<W: Transport> CallExchange<W> {
         self.end(UpstreamEvent::Lost(lost))
     }
 
-    /// How far the call has come.
+    /// Progress of the call.
     fn progress(&mut self) -> CallProgress {
         match &mut self.stage {
             CallStage::New | CallStage::Leasing(_) | CallStage::Ended => CallProgress::Unsent,
@@ -290,20 +288,20 @@ impl<W: Transport> CallExchange<W> {
         }
     }
 
-    /// The server may still be at it, and what it asks of this call on the session's own stream would be
-    /// put to somebody else in the session. What only asks for something asks nobody back.
+    /// Marks the call as abandoned: the server may still execute it, and its requests on the session's GET
+    /// stream could reach another client. Requests during which the server sends none need no mark.
     fn abandon(&mut self) {
-        if let Some(stay) = &mut self.hold
+        if let Some(hold) = &mut self.hold
             && is_call(&self.request.method)
         {
-            stay.abandon();
+            hold.abandon();
         }
     }
 
-    /// What the server said, in the words of whoever made the call; `Missing` of what those have no word for.
-    fn event(&self, said: CallMessage) -> Option<UpstreamEvent> {
+    /// Converts a message for the caller; `None` if its revision has no equivalent.
+    fn event(&self, message: CallMessage) -> Option<UpstreamEvent> {
         let is_native = self.is_native;
-        Some(match said {
+        Some(match message {
             CallMessage::Notification(frame) => match frame.kind() {
                 Kind::Notification { method, .. } if !is_native && !translate::is_forwarded(method) => {
                     return None;
@@ -315,7 +313,7 @@ impl<W: Transport> CallExchange<W> {
                 let id = id.detached();
                 let asked = match is_native {
                     true => ServerRequest::Native(frame),
-                    // Nothing else is put to a call; it would be refused.
+                    // No other request reaches a call; it would be rejected.
                     false => ServerRequest::Canonical(InputRequest::of(&frame)?),
                 };
                 UpstreamEvent::ServerRequest(PendingServerRequest { request: asked, id, responder: answer })
@@ -330,9 +328,9 @@ impl<W: Transport> CallExchange<W> {
         })
     }
 
-    /// Checks the session where the call ended in it with an error: the server may have lost it.
-    fn check_session(&self, said: &CallMessage) {
-        let is_error = match said {
+    /// Checks the session if the call ended with an error: the server may have lost it.
+    fn check_session(&self, message: &CallMessage) {
+        let is_error = match message {
             CallMessage::Response(frame) => matches!(frame.kind(), Kind::Failure { .. }),
             CallMessage::Lost(CallError::Status { status, .. }) => status.is_server_error(),
             CallMessage::Lost(_)
@@ -340,12 +338,12 @@ impl<W: Transport> CallExchange<W> {
             | CallMessage::Request(..)
             | CallMessage::RequestCancelled(_) => false,
         };
-        if let (true, SessionSource::Pool(_), Some(stay)) = (is_error, &self.source, &self.hold) {
-            check_later(&stay.session);
+        if let (true, SessionSource::Pool(_), Some(hold)) = (is_error, &self.source, &self.hold) {
+            check_later(&hold.session);
         }
     }
 
-    /// Moves on as far as it goes without waiting; `Missing` means there is no event in it.
+    /// Advances without waiting; `None` means that there is no event.
     fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<UpstreamEvent>> {
         loop {
             match &mut self.stage {
@@ -362,10 +360,10 @@ impl<W: Transport> CallExchange<W> {
                     let session = &self.hold.as_ref().expect("a call that was sent has a session").session;
                     let event = match ready!(session.transport.poll_call(answer, self.request.id, cx)) {
                         CallEvent::Message(frame) => {
-                            let said = session.receive_on_stream(self.request.id, frame);
-                            said.and_then(|said| {
-                                self.check_session(&said);
-                                self.event(said)
+                            let message = session.receive_on_stream(self.request.id, frame);
+                            message.and_then(|message| {
+                                self.check_session(&message);
+                                self.event(message)
                             })
                         }
                         CallEvent::Accepted => {
@@ -387,9 +385,9 @@ impl<W: Transport> CallExchange<W> {
                             None
                         }
                         CallEvent::Refused(refusal) => match self.resolve_refusal(refusal) {
-                            Some(said) => {
-                                self.check_session(&said);
-                                match self.event(said) {
+                            Some(message) => {
+                                self.check_session(&message);
+                                match self.event(message) {
                                     Some(event) => return self.end(event),
                                     None => None,
                                 }
@@ -404,7 +402,7 @@ impl<W: Transport> CallExchange<W> {
                         CallEvent::SessionGone(_)
                             if !self.was_repeated && matches!(self.source, SessionSource::Pool(_)) =>
                         {
-                            // It is found out before the session's reader has come to its end.
+                            // Retire it here: its reader may not have reached the end yet.
                             session.retire();
                             self.was_repeated = true;
                             self.repeat();
@@ -430,9 +428,9 @@ impl<W: Transport> CallExchange<W> {
         }
     }
 
-    /// The server has the call.
+    /// Releases the request once the server has the call.
     fn release_request(&mut self) {
-        // It is not sent again from here on, and may be megabytes.
+        // The request is not sent again, and may be megabytes.
         self.request.body = Bytes::new();
         self.request.headers = ExtraHeaders::default();
     }
@@ -446,45 +444,44 @@ impl<W: Transport> CallExchange<W> {
                 }
                 Some(CallMessage::Lost(lost))
             }
-            CallRefusal::NoSession { is_certain, response: words } => {
-                self.retry_in_new_session(is_certain, words)
+            CallRefusal::NoSession { is_certain, response } => {
+                self.retry_in_new_session(is_certain, response)
             }
         }
     }
 
-    /// The call was refused, perhaps because the server does not know its session. It is made once more, in a session
-    /// that is opened from now on; what it is refused with there is the answer.
+    /// Handles a refusal that may mean that the server does not know the session. The call is sent once more,
+    /// in a session opened from now on; a refusal there is the result.
     fn retry_in_new_session(
         &mut self,
         is_certain: bool,
-        words: Result<Frame, CallError>,
+        response: Result<Frame, CallError>,
     ) -> Option<CallMessage> {
         let session = self.hold.as_ref().expect("a call that was sent has a session").session.clone();
         if is_certain {
             session.mark_ended();
         }
-        let words = words.map_or_else(CallMessage::Lost, CallMessage::Response);
-        let SessionSource::Pool(group) = &self.source else { return Some(words) };
+        let response = response.map_or_else(CallMessage::Lost, CallMessage::Response);
+        let SessionSource::Pool(pool) = &self.source else { return Some(response) };
         if self.refused.is_some() {
-            group.note_repeated_refusal(&session);
-            return Some(words);
+            pool.note_repeated_refusal(&session);
+            return Some(response);
         }
-        if !group.can_retry(&session) {
-            return Some(words);
+        if !pool.can_retry(&session) {
+            return Some(response);
         }
         session.retire();
         session.server.offer.clear();
-        self.refused = self.event(words).map(Box::new);
+        self.refused = self.event(response).map(Box::new);
         self.repeat();
         None
     }
 
-    /// Whether a request whose connection broke may be sent again: only what asks for something,
-    /// and only once.
+    /// Whether a request whose connection broke may be sent again: only an idempotent one, and only once.
     fn can_repeat(&self, lost: &CallError) -> bool {
-        let is_unheard = !self.request.body.is_empty();
+        let is_unanswered = !self.request.body.is_empty();
         matches!(lost, CallError::Broken(_))
-            && is_unheard
+            && is_unanswered
             && !self.was_repeated
             && !is_call(&self.request.method)
     }
@@ -495,7 +492,7 @@ impl<W: Transport> CallExchange<W> {
         self.stage = CallStage::New;
     }
 
-    /// Whether time is up. Polled when nothing else happened.
+    /// Error of an expired timeout. Polled when nothing else happened.
     fn poll_timeouts(&mut self, cx: &mut Context<'_>) -> Option<CallError> {
         let server = self.source.server();
         let (limits, clock) = (server.config.load().timeouts, server.clock);
@@ -513,7 +510,7 @@ impl<W: Transport> CallExchange<W> {
         if is_call(&self.request.method) {
             return None;
         }
-        // What is to be waited for next: nothing in the queue, then the first byte, then any.
+        // Next awaited step: none in the queue, then the first byte, then any byte.
         let (step, limit, moved) = match progress {
             CallProgress::Unsent if is_sent => (TimeoutStep::FirstByte, limits.first_byte, false),
             CallProgress::Sent => (TimeoutStep::FirstByte, limits.first_byte, false),
@@ -535,24 +532,24 @@ impl<W: Transport> CallExchange<W> {
 }
 
 impl<W: Transport> CallExchange<W> {
-    /// The route of its server.
+    /// Route of the server.
     pub(super) fn route(&self) -> Arc<str> {
         Arc::clone(&self.source.server().route)
     }
 }
 
-// === impl Home ===
+// === impl SessionSource ===
 
 impl<W: Transport> SessionSource<W> {
     fn server(&self) -> &Arc<ServerContext<W>> {
         match self {
-            Self::Pool(group) => group.server(),
+            Self::Pool(pool) => pool.server(),
             Self::Client(session) => &session.server,
         }
     }
 }
 
-/// Calls proper: they may take as long as they like, and must not be made twice.
+/// Whether the method is a call: it may take any time, and must not be sent twice.
 fn is_call(method: &Method) -> bool {
     method.can_request_input()
 }
@@ -565,12 +562,12 @@ impl<W: Transport> Stream for CallExchange<W> {
         if matches!(this.stage, CallStage::Ended) {
             return Poll::Ready(None);
         }
-        // First what came outside the response: it came earlier than a response that is ready too.
+        // Handle off-stream messages first: they arrived before a response that is ready as well.
         let event = loop {
             match this.mailbox.poll(cx) {
-                Poll::Ready(said) => {
-                    this.check_session(&said);
-                    if let Some(event) = this.event(said) {
+                Poll::Ready(message) => {
+                    this.check_session(&message);
+                    if let Some(event) = this.event(message) {
                         break Poll::Ready(Some(event));
                     }
                 }
@@ -581,7 +578,7 @@ impl<W: Transport> Stream for CallExchange<W> {
             Poll::Ready(Some(
                 event @ (UpstreamEvent::Final(_) | UpstreamEvent::Lost(CallError::Closing)),
             )) => this.end(event),
-            // Where it has ended by itself already, there is nothing left to give up.
+            // A call that completed by itself needs no cancellation.
             Poll::Ready(Some(UpstreamEvent::Lost(lost))) => this.abort(lost),
             Poll::Ready(event) => Poll::Ready(event),
             Poll::Pending => match this.poll_timeouts(cx) {

@@ -1,4 +1,4 @@
-//! Opening a session (2025-11-25, *Lifecycle*).
+//! Opening of a session (2025-11-25, *Lifecycle*).
 
 use std::{
     sync::{Arc, Weak},
@@ -21,27 +21,26 @@ use crate::{
     },
 };
 
-/// How long a session's first call waits for what is said beside calls: some servers hold back the head of
-/// the GET stream until there is something to say.
+/// Time for which the first call of a session waits for its GET stream: some servers hold back the response
+/// head until they have an event.
 const OPENING: Duration = Duration::from_millis(100);
 
-/// Sends `initialize` with the newest legacy revision, or with one that the server made us offer, and goes on with the
-/// one that the server chooses;
-/// then listens beside calls, because many servers put a call's questions there.
+/// Sends `initialize` with the newest legacy revision, or with the one that the server accepted before, and
+/// continues with the server's choice; then opens the GET stream, where many servers send a call's requests.
 ///
 /// # Errors
-/// What became of the handshake, as an error that says that no call was sent ([`CallError::into_not_sent`]).
+/// The error of the handshake, as one that says that no call was sent ([`CallError::into_not_sent`]).
 pub(super) async fn open<W: Transport>(
     server: &Arc<ServerContext<W>>,
     caller: &CallerIdentity,
-    keeper: Arc<dyn SessionOwner<W>>,
+    owner: Arc<dyn SessionOwner<W>>,
     reports: &ChangeNotifier,
 ) -> Result<Arc<UpstreamSession<W>>, CallError> {
-    let keeper = Arc::downgrade(&keeper);
-    let opened = match attempt(server, caller, keeper.clone(), reports).await {
-        // A kept connection that the server closed in this very moment. A handshake runs nothing of a
-        // caller's, so it is begun anew, once.
-        Err(CallError::Broken(_)) => attempt(server, caller, keeper, reports).await,
+    let owner = Arc::downgrade(&owner);
+    let opened = match attempt(server, caller, owner.clone(), reports).await {
+        // The server may have closed a kept connection just now. A handshake has no effects for a caller, so
+        // it is repeated once.
+        Err(CallError::Broken(_)) => attempt(server, caller, owner, reports).await,
         other => other,
     };
     opened.map_err(CallError::into_not_sent)
@@ -50,22 +49,21 @@ pub(super) async fn open<W: Transport>(
 async fn attempt<W: Transport>(
     server: &Arc<ServerContext<W>>,
     caller: &CallerIdentity,
-    keeper: Weak<dyn SessionOwner<W>>,
+    owner: Weak<dyn SessionOwner<W>>,
     reports: &ChangeNotifier,
 ) -> Result<Arc<UpstreamSession<W>>, CallError> {
     let number = server.next_id();
     let (capabilities, client_info) = (Arc::clone(&caller.capabilities), caller.client_info.clone());
     let write = move |revision| message::initialize(number, revision, capabilities.legacy(), &client_info);
-    let mut hello = InitializeRequest::new(number, server.offer.first_offer(server.clock.now()), write);
-    let opened = server.transport.open(caller, &mut hello).await;
-    // Whether or not a session came of it: a process may have ended with its refusal.
-    server.offer.remember(&hello.offers, server.clock.now());
+    let mut request = InitializeRequest::new(number, server.offer.first_offer(server.clock.now()), write);
+    let opened = server.transport.open(caller, &mut request).await;
+    // Also without a session: a process may have exited with its rejection.
+    server.offer.remember(&request.offers, server.clock.now());
     let (mut description, line) = opened?;
-    // Those of a server that many share would be everybody's.
+    // Tasks of a server that clients share would be accessible to all of them.
     description.has_tasks &= W::IS_HTTP;
     let is_askable = caller.capabilities.can_receive_input_requests();
-    let session =
-        UpstreamSession::new(server.clone(), description, line, is_askable, keeper, reports.clone());
+    let session = UpstreamSession::new(server.clone(), description, line, is_askable, owner, reports.clone());
     let session = Arc::new(session);
     if let Err(lost) = session.transport.send_message(message::INITIALIZED, RetryOnLoss::No).await {
         session.retire();
@@ -75,14 +73,14 @@ async fn attempt<W: Transport>(
     Ok(session)
 }
 
-/// Hears what the server says beside calls, in the background until the session is over. Returns when it is
-/// known whether there is anything to hear, or after a short while.
+/// Delivers messages outside calls, in the background until the session ends. Returns when it is known
+/// whether the server provides any, or after a short while.
 pub(super) async fn listen<W: Transport>(session: &Arc<UpstreamSession<W>>) {
     let (settled, known) = oneshot::channel::<()>();
     let mut settled = Some(settled);
     let listener = session.clone();
     session.server.work.spawn(async move {
-        let tell = |beside| match beside {
+        let deliver = |event| match event {
             SessionEvent::Message(frame) => listener.receive_off_stream(frame),
             SessionEvent::TooLarge(call) => listener.fail_too_large(call),
             SessionEvent::Invalid(call, why) => listener.fail_invalid(call, why),
@@ -98,9 +96,9 @@ pub(super) async fn listen<W: Transport>(session: &Arc<UpstreamSession<W>>) {
         let over = listener.over.clone();
         tokio::select! {
             () = over.cancelled() => {}
-            () = listener.transport.clone().listen(tell) => {}
+            () = listener.transport.clone().listen(deliver) => {}
         }
     });
-    // A listener that ends has nothing more to wait for either.
+    // An ended listener resolves the wait as well.
     let _ = timeout(OPENING, known).await;
 }

@@ -1,5 +1,5 @@
-//! Who hears what a server says beside calls, in the sessions of one group: the hosted sessions of legacy
-//! clients whose calls are made there.
+//! Listeners for messages outside calls, in the sessions of one pool: the emulated sessions of legacy clients
+//! whose calls are made there.
 
 use bytes::Bytes;
 use std::sync::{
@@ -14,84 +14,84 @@ use crate::{
     upstream::{Responder, UpstreamDescription},
 };
 
-/// The hosted sessions of one group.
+/// Emulated sessions that use one pool.
 #[derive(Default)]
 pub(super) struct BroadcastListeners {
-    /// The lock guards a few lines each time.
+    /// Locked for a few statements only.
     listeners: Mutex<ListenerList>,
-    /// Calls of clients that have no hosted session are made there too, or were.
+    /// Whether clients without an emulated session make calls in the pool, or did.
     has_others: AtomicBool,
 }
 
 #[derive(Default)]
 struct ListenerList {
-    /// Those that have gone included.
+    /// Includes sessions that have ended.
     all: Vec<Weak<dyn BroadcastListener>>,
-    /// How many have joined, ever.
+    /// Number of sessions that ever joined.
     joined: u64,
 }
 
-/// Who there was when a session with the server began.
+/// Listeners at the start of a session with the server.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ListenerCensus {
     present: u64,
     joined: u64,
 }
 
-/// One that hears what is said beside calls.
+/// Listener for messages outside calls.
 pub(super) trait BroadcastListener: Send + Sync {
-    /// `line` is the same on one line.
+    /// Delivers a message; `line` is the message on one line.
     fn notify(&self, frame: &Frame, line: &Bytes);
 
-    /// An id for a question to it.
+    /// Id for a request to the listener.
     fn next_request_id(&self) -> RequestId;
 
-    /// A question that can be meant for it alone, under the id that was given for that.
+    /// Delivers a request that can only be for this listener, under the id assigned for it.
     fn send_request(&self, id: RequestId, frame: &Frame, answer: Box<dyn Responder>);
 
-    /// A question is taken back: its answer reaches nobody.
+    /// Cancels a request: a response would not be forwarded.
     fn cancel_request(&self, id: &RequestId, reason: &str);
 
-    /// The least severe of the messages that its client has asked to hear, if it has.
+    /// Lowest severity of log messages that the client requested, if it did.
     fn level(&self) -> Option<LogSeverity>;
 }
 
-/// How severe a log message is (2025-11-25, *Logging, Log Levels*), by its place among [`LEVELS`].
+/// Severity of log messages (2025-11-25, *Logging, Log Levels*), as an index of [`LEVELS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LogSeverity(usize);
 
-/// The least severe first.
+/// Severities in ascending order.
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
-// === impl Audience ===
+// === impl BroadcastListeners ===
 
 impl BroadcastListeners {
     pub(super) fn join(&self, listener: Weak<dyn BroadcastListener>) {
         let mut listeners = self.listeners.lock();
         listeners.all.retain(|listener| listener.strong_count() > 0);
-        // One that was elsewhere for a while is no other.
+        // A listener that returns is not a new one.
         if !listeners.all.iter().any(|known| known.ptr_eq(&listener)) {
             listeners.all.push(listener);
             listeners.joined += 1;
         }
     }
 
-    /// Who there is now.
+    /// Current listeners.
     pub(super) fn census(&self) -> ListenerCensus {
         let listeners = self.listeners.lock();
         let present = listeners.all.iter().filter(|listener| listener.strong_count() > 0).count() as u64;
         ListenerCensus { present, joined: listeners.joined }
     }
 
-    /// A call is made for somebody who is not among it.
+    /// Marks that a client without an emulated session uses the pool.
     pub(super) fn mark_shared(&self) {
         if !self.has_others.load(Ordering::Relaxed) {
             self.has_others.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The only client that the server can know of in a session that began at this `census`: another that was served
-    /// there and has gone may have left something behind, which asks for it.
+    /// The only client that the server can know in a session that started at this `census`. A client that was
+    /// served there and has left may have unfinished calls, whose requests would arrive here.
     pub(super) fn sole_listener(&self, census: ListenerCensus) -> Option<Arc<dyn BroadcastListener>> {
         if self.has_others.load(Ordering::Relaxed) {
             return None;
@@ -102,18 +102,18 @@ impl BroadcastListeners {
     }
 
     pub(super) fn notify(&self, frame: &Frame) {
-        // Once: what many keep is the memory of all of them.
+        // Serialized once: the line is shared by all listeners that store it.
         let line = to_single_line(frame.as_bytes().clone());
         self.all().iter().for_each(|listener| listener.notify(frame, &line));
     }
 
-    /// A session of the server is lost, and what it would have reported there: what it says it reports may have
+    /// Notifies listeners after a session was lost: each list whose changes the server reports may have
     /// changed.
     pub(super) fn notify_lists_changed(&self, server: &UpstreamDescription) {
         server.reported_lists().for_each(|list| self.notify(&message::list_changed(list)));
     }
 
-    /// The least severe of the messages that anybody has asked to hear.
+    /// Lowest severity that any client requested.
     pub(super) fn level(&self) -> Option<&'static str> {
         Some(self.all().iter().filter_map(|listener| listener.level()).min()?.as_str())
     }
@@ -123,11 +123,11 @@ impl BroadcastListeners {
     }
 }
 
-// === impl Level ===
+// === impl LogSeverity ===
 
 impl LogSeverity {
-    /// What a client hears that has not said what it wants, where others have: a server says all of that by
-    /// itself, or more.
+    /// Severity for a client that requested none while others did: servers send this much by default, or
+    /// more.
     pub(super) const USUAL: Self = Self(1);
 
     pub(super) fn parse(name: &str) -> Option<Self> {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_hear_is_in_memory_once() {
+    fn a_message_for_all_listeners_is_in_memory_once() {
         let audience = BroadcastListeners::default();
         let all = [Arc::new(RecordingListener::default()), Arc::new(RecordingListener::default())];
         for hearing in &all {

@@ -1,4 +1,4 @@
-//! Where a call finds what arrives for it outside its own response.
+//! Mailbox of a call for messages outside its own response.
 
 use std::{
     collections::VecDeque,
@@ -11,46 +11,47 @@ use crate::{
     upstream::{CallError, Responder},
 };
 
-/// What a legacy server has said to one call, in its own words.
+/// A message of a legacy server for one call, untranslated.
 pub(super) enum CallMessage {
     Notification(Frame),
-    /// A request of the server's, and the way back for its answer.
+    /// A request of the server, with its responder.
     Request(Frame, Box<dyn Responder>),
-    /// It took a request back.
+    /// The server cancelled a request.
     RequestCancelled(RequestId),
     Response(Frame),
-    /// It will say nothing more.
+    /// No further message will follow.
     Lost(CallError),
 }
 
-/// What is said to one call, put there by whoever reads the session's GET stream.
+/// Messages for one call, delivered by the reader of the session's GET stream.
 #[derive(Default)]
 pub(super) struct SessionMailbox(Mutex<MailboxContents>);
 
 #[derive(Default)]
 struct MailboxContents {
     messages: VecDeque<CallMessage>,
-    /// Of the notifications and the requests among them.
+    /// Bytes of the notifications and requests.
     bytes: usize,
-    /// What nothing follows: most calls hear nothing else, and need no queue.
+    /// Last message: most calls get no other, and need no queue.
     last: Option<Box<CallMessage>>,
     reader: Option<Waker>,
-    /// The last is here, or has been fetched.
+    /// Whether the last message has been delivered.
     is_complete: bool,
-    /// The session has ended, or has no stream of its own: nothing more will come.
+    /// Whether the session has ended, or has no stream: no more messages will be delivered.
     ended: bool,
 }
 
-/// Notifications kept for a call that does not fetch them; further ones are dropped. Costs this
-/// many messages for each call in flight, in the worst case.
+/// Limit of unread notifications of a call; further ones are dropped. The worst case cost is this many
+/// messages for each call in flight.
 const KEPT: usize = 256;
-/// Bytes of them and of requests, further ones of which are refused; of a larger one nothing is kept beside it.
+/// Limit of their bytes and those of requests, which are rejected above it; a single larger message is kept
+/// alone.
 const KEPT_BYTES: usize = 4 << 20;
 
-// === impl Said ===
+// === impl CallMessage ===
 
 impl CallMessage {
-    /// Bytes that it counts for.
+    /// Bytes that count towards the limit.
     fn weight(&self) -> usize {
         match self {
             Self::Notification(frame) | Self::Request(frame, _) => frame.as_bytes().len(),
@@ -59,52 +60,53 @@ impl CallMessage {
     }
 }
 
-// === impl Mailbox ===
+// === impl SessionMailbox ===
 
 impl SessionMailbox {
-    /// Delivers something. Only notifications are ever lost. All is bounded: they by number and bytes, questions by
-    /// how many a call may have open and by bytes, each is taken back once, and nothing follows the last.
-    pub(super) fn push(&self, said: CallMessage) {
+    /// Delivers a message. Only notifications are ever dropped. Everything is bounded: notifications by
+    /// number and bytes, requests by the open requests of a call and by bytes, cancellations by being kept
+    /// once each, and nothing follows the last message.
+    pub(super) fn push(&self, message: CallMessage) {
         let dropped = self.change(|contents| {
-            let is_needless = match &said {
+            let is_needless = match &message {
                 CallMessage::Notification(_) => {
-                    contents.messages.len() >= KEPT || contents.is_full_for(&said)
+                    contents.messages.len() >= KEPT || contents.is_full_for(&message)
                 }
-                // It refuses itself when it is dropped.
-                CallMessage::Request(..) => contents.is_full_for(&said),
+                // Dropping it rejects the request.
+                CallMessage::Request(..) => contents.is_full_for(&message),
                 CallMessage::RequestCancelled(id) => contents
                     .messages
                     .iter()
-                    .any(|said| matches!(said, CallMessage::RequestCancelled(other) if other == id)),
+                    .any(|message| matches!(message, CallMessage::RequestCancelled(other) if other == id)),
                 CallMessage::Response(_) | CallMessage::Lost(_) => false,
             };
             if contents.is_complete || is_needless {
-                return Some(said);
+                return Some(message);
             }
-            match said {
+            match message {
                 CallMessage::Response(_) | CallMessage::Lost(_) => {
-                    (contents.last, contents.is_complete) = (Some(Box::new(said)), true);
+                    (contents.last, contents.is_complete) = (Some(Box::new(message)), true);
                 }
                 CallMessage::Notification(_)
                 | CallMessage::Request(..)
                 | CallMessage::RequestCancelled(_) => {
-                    contents.bytes += said.weight();
-                    contents.messages.push_back(said);
+                    contents.bytes += message.weight();
+                    contents.messages.push_back(message);
                 }
             }
             None
         });
-        // Outside the lock: a question that is dropped refuses itself.
+        // Outside the lock: a dropped responder rejects its request.
         drop(dropped);
     }
 
-    /// The session has ended, or has no stream of its own, so nothing more will come. A call that reads its
-    /// own response may still hear from that.
+    /// Marks that the session has ended, or has no stream. The call's own response may still deliver
+    /// messages.
     pub(super) fn session_ended(&self) {
         self.change(|contents| contents.ended = true);
     }
 
-    /// Whether nothing more will come.
+    /// Whether no more messages will be delivered.
     pub(super) fn is_ended(&self) -> bool {
         self.0.lock().ended
     }
@@ -120,12 +122,12 @@ impl SessionMailbox {
         changed
     }
 
-    /// What comes next; else the task is woken when there is something.
+    /// Polls the next message.
     pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<CallMessage> {
         let mut contents = self.0.lock();
-        if let Some(said) = contents.messages.pop_front() {
-            contents.bytes -= said.weight();
-            return Poll::Ready(said);
+        if let Some(message) = contents.messages.pop_front() {
+            contents.bytes -= message.weight();
+            return Poll::Ready(message);
         }
         if let Some(last) = contents.last.take() {
             return Poll::Ready(*last);
@@ -138,11 +140,11 @@ impl SessionMailbox {
     }
 }
 
-// === impl Contents ===
+// === impl MailboxContents ===
 
 impl MailboxContents {
-    fn is_full_for(&self, said: &CallMessage) -> bool {
-        self.bytes > 0 && self.bytes + said.weight() > KEPT_BYTES
+    fn is_full_for(&self, message: &CallMessage) -> bool {
+        self.bytes > 0 && self.bytes + message.weight() > KEPT_BYTES
     }
 }
 
@@ -155,7 +157,7 @@ mod tests {
         atomic::{AtomicUsize, Ordering},
     };
 
-    /// Counts those that were dropped.
+    /// Counts dropped responders.
     struct CountingResponder(Arc<AtomicUsize>);
 
     impl Responder for CountingResponder {
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn of_questions_that_nobody_fetches_so_many_bytes_are_kept_and_the_others_refused() {
+    fn unread_requests_are_bounded_in_bytes_and_the_others_rejected() {
         let (mailbox, refused) = (SessionMailbox::default(), Arc::<AtomicUsize>::default());
         for id in 0..8 {
             let text = format!(
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn of_notifications_that_nobody_fetches_so_many_bytes_are_kept() {
+    fn unread_notifications_are_bounded_in_bytes() {
         let mailbox = SessionMailbox::default();
         let notification = |bytes: usize| {
             let text = format!(
@@ -200,10 +202,10 @@ mod tests {
         }
         assert_eq!(kept(), 3, "with what is around it the fourth is too much");
         let cx = &Context::from_waker(Waker::noop());
-        while let Poll::Ready(said) = mailbox.poll(cx) {
-            assert!(matches!(said, CallMessage::Notification(_)));
+        while let Poll::Ready(message) = mailbox.poll(cx) {
+            assert!(matches!(message, CallMessage::Notification(_)));
         }
-        // A single one that is larger is somebody's all the same.
+        // A single larger message is kept.
         for _ in 0..2 {
             mailbox.push(notification(KEPT_BYTES));
         }
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_again_and_again_to_a_call_that_does_not_fetch_it_is_kept_once() {
+    fn a_repeated_cancellation_is_kept_once() {
         let mailbox = SessionMailbox::default();
         for _ in 0..1000 {
             mailbox.push(CallMessage::RequestCancelled(RequestId::from_number(3)));

@@ -1,4 +1,4 @@
-//! The few messages this side of the house writes itself.
+//! JSON-RPC messages that the proxy writes to legacy servers.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -8,15 +8,15 @@ use crate::{
     protocol::{ErrorObject, Frame, ListKind, Method, RequestId, Revision},
 };
 
-/// Who we say we are in `initialize`, where the client does not say who it is, or a process is shared by several.
+/// Client name in `initialize`, if the client sent no `clientInfo`, or clients share a process.
 const NAME: &str = "deferral";
 
-/// Tells the server that the handshake is over.
+/// `notifications/initialized`.
 pub(super) const INITIALIZED: Bytes =
     Bytes::from_static(br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
 
-/// Opens a session in this revision; `capabilities` is the client's own object, and so is `client_info`, where it says
-/// who it is (2025-11-25, *Lifecycle*).
+/// `initialize` with this revision; `capabilities` and `client_info` are the client's own objects
+/// (2025-11-25, *Lifecycle*).
 pub(super) fn initialize(
     id: u64,
     revision: Revision,
@@ -45,7 +45,7 @@ pub(super) fn ping(id: u64) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
 }
 
-/// Cancels a request of ours (2025-11-25, *Cancellation*).
+/// `notifications/cancelled` for a request of the proxy (2025-11-25, *Cancellation*).
 pub(super) fn cancelled(id: u64, reason: &str) -> Bytes {
     format!(
         r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":{}}}}}"#,
@@ -65,20 +65,20 @@ pub(super) fn about_resource(id: u64, method: &str, uri: &str) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{"uri":{}}}}}"#, quoted(uri)).into()
 }
 
-/// What a server says where this list has changed.
+/// Notification that this list has changed.
 pub(super) fn list_changed(list: ListKind) -> Frame {
     let message = format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, list.changed_notification());
     Frame::parse(message.into()).expect("it is a message")
 }
 
-/// What a server says where this resource has changed.
+/// Notification that this resource has changed.
 pub(super) fn resource_updated(uri: &str) -> Frame {
     let method = Method::ResourceUpdated;
     let message = format!(r#"{{"jsonrpc":"2.0","method":"{method}","params":{{"uri":{}}}}}"#, quoted(uri));
     Frame::parse(message.into()).expect("it is a message")
 }
 
-/// A response to a request of the server, whose id goes back byte for byte.
+/// Response to a request of the server, with its id byte for byte.
 pub(super) fn response(id: &RequestId, outcome: &Result<Bytes, Bytes>) -> Bytes {
     let (member, value) = match outcome {
         Ok(result) => (&b"result"[..], result),
@@ -88,7 +88,7 @@ pub(super) fn response(id: &RequestId, outcome: &Result<Bytes, Bytes>) -> Bytes 
     [head, &**id, b",\"", member, b"\":", value, b"}"].concat().into()
 }
 
-/// An outcome that refuses.
+/// Error outcome of a rejected request.
 pub(super) fn refusal(code: i64, why: &str) -> Result<Bytes, Bytes> {
     Err(ErrorObject::new(code, why).as_bytes().clone())
 }

@@ -1,12 +1,12 @@
-//! A server of the older era, over whatever transport carries its messages ([`Transport`]).
+//! A legacy server, over any [`Transport`].
 //!
-//! [`LegacyUpstream`] keeps a `pool` of sessions for each caller (`pools`). Reading order: `exchange` is one call from its
-//! first poll to its last event, and where what the server says is raised; `pool` says which session it goes
-//! to; `session` is one session and the calls in flight on it, `attribution` whose is what arrives there;
-//! `handshake` opens one, `check` finds out whether its server still has it; `outbound` is what a server is told beside calls; `server` is the server as a whole,
-//! `reports` what it says of its own accord. A call that is made for a client in its own session
-//! ([`Upstream::call_in`]) is an `exchange` like any other; what is said of it elsewhere is told to
-//! `off_stream`.
+//! [`LegacyUpstream`] keeps a `pool` of sessions for each caller (`pools`). Begin with `exchange`, one call
+//! from its first poll to its last event, where messages are translated; then `pool`, which leases it a
+//! session; `session`, one session and the calls in flight in it; `attribution` of messages to calls.
+//! `handshake` opens a session, `check` finds out whether its server still knows it; `outbound` sends
+//! messages outside calls; `server` has the state of the whole server, `reports` its change notifications. A
+//! call in a client's own session ([`Upstream::call_in`]) is an `exchange` as well; messages for it outside
+//! its stream go to `off_stream`.
 
 mod attribution;
 mod check;
@@ -65,10 +65,10 @@ pub use reports::ToolChanges;
 
 pub(crate) use attribution::sole_call;
 
-/// One server of the older era. Cheap to clone; all clones are the same.
+/// A legacy server. Clones share it.
 pub struct LegacyUpstream<W: Transport>(Arc<SessionPools<W>>);
 
-// === impl Legacy ===
+// === impl LegacyUpstream ===
 
 impl<W: Transport> Clone for LegacyUpstream<W> {
     fn clone(&self) -> Self {
@@ -77,25 +77,25 @@ impl<W: Transport> Clone for LegacyUpstream<W> {
 }
 
 impl<W: Transport> LegacyUpstream<W> {
-    /// A server at the end of this wire.
+    /// Creates an upstream over this transport.
     pub(in crate::upstream) fn with_transport(
-        wire: W,
+        transport: W,
         route: &str,
         config: Config,
         work: BackgroundTasks,
         net: &Network,
     ) -> Self {
-        let server = Arc::new(ServerContext::new(wire, route, config, work));
-        let hosted = (!W::IS_HTTP).then(|| Arc::new(EmulatedSessions::new(server.clone())));
-        let groups = Arc::new(SessionPools::new(server, hosted));
+        let server = Arc::new(ServerContext::new(transport, route, config, work));
+        let emulated = (!W::IS_HTTP).then(|| Arc::new(EmulatedSessions::new(server.clone())));
+        let pools = Arc::new(SessionPools::new(server, emulated));
         if let Some(room) = net.limiter() {
-            let keeper: Weak<SessionPools<W>> = Arc::downgrade(&groups);
-            room.register(keeper);
+            let requester: Weak<SessionPools<W>> = Arc::downgrade(&pools);
+            room.register(requester);
         }
-        Self(groups)
+        Self(pools)
     }
 
-    /// The session of a call that the process before this one has made, and what becomes of that call.
+    /// Resumes the session of a previous process's call, with the handle of the call.
     fn resume_session(
         &self,
         caller: &CallerIdentity,
@@ -106,21 +106,21 @@ impl<W: Transport> LegacyUpstream<W> {
         Some((Arc::new(UpstreamSession::resumed(server, line, anchor)), answer))
     }
 
-    /// The session that a client has opened itself.
+    /// Attaches to a session that a client opened.
     fn client_session(&self, session: &ClientSession) -> Option<Arc<UpstreamSession<W>>> {
         let line = self.0.server.transport.join_client_session(session)?;
         let id = session.headers.get(&SESSION_ID).cloned();
         Some(Arc::new(UpstreamSession::of_client(self.0.server.clone(), line, id)))
     }
 
-    /// What is queued in the session that this request ends, if it ends one.
+    /// Queue of the session that this request ends, if it is a DELETE.
     fn queue_before_delete(&self, request: &HttpRequest) -> Option<Arc<OutboundQueue>> {
         let session = request.headers.get(&SESSION_ID).filter(|_| request.method == http::Method::DELETE)?;
         self.0.server.client_queues.get(session)
     }
 
-    /// Forwards a request behind what is queued. As work of its own: a client that leaves meanwhile has ended its
-    /// session all the same.
+    /// Forwards a request after the queue of its session. In a background task: a client that disconnects
+    /// meanwhile has ended its session all the same.
     async fn forward_after_queue(
         server: Arc<ServerContext<W>>,
         queue: Arc<OutboundQueue>,
@@ -138,7 +138,7 @@ impl<W: Transport> LegacyUpstream<W> {
 
 impl<W: Transport> CallTarget for SessionPool<W> {
     fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> UpstreamEvents {
-        // What may become a task is watched: its progress is shown in the task's status message.
+        // A call that may become a task needs progress for the task's status message.
         let wants_progress = call.progress_token.is_some() || deferral.is_some();
         let request = CallRequest {
             id,
@@ -164,8 +164,8 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
         session: ClientSession,
         call: NativeCall,
     ) -> (UpstreamEvents, Option<Arc<dyn OffStreamCall>>) {
-        if let Some(hosted) = &self.0.hosted {
-            return match hosted.call_in(&session, call, &|caller| self.0.pool(caller)) {
+        if let Some(emulated) = &self.0.emulated {
+            return match emulated.call_in(&session, call, &|caller| self.0.pool(caller)) {
                 Some(call) => (call.boxed(), None),
                 None => (failed_events(CallError::SessionEnded), None),
             };
@@ -200,31 +200,31 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
             let session = session.clone();
             self.0.server.work.spawn(async move { handshake::listen(&session).await });
         }
-        let way =
+        let responder =
             |id| -> Box<dyn Responder> { Box::new(SessionResponder::new(session.clone(), anchor.call, id)) };
         Some(ResumedCall {
             replies: call.boxed(),
-            open: open.into_iter().map(way).collect(),
+            open: open.into_iter().map(responder).collect(),
             off_stream: anchor.is_clients.then(|| session.clone() as Arc<dyn OffStreamCall>),
         })
     }
 
     fn cancel_at(&self, caller: &CallerIdentity, anchor: &CallAnchor) -> BoxFuture<'_, bool> {
-        let taken_up = self.resume_session(caller, anchor);
+        let resumed = self.resume_session(caller, anchor);
         let call = anchor.call;
         async move {
-            let Some((session, _)) = taken_up else { return false };
+            let Some((session, _)) = resumed else { return false };
             let cancelled = message::cancelled(call, "the client no longer waits");
-            let is_told = session.transport.send_message(cancelled, RetryOnLoss::Yes).await.is_ok();
+            let is_sent = session.transport.send_message(cancelled, RetryOnLoss::Yes).await.is_ok();
             session.retire();
-            is_told
+            is_sent
         }
         .boxed()
     }
 
     fn cancel_in(&self, session: ClientSession, calls: &[RequestId], reason: &str) {
-        if let Some(hosted) = &self.0.hosted {
-            return hosted.cancel_in(&session, calls);
+        if let Some(emulated) = &self.0.emulated {
+            return emulated.cancel_in(&session, calls);
         }
         let Some(session) = self.client_session(&session) else { return };
         for call in calls {
@@ -234,9 +234,9 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
 
     fn mark_deferred(&self, caller: &CallerIdentity, deferral: &Deferral) {
         deferral.mark_deferred();
-        // Somebody may have room now.
-        for group in self.0.pools_of(caller) {
-            group.serve_queue();
+        // Queued calls may proceed now.
+        for pool in self.0.pools_of(caller) {
+            pool.serve_queue();
         }
     }
 
@@ -244,14 +244,14 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
         &self,
         caller: &CallerIdentity,
     ) -> BoxFuture<'_, Result<Arc<UpstreamDescription>, CallError>> {
-        let group = self.0.pool(caller);
-        async move { Ok(group.list_session().await?.description.clone()) }.boxed()
+        let pool = self.0.pool(caller);
+        async move { Ok(pool.list_session().await?.description.clone()) }.boxed()
     }
 
-    /// Only looks: what has to give way to a further session does to whoever then opens it.
+    /// Read only: eviction for a further session happens when it is opened.
     fn ready_server(&self, caller: &CallerIdentity) -> Option<ReadyServer> {
-        let group = self.0.find(caller)?;
-        Some(ReadyServer { description: group.known_description()?, calls: group })
+        let pool = self.0.find(caller)?;
+        Some(ReadyServer { description: pool.known_description()?, calls: pool })
     }
 
     fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
@@ -275,9 +275,9 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
         caller: &'a CallerIdentity,
         uri: &'a str,
     ) -> BoxFuture<'a, Result<Subscription, CallError>> {
-        let group = self.0.pool(caller);
+        let pool = self.0.pool(caller);
         async move {
-            let guard = subscribe::subscribe(group, uri).await.map_err(CallError::from)?;
+            let guard = subscribe::subscribe(pool, uri).await.map_err(CallError::from)?;
             Ok(Box::new(guard) as Subscription)
         }
         .boxed()
@@ -303,14 +303,14 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
     }
 
     fn forward(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
-        match self.0.hosted.clone() {
+        match self.0.emulated.clone() {
             None => match self.queue_before_delete(&request) {
                 None => self.0.server.transport.forward(request),
                 Some(queue) => Self::forward_after_queue(self.0.server.clone(), queue, request).boxed(),
             },
-            Some(hosted) => {
-                let groups = self.0.clone();
-                async move { hosted.serve(request, &|caller| groups.pool(caller)).await }.boxed()
+            Some(emulated) => {
+                let pools = self.0.clone();
+                async move { emulated.serve(request, &|caller| pools.pool(caller)).await }.boxed()
             }
         }
     }
@@ -333,17 +333,17 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
 
     fn prepare_reload(&self, config: &Config) -> Result<ApplyReload, UpstreamSetupError> {
         let wired = self.0.server.transport.prepare_reload(config)?;
-        let (groups, limits) = (Arc::clone(&self.0), self.0.server.transport.limits(config.limits));
+        let (pools, limits) = (Arc::clone(&self.0), self.0.server.transport.limits(config.limits));
         let config = Config { limits, ..config.clone() };
         Ok(Box::new(move || {
             wired();
-            if let Some(hosted) = &groups.hosted {
-                hosted.set_limits(&config.limits);
+            if let Some(emulated) = &pools.emulated {
+                emulated.set_limits(&config.limits);
             }
-            let before = groups.server.config.load().limits.messages;
-            groups.server.outbound.set_limit(before, config.limits.messages);
-            groups.server.offer.clear();
-            groups.server.config.set(config);
+            let before = pools.server.config.load().limits.messages;
+            pools.server.outbound.set_limit(before, config.limits.messages);
+            pools.server.offer.clear();
+            pools.server.config.set(config);
         }))
     }
 
@@ -352,7 +352,7 @@ impl<W: Transport> Upstream for LegacyUpstream<W> {
     }
 }
 
-/// Of a call that cannot be made.
+/// Events of a call that cannot be made.
 fn failed_events(why: CallError) -> UpstreamEvents {
     stream::once(std::future::ready(UpstreamEvent::Lost(why))).boxed()
 }

@@ -1,5 +1,5 @@
-//! A call in a client's own session, as whoever reads the session's GET stream sees it: some servers ask
-//! there, and tell of progress, and name no call.
+//! A call in a client's own session, for the reader of the session's GET stream: some servers send a call's
+//! requests and notifications there without naming the call.
 
 use std::{sync::Arc, time::Instant};
 
@@ -9,26 +9,26 @@ use crate::{
     upstream::transport::Transport,
 };
 
-/// A call that may be spoken of elsewhere than on its own stream: the only one in its client's own session, as
-/// far as that is known here.
+/// A call that may have messages outside its own stream: the only one in its client's session, as far as
+/// known.
 pub trait OffStreamCall: Send + Sync {
-    /// Whether the server has the call, or may have it, and has not ended it.
+    /// Whether the server has, or may have, the call and has not finished it.
     fn is_in_flight(&self) -> bool;
 
-    /// Whether it has left without its end: the server may still be at it.
+    /// Whether the call was abandoned: the server may still execute it.
     fn is_abandoned(&self) -> bool;
 
-    /// When it was cancelled, where it has left because of that: the server has been told, or is about to be.
+    /// Time of the cancellation, if the call was abandoned by one: the server has received it or soon will.
     fn cancelled_at(&self) -> Option<Instant>;
 
-    /// Whether this question of the server was put to it, and the server does not have its answer.
+    /// Whether this request of the server belongs to the call and is unanswered.
     fn has_open_request(&self, id: &RequestId) -> bool;
 
-    /// Gives it what the server said of it. A question that is open already is not put again: a stream
-    /// that is taken up may bring it twice.
+    /// Delivers a message of the call. A request that is already open is ignored: a resumed stream may
+    /// contain it twice.
     fn receive(self: Arc<Self>, frame: Frame);
 
-    /// Refuses a question of the server that cannot be told to be this call's, in the background.
+    /// Rejects a request that cannot be attributed to this call, in the background.
     fn refuse(self: Arc<Self>, id: &RequestId, reason: &str);
 }
 
@@ -56,8 +56,8 @@ impl<W: Transport> OffStreamCall for UpstreamSession<W> {
             Kind::Request { id, .. } if self.has_open_request(id) => {}
             Kind::Request { id, .. } => {
                 let id = id.clone();
-                if let Some(said) = self.note_request(call, id, frame) {
-                    mailbox.push(said);
+                if let Some(message) = self.note_request(call, id, frame) {
+                    mailbox.push(message);
                 }
             }
             Kind::Notification { method: Method::Cancelled, params } => {
@@ -71,7 +71,7 @@ impl<W: Transport> OffStreamCall for UpstreamSession<W> {
     }
 
     fn refuse(self: Arc<Self>, id: &RequestId, reason: &str) {
-        let words = format!("cannot be attributed to one call: {reason}");
-        self.respond_later(id, &message::refusal(INTERNAL_ERROR, &words));
+        let reason_text = format!("cannot be attributed to one call: {reason}");
+        self.respond_later(id, &message::refusal(INTERNAL_ERROR, &reason_text));
     }
 }

@@ -1,14 +1,15 @@
-//! What a server is told beside calls: answers to its requests, and that a call is cancelled.
+//! Messages to a server outside calls: responses to its requests, and cancellations.
 //!
-//! All of it is idempotent by the id it names, so what a broken connection may have swallowed is told
-//! again, a few times. What cannot be told in the end has consequences: the server waits for an answer
-//! that will not come, so the call it asked for ends with an error that says so.
+//! They are idempotent by the ids they name, so a message lost with its connection is sent again, a few
+//! times. If a response cannot be delivered, the server would wait for it without end, so its call fails with
+//! an error that says so.
 //!
-//! A server that asks without end must not take the proxy's connections: what is on its way to one server
-//! at the same time is bounded ([`UpstreamLimits::messages`](crate::upstream::UpstreamLimits::messages)), and so is what waits.
+//! A server that sends requests without end must not use up the proxy's connections: the messages in flight
+//! to one server are bounded ([`UpstreamLimits::messages`](crate::upstream::UpstreamLimits::messages)), and
+//! so are those that wait.
 //!
-//! The messages of one session are sent in their order ([`OutboundQueue`]), and its end behind them: a cancellation that
-//! a DELETE overtakes arrives in a session that the server no longer knows, and the call runs on.
+//! The messages of one session are sent in order ([`OutboundQueue`]), and its end after them: a cancellation
+//! that arrives after the DELETE names an unknown session, and the call would continue.
 
 use dashmap::DashMap;
 use http::HeaderValue;
@@ -30,32 +31,32 @@ use crate::{
     telemetry::{Limit, ResponsesDropped},
 };
 
-/// What a message to the server is for.
+/// A message to a server, by its purpose.
 pub(super) enum OutboundMessage {
-    /// It answers a question that the server asked in the course of this call.
+    /// Response to a request of the server in this call.
     Response { call: u64, id: RequestId },
-    /// It answers a request of the server that concerns no call of ours: a ping, or what is refused
-    /// without asking anybody.
+    /// Message that may be dropped: the response to a ping or to a request that the proxy rejects itself, or
+    /// a request of the proxy that needs no response.
     BestEffort { _counted: OwnedSemaphorePermit },
-    /// It says that nobody waits for a call any more.
+    /// Cancellation of a call.
     Cancel,
 }
 
-/// What is on its way to one server, and what waits for that.
+/// Limits of the messages to one server.
 pub(super) struct OutboundLimiter {
     permits: Arc<Semaphore>,
-    /// Half of the places: cancellations and the answers of people wait behind no flood of pings.
+    /// Half of the permits: cancellations and input responses do not wait behind a flood of pings.
     best_effort: Arc<Semaphore>,
-    /// Of courtesies that wait or are on their way.
+    /// Best-effort messages that wait or are in flight.
     counted: Arc<Semaphore>,
-    /// Some have been dropped since half of them had been taken: said once in the log.
+    /// Whether messages were dropped since half of the permits were free: logged once.
     is_overfull: AtomicBool,
 }
 
-/// The messages of one session that wait or are being sent, in their order.
+/// Messages of one session that wait or are being sent, in order.
 #[derive(Debug, Default)]
 pub(super) struct OutboundQueue {
-    /// Held for a few lines each time.
+    /// Locked for a few statements only.
     state: Mutex<QueueState>,
     emptied: Notify,
 }
@@ -63,59 +64,59 @@ pub(super) struct OutboundQueue {
 #[derive(Debug, Default)]
 struct QueueState {
     count: usize,
-    /// Resolves when the last of them has been sent.
+    /// Resolves once the last message has been sent.
     last: Option<oneshot::Receiver<()>>,
 }
 
-/// The queues of sessions that clients have opened themselves, by the session's id: only of those in which something
-/// is queued. Each call of such a client has a [`UpstreamSession`](super::session::UpstreamSession) of its own.
+/// Queues of sessions that clients opened, by session id; present while messages are queued. Each call of
+/// such a client has an [`UpstreamSession`](super::session::UpstreamSession) of its own.
 #[derive(Debug, Default)]
 pub(super) struct ClientQueues(DashMap<HeaderValue, Arc<OutboundQueue>>);
 
-/// A message that is queued, until this is dropped.
+/// A queued message, until dropped.
 pub(super) struct QueuedMessage {
     queue: Arc<OutboundQueue>,
-    /// Where the queue is kept, if it is a client's.
+    /// Map that holds the queue of a client's session.
     owner: Option<(Arc<ClientQueues>, HeaderValue)>,
     before: Option<oneshot::Receiver<()>>,
     _sent: oneshot::Sender<()>,
 }
 
-/// The places that one message holds while it is on its way.
+/// Permits that a message holds while in flight.
 type OutboundPermits<'a> = (Option<SemaphorePermit<'a>>, Option<SemaphorePermit<'a>>);
 
-/// Courtesies that wait for one server at most. Each costs its message and a small task, less than a
-/// KiB. What the server asks beyond them is not answered.
+/// Limit of best-effort messages that wait for one server. Each costs its message and a small task, less than
+/// a KiB. Further ones are dropped.
 const COURTESIES: usize = 1024;
-/// How long a message waits for those before it, and the end of a session for all: a server that takes none holds up
-/// none.
+/// Time limit of the wait for earlier messages, and of the end of a session for all: a server that accepts
+/// none delays none.
 pub(super) const TURN: Duration = Duration::from_secs(1);
-/// The pauses before a message that was not taken is told again. After the last it is given up.
+/// Pauses before the retries of a message. It is dropped after the last.
 pub(super) const PAUSES: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)];
 
-// === impl Errands ===
+// === impl OutboundLimiter ===
 
 impl OutboundLimiter {
-    /// `messages` may be on their way at the same time.
+    /// Creates the limits; `messages` may be in flight at once.
     pub(super) fn new(messages: usize) -> Self {
-        let (places, courtesies) = permit_counts(messages);
+        let (permits, courtesies) = permit_counts(messages);
         Self {
-            permits: Arc::new(Semaphore::new(places)),
+            permits: Arc::new(Semaphore::new(permits)),
             best_effort: Arc::new(Semaphore::new(courtesies)),
             counted: Arc::new(Semaphore::new(COURTESIES)),
             is_overfull: AtomicBool::new(false),
         }
     }
 
-    /// From now on there may be so many, of which there might be `before`; those that are on their way stay.
+    /// Changes the limit from `before` to `messages`; messages in flight are not affected.
     pub(super) fn set_limit(&self, before: usize, messages: usize) {
         let (before, now) = (permit_counts(before), permit_counts(messages));
         resize_semaphore(&self.permits, before.0, now.0);
         resize_semaphore(&self.best_effort, before.1, now.1);
     }
 
-    /// A courtesy, unless too many wait already.
+    /// Reserves a best-effort message, unless too many are waiting.
     pub(super) fn best_effort(&self) -> Option<OutboundMessage> {
         if self.counted.available_permits() > COURTESIES / 2 {
             self.is_overfull.store(false, Ordering::Relaxed);
@@ -129,39 +130,39 @@ impl OutboundLimiter {
         None
     }
 
-    /// Waits until one more message may be on its way.
-    pub(super) async fn acquire(&self, errand: &OutboundMessage) -> OutboundPermits<'_> {
-        let courtesy = match errand {
+    /// Waits until the message may be sent.
+    pub(super) async fn acquire(&self, message: &OutboundMessage) -> OutboundPermits<'_> {
+        let best_effort = match message {
             OutboundMessage::BestEffort { .. } => Some(acquire_permit(&self.best_effort).await),
             OutboundMessage::Response { .. } | OutboundMessage::Cancel => None,
         };
-        (courtesy.flatten(), self.acquire_one().await)
+        (best_effort.flatten(), self.acquire_one().await)
     }
 
-    /// Waits until one more farewell may be on its way.
+    /// Waits until one more message, or the end of a session, may be sent.
     pub(super) async fn acquire_one(&self) -> Option<SemaphorePermit<'_>> {
         acquire_permit(&self.permits).await
     }
 }
 
-/// The places of all messages, and those of them that courtesies may take.
+/// Permits for all messages, and for best-effort ones.
 fn permit_counts(messages: usize) -> (usize, usize) {
-    let places = messages.clamp(1, Semaphore::MAX_PERMITS);
-    (places, (places / 2).max(1))
+    let permits = messages.clamp(1, Semaphore::MAX_PERMITS);
+    (permits, (permits / 2).max(1))
 }
 
-/// One of these places, which are never closed. Whoever has to wait for it has met the limit.
-async fn acquire_permit(places: &Semaphore) -> Option<SemaphorePermit<'_>> {
-    if places.available_permits() == 0 {
+/// Acquires a permit; the semaphore is never closed. A wait counts the limit as reached.
+async fn acquire_permit(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
+    if permits.available_permits() == 0 {
         Limit::Messages.record_hit();
     }
-    places.acquire().await.ok()
+    permits.acquire().await.ok()
 }
 
 // === impl OutboundQueue ===
 
 impl OutboundQueue {
-    /// Queues one more message.
+    /// Queues a message.
     pub(super) fn enqueue(self: &Arc<Self>) -> QueuedMessage {
         let (sent, last) = oneshot::channel();
         let before = {
@@ -172,11 +173,11 @@ impl OutboundQueue {
         QueuedMessage { queue: Arc::clone(self), owner: None, before, _sent: sent }
     }
 
-    /// Waits until all that is queued has been sent or given up, at most for [`TURN`].
+    /// Waits until all queued messages have been sent or dropped, at most for [`TURN`].
     pub(super) async fn flush(&self) {
         let emptied = async {
             loop {
-                // Before the count is read: a message that leaves later notifies.
+                // Before the count is read: a later removal notifies.
                 let emptied = self.emptied.notified();
                 if self.is_empty() {
                     return;
@@ -195,15 +196,15 @@ impl OutboundQueue {
 // === impl ClientQueues ===
 
 impl ClientQueues {
-    /// Queues one more message in the session with this id.
+    /// Queues a message in the session with this id.
     pub(super) fn enqueue(self: &Arc<Self>, session: &HeaderValue) -> QueuedMessage {
-        // Under the lock of the shard, as the removal is: a message is never queued where nobody looks.
+        // Under the lock of the shard, like the removal: a message is never added to a removed queue.
         let mut message = self.0.entry(session.clone()).or_default().enqueue();
         message.owner = Some((Arc::clone(self), session.clone()));
         message
     }
 
-    /// The queue of the session with this id, where something is in it.
+    /// Queue of the session with this id, if messages are queued.
     pub(super) fn get(&self, session: &HeaderValue) -> Option<Arc<OutboundQueue>> {
         self.0.get(session).map(|queue| Arc::clone(&queue))
     }
@@ -212,7 +213,7 @@ impl ClientQueues {
 // === impl QueuedMessage ===
 
 impl QueuedMessage {
-    /// Waits until the messages before it have been sent, at most for [`TURN`].
+    /// Waits until earlier messages have been sent, at most for [`TURN`].
     pub(super) async fn wait_turn(&mut self) {
         if let Some(before) = self.before.take() {
             let _ = timeout(TURN, before).await;
@@ -236,7 +237,7 @@ impl Drop for QueuedMessage {
     }
 }
 
-// === impl Errand ===
+// === impl OutboundMessage ===
 
 impl OutboundMessage {
     pub(super) fn describe(&self) -> &'static str {
@@ -292,12 +293,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_may_be_on_their_way_and_fewer() {
+    async fn the_limit_of_messages_in_flight_can_be_changed() {
         let errands = OutboundLimiter::new(2);
-        let courtesy = errands.best_effort().expect("there is room");
-        let first = errands.acquire(&courtesy).await;
+        let best_effort = errands.best_effort().expect("there is room");
+        let first = errands.acquire(&best_effort).await;
         {
-            let mut second = Box::pin(errands.acquire(&courtesy));
+            let mut second = Box::pin(errands.acquire(&best_effort));
             assert!(poll!(&mut second).is_pending(), "half of them are for courtesies");
             errands.set_limit(2, 4);
             let second = second.await;

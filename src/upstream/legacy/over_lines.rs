@@ -1,5 +1,5 @@
-//! A legacy server over a transport that is not HTTP: one duplex of lines, as standard input and output are,
-//! on which everything arrives beside the calls.
+//! Tests of a legacy server over a transport other than HTTP: one duplex of lines, on which every message is
+//! off-stream.
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -27,7 +27,7 @@ struct LineServer {
     writes: WriteHalf<DuplexStream>,
 }
 
-// === impl Child ===
+// === impl LineServer ===
 
 impl From<DuplexStream> for LineServer {
     fn from(theirs: DuplexStream) -> Self {
@@ -37,31 +37,31 @@ impl From<DuplexStream> for LineServer {
 }
 
 impl LineServer {
-    /// The next message that it is sent; none where its input has ended.
+    /// Next message to the server; `None` at the end of its input.
     async fn reads(&mut self) -> Option<Value> {
         let line = self.reads.next_line().await.expect("it can be read")?;
         Some(serde_json::from_str(&line).expect("JSON"))
     }
 
-    async fn says(&mut self, message: Value) {
+    async fn send(&mut self, message: Value) {
         self.writes.write_all(format!("{message}\n").as_bytes()).await.expect("it is read");
     }
 
-    /// Answers the handshake, and gives the call that follows.
+    /// Answers the handshake, and returns the call that follows.
     async fn begins(&mut self) -> Value {
-        let hello = self.reads().await.expect("a handshake");
-        assert_eq!(hello["method"], "initialize");
+        let initialize = self.reads().await.expect("a handshake");
+        assert_eq!(initialize["method"], "initialize");
         let result = json!({
             "protocolVersion": "2025-11-25", "capabilities": { "tools": {}, "tasks": {} },
             "serverInfo": { "name": "child", "version": "1" },
         });
-        self.says(json!({ "jsonrpc": "2.0", "id": hello["id"], "result": result })).await;
+        self.send(json!({ "jsonrpc": "2.0", "id": initialize["id"], "result": result })).await;
         assert_eq!(self.reads().await.expect("more")["method"], "notifications/initialized");
         self.reads().await.expect("a call")
     }
 }
 
-/// A server over lines, and its children as they are started.
+/// A server over lines, and a receiver of its connections.
 fn server() -> (LegacyUpstream<DuplexTransport>, mpsc::UnboundedReceiver<DuplexStream>) {
     let (children, started) = mpsc::unbounded_channel();
     let work = BackgroundTasks::new().expect("a runtime is entered");
@@ -77,7 +77,7 @@ fn server() -> (LegacyUpstream<DuplexTransport>, mpsc::UnboundedReceiver<DuplexS
     )
 }
 
-/// A call of a client that can be asked, polled to its first event in a task of its own.
+/// Makes a call of a client with capabilities, polled to its first event in a task.
 fn begin(
     server: &LegacyUpstream<DuplexTransport>,
 ) -> tokio::task::JoinHandle<(Option<UpstreamEvent>, UpstreamEvents)> {
@@ -94,21 +94,21 @@ fn begin(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_over_lines_is_answered_beside_it_and_asked_something_in_between() {
+async fn a_call_over_lines_is_answered_off_stream_after_an_input_request() {
     let (server, mut started) = server();
     let call = begin(&server);
     let mut child = LineServer::from(started.recv().await.expect("a child"));
     assert_eq!(child.begins().await["id"], 7);
     let question = json!({ "message": "?", "requestedSchema": { "type": "object" } });
     child
-        .says(json!({ "jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": question }))
+        .send(json!({ "jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": question }))
         .await;
     let (event, mut replies) = call.await.expect("it goes on");
     let Some(UpstreamEvent::ServerRequest(asked)) = event else { panic!("it is asked: {event:?}") };
     asked.responder.respond(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
     let answer = json!({ "jsonrpc": "2.0", "id": "q", "result": { "action": "decline" } });
     assert_eq!(child.reads().await, Some(answer));
-    child.says(json!({ "jsonrpc": "2.0", "id": 7, "result": { "content": [] } })).await;
+    child.send(json!({ "jsonrpc": "2.0", "id": 7, "result": { "content": [] } })).await;
     let Some(UpstreamEvent::Final(response)) = replies.next().await else { panic!("it is answered") };
     let raised = response.result(&Method::ToolsCall).expect("a result");
     let raised: Value = serde_json::from_slice(&raised).expect("JSON");
@@ -120,7 +120,7 @@ async fn a_call_over_lines_is_answered_beside_it_and_asked_something_in_between(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_over_lines_whose_client_leaves_is_cancelled_and_its_child_takes_no_other() {
+async fn a_dropped_call_over_lines_is_cancelled_and_its_session_takes_no_other() {
     let (server, mut started) = server();
     let call = begin(&server);
     let mut child = LineServer::from(started.recv().await.expect("a child"));
@@ -135,7 +135,7 @@ async fn a_call_over_lines_whose_client_leaves_is_cancelled_and_its_child_takes_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_that_ends_loses_its_calls_and_a_server_that_closes_cancels_them() {
+async fn a_server_that_exits_fails_its_calls_and_closing_cancels_them() {
     let (server, mut started) = server();
     let call = begin(&server);
     let mut child = LineServer::from(started.recv().await.expect("a child"));

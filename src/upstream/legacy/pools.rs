@@ -1,4 +1,4 @@
-//! The groups of a server: which of them a caller's calls go to, which is let go for another.
+//! Session pools of a server: selection for a caller, sharing, eviction.
 
 use dashmap::DashMap;
 use foldhash::fast::RandomState;
@@ -24,50 +24,50 @@ use crate::{
     upstream::{CallerIdentity, transport::Transport},
 };
 
-/// The groups of one server, one for each identity that calls.
+/// Session pools of one server, one for each identity.
 pub(super) struct SessionPools<W: Transport> {
     pub(super) server: Arc<ServerContext<W>>,
-    /// The sessions of legacy clients, where the wire has none that they could open.
-    pub(super) hosted: Option<Arc<EmulatedSessions<W>>>,
-    /// Hashed for each call: by what is quick, and different in each process.
+    /// Emulated sessions of legacy clients, for transports without HTTP.
+    pub(super) emulated: Option<Arc<EmulatedSessions<W>>>,
+    /// Hashed for each call: fast, and with a seed for each process.
     pools: DashMap<PoolKey, Arc<SessionPool<W>>, RandomState>,
-    /// For each principal, what its sessions report.
+    /// Change notifiers by principal.
     reports: DashMap<Principal, ChangeNotifier>,
     sweeping: Once,
-    /// How often a group was asked for that was not the one which was asked for last.
+    /// Number of uses of a pool other than the last used one.
     uses: AtomicU64,
-    /// How many groups there must be before it is looked for room again: where all of them are in use,
-    /// each further one would look through all of them in vain.
+    /// Number of pools from which eviction is tried again: if all are in use, each further pool would search
+    /// all in vain.
     eviction_threshold: AtomicUsize,
-    /// The same for the bytes that they keep.
+    /// The same for the bytes of the identities.
     eviction_threshold_bytes: AtomicUsize,
-    /// How often all groups were looked through.
+    /// Number of searches through all pools.
     #[cfg(test)]
     searches: AtomicUsize,
 }
 
-/// An identity as a key. Capabilities and `clientInfo` are compared byte for byte, credentials by their digest.
+/// An identity as a key. Compares capabilities and `clientInfo` byte by byte, credentials by their digest.
 struct PoolKey(CallerIdentity);
 
-/// Which identities nobody uses.
+/// Idle time of pools that may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IdleFor {
-    /// Those that have no call now.
+    /// Without a call now.
     Any,
-    /// Those that have had none for a [`ROUND`] at least.
+    /// Without a call for at least a [`ROUND`].
     OneRound,
 }
 
-/// How often it is looked for sessions that nobody uses.
+/// Interval of the search for unused sessions.
 const ROUND: Duration = Duration::from_secs(60);
 
-// === impl Groups ===
+// === impl SessionPools ===
 
 impl<W: Transport> SessionPools<W> {
-    pub(super) fn new(server: Arc<ServerContext<W>>, hosted: Option<Arc<EmulatedSessions<W>>>) -> Self {
+    pub(super) fn new(server: Arc<ServerContext<W>>, emulated: Option<Arc<EmulatedSessions<W>>>) -> Self {
         Self {
             server,
-            hosted,
+            emulated,
             pools: DashMap::default(),
             reports: DashMap::new(),
             sweeping: Once::new(),
@@ -79,31 +79,31 @@ impl<W: Transport> SessionPools<W> {
         }
     }
 
-    /// The group that a caller's calls go to, where there is one. Ends none for it.
+    /// Pool of a caller, if there is one. Evicts none.
     pub(super) fn find(&self, caller: &CallerIdentity) -> Option<Arc<SessionPool<W>>> {
         let key = PoolKey(self.server.transport.pool_key(caller));
         self.own_pool(&key).or_else(|| self.shared_pool(&key))
     }
 
-    /// The group of an identity, where there is one that has a place.
+    /// Pool of an identity, if it has sessions or can open one.
     fn own_pool(&self, key: &PoolKey) -> Option<Arc<SessionPool<W>>> {
-        let group = self.pools.get(key)?;
-        // One that has lost its sessions has none any more, where there are no more of those.
-        if W::IS_COSTLY && self.server.transport.is_full() && group.is_empty() {
+        let pool = self.pools.get(key)?;
+        // A pool that lost its sessions cannot open one while the transport is full.
+        if W::IS_COSTLY && self.server.transport.is_full() && pool.is_empty() {
             return None;
         }
-        self.mark_used(&group);
-        Some(group.clone())
+        self.mark_used(&pool);
+        Some(pool.clone())
     }
 
-    /// The group that an identity without one shares, where it can be asked all there that it declares, and none would
-    /// be ended for it but such as have not been used for a while. Ends none.
+    /// Pool that an identity without its own shares, if all of its declared input requests may be sent there
+    /// and no pool has been idle for a round. Evicts none.
     fn shared_pool(&self, key: &PoolKey) -> Option<Arc<SessionPool<W>>> {
         if !self.is_full() {
             return None;
         }
-        let most = self.most_capable_pool(key).filter(|group| group.covers(&key.0))?;
-        if self.pools.iter().any(|group| IdleFor::OneRound.matches(&group)) {
+        let most = self.most_capable_pool(key).filter(|pool| pool.covers(&key.0))?;
+        if self.pools.iter().any(|pool| IdleFor::OneRound.matches(&pool)) {
             return None;
         }
         Limit::Instances.record_hit();
@@ -111,7 +111,7 @@ impl<W: Transport> SessionPools<W> {
         Some(most)
     }
 
-    /// Whether there is no place for the session of a further identity, where sessions are costly.
+    /// Whether no session can be opened for a further identity, if a session costs a process.
     fn is_full(&self) -> bool {
         if !W::IS_COSTLY {
             return false;
@@ -124,11 +124,10 @@ impl<W: Transport> SessionPools<W> {
         }
     }
 
-    /// The group that a caller's calls go to: its own, made where there is none; or another's, where there is no place for
-    /// one more.
+    /// Pool of a caller: its own, created if necessary; or a shared one, if no more can be created.
     pub(super) fn pool(self: &Arc<Self>, caller: &CallerIdentity) -> Arc<SessionPool<W>> {
-        if let Some(group) = self.find(caller) {
-            return group;
+        if let Some(pool) = self.find(caller) {
+            return pool;
         }
         let key = PoolKey(self.server.transport.pool_key(caller));
         let limits = self.server.config.load().limits;
@@ -138,17 +137,18 @@ impl<W: Transport> SessionPools<W> {
             if self.is_full() {
                 Limit::Instances.record_hit();
                 let most = self.most_capable_pool(&key);
-                // None is ended for somebody who can share another's and be asked all there, but what has not been
-                // used for a while.
-                let can_share = most.as_ref().is_some_and(|group| group.covers(&key.0));
+                // For a caller that can share a pool with all of its input requests, only a pool that was
+                // idle for a round is evicted.
+                let can_share = most.as_ref().is_some_and(|pool| pool.covers(&key.0));
                 let gone = self.evict(1, true, if can_share { IdleFor::OneRound } else { IdleFor::Any });
-                // Nor does somebody share who can wait for what could be asked nowhere, unless there is no end to that.
-                let waits = || !can_share && !self.pools.iter().all(|group| group.is_held_by_tasks());
+                // A caller whose input requests could be sent nowhere waits instead of sharing, unless tasks
+                // hold every pool.
+                let waits = || !can_share && !self.pools.iter().all(|pool| pool.is_held_by_tasks());
                 let shares =
                     self.pools.len() >= limit || self.server.transport.is_full() && gone == 0 && !waits();
-                if let Some(group) = most.filter(|_| shares) {
-                    self.mark_used(&group);
-                    return group;
+                if let Some(pool) = most.filter(|_| shares) {
+                    self.mark_used(&pool);
+                    return pool;
                 }
             }
         } else if self.pools.len() >= limit.max(self.eviction_threshold.load(Ordering::Relaxed))
@@ -160,27 +160,27 @@ impl<W: Transport> SessionPools<W> {
             self.eviction_threshold_bytes.store(next(kept(), most), Ordering::Relaxed);
         }
         self.sweeping.call_once(|| {
-            let (wire, closing) = (self.server.transport.clone(), self.server.work.closing.clone());
-            self.server.work.spawn(sweep(Arc::downgrade(self), wire, closing))
+            let (transport, closing) = (self.server.transport.clone(), self.server.work.closing.clone());
+            self.server.work.spawn(sweep(Arc::downgrade(self), transport, closing))
         });
         let identity = key.0.clone();
         let reports = self.reports_of(identity.principal);
         let fresh = || Arc::new(SessionPool::new(self.server.clone(), identity, reports));
-        let group = self.pools.entry(key).or_insert_with(fresh).clone();
-        self.mark_used(&group);
-        group
+        let pool = self.pools.entry(key).or_insert_with(fresh).clone();
+        self.mark_used(&pool);
+        pool
     }
 
-    /// It is the one that is used last. Written only where another was in between: threads whose callers are all the
-    /// same need not meet here.
-    fn mark_used(&self, group: &SessionPool<W>) {
-        if group.used.load(Ordering::Relaxed) != self.uses.load(Ordering::Relaxed) {
-            group.used.store(self.uses.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+    /// Marks the pool as last used. Written only if another was used in between, so that threads with the
+    /// same callers do not contend.
+    fn mark_used(&self, pool: &SessionPool<W>) {
+        if pool.used.load(Ordering::Relaxed) != self.uses.load(Ordering::Relaxed) {
+            pool.used.store(self.uses.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
     }
 
-    /// Lets go of identities that have not called for the longest: what is too many, and an eighth of what
-    /// may be, so that it is seldom looked for.
+    /// Evicts the pools with the oldest last call: those above the limit, and an eighth of the limit, so that
+    /// eviction is rare.
     fn evict_oldest(&self) {
         let limit = self.server.config.load().limits.identities.max(1);
         match self.pools.len() >= limit {
@@ -190,32 +190,32 @@ impl<W: Transport> SessionPools<W> {
         self.evict(self.pools.len().saturating_sub(limit) + limit.div_ceil(8), true, IdleFor::Any);
     }
 
-    /// Lets go of so many identities, those that have not called for the longest. First those for whose
-    /// principal nobody listens to reports; others only where they are meant too. Gives how many those are.
+    /// Evicts `count` pools with the oldest last call, first those whose principal has no listeners; those
+    /// with listeners only if `listened`. Returns how many were evicted.
     fn evict(&self, count: usize, listened: bool, idle: IdleFor) -> usize {
         #[cfg(test)]
         self.searches.fetch_add(1, Ordering::Relaxed);
         let mut unused: Vec<_> = self
             .pools
             .iter()
-            .filter(|group| idle.matches(group))
-            .filter(|group| listened || !group.reports.has_listeners())
-            .map(|group| {
-                let used = group.used.load(Ordering::Relaxed);
-                (group.reports.has_listeners(), used, PoolKey(group.identity.clone()))
+            .filter(|pool| idle.matches(pool))
+            .filter(|pool| listened || !pool.reports.has_listeners())
+            .map(|pool| {
+                let used = pool.used.load(Ordering::Relaxed);
+                (pool.reports.has_listeners(), used, PoolKey(pool.identity.clone()))
             })
             .collect();
         unused.sort_unstable_by_key(|(listened, used, _)| (*listened, *used));
         unused.truncate(count);
         let mut count = 0;
         for (.., key) in unused {
-            // Looked at again under the lock of its shard, where nobody can be handed it meanwhile.
+            // Checked again under the lock of its shard, where no other reference can be created.
             let gone = self
                 .pools
-                .remove_if(&key, |_, group| IdleFor::Any.matches(group))
-                .map(|(_, group)| group.close());
+                .remove_if(&key, |_, pool| IdleFor::Any.matches(pool))
+                .map(|(_, pool)| pool.close());
             count += usize::from(gone.is_some());
-            // The group is no more by now, so that it opens no other session in their place.
+            // The pool is removed by now, so that it opens no other sessions.
             for session in gone.into_iter().flatten() {
                 session.retire();
             }
@@ -224,33 +224,33 @@ impl<W: Transport> SessionPools<W> {
         count
     }
 
-    /// Closes a session that nobody uses of those whose group has others in use. Gives whether there is one.
+    /// Closes an unused session of a pool that has others in use. Returns whether there was one.
     fn close_unused_session(&self) -> bool {
-        let Some(session) = self.pools.iter().find_map(|group| group.unused_session()) else { return false };
-        // A call that is given it in this moment has its end there, or looks for another.
+        let Some(session) = self.pools.iter().find_map(|pool| pool.unused_session()) else { return false };
+        // A call that gets it at this moment fails there, or leases another.
         session.retire();
         true
     }
 
-    /// Of the groups of this caller's that have a session, the one that declares most, first of those that declare
-    /// what this caller does. What its sessions are asked and this caller cannot do is refused where it is asked.
+    /// Pool of this principal, with sessions, that declares the most; first those that declare all of the
+    /// caller's capabilities. Input requests there that this caller did not declare are rejected.
     fn most_capable_pool(&self, key: &PoolKey) -> Option<Arc<SessionPool<W>>> {
-        let of_the_same = self.pools.iter().filter(|group| group.identity.principal == key.0.principal);
-        let declared = |group: &SessionPool<W>| {
-            let capabilities = &group.identity.capabilities;
-            (group.covers(&key.0), capabilities.input_capability_count(), capabilities.legacy().len())
+        let of_the_same = self.pools.iter().filter(|pool| pool.identity.principal == key.0.principal);
+        let declared = |pool: &SessionPool<W>| {
+            let capabilities = &pool.identity.capabilities;
+            (pool.covers(&key.0), capabilities.input_capability_count(), capabilities.legacy().len())
         };
-        let most = of_the_same.filter(|group| !group.is_empty()).max_by_key(|group| declared(group))?;
+        let most = of_the_same.filter(|pool| !pool.is_empty()).max_by_key(|pool| declared(pool))?;
         Some(most.value().clone())
     }
 
-    /// The groups in which a caller's calls may be.
+    /// Pools that may have this caller's calls.
     pub(super) fn pools_of(&self, caller: &CallerIdentity) -> SmallVec<[Arc<SessionPool<W>>; 1]> {
         if W::IS_COSTLY {
-            // Few, and each may have this caller's calls too.
-            return self.pools.iter().map(|group| group.value().clone()).collect();
+            // Few, and each may have this caller's calls.
+            return self.pools.iter().map(|pool| pool.value().clone()).collect();
         }
-        self.pools.get(&PoolKey(caller.clone())).map(|group| group.value().clone()).into_iter().collect()
+        self.pools.get(&PoolKey(caller.clone())).map(|pool| pool.value().clone()).into_iter().collect()
     }
 
     pub(super) fn reports(&self, principal: Principal) -> ChangeNotifier {
@@ -268,64 +268,63 @@ impl<W: Transport> SessionPools<W> {
         self.reports.entry(principal).or_default().clone()
     }
 
-    /// Closes what nobody uses, and forgets identities that have nothing left.
+    /// Closes unused sessions, and removes empty pools.
     fn sweep(&self) {
         self.server.transport.sweep();
-        self.hosted.iter().for_each(|hosted| hosted.sweep(ROUND));
-        for group in &self.pools {
-            group.sweep(group.reports.has_listeners());
+        self.emulated.iter().for_each(|emulated| emulated.sweep(ROUND));
+        for pool in &self.pools {
+            pool.sweep(pool.reports.has_listeners());
         }
         self.remove_empty();
         self.reports.retain(|_, reports| reports.is_needed());
     }
 
-    /// Forgets identities that have nothing left.
+    /// Removes empty pools.
     fn remove_empty(&self) {
-        // A group is handed out under its shard's lock, so one that only the map holds is nobody's.
-        self.pools.retain(|_, group| Arc::strong_count(group) > 1 || !group.is_empty());
+        // Pools are handed out under the lock of their shard, so one that only the map holds is unused.
+        self.pools.retain(|_, pool| Arc::strong_count(pool) > 1 || !pool.is_empty());
     }
 
     pub(super) async fn close(&self) {
         self.server.work.close();
-        self.hosted.iter().for_each(|hosted| hosted.close());
-        let groups: Vec<_> = self.pools.iter().map(|entry| entry.value().clone()).collect();
+        self.emulated.iter().for_each(|emulated| emulated.close());
+        let pools: Vec<_> = self.pools.iter().map(|entry| entry.value().clone()).collect();
         self.pools.clear();
-        let sessions = groups.iter().flat_map(|group| group.close());
+        let sessions = pools.iter().flat_map(|pool| pool.close());
         let farewells = stream::iter(sessions).for_each_concurrent(None, |session| session.close());
         let all = async {
             farewells.await;
             self.server.work.wait().await;
         };
-        // A server that does not take its farewell will find out by itself.
+        // A server that does not accept the end of its session finds out by itself.
         let _ = timeout(W::FAREWELL, all).await;
     }
 }
 
-// === impl Idle ===
+// === impl IdleFor ===
 
 impl IdleFor {
-    /// Looked at under the lock of its shard, where nobody can be handed it meanwhile.
-    fn matches<W: Transport>(self, group: &Arc<SessionPool<W>>) -> bool {
-        Arc::strong_count(group) == 1 && group.is_idle() && (self == Self::Any || group.is_quiet())
+    /// Checked under the lock of its shard, where no other reference can be created.
+    fn matches<W: Transport>(self, pool: &Arc<SessionPool<W>>) -> bool {
+        Arc::strong_count(pool) == 1 && pool.is_idle() && (self == Self::Any || pool.is_quiet())
     }
 }
 
-// === impl Relieve ===
+// === impl SessionPools ===
 
 impl<W: Transport> ConnectionReclaimer for SessionPools<W> {
     fn close_idle(&self) -> bool {
         self.server.transport.close_idle()
     }
 
-    /// With their sessions go the streams on which they would be heard of: each is a connection.
+    /// Closes the GET streams of the sessions as well: each is a connection.
     fn close_sessions(&self) {
         self.evict(self.pools.len().div_ceil(8), false, IdleFor::Any);
     }
 }
 
-/// Lets go of what nobody uses: what has not been used for a while, and one at once where there is no place for
-/// another.
-async fn sweep<W: Transport>(groups: Weak<SessionPools<W>>, wire: Arc<W>, closing: CancellationToken) {
+/// Evicts unused pools: periodically those idle for long, and one at once on request of the transport.
+async fn sweep<W: Transport>(pools: Weak<SessionPools<W>>, transport: Arc<W>, closing: CancellationToken) {
     let mut rounds = interval(ROUND);
     // The first tick is at once.
     rounds.tick().await;
@@ -333,22 +332,22 @@ async fn sweep<W: Transport>(groups: Weak<SessionPools<W>>, wire: Arc<W>, closin
         let is_crowded = tokio::select! {
             () = closing.cancelled() => return,
             _ = rounds.tick() => false,
-            () = wire.eviction_requested() => true,
+            () = transport.eviction_requested() => true,
         };
-        match groups.upgrade() {
-            Some(groups) if is_crowded => {
-                groups.remove_empty();
-                if groups.evict(1, true, IdleFor::Any) == 0 && !groups.close_unused_session() {
-                    wire.report_eviction_failed();
+        match pools.upgrade() {
+            Some(pools) if is_crowded => {
+                pools.remove_empty();
+                if pools.evict(1, true, IdleFor::Any) == 0 && !pools.close_unused_session() {
+                    transport.report_eviction_failed();
                 }
             }
-            Some(groups) => groups.sweep(),
+            Some(pools) => pools.sweep(),
             None => return,
         }
     }
 }
 
-// === impl Key ===
+// === impl PoolKey ===
 
 impl PartialEq for PoolKey {
     fn eq(&self, other: &Self) -> bool {
@@ -368,7 +367,7 @@ impl Hash for PoolKey {
         self.0.principal.hash(state);
         self.0.capabilities.legacy().hash(state);
         self.0.client_info.hash(state);
-        // Callers without a principal of their own are told apart by these alone.
+        // Callers without a principal differ in their credentials only.
         self.0.credentials.digest().hash(state);
     }
 }
@@ -384,39 +383,39 @@ mod tests {
     use http::HeaderValue;
 
     #[tokio::test]
-    async fn identities_that_are_all_in_use_are_not_looked_through_for_each_further_one() {
+    async fn pools_in_use_are_not_searched_for_each_further_identity() {
         let limits = UpstreamLimits { identities: 64, ..UpstreamLimits::default() };
         let url = "http://127.0.0.1:9/mcp".parse().expect("a URL");
         let config = Config { limits, ..Config::default() };
         let upstream = HttpUpstream::new(&url, config).expect("it can be spoken to");
-        let groups = &upstream.0;
+        let pools = &upstream.0;
         let caller = |n: usize| CallerIdentity {
             principal: Principal::of(&[&n.to_be_bytes()]),
             credentials: Credentials::default(),
             capabilities: Arc::new(Capabilities::read(Bytes::from_static(b"{}")).expect("an object")),
             client_info: ClientInfo::default(),
         };
-        let searches = || groups.searches.load(Ordering::Relaxed);
-        let busy: Vec<_> = (0..1024).map(|n| groups.pool(&caller(n))).collect();
+        let searches = || pools.searches.load(Ordering::Relaxed);
+        let busy: Vec<_> = (0..1024).map(|n| pools.pool(&caller(n))).collect();
         assert!(searches() < 32, "{} for {} identities", searches(), busy.len());
-        // Once they are at rest, there is room again.
+        // Idle pools can be evicted again.
         drop(busy);
         for n in 1024..1280 {
-            groups.pool(&caller(n));
+            pools.pool(&caller(n));
         }
-        assert!(groups.pools.len() <= 64, "{}", groups.pools.len());
+        assert!(pools.pools.len() <= 64, "{}", pools.pools.len());
         let before = searches();
         for n in 2000..2800 {
-            groups.pool(&caller(n));
+            pools.pool(&caller(n));
         }
-        assert!(groups.pools.len() <= 64, "{}", groups.pools.len());
+        assert!(pools.pools.len() <= 64, "{}", pools.pools.len());
         assert!(searches() - before <= 800 / 8, "{}", searches() - before);
-        // What they would have reported goes with them.
-        assert!(groups.reports.len() <= 64, "{}", groups.reports.len());
+        // Their change notifiers are removed with them.
+        assert!(pools.reports.len() <= 64, "{}", pools.reports.len());
     }
 
     #[tokio::test]
-    async fn identities_that_differ_in_credentials_alone_are_told_apart_by_their_hash() {
+    async fn identities_that_differ_in_credentials_alone_have_different_hashes() {
         let key = |names: &[&'static str], cookie: usize| {
             let named =
                 names.iter().map(|name| (http::HeaderName::from_static(name), HeaderValue::from(cookie)));
@@ -431,7 +430,7 @@ mod tests {
         let hash = |key: PoolKey| std::hash::BuildHasher::hash_one(&state, key);
         let hashes: std::collections::HashSet<_> = (0..4096).map(|n| hash(key(&["cookie"], n))).collect();
         assert_eq!(hashes.len(), 4096, "else each is compared with all");
-        // Whoever is the same has the same, in whatever order it is said.
+        // Equal credentials have equal hashes, in any order.
         assert_eq!(hash(key(&["a", "b"], 1)), hash(key(&["b", "a"], 1)));
     }
 }

@@ -1,4 +1,4 @@
-//! What the sessions of one principal report, and who hears it.
+//! Change notifications of one principal's sessions, and their subscribers.
 
 use std::sync::{
     Arc,
@@ -8,41 +8,41 @@ use tokio::sync::broadcast::{Receiver, Sender};
 
 use crate::{protocol::ListKind, runtime::Mutex, upstream::ChangeNotification};
 
-/// The reports of one principal's sessions. Clones are the same. Costs about a hundred bytes where nobody
-/// listens.
+/// Change notifications of one principal's sessions. Clones share it. Costs about a hundred bytes without
+/// subscribers.
 #[derive(Clone, Default)]
 pub(super) struct ChangeNotifier(Arc<NotifierState>);
 
 #[derive(Default)]
 struct NotifierState {
-    /// For clients that listen; none while nobody does, because it is as large as all it may keep. As long
-    /// as there is one, a session is kept open to hear for it. Held for a report.
+    /// Sender for subscribers; `None` without any, because its buffer is allocated in full. While there are
+    /// subscribers, a session is kept open. Locked for one notification.
     sender: Mutex<Option<Sender<ChangeNotification>>>,
-    /// How many sessions would report something.
+    /// Number of sessions that report changes.
     reporting: AtomicUsize,
-    /// How often the tools have changed, or may have.
+    /// Number of times that the tools changed, or may have.
     tools: Arc<AtomicU64>,
 }
 
-/// A session that reports what it hears, counted.
+/// Counts a session that reports changes, until dropped.
 pub(super) struct ReportingSession(ChangeNotifier);
 
-/// Whether the tools may have changed since they were read. Keeps nothing open: what nobody has used for
-/// long is read again, which costs less than a session. The default is of tools that have changed.
+/// Tracks whether the tools may have changed since they were read. Keeps no session open: tools unused for
+/// long are read again, which costs less than a session. The default reports a change.
 #[derive(Debug, Default)]
 pub struct ToolChanges {
-    /// As in [`NotifierState`]; changed also with the end of the last session that would have reported a change.
+    /// As in [`NotifierState`]; changes also when the last session that could report a change ends.
     tools: Option<Arc<AtomicU64>>,
     seen: u64,
 }
 
-/// Reports kept for one who does not fetch them; the oldest are dropped first.
+/// Limit of unread notifications of a subscriber; the oldest are dropped first.
 const KEPT: usize = 256;
 
-// === impl Reports ===
+// === impl ChangeNotifier ===
 
 impl ChangeNotifier {
-    /// Nobody may be hearing it.
+    /// Sends a notification to the subscribers, if there are any.
     pub(super) fn send(&self, report: ChangeNotification) {
         if report == ChangeNotification::ListChanged(ListKind::Tools) {
             self.mark_tools_changed();
@@ -52,12 +52,12 @@ impl ChangeNotifier {
         }
     }
 
-    /// There is no session that would hear of a change: what was read may be out of date.
+    /// Marks the tools as changed: no session would report a change, so cached tools may be out of date.
     pub(super) fn mark_tools_changed(&self) {
         self.0.tools.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The server has lost a session, and what it would have reported there.
+    /// Notifies of all lists after a session was lost with its notifications.
     pub(super) fn notify_all_changed(&self) {
         ListKind::ALL.into_iter().for_each(|list| self.send(ChangeNotification::ListChanged(list)));
     }
@@ -77,27 +77,27 @@ impl ChangeNotifier {
         listened.is_some()
     }
 
-    /// How many sessions would report something.
+    /// Number of sessions that report changes.
     pub(super) fn reporting_sessions(&self) -> usize {
         self.0.reporting.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody other than its owner may still report something or wait for it.
+    /// Whether a session or subscriber still uses it.
     pub(super) fn is_needed(&self) -> bool {
         self.has_listeners() || Arc::strong_count(&self.0) > 1
     }
 }
 
-// === impl Inner ===
+// === impl NotifierState ===
 
 impl Drop for NotifierState {
-    /// Nobody is left to report a change.
+    /// Marks the tools as changed: nothing reports changes any more.
     fn drop(&mut self) {
         self.tools.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-// === impl Hearing ===
+// === impl ReportingSession ===
 
 impl ReportingSession {
     pub(super) fn of(reports: &ChangeNotifier) -> Self {
@@ -112,16 +112,16 @@ impl Drop for ReportingSession {
     }
 }
 
-// === impl Changes ===
+// === impl ToolChanges ===
 
 impl ToolChanges {
-    /// Of tools that never change.
+    /// For tools that never change.
     #[cfg(test)]
     pub(crate) fn never() -> Self {
         Self { tools: Some(Arc::default()), seen: 0 }
     }
 
-    /// Whether there was one, or could have been one that nobody heard.
+    /// Whether the tools have changed, or may have.
     pub fn has_changed(&self) -> bool {
         self.tools.as_ref().is_none_or(|tools| tools.load(Ordering::Relaxed) != self.seen)
     }

@@ -1,4 +1,4 @@
-//! The way back for the answer to a server's question.
+//! Responder for one request of a server.
 
 use bytes::Bytes;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use crate::{
     upstream::{Responder, transport::Transport},
 };
 
-/// Answers one question of a server, in the session that asked, once.
+/// Responds once to a request of a server, in the session of the request.
 pub(super) struct SessionResponder<W: Transport> {
     session: Arc<UpstreamSession<W>>,
-    /// In the course of which it was asked.
+    /// Call during which the request arrived.
     call: u64,
-    /// Taken when the question has been answered.
+    /// `None` once the request has been answered.
     id: Option<RequestId>,
 }
 
-// === impl Reply ===
+// === impl SessionResponder ===
 
 impl<W: Transport> SessionResponder<W> {
     pub(super) fn new(session: Arc<UpstreamSession<W>>, call: u64, id: RequestId) -> Self {

@@ -1,7 +1,7 @@
-//! Sessions, their leases and their ends, in whatever order threads may come to their locks.
+//! Tests of sessions, leases and their ends under random schedules of threads.
 //!
-//! All of it is the real thing, up to the bytes that a server reads from a pipe; only time stands still. Each
-//! test tries some orders that chance finds; `SCHEDULES=10000 cargo nextest run schedules` tries more.
+//! Everything is real, up to the bytes that a server reads from a pipe; only time stands still. Each test
+//! tries some random schedules; `SCHEDULES=10000 cargo nextest run schedules` tries more.
 
 use bytes::Bytes;
 use futures_util::{StreamExt, future::join_all, poll};
@@ -36,16 +36,16 @@ const ADDRESS: &str = "127.0.0.1:1";
 /// Sessions that the callers share.
 const SESSIONS: usize = 2;
 
-/// A server that asks on its sessions' GET streams, or would: its calls must not share one.
+/// A server that would send requests on its sessions' GET streams: its calls must not share one.
 #[derive(Debug, Default)]
 struct ScheduledServer {
-    /// The system's own lock: what the server does is one step.
+    /// A lock of the standard library: the server's work is one step of the schedule.
     seen: Mutex<BTreeMap<usize, SessionTrace>>,
-    /// Calls that arrived, those for a session that has ended too.
+    /// Calls that arrived, also for ended sessions.
     arrived: AtomicUsize,
 }
 
-/// What happened in one session.
+/// Events in one session.
 #[derive(Debug, Default)]
 struct SessionTrace {
     running: Vec<u64>,
@@ -54,16 +54,16 @@ struct SessionTrace {
     deleted: usize,
 }
 
-/// What became of a call.
+/// Result of a call.
 #[derive(Debug, PartialEq, Eq)]
 enum CallResult {
     Answered,
     Closing,
-    /// By its caller.
+    /// Dropped by its caller.
     Left,
 }
 
-// === impl Server ===
+// === impl ScheduledServer ===
 
 impl ScheduledServer {
     fn seen(&self) -> MutexGuard<'_, BTreeMap<usize, SessionTrace>> {
@@ -116,7 +116,7 @@ impl ScheduledServer {
         }
     }
 
-    /// A call that takes a while. Nothing, where its session has ended.
+    /// A call that takes some steps. Returns `false` if its session has ended.
     async fn call(&self, session: usize, id: u64) -> bool {
         self.arrived.fetch_add(1, Ordering::Relaxed);
         let is_over = self.seen()[&session].deleted > 0;
@@ -124,7 +124,7 @@ impl ScheduledServer {
             return false;
         }
         self.session(session, |seen| {
-            // Also not beside one that was cancelled: a server may ask for it all the same.
+            // Also not beside a cancelled call: the server may send requests of it all the same.
             assert!(seen.running.is_empty(), "{id} shares session {session}: {seen:?}");
             seen.running.push(id);
             seen.calls.push(id);
@@ -141,7 +141,7 @@ impl ScheduledServer {
     }
 }
 
-/// The next request on a connection: its head and its body.
+/// Reads the next request on a connection: head and body.
 async fn request(connection: &mut NetworkStream, read: &mut Vec<u8>) -> Option<(String, String)> {
     loop {
         let text = String::from_utf8(read.clone()).expect("UTF-8");
@@ -180,7 +180,7 @@ fn world() -> (Arc<ScheduledServer>, Arc<HttpUpstream>) {
     let config = Config { limits, ..Config::default() };
     let upstream =
         HttpUpstream::for_route("", &url, config, &Network::Pipes(pipes)).expect("a runtime is entered");
-    // What is begun once for all is begun before anybody could meet it half done.
+    // Initialize one-time state before the schedules start.
     drop(upstream.call(call(0, "{}")));
     (server, Arc::new(upstream))
 }
@@ -197,7 +197,7 @@ fn call(id: u64, capabilities: &'static str) -> OutgoingCall {
     OutgoingCall { id, call, caller, deferral: None }
 }
 
-/// Makes a call whose client can be asked, and leaves after some steps, if it has not ended.
+/// Makes a call with capabilities, and drops it after some steps if it has not ended.
 async fn make(upstream: Arc<HttpUpstream>, id: u64, steps: Option<usize>) -> CallResult {
     let mut replies = upstream.call(call(id, r#"{"elicitation":{}}"#));
     let ended = pin!(async move { end(replies.next().await) });
@@ -244,7 +244,7 @@ fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
         }
         upstream.close().await;
         for (session, seen) in &*server.seen() {
-            // A handshake that is under way is given up.
+            // A handshake in progress is dropped.
             assert!(seen.deleted == 1 || seen.calls.is_empty(), "session {session}: {seen:?}");
             assert!(seen.deleted <= 1, "session {session}: {seen:?}");
             for (id, end) in (1..).zip(&ends) {
@@ -260,7 +260,7 @@ fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
 }
 
 #[test]
-fn who_closes_beside_calls_leaves_nobody_waiting_and_no_session_behind() {
+fn closing_during_calls_leaves_no_call_waiting_and_no_session_open() {
     explore_schedules(60, || async {
         let (server, upstream) = world();
         let calls = (1..=4).map(|id| make(upstream.clone(), id, None)).collect();
@@ -281,8 +281,8 @@ fn who_closes_beside_calls_leaves_nobody_waiting_and_no_session_behind() {
 fn a_call_that_was_given_its_session_before_all_closed_is_not_sent_afterwards() {
     explore_schedules(60, || async {
         let (server, upstream) = world();
-        // Each has come as far as it may, from the search for a session to its answer, when nobody looks
-        // after it any more.
+        // Each call has advanced by a random number of steps, from the search for a session to its response,
+        // and is not polled any more.
         let mut calls: Vec<_> = (1..=4).map(|id| upstream.call(call(id, r#"{"elicitation":{}}"#))).collect();
         let mut waiting = Vec::new();
         for mut replies in calls.drain(..) {
@@ -300,7 +300,7 @@ fn a_call_that_was_given_its_session_before_all_closed_is_not_sent_afterwards() 
             }
         }
         upstream.close().await;
-        // What was sent before then has arrived.
+        // Calls sent before have arrived.
         for _ in 0..100 {
             yield_now().await;
         }

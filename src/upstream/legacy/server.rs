@@ -1,4 +1,4 @@
-//! What all sessions with one legacy server share, and what is known of its ways.
+//! State shared by all sessions with one legacy server.
 
 use std::{
     sync::{
@@ -18,52 +18,52 @@ use crate::{
     },
 };
 
-/// What all sessions with one server share.
+/// State shared by all sessions with one server.
 pub(super) struct ServerContext<W> {
-    /// The route it is for, by which it is known to operators.
+    /// Route of the server, its name for operators.
     pub(super) route: Arc<str>,
     pub(super) config: SwapCell<Config>,
     pub(super) transport: Arc<W>,
     pub(super) request_placement: RequestPlacement,
-    /// What the server said of itself last. Locked to put it in or to look at it.
+    /// Last description of the server.
     description: Mutex<Option<Arc<UpstreamDescription>>>,
-    /// Which revision it is offered first.
+    /// Revision to offer first.
     pub(super) offer: RememberedOffer,
-    /// What is told the server beside calls.
+    /// Limits of messages outside calls.
     pub(super) outbound: OutboundLimiter,
-    /// What is queued in the sessions of clients.
+    /// Queued messages in clients' own sessions.
     pub(super) client_queues: Arc<ClientQueues>,
-    /// Bytes that the identities with sessions keep together.
+    /// Bytes kept by identities with sessions.
     pub(super) identity_bytes: Arc<AtomicUsize>,
     pub(super) work: BackgroundTasks,
     pub(super) clock: SystemClock,
-    /// Sessions that are open.
+    /// Number of open sessions.
     sessions: Arc<AtomicUsize>,
-    /// Sessions that have been made: the number of the next.
+    /// Number of sessions created so far: the number of the next.
     made: AtomicU64,
-    /// When a session was last checked by a `ping`.
+    /// Time of the last check by a `ping`.
     checked: Mutex<Option<Instant>>,
 }
 
-/// A session that is open; counted until it is dropped.
+/// Counts an open session until dropped.
 pub(super) struct OpenSessionGuard(Arc<AtomicUsize>);
 
-/// Where a server has been seen to ask its questions. Learned for the server as a whole: it is a
-/// habit of its code.
+/// Streams on which the server has sent its requests. Learned for the whole server, because its code
+/// determines it.
 #[derive(Debug, Default)]
 pub(super) struct RequestPlacement {
     on_stream: AtomicBool,
     off_stream: AtomicBool,
-    /// Sessions are shared until it has been seen off a call's stream.
+    /// Whether sessions are shared until a request arrives outside a call's stream.
     is_trusted: bool,
-    /// Cancelled with the first question on a call's own stream.
+    /// Cancelled at the first request on a call's own stream.
     shown: CancellationToken,
 }
 
-/// How often at most a session with one server is checked by a `ping`.
+/// Lower bound of the time between two checks by a `ping`.
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
-// === impl Server ===
+// === impl OpenSessionGuard ===
 
 impl Drop for OpenSessionGuard {
     fn drop(&mut self) {
@@ -72,7 +72,7 @@ impl Drop for OpenSessionGuard {
 }
 
 impl<W: Transport> ServerContext<W> {
-    /// How it is, for operators.
+    /// State of the server, for operators.
     pub(super) fn health(&self) -> UpstreamHealth {
         UpstreamHealth {
             is_up: self.transport.is_up(),
@@ -81,13 +81,13 @@ impl<W: Transport> ServerContext<W> {
         }
     }
 
-    pub(super) fn new(wire: W, route: &str, config: Config, work: BackgroundTasks) -> Self {
+    pub(super) fn new(transport: W, route: &str, config: Config, work: BackgroundTasks) -> Self {
         Self {
             route: route.into(),
             outbound: OutboundLimiter::new(config.limits.messages),
             client_queues: Arc::default(),
             config: config.into(),
-            transport: Arc::new(wire),
+            transport: Arc::new(transport),
             request_placement: RequestPlacement { is_trusted: W::IS_COSTLY, ..RequestPlacement::default() },
             description: Mutex::default(),
             offer: RememberedOffer::default(),
@@ -100,17 +100,17 @@ impl<W: Transport> ServerContext<W> {
         }
     }
 
-    /// A number for a session, greater than those of all before it.
+    /// Number for a new session, greater than all earlier ones.
     pub(super) fn next_session(&self) -> u64 {
         self.made.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The number that the next session has at least.
+    /// Lower bound of the next session's number.
     pub(super) fn sessions_made(&self) -> u64 {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Whether a session may be checked by a `ping` now: once in [`CHECK_PERIOD`]. Counts as checked then.
+    /// Claims a check by a `ping`: returns `true` once in [`CHECK_PERIOD`].
     pub(super) fn claim_check(&self) -> bool {
         let now = self.clock.now();
         let mut checked = self.checked.lock();
@@ -121,32 +121,32 @@ impl<W: Transport> ServerContext<W> {
         is_due
     }
 
-    /// One more session is open.
+    /// Counts an open session.
     pub(super) fn count_session(&self) -> OpenSessionGuard {
         self.sessions.fetch_add(1, Ordering::Relaxed);
         OpenSessionGuard(Arc::clone(&self.sessions))
     }
 
-    /// An id for a request of our own.
+    /// Id for a request of the proxy.
     pub(super) fn next_id(&self) -> u64 {
         own_ids::next()
     }
 
-    /// The server has said something of itself.
+    /// Stores the description from a handshake.
     pub(super) fn set_description(&self, description: &Arc<UpstreamDescription>) {
         *self.description.lock() = Some(Arc::clone(description));
     }
 
-    /// What the server said of itself last.
+    /// Last description of the server.
     pub(super) fn last_description(&self) -> Option<Arc<UpstreamDescription>> {
         self.description.lock().clone()
     }
 }
 
-// === impl Asks ===
+// === impl RequestPlacement ===
 
 impl RequestPlacement {
-    /// A question came on the stream of the call it belongs to.
+    /// Notes a request on the stream of its call.
     pub(super) fn note_on_stream(&self) {
         if !self.on_stream.load(Ordering::Relaxed) {
             self.on_stream.store(true, Ordering::Relaxed);
@@ -154,18 +154,19 @@ impl RequestPlacement {
         }
     }
 
-    /// Resolves when it has been seen to ask on the stream of the call it belongs to.
+    /// Resolves once a request has arrived on the stream of its call.
     pub(super) async fn wait_on_stream(&self) {
         self.shown.cancelled().await;
     }
 
-    /// A question came elsewhere. This outweighs all that came on a call's stream: once is enough
-    /// to need a session for each call.
+    /// Notes a request outside its call's stream. It outweighs all others: one is enough to require exclusive
+    /// sessions.
     pub(super) fn note_off_stream(&self) {
         self.off_stream.store(true, Ordering::Relaxed);
     }
 
-    /// Whether its questions name their call, or are taken to, so that calls can share a session.
+    /// Whether calls can share a session: the server's requests arrive, or are assumed to arrive, on their
+    /// calls' streams.
     pub(super) fn can_share_sessions(&self) -> bool {
         (self.is_trusted || self.on_stream.load(Ordering::Relaxed))
             && !self.off_stream.load(Ordering::Relaxed)

@@ -1,6 +1,6 @@
-//! One session with a server, and the calls in flight on it.
+//! One session with a server, and the calls in flight in it.
 //!
-//! Which call something belongs to that arrives in it is told in `attribution`.
+//! `attribution` assigns messages to the calls.
 
 use bytes::Bytes;
 use foldhash::fast::RandomState;
@@ -38,159 +38,159 @@ use crate::{
     },
 };
 
-/// A session, or what stands for one with a server that has none.
+/// A session, or its equivalent with a server without sessions.
 pub(super) struct UpstreamSession<W: Transport> {
     pub(super) server: Arc<ServerContext<W>>,
-    /// Greater than those of all sessions that were made before.
+    /// Greater than the numbers of all earlier sessions.
     pub(super) number: u64,
     pub(super) description: Arc<UpstreamDescription>,
     pub(super) transport: Arc<W::Line>,
-    /// Whom to tell when it ends; gone when nobody is left who could use another.
+    /// Owner to inform of the session's end; dropped when no caller can use another session.
     owner: Option<Weak<dyn SessionOwner<W>>>,
     pub(super) reports: ChangeNotifier,
-    /// Who there was that could be served in it, when it began.
+    /// Listeners that could be served in the session at its start.
     pub(super) census: ListenerCensus,
     pub(super) state: Mutex<SessionState>,
-    /// Stops the reader of what is said beside calls.
+    /// Stops the reader of the GET stream.
     pub(super) over: CancellationToken,
-    /// Nothing can arrive outside a call's own response.
+    /// Whether no message can arrive outside a call's own response.
     deaf: AtomicBool,
-    /// Used since [`UpstreamSession::take_used`] was last asked.
+    /// Whether the session was used since the last [`UpstreamSession::take_used`].
     used: AtomicBool,
-    /// Somebody can be asked in it.
+    /// Whether its clients accept input requests.
     is_askable: bool,
-    /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
-    /// what is said in it is for the client to hear.
+    /// Whether a legacy client opened the session: the proxy does not end it, and messages outside calls are
+    /// the client's.
     pub(super) is_clients: bool,
-    /// The id of a client's session, by which its calls find the same queue.
+    /// Id of a client's session, by which its calls find the same queue.
     client_id: Option<HeaderValue>,
-    /// What is queued in a session of ours, once something is.
+    /// Queue of a session of the proxy, once a message was queued.
     queue: OnceLock<Arc<OutboundQueue>>,
-    /// Of one whose call the process before this one has made.
+    /// State of a resumed call's stream.
     resuming: Option<Box<ResumingStream>>,
-    /// Where it is ours.
+    /// Counts a session of the proxy.
     _counted: Option<OpenSessionGuard>,
 }
 
-/// The stream of a call that is taken up.
+/// Stream of a resumed call.
 struct ResumingStream {
-    /// The last event that is known.
+    /// Last known event id.
     behind: Option<String>,
-    /// The server has said something in it.
+    /// Cancelled once the server has sent an event after it.
     resumed: CancellationToken,
 }
 
-/// How long the answer to a question waits for the stream of its call to be taken up. Until a server has written to
-/// the new stream it may have registered neither, and what it says then, in either, is lost: the call would end, and
-/// nobody hear of it.
+/// Time for which a response waits for its call's stream to be resumed. Until a server has written to the new
+/// stream it may have registered neither stream, and a message sent then would be lost, even the call's
+/// result.
 const TAKING_UP: Duration = Duration::from_secs(2);
 
-/// The lock guards a few lines each time. It is never held while waiting; where both are needed,
-/// the group's lock is taken first.
+/// Locked for a few statements only, never while waiting; the pool's lock is taken first.
 #[derive(Default)]
 pub(super) struct SessionState {
     pub(super) calls: HashMap<u64, InFlightCall, RandomState>,
-    /// Calls that may be asked and have left without their ends. The server may still be at them, so what it
-    /// asks or says without naming a call may be meant for one of those, whoever else is in flight.
+    /// Abandoned calls that may receive requests. The server may still execute them, so a request or message
+    /// without a call may belong to one of them.
     pub(super) abandoned: HashSet<u64, RandomState>,
-    /// Others that have left so. Nothing that names no call is for those; a server that answers none of many is given up.
+    /// Other abandoned calls, which messages without a call cannot belong to; a server that leaves many
+    /// unanswered is given up.
     pub(super) unanswered: HashSet<u64, RandomState>,
-    /// The server's questions outside any call that were put to a client, until the server has their answers.
+    /// Open requests of the server outside calls that were sent to a client.
     pub(super) unattributed: Vec<UnattributedRequest>,
-    /// Everybody who still needs the session: calls, and farewells under way.
+    /// Number of users of the session: calls, and messages being sent.
     holds: usize,
-    /// No new calls; closed when the last stay ends.
+    /// No new calls; closed when the last hold is dropped.
     retired: bool,
-    /// The server has ended it, or it has been closed: nothing more to say to it.
+    /// The server has ended the session, or it has been closed: nothing more is sent in it.
     pub(super) ended: bool,
-    /// When a call in it was last cancelled.
+    /// Time of the last cancellation in it.
     pub(super) cancelled_at: Option<Instant>,
-    /// Another process goes on with a call in it: it is not ours to end.
+    /// Another process continues a call in it: it must not be ended.
     is_released: bool,
 }
 
-/// A call whose answer is awaited.
+/// A call in flight.
 pub(super) struct InFlightCall {
     pub(super) mailbox: Arc<SessionMailbox>,
-    /// The server may ask the client something while it serves this.
+    /// Whether the server may send requests to the client during the call.
     pub(super) may_be_asked: bool,
-    /// Whether it has become a task, where it can.
+    /// Deferral state, for a call that may become a task.
     deferral: Option<Deferral>,
-    /// No other call that may be asked is on this session.
+    /// Whether no other call that may receive requests is in the session.
     pub(super) exclusive: bool,
-    /// The server's questions that were put to this call, until the server has their answers.
+    /// Open requests of the server in this call.
     pub(super) requests: Vec<RequestId>,
-    /// Those that were put to it before it was taken up. A server may say them again, as they may stand behind the
-    /// event that is the last that is known, and they may have been answered by then.
+    /// Requests that were open when the call was resumed. The server may send them again, because they may
+    /// follow the last known event, and they may be answered by then.
     pub(super) known: Box<[RequestId]>,
 }
 
-/// A question outside any call.
+/// A request of the server outside calls.
 pub(super) struct UnattributedRequest {
-    /// Its id at the server.
+    /// Id at the server.
     pub(super) theirs: RequestId,
-    /// Its id at the client that it was put to.
+    /// Id at the client that got it.
     pub(super) own: RequestId,
     pub(super) client: Weak<dyn BroadcastListener>,
 }
 
-/// Who keeps the sessions of somebody, and hears what becomes of each.
+/// Owner of an identity's sessions.
 pub(super) trait SessionOwner<W: Transport>: Send + Sync {
-    /// It has ended, or is to take no more calls.
+    /// Removes a session that has ended or takes no more calls.
     fn remove(self: Arc<Self>, session: &Arc<UpstreamSession<W>>);
 
-    /// It has reported a change of what is listed.
+    /// Uses the session for lists, after it reported a change.
     fn use_for_lists(&self, session: &Arc<UpstreamSession<W>>);
 
-    /// That each of the resources that are subscribed in it has changed.
+    /// Update notifications for all resources subscribed in the session.
     fn resource_updates(&self, session: &Arc<UpstreamSession<W>>) -> Vec<Frame>;
 
-    /// Who else hears what is said in it.
+    /// Listeners for messages outside calls.
     fn listeners(&self) -> &BroadcastListeners;
 
-    /// Something may be free that somebody waits for.
+    /// Serves the queue after a session may have become available.
     fn serve_queue(self: Arc<Self>);
 
-    /// Waits until there is another session for those who listen, or it is clear that there is none yet.
+    /// Waits until another session serves the listeners, or none can be opened now.
     fn wait_for_successor(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
 
-/// Keeps a session open. A call's stay also keeps it in the session's table.
+/// Keeps a session open. A call's hold also registers it in the session.
 pub(super) struct SessionHold<W: Transport> {
     pub(super) session: Arc<UpstreamSession<W>>,
     call: Option<u64>,
 }
 
-/// Calls that may have left a session without their ends, where it is kept for others.
+/// Limit of abandoned calls in a session that is kept.
 const ABANDONED: usize = 256;
 
-/// Calls of a session that are cancelled at the same time when it is closed.
+/// Limit of concurrent cancellations when a session is closed.
 const AT_ONCE: usize = 32;
 
-// === impl Session ===
+// === impl UpstreamSession ===
 
 impl<W: Transport> UpstreamSession<W> {
-    /// A session that has been opened.
+    /// A session that was opened.
     pub(super) fn new(
         server: Arc<ServerContext<W>>,
         description: UpstreamDescription,
         line: W::Line,
         is_askable: bool,
-        keeper: Weak<dyn SessionOwner<W>>,
+        owner: Weak<dyn SessionOwner<W>>,
         reports: ChangeNotifier,
     ) -> Self {
         let session = Self {
             is_askable,
             reports,
-            census: keeper.upgrade().map(|keeper| keeper.listeners().census()).unwrap_or_default(),
+            census: owner.upgrade().map(|owner| owner.listeners().census()).unwrap_or_default(),
             _counted: Some(server.count_session()),
-            ..Self::with_owner(server, description, Arc::new(line), Some(keeper))
+            ..Self::with_owner(server, description, Arc::new(line), Some(owner))
         };
         session.server.set_description(&session.description);
         session
     }
 
-    /// The session that the process before this one has used for a call.
+    /// Session of a previous process's call.
     pub(super) fn resumed(server: Arc<ServerContext<W>>, line: Arc<W::Line>, anchor: &CallAnchor) -> Self {
         let description = UpstreamDescription {
             version: anchor.revision.clone(),
@@ -205,7 +205,7 @@ impl<W: Transport> UpstreamSession<W> {
         Self { is_clients: anchor.is_clients, client_id, resuming: Some(Box::new(resuming)), ..session }
     }
 
-    /// The stream of a call in it has come to this event.
+    /// Notes an event of the call's stream.
     pub(super) fn note_event(&self, event: Option<&str>) {
         if let Some(resuming) = self.resuming.as_ref().filter(|resuming| resuming.behind.as_deref() != event)
         {
@@ -213,7 +213,7 @@ impl<W: Transport> UpstreamSession<W> {
         }
     }
 
-    /// Waits until the stream of the call is taken up, but no longer than that may take.
+    /// Waits until the call's stream is resumed, up to a limit.
     async fn wait_resumed(&self) {
         let Some(resuming) = &self.resuming else { return };
         tokio::select! {
@@ -222,10 +222,10 @@ impl<W: Transport> UpstreamSession<W> {
         }
     }
 
-    /// The session of a client of the older era, which has this id where it has one.
+    /// Session of a legacy client, with its id if there is one.
     pub(super) fn of_client(server: Arc<ServerContext<W>>, line: W::Line, id: Option<HeaderValue>) -> Self {
         let session = Self::with_owner(server, UpstreamDescription::unknown(), Arc::new(line), None);
-        // What is said there beside calls is heard by the client.
+        // The client reads the messages outside calls.
         session.deaf.store(true, Ordering::Relaxed);
         Self { is_clients: true, client_id: id, ..session }
     }
@@ -234,7 +234,7 @@ impl<W: Transport> UpstreamSession<W> {
         server: Arc<ServerContext<W>>,
         description: UpstreamDescription,
         line: Arc<W::Line>,
-        keeper: Option<Weak<dyn SessionOwner<W>>>,
+        owner: Option<Weak<dyn SessionOwner<W>>>,
     ) -> Self {
         Self {
             over: server.work.closing.child_token(),
@@ -242,7 +242,7 @@ impl<W: Transport> UpstreamSession<W> {
             server,
             description: Arc::new(description),
             transport: line,
-            owner: keeper,
+            owner,
             reports: ChangeNotifier::default(),
             census: ListenerCensus::default(),
             state: Mutex::default(),
@@ -261,8 +261,8 @@ impl<W: Transport> UpstreamSession<W> {
         self.owner.as_ref()?.upgrade()
     }
 
-    /// Registers a call before it is sent, so that nothing can arrive for it unseen. `Missing` where the
-    /// session has ended: the server has been told so, or will be, and is sent nothing behind that.
+    /// Registers a call before it is sent, so that no message for it is missed. `None` if the session has
+    /// ended: its end has been or will be sent, and nothing may follow it.
     pub(super) fn register_call(
         self: &Arc<Self>,
         request: &CallRequest,
@@ -278,21 +278,21 @@ impl<W: Transport> UpstreamSession<W> {
             known: Box::default(),
         };
         self.used.store(true, Ordering::Relaxed);
-        let mut inside = self.state.lock();
-        // Under the lock: whoever ends the session says so here, and cancels the calls that are in it then.
-        if inside.ended && !self.is_clients {
+        let mut state = self.state.lock();
+        // Under the lock: the end of the session is set here before its calls are cancelled.
+        if state.ended && !self.is_clients {
             return None;
         }
         if call.may_be_asked && !exclusive {
-            // It is beside others, then, whatever they were promised: nothing can be told to be theirs.
-            inside.calls.values_mut().for_each(|other| other.exclusive = false);
+            // The call shares the session now, whatever was assumed: requests cannot be attributed.
+            state.calls.values_mut().for_each(|other| other.exclusive = false);
         }
-        inside.calls.insert(request.id, call);
-        inside.holds += 1;
+        state.calls.insert(request.id, call);
+        state.holds += 1;
         Some(SessionHold { session: self.clone(), call: Some(request.id) })
     }
 
-    /// These questions were put to a call before it was taken up.
+    /// Restores the requests that were open when the call was resumed.
     pub(super) fn restore_requests(&self, call: u64, open: &[RequestId]) {
         if let Some(call) = self.state.lock().calls.get_mut(&call) {
             call.requests.extend_from_slice(open);
@@ -300,44 +300,43 @@ impl<W: Transport> UpstreamSession<W> {
         }
     }
 
-    /// Keeps the session open for something that is no call.
+    /// Keeps the session open for something other than a call.
     fn hold(self: &Arc<Self>) -> SessionHold<W> {
         self.state.lock().holds += 1;
         SessionHold { session: self.clone(), call: None }
     }
 
-    /// Answers, in the background, a question that the server asked in the course of this call.
+    /// Responds to a request of the server in this call, in the background.
     pub(super) fn answer_later(self: &Arc<Self>, call: u64, id: RequestId, outcome: &Result<Bytes, Bytes>) {
         let body = message::response(&id, outcome);
         self.hold().send_in_turn(OutboundMessage::Response { call, id }, body);
     }
 
-    /// Answers, in the background, a request of the server that concerns no call. One that asks faster
-    /// than it takes the answers does not get them all.
+    /// Responds to a request of the server outside calls, in the background. A server that sends requests
+    /// faster than it reads the responses does not get all of them.
     pub(super) fn respond_later(self: &Arc<Self>, id: &RequestId, outcome: &Result<Bytes, Bytes>) {
         self.send_later(message::response(id, outcome));
     }
 
-    /// Tells the server something, in the background. One that does not take what it is told is not told all.
+    /// Sends a message in the background. Dropped if too many are waiting.
     pub(super) fn send_later(self: &Arc<Self>, body: Bytes) {
-        if let Some(courtesy) = self.server.outbound.best_effort() {
-            self.hold().send_in_turn(courtesy, body);
+        if let Some(outbound) = self.server.outbound.best_effort() {
+            self.hold().send_in_turn(outbound, body);
         }
     }
 
-    /// Tells the server, in the background, that nobody waits any more for a call that its client has made.
+    /// Cancels a call of the session's client, in the background.
     pub(super) fn cancel_later(self: &Arc<Self>, call: &RequestId, reason: &str) {
         self.hold().send_in_turn(OutboundMessage::Cancel, legacy::cancelled_notification(call, reason));
     }
 
-    /// A question is over, be it answered or taken back. Gives the call that it was put to, if that is
-    /// still in flight.
+    /// Removes an answered or cancelled request. Returns the mailbox of its call, if that is still in flight.
     pub(super) fn finish_request(&self, call: u64, id: &RequestId) -> Option<Arc<SessionMailbox>> {
-        let mut inside = self.state.lock();
+        let mut state = self.state.lock();
         if call == OF_NO_CALL {
-            inside.take_unattributed(id);
+            state.take_unattributed(id);
         }
-        let call = inside.calls.get_mut(&call)?;
+        let call = state.calls.get_mut(&call)?;
         if let Some(at) = call.requests.iter().position(|question| question == id) {
             call.requests.swap_remove(at);
         }
@@ -348,86 +347,87 @@ impl<W: Transport> UpstreamSession<W> {
         self.deaf.load(Ordering::Relaxed)
     }
 
-    /// Nothing is heard outside a call's own response, or not any more: calls that wait for an answer outside their own
-    /// response wait in vain.
+    /// Marks that no message can arrive outside a call's own response: calls that are answered off-stream
+    /// will not complete.
     pub(super) fn set_deaf(&self) {
         self.deaf.store(true, Ordering::Relaxed);
         let calls: Vec<_> = self.state.lock().calls.values().map(|call| call.mailbox.clone()).collect();
         for mailbox in calls {
             mailbox.session_ended();
         }
-        // Nothing can be asked where it could not be told apart: who waits for a session can share it.
-        if let Some(keeper) = self.owner() {
-            keeper.serve_queue();
+        // Requests arrive on the calls' streams only: queued calls can share the session.
+        if let Some(owner) = self.owner() {
+            owner.serve_queue();
         }
     }
 
-    /// What was said beside calls for a while was not heard: whatever the server says it reports may have changed.
+    /// Sends the notifications that may have been missed: every list whose changes the server reports may
+    /// have changed.
     pub(super) fn notify_gap(self: &Arc<Self>) {
-        let Some(keeper) = self.owner() else { return };
+        let Some(owner) = self.owner() else { return };
         for notice in
-            self.description.reported_lists().map(message::list_changed).chain(keeper.resource_updates(self))
+            self.description.reported_lists().map(message::list_changed).chain(owner.resource_updates(self))
         {
             self.receive_off_stream(notice);
         }
     }
 
-    /// Whether somebody still needs it, who has to be told when it is closed.
+    /// Whether the session has users and has not ended.
     pub(super) fn is_needed(&self) -> bool {
-        let inside = self.state.lock();
-        inside.holds > 0 && !inside.ended
+        let state = self.state.lock();
+        state.holds > 0 && !state.ended
     }
 
-    /// Whether a call is in flight on it that the server may ask something.
+    /// Whether a call that may receive requests is in flight.
     pub(super) fn may_be_asked(&self) -> bool {
         self.state.lock().calls.values().any(|call| call.may_be_asked)
     }
 
-    /// Calls that are in flight on it.
+    /// Number of calls in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.state.lock().calls.len()
     }
 
-    /// Whether a call is in flight on it that the server may ask something, and that is a task.
+    /// Whether a task that may receive requests is in flight.
     pub(super) fn has_task(&self) -> bool {
         self.state.lock().calls.values().any(|call| call.may_be_asked && call.is_task())
     }
 
-    /// The same, and that is none.
+    /// Whether a call that may receive requests and is not a task is in flight.
     pub(super) fn has_waited_call(&self) -> bool {
         self.state.lock().calls.values().any(|call| call.may_be_asked && !call.is_task())
     }
 
-    /// Whether all calls in flight on it that the server may ask something are tasks, and there is one.
+    /// Whether all calls in flight that may receive requests are tasks, and there is one.
     pub(super) fn is_held_by_tasks(&self) -> bool {
-        let inside = self.state.lock();
-        let mut askable = inside.calls.values().filter(|call| call.may_be_asked).peekable();
+        let state = self.state.lock();
+        let mut askable = state.calls.values().filter(|call| call.may_be_asked).peekable();
         askable.peek().is_some() && askable.all(InFlightCall::is_task)
     }
 
-    /// Whether all that was ever called in it was called by one client: what is left of a call of its is nobody
-    /// else's. It takes the audience's lock, and may drop the last of a listener: not under the session's.
+    /// Whether all calls ever made in it are of one client, so that requests of an abandoned call are that
+    /// client's. Takes the listeners' lock, and may drop a listener: do not hold the session's lock.
     pub(super) fn is_of_one_client(&self) -> bool {
-        self.owner().is_some_and(|keeper| keeper.listeners().sole_listener(self.census).is_some())
+        self.owner().is_some_and(|owner| owner.listeners().sole_listener(self.census).is_some())
     }
 
-    /// Whether it has been in use since this was last asked.
+    /// Returns whether the session was used since the last query.
     pub(super) fn take_used(&self) -> bool {
         self.used.swap(false, Ordering::Relaxed) | (self.state.lock().holds > 0)
     }
 
-    /// No new calls from here on. Those in flight go on.
+    /// Stops giving it new calls. Those in flight continue.
     pub(super) fn retire(self: &Arc<Self>) {
         if self.is_clients {
             return;
         }
         let close = {
-            let mut inside = self.state.lock();
-            inside.retired = true;
-            inside.holds == 0 && !std::mem::replace(&mut inside.ended, true)
+            let mut state = self.state.lock();
+            state.retired = true;
+            state.holds == 0 && !std::mem::replace(&mut state.ended, true)
         };
-        if let Some(keeper) = self.owner() {
-            keeper.remove(self);
+        if let Some(owner) = self.owner() {
+            owner.remove(self);
         }
         if close {
             let session = self.clone();
@@ -435,34 +435,33 @@ impl<W: Transport> UpstreamSession<W> {
         }
     }
 
-    /// The server no longer knows it. Calls that wait for an answer outside their own response wait
-    /// in vain.
+    /// Marks the session as lost at the server. Calls answered off-stream fail.
     pub(super) fn mark_ended(self: &Arc<Self>) {
         let calls: Vec<_> = {
-            let mut inside = self.state.lock();
-            inside.retired = true;
-            inside.ended = true;
-            inside.calls.values().map(|call| call.mailbox.clone()).collect()
+            let mut state = self.state.lock();
+            state.retired = true;
+            state.ended = true;
+            state.calls.values().map(|call| call.mailbox.clone()).collect()
         };
         self.over.cancel();
         self.cancel_unattributed();
         self.reports.notify_all_changed();
-        if let Some(keeper) = self.owner() {
-            keeper.listeners().notify_lists_changed(&self.description);
-            keeper.remove(self);
+        if let Some(owner) = self.owner() {
+            owner.listeners().notify_lists_changed(&self.description);
+            owner.remove(self);
         }
         for mailbox in calls {
             mailbox.session_ended();
         }
     }
 
-    /// Cancels what is in flight and ends the session, as far as the server survives that.
+    /// Cancels its calls and ends the session, if the server survives that.
     pub(super) async fn close(self: Arc<Self>) {
         let (calls, known) = {
-            let mut inside = self.state.lock();
-            inside.retired = true;
-            let known = !std::mem::replace(&mut inside.ended, true);
-            (std::mem::take(&mut inside.calls), known)
+            let mut state = self.state.lock();
+            state.retired = true;
+            let known = !std::mem::replace(&mut state.ended, true);
+            (std::mem::take(&mut state.calls), known)
         };
         for call in calls.values() {
             call.mailbox.push(CallMessage::Lost(CallError::Closing));
@@ -472,30 +471,30 @@ impl<W: Transport> UpstreamSession<W> {
                 let session = self.clone();
                 async move { session.cancel_on_close(id).await }
             });
-            // The server has these, and whatever was queued before, before the session ends. One that takes none of them
-            // holds up no end.
+            // The cancellations, and messages queued before, are sent before the session ends, within a time
+            // limit.
             let _ = tokio::join!(timeout(TURN, cancelling), self.flush());
             self.close_at_server().await;
         }
     }
 
     async fn cancel_on_close(&self, call: u64) {
-        let _place = self.server.outbound.acquire_one().await;
-        // A server that does not take it sees the session end, or the connection.
+        let _permit = self.server.outbound.acquire_one().await;
+        // A server that does not read it sees the session or the connection end.
         let _ = self
             .transport
             .send_message(message::cancelled(call, "the proxy is shutting down"), RetryOnLoss::No)
             .await;
     }
 
-    /// Waits until what is queued has been sent, at most for [`TURN`].
+    /// Waits until the queue has been sent, at most for [`TURN`].
     async fn flush(&self) {
         if let Some(queue) = self.queue.get() {
             queue.flush().await;
         }
     }
 
-    /// Queues a message behind those that are to be sent before it.
+    /// Queues a message after the earlier ones.
     fn enqueue(&self) -> QueuedMessage {
         match &self.client_id {
             Some(id) => self.server.client_queues.enqueue(id),
@@ -503,12 +502,12 @@ impl<W: Transport> UpstreamSession<W> {
         }
     }
 
-    /// Says goodbye, but not before another session hears what somebody listens for.
+    /// Closes the session once another one serves its listeners.
     async fn close_after_successor(&self) {
-        if let Some(keeper) = self.owner() {
+        if let Some(owner) = self.owner() {
             tokio::select! {
-                () = keeper.wait_for_successor() => {}
-                // There is no place for another but its own.
+                () = owner.wait_for_successor() => {}
+                // No other session can be opened before this one is closed.
                 () = self.server.transport.eviction_failed() => {}
             }
         }
@@ -521,61 +520,60 @@ impl<W: Transport> UpstreamSession<W> {
             return;
         }
         self.cancel_unattributed();
-        let _place = self.server.outbound.acquire_one().await;
+        let _permit = self.server.outbound.acquire_one().await;
         self.transport.close().await;
     }
 
-    /// What was asked in it outside any call is answered by nobody any more.
+    /// Cancels the open requests outside calls at their clients.
     fn cancel_unattributed(&self) {
         let questions = std::mem::take(&mut self.state.lock().unattributed);
-        questions.iter().for_each(|question| question.cancel("the server is no longer there"));
+        questions.iter().for_each(|question| question.cancel("the session with the server ended"));
     }
 
-    /// Tells the server something, again where it was not taken. If it cannot be told, whom it
-    /// concerns hears of it.
-    async fn send_outbound(&self, errand: OutboundMessage, body: Bytes) {
-        if let OutboundMessage::Response { .. } = errand {
+    /// Sends a message, with retries. A response that cannot be delivered fails its call.
+    async fn send_outbound(&self, outbound: OutboundMessage, body: Bytes) {
+        if let OutboundMessage::Response { .. } = outbound {
             self.wait_resumed().await;
         }
         let since = self.server.clock.now();
-        let outcome = self.send_with_retries(&errand, body).await;
-        if let (OutboundMessage::Cancel, Ok(())) = (&errand, &outcome) {
+        let outcome = self.send_with_retries(&outbound, body).await;
+        if let (OutboundMessage::Cancel, Ok(())) = (&outbound, &outcome) {
             metrics::record_cancel(&self.server.route, self.server.clock.now() - since);
         }
         if let Err(lost) = &outcome {
-            MessageUndelivered { what: errand.describe(), error: lost }.emit();
+            MessageUndelivered { what: outbound.describe(), error: lost }.emit();
         }
-        let OutboundMessage::Response { call, id } = errand else { return };
+        let OutboundMessage::Response { call, id } = outbound else { return };
         let asked = self.finish_request(call, &id);
         if let (Some(mailbox), Err(lost)) = (asked, outcome) {
             mailbox.push(CallMessage::Lost(CallError::ResponseUndelivered(lost.to_string())));
         }
     }
 
-    async fn send_with_retries(&self, errand: &OutboundMessage, body: Bytes) -> Result<(), CallError> {
+    async fn send_with_retries(&self, outbound: &OutboundMessage, body: Bytes) -> Result<(), CallError> {
         for pause in PAUSES {
-            match self.send_once(errand, body.clone()).await {
+            match self.send_once(outbound, body.clone()).await {
                 Err(lost) if lost.is_transient() => {}
                 other => return other,
             }
             if !pause.is_zero() {
                 tokio::select! {
                     () = sleep(pause) => {}
-                    // There is no time left to wait.
+                    // At shutdown there is no time to wait.
                     () = self.server.work.closing.cancelled() => {}
                 }
             }
         }
-        self.send_once(errand, body).await
+        self.send_once(outbound, body).await
     }
 
-    async fn send_once(&self, errand: &OutboundMessage, body: Bytes) -> Result<(), CallError> {
-        let _places = self.server.outbound.acquire(errand).await;
+    async fn send_once(&self, outbound: &OutboundMessage, body: Bytes) -> Result<(), CallError> {
+        let _permits = self.server.outbound.acquire(outbound).await;
         self.transport.send_message(body, RetryOnLoss::Yes).await
     }
 }
 
-// === impl InFlight ===
+// === impl InFlightCall ===
 
 impl InFlightCall {
     fn is_task(&self) -> bool {
@@ -583,35 +581,35 @@ impl InFlightCall {
     }
 }
 
-// === impl Stay ===
+// === impl SessionHold ===
 
 impl<W: Transport> SessionHold<W> {
-    /// The call has ended. Whether it had still been in flight: whoever hears `true` says what is
-    /// to be said about it, and nobody else does.
+    /// Ends the call. Returns whether it was still in flight: the first caller with `true` reports the
+    /// result.
     pub(super) fn finish(&mut self) -> bool {
         let Some(call) = self.call.take() else { return false };
         self.session.state.lock().calls.remove(&call).is_some()
     }
 
-    /// The call leaves without its end: the server may still be at it. Nothing that names no call is
-    /// given to anybody in this session from now on, and no further call is sent in it. Whether the
-    /// call had still been in flight, as in [`SessionHold::finish`].
+    /// Abandons the call: the server may still execute it. Messages without a call are not delivered in this
+    /// session from now on, and no further call is sent in it. Returns whether the call was still in flight,
+    /// as [`SessionHold::finish`].
     pub(super) fn abandon(&mut self) -> bool {
         let Some(call) = self.call.take() else { return false };
         let was_in_flight = {
-            let mut inside = self.session.state.lock();
-            inside.calls.remove(&call).map(|in_flight| {
+            let mut state = self.session.state.lock();
+            state.calls.remove(&call).map(|in_flight| {
                 let left = match in_flight.may_be_asked {
-                    true => &mut inside.abandoned,
-                    false => &mut inside.unanswered,
+                    true => &mut state.abandoned,
+                    false => &mut state.unanswered,
                 };
                 left.insert(call);
                 (in_flight.may_be_asked, left.len())
             })
         };
         let Some((may_be_asked, left)) = was_in_flight else { return false };
-        // Where nobody can be asked, what is left of a call can be put to nobody else. Nor is it where the server
-        // asks for the first time: the session is given up then.
+        // If the clients accept no input requests, an abandoned call cannot reach another one. Nor can it
+        // before the server's first request, which retires the session.
         let is_trusted = !may_be_asked
             || !self.session.is_askable
             || self.session.server.request_placement.can_share_sessions()
@@ -622,15 +620,14 @@ impl<W: Transport> SessionHold<W> {
         true
     }
 
-    /// Another process goes on with the call: its server hears nothing, and the session stays.
+    /// Releases the call to another process: it is not cancelled, and the session stays.
     pub(super) fn release(&mut self) {
         self.session.state.lock().is_released = true;
         self.finish();
     }
 
-    /// Tells the server that nobody waits for this call any more, and keeps the session from
-    /// further ones: what is left of the call may go on in it (WIRE, B 4: with some servers a
-    /// cancelled request ends the session).
+    /// Cancels the call at the server, and gives the session no further ones: the call may continue in it
+    /// (WIRE, B 4: with some servers a cancelled request ends the session).
     pub(super) fn cancel(mut self, reason: &'static str) {
         let Some(call) = self.call else { return };
         self.session.state.lock().cancelled_at = Some(self.session.server.clock.now());
@@ -639,15 +636,15 @@ impl<W: Transport> SessionHold<W> {
         }
     }
 
-    /// Sends a message in the background, after those that were to be sent before it. Servers on the
-    /// Python SDK lose the whole session if the answer to a question comes while they cancel the call
-    /// that asked; behind the cancellation it does no harm.
-    fn send_in_turn(self, errand: OutboundMessage, body: Bytes) {
+    /// Sends a message in the background, after those queued before it. Servers on the Python SDK lose the
+    /// session if the response to a request arrives while they cancel the request's call; after the
+    /// cancellation it is harmless.
+    fn send_in_turn(self, outbound: OutboundMessage, body: Bytes) {
         let mut queued = self.session.enqueue();
         let server = self.session.server.clone();
         server.work.spawn(async move {
             queued.wait_turn().await;
-            self.session.send_outbound(errand, body).await;
+            self.session.send_outbound(outbound, body).await;
             drop(queued);
         });
     }
@@ -657,9 +654,9 @@ impl<W: Transport> Drop for SessionHold<W> {
     fn drop(&mut self) {
         self.finish();
         let close = {
-            let mut inside = self.session.state.lock();
-            inside.holds -= 1;
-            inside.retired && inside.holds == 0 && !std::mem::replace(&mut inside.ended, true)
+            let mut state = self.session.state.lock();
+            state.holds -= 1;
+            state.retired && state.holds == 0 && !std::mem::replace(&mut state.ended, true)
         };
         if close {
             let session = self.session.clone();

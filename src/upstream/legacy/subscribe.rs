@@ -1,5 +1,5 @@
-//! Resource subscriptions: made once for all who want the same one, and made again in another
-//! session when theirs is gone.
+//! Resource subscriptions: shared by all subscribers of an identity, and made again in another session when
+//! theirs ends.
 
 use std::{
     collections::HashMap,
@@ -18,35 +18,35 @@ use crate::{
     upstream::{CallError, UpstreamEvent, transport::Transport},
 };
 
-/// Why there is no subscription.
+/// Error of a subscription.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SubscribeError {
-    /// The server's own words.
+    /// The server's JSON-RPC error.
     #[error("{}", .0.message())]
     Refused(ErrorObject),
     #[error(transparent)]
     Lost(#[from] CallError),
 }
 
-/// The subscriptions of one identity.
+/// Subscriptions of one identity.
 pub(super) struct ResourceSubscriptions<W: Transport>(Mutex<HashMap<String, SubscriptionEntry<W>>>);
 
 struct SubscriptionEntry<W: Transport> {
-    /// Guards that keep it.
+    /// Number of guards.
     holders: usize,
-    /// Where it was made.
+    /// Session in which it was made.
     session: Weak<UpstreamSession<W>>,
-    /// The server has agreed to it.
+    /// Whether the server has accepted it.
     agreed: bool,
 }
 
-/// Keeps a subscription; the last one to go lets go of it at the server.
+/// Keeps a subscription; dropping the last guard unsubscribes.
 pub(super) struct SubscriptionGuard<W: Transport> {
-    group: Arc<SessionPool<W>>,
+    pool: Arc<SessionPool<W>>,
     uri: String,
 }
 
-// === impl Subscribed ===
+// === impl ResourceSubscriptions ===
 
 impl<W: Transport> Default for ResourceSubscriptions<W> {
     fn default() -> Self {
@@ -59,8 +59,8 @@ impl<W: Transport> ResourceSubscriptions<W> {
         self.0.lock().is_empty()
     }
 
-    /// A list session has been opened: what lives in no session is subscribed in it.
-    pub(super) fn resubscribe(&self, group: &Arc<SessionPool<W>>, session: &Arc<UpstreamSession<W>>) {
+    /// Subscribes the resources without a session in a new list session.
+    pub(super) fn resubscribe(&self, pool: &Arc<SessionPool<W>>, session: &Arc<UpstreamSession<W>>) {
         let orphans: Vec<_> = {
             let mut held = self.0.lock();
             let orphans = held.iter_mut().filter(|(_, held)| held.session.strong_count() == 0);
@@ -72,16 +72,16 @@ impl<W: Transport> ResourceSubscriptions<W> {
                 .collect()
         };
         for uri in orphans {
-            let group = group.clone();
-            group.server().clone().work.spawn(async move {
-                if let Err(lost) = send_request(&group, Method::ResourcesSubscribe, &uri).await {
+            let pool = pool.clone();
+            pool.server().clone().work.spawn(async move {
+                if let Err(lost) = send_request(&pool, Method::ResourcesSubscribe, &uri).await {
                     tracing::warn!(error = %lost, "a resource could not be subscribed again");
                 }
             });
         }
     }
 
-    /// That each of what is subscribed in this session has changed.
+    /// Update notifications for the resources subscribed in this session.
     pub(super) fn updates(&self, session: &Arc<UpstreamSession<W>>) -> Vec<Frame> {
         let here = Arc::downgrade(session);
         let held = self.0.lock();
@@ -89,60 +89,60 @@ impl<W: Transport> ResourceSubscriptions<W> {
         held.map(|(uri, _)| message::resource_updated(uri)).collect()
     }
 
-    /// A session takes no more calls: what was subscribed in it is subscribed in another.
-    pub(super) fn move_from(&self, group: &Arc<SessionPool<W>>, session: &Arc<UpstreamSession<W>>) {
+    /// Moves the subscriptions of a session that takes no more calls to another.
+    pub(super) fn move_from(&self, pool: &Arc<SessionPool<W>>, session: &Arc<UpstreamSession<W>>) {
         let gone = Arc::downgrade(session);
         let mut any = false;
         for held in self.0.lock().values_mut().filter(|held| held.session.ptr_eq(&gone)) {
             held.session = Weak::new();
             any = true;
         }
-        if any && !group.server().work.is_closing() {
-            let group = group.clone();
-            group.server().clone().work.spawn(async move {
-                if let Ok(session) = group.list_session().await {
-                    group.subscriptions.resubscribe(&group, &session);
+        if any && !pool.server().work.is_closing() {
+            let pool = pool.clone();
+            pool.server().clone().work.spawn(async move {
+                if let Ok(session) = pool.list_session().await {
+                    pool.subscriptions.resubscribe(&pool, &session);
                 }
             });
         }
     }
 }
 
-/// Subscribes, unless somebody with the same identity has.
+/// Subscribes, unless the identity already has.
 ///
 /// # Errors
-/// What became of `resources/subscribe`.
+/// The error of `resources/subscribe`.
 pub(super) async fn subscribe<W: Transport>(
-    group: Arc<SessionPool<W>>,
+    pool: Arc<SessionPool<W>>,
     uri: &str,
 ) -> Result<SubscriptionGuard<W>, SubscribeError> {
-    let session = group.list_session().await?;
-    let guard = SubscriptionGuard { group, uri: uri.to_owned() };
+    let session = pool.list_session().await?;
+    let guard = SubscriptionGuard { pool, uri: uri.to_owned() };
     let agreed = {
-        let mut held = guard.group.subscriptions.0.lock();
+        let mut held = guard.pool.subscriptions.0.lock();
         let fresh = || SubscriptionEntry { holders: 0, session: Arc::downgrade(&session), agreed: false };
         let held = held.entry(guard.uri.clone()).or_insert_with(fresh);
         held.holders += 1;
         held.agreed
     };
     if !agreed {
-        // Others may be asking for the same just now; it does no harm to ask twice. The guard
-        // undoes the entry if this fails or is not waited for.
-        send_request(&guard.group, Method::ResourcesSubscribe, uri).await?;
-        if let Some(held) = guard.group.subscriptions.0.lock().get_mut(uri) {
+        // Another caller may request the same now; a second request is harmless. The guard removes the entry
+        // if the request fails or is dropped.
+        send_request(&guard.pool, Method::ResourcesSubscribe, uri).await?;
+        if let Some(held) = guard.pool.subscriptions.0.lock().get_mut(uri) {
             held.agreed = true;
         }
     }
     Ok(guard)
 }
 
-/// Makes a call of our own to the list session.
+/// Sends a request of the proxy in the list session.
 async fn send_request<W: Transport>(
-    group: &Arc<SessionPool<W>>,
+    pool: &Arc<SessionPool<W>>,
     method: Method,
     uri: &str,
 ) -> Result<(), SubscribeError> {
-    let id = group.server().next_id();
+    let id = pool.server().next_id();
     let request = CallRequest {
         id,
         body: message::about_resource(id, method.as_str(), uri),
@@ -151,7 +151,7 @@ async fn send_request<W: Transport>(
         deferral: None,
         timeout: None,
     };
-    let mut replies = CallExchange::new(group.clone(), request);
+    let mut replies = CallExchange::new(pool.clone(), request);
     while let Some(event) = replies.next().await {
         match event {
             UpstreamEvent::Final(response) => {
@@ -163,14 +163,14 @@ async fn send_request<W: Transport>(
             | UpstreamEvent::ServerRequest(_)
             | UpstreamEvent::RequestCancelled { .. } => {}
             UpstreamEvent::InputRequired(_) => {
-                return Err(CallError::Invalid("it asks something first".to_owned()).into());
+                return Err(CallError::Invalid("it sends input requests".to_owned()).into());
             }
         }
     }
     Err(CallError::Closing.into())
 }
 
-// === impl NotSubscribed ===
+// === impl SubscribeError ===
 
 impl From<SubscribeError> for CallError {
     fn from(why: SubscribeError) -> Self {
@@ -181,12 +181,12 @@ impl From<SubscribeError> for CallError {
     }
 }
 
-// === impl Guard ===
+// === impl SubscriptionGuard ===
 
 impl<W: Transport> Drop for SubscriptionGuard<W> {
     fn drop(&mut self) {
         let let_go = {
-            let mut held = self.group.subscriptions.0.lock();
+            let mut held = self.pool.subscriptions.0.lock();
             let Some(entry) = held.get_mut(&self.uri) else { return };
             entry.holders -= 1;
             if entry.holders > 0 {
@@ -194,10 +194,10 @@ impl<W: Transport> Drop for SubscriptionGuard<W> {
             }
             held.remove(&self.uri).is_some_and(|held| held.agreed)
         };
-        if let_go && !self.group.server().work.is_closing() {
-            let (group, uri) = (self.group.clone(), std::mem::take(&mut self.uri));
-            self.group.server().clone().work.spawn(async move {
-                if let Err(lost) = send_request(&group, Method::ResourcesUnsubscribe, &uri).await {
+        if let_go && !self.pool.server().work.is_closing() {
+            let (pool, uri) = (self.pool.clone(), std::mem::take(&mut self.uri));
+            self.pool.server().clone().work.spawn(async move {
+                if let Err(lost) = send_request(&pool, Method::ResourcesUnsubscribe, &uri).await {
                     tracing::debug!(error = %lost, "a resource could not be unsubscribed");
                 }
             });

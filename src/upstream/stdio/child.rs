@@ -1,8 +1,8 @@
-//! One process of a server, from its start until nothing is left of it.
+//! One process of a server, from its start until nothing of it is left.
 //!
-//! A [`ChildProcess`] is what the rest holds of it: what is to be written, and how it ends. Its pipes and its supervisor
-//! are kept by one task, which outlives whoever has it: it writes, takes the process's remarks to the log, and
-//! sees to its end: its input is closed, then SIGTERM goes to its group, then SIGKILL to everything it has started.
+//! A [`ChildProcess`] is the handle: it writes messages and ends the process. A background task owns the
+//! pipes and the supervisor, and outlives the handle: it writes, logs standard error, and ends the process by
+//! closing its input, then with SIGTERM to its group, then with SIGKILL to everything it has started.
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -52,14 +52,14 @@ use crate::{
     upstream::{CallError, background::BackgroundTasks},
 };
 
-/// The ends of a process that was started. Boxed, so that a test can be the process.
+/// Streams of a started process. Boxed, so that a test can be the process.
 pub struct ProcessIo {
     pub stdin: MessagePipe,
     pub stdout: Box<dyn AsyncRead + Send + Unpin>,
     pub stderr: Box<dyn AsyncRead + Send + Unpin>,
-    /// To its supervisor.
+    /// Socket to the supervisor.
     pub control: Box<dyn ControlSocket>,
-    /// Resolves when the supervisor has been reaped: whether it was killed.
+    /// Resolves when the supervisor has been reaped, to whether it was killed.
     pub reaped: BoxFuture<'static, bool>,
 }
 
@@ -67,96 +67,98 @@ pub trait ControlSocket: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<C: AsyncRead + AsyncWrite + Send + Unpin> ControlSocket for C {}
 
-/// The place of a process among those of its server.
+/// Permit of a process among those of its server.
 pub struct ProcessPermit {
     pub permit: OwnedSemaphorePermit,
-    /// How many leave theirs.
+    /// Number of processes that are about to release theirs.
     pub leaving: Arc<AtomicUsize>,
 }
 
 /// Starts a process.
 pub type SpawnFn = Box<dyn Fn(&ServerCommand) -> io::Result<ProcessIo> + Send + Sync>;
 
-/// One process.
+/// Handle of one process.
 pub struct ChildProcess {
     lines: UnboundedSender<MessageLine>,
     state: Arc<ProcessState>,
 }
 
-/// What is known of a process.
+/// State of a process.
 pub struct ProcessState {
     route: Arc<str>,
     clock: SystemClock,
     started: Instant,
     starts: Arc<Mutex<StartLimiter>>,
-    /// Whose start it was.
+    /// Principal for which it was started.
     caller: Principal,
-    /// How many of the same server leave their places.
+    /// Number of the server's processes that are about to release their permits.
     leaving: Arc<AtomicUsize>,
     entry: RegistryEntry,
     backlog: WriteBacklog,
-    /// It is to end.
+    /// Cancelled when the process is to end.
     end_requested: CancellationToken,
-    /// The same, or it has ended: for each call to look at without a lock, and for whoever waits for its place.
+    /// Whether the process is to end or has ended: readable without a lock for each call, and counted in
+    /// `leaving`.
     is_leaving: AtomicBool,
-    /// The id of the command, and of its group.
+    /// Pid of the command, which is the id of its group.
     command: OnceLock<Pid>,
     end: OnceLock<ProcessEnd>,
-    /// It has ended, or cannot go on.
+    /// Cancelled when the process has ended or cannot continue.
     ended: CancellationToken,
-    /// Nothing is left of it.
+    /// Cancelled when nothing of it is left.
     gone: CancellationToken,
-    /// The latest line on its standard error; empty where there is none.
+    /// Latest line on standard error; empty if there is none.
     latest_stderr_line: Mutex<String>,
-    /// Its standard error has ended.
+    /// Cancelled when standard error has ended.
     stderr_ended: CancellationToken,
-    /// What has become of its start is counted, once.
+    /// Whether the result of its start has been counted.
     is_counted: AtomicBool,
 }
 
 #[derive(Debug)]
 struct ProcessEnd {
-    /// In words.
+    /// Reason, as text.
     how: String,
-    /// We have ended it.
+    /// Whether the proxy ended it.
     is_wanted: bool,
 }
 
-/// What the supervisor says.
+/// Reader of the supervisor's reports.
 struct ReportReader {
     lines: Lines<BufReader<ReadHalf<Box<dyn ControlSocket>>>>,
     has_ended: bool,
 }
 
-/// What waits to be written to a process.
+/// Messages waiting to be written to a process.
 #[derive(Debug, Default)]
 struct WriteBacklog {
     lines: AtomicUsize,
     bytes: AtomicUsize,
 }
 
-/// Messages that wait to be written to one process. Each costs its bytes. More than are let in at once by default
-/// (`limits.calls`): those that come together, or wait for its start, say nothing of whether it reads.
+/// Limit of messages waiting for one process. Each costs its bytes. Above the default number of admitted
+/// calls (`limits.calls`), because a burst of calls, or calls that wait for a start, do not mean that the
+/// process has stopped reading.
 pub(super) const WAITING: usize = 16 << 10;
-/// Bytes of them. One that is alone may be larger: what a client sends is bounded by itself.
+/// Limit of their bytes. A single message may be larger: client requests have a limit of their own.
 pub(super) const WAITING_BYTES: usize = 16 << 20;
-/// How long a process may take to end once its input is closed; then it is sent SIGTERM.
+/// Time from closing the input to SIGTERM.
 const CLOSING: Duration = Duration::from_secs(2);
-/// How long after SIGTERM; then everything is killed.
+/// Time from SIGTERM to SIGKILL for everything.
 const TERMINATING: Duration = Duration::from_secs(2);
-/// How long what a process has started may outlive it.
+/// Time for which descendants may outlive the process.
 const LEFT_BEHIND: Duration = Duration::from_secs(1);
-/// How long the end of what was killed is waited for: the system may not be able to end it.
+/// Time limit of the wait for killed processes: the system may not be able to end them.
 const KILLING: Duration = Duration::from_secs(5);
-/// How long the last remarks of a process that is gone are waited for.
+/// Time limit of reading the last lines on standard error after the end.
 const LAST_WORDS: Duration = Duration::from_millis(100);
-/// What is read of remarks at a time.
+/// Bytes read from standard error at once.
 pub const REMARKS: usize = 8 << 10;
 
-/// Starts a real process under its supervisor.
+/// Starts a process under its supervisor.
 ///
 /// # Errors
-/// Those of the system.
+/// Errors of the system.
 pub fn spawn(command: &ServerCommand) -> io::Result<ProcessIo> {
     let (ours, theirs) = UnixStream::pair()?;
     let (their_input, stdin) = io::pipe()?;
@@ -165,7 +167,7 @@ pub fn spawn(command: &ServerCommand) -> io::Result<ProcessIo> {
     let mut words = std::process::Command::new(command.supervisor());
     words.arg0(env!("CARGO_PKG_NAME")).args(["supervise", "--"]).args(&command.words);
     words.env_clear().envs(command.environment());
-    // In a group of its own: Ctrl-C in a terminal is for the proxy, which sees to the rest.
+    // In a group of its own: Ctrl-C in a terminal is for the proxy, which ends the process.
     words.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
     if let Some(folder) = &command.folder {
         words.current_dir(folder);
@@ -181,21 +183,21 @@ pub fn spawn(command: &ServerCommand) -> io::Result<ProcessIo> {
     })
 }
 
-// === impl Child ===
+// === impl ChildProcess ===
 
 impl ChildProcess {
-    /// Takes charge of a process that was started. `place` is given back when nothing is left of it, and it is taken
-    /// out of the table.
+    /// Manages a started process in a background task. The permit is released when nothing of the process is
+    /// left and it has been removed from the registry.
     pub fn manage(
         ends: ProcessIo,
         route: Arc<str>,
         (starts, caller): (Arc<Mutex<StartLimiter>>, Principal),
         entry: RegistryEntry,
-        place: ProcessPermit,
+        permit: ProcessPermit,
         work: &BackgroundTasks,
     ) -> (Self, Box<dyn AsyncRead + Send + Unpin>) {
         let ProcessIo { stdin, stdout, stderr, control, reaped } = ends;
-        let ProcessPermit { permit, leaving } = place;
+        let ProcessPermit { permit, leaving } = permit;
         let clock = SystemClock::new();
         let (lines, to_write) = unbounded_channel();
         let life = Arc::new(ProcessState {
@@ -236,10 +238,11 @@ impl ChildProcess {
         &self.state
     }
 
-    /// Has a message written, after those that wait.
+    /// Queues a message for writing.
     ///
     /// # Errors
-    /// [`CallError::InputBacklogFull`] where too much waits; what became of the process where it has ended.
+    /// [`CallError::InputBacklogFull`] if too much is waiting; [`CallError::Unreachable`] if the process has
+    /// ended.
     pub fn write(&self, message: Bytes) -> Result<(), CallError> {
         if self.state.is_leaving.load(Ordering::Relaxed) {
             return Err(CallError::Unreachable(format!(
@@ -252,11 +255,11 @@ impl ChildProcess {
         self.state.backlog.add(length)?;
         self.lines.send(line).map_err(|_| {
             self.state.backlog.take(1, length);
-            CallError::Unreachable("its process reads nothing any more".to_owned())
+            CallError::Unreachable("its process has closed its input".to_owned())
         })
     }
 
-    /// Has a call written, likewise. It counts as in hand until what is given is dropped.
+    /// Queues a call for writing. It counts as pending until the guard is dropped.
     ///
     /// # Errors
     /// As [`ChildProcess::write`].
@@ -265,7 +268,7 @@ impl ChildProcess {
         Ok(self.state.entry.begin_call())
     }
 
-    /// Ends it. Resolves when nothing is left of it.
+    /// Ends the process. Resolves when nothing of it is left.
     pub async fn end(&self) {
         self.state.request_end();
         self.state.wait_gone().await;
@@ -273,60 +276,61 @@ impl ChildProcess {
 }
 
 impl Drop for ChildProcess {
-    /// A process that nobody holds ends.
+    /// Ends the process when its handle is dropped.
     fn drop(&mut self) {
         self.state.request_end();
     }
 }
 
-// === impl Life ===
+// === impl ProcessState ===
 
 impl ProcessState {
-    /// Resolves when the process has ended, or cannot go on.
+    /// Resolves when the process has ended or cannot continue.
     pub async fn wait_ended(&self) {
         self.ended.cancelled().await;
     }
 
-    /// Resolves when nothing is left of it.
+    /// Resolves when nothing of it is left.
     pub async fn wait_gone(&self) {
         self.gone.cancelled().await;
     }
 
-    /// How it has ended, in words.
+    /// Reason of its end, as text.
     pub fn end_reason(&self) -> &str {
         self.end.get().map_or("it is being ended", |end| &end.how)
     }
 
-    /// It cannot go on, for this reason: it is ended.
+    /// Ends the process, because it cannot continue for this reason.
     pub fn fail(&self, why: &str) {
         self.record_end(why);
         self.request_end();
     }
 
-    /// It is to end.
+    /// Requests the end of the process.
     fn request_end(&self) {
         self.mark_leaving();
         self.end_requested.cancel();
     }
 
-    /// It is about to leave its place.
+    /// Marks that it is about to release its permit.
     fn mark_leaving(&self) {
         if !self.is_leaving.swap(true, Ordering::Relaxed) {
             self.leaving.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Its supervisor was killed, which kills nothing any more. What has left the command's group is out of reach then.
+    /// Kills the command's group after the supervisor was killed. Processes that have left the group are out
+    /// of reach then.
     fn kill_group(&self) {
         let _ = self.command.get().map(|command| kill_process_group(*command, Signal::KILL));
     }
 
-    /// It did not come up.
+    /// Records that it did not start.
     pub fn record_failed_start(&self) {
         self.count_start(|starts, now| starts.record_failure(now, self.caller, self.started, Duration::ZERO));
     }
 
-    /// The first time, it has ended like this.
+    /// Records its end; only the first call has an effect.
     fn record_end(&self, how: &str) {
         let is_wanted = self.end_requested.is_cancelled();
         self.count_start(|starts, now| {
@@ -341,7 +345,7 @@ impl ProcessState {
         self.ended.cancel();
     }
 
-    /// Counted before anybody is told, so that whoever starts another knows of it.
+    /// Recorded before any waiter is notified, so that the next start takes it into account.
     fn count_start(&self, count: impl FnOnce(&mut StartLimiter, Instant)) {
         if !self.is_counted.swap(true, Ordering::Relaxed) {
             count(&mut self.starts.lock(), self.clock.now());
@@ -358,14 +362,15 @@ impl ProcessState {
         let mut remarks = StderrLines::default();
         {
             let mut writing = pin!(self.write(stdin, to_write).fuse());
-            // Beside the lines that are written for each call.
+            // Polled separately from the lines written for each call.
             let mut remarking = pin!(PollOnWake::new(self.log_stderr(stderr, &mut remarks).fuse()));
             let mut living = pin!(PollOnWake::new(self.supervise(control)));
             loop {
                 tokio::select! {
                     biased;
                     () = &mut living => break,
-                    // Before what it remarks: who never stops to takes all that a turn of a runtime's task may do.
+                    // Before standard error: a process that never stops writing there would use the whole
+                    // budget of a poll.
                     () = &mut writing => {}
                     () = &mut remarking => {}
                 }
@@ -386,7 +391,7 @@ impl ProcessState {
         self.entry.record_end(self.clock.timestamp(), self.end_reason(), is_wanted, said);
     }
 
-    /// Writes what is to be written, short messages together; what waits when it is to end, too. Then its input ends.
+    /// Writes queued messages, short ones together, also those waiting at its end. Then closes the input.
     async fn write(&self, mut stdin: MessagePipe, mut lines: UnboundedReceiver<MessageLine>) {
         let mut ends = pin!(PollOnWake::new(self.end_requested.cancelled()));
         loop {
@@ -399,25 +404,26 @@ impl ProcessState {
             };
             let Some(first) = line else { return };
             if self.entry.pending_calls() > 1 {
-                // Whoever else is about to write does so first: calls that come together share a write, and a wake of
-                // the process, where each of them would cost as much as all.
+                // Let other tasks write first: concurrent calls then share a write and a wake-up of the
+                // process, each of which would cost as much as the rest.
                 yield_now().await;
             }
             let (taken, written) = stdin.write(first, || lines.try_recv().ok()).await;
             self.backlog.take(taken.messages, taken.bytes);
             if let Err(error) = written {
-                // A process that has ended reads nothing either, and its supervisor is about to say how it has.
+                // A process that has ended does not read either, and its supervisor is about to report its
+                // end.
                 let _ = timeout(STATUS, self.ended.cancelled()).await;
-                return self.fail(&format!("it reads nothing any more ({error})"));
+                return self.fail(&format!("it reads no input any more ({error})"));
             }
         }
     }
 
-    /// Takes what it writes to standard error to the log.
+    /// Logs the lines on standard error.
     async fn log_stderr(&self, mut stderr: impl AsyncRead + Unpin, remarks: &mut StderrLines) {
         let mut read = vec![0; REMARKS];
         loop {
-            // What cannot be read has ended.
+            // An error counts as the end.
             let count = stderr.read(&mut read).await.unwrap_or(0);
             let mut input = &read[..count];
             let mut next = || match count {
@@ -436,12 +442,12 @@ impl ProcessState {
             if count == 0 {
                 return self.stderr_ended.cancel();
             }
-            // There may always be more, and others of this thread have calls.
+            // There may always be more, and other tasks of this thread have calls.
             yield_now().await;
         }
     }
 
-    /// The latest line on standard error; of a process that has ended the last one, once it was read.
+    /// Latest line on standard error; of an ended process the last one, once it has been read.
     pub async fn latest_stderr_line(&self) -> Option<String> {
         if self.ended.is_cancelled() {
             let _ = timeout(LAST_WORDS, self.stderr_ended.cancelled()).await;
@@ -449,7 +455,7 @@ impl ProcessState {
         Some(self.latest_stderr_line.lock().clone()).filter(|remark| !remark.is_empty())
     }
 
-    /// Until nothing is left of it.
+    /// Supervises the process until nothing of it is left.
     async fn supervise(&self, control: Box<dyn ControlSocket>) {
         let (reports, mut orders) = split(control);
         let mut reports = ReportReader { lines: BufReader::new(reports).lines(), has_ended: false };
@@ -459,21 +465,21 @@ impl ProcessState {
         }
         let _ = timeout(CLOSING, reports.wait_command_end(self)).await;
         if !reports.has_ended {
-            // One that is gone need not be told.
+            // A supervisor that has exited need not get it.
             let _ = orders.write_all(&[TERMINATE]).await;
             let _ = timeout(TERMINATING, reports.wait_command_end(self)).await;
         }
         if reports.has_ended {
             let _ = timeout(LEFT_BEHIND, reports.wait_all_gone(self)).await;
         }
-        // The end of what the supervisor hears.
+        // Close the supervisor's input: it kills everything.
         let _ = orders.shutdown().await;
         let _ = timeout(KILLING, reports.wait_all_gone(self)).await;
         self.record_end("it could not be killed");
     }
 }
 
-// === impl Reports ===
+// === impl ReportReader ===
 
 impl ReportReader {
     async fn wait_command_end(&mut self, life: &ProcessState) {
@@ -484,7 +490,7 @@ impl ReportReader {
         while self.take(life).await {}
     }
 
-    /// Takes the next report. Whether there was one.
+    /// Reads the next report. Returns whether there was one.
     async fn take(&mut self, life: &ProcessState) -> bool {
         let Ok(Some(line)) = self.lines.next_line().await else {
             if !self.has_ended {
@@ -509,11 +515,11 @@ impl ReportReader {
     }
 }
 
-// === impl Waiting ===
+// === impl WriteBacklog ===
 
 impl WriteBacklog {
     /// # Errors
-    /// [`CallError::InputBacklogFull`] where too much waits.
+    /// [`CallError::InputBacklogFull`] if too much is waiting.
     fn add(&self, bytes: usize) -> Result<(), CallError> {
         let lines = self.lines.fetch_add(1, Ordering::Relaxed);
         let others = self.bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What starts a server, and in which surroundings.
+//! Command of a stdio server, and its environment.
 
 use crate::runtime::notify;
 use std::{
@@ -11,48 +11,49 @@ use std::{
     time::Duration,
 };
 
-/// How the processes of a server are started and shared.
+/// Command of a server, and how its processes are started and shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerCommand {
-    /// The program and its arguments: one word at least.
+    /// Program and arguments; at least one word.
     pub words: Vec<String>,
-    /// Variables beside those that are inherited, or in their place.
+    /// Variables added to the inherited ones, or replacing them.
     pub env: EnvVariables,
     pub inherit: EnvInheritance,
-    /// Where it runs; else where the proxy does.
+    /// Working directory; else the proxy's.
     pub folder: Option<PathBuf>,
     pub start: StartMode,
-    /// For the answer to `initialize`. Default 60 s: a first start may install what it needs.
+    /// Time limit of the answer to `initialize`. Default 60 s, because a first start may install
+    /// dependencies.
     pub start_timeout: Duration,
     pub instances: ProcessSharing,
-    /// How long a process that nobody uses is kept, looked at once a minute; `Missing` for ever. Default 30 min. A second one
-    /// for callers that declare the same is kept for five minutes at most.
+    /// Time after which an unused process is ended, checked once a minute; `None` for never. Default 30 min.
+    /// A second process for callers that declare the same is kept for five minutes at most.
     pub idle: Option<Duration>,
-    /// Callers of a server that does not start are told its last line on standard error. It may hold what is not theirs to
-    /// know: only where all of them are on this machine.
+    /// Whether errors of a failed start include the last line on standard error. It may hold secrets: only if
+    /// all callers are on this machine.
     pub reveals_stderr: bool,
-    /// Variables that hold secrets of the proxy, by their names: no process inherits them.
+    /// Names of variables that hold secrets of the proxy: no process inherits them.
     pub withheld: Arc<[String]>,
-    /// What watches over each process, where it is not this program but that of a test.
+    /// Supervisor program, if it is not this program but a test's.
     pub supervisor: Option<PathBuf>,
 }
 
-/// Variables by their names. `Debug` shows the names alone: what they hold may be a secret.
+/// Environment variables. `Debug` shows their names only, because values may be secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct EnvVariables(pub Vec<(String, String)>);
 
-/// What of the proxy's environment a process gets.
+/// Part of the proxy's environment that a process inherits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EnvInheritance {
     All,
-    /// What the SDKs' own clients pass on ([`SAFE`]).
+    /// Variables that the SDKs' clients pass on ([`SAFE`]).
     #[default]
     Safe,
-    /// These beside the safe ones.
+    /// The safe variables and these.
     Also(Vec<String>),
 }
 
-/// When the first process starts.
+/// Time of the first start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StartMode {
     /// With the first call.
@@ -62,16 +63,16 @@ pub enum StartMode {
     Eager,
 }
 
-/// Who shares a process.
+/// Sharing of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessSharing {
-    /// All callers that declare the same; so many processes at most.
+    /// One process for all callers that declare the same; at most this many processes.
     Shared(usize),
-    /// Nobody: each caller has its own.
+    /// One process for each caller.
     PerCaller,
 }
 
-/// A command that cannot be started.
+/// Error of a command that cannot be started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandNotFound {
     #[error("`{program}` is not found in PATH ({path}); install it, or write where it is")]
@@ -84,24 +85,24 @@ pub enum CommandNotFound {
     NoFolder(PathBuf),
 }
 
-/// What the SDKs' clients pass on to the servers they start, on Unix.
+/// Variables that the SDKs' clients pass on to the servers they start, on Unix.
 pub const SAFE: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
 
-/// Processes of one server, where nothing is written. Each costs what the server costs.
+/// Default limit of processes of one server. Each costs as much as the server does.
 pub const INSTANCES: usize = 4;
-/// Processes of one server where each caller has its own.
+/// Limit of processes of one server if each caller has its own.
 pub const PER_CALLER: usize = 64;
-/// How long a process that nobody uses is kept.
+/// Default time after which an unused process is ended.
 const IDLE: Duration = Duration::from_secs(30 * 60);
-/// Variables of the proxy begin so, and no process inherits any of them: they may hold its secrets.
+/// Prefix of the proxy's own variables, which no process inherits, because they may hold secrets.
 pub const OWN: &str = "DEFERRAL_";
-/// How long a server may take to start.
+/// Default time limit of a start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-// === impl Command ===
+// === impl ServerCommand ===
 
 impl ServerCommand {
-    /// With all that need not be written.
+    /// Creates a command with the defaults.
     pub fn new(words: Vec<String>) -> Self {
         Self {
             words,
@@ -118,15 +119,15 @@ impl ServerCommand {
         }
     }
 
-    /// The first word. The others may hold what is not to be shown.
+    /// First word. The others may hold secrets.
     pub fn program(&self) -> &str {
         self.words.first().map_or("", String::as_str)
     }
 
-    /// Looks whether there is something to start. It may be gone when it is started.
+    /// Finds the program. It may be gone when it is started.
     ///
     /// # Errors
-    /// [`CommandNotFound`] says what is missing where.
+    /// [`CommandNotFound`] names what is missing and where.
     pub fn find(&self) -> Result<PathBuf, CommandNotFound> {
         let folder = self.folder.as_deref().unwrap_or_else(|| Path::new(""));
         if self.folder.is_some() && !folder.is_dir() {
@@ -151,17 +152,17 @@ impl ServerCommand {
         found.into_iter().find(|path| is_executable(path)).ok_or_else(not_found)
     }
 
-    /// What watches over each process.
+    /// Supervisor program.
     pub fn supervisor(&self) -> PathBuf {
         match &self.supervisor {
             Some(program) => program.clone(),
-            // Also once another has been put in its place on the disk.
+            // Valid even after the file on the disk was replaced.
             None if cfg!(target_os = "linux") => PathBuf::from("/proc/self/exe"),
             None => env::current_exe().unwrap_or_else(|_| PathBuf::from(env!("CARGO_PKG_NAME"))),
         }
     }
 
-    /// Every variable that a process gets.
+    /// All variables that a process gets.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         let is_written = |name: &OsStr| self.env.0.iter().any(|(written, _)| name == written.as_str());
         let is_inherited = |name: &OsStr| match &self.inherit {
@@ -171,7 +172,7 @@ impl ServerCommand {
                 SAFE.iter().any(|safe| name == *safe) || names.iter().any(|also| name == also.as_str())
             }
         };
-        // What begins so is a function of a shell, and a danger to others (as the SDKs have it).
+        // A value with this prefix is a shell function, and a risk (as in the SDKs).
         let is_function =
             |value: &OsStr| self.inherit != EnvInheritance::All && value.as_bytes().starts_with(b"()");
         let is_withheld = |name: &OsStr| {
@@ -187,7 +188,7 @@ impl ServerCommand {
     }
 }
 
-// === impl Variables ===
+// === impl EnvVariables ===
 
 impl FromIterator<(String, String)> for EnvVariables {
     fn from_iter<I: IntoIterator<Item = (String, String)>>(variables: I) -> Self {
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_gets_what_is_safe_what_is_named_and_what_is_written() {
+    fn a_process_gets_the_safe_the_named_and_the_configured_variables() {
         let given = |inherit, env: &[(&str, &str)]| {
             let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
             ServerCommand { inherit, env, withheld: [].into(), ..command(&["x"]) }.environment()

@@ -1,8 +1,8 @@
-//! The first words with a process.
+//! Handshake with a process.
 //!
-//! `initialize` comes first, and `server/discover` only where that is refused: the specification would have it the
-//! other way round (2026-07-28, *stdio, Backward Compatibility*), but there are servers that die of a request before
-//! `initialize`, and one that speaks 2026-07-28 alone says so in either order.
+//! `initialize` is sent first, and `server/discover` only after its rejection: the specification has the
+//! opposite order (2026-07-28, *stdio, Backward Compatibility*), but some servers exit on any request before
+//! `initialize`, and a server that supports only 2026-07-28 says so in either order.
 
 use bytes::Bytes;
 use std::time::{Duration, Instant};
@@ -20,22 +20,22 @@ use crate::{
     },
 };
 
-/// Whether a server has said that it speaks 2026-07-28 alone: then it is not started for nothing.
+/// Remembers that a server supports only 2026-07-28, so that it is not started in vain.
 #[derive(Debug, Default)]
 pub(super) struct ModernOnlyCache(Mutex<Option<(Instant, CallError)>>);
 
-/// How long that is taken for granted. It may have been replaced by one that speaks more.
+/// Time for which that is remembered. The server may have been replaced meanwhile.
 const REMEMBERED: Duration = Duration::from_secs(5 * 60);
-/// How long a server that has refused `initialize` may take to say what it speaks.
+/// Time limit of the probe after a rejected `initialize`.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The id of that question.
+/// Id of the probe.
 const PROBE: &str = r#""deferral/probe""#;
 
-// === impl Verdict ===
+// === impl ModernOnlyCache ===
 
 impl ModernOnlyCache {
     /// # Errors
-    /// [`CallError::ModernOnly`], where that is remembered.
+    /// [`CallError::ModernOnly`], if that is remembered.
     pub(super) fn check(&self, now: Instant) -> Result<(), CallError> {
         match &*self.0.lock() {
             Some((since, verdict)) if now.duration_since(*since) < REMEMBERED => Err(verdict.clone()),
@@ -43,7 +43,7 @@ impl ModernOnlyCache {
         }
     }
 
-    /// It did not come up, because of this.
+    /// Stores the error of a failed start, if it is [`CallError::ModernOnly`].
     pub(super) fn remember(&self, now: Instant, error: &CallError) {
         if let CallError::ModernOnly(_) = error {
             *self.0.lock() = Some((now, error.clone()));
@@ -51,42 +51,43 @@ impl ModernOnlyCache {
     }
 }
 
-/// Sends `initialize`, again for each revision that is offered, and reads up to the answer. Messages before it concern
-/// no handshake.
+/// Sends `initialize`, again for each offered revision, and reads up to the response. Messages before it do
+/// not concern the handshake.
 pub(super) async fn initialize(
     child: &ChildProcess,
-    said: &mut OutputReader,
-    hello: &mut InitializeRequest,
+    output: &mut OutputReader,
+    request: &mut InitializeRequest,
 ) -> Result<UpstreamDescription, CallError> {
-    child.write(hello.body())?;
+    child.write(request.body())?;
     loop {
-        let Some(frame) = next_message(said).await else {
+        let Some(frame) = next_message(output).await else {
             let _ = timeout(STATUS, child.state().wait_ended()).await;
             let how = child.state().end_reason();
             let why = format!("its process did not answer `initialize`, and is not there any more: {how}");
             return Err(CallError::Unreachable(why));
         };
-        match hello.read_reply(&frame) {
+        match request.read_reply(&frame) {
             Ok(InitializeReply::Description(description)) => return Ok(description),
-            // A process that ends with its refusal is found gone above, and the next is offered this first.
+            // A process that exits with its rejection is detected above, and the next one is offered this
+            // revision first.
             Ok(InitializeReply::Refused) => {
-                let _ = child.write(hello.body());
+                let _ = child.write(request.body());
             }
             Ok(InitializeReply::Other) => {}
             Err(refused @ CallError::ModernOnly(_)) => return Err(refused),
             Err(refused) => {
-                let verdict = timeout(PATIENCE, probe(child, said)).await;
+                let verdict = timeout(PATIENCE, probe(child, output)).await;
                 return Err(verdict.ok().flatten().unwrap_or(refused));
             }
         }
     }
 }
 
-/// Asks a server that has refused `initialize` what it speaks; nothing where it is none of 2026-07-28.
-async fn probe(child: &ChildProcess, said: &mut OutputReader) -> Option<CallError> {
+/// Probes the revisions of a server that rejected `initialize`; `None` if it supports others than 2026-07-28.
+async fn probe(child: &ChildProcess, output: &mut OutputReader) -> Option<CallError> {
     child.write(discover()).ok()?;
     loop {
-        match next_message(said).await?.kind() {
+        match next_message(output).await?.kind() {
             Kind::Success { id, result } if is_probe(id) => {
                 return modern_only_versions(&result.get("supportedVersions")?);
             }
@@ -96,9 +97,9 @@ async fn probe(child: &ChildProcess, said: &mut OutputReader) -> Option<CallErro
     }
 }
 
-async fn next_message(said: &mut OutputReader) -> Option<Frame> {
+async fn next_message(output: &mut OutputReader) -> Option<Frame> {
     loop {
-        if let SessionEvent::Message(frame) = said.next().await? {
+        if let SessionEvent::Message(frame) = output.next().await? {
             return Some(frame);
         }
     }
@@ -109,7 +110,7 @@ fn is_probe(id: &RequestId) -> bool {
     RequestId::from_token(Bytes::from_static(PROBE.as_bytes())).is_some_and(|probe| *id == probe)
 }
 
-/// 2026-07-28, *Discovery*.
+/// `server/discover` (2026-07-28, *Discovery*).
 fn discover() -> Bytes {
     format!(
         r#"{{"jsonrpc":"2.0","id":{PROBE},"method":"server/discover","params":{{"_meta":{{"{}":"{}","{}":{{"name":"deferral","version":"{}"}},"{}":{{}}}}}}}}"#,

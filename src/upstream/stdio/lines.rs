@@ -1,58 +1,58 @@
-//! The messages in a stream of lines.
+//! Splits standard output into lines.
 //!
-//! MCP over stdio is a message a line (2025-11-25, *Transports, stdio*). A line that is longer than may be is not
-//! kept: it is read through for the id of the call it answers, so that this call alone fails.
+//! MCP over stdio has one message on a line (2025-11-25, *Transports, stdio*). A line above the limit is not
+//! stored: it is scanned for the id of the call that it answers, so that only this call fails.
 
 use bytes::Bytes;
 
 use crate::protocol::RequestId;
 
-/// Takes a stream apart into lines. Keeps no more than one line, and of one that is too long next to nothing.
+/// Splits a stream into lines. Stores at most one line, and almost nothing of a line above the limit.
 #[derive(Default)]
 pub struct OutputLines {
-    /// The beginning of a line whose end has not come.
+    /// Start of an incomplete line.
     begun: Vec<u8>,
-    /// What is known of a line that is too long.
+    /// Scanner of a line above the limit.
     outline: Option<ResponseOutline>,
 }
 
-/// What a line is.
+/// A line of output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputLine {
-    /// Never blank, without its end, in an allocation of its own.
+    /// Never blank, without its line end, in an allocation of its own.
     Whole(Bytes),
-    /// It was longer than may be. `answers` is the call it is a response to, where that could be told.
+    /// Above the limit. `answers` is the call that it answers, if known.
     TooLong { answers: Option<u64> },
 }
 
-/// The members of one object that tell which call it answers, read in pieces.
+/// Scans the members of an object that identify the call it answers, in pieces.
 ///
-/// It does not judge whether the JSON is valid: what it cannot make sense of is nothing.
+/// Does not validate the JSON: what it cannot parse counts as nothing.
 #[derive(Debug, Default)]
 struct ResponseOutline {
     depth: u32,
     text: StringState,
-    /// A string that begins now is a key of the object itself.
+    /// Whether the next string is a key of the object itself.
     before_key: bool,
     key: ShortToken,
-    /// The member whose value is being read, where that is one of the two below.
+    /// Member whose value is being read, if it is tracked.
     reading: Option<TrackedMember>,
     id: ShortToken,
     version: ShortToken,
-    /// It has a `method`: its id is its sender's.
+    /// Whether there is a `method`: the id is the sender's then.
     is_request: bool,
-    /// It has a `result` or an `error`.
+    /// Whether there is a `result` or an `error`.
     has_outcome: bool,
 }
 
-/// A member whose value counts.
+/// A member whose value is tracked.
 #[derive(Clone, Copy, Debug)]
 enum TrackedMember {
     Id,
     Version,
 }
 
-/// Whether one is in a string.
+/// Whether the scanner is within a string.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum StringState {
     #[default]
@@ -65,21 +65,21 @@ enum StringState {
     },
 }
 
-/// The beginning of something short.
+/// Start of a short token.
 #[derive(Debug, Default)]
 struct ShortToken {
     bytes: Vec<u8>,
     is_longer: bool,
 }
 
-/// Bytes of a token that are looked at: an id of ours is a number of at most 20 digits.
+/// Limit of a token, in bytes: the proxy's ids are numbers of at most 20 digits.
 const TOKEN: usize = 24;
 
-// === impl Lines ===
+// === impl OutputLines ===
 
 impl OutputLines {
-    /// The next line, once its end is in `input`, of which what has been read is taken off. `Missing` means that all
-    /// of it has been. `limit` is how many bytes a line may have.
+    /// Takes the next complete line from `input`, and advances it. `None` means that all of it was read.
+    /// `limit` is the limit of a line, in bytes.
     pub fn next(&mut self, input: &mut &[u8], limit: usize) -> Option<OutputLine> {
         while !input.is_empty() {
             let (piece, rest, has_ended) = match memchr::memchr(b'\n', input) {
@@ -94,7 +94,7 @@ impl OutputLines {
         None
     }
 
-    /// Whether a line has begun and not ended.
+    /// Whether a line is incomplete.
     pub fn is_within(&self) -> bool {
         self.outline.is_some() || !self.begun.trim_ascii().is_empty()
     }
@@ -118,7 +118,7 @@ impl OutputLines {
             self.begun.extend_from_slice(piece);
             return None;
         }
-        // Mostly a line is whole in what has been read: it is copied once, to its own size.
+        // A line is usually complete in what was read: copy it once, to its own size.
         if self.begun.is_empty() {
             let line = piece.trim_ascii();
             return (!line.is_empty()).then(|| OutputLine::Whole(Bytes::copy_from_slice(line)));
@@ -126,7 +126,7 @@ impl OutputLines {
         let mut line = std::mem::take(&mut self.begun);
         line.extend_from_slice(piece);
         line.truncate(line.trim_ascii_end().len());
-        // What stands before it would be kept as long as any part of it.
+        // Leading white space would be kept with the line.
         let line = match line.trim_ascii_start() {
             text if text.len() < line.len() => Bytes::copy_from_slice(text),
             _ => Bytes::from(line.into_boxed_slice()),
@@ -135,8 +135,8 @@ impl OutputLines {
     }
 }
 
-/// The call that a line answers which is no message, where that can be told. What a program prints beside its messages
-/// may have an `id` too: an answer has an outcome.
+/// Call that an invalid message answers, if known. Other output of a program may have an `id` too: an answer
+/// has a `result` or an `error`.
 pub fn answered_call(line: &[u8]) -> Option<u64> {
     let mut outline = ResponseOutline::default();
     if line.first() == Some(&b'{') {
@@ -145,13 +145,13 @@ pub fn answered_call(line: &[u8]) -> Option<u64> {
     outline.answers().filter(|_| outline.has_outcome)
 }
 
-// === impl Outline ===
+// === impl ResponseOutline ===
 
 impl ResponseOutline {
     fn feed(&mut self, piece: &[u8]) {
         let mut at = 0;
         while at < piece.len() {
-            // All that such a line mostly is.
+            // Skip long strings, most of such a line.
             if self.text == StringState::Value && self.reading.is_none() {
                 match memchr::memchr2(b'"', b'\\', &piece[at..]) {
                     Some(step) => at += step,
@@ -166,7 +166,7 @@ impl ResponseOutline {
     fn step(&mut self, byte: u8) {
         match (self.text, byte) {
             (StringState::Escape { is_key: true }, _) => {
-                // None of the keys that are looked for need be written so.
+                // No tracked key needs an escape.
                 self.key.is_longer = true;
                 self.text = StringState::Key;
             }
@@ -221,7 +221,7 @@ impl ResponseOutline {
         }
     }
 
-    /// The value that is being read, where it counts.
+    /// Tracked value that is being read.
     fn tracked_value(&mut self) -> Option<&mut ShortToken> {
         Some(match self.reading? {
             TrackedMember::Id => &mut self.id,
@@ -235,7 +235,7 @@ impl ResponseOutline {
         }
     }
 
-    /// The call of ours that it answers. What does not declare JSON-RPC 2.0 answers none.
+    /// Call of the proxy that the object answers. An object without JSON-RPC 2.0 answers none.
     fn answers(&self) -> Option<u64> {
         if self.is_request || self.id.is_longer || !self.version.is(br#""2.0""#) {
             return None;
@@ -244,7 +244,7 @@ impl ResponseOutline {
     }
 }
 
-// === impl Token ===
+// === impl ShortToken ===
 
 impl ShortToken {
     fn push(&mut self, byte: u8) {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_line_that_is_too_long_the_call_is_found_wherever_its_id_is_written() {
+    fn the_call_of_a_too_long_line_is_found_wherever_its_id_is() {
         for (text, answers) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8,"a":["id",9]}}"#, Some(7)),
             (r#"{"result":{"a":"\"id\":8,"},"jsonrpc":"2.0", "id" : 7 }"#, Some(7)),

@@ -1,42 +1,44 @@
-//! What is written to a process: one message on one line.
+//! Input of a process: one message on one line.
 //!
-//! A line break inside a message would let its author write a message of their own to the process: the rest of the line
-//! is read as the next message. So the pipe takes [`MessageLine`]s only, and [`MessageLine::of`] is their only maker.
+//! A line break inside a message would let its author send a message of their own to the process, which reads
+//! the rest of the line as the next message. The pipe therefore accepts only [`MessageLine`]s, and
+//! [`MessageLine::of`] is their only constructor.
 
 use bytes::{Buf, Bytes};
 use std::{io, pin::Pin};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
-/// A message that no reader of lines takes for more than one.
+/// A message that every reader of lines reads as one line.
 ///
-/// Line feeds and carriage returns, which JSON allows between tokens only, become spaces. U+0085, U+2028 and U+2029,
-/// which JSON allows in strings as they are, become `\u` escapes: Node's `readline` and Java's `Scanner` end a line
-/// there. JSON allows no other character at which a reader in use ends a line (Python's `str.splitlines` knows more).
+/// Line feeds and carriage returns, which JSON allows between tokens only, become spaces. U+0085, U+2028 and
+/// U+2029, which JSON allows in strings, become `\u` escapes: Node's `readline` and Java's `Scanner` end a
+/// line there. JSON allows no other character at which a reader in use ends a line (Python's `str.splitlines`
+/// knows more).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageLine(Bytes);
 
-/// The standard input of a process.
+/// Standard input of a process.
 pub struct MessagePipe {
     pipe: Pin<Box<dyn AsyncWrite + Send>>,
-    /// Short messages that are written together.
+    /// Buffer for short messages that are written together.
     short: Vec<u8>,
 }
 
-/// What one write took.
+/// Messages and bytes of one write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteCount {
     pub messages: usize,
-    /// Without the line ends.
+    /// Without line ends.
     pub bytes: usize,
 }
 
-/// Messages that wait are written together up to this many bytes; a longer one is written by itself.
+/// Limit of waiting messages written together, in bytes; a longer message is written alone.
 const TOGETHER: usize = 16 << 10;
 
 // === impl MessageLine ===
 
 impl MessageLine {
-    /// Copies the message only where something has to be replaced.
+    /// Converts a message. Copies it only if something has to be replaced.
     pub fn of(message: Bytes) -> Self {
         match first_break(&message) {
             Some(first) => Self(without_breaks(&message, first)),
@@ -44,13 +46,13 @@ impl MessageLine {
         }
     }
 
-    /// In bytes, without the line end.
+    /// Length in bytes, without the line end.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 }
 
-/// A line break at the beginning of some bytes: its length and what stands for it.
+/// Length and replacement of a line break at the start of `bytes`.
 fn break_at(bytes: &[u8]) -> Option<(usize, &'static [u8])> {
     match bytes {
         [b'\n' | b'\r', ..] => Some((1, b" ")),
@@ -89,10 +91,10 @@ impl MessagePipe {
         Self { pipe: Box::pin(pipe), short: Vec::new() }
     }
 
-    /// Writes a message and those that follow it at once, short ones together.
+    /// Writes a message and those available after it, short ones together.
     ///
     /// # Errors
-    /// Those of the pipe. What was taken is gone all the same.
+    /// Errors of the pipe. The messages are consumed all the same.
     pub async fn write(
         &mut self,
         first: MessageLine,
@@ -141,7 +143,7 @@ mod tests {
             line("{\"a\u{2028}\":\"\u{85}\u{2029}\u{a9}\u{2014}\"}"),
             "{\"a\\u2028\":\"\\u0085\\u2029\u{a9}\u{2014}\"}"
         );
-        // A backslash before one is a character of its own there.
+        // A backslash before one is an escaped backslash.
         assert_eq!(line("[\"\\\\\u{2028}\"]"), r#"["\\\u2028"]"#);
     }
 
@@ -151,7 +153,7 @@ mod tests {
         assert_eq!(MessageLine::of(message.clone()).0.as_ptr(), message.as_ptr());
     }
 
-    /// The other characters at which `str.splitlines` of Python ends a line.
+    /// Other characters at which Python's `str.splitlines` ends a line.
     #[test]
     fn no_message_holds_another_character_that_ends_a_line() {
         for byte in [0x0b, 0x0c, 0x1c, 0x1d, 0x1e] {
@@ -165,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_written_is_one_line(bytes in proptest::collection::vec(
+        fn every_message_is_written_on_one_line(bytes in proptest::collection::vec(
             prop_oneof![Just(b'\n'), Just(b'\r'), Just(0xc2), Just(0x85), Just(0xe2), Just(0x80), Just(0xa8), Just(0xa9), Just(b'\\'), any::<u8>()], 0..40,
         )) {
             let MessageLine(line) = MessageLine::of(bytes.into());

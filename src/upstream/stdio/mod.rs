@@ -1,13 +1,14 @@
-//! A server that is a process (2025-11-25, *Transports, stdio*), as a [`Transport`].
+//! Stdio servers (2025-11-25, *Transports, stdio*), as a [`Transport`].
 //!
-//! A session is a process: `command` says what starts one, `child` is one from its start until nothing is left of
-//! it, `supervisor` watches over it from outside the proxy. `lines` takes what it says apart, `message_line` is what is written to it, `stderr` what it
-//! writes to standard error, `process_table` what an operator is shown of all of them, `initialize` is how a session with one begins,
-//! `start_limiter` says when one may be started again. The manual's page is
-//! [`processes`](crate::manual::processes).
+//! A session is a process: `command` describes its start, `child` is one process from start to end,
+//! `supervisor` watches it from outside the proxy. `lines` splits its output, `message_line` writes its
+//! input, `stderr` collects its standard error, `process_table` lists all processes for operators,
+//! `initialize` is the handshake, `start_limiter` decides when a process may be started again. The manual's
+//! page is [`processes`](crate::manual::processes).
 //!
-//! A process costs much and knows no callers: the one of those that declare the same is shared by all of them,
-//! until the server asks something that names no call ([`Transport::IS_COSTLY`]).
+//! A process is costly and does not know callers: all callers that declare the same share one, until the
+//! server sends a request that names no call ([`Transport::IS_COSTLY`]). Begin with the `Transport`
+//! implementation in this file.
 
 mod child;
 mod command;
@@ -71,93 +72,93 @@ use lines::{OutputLine, OutputLines, answered_call};
 use process_table::{PendingCallGuard, ProcessRegistry};
 use start_limiter::{BUDGET, DelayReason, StartDecision, StartLimiter};
 
-/// A server of the older era that is started here.
+/// A legacy server that the proxy starts as a process.
 pub type StdioUpstream = LegacyUpstream<ProcessTransport>;
 
-/// How the processes of one server are started.
+/// Stdio transport: starts the processes of one server.
 pub struct ProcessTransport {
-    /// The route it is for, by which the log names it.
+    /// Route of the server, its name in the log.
     route: Arc<str>,
     command: ServerCommand,
     config: SwapCell<Config>,
     spawn: SpawnFn,
-    /// Locked for a question at a time.
+    /// Locked for a few statements only.
     starts: Arc<Mutex<StartLimiter>>,
     verdict: ModernOnlyCache,
-    /// Whether the last start came to something.
+    /// Whether the last start succeeded.
     last_start_succeeded: Mutex<Option<bool>>,
-    /// Why it came to nothing.
+    /// Reason of its failure.
     failure: Mutex<Option<Arc<str>>>,
     table: Arc<ProcessRegistry>,
-    /// The operator has been told that the server writes messages without `"jsonrpc":"2.0"`.
+    /// Whether it was logged that the server omits `"jsonrpc":"2.0"` from its messages.
     version_hint_given: Arc<AtomicBool>,
-    /// One for each process there may be.
+    /// One permit for each process.
     permits: Arc<Semaphore>,
     max_processes: usize,
-    /// How many have ended, or are to, and still have theirs.
+    /// Number of ended or ending processes that still hold a permit.
     leaving: Arc<AtomicUsize>,
-    /// How many wait for a place.
+    /// Number of waits for a permit.
     waiting: AtomicUsize,
-    /// Somebody waits for a place.
+    /// Notified when a permit is awaited.
     eviction_request: Notify,
-    /// There is none for whoever waits, for now.
+    /// Notified when no process can be evicted for it.
     eviction_failure: Notify,
-    /// What a process is shown of its callers: nothing.
+    /// Credentials of callers for a process: none.
     credentials: Credentials,
     clock: SystemClock,
     work: BackgroundTasks,
 }
 
-/// Somebody who waits for a place, counted.
+/// Counts a wait for a permit, until dropped.
 struct WaiterCount<'a>(&'a AtomicUsize);
 
-/// One process, as the line of a session.
+/// A process as a session.
 pub struct ProcessSession {
     child: ChildProcess,
-    /// Until it is listened to.
+    /// Taken by `listen`.
     output: Mutex<Option<OutputReader>>,
-    /// Why nothing more will come.
+    /// Reason why no more messages will arrive.
     lost: OnceLock<CallError>,
 }
 
-/// What a process says on standard output.
+/// Reader of a process's standard output.
 struct OutputReader {
     route: Arc<str>,
     stdout: Box<dyn AsyncRead + Send + Unpin>,
     lines: OutputLines,
     config: SwapCell<Config>,
     read: Box<[u8]>,
-    /// What of `read` is still to be looked at.
+    /// Part of `read` that is not parsed.
     left: std::ops::Range<usize>,
-    /// What is left of a line: there were batches (2025-03-26).
+    /// Remaining messages of a line: batches (2025-03-26).
     messages: MessageReader,
-    /// It has said something that would be a message if it declared JSON-RPC 2.0.
+    /// Whether a line would be a message if it declared JSON-RPC 2.0.
     omits_version: bool,
-    /// Whether the operator has been told so of this server.
+    /// Whether that was logged for this server.
     is_hinted: Arc<AtomicBool>,
     life: Arc<ProcessState>,
     work: BackgroundTasks,
 }
 
-/// Why a line is skipped that has the members of a message.
+/// Reason for skipping a line that has the members of a message.
 const NO_VERSION: &str = r#"it has no "jsonrpc":"2.0""#;
-/// What is read at a time: all that a pipe holds, mostly.
+/// Bytes read at once: usually all that a pipe holds.
 const READ: usize = 64 << 10;
-/// How often those who wait for a place ask for one.
+/// Interval of eviction requests while a permit is awaited.
 const ASK: Duration = Duration::from_millis(100);
-/// How much of a line that is no message is shown.
+/// Characters of an invalid line in the log.
 const SHOWN: usize = 200;
-/// How long a process that has ended may take with what it had still to say.
+/// Time limit of reading the last output of an ended process.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// How long it may take to be heard how a process ended that says or reads nothing more. On a machine that is busy
-/// its supervisor has its turn late; one that goes on without its output is rare, and about to be ended.
+/// Time limit of the wait for the end of a process that has closed its output or does not read. On a busy
+/// machine the supervisor runs late; a process that continues without output is rare, and is ended then.
 const STATUS: Duration = Duration::from_secs(2);
 
-// === impl Stdio ===
+// === impl StdioUpstream ===
 
 impl StdioUpstream {
-    /// A server that this command starts, for this route. With a network that is not the system's nothing is
-    /// started.
+    /// Creates an upstream for a route, whose processes are started by this command. On a network other than
+    /// the system's, starts fail.
     ///
     /// # Errors
     /// [`UpstreamSetupError::NoRuntime`].
@@ -189,21 +190,21 @@ impl StdioUpstream {
         if start == StartMode::Eager {
             let eager = server.clone();
             work.spawn(async move {
-                let nobody = CallerIdentity {
+                let anonymous = CallerIdentity {
                     principal: Principal::ANONYMOUS,
                     credentials: Credentials::default(),
                     capabilities: Arc::new(Capabilities::none()),
                     client_info: ClientInfo::default(),
                 };
-                // What went wrong is in the log.
-                let _ = eager.describe(&nobody).await;
+                // The log has the error.
+                let _ = eager.describe(&anonymous).await;
             });
         }
         Ok(server)
     }
 }
 
-// === impl Processes ===
+// === impl ProcessTransport ===
 
 impl ProcessTransport {
     fn new(
@@ -240,25 +241,25 @@ impl ProcessTransport {
         }
     }
 
-    /// Waits for one of the places there are. What nobody uses is asked to give way, again and again: it may
-    /// have been in use before.
+    /// Waits for a permit. Requests the eviction of an unused process repeatedly, because it may have been in
+    /// use before.
     async fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, CallError> {
         let after = self.config.load().timeouts.queue;
         let _waits = WaiterCount::on(&self.waiting);
         let mut free = pin!(timeout(after, self.permits.clone().acquire_owned()));
         loop {
-            let place = timeout(ASK, &mut free).await;
-            match place {
-                Ok(Ok(place)) => return place.map_err(|_| CallError::Closing),
+            let permit = timeout(ASK, &mut free).await;
+            match permit {
+                Ok(Ok(permit)) => return permit.map_err(|_| CallError::Closing),
                 Ok(Err(_)) => return Err(CallError::ProcessesInUse { limit: self.max_processes, after }),
-                // Those that have ended, or are to, leave their places in a moment.
+                // Ended processes release their permits in a moment.
                 Err(_) if self.leaving.load(Ordering::Relaxed) >= self.waiting.load(Ordering::Relaxed) => {}
                 Err(_) => self.eviction_request.notify_one(),
             }
         }
     }
 
-    /// Waits until one more may be started.
+    /// Waits until one more process may be started.
     async fn wait_to_start(&self, caller: Principal) -> Result<(), CallError> {
         loop {
             let now = self.clock.now();
@@ -274,7 +275,7 @@ impl ProcessTransport {
                 StartDecision::NotBefore(next, why) => {
                     let wait = (next - now).as_secs() + 1;
                     let why = match why {
-                        DelayReason::Failing => "its process has ended again and again".to_owned(),
+                        DelayReason::Failing => "its process ended repeatedly".to_owned(),
                         DelayReason::BudgetSpent => {
                             format!("{BUDGET} of its processes were started within a minute")
                         }
@@ -286,7 +287,7 @@ impl ProcessTransport {
         }
     }
 
-    /// Tells the operator that there will be more than one process, and why: each costs what the server costs.
+    /// Logs that a further process will run, and why: each costs as much as the server does.
     fn log_additional_process(&self, caller: &CallerIdentity) {
         let (running, is_one_like_these) = self.table.running(caller);
         let processes = running.saturating_sub(self.leaving.load(Ordering::Relaxed)) + 1;
@@ -296,9 +297,9 @@ impl ProcessTransport {
         let why = match self.command.instances {
             ProcessSharing::PerCaller => "each caller has its own",
             ProcessSharing::Shared(_) if is_one_like_these => {
-                "calls that may be asked for input take turns, or a task has the other"
+                "calls that accept input requests take turns, or a task uses the other process"
             }
-            ProcessSharing::Shared(_) => "its callers declare other capabilities than those of the others",
+            ProcessSharing::Shared(_) => "its callers declare other capabilities than the others",
         };
         let remedy = match self.command.instances {
             ProcessSharing::PerCaller => "upstream.instances: { per: caller } says so; a number shares them",
@@ -309,7 +310,7 @@ impl ProcessTransport {
         ServerProcessAdded { route: &self.route, processes, why, remedy }.emit();
     }
 
-    /// An error of a server that did not start, with its last line on standard error where callers may know that.
+    /// Adds the last line on standard error to the error of a failed start, if callers may see it.
     async fn with_stderr_line(&self, error: CallError, life: &ProcessState) -> CallError {
         match error {
             CallError::Unreachable(why) if self.command.reveals_stderr => {
@@ -328,10 +329,10 @@ impl ProcessTransport {
     async fn start(
         &self,
         caller: &CallerIdentity,
-        hello: &mut InitializeRequest,
+        request: &mut InitializeRequest,
     ) -> Result<(UpstreamDescription, ProcessSession), CallError> {
         self.verdict.check(self.clock.now())?;
-        let place = self.acquire_permit().await?;
+        let permit = self.acquire_permit().await?;
         self.wait_to_start(caller.principal).await?;
         let ends = (self.spawn)(&self.command).map_err(|error| {
             let now = self.clock.now();
@@ -341,17 +342,17 @@ impl ProcessTransport {
         self.log_additional_process(caller);
         let entry = self.table.register(caller.clone(), self.clock.timestamp());
         let (route, starts) = (self.route.clone(), (self.starts.clone(), caller.principal));
-        let place = ProcessPermit { permit: place, leaving: self.leaving.clone() };
-        let (child, stdout) = ChildProcess::manage(ends, route, starts, entry, place, &self.work);
+        let permit = ProcessPermit { permit, leaving: self.leaving.clone() };
+        let (child, stdout) = ChildProcess::manage(ends, route, starts, entry, permit, &self.work);
         let life = child.state().clone();
         let config = self.config.clone();
         let (hinted, work) = (self.version_hint_given.clone(), self.work.clone());
-        let mut said = OutputReader::new(self.route.clone(), stdout, config, hinted, life.clone(), work);
-        let welcomed = timeout(self.command.start_timeout, initialize(&child, &mut said, hello)).await;
+        let mut output = OutputReader::new(self.route.clone(), stdout, config, hinted, life.clone(), work);
+        let welcomed = timeout(self.command.start_timeout, initialize(&child, &mut output, request)).await;
         let started = welcomed.unwrap_or_else(|_| {
             let limit = self.command.start_timeout;
             Limit::StartTimeout.record_hit();
-            let hint = if said.omits_version {
+            let hint = if output.omits_version {
                 "; it wrote JSON without \"jsonrpc\":\"2.0\", which is no message"
             } else {
                 ""
@@ -369,7 +370,7 @@ impl ProcessTransport {
                 return Err(self.with_stderr_line(error, &life).await);
             }
         };
-        let pipe = ProcessSession { child, output: Mutex::new(Some(said)), lost: OnceLock::new() };
+        let pipe = ProcessSession { child, output: Mutex::new(Some(output)), lost: OnceLock::new() };
         Ok((description, pipe))
     }
 }
@@ -378,12 +379,12 @@ impl Transport for ProcessTransport {
     type Line = ProcessSession;
 
     const IS_COSTLY: bool = true;
-    const BOUND: &'static str = "callers that can be asked take turns in a process";
-    /// The process is asked, told, and killed.
+    const BOUND: &'static str = "callers that accept input requests take turns in a process";
+    /// Closing, SIGTERM and SIGKILL take their time.
     const FAREWELL: Duration = Duration::from_secs(6);
 
-    /// Calls of those who declare the same take turns on one process, once they have to, and what has become a task
-    /// keeps none of them from its turn.
+    /// One session for the calls of a pool, which take turns if necessary, and the other processes for its
+    /// tasks.
     fn limits(&self, limits: UpstreamLimits) -> UpstreamLimits {
         UpstreamLimits {
             sessions: 1,
@@ -401,10 +402,10 @@ impl Transport for ProcessTransport {
     async fn open(
         self: &Arc<Self>,
         caller: &CallerIdentity,
-        hello: &mut InitializeRequest,
+        request: &mut InitializeRequest,
     ) -> Result<(UpstreamDescription, ProcessSession), CallError> {
-        let begun = self.start(caller, hello).await;
-        // Where there is no place, it was not tried.
+        let begun = self.start(caller, request).await;
+        // Without a permit, no start was attempted.
         if !matches!(begun, Err(CallError::ProcessesInUse { .. } | CallError::Closing)) {
             *self.last_start_succeeded.lock() = Some(begun.is_ok());
             *self.failure.lock() = begun.as_ref().err().map(|error| error.to_string().into());
@@ -451,7 +452,7 @@ impl Transport for ProcessTransport {
         self.eviction_failure.notified().await;
     }
 
-    /// It has no headers by which it could tell callers apart, and several clients may share a process.
+    /// A process has no headers that would distinguish callers, and clients may share it.
     fn pool_key(&self, caller: &CallerIdentity) -> CallerIdentity {
         let principal = match self.command.instances {
             ProcessSharing::Shared(_) => Principal::ANONYMOUS,
@@ -463,7 +464,7 @@ impl Transport for ProcessTransport {
     }
 }
 
-// === impl Waits ===
+// === impl WaiterCount ===
 
 impl<'a> WaiterCount<'a> {
     fn on(count: &'a AtomicUsize) -> Self {
@@ -478,13 +479,13 @@ impl Drop for WaiterCount<'_> {
     }
 }
 
-// === impl Pipe ===
+// === impl ProcessSession ===
 
 impl transport::TransportSession for ProcessSession {
-    /// In hand for as long as this is held, or why it is not written: boxed, as a call that waits has no such thing.
+    /// Guard of the pending call, or the error of writing it; boxed, to keep a waiting call small.
     type Answer = Result<PendingCallGuard, Box<CallError>>;
 
-    /// What the process has not read when its client leaves is followed by the cancellation.
+    /// A call that is dropped before the process has read it is followed by its cancellation.
     fn send_call(&self, body: Bytes, _: &HeaderMap) -> Self::Answer {
         self.child.call(body).map_err(Box::new)
     }
@@ -511,34 +512,35 @@ impl transport::TransportSession for ProcessSession {
         std::future::ready(self.child.write(body))
     }
 
-    async fn listen(self: Arc<Self>, mut tell: impl FnMut(SessionEvent) + Send) {
-        let said = self.output.lock().take();
-        let mut said = said.expect("it is listened to once");
-        tell(SessionEvent::Settled);
+    async fn listen(self: Arc<Self>, mut deliver: impl FnMut(SessionEvent) + Send) {
+        let output = self.output.lock().take();
+        let mut output = output.expect("it is listened to once");
+        deliver(SessionEvent::Settled);
         let life = self.child.state();
         loop {
             tokio::select! {
                 biased;
-                beside = said.next() => match beside {
-                    Some(beside) => tell(beside),
+                event = output.next() => match event {
+                    Some(event) => deliver(event),
                     None => break,
                 },
                 () = life.wait_ended() => {
-                    // What it said last may still be on its way; what it has left behind has nothing to say.
-                    let rest = async { while let Some(beside) = said.next().await { tell(beside) } };
+                    // The last output may still be in the pipe; descendants that keep it open are not read
+                    // on.
+                    let rest = async { while let Some(event) = output.next().await { deliver(event) } };
                     let _ = timeout(LAST_WORDS, rest).await;
                     break;
                 }
             }
         }
         let _ = timeout(STATUS, life.wait_ended()).await;
-        life.fail("it says nothing any more");
-        let how = match said.lines.is_within() {
+        life.fail("it closed its standard output");
+        let how = match output.lines.is_within() {
             true => format!("{}, in the middle of a message", life.end_reason()),
             false => life.end_reason().to_owned(),
         };
         let _ = self.lost.set(CallError::Exited(how));
-        tell(SessionEvent::Ended);
+        deliver(SessionEvent::Ended);
     }
 
     fn loss_error(&self) -> CallError {
@@ -550,7 +552,7 @@ impl transport::TransportSession for ProcessSession {
     }
 }
 
-// === impl Said ===
+// === impl OutputReader ===
 
 impl OutputReader {
     fn new(
@@ -576,10 +578,10 @@ impl OutputReader {
         }
     }
 
-    /// What it says next; `Missing` where it says nothing more. Nothing is lost where this is dropped.
+    /// Next event; `None` at the end of the output. Cancel-safe.
     async fn next(&mut self) -> Option<SessionEvent> {
         loop {
-            // There may be millions in what has been read, and others of this thread have calls.
+            // A read may contain millions of messages, and other tasks of this thread have calls.
             consume_budget().await;
             match self.messages.next() {
                 Some(Ok(frame)) if frame.is_json_rpc() => {
@@ -607,7 +609,9 @@ impl OutputReader {
                 Some(OutputLine::TooLong { answers: Some(call) }) => {
                     return Some(SessionEvent::TooLarge(call));
                 }
-                Some(OutputLine::TooLong { answers: None }) => self.skip(&"a line that is too long", b""),
+                Some(OutputLine::TooLong { answers: None }) => {
+                    self.skip(&"a line above limits.result_bytes", b"");
+                }
                 None => match self.stdout.read(&mut self.read).await {
                     Ok(count @ 1..) => self.left = 0..count,
                     Ok(0) | Err(_) => return None,
@@ -616,7 +620,8 @@ impl OutputReader {
         }
     }
 
-    /// Skips JSON that does not declare JSON-RPC 2.0: programs that log to standard output write `error`, `method` and `id`, too.
+    /// Skips JSON that does not declare JSON-RPC 2.0: programs that log to standard output write `error`,
+    /// `method` and `id`, too.
     fn skip_unversioned(&mut self, frame: &Frame) {
         self.skip(&NO_VERSION, frame.as_bytes());
         if is_likely_message(frame) {
@@ -627,14 +632,14 @@ impl OutputReader {
         }
     }
 
-    /// Tells the operator of what is no message: what a program prints on standard output beside them, mostly.
+    /// Logs a skipped line: usually other output of a program.
     fn skip(&mut self, why: &dyn Display, line: &[u8]) {
         let line = String::from_utf8_lossy(&line[..line.len().min(SHOWN)]);
         ServerOutputSkipped { route: &self.route, why: &why.to_string(), line: &line }.emit();
     }
 }
 
-/// Whether what does not declare JSON-RPC 2.0 looks like a message all the same, to somebody who knows the server's words.
+/// Whether an object without JSON-RPC 2.0 looks like a message, by its ids and methods.
 fn is_likely_message(frame: &Frame) -> bool {
     match frame.kind() {
         Kind::Success { id, .. } => id.echoed_number().is_some(),
@@ -649,8 +654,8 @@ fn is_likely_message(frame: &Frame) -> bool {
 }
 
 impl Drop for OutputReader {
-    /// A process that is being ended may still write: it is read on until nothing is
-    /// left of it, so that it meets no closed pipe; nobody hears what it says.
+    /// Continues to read the output until nothing of the process is left, so that it does not write to a
+    /// closed pipe; the output is dropped.
     fn drop(&mut self) {
         let mut stdout = mem::replace(&mut self.stdout, Box::new(tokio::io::empty()));
         let (mut read, life) = (mem::take(&mut self.read), self.life.clone());

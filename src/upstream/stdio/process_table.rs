@@ -1,7 +1,8 @@
-//! The processes of a server, as its operator is shown them.
+//! Processes of a server, for its operator.
 //!
-//! Each is entered when it is started and taken out when nothing is left of it. The last that ended stays, with what
-//! it said last: that may be anybody's, so it is for whoever runs the server, and in no caller's error.
+//! A process is registered when it starts and removed when nothing of it is left. The last one that ended
+//! stays, with its last lines on standard error: these may belong to any caller, so only the operator sees
+//! them, and no error has them.
 
 use crate::{dialect::Principal, protocol::Timestamp, runtime::Mutex, upstream::CallerIdentity};
 use serde::{Serialize, Serializer};
@@ -11,7 +12,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// All of one server.
+/// Registry of one server's processes.
 #[derive(Debug, Default)]
 pub struct ProcessRegistry(Mutex<RegistryState>);
 
@@ -22,7 +23,7 @@ struct RegistryState {
     last_ended: Option<EndedProcess>,
 }
 
-/// The place of one process in the table.
+/// Entry of one process in the registry.
 #[derive(Debug)]
 pub struct RegistryEntry {
     table: Arc<ProcessRegistry>,
@@ -37,38 +38,38 @@ struct RegisteredProcess {
     calls: AtomicUsize,
 }
 
-/// A call that a process is to answer; counted until it is dropped.
+/// Counts a pending call of a process, until dropped.
 #[derive(Debug)]
 pub struct PendingCallGuard(Arc<RegisteredProcess>);
 
-/// The processes of a server at this moment.
+/// Processes of a server at one moment.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessTable {
-    /// How many have been started, since the proxy was.
+    /// Number of starts since the proxy started.
     pub starts: u64,
     /// In the order of their starts.
     pub running: Vec<RunningProcess>,
-    /// The last that ended by itself; where none has, the last that was ended.
+    /// The last that ended by itself, or else the last that was ended.
     pub last_ended: Option<EndedProcess>,
 }
 
-/// A process that runs.
+/// A running process.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunningProcess {
-    /// `Missing` until its supervisor has told it.
+    /// `None` until the supervisor has reported it.
     pub pid: Option<i32>,
     #[serde(serialize_with = "shown")]
     pub since: Timestamp,
-    /// Whose alone it is, as the log has it; of everybody who declares the same, where it is nobody's.
+    /// Its only caller, as in the log; `None` for a process shared by all callers that declare the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller: Option<String>,
-    /// What those declare that it serves: raw JSON.
+    /// Capabilities that its callers declare: raw JSON.
     pub capabilities: Box<RawValue>,
-    /// Calls whose answers are waited for.
+    /// Number of pending calls.
     pub calls: usize,
 }
 
-/// A process that has ended.
+/// An ended process.
 #[derive(Clone, Debug, Serialize)]
 pub struct EndedProcess {
     pub pid: Option<i32>,
@@ -76,9 +77,9 @@ pub struct EndedProcess {
     pub since: Timestamp,
     #[serde(serialize_with = "shown")]
     pub at: Timestamp,
-    /// In words.
+    /// Status, as text.
     pub how: String,
-    /// Whether it was ended from here.
+    /// Whether the proxy ended it.
     pub is_wanted: bool,
     /// Its last lines on standard error, the oldest first.
     pub said: Vec<String>,
@@ -88,10 +89,10 @@ fn shown<S: Serializer>(at: &Timestamp, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(at)
 }
 
-// === impl Table ===
+// === impl ProcessRegistry ===
 
 impl ProcessRegistry {
-    /// A process is started for these.
+    /// Registers a process that is started for this identity.
     pub fn register(self: &Arc<Self>, serves: CallerIdentity, now: Timestamp) -> RegistryEntry {
         let process =
             RegisteredProcess { pid: OnceLock::new(), since: now, serves, calls: AtomicUsize::new(0) };
@@ -102,7 +103,7 @@ impl ProcessRegistry {
         RegistryEntry { table: self.clone(), process }
     }
 
-    /// How many run, and whether one of them serves callers like these.
+    /// Number of running processes, and whether one of them serves callers like this one.
     pub fn running(&self, like: &CallerIdentity) -> (usize, bool) {
         let known = self.0.lock();
         let is_like = |process: &Arc<RegisteredProcess>| {
@@ -122,25 +123,25 @@ impl ProcessRegistry {
     }
 }
 
-// === impl Entry ===
+// === impl RegistryEntry ===
 
 impl RegistryEntry {
     pub fn set_pid(&self, pid: i32) {
         let _ = self.process.pid.set(pid);
     }
 
-    /// The process is to answer one more call.
+    /// Counts a pending call.
     pub fn begin_call(&self) -> PendingCallGuard {
         self.process.calls.fetch_add(1, Ordering::Relaxed);
         PendingCallGuard(self.process.clone())
     }
 
-    /// How many calls' answers are waited for.
+    /// Number of pending calls.
     pub fn pending_calls(&self) -> usize {
         self.process.calls.load(Ordering::Relaxed)
     }
 
-    /// Nothing is left of it.
+    /// Removes the process: nothing of it is left.
     pub fn record_end(&self, now: Timestamp, how: &str, is_wanted: bool, said: Vec<String>) {
         let mut known = self.table.0.lock();
         known.running.retain(|other| !Arc::ptr_eq(other, &self.process));
@@ -157,7 +158,7 @@ impl RegistryEntry {
     }
 }
 
-// === impl Process ===
+// === impl RegisteredProcess ===
 
 impl RegisteredProcess {
     fn shown(&self) -> RunningProcess {

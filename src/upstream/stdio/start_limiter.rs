@@ -1,4 +1,4 @@
-//! When a server that ends may be started again.
+//! Limits of starting a server again.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -7,68 +7,68 @@ use std::{
 
 use crate::dialect::Principal;
 
-/// What has become of the starts of one server. Time comes in with every question.
+/// Recent starts of one server. The caller provides the time.
 #[derive(Debug, Default)]
 pub struct StartLimiter {
-    /// Starts of the last minute, but for as many as have been ended by us since.
+    /// Starts of the last minute, less the processes that the proxy has ended since.
     recent: VecDeque<Instant>,
-    /// By the caller whose process it is; where all share, they are one. What ends for one may stay up for another.
+    /// Failures by caller; one entry if all callers share processes. A process may fail for one caller only.
     failing: HashMap<Principal, FailureRecord>,
 }
 
-/// Processes that have ended by themselves.
+/// Processes that ended by themselves.
 #[derive(Debug, Default)]
 struct FailureRecord {
-    /// How often in a row one has not come up, or not stayed up.
+    /// Consecutive failed or short runs.
     in_a_row: u32,
-    /// How many have ended that no other was started for.
+    /// Ended processes without a replacement.
     unreplaced: usize,
-    /// When the last of those ended that count.
+    /// Time of the last counted end.
     last: Option<Instant>,
-    /// The next is started not before.
+    /// Time of the next allowed start.
     next: Option<Instant>,
 }
 
-/// Whether it is started.
+/// Decision about a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartDecision {
     Now {
-        /// One has ended by itself, and this is for that.
+        /// Whether it replaces a process that ended by itself.
         is_replacement: bool,
     },
-    /// In a moment, and that is worth waiting for.
+    /// At this time, soon enough to wait for it.
     At(Instant),
-    /// Whoever needs it is told so.
+    /// Not before this time: the caller gets an error.
     NotBefore(Instant, DelayReason),
 }
 
-/// Why it is not started yet.
+/// Reason of a delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelayReason {
-    /// It has ended by itself, again and again.
+    /// The process has ended by itself, repeatedly.
     Failing,
-    /// [`BUDGET`] of them have been started within a minute.
+    /// [`BUDGET`] processes were started within a minute.
     BudgetSpent,
 }
 
-/// Starts of one server in a [`MINUTE`], whatever they are for. A process that we have ended ourselves gives its start
-/// back: tasks that come and go have processes that come and go.
+/// Limit of starts of one server in a [`MINUTE`]. A process ended by the proxy does not count, because tasks
+/// may need processes in bursts.
 pub const BUDGET: usize = 60;
 const MINUTE: Duration = Duration::from_secs(60);
-/// The pause after a failure; doubles with each.
+/// Pause after a failure; doubles with each.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How long a call waits for the next start. Where it would be longer it is told when that is.
+/// Time that a call waits for the next start. If it is later, the call gets an error with the time.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A server that has been up for so long has not failed to start.
+/// Run time after which a process has not failed to start.
 const STEADY: Duration = Duration::from_secs(60);
-/// How long after its last pause it is remembered of a caller that its process ended.
+/// Time after its last pause for which a caller's failures are remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
-// === impl Starts ===
+// === impl StartLimiter ===
 
 impl StartLimiter {
-    /// Whether one is started now for this caller. [`StartDecision::Now`] counts as a start.
+    /// Requests a start for this caller. [`StartDecision::Now`] counts as a start.
     pub fn request_start(&mut self, now: Instant, caller: Principal) -> StartDecision {
         while self.recent.front().is_some_and(|start| now.duration_since(*start) >= MINUTE) {
             self.recent.pop_front();
@@ -92,13 +92,13 @@ impl StartLimiter {
         }
     }
 
-    /// One that was started at `began` has ended that nobody ended, after it was up for so long; nothing where it did
-    /// not come up.
+    /// Records that a process started at `began` ended by itself after running for `up`; zero if it did not
+    /// start.
     pub fn record_failure(&mut self, now: Instant, caller: Principal, began: Instant, up: Duration) {
         self.failing.retain(|_, failing| failing.next.is_none_or(|next| next + REMEMBERED > now));
         let failing = self.failing.entry(caller).or_default();
         failing.unreplaced += 1;
-        // Several that end together have ended once: it was not tried again in between.
+        // Processes that end together count as one failure: no start was tried in between.
         if failing.last.is_some_and(|last| began < last) {
             return;
         }
@@ -111,7 +111,7 @@ impl StartLimiter {
         failing.next = failing.next.max(Some(now + pause));
     }
 
-    /// One has been up for so long, and was ended.
+    /// Records that the proxy ended a process after running for `up`.
     pub fn record_stop(&mut self, caller: Principal, up: Duration) {
         self.recent.pop_front();
         if up >= STEADY
@@ -171,7 +171,7 @@ mod tests {
             starts.record_failure(end, ALL, now, seconds(10));
         }
         assert_eq!(starts.request_start(end, ALL), StartDecision::At(end + seconds(1)));
-        // Each of them has one started for it.
+        // Each ended process has a replacement.
         let next = end + seconds(1);
         for start in [AGAIN, AGAIN, AGAIN, AGAIN, NOW] {
             assert_eq!(starts.request_start(next, ALL), start);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_for_one_caller_is_started_for_another() {
+    fn failures_of_one_caller_do_not_delay_another() {
         let (mut starts, now) = (StartLimiter::default(), SystemClock::new().now());
         let [one, other] = ["one", "other"].map(|name| Principal::of(&[name.as_bytes()]));
         for at in 0..5 {
@@ -190,13 +190,13 @@ mod tests {
         let now = now + seconds(5);
         assert!(matches!(starts.request_start(now, one), StartDecision::NotBefore(_, DelayReason::Failing)));
         assert_eq!(starts.request_start(now, other), NOW);
-        // It is not remembered for ever.
+        // Failures are not remembered without end.
         starts.record_failure(now + seconds(700), other, now, Duration::ZERO);
         assert_eq!(starts.failing.len(), 1);
     }
 
     #[test]
-    fn so_many_starts_in_a_minute_are_enough() {
+    fn starts_in_a_minute_are_bounded() {
         let (mut starts, now) = (StartLimiter::default(), SystemClock::new().now());
         for _ in 0..BUDGET {
             assert_eq!(starts.request_start(now, ALL), NOW);
@@ -204,7 +204,7 @@ mod tests {
         let spent = StartDecision::NotBefore(now + seconds(60), DelayReason::BudgetSpent);
         assert_eq!(starts.request_start(now + seconds(1), ALL), spent);
         assert_eq!(starts.request_start(now + seconds(56), ALL), StartDecision::At(now + seconds(60)));
-        // One that was ended leaves room for another.
+        // A process ended by the proxy allows another start.
         starts.record_stop(ALL, seconds(1));
         assert_eq!(starts.request_start(now + seconds(1), ALL), NOW);
         assert_eq!(starts.request_start(now + seconds(1), ALL), spent);

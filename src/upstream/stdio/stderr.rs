@@ -1,26 +1,26 @@
-//! What a process writes to standard error: lines for the log, and the last of them.
+//! Standard error of a process: lines for the log, and the last of them.
 
 use std::collections::VecDeque;
 
-/// Takes a stream apart into lines for people. Keeps the beginning of each, and the last few.
+/// Splits a stream into lines for display. Keeps the start of each line, and the last few.
 #[derive(Debug, Default)]
 pub struct StderrLines {
     begun: Vec<u8>,
-    /// The line is longer than what is kept of it.
+    /// Whether the line is longer than the kept part.
     is_cut: bool,
-    /// The latest lines, the oldest first.
+    /// Last lines, the oldest first.
     last: VecDeque<String>,
 }
 
-/// Bytes of a line that are kept.
+/// Limit of a line, in bytes.
 const LINE: usize = 2048;
-/// Lines that are kept until the process ends.
+/// Number of lines kept until the process ends.
 const LAST: usize = 10;
 
-// === impl Remarks ===
+// === impl StderrLines ===
 
 impl StderrLines {
-    /// The next line, once its end is in `input`, of which what has been read is taken off.
+    /// Takes the next complete line from `input`, and advances it.
     pub fn next(&mut self, input: &mut &[u8]) -> Option<String> {
         while !input.is_empty() {
             let end = memchr::memchr(b'\n', input);
@@ -38,7 +38,7 @@ impl StderrLines {
         None
     }
 
-    /// What has come of a line that did not end, if there is any.
+    /// Takes an incomplete line at the end, if there is one.
     pub fn end(&mut self) -> Option<String> {
         let begun = std::mem::take(&mut self.begun);
         let mut line = String::from_utf8_lossy(begun.trim_ascii_end()).into_owned();
@@ -55,12 +55,12 @@ impl StderrLines {
         Some(line)
     }
 
-    /// The latest line.
+    /// Latest line.
     pub fn latest(&self) -> Option<&str> {
         self.last.back().map(String::as_str)
     }
 
-    /// The last lines.
+    /// Last lines, the oldest first.
     pub fn last(&self) -> Vec<String> {
         self.last.iter().cloned().collect()
     }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_line_without_end_the_beginning_is_kept() {
+    fn the_start_of_a_line_without_end_is_kept() {
         let mut remarks = StderrLines::default();
         for _ in 0..50 {
             assert_eq!(remarks.next(&mut &[b'x'; 1000][..]), None);

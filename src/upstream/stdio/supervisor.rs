@@ -1,10 +1,10 @@
-//! Watches over one process of a server, so that nothing of it outlives the proxy.
+//! Supervisor of one process of a server: nothing of it outlives the proxy.
 //!
-//! The supervisor is this program once more, between the proxy and the command. Orphans below it become its
-//! children (a *subreaper*), so whatever the command starts stays within reach: in sessions of its own, behind a
-//! shell, with every signal ignored. Its standard input is a socket to the proxy. However the proxy ends, the
-//! socket does; and that means: kill everything below, reap it, and exit. The command's own input and output
-//! are handed over the socket, so that the supervisor holds neither.
+//! The supervisor is this program again, between the proxy and the command. Orphans below it become its
+//! children (it is a *subreaper*), so that everything the command starts stays within reach: in sessions of
+//! its own, behind a shell, with all signals ignored. Its standard input is a socket to the proxy. However
+//! the proxy ends, the socket closes, and the supervisor kills everything below it, reaps it, and exits. The
+//! command's input and output are passed over the socket, so that the supervisor holds neither.
 
 use rustix::{
     io::{Errno, FdFlags, fcntl_setfd},
@@ -32,7 +32,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// What a supervisor tells the proxy: a line each.
+/// Report of a supervisor to the proxy, one line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SupervisorReport {
     Started {
@@ -41,19 +41,19 @@ pub enum SupervisorReport {
     NotStarted {
         why: String,
     },
-    /// The command has ended: how, in words. What it has started may still be there.
+    /// The command has ended with this status, as text. Its descendants may still run.
     Ended {
         how: String,
     },
 }
 
-/// The byte by which the proxy asks for SIGTERM to the command's group.
+/// Byte by which the proxy requests SIGTERM to the command's group.
 pub const TERMINATE: u8 = b't';
 
-/// The exit code of a supervisor that could not start its command, as a shell's.
+/// Exit code of a supervisor that could not start its command, as in shells.
 const NOT_STARTED: i32 = 127;
 
-// === impl Report ===
+// === impl SupervisorReport ===
 
 impl SupervisorReport {
     pub fn to_line(&self) -> String {
@@ -76,10 +76,10 @@ impl SupervisorReport {
     }
 }
 
-/// Hands over what is to be the command's standard input and output.
+/// Sends the command's standard input and output to the supervisor.
 ///
 /// # Errors
-/// Those of the socket.
+/// Errors of the socket.
 pub fn send_stdio(control: &UnixStream, ends: [BorrowedFd<'_>; 2]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
@@ -104,20 +104,20 @@ fn receive_stdio(control: &UnixStream) -> io::Result<[OwnedFd; 2]> {
     ends.try_into().map_err(|_| io::Error::other("no input and output were handed over"))
 }
 
-/// Starts the command and watches over it until nothing of it is left. Gives the exit code: the command's own,
-/// 128 and the signal's number, or that of a command that could not be started.
+/// Starts the command and supervises it until nothing of it is left. Returns the exit code: the command's
+/// own, 128 and the signal's number, or that of a command that could not be started.
 ///
 /// # Errors
-/// Where this was not started by the proxy.
+/// If this was not started by the proxy.
 pub async fn supervise(words: &[String]) -> io::Result<u8> {
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let ends = receive_stdio(&control)?;
     adopt_orphans()?;
-    // Who ends a group of processes, or everything in a container, means the proxy, which sees to the rest. They are
-    // heard rather than ignored: what is ignored would be for the command too.
+    // A signal to a process group, or to all processes of a container, is for the proxy, which ends the
+    // process. Handled rather than ignored, because the command would inherit ignored signals.
     let ends_nothing =
         [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
-    let _heard = ends_nothing.map(signal);
+    let _handlers = ends_nothing.map(signal);
     let mut children = signal(SignalKind::child())?;
 
     let mut watch =
@@ -138,22 +138,22 @@ pub async fn supervise(words: &[String]) -> io::Result<u8> {
     Ok(watch.exit_code())
 }
 
-/// What comes next from the proxy; `Missing` where it is gone, or wants everything gone.
+/// Next order of the proxy; `None` if it has ended, or wants everything killed.
 async fn next_order(orders: &mut OwnedReadHalf) -> Option<u8> {
     orders.read_u8().await.ok()
 }
 
-/// A supervisor at work.
+/// State of a running supervisor.
 struct CommandWatch {
-    /// Where the proxy is told. Written to before it is read without blocking.
+    /// Socket for reports. Written before it becomes non-blocking.
     control: UnixStream,
     command: Option<Pid>,
     status: Option<ExitStatus>,
-    /// Everything below is to be killed.
+    /// Whether everything below is to be killed.
     is_over: bool,
 }
 
-// === impl Watch ===
+// === impl CommandWatch ===
 
 impl CommandWatch {
     fn start(&mut self, words: &[String], [stdin, stdout]: [OwnedFd; 2]) {
@@ -170,22 +170,22 @@ impl CommandWatch {
         }
     }
 
-    /// A proxy that is gone need not be told.
+    /// Sends a report; a proxy that has ended need not get it.
     fn report(&mut self, report: &SupervisorReport) {
         let _ = self.control.write_all(report.to_line().as_bytes());
     }
 
     fn terminate(&self) {
-        // It may just have ended.
+        // The command may just have ended.
         if let (Some(command), None) = (self.command, self.status) {
             let _ = kill_process_group(command, Signal::TERM);
         }
     }
 
-    /// Takes in whatever has ended. Whether anything is left.
+    /// Reaps ended processes. Returns whether any are left.
     ///
-    /// Where everything is to end, what is there is killed before each wait: whatever it was starting meanwhile
-    /// becomes a child of ours when it dies, and its death wakes us again.
+    /// If everything is to end, the remaining ones are killed before each wait: a process started meanwhile
+    /// becomes a child of the supervisor when its parent dies, and that death wakes the supervisor again.
     fn reap(&mut self) -> bool {
         if self.is_over {
             self.kill_all();
@@ -199,7 +199,7 @@ impl CommandWatch {
                 }
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => return true,
-                // Nothing is left; where orphans are not adopted, of the command alone.
+                // Nothing is left; of the command only, if orphans are not adopted.
                 Err(_) => {
                     self.kill_all();
                     return false;
@@ -223,7 +223,7 @@ impl CommandWatch {
         }
     }
 
-    /// What has left the command's group is out of reach.
+    /// Processes that have left the command's group are out of reach.
     #[cfg(not(target_os = "linux"))]
     fn kill_all(&self) {
         if let Some(command) = self.command {
@@ -247,13 +247,13 @@ mod descendants {
     use rustix::process::Pid;
     use std::{collections::HashMap, fs};
 
-    /// Every process below this one, those included that have ended and are not reaped: one that is still there may
-    /// look like that once its first thread has ended.
+    /// All processes below this one, including ended ones that are not reaped: a running process looks like
+    /// one after its first thread has ended.
     pub(super) fn of(top: Pid) -> Vec<Pid> {
         let top = top.as_raw_nonzero().get();
         let parents: HashMap<i32, i32> = all().collect();
         let is_below = |mut pid: i32| {
-            // As processes come and go while this is read, a circle could be read too.
+            // Processes come and go while this is read, so a cycle could appear.
             for _ in 0..parents.len() {
                 match parents.get(&pid) {
                     Some(parent) if *parent == top => return true,
@@ -266,7 +266,7 @@ mod descendants {
         parents.keys().filter(|pid| is_below(**pid)).filter_map(|pid| Pid::from_raw(*pid)).collect()
     }
 
-    /// Each process with its parent.
+    /// All processes with their parents.
     fn all() -> impl Iterator<Item = (i32, i32)> {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         entries.filter_map(|entry| {
@@ -276,7 +276,7 @@ mod descendants {
         })
     }
 
-    /// The fourth field. The second, its name, may hold anything.
+    /// Fourth field of `stat`. The second, the name, may contain anything.
     fn parent(stat: &[u8]) -> Option<i32> {
         let behind_name = &stat[memchr::memrchr(b')', stat)? + 1..];
         std::str::from_utf8(behind_name).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reported_is_read() {
+    fn reports_are_read_as_they_were_written() {
         for report in [
             SupervisorReport::Started { pid: 7 },
             SupervisorReport::NotStarted { why: "`x`: no such file".to_owned() },

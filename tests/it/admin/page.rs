@@ -8,8 +8,8 @@ const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it");
 /// What is served where, and what its first words are.
 const SERVED: [(&str, &str, &str); 6] = [
     ("/", "text/html; charset=utf-8", "<!doctype html>"),
-    ("/app.js", "text/javascript; charset=utf-8", "// The operator's page"),
-    ("/style.css", "text/css; charset=utf-8", "/* The operator's page"),
+    ("/app.js", "text/javascript; charset=utf-8", "// The admin page"),
+    ("/style.css", "text/css; charset=utf-8", "/* The admin page"),
     ("/icon.svg", "image/svg+xml", "<svg "),
     ("/uplot.js", "text/javascript; charset=utf-8", "/*\nThe MIT License (MIT)"),
     ("/uplot.css", "text/css; charset=utf-8", ".uplot"),

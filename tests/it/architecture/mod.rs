@@ -1,4 +1,6 @@
-//! Layers of folders, purity and import cycles.
+//! Layers of folders, purity and import cycles; names and words ([`language`]).
+
+mod language;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

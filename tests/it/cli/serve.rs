@@ -147,7 +147,7 @@ fn replicas_that_share_a_key_understand_each_others_states() {
     // The call itself is held by one process.
     assert!(
         message(&two.book(Some(state)))
-            .starts_with("the call that `requestState` belongs to is not held by this process")
+            .starts_with("the call that `requestState` belongs to does not run in this process")
     );
     assert_eq!(message(&three.book(Some(state))), "`requestState` is not one of this server's");
     // The first key seals.

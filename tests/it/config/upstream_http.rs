@@ -158,7 +158,7 @@ fn tls_settings_are_read_and_their_problems_have_their_place() {
             "{ ca: empty.pem }",
             "47: no certificate authority can be read from ~/empty.pem (tls.ca): it holds none",
         ),
-        ("{ ca: bad.pem }", "(tls.ca): none of its certificates is one"),
+        ("{ ca: bad.pem }", "(tls.ca): it holds no valid certificate"),
         ("{ ca: long.pem }", "(tls.ca): it is longer than 1048576 bytes"),
         ("{ ca: client-key.pem }", "(tls.ca): it holds none"),
         ("{ cert: client.pem }", "49: `cert` has no `key`; add `key`, the file of its private key"),

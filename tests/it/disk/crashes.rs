@@ -288,7 +288,7 @@ async fn meets_a_disk_that_takes_no_more() {
             }
         };
         let (number, words) = refused;
-        assert!(words.contains("the disk does not read or write"), "{words}");
+        assert!(words.contains("the disk fails to read or write"), "{words}");
         // Neither is a result, whether it is a file or not; what was acknowledged is still read.
         let live = 1 + round;
         for bytes in [1000, 1 << 20] {

@@ -56,7 +56,7 @@ async fn a_folder_that_is_no_store_is_named_and_unchanged() {
     fs::write(&world.path, "a file").expect("written");
     assert_eq!(
         world.refused(),
-        "the task store PATH is no folder; name one, or a path where one can be made"
+        "the task store PATH is not a folder; name a folder, or a path where one can be created"
     );
     let inside = world.path.join("below");
     let inside = StoreFolder { above: world.above, path: inside };

@@ -56,7 +56,7 @@ async fn a_link_in_the_place_of_a_file_of_the_store_is_refused_and_not_followed(
             refused.starts_with(&format!("PATH/{name} is not safe to keep tasks in: it is a symbolic link")),
             "{refused}"
         );
-        assert!(refused.ends_with(&format!("look who put it there, and remove PATH/{name}")), "{refused}");
+        assert!(refused.ends_with(&format!("find out who created it, and remove PATH/{name}")), "{refused}");
         is_untouched(&foreign);
         // What does not exist yet is not made either.
         fs::remove_file(world.path.join(name)).expect("removed");

@@ -71,7 +71,7 @@ async fn a_folder_that_is_moved_away_takes_no_change_until_it_is_back() {
     let away: PathBuf = world.above.path().join("away");
     fs::rename(&world.path, &away).expect("moved");
     let Err(StoreError::Unavailable(words)) = store.insert(record(2)).await else { panic!("it is away") };
-    assert!(words.ends_with("tasks was moved away, or another put in its place"), "{words}");
+    assert!(words.ends_with("tasks was moved, or replaced by another"), "{words}");
     assert!(update(&*store, &id(1), &returned(1), START).await.is_err());
     assert!(store.load(&id(1)).await.expect("it is in memory").is_some());
     fs::rename(&away, &world.path).expect("moved");

@@ -146,7 +146,7 @@ async fn a_backup_beside_a_process_that_writes_is_a_whole_store() {
     assert!(said.starts_with("TO: ") && said.ends_with("keep a copy of it in another place\n"), "{said}");
     assert_eq!(
         backup(&world, "copy"),
-        ("error: TO is there already; a backup overwrites nothing\n".to_owned(), Some(2))
+        ("error: TO exists already; a backup overwrites nothing\n".to_owned(), Some(2))
     );
     is_over.store(true, Ordering::Relaxed);
     assert!(writer.await.expect("ends") > 0, "it was not disturbed");

@@ -51,7 +51,7 @@ async fn wrong_counts_are_corrected_at_the_start_and_logged() {
          INSERT INTO usage VALUES (x'09090909090909090909090909090909', '/mcp', 'failed', -3, -3)",
     );
     let (said, code) = check(&world);
-    assert!(said.contains("the table `usage` differs from the tasks; the next start mends it"), "{said}");
+    assert!(said.contains("the table `usage` differs from the tasks; the next start repairs it"), "{said}");
     assert_eq!(code, Some(2));
     let log = Lines::record();
     let store = DiskStore::open(&world.path, StoreBounds::NONE, None).expect("opens");

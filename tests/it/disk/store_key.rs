@@ -39,7 +39,7 @@ async fn tasks_without_their_key_and_a_key_that_is_none_are_refused() {
     assert_eq!(
         refused(),
         format!(
-            "the task store {folder} has tasks, and its key {name} is not there: they would belong to nobody; put the \
+            "the task store {folder} has tasks, and its key {name} is not there: they would have no owner; put the \
              key back, or move the folder away to begin anew"
         )
     );
@@ -47,7 +47,7 @@ async fn tasks_without_their_key_and_a_key_that_is_none_are_refused() {
         fs::write(&file, wrong).expect("written");
         assert_eq!(
             refused(),
-            format!("{name} is no key: one is 64 hex digits, as `openssl rand -hex 32` makes it")
+            format!("{name} is not a key: a key is 64 hex digits, as `openssl rand -hex 32` creates it")
         );
     }
     fs::remove_file(&file).expect("removed");

@@ -111,7 +111,7 @@ async fn other_methods_are_not_served() {
             let answer = client.ask(modern).await;
             assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED, "{method}");
             assert_eq!(answer.header("allow"), "POST");
-            assert!(answer.message().contains("2026-07-28 is spoken over POST alone"), "{}", answer.body);
+            assert!(answer.message().contains("2026-07-28 uses POST alone"), "{}", answer.body);
             assert!(answer.json().get("id").is_none());
         }
     }
@@ -180,9 +180,10 @@ async fn a_client_of_a_legacy_revision_is_passed_on() {
 async fn a_version_that_is_not_spoken_is_answered_with_those_that_are() {
     let world = FrontAndService::new(&[&ScriptedService::prompt()], |_| {});
     let mut client = world.client(Version::Http1).await;
-    for (version, way_out) in
-        [("2027-01-01", "this server speaks 2026-07-28"), ("2025-11-25", "begin a session with `initialize`")]
-    {
+    for (version, way_out) in [
+        ("2027-01-01", "this server supports 2026-07-28"),
+        ("2025-11-25", "begin a session with `initialize`"),
+    ] {
         let body = message("tools/list", "").replace("2026-07-28", version);
         let answer = client.ask(post(&body, &[("mcp-protocol-version", version)])).await;
         assert_eq!((answer.status.as_u16(), answer.code()), (400, -32022));

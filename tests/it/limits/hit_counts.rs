@@ -34,8 +34,8 @@ const COUNTED: &[(&str, &str)] = &[
     // Of a route, and of the store.
     ("concurrency", "the_tools_of_a_rule_share_its_permits_and_other_tools_need_none"),
     ("calls_per_minute", "a_caller_over_its_rate_is_refused_with_retry_after"),
-    // Driven by `no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_is_told`, which has no proxy.
-    ("upstream.instances", "a_limit_that_a_call_was_lost_to_is_counted_when_its_client_is_told"),
+    // Driven by `the_number_of_processes_is_bounded_and_a_long_wait_is_an_error`, which has no proxy.
+    ("upstream.instances", "a_limit_that_failed_a_call_is_counted_once"),
     ("upstream.start_timeout", "an_operator_sees_that_a_process_did_not_come_up_in_time"),
     ("questions.park", "an_input_request_over_the_park_time_is_cancelled_with_its_call"),
     ("held.deadline", "a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event"),

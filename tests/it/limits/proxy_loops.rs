@@ -70,9 +70,13 @@ async fn a_proxy_in_front_of_itself_reports_it_and_keeps_its_descriptors() {
     let client = Client::new(addr);
 
     let answer = soon("an answer", client.ask("tools/list", json!({}))).await;
-    assert!(answer.body.contains("leads back to it") && answer.body.contains("`/mcp`"), "{}", answer.body);
+    assert!(
+        answer.body.contains("loop: the request has passed") && answer.body.contains("`/mcp`"),
+        "{}",
+        answer.body
+    );
     let call = soon("an answer", client.call("x").await.answer()).await;
-    assert!(call.body.contains("leads back to it"), "{}", call.body);
+    assert!(call.body.contains("loop: the request has passed"), "{}", call.body);
     let hello = json!({
         "jsonrpc": "2.0", "id": 7, "method": "initialize",
         "params": { "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {} },
@@ -83,12 +87,17 @@ async fn a_proxy_in_front_of_itself_reports_it_and_keeps_its_descriptors() {
     })
     .await;
     assert_eq!((hello.json()["id"].clone(), hello.status.as_u16()), (json!(7), 200), "{}", hello.body);
-    assert!(hello.body.contains("leads back to it"), "{}", hello.body);
+    assert!(hello.body.contains("loop: the request has passed"), "{}", hello.body);
     for path in ["/.well-known/oauth-protected-resource/mcp", "/mcp"] {
         let mut request = legacy.at(path).with("mcp-session-id", "s").spelled("", None, String::new());
         *request.method_mut() = Method::GET;
         let answer = soon("an answer", async { legacy.send_request(request).await.answer().await }).await;
-        assert!(answer.body.contains("leads back to it"), "{path}: {} {}", answer.status, answer.body);
+        assert!(
+            answer.body.contains("loop: the request has passed"),
+            "{path}: {} {}",
+            answer.status,
+            answer.body
+        );
     }
     assert!(detour.taken() < 12, "{} requests went round", detour.taken());
     let descriptors = fs::read_dir("/proc/self/fd").expect("there are some").count();
@@ -113,6 +122,6 @@ async fn two_proxies_in_a_row_are_no_loop_and_three_in_a_ring_are_one() {
     let first = start(&format!("http://{}/mcp", middle.addresses[0]), &[], &[]);
     detour.lead_to(first.addresses[0]);
     let answer = soon("an answer", Client::new(first.addresses[0]).ask("tools/list", json!({}))).await;
-    assert!(answer.body.contains("leads back to it"), "{}", answer.body);
+    assert!(answer.body.contains("loop: the request has passed"), "{}", answer.body);
     assert!(detour.taken() < 5, "{}", detour.taken());
 }

@@ -215,9 +215,9 @@ async fn an_error_that_is_no_error_object_is_made_one() {
         (json!("boom"), json!({ "code": -32603, "message": "boom" })),
         (
             json!([1]),
-            json!({ "code": -32603, "message": "the server gave an error that is no object", "data": [1] }),
+            json!({ "code": -32603, "message": "the server sent an error that is no object", "data": [1] }),
         ),
-        (json!({ "code": 7 }), json!({ "code": 7, "message": "the server gave no message" })),
+        (json!({ "code": 7 }), json!({ "code": 7, "message": "the server sent no message" })),
         (json!({ "message": "m", "x": 1 }), json!({ "code": -32603, "message": "m", "x": 1 })),
         (
             json!({ "code": "E_BUSY", "message": "m" }),
@@ -225,7 +225,7 @@ async fn an_error_that_is_no_error_object_is_made_one() {
         ),
         (
             json!({ "code": 7.5, "message": ["m"], "data": 1 }),
-            json!({ "code": -32603, "message": "the server gave no message", "data": { "code": 7.5, "message": ["m"], "data": 1 } }),
+            json!({ "code": -32603, "message": "the server sent no message", "data": { "code": 7.5, "message": ["m"], "data": 1 } }),
         ),
     ] {
         let waiting = client.call("t").await;

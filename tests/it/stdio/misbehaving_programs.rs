@@ -33,7 +33,7 @@ async fn a_process_that_does_not_read_costs_bounded_memory_and_blocks_no_other_c
     for _ in WAIT..CALLS {
         let (refusal, message) = ended.next().await.expect("there are more");
         assert_eq!(refusal, (200, BUSY), "{message}");
-        assert!(message.contains("does not read what it is sent"), "{message}");
+        assert!(message.contains("does not read its input"), "{message}");
     }
     // What waits is kept once to be written, and once by its call.
     let taken = memory(proxy.child.id(), "RssAnon:") - before;

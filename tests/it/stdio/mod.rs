@@ -304,7 +304,7 @@ async fn a_server_that_dies_fails_its_calls_with_how_it_ended_and_is_started_aga
         dies,
         exits_while_it_is_asked,
         ends_otherwise("half", "in the middle of a message"),
-        ends_otherwise("close", "it says nothing any more"),
+        ends_otherwise("close", "it closed its standard output"),
     );
 }
 

@@ -237,13 +237,13 @@ async fn a_call_is_stopped_with_its_ticket() {
     let client = holder(&world).await;
     let (call, held) = deferred(&world.server, &client).await;
     let stopped = use_ticket(&client, "deferral_cancel", &held).await.result();
-    assert!(stopped["content"][0]["text"].as_str().expect("text").contains("told to stop"), "{stopped}");
+    assert!(stopped["content"][0]["text"].as_str().expect("text").contains("asked to stop"), "{stopped}");
     let told = world.server.message("notifications/cancelled").await;
     assert_eq!(told.json["params"]["requestId"], call.id());
     let gone = result_of(&client, &held).await;
-    assert!(gone["content"][0]["text"].as_str().expect("text").contains("stopped already"), "{gone}");
+    assert!(gone["content"][0]["text"].as_str().expect("text").contains("already stopped"), "{gone}");
     let again = use_ticket(&client, "deferral_cancel", &held).await.result();
-    assert!(again["content"][0]["text"].as_str().expect("text").contains("stopped already"), "{again}");
+    assert!(again["content"][0]["text"].as_str().expect("text").contains("already stopped"), "{again}");
 }
 
 #[tokio::test]

@@ -65,5 +65,5 @@ async fn a_tool_that_cannot_be_stopped_as_the_store_fails_can_be_later() {
     assert_eq!(world.server.messages("notifications/cancelled"), 0);
     store.works();
     let told = legacy_clients::use_ticket(&client, "deferral_cancel", &held).await.result();
-    assert!(told["content"][0]["text"].as_str().expect("words").contains("told to stop"), "{told}");
+    assert!(told["content"][0]["text"].as_str().expect("words").contains("asked to stop"), "{told}");
 }

@@ -122,7 +122,7 @@ async fn a_call_is_stopped_and_what_is_no_ticket_is_not_known() {
     let client = holder(&world);
     let (_call, held) = deferred(&world, &client).await;
     let stopped = use_ticket(&client, "deferral_cancel", &held).await.result();
-    assert!(stopped["content"][0]["text"].as_str().expect("text").contains("told to stop"));
+    assert!(stopped["content"][0]["text"].as_str().expect("text").contains("asked to stop"));
     world.server.message("notifications/cancelled").await;
     let unknown: Value = use_ticket(&client, "deferral_result", "tk_none").await.result();
     assert_eq!(unknown["isError"], true);

@@ -1,5 +1,4 @@
-//! The collector: one export is one request to it, over HTTP or as a call of gRPC. Both go over hyper, as all of our
-//! requests do.
+//! The collector: an export is one HTTP request or one gRPC call, both over hyper.
 
 use super::protobuf::PartialSuccess;
 use crate::telemetry::trace::settings::{ExportSettings, OtlpProtocol};
@@ -14,7 +13,7 @@ use hyper_util::{
 use std::{error::Error, sync::Arc, time::Duration};
 use tokio::time::timeout;
 
-/// Where spans go.
+/// Client of a collector.
 pub(super) struct OtlpCollector {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     endpoint: Uri,
@@ -23,26 +22,26 @@ pub(super) struct OtlpCollector {
     timeout: Duration,
 }
 
-/// Why spans were not taken.
+/// A failed export.
 #[derive(Debug)]
 pub(super) struct ExportError {
     pub(super) why: String,
-    /// Trying again could help; where the collector has said so, after this long.
+    /// Whether a retry could help, and after which time if the collector sent one.
     pub(super) retry: Option<Option<Duration>>,
 }
 
-/// Bytes of an answer that are read.
+/// Maximum size of a response, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// Characters of what a collector says that stand in the log.
+/// Maximum length of a collector's message in the log, in characters.
 pub(super) const MAX_REASON_CHARS: usize = 200;
 
-// === impl Collector ===
+// === impl OtlpCollector ===
 
 impl OtlpCollector {
     pub(super) fn new(settings: &ExportSettings) -> Self {
         let mut roots = rustls::RootCertStore::empty();
-        // Without any, the connection's error says so.
+        // Without root certificates the connection fails with an explicit error.
         if settings.endpoint.scheme_str() == Some("https") {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
@@ -78,10 +77,10 @@ impl OtlpCollector {
         }
     }
 
-    /// Sends one request, and gives what of it was not taken, if that was not all.
+    /// Sends one export. Returns the spans that were rejected, if any were.
     ///
     /// # Errors
-    /// [`ExportError`]: nothing of it was.
+    /// [`ExportError`] if nothing was accepted.
     pub(super) async fn export(&self, request: Bytes) -> Result<Option<PartialSuccess>, ExportError> {
         let body = match self.protocol {
             OtlpProtocol::Http => request,
@@ -101,7 +100,7 @@ impl OtlpCollector {
             Ok(Response::from_parts(head, body))
         };
         let answer = timeout(self.timeout, answered).await.unwrap_or_else(|_| {
-            let why = format!("no answer within {:?}", self.timeout);
+            let why = format!("no response within {:?}", self.timeout);
             Err(ExportError { why, retry: Some(None) })
         })?;
         match self.protocol {
@@ -117,11 +116,11 @@ fn connection_error(error: &(dyn Error + 'static)) -> ExportError {
     ExportError { why: words.join(": "), retry: Some(None) }
 }
 
-/// A message as gRPC sends it: not compressed, with its length before it.
+/// Frames a message for gRPC: uncompressed, with a length prefix.
 fn framed(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::with_capacity(message.len() + 5);
     framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.len()).expect("a batch of spans is no 4 GiB"));
+    framed.put_u32(u32::try_from(message.len()).expect("a batch is smaller than 4 GiB"));
     framed.put_slice(message);
     framed.freeze()
 }
@@ -148,17 +147,17 @@ fn read_http_response(answer: Response<Collected<Bytes>>) -> Result<Option<Parti
 
 fn read_grpc_response(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, ExportError> {
     let (head, body) = answer.into_parts();
-    // It stands in the head where there is nothing else.
+    // A response without a body has its trailers in the head.
     let trailers = body.trailers().filter(|trailers| trailers.contains_key("grpc-status"));
     let end = trailers.unwrap_or(&head.headers).clone();
-    let said = |name: &str| end.get(name).and_then(|value| value.to_str().ok());
-    let code: Option<u8> = said("grpc-status").and_then(|code| code.parse().ok());
+    let trailer = |name: &str| end.get(name).and_then(|value| value.to_str().ok());
+    let code: Option<u8> = trailer("grpc-status").and_then(|code| code.parse().ok());
     match code {
         Some(0) => Ok(body.to_bytes().get(5..).and_then(PartialSuccess::read)),
         Some(code) => {
             let words: String =
-                said("grpc-message").unwrap_or_default().chars().take(MAX_REASON_CHARS).collect();
-            // OTLP, *OTLP/gRPC Response*: what may be sent again.
+                trailer("grpc-message").unwrap_or_default().chars().take(MAX_REASON_CHARS).collect();
+            // OTLP, *OTLP/gRPC Response*: retryable codes.
             let again = matches!(code, 1 | 4 | 8 | 10 | 11 | 14 | 15);
             Err(ExportError { why: format!("gRPC status {code} {words}"), retry: again.then_some(None) })
         }
@@ -179,14 +178,14 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn an_answer_without_end_is_not_read() {
+    async fn an_endless_response_is_not_read() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("it is bound"));
         let server = tokio::spawn(async move {
             let (mut socket, _) = listener.accept().await.expect("it is asked");
             let _ = socket.read(&mut [0; 4096]).await;
             let _ = socket.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
-            // Until nobody takes it any more.
+            // Until the client closes the connection.
             while socket.write_all(&[0; 4096]).await.is_ok() {}
         });
         let collector = OtlpCollector::new(&ExportSettings::for_collector(
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_whether_trying_again_could_help() {
+    fn an_error_says_whether_a_retry_could_help() {
         let answer = |status: u16, headers: &[(&'static str, &'static str)]| {
             let mut answer = Response::new(Collected::default());
             *answer.status_mut() = status.try_into().expect("a status");

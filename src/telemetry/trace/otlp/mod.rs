@@ -1,8 +1,8 @@
-//! The way to a collector: spans are gathered and sent together, in work of its own.
+//! Export to a collector: spans are batched and sent by a separate runtime task.
 //!
-//! Nobody waits for it. A span that has ended goes into a queue; where that is full it is dropped and counted. A
-//! collector that is gone or slow is asked again a few times, while the queue fills; what is lost is told in the log
-//! once a minute. At the end what is left is sent, if that does not take long.
+//! Requests never wait for it. An ended span goes into a queue; if the queue is full, the span is dropped and
+//! counted. A failed export is retried a few times while the queue fills; losses are logged once a minute. At
+//! shutdown the remaining spans are sent, within a time limit.
 
 mod collector;
 mod protobuf;
@@ -31,28 +31,30 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Spans that wait to be sent; a further one is dropped and counted. As many as the SDKs keep: some 3 MiB.
+/// Maximum number of queued spans; further ones are dropped and counted. The SDKs use the same number; about
+/// 3 MiB.
 const QUEUE: usize = 2048;
 
-/// Spans of one export.
+/// Maximum number of spans in one export.
 const BATCH: usize = 512;
 
-/// How long a span waits for others.
+/// Maximum time that a span waits for others.
 const DELAY: Duration = Duration::from_secs(5);
 
-/// How often an export is tried again.
+/// Maximum number of retries of an export.
 const RETRIES: u32 = 3;
 
-/// The pause before that; each further one is twice as long, or longer where the collector wants that.
+/// Pause before the first retry. It doubles with each further one, and is longer if the collector requests
+/// it.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest pause that a collector may want.
+/// Maximum pause that a collector can request.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// How often it is told that spans are lost.
+/// Minimum time between two reports of lost spans.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Sends spans until it is closed.
+/// Handle of the running exporter.
 #[derive(Debug)]
 pub struct ExporterHandle {
     closing: CancellationToken,
@@ -70,18 +72,18 @@ struct SpanExporter {
     losses: LossReporter,
 }
 
-/// What was lost, and has not been told.
+/// Counts lost spans until they are logged.
 struct LossReporter {
-    /// For want of room.
+    /// Spans dropped because the queue was full.
     dropped: Arc<AtomicU64>,
-    /// Not taken by the collector.
+    /// Spans that the collector did not accept.
     refused: u64,
     why: String,
-    /// Until when nothing is told.
+    /// No report before this time.
     next_report: Option<Pin<Box<Sleep>>>,
 }
 
-/// Begins to send spans to a collector. To be called within a runtime.
+/// Starts the export to a collector. Must be called within a runtime.
 pub fn start(settings: &ExportSettings, world: TraceSources) -> (Tracer, ExporterHandle) {
     let collector = Arc::new(OtlpCollector::new(settings));
     let export = move |request| {
@@ -111,9 +113,9 @@ fn start_with(export: ExportFn, settings: &ExportSettings, world: TraceSources) 
     (tracer, ExporterHandle { closing, work })
 }
 
-/// What is said of this process: what the operator has set holds.
+/// The resource attributes of this process. Those of the operator take precedence.
 fn resource(settings: &ExportSettings, world: TraceSources) -> Vec<(String, String)> {
-    let drawn = u128::from_be_bytes(*(world.random)().first_chunk().expect("it is longer"));
+    let drawn = u128::from_be_bytes(*(world.random)().first_chunk().expect("the array is longer"));
     let own = [
         ("service.name", "deferral".to_owned()),
         ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
@@ -131,10 +133,10 @@ fn resource(settings: &ExportSettings, world: TraceSources) -> Vec<(String, Stri
     resource
 }
 
-// === impl Exporting ===
+// === impl ExporterHandle ===
 
 impl ExporterHandle {
-    /// Sends what is left, for at most so long.
+    /// Sends the remaining spans, at most for `limit`.
     pub async fn close(self, limit: Duration) {
         self.closing.cancel();
         let work = self.work.abort_handle();
@@ -144,7 +146,7 @@ impl ExporterHandle {
     }
 }
 
-// === impl Exporter ===
+// === impl SpanExporter ===
 
 impl SpanExporter {
     async fn run(mut self) {
@@ -156,17 +158,18 @@ impl SpanExporter {
             }
             let count = batch.len() as u64;
             let request = Bytes::from(protobuf::export_request(&batch, &self.resource));
-            // Not kept while the collector is waited for.
+            // The spans are not needed while waiting for the collector.
             batch.clear();
             self.send(request, count).await;
             self.losses.report_losses();
         }
-        // Nothing more is told from here on.
+        // The last report is not delayed.
         self.losses.next_report = None;
         self.losses.report_losses();
     }
 
-    /// Takes spans for one export: enough of them, or all that have ended within a while. None means the end.
+    /// Collects spans for one export, until the batch is full or the oldest span has waited long enough. An
+    /// empty batch means the end.
     #[expect(clippy::vec_box, reason = "as they come out of the queue, in which each is a pointer")]
     async fn gather(&mut self, batch: &mut Vec<Box<SpanRecord>>) {
         let Self { ended, closing, losses, .. } = self;
@@ -182,19 +185,19 @@ impl SpanExporter {
                     return;
                 }
                 count = ended.recv_many(batch, room) => {
-                    // Nobody makes spans any more.
+                    // All tracers were dropped.
                     if count == 0 {
                         return;
                     }
                     due.get_or_insert_with(|| Box::pin(sleep(DELAY)));
                 }
-                () = async { due.as_mut().expect("it is set").await }, if due.is_some() => return,
+                () = async { due.as_mut().expect("the timer is set").await }, if due.is_some() => return,
                 () = losses.wait_until_due() => losses.report_losses(),
             }
         }
     }
 
-    /// Sends one export, more than once where that could help.
+    /// Sends one export, with retries.
     async fn send(&mut self, request: Bytes, count: u64) {
         for attempt in 0.. {
             let not_taken = match (self.export)(request.clone()).await {
@@ -213,31 +216,31 @@ impl SpanExporter {
             let pause = wanted.map_or(pause, |wanted| wanted.clamp(pause, LONGEST_PAUSE));
             tokio::select! {
                 () = sleep(pause) => {}
-                // Once more, and at once.
+                // At shutdown, retry once without a pause.
                 () = self.closing.cancelled() => {}
             }
         }
     }
 }
 
-// === impl Losses ===
+// === impl LossReporter ===
 
 impl LossReporter {
     fn add_refused(&mut self, count: u64, why: String) {
         (self.refused, self.why) = (self.refused + count, why);
     }
 
-    /// Resolves when there is something to tell, and it may be told.
+    /// Waits until a report is allowed.
     async fn wait_until_due(&mut self) {
         match &mut self.next_report {
             Some(quiet) => quiet.await,
-            // Told with the next export.
+            // The next export reports the losses.
             None => std::future::pending().await,
         }
         self.next_report = None;
     }
 
-    /// Tells what is lost, unless that was told a moment ago.
+    /// Logs the losses, unless the last report is too recent.
     fn report_losses(&mut self) {
         if self.next_report.is_some() {
             return;
@@ -266,18 +269,18 @@ mod tests {
         tokio::time::Instant::now()
     }
 
-    /// When exports came, in seconds.
+    /// Times of exports, in seconds.
     type Times = Arc<Mutex<Vec<u64>>>;
 
-    /// A collector that answers like this, and when it was asked.
+    /// An exporter whose collector responds with `answer`, and the times of its exports.
     fn collector<F>(answer: impl Fn() -> F + Send + Sync + 'static) -> (Tracer, ExporterHandle, Times)
     where
         F: Future<Output = Result<Option<PartialSuccess>, ExportError>> + Send + 'static,
     {
         let (times, began) = (Times::default(), now());
-        let asked = Arc::clone(&times);
+        let recorded = Arc::clone(&times);
         let export = move |_request| {
-            asked.lock().unwrap().push((now() - began).as_secs());
+            recorded.lock().unwrap().push((now() - began).as_secs());
             answer().boxed()
         };
         let world = TraceSources { now: || SystemTime::UNIX_EPOCH, random: || [7; 24] };
@@ -294,8 +297,8 @@ mod tests {
         tracer.begin(SpanKind::Server, None, || "n".to_owned());
     }
 
-    /// What is said of lost spans while the guard is held.
-    fn told() -> (Arc<Mutex<Vec<String>>>, DefaultGuard) {
+    /// The `spans_lost` lines that are logged while the guard is held.
+    fn loss_lines() -> (Arc<Mutex<Vec<String>>>, DefaultGuard) {
         let lines = Arc::<Mutex<Vec<String>>>::default();
         let kept = Arc::clone(&lines);
         let take = move |_: &tracing::Level, line: &str| {
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn spans_are_sent_together_after_a_while_or_as_soon_as_there_are_enough() {
+    async fn spans_are_sent_in_batches_by_time_and_size() {
         let (tracer, exporting, times) = collector(async || Ok(None));
         span(&tracer);
         sleep(DELAY / 2).await;
@@ -325,14 +328,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn beside_a_collector_that_stalls_spans_beyond_the_queue_are_dropped_and_counted() {
-        let (lines, _guard) = told();
+    async fn spans_are_dropped_and_counted_while_a_collector_stalls() {
+        let (lines, _guard) = loss_lines();
         let (tracer, exporting, times) = collector(std::future::pending);
         for _ in 0..QUEUE + 70 {
             span(&tracer);
         }
         sleep(Duration::from_millis(1)).await;
-        // One export is on its way.
+        // One export is in flight.
         for _ in 0..BATCH + 7 {
             span(&tracer);
         }
@@ -340,13 +343,13 @@ mod tests {
         let began = now();
         exporting.close(DELAY).await;
         assert_eq!(now() - began, DELAY, "it is not waited for any longer");
-        assert!(lines.lock().unwrap().is_empty(), "nobody is left to tell");
+        assert!(lines.lock().unwrap().is_empty(), "no report after the end");
         drop(tracer);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_dropped_is_told_when_the_collector_answers_again() {
-        let (lines, _guard) = told();
+    async fn dropped_spans_are_reported_when_the_collector_responds() {
+        let (lines, _guard) = loss_lines();
         let (tracer, exporting, _) = collector(async || Ok(None));
         for _ in 0..QUEUE + 70 {
             span(&tracer);
@@ -357,8 +360,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_collector_that_is_gone_is_asked_again_and_the_loss_is_told_once_a_minute() {
-        let (lines, _guard) = told();
+    async fn exports_are_retried_and_losses_are_logged_once_a_minute() {
+        let (lines, _guard) = loss_lines();
         let (tracer, exporting, times) = collector(async || gone(None));
         for _ in 0..12 {
             span(&tracer);
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_collector_may_want_a_pause_of_some_length() {
+    async fn a_collector_can_request_a_longer_pause() {
         let (tracer, exporting, times) = collector(async || gone(Some(Duration::from_secs(3600))));
         span(&tracer);
         sleep(Duration::from_secs(300)).await;

@@ -1,5 +1,6 @@
-//! Spans as protobuf: an `ExportTraceServiceRequest` of OTLP 1.x (`opentelemetry/proto/trace/v1/trace.proto`), and what
-//! is read of its answer. Numbers are those of the fields there.
+//! Protobuf encoding of spans as `ExportTraceServiceRequest` of OTLP 1.x
+//! (`opentelemetry/proto/trace/v1/trace.proto`), and decoding of the response. Numbers are those of the
+//! fields there.
 
 use crate::{
     protocol::TraceContext,
@@ -10,25 +11,25 @@ use crate::{
 };
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The version of the semantic conventions that names are taken from.
+/// The version of the semantic conventions.
 const SCHEMA: &str = "https://opentelemetry.io/schemas/1.41.0";
 
-/// Flags of a span or a link that say whether its context is somebody else's.
+/// Flags of a span or link: whether it is known that the context is remote, and whether it is.
 const HAS_IS_REMOTE: u32 = 0x100;
 const IS_REMOTE: u32 = 0x200;
 
-/// A message in the making.
+/// Encodes one message.
 #[derive(Default)]
 struct MessageEncoder(Vec<u8>);
 
-/// What a collector says of spans that it has not taken, of those that it was sent.
+/// The spans that a collector rejected from an accepted export.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PartialSuccess {
     pub(super) rejected: u64,
     pub(super) message: String,
 }
 
-/// A request to take these spans of a process of which this is said.
+/// Encodes an export of these spans with the resource attributes of the process.
 pub(super) fn export_request(spans: &[Box<SpanRecord>], resource: &[(String, String)]) -> Vec<u8> {
     let mut request = MessageEncoder::default();
     request.message(1, |resource_spans| {
@@ -122,7 +123,7 @@ fn nanos(at: SystemTime) -> u64 {
     u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
 }
 
-// === impl Message ===
+// === impl MessageEncoder ===
 
 impl MessageEncoder {
     fn varint(&mut self, mut value: u64) {
@@ -133,19 +134,19 @@ impl MessageEncoder {
         self.0.push(value as u8);
     }
 
-    /// What comes next: which field, and in which form its value is written.
+    /// Writes field number and wire type.
     fn tag(&mut self, field: u32, form: u32) {
         self.varint(u64::from(field << 3 | form));
     }
 
-    /// A number; 0 is what is meant where nothing is written.
+    /// Writes a number, unless it is 0, the default.
     fn number(&mut self, field: u32, value: u64) {
         if value != 0 {
             self.any_number(field, value);
         }
     }
 
-    /// A number that is one of several things that may stand here: 0 must be written too.
+    /// Writes a number in a `oneof`, where 0 must be written as well.
     fn any_number(&mut self, field: u32, value: u64) {
         self.tag(field, 0);
         self.varint(value);
@@ -177,7 +178,7 @@ impl MessageEncoder {
         self.bytes(field, value.as_bytes());
     }
 
-    /// A message in this one. Its length stands before it, and is known only then.
+    /// Writes a nested message. Its length precedes it, but is only known afterwards.
     fn message(&mut self, field: u32, fill: impl FnOnce(&mut Self)) {
         self.tag(field, 2);
         let at = self.0.len();
@@ -191,7 +192,7 @@ impl MessageEncoder {
 // === impl PartialSuccess ===
 
 impl PartialSuccess {
-    /// What an `ExportTraceServiceResponse` says; nothing where all was taken, or it is none.
+    /// Decodes an `ExportTraceServiceResponse`; `None` if everything was accepted, or if it is malformed.
     pub(super) fn read(mut response: &[u8]) -> Option<Self> {
         let mut partial = None;
         while !response.is_empty() {
@@ -217,7 +218,7 @@ enum FieldValue<'a> {
     Other,
 }
 
-/// Takes the next field off a message; `Missing` where it is none.
+/// Reads the next field of a message; `None` if it is malformed.
 fn field<'a>(from: &mut &'a [u8]) -> Option<(u64, FieldValue<'a>)> {
     let tag = read_varint(from)?;
     let mut take = |count: u64| {
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_reads_back_as_open_telemetry_has_it() {
+    fn an_encoded_span_is_decoded_by_open_telemetry() {
         let resource = [("service.name".to_owned(), "x".repeat(200))];
         let bytes = export_request(&[Box::new(recorded()), Box::new(recorded())], &resource);
         let read = ExportTraceServiceRequest::decode(&*bytes).expect("it is one");
@@ -315,10 +316,10 @@ mod tests {
         let (began, ended) = (first.start_time_unix_nano, first.end_time_unix_nano);
         assert_eq!((began, ended), (1_800_000_000_000_000_005, 1_800_000_300_000_000_005));
         let any = |value| Some(AnyValue { value: Some(value) });
-        let told: Vec<_> =
+        let found: Vec<_> =
             first.attributes.iter().map(|pair| (pair.key.as_str(), pair.value.clone())).collect();
         assert_eq!(
-            told,
+            found,
             [
                 ("word", any(Any::StringValue("w".into()))),
                 ("text", any(Any::StringValue(String::new()))),
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_collector_has_not_taken_is_read() {
+    fn rejected_spans_are_read_from_the_response() {
         let answer = |rejected_spans, error_message: &str| {
             let error_message = error_message.to_owned();
             let partial_success = Some(ExportTracePartialSuccess { rejected_spans, error_message });
@@ -349,7 +350,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_collector_answers_is_read_to_its_end(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn any_response_of_a_collector_is_read_to_its_end(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let _ = PartialSuccess::read(&bytes);
         }
     }

@@ -1,5 +1,5 @@
-//! A call of a hosted client in a session of the pool: what the server says of it, with the ids and the token that
-//! its client knows.
+//! A client's call in a pooled session: translates its messages to the ids and the progress token of the
+//! client.
 
 use futures_util::{Stream, StreamExt};
 use std::{
@@ -24,24 +24,23 @@ use bytes::Bytes;
 pub(in crate::upstream::legacy) struct EmulatedCall<W: Transport> {
     pub(super) session: Arc<EmulatedSession<W>>,
     exchange: CallExchange<W>,
-    /// The client's own progress token.
+    /// Progress token of the client.
     token: Option<Bytes>,
-    /// Made with the first question.
+    /// Created with the first request of the server.
     open: Option<Arc<RequestIdMap>>,
 }
 
-/// The questions of a call that wait for their answers, by the server's ids and by those that the client knows: the
-/// sessions of the pool count each for themselves.
+/// Open requests of a call, by the server's ids and by the client's: each pooled session counts separately.
 type RequestIdMap = Mutex<Vec<(RequestId, RequestId)>>;
 
-/// Takes the answer to one of them.
+/// Responder of one open request.
 struct TranslatedResponder {
     answer: Option<Box<dyn Responder>>,
     own: RequestId,
     open: Arc<RequestIdMap>,
 }
 
-// === impl HostedCall ===
+// === impl EmulatedCall ===
 
 impl<W: Transport> EmulatedCall<W> {
     pub(super) fn new(
@@ -52,7 +51,7 @@ impl<W: Transport> EmulatedCall<W> {
         Self { session: session.clone(), exchange, token, open: None }
     }
 
-    /// An event as the client is to hear it, where it is.
+    /// Converts an event for the client; `None` if it is not sent.
     fn event(&mut self, event: UpstreamEvent) -> Option<UpstreamEvent> {
         Some(match event {
             UpstreamEvent::Notification(frame) => UpstreamEvent::Notification(self.notification(frame)?),
@@ -126,7 +125,7 @@ impl<W: Transport> Stream for EmulatedCall<W> {
     }
 }
 
-// === impl Closing ===
+// === impl TranslatedResponder ===
 
 impl Responder for TranslatedResponder {
     fn respond(mut self: Box<Self>, outcome: Result<Bytes, Bytes>) {

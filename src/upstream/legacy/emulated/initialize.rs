@@ -1,8 +1,9 @@
-//! The handshake of a hosted session (2025-11-25, *Lifecycle*).
+//! Handshake of an emulated session (2025-11-25, *Lifecycle*).
 //!
-//! The server was greeted with our newest revision, by whoever was first, and its answer is every client's. Only the
-//! revision can differ: a client that asks for an older one than the server speaks gets its own, as it would from
-//! the server, for what came with later revisions is additional, and is only used with who declares it.
+//! The server got the proxy's newest revision in the handshake of the first client, and its result is used
+//! for every client. Only the revision differs: a client that requests an older one than the server's gets
+//! its own, as the server would answer, because later revisions only add features, which are used with
+//! clients that declare them.
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
@@ -22,23 +23,23 @@ use crate::{
     upstream::{CallError, CallerIdentity, HttpResponse, UpstreamDescription, transport::Transport},
 };
 
-// === impl Sessions ===
+// === impl EmulatedSessions ===
 
 impl<W: Transport> EmulatedSessions<W> {
-    /// Begins a session. The server is started for it where nobody has been served yet who declares the same.
+    /// Opens a session. Starts the server if no client with the same capabilities has used it yet.
     pub(super) async fn initialize(
         &self,
         principal: Principal,
         id: &RequestId,
         params: Option<&Payload>,
-        groups: PoolLookup<'_, W>,
+        pools: PoolLookup<'_, W>,
     ) -> Result<HttpResponse, CallError> {
-        let refused = |code, words: &str| {
-            let error = ErrorObject::new(code, words);
+        let refused = |code, text: &str| {
+            let error = ErrorObject::new(code, text);
             Ok(self.json_response(StatusCode::OK, legacy::error_responses(std::slice::from_ref(id), &error)))
         };
         let params = params.and_then(Payload::object);
-        let Some(asked) = params.and_then(|params| params.string("protocolVersion")) else {
+        let Some(requested) = params.and_then(|params| params.string("protocolVersion")) else {
             return refused(code::INVALID_PARAMS, "initialize names no protocolVersion");
         };
         let declared = params.and_then(|params| params.get("capabilities"));
@@ -49,19 +50,19 @@ impl<W: Transport> EmulatedSessions<W> {
         if !self.make_room() {
             let limit = self.server.config.load().limits.client_sessions;
             Limit::ClientSessions.record_hit();
-            let words = format!(
+            let text = format!(
                 "all {limit} sessions of clients with this server are in use (limits.client_sessions)"
             );
-            return refused(code::BUSY, &words);
+            return refused(code::BUSY, &text);
         }
         let (credentials, client_info) = (Credentials::default(), ClientInfo::default());
         let caller = CallerIdentity { principal, credentials, capabilities, client_info };
         let name = HeaderValue::from_str(&format!("{:032x}", u128::from_be_bytes(random())))
             .expect("hexadecimal digits are a header value");
         let session = EmulatedSession::new(name.clone(), principal, caller);
-        // It hears what is said there before the server is started, which may ask at once.
-        let server = session.pool(groups).list_session().await?.description.clone();
-        let version = negotiated_revision(&asked, &server.version);
+        // The session is a listener before the server starts, which may send requests at once.
+        let server = session.pool(pools).list_session().await?.description.clone();
+        let version = negotiated_revision(&requested, &server.version);
         session.set_negotiated(&server, Revision::parse(&version).is_some_and(Revision::has_empty_events));
         let result = initialize_result(&server, &version);
         self.table.insert(name.clone(), session);
@@ -71,15 +72,16 @@ impl<W: Transport> EmulatedSessions<W> {
     }
 }
 
-/// The revision of a session whose client asks for one, with a server that speaks another.
-fn negotiated_revision(asked: &str, spoken: &str) -> String {
-    let is_older = |asked: &Revision| asked.era() == Era::Legacy && asked.as_str() < spoken;
-    Revision::parse(asked)
+/// Revision of a session whose client requests `requested`, with a server of revision `spoken`.
+fn negotiated_revision(requested: &str, spoken: &str) -> String {
+    let is_older = |requested: &Revision| requested.era() == Era::Legacy && requested.as_str() < spoken;
+    Revision::parse(requested)
         .filter(is_older)
-        .map_or_else(|| spoken.to_owned(), |asked| asked.as_str().to_owned())
+        .map_or_else(|| spoken.to_owned(), |requested| requested.as_str().to_owned())
 }
 
-/// What the server says of itself, in a session of this revision. Its tasks are not for clients that share it.
+/// `initialize` result for a session of this revision. The server's tasks are hidden from clients that share
+/// it.
 fn initialize_result(server: &UpstreamDescription, version: &str) -> Bytes {
     let Ok(result) = JsonObject::read(&server.result) else { return server.result.clone() };
     let mut patch = BytesPatch::new(server.result.clone());
@@ -102,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_client_of_an_older_revision_gets_its_own_and_any_other_the_servers() {
-        for (asked, spoken, agreed_on) in [
+        for (requested, spoken, agreed_on) in [
             ("2025-11-25", "2025-11-25", "2025-11-25"),
             ("2025-03-26", "2025-11-25", "2025-03-26"),
             ("2024-11-05", "2025-06-18", "2024-11-05"),
@@ -112,12 +114,12 @@ mod tests {
             ("v999.0.0", "2025-06-18", "2025-06-18"),
             ("2025-06-18", "2027-01-01", "2025-06-18"),
         ] {
-            assert_eq!(negotiated_revision(asked, spoken), agreed_on, "{asked} {spoken}");
+            assert_eq!(negotiated_revision(requested, spoken), agreed_on, "{requested} {spoken}");
         }
     }
 
     #[test]
-    fn what_the_server_says_of_itself_is_told_as_it_was_said_but_for_revision_and_tasks() {
+    fn the_initialize_result_is_unchanged_except_for_revision_and_tasks() {
         let result = Bytes::from_static(
             br#"{"protocolVersion":"2025-11-25","capabilities":{"tasks":{},"tools":{ }},"serverInfo":{"name":"s","x":1.0},"y":[]}"#,
         );

@@ -1,17 +1,17 @@
-//! The sessions of legacy clients (2025-03-26 to 2025-11-25) in front of a server that is not spoken to over HTTP.
+//! Emulated sessions of legacy clients (2025-03-26 to 2025-11-25), for a server without HTTP.
 //!
-//! Such a server knows no HTTP requests and no session ids, so what a client sends cannot be passed on as it is.
-//! Here it is answered as a well-behaved server of Streamable HTTP would: a POST, a GET and a DELETE are served
-//! ([`EmulatedSessions::serve`]), and everything above [`Upstream::forward`](crate::upstream::Upstream::forward) works as it
-//! does where the server does so itself.
+//! Such a server has no HTTP requests and session ids, so requests of clients cannot be forwarded. They are
+//! answered here as a server with Streamable HTTP would answer them: POST, GET and DELETE
+//! ([`EmulatedSessions::serve`]). Code above [`Upstream::forward`](crate::upstream::Upstream::forward) sees
+//! no difference.
 //!
-//! A client's session is kept here (`session`); its calls are made in the sessions of the pool, with whoever
-//! declares the same (`call`; `pool` beside this folder says which, and `attribution` whose a question is).
-//! Ids and progress tokens are its own in what it sees, and ours in what the server sees (`rewrite_ids`). `response` is
-//! what a POST is answered with, `stream` the session's GET stream, and `initialize` its handshake.
+//! The client's session is kept here (`session`); its calls are made in pooled sessions, shared with clients
+//! that declare the same (`call`; `pool` beside this folder selects the session, `attribution` the call of a
+//! request). The client sees its own ids and progress tokens, the server the proxy's (`rewrite_ids`).
+//! `response` answers a POST, `stream` is the GET stream, `initialize` the handshake.
 //!
-//! A session outlives the child that served it: the next call starts another, with what the client declared, and
-//! what it subscribed to is subscribed again.
+//! A session outlives its process: the next call starts another with the client's capabilities, and
+//! subscriptions are made again. Begin with [`EmulatedSessions::serve`].
 
 mod call;
 mod initialize;
@@ -50,28 +50,28 @@ use session::EmulatedSession;
 
 pub(super) use call::EmulatedCall;
 
-/// The sessions of legacy clients with one server.
+/// Emulated sessions with one server.
 pub(super) struct EmulatedSessions<W: Transport> {
     server: Arc<ServerContext<W>>,
     table: DashMap<HeaderValue, Arc<EmulatedSession<W>>>,
-    /// Places for calls that go on after their client left.
+    /// Permits for calls that continue after their client disconnected.
     departed: Arc<Semaphore>,
 }
 
-/// Gives the sessions of the pool for what a client declares.
+/// Finds the session pool for the capabilities of a client.
 type PoolLookup<'a, W> = &'a (dyn Fn(&CallerIdentity) -> Arc<SessionPool<W>> + Sync);
 
-/// Why a request is not answered as it asks.
+/// Reason why a request is not served.
 enum ServeError {
-    /// This is its answer.
+    /// Response for the client.
     Refused(StatusCode, ErrorObject),
     Lost(CallError),
 }
 
-/// Messages of one batch (2025-03-26).
+/// Limit of messages in a batch (2025-03-26).
 const BATCH: usize = 100;
 
-// === impl Sessions ===
+// === impl EmulatedSessions ===
 
 impl<W: Transport> EmulatedSessions<W> {
     pub(super) fn new(server: Arc<ServerContext<W>>) -> Self {
@@ -79,7 +79,7 @@ impl<W: Transport> EmulatedSessions<W> {
         Self { server, table: DashMap::new(), departed: Arc::new(Semaphore::new(departed)) }
     }
 
-    /// From now on these limits hold.
+    /// Applies other limits.
     pub(super) fn set_limits(&self, limits: &UpstreamLimits) {
         resize_semaphore(&self.departed, self.server.config.load().limits.departed, limits.departed);
     }
@@ -87,18 +87,18 @@ impl<W: Transport> EmulatedSessions<W> {
     /// Answers one HTTP request of a client.
     ///
     /// # Errors
-    /// What became of the one call in it before anything was said, or of the start of a server.
+    /// The error of its only call, if no message preceded it, or of a server's start.
     pub(super) async fn serve(
         &self,
         request: HttpRequest,
-        groups: PoolLookup<'_, W>,
+        pools: PoolLookup<'_, W>,
     ) -> Result<HttpResponse, CallError> {
         if self.server.work.is_closing() {
             return Err(CallError::Closing);
         }
         let answer = match request.method {
-            Verb::POST => self.post(request, groups).await,
-            Verb::GET => self.listen(&request, groups),
+            Verb::POST => self.post(request, pools).await,
+            Verb::GET => self.listen(&request, pools),
             Verb::DELETE => self.end_session(&request),
             _ => Err(refusal(StatusCode::METHOD_NOT_ALLOWED, "only POST, GET and DELETE are served")),
         };
@@ -111,24 +111,20 @@ impl<W: Transport> EmulatedSessions<W> {
         }
     }
 
-    async fn post(
-        &self,
-        request: HttpRequest,
-        groups: PoolLookup<'_, W>,
-    ) -> Result<HttpResponse, ServeError> {
+    async fn post(&self, request: HttpRequest, pools: PoolLookup<'_, W>) -> Result<HttpResponse, ServeError> {
         let messages = parse_messages(&request.body)?;
         if let [message] = &messages[..]
             && let Kind::Request { id, method: Method::Initialize, params } = message.kind()
         {
-            return Ok(self.initialize(request.principal, id, params.as_ref(), groups).await?);
+            return Ok(self.initialize(request.principal, id, params.as_ref(), pools).await?);
         }
         let session = self.find(request.principal, &request.headers)?;
-        let group = session.pool(groups);
+        let pool = session.pool(pools);
         let is_batch = request.body.trim_ascii_start().starts_with(b"[");
         let takes_events = accepts(&request.headers, EVENT_STREAM);
         let mut answers = Vec::new();
         for message in messages {
-            answers.extend(self.receive(&session, &group, message, &request, takes_events).await?);
+            answers.extend(self.receive(&session, &pool, message, &request, takes_events).await?);
         }
         match answers.pop() {
             None => Ok(self.empty_response(StatusCode::ACCEPTED)),
@@ -142,11 +138,11 @@ impl<W: Transport> EmulatedSessions<W> {
         }
     }
 
-    /// Takes one message of a client's; gives what answers it, where it is a request.
+    /// Handles one message of a client; returns the response of a request.
     async fn receive(
         &self,
         session: &Arc<EmulatedSession<W>>,
-        group: &Arc<SessionPool<W>>,
+        pool: &Arc<SessionPool<W>>,
         message: Frame,
         request: &HttpRequest,
         takes_events: bool,
@@ -154,7 +150,7 @@ impl<W: Transport> EmulatedSessions<W> {
         let (id, method, params) = match message.kind() {
             Kind::Request { id, method, params } => (id, method, params.as_ref()),
             Kind::Notification { method, params } => {
-                session.receive_notification(group, method, params.as_ref(), &message);
+                session.receive_notification(pool, method, params.as_ref(), &message);
                 return Ok(None);
             }
             Kind::Success { id, result } => {
@@ -168,17 +164,17 @@ impl<W: Transport> EmulatedSessions<W> {
         };
         let outcome = match method {
             Method::Ping => Ok(()),
-            Method::SetLevel => session.set_level(group, params),
-            Method::ResourcesSubscribe => session.subscribe(group, params).await?,
+            Method::SetLevel => session.set_level(pool, params),
+            Method::ResourcesSubscribe => session.subscribe(pool, params).await?,
             Method::ResourcesUnsubscribe => session.unsubscribe(params),
             Method::Initialize => {
                 Err(ErrorObject::new(code::INVALID_REQUEST, "the session has been initialized"))
             }
-            // There are none: those of a server that many share would be everybody's.
+            // None exist: tasks of a server that clients share would be accessible to all of them.
             method if method.is_about_legacy_tasks() => {
                 Err(ErrorObject::new(code::METHOD_NOT_FOUND, "the server has no tasks of its own"))
             }
-            _ => return Ok(Some(self.begin_call(session, group, &message, request, takes_events))),
+            _ => return Ok(Some(self.begin_call(session, pool, &message, request, takes_events))),
         };
         let response = match outcome {
             Ok(()) => legacy::success(id, b"{}"),
@@ -190,7 +186,7 @@ impl<W: Transport> EmulatedSessions<W> {
     fn begin_call(
         &self,
         session: &Arc<EmulatedSession<W>>,
-        group: &Arc<SessionPool<W>>,
+        pool: &Arc<SessionPool<W>>,
         message: &Frame,
         request: &HttpRequest,
         takes_events: bool,
@@ -206,7 +202,7 @@ impl<W: Transport> EmulatedSessions<W> {
             deferral: None,
             timeout: request.timeout,
         };
-        let call = EmulatedCall::new(session, CallExchange::native(group.clone(), call), token);
+        let call = EmulatedCall::new(session, CallExchange::native(pool.clone(), call), token);
         let interest: Option<Arc<dyn ResponseInterest>> = request.interest.clone();
         MessageResponse::for_call(
             call,
@@ -218,34 +214,34 @@ impl<W: Transport> EmulatedSessions<W> {
         )
     }
 
-    /// The answer to one request: its response alone, if nothing comes before that, else a stream of events.
+    /// Answer to one request: its response, if no message precedes it, else an event stream.
     async fn single_response(
         &self,
         mut answering: MessageResponse<W>,
         takes_events: bool,
     ) -> Result<HttpResponse, CallError> {
         match answering.next().await {
-            Some(said) => {
-                let said = said?;
+            Some(message) => {
+                let message = message?;
                 if answering.is_over() || !takes_events {
-                    return Ok(self.json_response(StatusCode::OK, said));
+                    return Ok(self.json_response(StatusCode::OK, message));
                 }
-                Ok(self.event_stream(EventStreamBody::begun(said, answering)))
+                Ok(self.event_stream(EventStreamBody::begun(message, answering)))
             }
-            // The client has taken it back.
+            // The client cancelled the request.
             None => Ok(self.event_stream(EventStreamBody::<W>::of(Vec::new()))),
         }
     }
 
-    fn listen(&self, request: &HttpRequest, groups: PoolLookup<'_, W>) -> Result<HttpResponse, ServeError> {
+    fn listen(&self, request: &HttpRequest, pools: PoolLookup<'_, W>) -> Result<HttpResponse, ServeError> {
         let session = self.find(request.principal, &request.headers)?;
         if !accepts(&request.headers, EVENT_STREAM) {
-            return Err(refusal(StatusCode::NOT_ACCEPTABLE, "what is heard here is text/event-stream"));
+            return Err(refusal(StatusCode::NOT_ACCEPTABLE, "a GET has to accept text/event-stream"));
         }
-        Ok(self.event_stream(session.listen(session.pool(groups), &request.headers)))
+        Ok(self.event_stream(session.listen(session.pool(pools), &request.headers)))
     }
 
-    /// The client ends its session.
+    /// Ends a session at the client's request.
     fn end_session(&self, request: &HttpRequest) -> Result<HttpResponse, ServeError> {
         let session = self.find(request.principal, &request.headers)?;
         self.table.remove(&session.id);
@@ -253,12 +249,12 @@ impl<W: Transport> EmulatedSessions<W> {
         Ok(self.empty_response(StatusCode::OK))
     }
 
-    /// A call in a client's session that is a task, or may become one. It counts as one.
+    /// A call in a client's session that is a task, or may become one. It counts as a task.
     pub(super) fn call_in(
         &self,
         session: &ClientSession,
         call: NativeCall,
-        groups: PoolLookup<'_, W>,
+        pools: PoolLookup<'_, W>,
     ) -> Option<EmulatedCall<W>> {
         let session = self.find(session.principal, &session.headers).ok()?;
         let NativeCall { id, method, body, .. } = call;
@@ -276,35 +272,34 @@ impl<W: Transport> EmulatedSessions<W> {
             deferral: Some(deferral),
             timeout: None,
         };
-        Some(EmulatedCall::new(&session, CallExchange::native(session.pool(groups), request), token))
+        Some(EmulatedCall::new(&session, CallExchange::native(session.pool(pools), request), token))
     }
 
-    /// Nobody waits for these of a client's calls any more.
+    /// Cancels these calls of a client.
     pub(super) fn cancel_in(&self, session: &ClientSession, calls: &[RequestId]) {
         if let Ok(session) = self.find(session.principal, &session.headers) {
             calls.iter().for_each(|call| session.cancel(call));
         }
     }
 
-    /// Ends the sessions that have had nothing in flight, and on whose stream nobody has listened, for so many rounds.
-    /// Called once a `round`.
+    /// Ends sessions without calls or GET stream for `timeouts.idle_session`. Called once a `round`.
     pub(super) fn sweep(&self, round: Duration) {
-        // The first round is counted when less than one has passed.
+        // The first round is counted before it has passed completely.
         let enough = self.server.config.load().timeouts.idle_session.as_secs().div_ceil(round.as_secs()) + 1;
-        // A session is handed out under its shard's lock, so one that only the table holds is nobody's.
+        // Sessions are handed out under the lock of their shard, so one that only the table holds is unused.
         let gone = self.evict(|session| u64::from(session.count_idle_round()) >= enough);
         (0..gone).for_each(|_| Limit::IdleSession.record_hit());
     }
 
-    /// Ends those that are nobody's at this moment and are to go; gives how many.
-    fn evict(&self, goes: impl Fn(&EmulatedSession<W>) -> bool) -> usize {
+    /// Ends the unused sessions that match; returns how many.
+    fn evict(&self, is_evicted: impl Fn(&EmulatedSession<W>) -> bool) -> usize {
         let mut gone = Vec::new();
         self.table.retain(|_, session| {
-            let goes = Arc::strong_count(session) == 1 && goes(session);
-            if goes {
+            let is_evicted = Arc::strong_count(session) == 1 && is_evicted(session);
+            if is_evicted {
                 gone.push(session.clone());
             }
-            !goes
+            !is_evicted
         });
         gone.iter().for_each(|session| session.end());
         gone.len()
@@ -319,7 +314,7 @@ impl<W: Transport> EmulatedSessions<W> {
         let unnamed = "the request names no session (Mcp-Session-Id): begin one with initialize";
         let id = headers.get(&SESSION_ID).ok_or_else(|| refusal(StatusCode::BAD_REQUEST, unnamed))?;
         let session = self.table.get(id).map(|session| session.clone());
-        // Somebody else's is as unknown as none.
+        // A session of another principal is treated as unknown.
         let session = session.filter(|session| session.principal == principal);
         let unknown = "the session is not known: begin another with initialize";
         let session = session.ok_or_else(|| refusal(StatusCode::NOT_FOUND, unknown))?;
@@ -351,8 +346,8 @@ impl<W: Transport> EmulatedSessions<W> {
         HttpResponse { status, headers, body, limit: self.server.config.load().limits.result_bytes }
     }
 
-    /// Makes room for one more session. Where there are too many, those go that have been quiet for the longest, an
-    /// eighth of them at a time, so that it is seldom looked for them.
+    /// Makes room for one more session. At the limit, an eighth of the sessions, the longest idle, ends at
+    /// once, so that the search is rare.
     fn make_room(&self) -> bool {
         let limit = self.server.config.load().limits.client_sessions;
         if self.table.len() < limit {
@@ -369,7 +364,7 @@ impl<W: Transport> EmulatedSessions<W> {
     }
 }
 
-// === impl NotServed ===
+// === impl ServeError ===
 
 impl From<CallError> for ServeError {
     fn from(lost: CallError) -> Self {
@@ -377,11 +372,11 @@ impl From<CallError> for ServeError {
     }
 }
 
-fn refusal(status: StatusCode, words: &str) -> ServeError {
-    ServeError::Refused(status, ErrorObject::new(code::INVALID_REQUEST, words))
+fn refusal(status: StatusCode, text: &str) -> ServeError {
+    ServeError::Refused(status, ErrorObject::new(code::INVALID_REQUEST, text))
 }
 
-/// The messages of a POST.
+/// Parses the messages of a POST.
 fn parse_messages(body: &Bytes) -> Result<Vec<Frame>, ServeError> {
     let unread = |error: &FrameError| {
         let code = match error {
@@ -396,8 +391,8 @@ fn parse_messages(body: &Bytes) -> Result<Vec<Frame>, ServeError> {
     let messages = MessageReader::of(body.clone()).take(BATCH + 1).collect::<Result<Vec<_>, _>>();
     let messages = messages.map_err(|error| unread(&error))?;
     if messages.is_empty() || messages.len() > BATCH {
-        let words = format!("a batch has at least one message, and {BATCH} at most");
-        return Err(refusal(StatusCode::BAD_REQUEST, &words));
+        let text = format!("a batch has at least one message, and {BATCH} at most");
+        return Err(refusal(StatusCode::BAD_REQUEST, &text));
     }
     Ok(messages)
 }

@@ -1,7 +1,7 @@
-//! What a POST of a hosted client is answered with.
+//! Response to a POST in an emulated session.
 //!
-//! A call is polled in place while its client waits. One whose client leaves before the end goes on, for a departure
-//! is no cancel (2025-11-25, *Sending Messages to the Server*); nobody hears what comes of it.
+//! A call is polled in place while its client waits. After a disconnect the call continues, because that is
+//! not a cancellation (2025-11-25, *Sending Messages to the Server*); its result is dropped.
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -26,11 +26,11 @@ use crate::{
     },
 };
 
-/// The answer to one request: messages, the last of which is the response.
+/// Messages that answer one request; the last is the response.
 pub(super) struct MessageResponse<W: Transport>(ResponseState<W>);
 
 enum ResponseState<W: Transport> {
-    /// It is the response.
+    /// The response is available.
     There(Bytes),
     Waiting(Box<WaitingCall<W>>),
     Over,
@@ -38,39 +38,40 @@ enum ResponseState<W: Transport> {
 
 /// A call whose client waits.
 struct WaitingCall<W: Transport> {
-    /// Dropped in this order: the call leaves the server before its questions leave the session.
+    /// Dropped in this order: the call ends before its requests leave the session.
     call: EmulatedCall<W>,
     in_flight: EmulatedCallGuard<W>,
     id: RequestId,
     cancelled: CancellationToken,
-    /// The same, to be polled.
+    /// Future of `cancelled`.
     cancellation: Pin<Box<WaitForCancellationFutureOwned>>,
     interest: Option<Arc<dyn ResponseInterest>>,
     server: Arc<ServerContext<W>>,
     departed: Arc<Semaphore>,
-    /// The client takes nothing but the response.
+    /// Whether the client accepts the response only, without an event stream.
     is_quiet: bool,
 }
 
-/// A stream of events with the answers to some requests.
+/// Event stream with the answers to one or more requests.
 pub(super) struct EventStreamBody<W: Transport> {
     first: Option<Bytes>,
     answers: Vec<MessageResponse<W>>,
-    /// Why some have no response, said once the others have theirs.
+    /// Error of requests without a response, sent once the others have theirs.
     lost: Option<CallError>,
 }
 
-/// One document, or nothing.
+/// A JSON document, or an empty body.
 pub(super) struct JsonBody(pub(super) Option<Bytes>);
 
-// === impl Answering ===
+// === impl MessageResponse ===
 
 impl<W: Transport> MessageResponse<W> {
     pub(super) fn ready(response: Bytes) -> Self {
         Self(ResponseState::There(response))
     }
 
-    /// Nothing is sent before it is polled. `id` is the client's, `number` ours.
+    /// Creates the response of a call, which is sent when it is polled. `id` is the client's, `number` the
+    /// proxy's.
     pub(super) fn for_call(
         call: EmulatedCall<W>,
         id: RequestId,
@@ -79,14 +80,14 @@ impl<W: Transport> MessageResponse<W> {
         (server, departed): (&Arc<ServerContext<W>>, &Arc<Semaphore>),
         takes_events: bool,
     ) -> Self {
-        let (in_flight, taken_back) = call.session.register_call(&id, number);
-        let taking_back = Box::pin(taken_back.clone().cancelled_owned());
+        let (in_flight, cancelled) = call.session.register_call(&id, number);
+        let taking_back = Box::pin(cancelled.clone().cancelled_owned());
         let (server, departed, is_quiet) = (server.clone(), departed.clone(), !takes_events);
         let waiting = WaitingCall {
             call,
             in_flight,
             id,
-            cancelled: taken_back,
+            cancelled,
             cancellation: taking_back,
             interest,
             server,
@@ -96,7 +97,7 @@ impl<W: Transport> MessageResponse<W> {
         Self(ResponseState::Waiting(Box::new(waiting)))
     }
 
-    /// The next message; none where the client has taken the request back.
+    /// Next message; `None` if the client cancelled the request.
     pub(super) async fn next(&mut self) -> Option<Result<Bytes, CallError>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -122,7 +123,7 @@ impl<W: Transport> MessageResponse<W> {
             }
             let Poll::Ready(event) = waiting.call.poll_next_unpin(cx) else { return Poll::Pending };
             let is_last = event.as_ref().is_none_or(is_end);
-            let said = match event {
+            let message = match event {
                 Some(UpstreamEvent::Notification(_) | UpstreamEvent::RequestCancelled { .. })
                     if waiting.is_quiet =>
                 {
@@ -132,7 +133,7 @@ impl<W: Transport> MessageResponse<W> {
                     question.refuse(
                         &waiting.server.route,
                         INTERNAL_ERROR,
-                        "the client takes no event stream",
+                        "the client accepts no event stream",
                     );
                     continue;
                 }
@@ -145,32 +146,32 @@ impl<W: Transport> MessageResponse<W> {
                     waiting.in_flight.register_request(id, answer);
                     Ok(to_single_line(frame.as_bytes().clone()))
                 }
-                // A call in the server's own words is asked nothing in others.
+                // A call in the server's revision gets no canonical requests.
                 Some(UpstreamEvent::ServerRequest(PendingServerRequest {
                     request: ServerRequest::Canonical(_),
                     ..
                 })) => continue,
                 Some(UpstreamEvent::RequestCancelled { id }) => {
                     waiting.in_flight.discard_request(&id);
-                    Ok(legacy::cancelled_notification(&id, "the server has taken it back"))
+                    Ok(legacy::cancelled_notification(&id, "the server cancelled it"))
                 }
                 Some(UpstreamEvent::Final(response)) => rewrite_ids::with_id(response.frame(), &waiting.id)
                     .map(to_single_line)
                     .ok_or_else(|| CallError::Invalid("it is not a response".to_owned())),
                 Some(UpstreamEvent::Lost(lost)) => Err(lost),
                 Some(UpstreamEvent::InputRequired(_)) => {
-                    Err(CallError::Invalid("it asks in words of another revision".to_owned()))
+                    Err(CallError::Invalid("it sends input requests of another revision".to_owned()))
                 }
                 None => Err(CallError::Closing),
             };
             if is_last {
                 self.0 = ResponseState::Over;
             }
-            return Poll::Ready(Some(said));
+            return Poll::Ready(Some(message));
         }
     }
 
-    /// The server is told that it is cancelled.
+    /// Cancels the call at the server.
     fn cancel(&mut self) {
         if let ResponseState::Waiting(waiting) = &self.0 {
             waiting.cancelled.cancel();
@@ -180,7 +181,7 @@ impl<W: Transport> MessageResponse<W> {
 }
 
 impl<W: Transport> Drop for MessageResponse<W> {
-    /// The client may have left.
+    /// The client may have disconnected.
     fn drop(&mut self) {
         let ResponseState::Waiting(waiting) = std::mem::replace(&mut self.0, ResponseState::Over) else {
             return;
@@ -200,13 +201,12 @@ fn is_end(event: &UpstreamEvent) -> bool {
     }
 }
 
-// === impl Waiting ===
+// === impl WaitingCall ===
 
 impl<W: Transport> WaitingCall<W> {
-    /// Brings the call to its end, which nobody hears. What its client has been asked it can still answer, and it
-    /// can take the call back.
+    /// Runs the call to its end after a disconnect. The client can still answer its requests, and cancel it.
     fn finish_in_background(self: Box<Self>) {
-        let Ok(place) = self.departed.clone().try_acquire_owned() else {
+        let Ok(permit) = self.departed.clone().try_acquire_owned() else {
             let limit = self.server.config.load().limits.departed;
             Limit::Departed.record_hit();
             tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
@@ -214,9 +214,9 @@ impl<W: Transport> WaitingCall<W> {
         };
         let (server, route) = (self.server.clone(), Arc::clone(&self.server.route));
         server.work.spawn(async move {
-            let Self { mut call, in_flight, cancelled: taken_back, interest, .. } = *self;
-            let _place = (place, Limit::Departed.take(1));
-            let mut goes_on = async || {
+            let Self { mut call, in_flight, cancelled, interest, .. } = *self;
+            let _permit = (permit, Limit::Departed.take(1));
+            let mut run = async || {
                 while let Some(event) = call.next().await {
                     match event {
                         UpstreamEvent::ServerRequest(question) => {
@@ -231,8 +231,8 @@ impl<W: Transport> WaitingCall<W> {
                 false
             };
             let is_answered = tokio::select! {
-                is_answered = goes_on() => is_answered,
-                () = taken_back.cancelled() => false,
+                is_answered = run() => is_answered,
+                () = cancelled.cancelled() => false,
             };
             if let Some(interest) = interest.filter(|_| is_answered) {
                 interest.mark_answered();
@@ -241,15 +241,15 @@ impl<W: Transport> WaitingCall<W> {
     }
 }
 
-// === impl Events ===
+// === impl EventStreamBody ===
 
 impl<W: Transport> EventStreamBody<W> {
-    /// The answers to a batch, or to nothing.
+    /// Answers to the requests of a batch, or none.
     pub(super) fn of(answers: Vec<MessageResponse<W>>) -> Self {
         Self { first: None, answers, lost: None }
     }
 
-    /// The answer to one request, of which this has come already.
+    /// Answer to one request, with its first message.
     pub(super) fn begun(first: Bytes, answering: MessageResponse<W>) -> Self {
         Self { first: Some(first), answers: vec![answering], lost: None }
     }
@@ -264,9 +264,9 @@ impl<W: Transport> StreamedBody for EventStreamBody<W> {
         while let Some(answering) = self.answers.get_mut(at) {
             match answering.poll_next(cx) {
                 Poll::Ready(Some(Ok(message))) => return Poll::Ready(Some(Ok(sse::message(&message)))),
-                Poll::Ready(said) => {
+                Poll::Ready(message) => {
                     self.answers.swap_remove(at);
-                    self.lost = said.and_then(Result::err).or_else(|| self.lost.take());
+                    self.lost = message.and_then(Result::err).or_else(|| self.lost.take());
                 }
                 Poll::Pending => at += 1,
             }
@@ -286,7 +286,7 @@ impl<W: Transport> StreamedBody for EventStreamBody<W> {
     }
 }
 
-// === impl Document ===
+// === impl JsonBody ===
 
 impl StreamedBody for JsonBody {
     fn poll_chunk(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {

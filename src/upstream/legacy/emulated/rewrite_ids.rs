@@ -1,5 +1,5 @@
-//! What is changed in the messages between a hosted client and its server: ids and progress tokens. In what the
-//! server sees they are ours, because many clients share it, and in what a client sees its own.
+//! Rewrites ids and progress tokens between a client in an emulated session and its server. The server sees
+//! the proxy's, because many clients share it; a client sees its own.
 
 use bytes::Bytes;
 
@@ -8,10 +8,10 @@ use crate::protocol::{
     splice::{BytesPatch, ObjectEdit},
 };
 
-/// A client's request under a number of ours, which is its progress token too where it has one. Gives beside it the
-/// token that its client gave.
+/// Rewrites a client's request to the proxy's number, which replaces its progress token as well. Returns the
+/// message and the client's token.
 ///
-/// The server has no tasks for this client, whatever it declares, and is asked for none.
+/// Removes `task`: a shared server's tasks are not available to clients.
 pub(super) fn client_request(message: &Frame, number: u64) -> (Bytes, Option<Bytes>) {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
     let Kind::Request { id, method, params } = message.kind() else { return (patch.apply(), None) };
@@ -31,11 +31,11 @@ pub(super) fn client_request(message: &Frame, number: u64) -> (Bytes, Option<Byt
         inner.add_to(&mut patch);
     }
     edit.add_to(&mut patch);
-    // A slice of the message would keep all of it.
+    // Copied, because a slice would keep the whole message.
     (patch.apply(), token.map(|token| Bytes::copy_from_slice(&token)))
 }
 
-/// A request or response of the server under another id; nothing where it has none.
+/// Rewrites the id of a server's request or response; `None` if it has none.
 pub(super) fn with_id(message: &Frame, id: &RequestId) -> Option<Bytes> {
     let own = match message.kind() {
         Kind::Request { id, .. } | Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => id,
@@ -46,7 +46,7 @@ pub(super) fn with_id(message: &Frame, id: &RequestId) -> Option<Bytes> {
     Some(patch.apply())
 }
 
-/// Progress under the token that the client gave.
+/// Rewrites the progress token to the client's.
 pub(super) fn with_token(progress: &Frame, token: &Bytes) -> Option<Bytes> {
     let Kind::Notification { params: Some(params), .. } = progress.kind() else { return None };
     let mut patch = BytesPatch::new(progress.as_bytes().clone());
@@ -56,7 +56,7 @@ pub(super) fn with_token(progress: &Frame, token: &Bytes) -> Option<Bytes> {
     Some(patch.apply())
 }
 
-/// A string member of a request's params.
+/// String member of a request's params.
 pub(super) fn string_param(params: Option<&Payload>, key: &str) -> Option<String> {
     params?.string(key)
 }
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_goes_out_under_our_number_and_keeps_all_else() {
+    fn a_request_gets_the_number_of_the_proxy_and_keeps_all_else() {
         for (sent, goes, token) in [
             (
                 r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"t", "_meta":{"progressToken":"p","x":1.0},"task":{}}}"#,

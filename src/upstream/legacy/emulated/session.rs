@@ -1,4 +1,5 @@
-//! One hosted session: what its client has in flight, what it has asked to hear, and what it is asked.
+//! One emulated session: its client's calls, subscriptions and log level, and the open requests of the
+//! server.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
@@ -33,67 +34,67 @@ use crate::{
     },
 };
 
-/// A session of a legacy client. Held by the table, and by whatever is in flight in it: one that only the table
-/// holds has nothing in flight.
+/// A session of a legacy client. Held by the table and by everything in flight in it: if only the table holds
+/// it, nothing is in flight.
 pub(super) struct EmulatedSession<W: Transport> {
-    /// Its name; unguessable.
+    /// Session id; unguessable.
     pub(super) id: HeaderValue,
-    /// Whose it is: nobody else is served in it.
+    /// Owner; other principals are not served.
     pub(super) principal: Principal,
-    /// On whose behalf its calls are made. Others in the group may declare more.
+    /// Identity for its calls. Others in the pool may declare more.
     caller: CallerIdentity,
-    /// Where they were made last. What nobody uses is let go of, whatever sessions there are.
+    /// Pool of its last call. Weak: an unused pool may be evicted while the session exists.
     pool: Mutex<Weak<SessionPool<W>>>,
-    /// What the handshake came to.
+    /// Result of the handshake.
     negotiated: OnceLock<NegotiatedFeatures>,
     state: Mutex<EmulatedState<W>>,
-    /// What is said on its GET stream.
+    /// Messages of its GET stream.
     feed: Arc<StreamBacklog>,
     next_question: AtomicU32,
-    /// Rounds in which it was not used.
+    /// Rounds without use.
     idle_rounds: AtomicU32,
     _counted: UsageGuard,
 }
 
 struct NegotiatedFeatures {
     has_logging: bool,
-    /// The client knows events without data.
+    /// Whether the client supports events without data.
     primes: bool,
 }
 
-/// The lock guards a few lines each time.
+/// Locked for a few statements only.
 struct EmulatedState<W: Transport> {
-    /// By their ids, the calls that its client waits for: how each is taken back, and our number for it.
+    /// Awaited calls by the client's ids: the proxy's number, and the token of cancellation.
     calls: HashMap<RequestId, (u64, CancellationToken)>,
-    /// What it is asked, by the ids that it knows.
+    /// Open requests of the server, by the ids that the client knows.
     questions: HashMap<RequestId, OpenServerRequest>,
     subscribed: HashMap<String, SubscriptionGuard<W>>,
     level: Option<LogSeverity>,
 }
 
-/// A question that waits for its client's answer.
+/// An open request of the server.
 struct OpenServerRequest {
-    /// Our number for the call that it is asked in; none where it is asked outside any.
+    /// The proxy's number of the request's call; `None` outside calls.
     call: Option<u64>,
     answer: Box<dyn Responder>,
 }
 
-/// A call that its client waits for, or has left; taken out with what it still asks when this is dropped.
+/// Registration of a call; dropping it removes the call and its open requests.
 pub(super) struct EmulatedCallGuard<W: Transport> {
     session: Arc<EmulatedSession<W>>,
     id: RequestId,
     number: u64,
 }
 
-/// Resources that one session may subscribe to.
+/// Limit of resource subscriptions in a session.
 pub(super) const MAX_RESOURCES: usize = 1000;
-/// Questions outside any call that wait for its client's answers.
+/// Limit of open requests outside calls.
 pub(super) const MAX_OPEN: usize = 64;
 
-// === impl Hosted ===
+// === impl EmulatedSession ===
 
 impl<W: Transport> EmulatedSession<W> {
-    /// A session whose handshake is under way.
+    /// Creates a session whose handshake is in progress.
     pub(super) fn new(id: HeaderValue, principal: Principal, caller: CallerIdentity) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -109,117 +110,118 @@ impl<W: Transport> EmulatedSession<W> {
         })
     }
 
-    /// Where its calls are made now, as `groups` says. What is said there beside calls is heard in this session.
-    pub(super) fn pool(self: &Arc<Self>, groups: PoolLookup<'_, W>) -> Arc<SessionPool<W>> {
-        let group = groups(&self.caller);
-        let here = Arc::downgrade(&group);
+    /// Current pool for its calls, from `pools`. Registers the session as a listener there.
+    pub(super) fn pool(self: &Arc<Self>, pools: PoolLookup<'_, W>) -> Arc<SessionPool<W>> {
+        let pool = pools(&self.caller);
+        let here = Arc::downgrade(&pool);
         let before = std::mem::replace(&mut *self.pool.lock(), here.clone());
         if !before.ptr_eq(&here) {
             let listener: Arc<dyn BroadcastListener> = self.clone();
-            group.listeners.join(Arc::downgrade(&listener));
+            pool.listeners.join(Arc::downgrade(&listener));
         }
-        group
+        pool
     }
 
-    /// The handshake is over.
+    /// Stores the result of the handshake.
     pub(super) fn set_negotiated(&self, server: &UpstreamDescription, primes: bool) {
         let has_logging = server.capabilities.object().is_some_and(|object| object.contains("logging"));
         let _ = self.negotiated.set(NegotiatedFeatures { has_logging, primes });
     }
 
-    /// Whether the client has declared that it can be asked this.
+    /// Whether the client declared the capability that this request needs.
     pub(super) fn can_be_asked(&self, question: &Frame) -> bool {
         let Kind::Request { method, params, .. } = question.kind() else { return false };
         self.caller.capabilities.missing_for(method, params.as_deref()).is_none()
     }
 
-    /// One more call that the client waits for. Gives how it learns that the client has taken it back.
+    /// Registers a call. Returns its guard, and the token that is cancelled when the client cancels the call.
     pub(super) fn register_call(
         self: &Arc<Self>,
         id: &RequestId,
         number: u64,
     ) -> (EmulatedCallGuard<W>, CancellationToken) {
-        let taken_back = CancellationToken::new();
-        self.state.lock().calls.insert(id.clone(), (number, taken_back.clone()));
+        let cancelled = CancellationToken::new();
+        self.state.lock().calls.insert(id.clone(), (number, cancelled.clone()));
         let call = EmulatedCallGuard { session: self.clone(), id: id.clone(), number };
-        (call, taken_back)
+        (call, cancelled)
     }
 
-    /// The client takes a call back, or it has been given up for it.
+    /// Cancels a call, for its client or for the proxy.
     pub(super) fn cancel(&self, call: &RequestId) {
-        if let Some((_, taken_back)) = self.state.lock().calls.get(call) {
-            taken_back.cancel();
+        if let Some((_, cancelled)) = self.state.lock().calls.get(call) {
+            cancelled.cancel();
         }
     }
 
-    /// The client has told the server something.
+    /// Handles a notification of the client.
     pub(super) fn receive_notification(
         &self,
-        group: &SessionPool<W>,
+        pool: &SessionPool<W>,
         method: &Method,
         params: Option<&Payload>,
         message: &Frame,
     ) {
         match method {
             Method::Cancelled => cancelled_id(params).iter().for_each(|call| self.cancel(call)),
-            // The server's own handshake is over. Progress is of a question, and names a token that one child gave.
+            // The server's own handshake is complete. Progress concerns a request of the server, with a token
+            // of one process.
             Method::Initialized | Method::Progress => {}
-            _ => group.send_to_all(|| message.as_bytes().clone()),
+            _ => pool.send_to_all(|| message.as_bytes().clone()),
         }
     }
 
-    /// The client has answered a question.
+    /// Handles a response of the client.
     pub(super) fn receive_response(&self, id: &RequestId, outcome: Result<Bytes, Bytes>) {
         let question = self.state.lock().questions.remove(id);
         match question {
             Some(question) => question.answer.respond(outcome),
-            None => tracing::debug!(%id, "an answer to nothing that was asked"),
+            None => tracing::debug!(%id, "a response without a request"),
         }
     }
 
-    /// The server has taken a question back. Whether it was open.
+    /// Drops a request that the server cancelled. Returns whether it was open.
     fn discard_request(&self, id: &RequestId) -> bool {
         let question = self.state.lock().questions.remove(id);
         question.map(|question| question.answer.discard()).is_some()
     }
 
-    /// The client wants to hear only what is as severe as this, or all there is. The server says what the least
-    /// demanding of those who share it wants.
+    /// Sets the lowest severity of log messages for the client. The server is set to the lowest of all
+    /// clients that share it.
     pub(super) fn set_level(
         &self,
-        group: &SessionPool<W>,
+        pool: &SessionPool<W>,
         params: Option<&Payload>,
     ) -> Result<(), ErrorObject> {
         if !self.negotiated.get().is_some_and(|agreed| agreed.has_logging) {
-            return Err(ErrorObject::new(code::METHOD_NOT_FOUND, "the server has no log to be heard"));
+            return Err(ErrorObject::new(code::METHOD_NOT_FOUND, "the server does not support logging"));
         }
         let level = rewrite_ids::string_param(params, "level").and_then(|name| LogSeverity::parse(&name));
         let level = level.ok_or_else(|| ErrorObject::new(code::INVALID_PARAMS, "there is no such level"))?;
         self.state.lock().level = Some(level);
-        if let Some(level) = group.listeners.level() {
-            let server = group.server();
-            group.send_to_all(|| message::set_level(server.next_id(), level));
+        if let Some(level) = pool.listeners.level() {
+            let server = pool.server();
+            pool.send_to_all(|| message::set_level(server.next_id(), level));
         }
         Ok(())
     }
 
-    /// The client wants to hear of changes of a resource.
+    /// Subscribes to changes of a resource.
     ///
     /// # Errors
-    /// What became of the request to the server, where that gave no answer.
+    /// The error of the request to the server, if it got no response.
     pub(super) async fn subscribe(
         &self,
-        group: &Arc<SessionPool<W>>,
+        pool: &Arc<SessionPool<W>>,
         params: Option<&Payload>,
     ) -> Result<Result<(), ErrorObject>, CallError> {
         let Some(uri) = rewrite_ids::string_param(params, "uri") else { return Ok(Err(no_uri())) };
         if self.state.lock().subscribed.len() >= MAX_RESOURCES {
-            let words = format!("a session subscribes to {MAX_RESOURCES} resources at most");
-            return Ok(Err(ErrorObject::new(code::BUSY, words)));
+            let text = format!("a session subscribes to {MAX_RESOURCES} resources at most");
+            return Ok(Err(ErrorObject::new(code::BUSY, text)));
         }
-        Ok(match subscribe::subscribe(group.clone(), &uri).await {
+        Ok(match subscribe::subscribe(pool.clone(), &uri).await {
             Ok(guard) => {
-                // What it replaces lets go outside the lock.
+                // A replaced guard is dropped outside the lock.
                 let _before = self.state.lock().subscribed.insert(uri, guard);
                 Ok(())
             }
@@ -234,7 +236,7 @@ impl<W: Transport> EmulatedSession<W> {
         Ok(())
     }
 
-    /// Whether a notification is one that the client wants to hear.
+    /// Whether the client gets a notification.
     pub(super) fn is_wanted(&self, frame: &Frame) -> bool {
         let Kind::Notification { method, params } = frame.kind() else { return true };
         match method {
@@ -245,7 +247,7 @@ impl<W: Transport> EmulatedSession<W> {
                     return true;
                 };
                 let wanted = self.state.lock().level;
-                // What another has asked for is not for one that has asked for nothing.
+                // A level that another client set does not apply to a client that set none.
                 let usual = || self.pool.lock().upgrade()?.listeners.level().map(|_| LogSeverity::USUAL);
                 wanted.or_else(usual).is_none_or(|wanted| level >= wanted)
             }
@@ -255,21 +257,21 @@ impl<W: Transport> EmulatedSession<W> {
         }
     }
 
-    /// Opens its GET stream; one that was open ends.
-    pub(super) fn listen(self: &Arc<Self>, group: Arc<SessionPool<W>>, headers: &HeaderMap) -> GetStreamBody {
+    /// Opens the GET stream; an earlier one ends.
+    pub(super) fn listen(self: &Arc<Self>, pool: Arc<SessionPool<W>>, headers: &HeaderMap) -> GetStreamBody {
         let last_id = headers.get(&LAST_EVENT_ID).map(|id| id.as_bytes());
         let primes = self.negotiated.get().is_some_and(|agreed| agreed.primes);
-        // As long as somebody listens, a session of the pool is kept open to hear for it.
-        let heard: broadcast::Receiver<ChangeNotification> = group.reports.subscribe();
-        self.feed.open(last_id, primes, Box::new((self.clone(), group, heard)))
+        // Keeps a pooled session open that reports changes, while the stream is open.
+        let receiver: broadcast::Receiver<ChangeNotification> = pool.reports.subscribe();
+        self.feed.open(last_id, primes, Box::new((self.clone(), pool, receiver)))
     }
 
-    /// It is over.
+    /// Ends the session.
     pub(super) fn end(&self) {
         let (calls, questions, subscribed) = {
-            let mut inside = self.state.lock();
-            let calls: Vec<_> = inside.calls.values().map(|(_, taken_back)| taken_back.clone()).collect();
-            (calls, std::mem::take(&mut inside.questions), std::mem::take(&mut inside.subscribed))
+            let mut state = self.state.lock();
+            let calls: Vec<_> = state.calls.values().map(|(_, cancelled)| cancelled.clone()).collect();
+            (calls, std::mem::take(&mut state.questions), std::mem::take(&mut state.subscribed))
         };
         calls.iter().for_each(CancellationToken::cancel);
         self.feed.end();
@@ -280,12 +282,12 @@ impl<W: Transport> EmulatedSession<W> {
         self.idle_rounds.store(0, Ordering::Relaxed);
     }
 
-    /// Rounds for which it has not been used.
+    /// Rounds without use.
     pub(super) fn idle_rounds(&self) -> u32 {
         self.idle_rounds.load(Ordering::Relaxed)
     }
 
-    /// The same, after one more.
+    /// Counts one more round without use.
     pub(super) fn count_idle_round(&self) -> u32 {
         self.idle_rounds.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -298,7 +300,7 @@ impl<W: Transport> BroadcastListener for EmulatedSession<W> {
         }
     }
 
-    /// Of its own in the session. After 2^31 the ids begin anew, and those of open questions are passed over.
+    /// Ids are unique in the session. After 2^31 they start again and skip those of open requests.
     fn next_request_id(&self) -> RequestId {
         loop {
             let number = self.next_question.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1);
@@ -312,16 +314,16 @@ impl<W: Transport> BroadcastListener for EmulatedSession<W> {
     fn send_request(&self, id: RequestId, frame: &Frame, answer: Box<dyn Responder>) {
         let Some(message) = rewrite_ids::with_id(frame, &id) else { return };
         let is_open = {
-            let mut inside = self.state.lock();
-            let open = inside.questions.values().filter(|question| question.call.is_none()).count();
-            // What is larger would not be kept until its stream is read.
+            let mut state = self.state.lock();
+            let open = state.questions.values().filter(|question| question.call.is_none()).count();
+            // A larger message would not be stored until the stream is read.
             let has_room = open < MAX_OPEN && message.len() <= EVENT_BYTES && self.can_be_asked(frame);
             if has_room {
-                inside.questions.insert(id, OpenServerRequest { call: None, answer });
+                state.questions.insert(id, OpenServerRequest { call: None, answer });
             }
             has_room
         };
-        // Else it was refused when it was dropped.
+        // Else its responder was dropped, which rejected the request.
         if is_open {
             self.feed.push(message);
         }
@@ -338,7 +340,7 @@ impl<W: Transport> BroadcastListener for EmulatedSession<W> {
     }
 }
 
-// === impl Inside ===
+// === impl EmulatedState ===
 
 impl<W: Transport> Default for EmulatedState<W> {
     fn default() -> Self {
@@ -346,16 +348,16 @@ impl<W: Transport> Default for EmulatedState<W> {
     }
 }
 
-// === impl InFlight ===
+// === impl EmulatedCallGuard ===
 
 impl<W: Transport> EmulatedCallGuard<W> {
-    /// The client is asked something in the course of it.
+    /// Registers a request of the server during the call.
     pub(super) fn register_request(&self, id: RequestId, answer: Box<dyn Responder>) {
         let question = OpenServerRequest { call: Some(self.number), answer };
         self.session.state.lock().questions.insert(id, question);
     }
 
-    /// The server has taken a question back.
+    /// Drops a request that the server cancelled.
     pub(super) fn discard_request(&self, id: &RequestId) {
         self.session.discard_request(id);
     }
@@ -363,13 +365,13 @@ impl<W: Transport> EmulatedCallGuard<W> {
 
 impl<W: Transport> Drop for EmulatedCallGuard<W> {
     fn drop(&mut self) {
-        let mut inside = self.session.state.lock();
-        if inside.calls.get(&self.id).is_some_and(|(number, _)| *number == self.number) {
-            inside.calls.remove(&self.id);
+        let mut state = self.session.state.lock();
+        if state.calls.get(&self.id).is_some_and(|(number, _)| *number == self.number) {
+            state.calls.remove(&self.id);
         }
-        let open: Vec<_> = inside.questions.extract_if(|_, open| open.call == Some(self.number)).collect();
-        drop(inside);
-        // Outside the lock: a question that is dropped refuses itself.
+        let open: Vec<_> = state.questions.extract_if(|_, open| open.call == Some(self.number)).collect();
+        drop(state);
+        // Outside the lock: a dropped responder rejects its request.
         drop(open);
     }
 }
@@ -378,8 +380,7 @@ fn no_uri() -> ErrorObject {
     ErrorObject::new(code::INVALID_PARAMS, "the request names no uri")
 }
 
-/// Whether a change of `uri` is one of what was subscribed to: that, or what lies in it (2025-11-25, *Resources,
-/// Subscriptions*).
+/// Whether `uri` is the subscribed resource, or lies within it (2025-11-25, *Resources, Subscriptions*).
 fn is_within(subscribed: &str, uri: &str) -> bool {
     uri.strip_prefix(subscribed)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || subscribed.ends_with('/'))

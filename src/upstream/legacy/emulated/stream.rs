@@ -1,10 +1,9 @@
-//! The GET stream of a hosted session (2025-11-25, *Listening for Messages from the Server*; *Resumability and
-//! Redelivery*): what its server says that is no call's.
+//! GET stream of an emulated session (2025-11-25, *Listening for Messages from the Server*; *Resumability and
+//! Redelivery*): messages of the server outside calls.
 //!
-//! All of it is kept, the last [`EVENTS`] messages, whether somebody listens or not: a stream that breaks has lost
-//! what was on its way, and the client comes back for that with the id of the last event it has seen. One that names
-//! none goes on with what was never sent. There is one stream: a client that opens another has lost the one before,
-//! whatever the proxy knows of that.
+//! The last [`EVENTS`] messages are stored, with or without a client: a broken stream loses what was in
+//! flight, and the client resumes with the last event id that it got. Without an id the stream continues with
+//! the messages never sent. There is one stream: a client that opens another has lost the one before.
 
 use bytes::Bytes;
 use std::{
@@ -20,65 +19,67 @@ use crate::{
     upstream::{CallError, forward::StreamedBody},
 };
 
-/// What is said on the stream of one session.
+/// Messages for the stream of one session.
 #[derive(Default)]
 pub(super) struct StreamBacklog(Mutex<BacklogState>);
 
-/// The lock guards a few lines each time.
+/// Locked for a few statements only.
 #[derive(Default)]
 struct BacklogState {
-    /// What is kept, the oldest first.
+    /// Stored messages, the oldest first.
     messages: VecDeque<Bytes>,
     bytes: usize,
-    /// The number of the first that is kept. The first of all is 1.
+    /// Number of messages dropped so far; the first message has the number 1.
     dropped: u64,
-    /// The number of the last that was sent.
+    /// Number of the last message sent.
     sent: u64,
-    /// How many streams have been opened: the last is the one there is.
+    /// Number of streams opened; only the last one is valid.
     streams: u64,
     reader: Option<Waker>,
     is_over: bool,
 }
 
-/// One stream that is open, as the body of an answer.
+/// An open stream, as a response body.
 pub(super) struct GetStreamBody {
     feed: Arc<StreamBacklog>,
     stream: u64,
-    /// The number of the last message that it has sent.
+    /// Number of the last message that this stream sent.
     sent: u64,
-    /// An event that only gives an id is due.
+    /// An event with an id and no data is due.
     primes: bool,
     is_over: bool,
-    /// What is kept open for as long as somebody listens.
+    /// Kept while the stream is open.
     _kept: Box<dyn Any + Send>,
 }
 
-/// Messages that are kept for one session. Sessions that share a server share them, but for what they ask each.
+/// Limit of stored messages of a session. Sessions that share a server share their memory, except for
+/// requests.
 const EVENTS: usize = 256;
-/// Bytes of them; of a larger one nothing is kept.
+/// Limit of their bytes; a larger message is not stored.
 pub(super) const EVENT_BYTES: usize = 1 << 20;
-/// Before the number of each.
+/// Prefix of the number in an event id.
 const PREFIX: &str = "get-";
 
-// === impl Feed ===
+// === impl StreamBacklog ===
 
 impl StreamBacklog {
     pub(super) fn push(&self, message: Bytes) {
         let reader = {
-            let mut said = self.0.lock();
-            said.bytes += message.len();
-            said.messages.push_back(to_single_line(message));
-            while said.messages.len() > EVENTS || said.bytes > EVENT_BYTES {
-                let Some(oldest) = said.messages.pop_front() else { break };
-                said.bytes -= oldest.len();
-                said.dropped += 1;
+            let mut backlog = self.0.lock();
+            backlog.bytes += message.len();
+            backlog.messages.push_back(to_single_line(message));
+            while backlog.messages.len() > EVENTS || backlog.bytes > EVENT_BYTES {
+                let Some(oldest) = backlog.messages.pop_front() else { break };
+                backlog.bytes -= oldest.len();
+                backlog.dropped += 1;
             }
-            said.reader.take()
+            backlog.reader.take()
         };
         reader.into_iter().for_each(Waker::wake);
     }
 
-    /// Opens a stream, behind the event of this id. `primes` is whether its client knows events without data.
+    /// Opens a stream after the event of this id. `primes` is whether the client supports events without
+    /// data.
     pub(super) fn open(
         self: &Arc<Self>,
         last_id: Option<&[u8]>,
@@ -86,55 +87,55 @@ impl StreamBacklog {
         kept: Box<dyn Any + Send>,
     ) -> GetStreamBody {
         let (stream, sent, before) = {
-            let mut said = self.0.lock();
-            said.streams += 1;
-            let last = said.dropped + said.messages.len() as u64;
-            // An id that was never given is of another session, or made up.
+            let mut backlog = self.0.lock();
+            backlog.streams += 1;
+            let last = backlog.dropped + backlog.messages.len() as u64;
+            // An id that was never assigned belongs to another session, or was made up.
             let named = last_id.and_then(number).filter(|named| *named <= last);
-            (said.streams, named.unwrap_or(said.sent), said.reader.take())
+            (backlog.streams, named.unwrap_or(backlog.sent), backlog.reader.take())
         };
         before.into_iter().for_each(Waker::wake);
         GetStreamBody { feed: Arc::clone(self), stream, sent, primes, is_over: false, _kept: kept }
     }
 
-    /// The session is over, and its stream with it.
+    /// Ends the session and its stream.
     pub(super) fn end(&self) {
         let reader = {
-            let mut said = self.0.lock();
-            said.is_over = true;
-            said.reader.take()
+            let mut backlog = self.0.lock();
+            backlog.is_over = true;
+            backlog.reader.take()
         };
         reader.into_iter().for_each(Waker::wake);
     }
 }
 
-/// The number in an id of ours.
+/// Number in an event id.
 fn number(id: &[u8]) -> Option<u64> {
     std::str::from_utf8(id).ok()?.strip_prefix(PREFIX)?.parse().ok()
 }
 
-// === impl Listening ===
+// === impl GetStreamBody ===
 
 impl StreamedBody for GetStreamBody {
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
-        let mut said = self.feed.0.lock();
-        if said.is_over || said.streams != self.stream {
+        let mut backlog = self.feed.0.lock();
+        if backlog.is_over || backlog.streams != self.stream {
             self.is_over = true;
             return Poll::Ready(None);
         }
         if std::mem::take(&mut self.primes) {
             return Poll::Ready(Some(Ok(format!("id: {PREFIX}{}\ndata: \n\n", self.sent).into())));
         }
-        let next = self.sent.max(said.dropped);
-        let at = usize::try_from(next - said.dropped).unwrap_or(usize::MAX);
-        let Some(message) = said.messages.get(at) else {
-            said.reader = Some(cx.waker().clone());
+        let next = self.sent.max(backlog.dropped);
+        let at = usize::try_from(next - backlog.dropped).unwrap_or(usize::MAX);
+        let Some(message) = backlog.messages.get(at) else {
+            backlog.reader = Some(cx.waker().clone());
             return Poll::Pending;
         };
         self.sent = next + 1;
         let head = format!("id: {PREFIX}{}\ndata: ", self.sent);
         let event = [head.as_bytes(), message, b"\n\n"].concat();
-        said.sent = said.sent.max(self.sent);
+        backlog.sent = backlog.sent.max(self.sent);
         Poll::Ready(Some(Ok(event.into())))
     }
 
@@ -153,7 +154,7 @@ mod tests {
         feed.open(last_id.map(str::as_bytes), false, Box::new(()))
     }
 
-    /// What there is to hear.
+    /// Available events.
     fn heard(listening: &mut GetStreamBody) -> Vec<String> {
         let mut all = Vec::new();
         while let Some(Some(Ok(event))) = poll_fn(|cx| listening.poll_chunk(cx)).now_or_never() {
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_gets_what_followed_and_who_names_nothing_what_was_never_sent() {
+    fn a_stream_continues_after_its_last_event_id_or_with_unsent_messages() {
         let feed = feed(&["a", "b"]);
         let mut first = open(&feed, None);
         assert_eq!(heard(&mut first), ["id: get-1\ndata: a\n\n", "id: get-2\ndata: b\n\n"]);
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_stream_is_the_one_there_is() {
+    fn the_newest_stream_replaces_the_earlier_one() {
         let feed = feed(&[]);
         let mut first = open(&feed, None);
         assert!(heard(&mut first).is_empty() && !first.is_end());
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_nobody_hears_so_much_is_kept_the_last_of_it() {
+    fn the_last_unread_messages_are_kept() {
         let feed = feed(&[]);
         for _ in 0..2 * EVENTS {
             feed.push(Bytes::from_static(b"a"));
@@ -206,12 +207,12 @@ mod tests {
         assert_eq!(heard(&mut open(&feed, Some("get-1"))).len(), EVENTS);
         feed.push(vec![b'x'; EVENT_BYTES / 2].into());
         feed.push(vec![b'x'; EVENT_BYTES / 2].into());
-        let said = feed.0.lock();
-        assert_eq!((said.messages.len(), said.bytes), (2, EVENT_BYTES));
+        let backlog = feed.0.lock();
+        assert_eq!((backlog.messages.len(), backlog.bytes), (2, EVENT_BYTES));
     }
 
     #[test]
-    fn a_client_that_knows_events_without_data_is_told_at_once_where_it_is() {
+    fn a_client_that_supports_events_without_data_gets_its_position_at_once() {
         let feed = feed(&["a"]);
         assert_eq!(heard(&mut open(&feed, None)).len(), 1);
         let mut listening = feed.open(None, true, Box::new(()));

@@ -1,4 +1,4 @@
-//! What is bounded of the sessions of clients.
+//! Tests of the limits of emulated sessions.
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
@@ -19,13 +19,13 @@ use crate::{
     upstream::{Config, HttpRequest, HttpResponse, RequestPurpose, Upstream, UpstreamLimits, in_memory},
 };
 
-/// What a child is to say, and what it is told that is no request.
+/// Messages that a child sends, and those it receives that are not requests.
 struct Child {
-    says: mpsc::UnboundedSender<Value>,
-    told: mpsc::UnboundedReceiver<Value>,
+    sends: mpsc::UnboundedSender<Value>,
+    received: mpsc::UnboundedReceiver<Value>,
 }
 
-/// A server all of whose requests are answered at once.
+/// A server that answers all requests at once.
 fn server() -> (Arc<dyn Upstream>, Child) {
     limited(UpstreamLimits::default())
 }
@@ -33,8 +33,8 @@ fn server() -> (Arc<dyn Upstream>, Child) {
 fn limited(limits: UpstreamLimits) -> (Arc<dyn Upstream>, Child) {
     let (server, mut started) =
         in_memory(Config { limits, ..Config::default() }).expect("a runtime is entered");
-    let (says, mut to_say) = mpsc::unbounded_channel::<Value>();
-    let (tells, told) = mpsc::unbounded_channel();
+    let (sends, mut to_say) = mpsc::unbounded_channel::<Value>();
+    let (receives, received) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         let (reads, mut writes) = split(started.recv().await.expect("it is started"));
         let mut lines = BufReader::new(reads).lines();
@@ -44,7 +44,7 @@ fn limited(limits: UpstreamLimits) -> (Arc<dyn Upstream>, Child) {
                     let Ok(Some(line)) = line else { return };
                     let message: Value = serde_json::from_str(&line).expect("JSON");
                     if message.get("method").is_none() || message.get("id").is_none() {
-                        let _ = tells.send(message);
+                        let _ = receives.send(message);
                         continue;
                     }
                     json!({ "jsonrpc": "2.0", "id": message["id"], "result": {
@@ -55,7 +55,7 @@ fn limited(limits: UpstreamLimits) -> (Arc<dyn Upstream>, Child) {
             writes.write_all(format!("{said}\n").as_bytes()).await.expect("it is read");
         }
     });
-    (server, Child { says, told })
+    (server, Child { sends, received })
 }
 
 async fn post(server: &dyn Upstream, session: Option<&HeaderValue>, message: Value) -> (HttpResponse, Value) {
@@ -89,7 +89,7 @@ async fn ping(server: &dyn Upstream, session: &HeaderValue) -> StatusCode {
 }
 
 #[tokio::test(start_paused = true)]
-async fn there_are_so_many_sessions_and_those_that_have_been_quiet_make_room() {
+async fn sessions_are_bounded_and_idle_ones_are_evicted() {
     let (server, _child) = limited(UpstreamLimits { client_sessions: 100, ..UpstreamLimits::default() });
     let first = begin(&*server).await.expect("a session");
     for _ in 1..100 {
@@ -113,7 +113,7 @@ async fn there_are_so_many_sessions_and_those_that_have_been_quiet_make_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_session_subscribes_to_so_many_resources() {
+async fn subscriptions_of_a_session_are_bounded() {
     let (server, _child) = server();
     let session = begin(&*server).await.expect("a session");
     let subscribe = |n: usize| json!({ "jsonrpc": "2.0", "id": n, "method": "resources/subscribe", "params": { "uri": format!("file:///{n}") } });
@@ -125,14 +125,17 @@ async fn one_session_subscribes_to_so_many_resources() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_questions_outside_any_call_wait_for_a_client() {
+async fn open_requests_outside_calls_are_bounded() {
     let (server, mut child) = server();
     let _session = begin(&*server).await.expect("a session");
-    assert_eq!(child.told.recv().await.expect("the handshake ends")["method"], "notifications/initialized");
+    assert_eq!(
+        child.received.recv().await.expect("the handshake ends")["method"],
+        "notifications/initialized"
+    );
     for n in 0..=MAX_OPEN {
         let asks = json!({ "jsonrpc": "2.0", "id": n, "method": "roots/list" });
-        child.says.send(asks).expect("it runs");
+        child.sends.send(asks).expect("it runs");
     }
-    let refused = child.told.recv().await.expect("an answer");
+    let refused = child.received.recv().await.expect("an answer");
     assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(MAX_OPEN), &json!(-32603)));
 }

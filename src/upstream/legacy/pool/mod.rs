@@ -1,9 +1,9 @@
-//! The sessions of one identity: how they are opened, which is the list session, which are let go.
+//! Sessions of one identity: opening, the list session, closing.
 //!
-//! Where a server's questions name their call, or nobody can be asked, all calls share one
-//! session: the *list session*, the first that was opened. Else each call that may be asked leases
-//! a session for itself (`leases`), so that a question on that session's GET stream can only be about it.
-//! `seats` is who has which.
+//! If the server's requests name their call, or the client accepts none, all calls share one session: the
+//! *list session*, the first one opened. Else each call that may receive requests leases a session of its own
+//! (`leases`), so that a request on that session's GET stream can only belong to it. `pooled_sessions` has
+//! the sessions and the queue. Begin with `leases`.
 
 mod leases;
 mod pooled_sessions;
@@ -43,45 +43,45 @@ use crate::{
     },
 };
 
-/// The sessions opened on behalf of one identity.
+/// Sessions opened on behalf of one identity.
 pub(super) struct SessionPool<W: Transport> {
     pub(super) identity: CallerIdentity,
-    /// What it counts towards the limit of bytes, for as long as anybody has it.
+    /// Bytes counted towards `limits.identity_bytes` while the pool exists.
     _weight: IdentityWeight,
     server: Arc<ServerContext<W>>,
-    /// Whether this client can be asked anything at all.
+    /// Whether the client accepts any input requests.
     askable: bool,
-    /// What the sessions of this principal report.
+    /// Change notifications of this principal's sessions.
     pub(super) reports: ChangeNotifier,
     pub(super) subscriptions: ResourceSubscriptions<W>,
-    /// The hosted sessions whose calls are made here.
+    /// Emulated sessions that make their calls here.
     pub(super) listeners: BroadcastListeners,
-    /// When it was last asked for, counted in such askings.
+    /// Logical time of the last use.
     pub(super) used: AtomicU64,
     state: Mutex<PoolState<W>>,
-    /// The session in which a call was refused that another had refused before, and when.
+    /// Session in which a call was refused again after another session had refused it, and the time.
     refused_again: Mutex<Option<(u64, Instant)>>,
 }
 
-/// Bytes that an identity keeps, counted together with all others.
+/// Bytes that an identity keeps, counted with all others.
 struct IdentityWeight {
     bytes: usize,
     all: Arc<AtomicUsize>,
     _counted: [UsageGuard; 2],
 }
 
-/// How often its credentials are kept: by themselves, and as the names and lines of the messages of its first session,
-/// with a body and without.
+/// Copies of an identity's credentials: its own, and the header names and lines of its first session, with a
+/// body and without.
 const CREDENTIALS: usize = 4;
-/// What an identity costs beside what it declares and is known by, in bytes.
+/// Cost of an identity beside what it declares and is identified by, in bytes.
 const IDENTITY: usize = 512;
-/// How long a refused call is not made again in a fresh session after that was in vain.
+/// Time for which a refused call is not retried in a new session after that failed.
 const REFUSED_AGAIN: Duration = Duration::from_secs(1);
-/// The pause before a session for those who listen is tried again. Doubles each time.
+/// Pause before a session for listeners is tried again. Doubles each time.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-// === impl Weight ===
+// === impl IdentityWeight ===
 
 impl IdentityWeight {
     fn of(identity: &CallerIdentity, all: &Arc<AtomicUsize>) -> Self {
@@ -100,7 +100,7 @@ impl Drop for IdentityWeight {
     }
 }
 
-// === impl Group ===
+// === impl SessionPool ===
 
 impl<W: Transport> SessionPool<W> {
     pub(super) fn new(
@@ -122,14 +122,13 @@ impl<W: Transport> SessionPool<W> {
         }
     }
 
-    /// A call that one session has refused was refused again in a fresh one: it is not the session that it is refused
-    /// for.
+    /// Notes that a new session refused the call as well: the session is not the reason.
     pub(super) fn note_repeated_refusal(&self, session: &UpstreamSession<W>) {
         *self.refused_again.lock() = Some((session.number, self.server.clock.now()));
     }
 
-    /// Whether a call that was refused in this session may be made once more in a fresh one. Not where that has been in
-    /// vain within [`REFUSED_AGAIN`], and the session is as fresh as the one of then.
+    /// Whether a call refused in this session may be retried in a new one: not within [`REFUSED_AGAIN`] after
+    /// a retry that failed in a session as new as this one.
     pub(super) fn can_retry(&self, session: &UpstreamSession<W>) -> bool {
         self.refused_again.lock().is_none_or(|(number, at)| {
             session.number < number || self.server.clock.now().saturating_duration_since(at) >= REFUSED_AGAIN
@@ -140,75 +139,75 @@ impl<W: Transport> SessionPool<W> {
         &self.server
     }
 
-    /// Whether somebody can be asked here all that they declare.
+    /// Whether all input requests that the caller declares may be sent here.
     pub(super) fn covers(&self, caller: &CallerIdentity) -> bool {
         self.identity.capabilities.covers(&caller.capabilities)
     }
 
-    /// The list session; opens it, once for all who ask at the same time.
+    /// The list session; opened once for all concurrent callers.
     ///
     /// # Errors
-    /// What became of opening it. It is tried again by whoever asks next.
+    /// The error of opening. The next caller tries again.
     pub(super) async fn list_session(self: &Arc<Self>) -> Result<Arc<UpstreamSession<W>>, CallError> {
         let opening = {
-            let mut seats = self.state.lock();
+            let mut state = self.state.lock();
             if self.server.work.is_closing() {
                 return Err(CallError::Closing);
             }
-            if let Some(lists) = &seats.lists {
+            if let Some(lists) = &state.lists {
                 return Ok(lists.clone());
             }
-            seats.opening.get_or_insert_with(|| self.clone().open_list_session()).clone()
+            state.opening.get_or_insert_with(|| self.clone().open_list_session()).clone()
         };
         opening.await
     }
 
-    /// What the server said of itself in the list session, if there is one.
+    /// Description of the server from the list session, if it is open.
     pub(super) fn known_description(&self) -> Option<Arc<UpstreamDescription>> {
-        let seats = self.state.lock();
-        let lists = seats.lists.as_ref().filter(|_| !self.server.work.is_closing())?;
+        let state = self.state.lock();
+        let lists = state.lists.as_ref().filter(|_| !self.server.work.is_closing())?;
         Some(lists.description.clone())
     }
 
-    /// Opens the list session in a task of its own: a handshake that its first caller abandons is
-    /// still wanted by the others, and would leave a session behind at the server.
+    /// Opens the list session in a background task: other callers still need a handshake whose first caller
+    /// was dropped, and it would leave a session at the server.
     fn open_list_session(self: Arc<Self>) -> OpeningSession<W> {
         let (sender, opened) = oneshot::channel();
         let server = self.server.clone();
         server.work.spawn(async move {
-            let seat = |seats: &mut PoolState<W>, session: &Arc<UpstreamSession<W>>| {
-                seats.opening = None;
-                seats.lists = Some(session.clone());
-                seats.insert(session, None);
+            let insert = |state: &mut PoolState<W>, session: &Arc<UpstreamSession<W>>| {
+                state.opening = None;
+                state.lists = Some(session.clone());
+                state.insert(session, None);
             };
-            let outcome = self.open(seat).await;
+            let outcome = self.open(insert).await;
             match &outcome {
                 Ok(session) => self.subscriptions.resubscribe(&self, session),
                 Err(_) => self.state.lock().opening = None,
             }
-            // Whoever queued behind this can go on now.
+            // Calls queued behind the opening can proceed now.
             self.serve_queue();
             let _ = sender.send(outcome);
         });
         opened.map(|outcome| outcome.unwrap_or(Err(CallError::Closing))).boxed().shared()
     }
 
-    /// Opens a session, which `insert` takes in.
+    /// Opens a session, and adds it with `insert`.
     async fn open(
         self: &Arc<Self>,
-        seat: impl FnOnce(&mut PoolState<W>, &Arc<UpstreamSession<W>>),
+        insert: impl FnOnce(&mut PoolState<W>, &Arc<UpstreamSession<W>>),
     ) -> Result<Arc<UpstreamSession<W>>, CallError> {
         let session = tokio::select! {
             opened = handshake::open(&self.server, &self.identity, self.clone(), &self.reports) => opened?,
-            // Whoever waits for it is told at once, not when the server answers.
+            // Fail waiting calls at once, not when the server answers.
             () = self.server.work.closing.cancelled() => return Err(CallError::Closing),
         };
         let is_late = {
-            let mut seats = self.state.lock();
-            // Under the lock: whoever closes the others says so first, and looks for them here then.
+            let mut state = self.state.lock();
+            // Under the lock: shutdown sets the flag before it takes the sessions from here.
             let is_late = self.server.work.is_closing();
             if !is_late {
-                seat(&mut seats, &session);
+                insert(&mut state, &session);
             }
             is_late
         };
@@ -222,47 +221,47 @@ impl<W: Transport> SessionPool<W> {
         Ok(session)
     }
 
-    /// Tells the server something in every session.
+    /// Sends a message in every session.
     pub(super) fn send_to_all(&self, body: impl Fn() -> Bytes) {
-        let all: Vec<_> = self.state.lock().all.iter().map(|seat| seat.session.clone()).collect();
+        let all: Vec<_> = self.state.lock().all.iter().map(|pooled| pooled.session.clone()).collect();
         all.iter().for_each(|session| session.send_later(body()));
     }
 
-    /// Takes a session out: it has ended, or is to take no more calls.
+    /// Removes a session that has ended or takes no more calls.
     pub(super) fn remove(self: &Arc<Self>, session: &Arc<UpstreamSession<W>>) {
-        let nobody_hears = {
-            let mut seats = self.state.lock();
-            seats.retire(session);
-            if seats.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session)) {
-                // The oldest of the others; what is left of none opens one when it is needed.
-                seats.lists = seats.all.first().map(|seat| seat.session.clone());
+        let is_unwatched = {
+            let mut state = self.state.lock();
+            state.retire(session);
+            if state.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session)) {
+                // The oldest remaining one; without one, a session is opened when needed.
+                state.lists = state.all.first().map(|pooled| pooled.session.clone());
             }
-            seats.lists.is_none()
+            state.lists.is_none()
         };
-        if nobody_hears {
+        if is_unwatched {
             self.reopen_for_listeners();
         }
         self.subscriptions.move_from(self, session);
         self.serve_queue();
     }
 
-    /// Whether another session is to be opened for those who listen. What is costly is not, where one of another set of
-    /// capabilities hears for them, too.
+    /// Whether a session must be opened for listeners. Not if a session costs a process and one of another
+    /// set of capabilities reports to them.
     fn needs_listening_session(&self) -> bool {
         self.reports.has_listeners() && !(W::IS_COSTLY && self.reports.reporting_sessions() > 0)
     }
 
-    /// No session is left: where somebody listens, another is opened for that.
+    /// Opens a session for listeners after the last one ended.
     fn reopen_for_listeners(self: &Arc<Self>) {
         self.reports.mark_tools_changed();
         if !self.needs_listening_session() || self.server.work.is_closing() {
             return;
         }
-        let group = self.clone();
+        let pool = self.clone();
         self.server.work.spawn(async move {
-            let closing = group.server.work.closing.clone();
+            let closing = pool.server.work.closing.clone();
             let mut pause = PAUSE;
-            while group.needs_listening_session() && group.list_session().await.is_err() {
+            while pool.needs_listening_session() && pool.list_session().await.is_err() {
                 tokio::select! {
                     () = closing.cancelled() => return,
                     () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
@@ -271,33 +270,33 @@ impl<W: Transport> SessionPool<W> {
         });
     }
 
-    /// Closes what has not been used for long. Called once a minute. `watched` is whether
-    /// somebody waits for reports.
+    /// Closes sessions that have been unused for long. Called once a minute. `watched` is whether there are
+    /// listeners for change notifications.
     pub(super) fn sweep(&self, watched: bool) {
         let mut quiet = Vec::new();
         let IdleRounds { lists: lists_for, others: others_for } = self.server.transport.idle_rounds();
         {
-            let mut seats = self.state.lock();
-            let PoolState { all, lists, .. } = &mut *seats;
-            let others_hear = W::IS_COSTLY && self.reports.reporting_sessions() > all.len();
-            let needed = watched && !others_hear || !self.subscriptions.is_empty();
-            all.retain_mut(|seat| {
-                let in_use = seat.holder.is_some() || seat.session.take_used();
-                seat.quiet = if in_use { 0 } else { seat.quiet + 1 };
-                let is_lists = lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, &seat.session));
-                let stays = match is_lists {
-                    true => needed || seat.quiet < lists_for,
-                    false => seat.quiet < others_for,
+            let mut state = self.state.lock();
+            let PoolState { all, lists, .. } = &mut *state;
+            let others_report = W::IS_COSTLY && self.reports.reporting_sessions() > all.len();
+            let needed = watched && !others_report || !self.subscriptions.is_empty();
+            all.retain_mut(|pooled| {
+                let in_use = pooled.holder.is_some() || pooled.session.take_used();
+                pooled.quiet = if in_use { 0 } else { pooled.quiet + 1 };
+                let is_lists = lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, &pooled.session));
+                let is_kept = match is_lists {
+                    true => needed || pooled.quiet < lists_for,
+                    false => pooled.quiet < others_for,
                 };
-                if !stays {
-                    quiet.push(seat.session.clone());
+                if !is_kept {
+                    quiet.push(pooled.session.clone());
                 }
-                stays
+                is_kept
             });
             let gone =
                 |session: &Arc<UpstreamSession<W>>| quiet.iter().any(|quiet| Arc::ptr_eq(quiet, session));
             if lists.as_ref().is_some_and(gone) {
-                *lists = all.first().map(|seat| seat.session.clone());
+                *lists = all.first().map(|pooled| pooled.session.clone());
             }
         }
         for session in quiet {
@@ -305,51 +304,52 @@ impl<W: Transport> SessionPool<W> {
         }
     }
 
-    /// Whether nothing is left that anybody could miss.
+    /// Whether the pool has no sessions, calls or queue.
     pub(super) fn is_empty(&self) -> bool {
-        let seats = self.state.lock();
-        let is_vacant = seats.all.is_empty() && !seats.has_leaving();
-        is_vacant && seats.opening.is_none() && seats.opening_for.is_empty() && seats.queue.is_empty()
+        let state = self.state.lock();
+        let is_vacant = state.all.is_empty() && !state.has_leaving();
+        is_vacant && state.opening.is_none() && state.opening_for.is_empty() && state.queue.is_empty()
     }
 
-    /// Whether its sessions can be closed without anybody's call or subscription being lost. Only
-    /// where nobody else holds the group, so that nothing can begin meanwhile.
+    /// Whether the sessions can be closed without losing a call or subscription. Only valid while no other
+    /// reference to the pool exists, so that nothing can start.
     pub(super) fn is_idle(&self) -> bool {
-        let seats = self.state.lock();
-        let at_rest = seats.opening.is_none() && seats.opening_for.is_empty() && seats.queue.is_empty();
+        let state = self.state.lock();
+        let at_rest = state.opening.is_none() && state.opening_for.is_empty() && state.queue.is_empty();
         at_rest
-            && !seats.has_leaving()
+            && !state.has_leaving()
             && self.subscriptions.is_empty()
-            && seats.all.iter().all(|seat| seat.holder.is_none())
+            && state.all.iter().all(|pooled| pooled.holder.is_none())
     }
 
-    /// One of its sessions that no call uses or waits for, where it has others; what it has alone goes with the group
+    /// A session that no call uses or waits for, if the pool has others; the only one is closed with the pool
     /// ([`SessionPool::is_idle`]).
     pub(super) fn unused_session(&self) -> Option<Arc<UpstreamSession<W>>> {
-        let seats = self.state.lock();
-        let is_wanted = seats.opening.is_some() || !seats.opening_for.is_empty() || !seats.queue.is_empty();
-        let is_unused =
-            |seat: &&pooled_sessions::PooledSession<W>| seat.holder.is_none() && !seat.session.is_needed();
-        let spare = seats.all.iter().filter(|_| !is_wanted && seats.all.len() > 1).find(is_unused)?;
+        let state = self.state.lock();
+        let is_wanted = state.opening.is_some() || !state.opening_for.is_empty() || !state.queue.is_empty();
+        let is_unused = |pooled: &&pooled_sessions::PooledSession<W>| {
+            pooled.holder.is_none() && !pooled.session.is_needed()
+        };
+        let spare = state.all.iter().filter(|_| !is_wanted && state.all.len() > 1).find(is_unused)?;
         Some(spare.session.clone())
     }
 
-    /// Whether a task is in each of its sessions.
+    /// Whether each session has a task.
     pub(super) fn is_held_by_tasks(&self) -> bool {
         self.state.lock().all.iter().all(pooled_sessions::PooledSession::has_task)
     }
 
-    /// Whether its sessions have not been used in a whole round of [`SessionPool::sweep`].
+    /// Whether no session was used in a whole round of [`SessionPool::sweep`].
     pub(super) fn is_quiet(&self) -> bool {
-        self.state.lock().all.iter().all(|seat| seat.quiet > 0)
+        self.state.lock().all.iter().all(|pooled| pooled.quiet > 0)
     }
 
-    /// Takes all sessions out, for good; who waits is told.
+    /// Removes all sessions, and fails the queue.
     pub(super) fn close(&self) -> Vec<Arc<UpstreamSession<W>>> {
-        let mut seats = self.state.lock();
-        let queue = std::mem::take(&mut seats.queue);
-        let all = seats.take_all();
-        drop(seats);
+        let mut state = self.state.lock();
+        let queue = std::mem::take(&mut state.queue);
+        let all = state.take_all();
+        drop(state);
         drop(queue);
         all
     }
@@ -360,11 +360,11 @@ impl<W: Transport> SessionOwner<W> for SessionPool<W> {
         Self::remove(&self, session);
     }
 
-    /// Others may not know of the change.
+    /// Other sessions may not know of the change.
     fn use_for_lists(&self, session: &Arc<UpstreamSession<W>>) {
-        let mut seats = self.state.lock();
-        if seats.all.iter().any(|seat| Arc::ptr_eq(&seat.session, session)) {
-            seats.lists = Some(session.clone());
+        let mut state = self.state.lock();
+        if state.all.iter().any(|pooled| Arc::ptr_eq(&pooled.session, session)) {
+            state.lists = Some(session.clone());
         }
     }
 
@@ -383,7 +383,7 @@ impl<W: Transport> SessionOwner<W> for SessionPool<W> {
     fn wait_for_successor(self: Arc<Self>) -> BoxFuture<'static, ()> {
         async move {
             if self.needs_listening_session() {
-                // Whether it works is seen to by `reopen_for_listeners`.
+                // `reopen_for_listeners` handles a failure.
                 let _ = self.list_session().await;
             }
         }

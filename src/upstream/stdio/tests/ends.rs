@@ -1,4 +1,4 @@
-//! What a process says, what it does not read, and how it ends.
+//! Output of a process, input that it does not read, and its end.
 
 use serde_json::{Value, json};
 use std::{
@@ -29,7 +29,7 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_ends_fails_its_calls_with_how_it_ended_and_not_with_what_it_said() {
+async fn a_process_that_ends_fails_its_calls_with_its_status_and_without_its_output() {
     let mut world = World::new();
     let mut calls = [world.call(1, MUTE), world.call(2, MUTE)];
     let mut process = world.up().await;
@@ -48,19 +48,19 @@ async fn a_process_that_ends_fails_its_calls_with_how_it_ended_and_not_with_what
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_says_nothing_more_and_lives_is_ended() {
+async fn a_process_that_closes_its_output_is_ended() {
     let mut world = World::new();
     let mut call = world.call(1, MUTE);
     let mut process = world.up().await;
     process.called().await;
     process.stdout.shutdown().await.expect("it is open");
     let lost = call.lost().await.to_string();
-    assert!(lost.contains("it says nothing any more"), "{lost}");
+    assert!(lost.contains("it closed its standard output"), "{lost}");
     process.has_no_more_to_read().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn how_a_process_ended_is_told_although_it_is_heard_a_second_after_its_last_word() {
+async fn the_status_of_a_process_is_known_although_it_arrives_a_second_after_its_output() {
     let mut world = World::new();
     let mut call = world.call(1, MUTE);
     let mut process = world.up().await;
@@ -73,7 +73,7 @@ async fn how_a_process_ended_is_told_although_it_is_heard_a_second_after_its_las
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_is_ended_while_it_writes_is_read_on_until_it_has_ended() {
+async fn the_output_of_a_process_that_is_being_ended_is_read_to_its_end() {
     for fails_at_its_start in [false, true] {
         let mut world = World::with(|command, _| command.start_timeout = Duration::from_secs(7));
         let mut call = world.call(1, MUTE);
@@ -90,24 +90,24 @@ async fn a_process_that_is_ended_while_it_writes_is_read_on_until_it_has_ended()
             tokio::spawn(async move { server.close().await });
         }
         process.has_no_more_to_read().await;
-        // It meets no closed pipe, however much it has still to say.
+        // The process can write to its pipe until it ends.
         process.says(&"x".repeat(3 * PIPE)).await;
         sleep(Duration::from_secs(1)).await;
         process.says(&"y".repeat(3 * PIPE)).await;
-        // What it has left behind has nothing to say, and is not read for ever.
+        // Descendants that keep the output open are not read on.
         let report = SupervisorReport::Ended { how: "exit status: 0".to_owned() }.to_line();
         process.control.write_all(report.as_bytes()).await.expect("it is heard");
         sleep(Duration::from_secs(10)).await;
-        process.stdout.write_all(b"z").await.expect_err("nobody reads it any more");
+        process.stdout.write_all(b"z").await.expect_err("its pipe is closed");
     }
 }
 
-/// The answer to a call, which is longer than may be.
+/// A response above the limit.
 fn too_large(id: u64, bytes: usize) -> String {
     format!("{{\"jsonrpc\":\"2.0\",\"result\":\"{}\",\"id\":{id}}}\n", "x".repeat(bytes))
 }
 
-/// What programs print that log JSON to standard output, beside what looks like messages of those who forget the version.
+/// Output of programs that log JSON to standard output, and messages without the version.
 fn without_version(id: u64) -> String {
     [
         json!({ "level": "error", "error": "dial tcp 10.0.0.1:5432: connection refused" }),
@@ -141,7 +141,7 @@ async fn json_that_declares_no_json_rpc_is_no_message_before_the_handshake_and_b
     process.comes_up().await;
     let id = process.called().await;
     process.says(&without_version(id)).await;
-    // Of a batch, what declares it is a message.
+    // Of a batch, the elements that declare the version are messages.
     let change = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
     process.says(&format!("[{{\"id\":{id},\"result\":{{}}}},{change}]\n")).await;
     process.answers(id).await;
@@ -162,7 +162,7 @@ async fn a_server_that_omits_the_version_from_its_messages_does_not_start_and_th
     assert!(lost.contains("upstream.start_timeout") && lost.contains(r#"without "jsonrpc":"2.0""#), "{lost}");
 }
 
-/// `reads` checks that each line is one message, to whichever reader of lines.
+/// `reads` checks that each line is one message for every reader of lines.
 #[tokio::test(start_paused = true)]
 async fn no_message_of_a_client_reaches_a_process_on_more_than_one_line() {
     const BREAKS: &str = "{\"elicitation\":{},\r\n\"x\":\n{\"jsonrpc\":\"2.0\",\"id\":9,\"method\":\"tools/call\"}\r,\n\"a\u{2028}b\":\"\u{85}\u{2029}\"}";
@@ -189,7 +189,7 @@ async fn no_message_of_a_client_reaches_a_process_on_more_than_one_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_message_is_skipped_and_one_that_is_too_large_fails_its_call_alone() {
+async fn invalid_lines_are_skipped_and_a_too_large_response_fails_its_call_alone() {
     let mut world = World::with(|_, config| config.limits.result_bytes = 200);
     let mut calls = [world.call(1, MUTE), world.call(2, MUTE), world.call(3, MUTE)];
     let mut process = world.up().await;
@@ -208,7 +208,7 @@ async fn what_is_no_message_is_skipped_and_one_that_is_too_large_fails_its_call_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_of_a_resource_that_is_told_in_too_many_words_is_not_kept_for_those_who_listen() {
+async fn a_too_large_resource_update_is_not_delivered() {
     let mut world = World::new();
     let mut heard = world.server.watch(Principal::ANONYMOUS);
     let _call = world.call(1, MUTE);
@@ -258,7 +258,7 @@ async fn a_call_whose_answer_is_too_large_is_over_and_leaves_nothing_behind() {
     assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
     let mut next = world.call(2, ASKABLE);
     assert_eq!(process.called().await, 2, "what has been answered is not cancelled");
-    // Both can be meant for the one call that there is.
+    // Both can belong to the only call.
     process.says("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n").await;
     assert!(matches!(next.next().await, UpstreamEvent::Notification(_)));
     process.asks("q").await;
@@ -266,7 +266,7 @@ async fn a_call_whose_answer_is_too_large_is_over_and_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_no_message_fails_its_call_and_what_only_has_an_id_does_not() {
+async fn an_invalid_response_fails_its_call_and_other_output_with_an_id_does_not() {
     let mut world = World::new();
     let broken: [&[u8]; 3] = [
         br#"{"jsonrpc":"2.0","id":1,"result":{},"error":{"code":1,"message":"both"}}"#,
@@ -299,7 +299,7 @@ async fn an_answer_that_is_no_message_fails_its_call_and_what_only_has_an_id_doe
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_says_much_at_a_time_leaves_turns_to_others() {
+async fn a_process_with_much_output_does_not_block_other_tasks() {
     let mut world = World::new();
     let mut call = world.call(1, MUTE);
     let mut process = world.up().await;
@@ -321,7 +321,7 @@ async fn a_process_that_says_much_at_a_time_leaves_turns_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_does_not_read_is_waited_for_by_so_many_and_the_next_is_told() {
+async fn messages_for_a_process_that_does_not_read_are_bounded_in_number() {
     let mut world = World::new();
     let mut first = world.call(1, MUTE);
     let mut process = world.up().await;
@@ -329,22 +329,22 @@ async fn a_process_that_does_not_read_is_waited_for_by_so_many_and_the_next_is_t
     let mut calls: Vec<_> =
         (2..=crate::upstream::stdio::child::WAITING as u64 + 200).map(|id| world.call(id, MUTE)).collect();
     sleep(Duration::from_secs(1)).await;
-    let mut told = 0;
+    let mut refused = 0;
     for call in &mut calls {
         if let Ok(event) = call.heard.try_recv() {
             assert!(matches!(&event, UpstreamEvent::Lost(CallError::InputBacklogFull { .. })), "{event:?}");
-            told += 1;
+            refused += 1;
         }
     }
-    assert!((100..200).contains(&told), "{told}");
-    // Nobody is kept from an answer by that.
+    assert!((100..200).contains(&refused), "{refused}");
+    // Other calls get their responses all the same.
     process.answers(id).await;
     first.is_answered().await;
 }
 
-/// They are all there before the process has had a turn: that says nothing of whether it reads.
+/// All calls arrive before the process runs, which does not mean that it has stopped reading.
 #[tokio::test(start_paused = true)]
-async fn as_many_calls_as_are_let_in_may_come_at_one_moment() {
+async fn as_many_calls_as_are_admitted_may_arrive_at_once() {
     let mut world = World::new();
     let mut first = world.call(1, MUTE);
     let mut process = world.up().await;
@@ -363,7 +363,7 @@ async fn as_many_calls_as_are_let_in_may_come_at_one_moment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_for_a_process_that_does_not_read_is_bounded_in_bytes() {
+async fn messages_for_a_process_that_does_not_read_are_bounded_in_bytes() {
     let large = 1 << 20;
     let mut world = World::new();
     let mut first = world.call(1, MUTE);
@@ -374,15 +374,15 @@ async fn what_waits_for_a_process_that_does_not_read_is_bounded_in_bytes() {
     let lost = |call: &mut Call| {
         matches!(call.heard.try_recv(), Ok(UpstreamEvent::Lost(CallError::InputBacklogFull { .. })))
     };
-    let told = calls.iter_mut().filter_map(|call| lost(call).then_some(())).count();
+    let refused = calls.iter_mut().filter_map(|call| lost(call).then_some(())).count();
     let room = WAITING_BYTES / large;
-    assert!((28 - room..=28 - room + 2).contains(&told), "{told}");
+    assert!((28 - room..=28 - room + 2).contains(&refused), "{refused}");
     process.answers(id).await;
     first.is_answered().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_process_leaves_behind_is_killed_after_a_moment_and_not_waited_for_for_ever() {
+async fn descendants_of_a_process_are_killed_after_a_moment() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
     let mut call = world.call(1, MUTE);
     let mut process = world.up().await;
@@ -392,7 +392,7 @@ async fn what_a_process_leaves_behind_is_killed_after_a_moment_and_not_waited_fo
     process.control.write_all(report.as_bytes()).await.expect("it is heard");
     assert!(matches!(call.lost().await, CallError::Exited(_)));
     let _next = world.call(2, MUTE);
-    // The supervisor is told by the end of what it hears, and never says that nothing is left.
+    // The proxy closes the socket, and the supervisor never reports that nothing is left.
     assert!(process.control.read_u8().await.is_err());
     assert_eq!((world.clock.now() - began).as_secs(), 1);
     world.up().await;
@@ -400,7 +400,7 @@ async fn what_a_process_leaves_behind_is_killed_after_a_moment_and_not_waited_fo
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_process_remarks_takes_bounded_memory_and_holds_it_up_never() {
+async fn stderr_takes_bounded_memory_and_never_blocks_the_process() {
     let mut world = World::new();
     let mut call = world.call(1, MUTE);
     let mut process = world.up().await;
@@ -414,7 +414,7 @@ async fn what_a_process_remarks_takes_bounded_memory_and_holds_it_up_never() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_never_stops_remarking_is_written_to_and_leaves_turns_to_others() {
+async fn a_process_that_writes_to_stderr_without_end_does_not_block_its_input_or_other_tasks() {
     let (mut world, taken) = World::remarking();
     let calls = [1, 2, 3].map(|id| world.call(id, MUTE));
     let mut process = soon(world.up()).await;

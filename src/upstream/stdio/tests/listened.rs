@@ -1,4 +1,4 @@
-//! What is kept, and what is started again, for those who listen to what is reported.
+//! Processes that are kept or started for listeners of change notifications.
 
 use std::time::Duration;
 use tokio::time::sleep;
@@ -10,12 +10,12 @@ use crate::{
     upstream::{Upstream, stdio::ProcessSharing},
 };
 
-/// Processes of two sets.
+/// Processes of two sets of capabilities.
 async fn two_at_rest(world: &mut World) -> [Process; 2] {
     [at_rest(world, 1, ASKABLE).await, at_rest(world, 2, MORE).await]
 }
 
-/// Its call is cancelled while it asks, which costs it: it takes no more.
+/// Cancels a call during which the process sent a request, which retires the process.
 async fn is_lost(world: &World, process: &mut Process, id: u64, capabilities: &'static str) {
     let mut call = world.call(id, capabilities);
     assert_eq!(process.called().await, id);
@@ -25,7 +25,7 @@ async fn is_lost(world: &World, process: &mut Process, id: u64, capabilities: &'
 }
 
 #[tokio::test(start_paused = true)]
-async fn none_is_started_for_those_who_listen_where_one_of_another_set_hears_for_them() {
+async fn no_process_is_started_for_listeners_if_one_of_another_set_reports_to_them() {
     let mut world = World::new();
     let _heard = world.server.watch(Principal::ANONYMOUS);
     let [mut first, mut second] = two_at_rest(&mut world).await;
@@ -34,14 +34,14 @@ async fn none_is_started_for_those_who_listen_where_one_of_another_set_hears_for
     first.ends("exit status: 0").await;
     sleep(Duration::from_secs(60)).await;
     assert!(world.is_quiet(), "the other hears");
-    // For the last there is another, before it is gone.
+    // The last process is replaced before it ends.
     is_lost(&world, &mut second, 4, MORE).await;
     let _successor = world.up().await;
     while second.stdin.next_line().await.expect("it can be read").is_some() {}
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_is_kept_for_those_who_listen() {
+async fn one_process_is_kept_for_listeners() {
     let mut world = World::new();
     let heard = world.server.watch(Principal::ANONYMOUS);
     let mut processes = vec![at_rest(&mut world, 1, MUTE).await];
@@ -69,7 +69,7 @@ async fn one_is_kept_for_those_who_listen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_only_one_that_leaves_does_not_wait_for_another() {
+async fn the_only_process_ends_without_waiting_for_another() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(1));
     let _heard = world.server.watch(Principal::ANONYMOUS);
     let mut process = at_rest(&mut world, 1, ASKABLE).await;

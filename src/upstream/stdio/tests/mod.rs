@@ -1,5 +1,5 @@
-//! Processes as the rest meets them, on paused time: the test is the process, and its supervisor:
-//! how it `starts`, whose `turns` it is in it, how it `ends`, what is kept where somebody `listened`.
+//! Processes on paused time; the test is the process and its supervisor: `starts`, `turns` in a shared
+//! process, its end (`ends`), and processes kept for listeners (`listened`).
 
 mod ends;
 mod listened;
@@ -39,23 +39,23 @@ use crate::{
     },
 };
 
-/// A server, and its processes as they are started.
+/// A server, and a receiver of its started processes.
 struct World {
     server: StdioUpstream,
     started: mpsc::UnboundedReceiver<Process>,
     clock: SystemClock,
 }
 
-/// What is read of what a process remarks.
+/// Standard error of a process.
 type Stderr = Box<dyn AsyncRead + Send + Unpin>;
 
-/// There is always more of it.
+/// A stream without end, which counts the bytes read.
 struct Endless {
     bytes: Repeat,
     taken: Arc<AtomicUsize>,
 }
 
-/// The other side of everything.
+/// The process's ends of its streams.
 struct Process {
     stdin: Lines<BufReader<DuplexStream>>,
     stdout: DuplexStream,
@@ -66,7 +66,7 @@ struct Process {
 const MUTE: &str = "{}";
 const ASKABLE: &str = r#"{"elicitation":{}}"#;
 const MORE: &str = r#"{"elicitation":{},"roots":{},"sampling":{}}"#;
-/// What fits into each pipe.
+/// Capacity of each pipe.
 const PIPE: usize = 1 << 12;
 
 impl World {
@@ -78,7 +78,7 @@ impl World {
         Self::of(change, |stderr| Box::new(stderr))
     }
 
-    /// Whose processes never come to the end of a remark, and how many bytes of it were taken.
+    /// A server whose processes write an endless line to standard error, and the number of bytes read of it.
     fn remarking() -> (Self, Arc<AtomicUsize>) {
         let taken = Arc::<AtomicUsize>::default();
         let count = Arc::clone(&taken);
@@ -114,7 +114,7 @@ impl World {
         self.started.recv().await.expect("a process")
     }
 
-    /// A process that has come up.
+    /// Next started process, after its handshake.
     async fn up(&mut self) -> Process {
         let mut process = self.next().await;
         process.comes_up().await;
@@ -134,7 +134,7 @@ impl World {
         self.made(principal, id, capabilities, "")
     }
 
-    /// A call, polled to its end.
+    /// A call, polled to its end in a task.
     fn made(&self, principal: Principal, id: u64, capabilities: &'static str, argument: &str) -> Call {
         let params = json!({ "name": "t", "arguments": { "a": argument } }).to_string();
         self.sent(outgoing(principal, id, capabilities, &params))
@@ -157,7 +157,7 @@ impl World {
         Call { heard, work }
     }
 
-    /// How many processes have been started that nobody has looked at.
+    /// Whether no process was started that the test has not taken.
     fn is_quiet(&mut self) -> bool {
         self.started.try_recv().is_err()
     }
@@ -175,7 +175,7 @@ fn outgoing(principal: Principal, id: u64, capabilities: &'static str, params: &
     OutgoingCall { id, call, caller, deferral: None }
 }
 
-/// What comes while all others have so many turns: where there is always something to do, no time passes.
+/// Result of a future within a number of polls: while other tasks are busy, paused time does not advance.
 async fn soon<T>(what: impl Future<Output = T>) -> T {
     let turns = pin!(async {
         for _ in 0..1_000 {
@@ -276,7 +276,7 @@ impl Process {
         self.says(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "error": error }))).await;
     }
 
-    /// The call that it is sent next.
+    /// Id of the next call sent to the process.
     async fn called(&mut self) -> u64 {
         let call = self.reads().await;
         assert_eq!(call["method"], "tools/call", "{call}");

@@ -1,4 +1,4 @@
-//! Whose turn it is in a process that many share, and what a cancelled call leaves behind in it.
+//! Turns in a shared process, and abandoned calls in it.
 
 use bytes::Bytes;
 use serde_json::json;
@@ -12,13 +12,13 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_process_is_shared_until_it_asks_and_those_who_can_be_asked_take_turns_then() {
+async fn a_process_is_shared_until_its_first_request_and_calls_take_turns_then() {
     let mut world = World::new();
     let mut calls = [world.call(1, ASKABLE), world.call(2, ASKABLE)];
     let mut process = world.up().await;
     process.called().await;
     process.called().await;
-    // It cannot be told whom this is for.
+    // The request cannot be attributed to a call.
     process.asks("q1").await;
     let answer = process.reads().await;
     assert_eq!((&answer["id"], answer["error"]["code"].as_i64()), (&json!("q1"), Some(-32603)));
@@ -33,7 +33,7 @@ async fn a_process_is_shared_until_it_asks_and_those_who_can_be_asked_take_turns
     process.asks("q2").await;
     let UpstreamEvent::ServerRequest(question) = first.next().await else { panic!("it is asked") };
     question.responder.respond(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
-    // The second is sent once the first is over.
+    // The second call is sent after the first has ended.
     assert_eq!(process.reads().await["id"], "q2");
     process.answers(3).await;
     first.is_answered().await;
@@ -44,16 +44,19 @@ async fn a_process_is_shared_until_it_asks_and_those_who_can_be_asked_take_turns
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_too_long_for_a_turn_is_told_what_it_waited_for() {
+async fn a_call_that_waits_too_long_for_a_turn_gets_the_reason() {
     let mut world = World::new();
     let _first = world.call(1, ASKABLE);
     let mut process = world.up().await;
     process.called().await;
     process.asks("q").await;
-    // One that cannot be asked waits for nobody.
+    // A call whose client accepts no input requests waits for none.
     let lost = world.call(2, ASKABLE).lost().await;
     assert!(matches!(lost, CallError::QueueTimeout { .. }), "{lost:?}");
-    assert!(lost.to_string().contains("(callers that can be asked take turns in a process)"), "{lost}");
+    assert!(
+        lost.to_string().contains("(callers that accept input requests take turns in a process)"),
+        "{lost}"
+    );
     let mut mute = world.call(3, MUTE);
     let mut other = world.up().await;
     other.called().await;
@@ -62,7 +65,7 @@ async fn who_waits_too_long_for_a_turn_is_told_what_it_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_call_costs_a_process_only_where_what_it_asks_could_be_put_to_others() {
+async fn a_cancelled_call_retires_its_process_only_if_its_requests_could_reach_others() {
     for capabilities in [MUTE, ASKABLE] {
         let mut world = World::new();
         let call = world.call(1, capabilities);
@@ -73,7 +76,8 @@ async fn a_cancelled_call_costs_a_process_only_where_what_it_asks_could_be_put_t
         let mut next = world.call(2, capabilities);
         assert_eq!(process.called().await, 2);
         if capabilities == ASKABLE {
-            // It may be the cancelled call that asks. Nobody can be asked in this process any more.
+            // The cancelled call may have sent it. No requests can be sent to clients in this process any
+            // more.
             process.asks("q").await;
             assert_eq!(process.reads().await["error"]["code"], -32603);
         }
@@ -85,7 +89,7 @@ async fn a_cancelled_call_costs_a_process_only_where_what_it_asks_could_be_put_t
             process = world.up().await;
         }
         assert_eq!(process.called().await, 3);
-        // It has been seen to ask.
+        // The server has sent requests.
         third.work.abort();
         assert_eq!(process.reads().await["method"], "notifications/cancelled");
         if capabilities == ASKABLE {
@@ -96,7 +100,7 @@ async fn a_cancelled_call_costs_a_process_only_where_what_it_asks_could_be_put_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_is_given_up_with_a_call_in_flight_ends_with_its_server() {
+async fn a_retired_process_with_a_call_in_flight_ends_with_its_server() {
     let mut world = World::new();
     let (first, mut second) = (world.call(1, ASKABLE), world.call(2, ASKABLE));
     let mut process = world.up().await;
@@ -132,7 +136,7 @@ async fn a_cancelled_list_costs_no_process_until_there_are_many() {
         call.work.abort();
         assert_eq!(process.reads().await["method"], "notifications/cancelled");
         if id == 1 {
-            // What is left of it asks nobody.
+            // The abandoned call sends no requests.
             let _next = world.call(1000, ASKABLE);
             assert_eq!(process.called().await, 1000);
             process.answers(1000).await;
@@ -142,7 +146,7 @@ async fn a_cancelled_list_costs_no_process_until_there_are_many() {
     assert!(world.is_quiet());
     let _last = [257, 258].map(|id| world.call(id, ASKABLE));
     assert_eq!([process.called().await, process.called().await], [257, 258]);
-    // The first was answered after all, so this is the 256th that was not.
+    // The first was answered after all, so this is the 256th without an answer.
     let call = world.sent(list(259));
     assert_eq!(process.reads().await["method"], "tools/list");
     call.work.abort();
@@ -152,7 +156,7 @@ async fn a_cancelled_list_costs_no_process_until_there_are_many() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_call_that_is_answered_is_over_and_what_names_no_call_is_told_again() {
+async fn after_a_cancelled_call_is_answered_messages_without_a_call_are_delivered_again() {
     let mut world = World::new();
     let call = world.call(1, MUTE);
     let mut process = world.up().await;
@@ -175,7 +179,7 @@ async fn a_cancelled_call_that_is_answered_is_over_and_what_names_no_call_is_tol
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_answers_none_of_many_cancelled_calls_is_given_up() {
+async fn a_process_that_answers_none_of_many_cancelled_calls_is_retired() {
     let mut world = World::new();
     let keeper = world.call(0, MUTE);
     let mut process = world.up().await;

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::time::{advance, sleep, timeout};
 
 #[tokio::test(start_paused = true)]
-async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are_enough() {
+async fn other_capabilities_have_a_process_of_their_own_up_to_the_limit() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let mut mute = world.call(1, MUTE);
     let mut for_mute = world.up().await;
@@ -28,7 +28,7 @@ async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are
     let mut more = world.call(2, MORE);
     let mut for_more = world.up().await;
     assert_eq!(for_more.called().await, 2);
-    // A third is with those who declare most, as long as both are in use.
+    // A third set shares the process that declares most, while both are in use.
     let mut third = world.call(3, ASKABLE);
     assert_eq!(for_more.called().await, 3);
     for (process, call, id) in [(&mut for_mute, &mut mute, 1), (&mut for_more, &mut more, 2)] {
@@ -37,12 +37,12 @@ async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are
     }
     for_more.answers(3).await;
     third.is_answered().await;
-    // One that is at rest is nobody's to end who can share another.
+    // An idle process is not ended for a caller that can share another.
     let mut fourth = world.call(4, ASKABLE);
     assert_eq!(for_more.called().await, 4);
     for_more.answers(4).await;
     fourth.is_answered().await;
-    // Once there is one that has not been used for a while, it gives way.
+    // A process unused for a while is evicted.
     for id in 5..9 {
         sleep(Duration::from_secs(30)).await;
         let mut more = world.call(id, MORE);
@@ -60,7 +60,7 @@ async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_to_those_who_share_is_known_at_once_and_that_they_share_is_counted_once() {
+async fn the_description_of_a_shared_process_is_available_at_once_and_sharing_is_counted_once() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let _for_askable = at_rest(&mut world, 1, ASKABLE).await;
     let mut for_more = at_rest(&mut world, 2, MORE).await;
@@ -76,7 +76,7 @@ async fn what_is_known_to_those_who_share_is_known_at_once_and_that_they_share_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_share_share_with_those_who_can_be_asked_most_not_with_those_who_say_most() {
+async fn a_shared_process_is_the_one_that_accepts_most_requests() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let wordy = r#"{"experimental":{"a":{},"b":{},"c":{},"d":{},"e":{},"f":{},"g":{},"h":{},"i":{},"j":{}}}"#;
     let _wordy = world.call(1, wordy);
@@ -90,7 +90,7 @@ async fn those_who_share_share_with_those_who_can_be_asked_most_not_with_those_w
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_at_rest_gives_way_to_those_who_can_be_asked_more_than_anywhere() {
+async fn an_idle_process_is_evicted_for_a_caller_whose_requests_could_be_sent_nowhere() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let mut processes = Vec::new();
     for (id, capabilities) in [(1, MUTE), (2, ASKABLE)] {
@@ -104,16 +104,16 @@ async fn one_that_is_at_rest_gives_way_to_those_who_can_be_asked_more_than_anywh
     assert_eq!(for_more.called().await, 3);
     for_more.answers(3).await;
     more.is_answered().await;
-    // Those who had it can be asked nothing that the others cannot.
+    // The callers of the evicted process declare nothing beyond the others.
     let mut mute = world.call(4, MUTE);
     assert_eq!(for_more.called().await, 4);
     for_more.answers(4).await;
     mute.is_answered().await;
 }
 
-/// As it is with every call: it is looked what is known of the server, then the server is asked, then it is called.
+/// The usual steps of a call: look up the server's description, query the server, then call.
 #[tokio::test(start_paused = true)]
-async fn one_gives_way_to_a_further_set_and_no_other() {
+async fn one_process_is_evicted_for_a_further_set() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(3));
     let mut processes = Vec::new();
     for (id, capabilities) in [(1, MUTE), (2, ASKABLE), (3, r#"{"roots":{}}"#)] {
@@ -125,12 +125,12 @@ async fn one_gives_way_to_a_further_set_and_no_other() {
     let described = tokio::spawn(async move { server.describe(&caller).await.is_ok() });
     let mut for_mute = processes.remove(0);
     for_mute.has_no_more_to_read().await;
-    // What is looked for while that one leaves.
+    // Looked up while that process ends.
     let mut more = world.call(4, MORE);
     sleep(Duration::from_millis(500)).await;
     for_mute.ends("exit status: 0").await;
     let mut for_more = world.up().await;
-    assert!(described.await.expect("it is told"));
+    assert!(described.await.expect("a response"));
     assert_eq!(for_more.called().await, 4);
     for_more.answers(4).await;
     more.is_answered().await;
@@ -144,7 +144,7 @@ async fn one_gives_way_to_a_further_set_and_no_other() {
     assert!(world.is_quiet());
 }
 
-/// A task of those who can be asked, and its process, which has asked once and been answered.
+/// A task whose process has sent one request and got the response.
 async fn task_that_was_asked(world: &mut World, id: u64) -> (Process, (Call, Deferral)) {
     let deferral = Deferral::default();
     let mut call = world.call_deferred(id, ASKABLE, &deferral);
@@ -158,7 +158,7 @@ async fn task_that_was_asked(world: &mut World, id: u64) -> (Process, (Call, Def
     (process, (call, deferral))
 }
 
-/// Two tasks of those who can be asked have two processes, which are all there may be.
+/// Two tasks hold two processes, which is the limit.
 async fn kept_by_tasks(world: &mut World) -> ([Process; 2], [(Call, Deferral); 2]) {
     let (process, first) = task_that_was_asked(world, 1).await;
     let second = Deferral::default();
@@ -170,7 +170,7 @@ async fn kept_by_tasks(world: &mut World) -> ([Process; 2], [(Call, Deferral); 2
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_tasks_keep_all_there_may_be_calls_are_made_beside_them() {
+async fn calls_share_the_processes_if_tasks_hold_all() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let ([mut first, mut second], mut tasks) = kept_by_tasks(&mut world).await;
     let began = world.clock.now();
@@ -179,21 +179,21 @@ async fn where_tasks_keep_all_there_may_be_calls_are_made_beside_them() {
         called = first.called() => { assert_eq!(called, 3); (&mut first, &mut second) }
         called = second.called() => { assert_eq!(called, 3); (&mut second, &mut first) }
     };
-    // It cannot be told whom this is for, and it is nobody's.
+    // The request cannot be attributed to a call, and is rejected.
     process.asks("whose").await;
     let refused = process.reads().await;
     assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("whose"), &json!(-32603)));
-    // Nor whose this is.
+    // Nor can this notification.
     process.says("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n").await;
-    // The next has the other, where it is beside fewer.
+    // The next call uses the other process, which has fewer.
     let mut next = world.call(4, ASKABLE);
     assert_eq!(other.called().await, 4);
     process.answers(3).await;
     call.is_answered().await;
     other.answers(4).await;
     next.is_answered().await;
-    assert!(world.clock.now() - began < Duration::from_secs(1), "nobody waited");
-    // Beside nobody a task is asked again.
+    assert!(world.clock.now() - began < Duration::from_secs(1), "no call waited");
+    // A task without other calls receives requests again.
     process.asks("its own").await;
     let (one, other) = tasks.split_at_mut(1);
     let question = tokio::select! {
@@ -204,7 +204,7 @@ async fn where_tasks_keep_all_there_may_be_calls_are_made_beside_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_declare_otherwise_share_what_tasks_keep() {
+async fn callers_with_other_capabilities_share_the_processes_of_tasks() {
     for capabilities in [MUTE, MORE] {
         let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
         let ([mut first, mut second], _tasks) = kept_by_tasks(&mut world).await;
@@ -220,7 +220,7 @@ async fn those_who_declare_otherwise_share_what_tasks_keep() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_the_last_place_is_anothers_a_call_is_made_beside_its_own_kinds_task() {
+async fn a_call_shares_the_process_of_a_task_of_its_own_set() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let task = Deferral::default();
     let _task = world.call_deferred(1, ASKABLE, &task);
@@ -231,7 +231,7 @@ async fn where_the_last_place_is_anothers_a_call_is_made_beside_its_own_kinds_ta
     let _mute = world.call(2, MUTE);
     let mut for_mute = world.up().await;
     assert_eq!(for_mute.called().await, 2);
-    // There might be one more of its kind, but not of all; in a moment perhaps.
+    // One more process of its set is allowed, but not of all; perhaps in a moment.
     let began = world.clock.now();
     let mut call = world.call(3, ASKABLE);
     assert_eq!(process.called().await, 3);
@@ -241,7 +241,7 @@ async fn where_the_last_place_is_anothers_a_call_is_made_beside_its_own_kinds_ta
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_nobody_uses_gives_way_to_tasks_that_need_one() {
+async fn an_unused_process_is_evicted_for_tasks_that_need_one() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let mut mute = world.call(1, MUTE);
     let mut for_mute = world.up().await;
@@ -270,7 +270,7 @@ async fn a_process_that_nobody_uses_gives_way_to_tasks_that_need_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_is_told() {
+async fn the_number_of_processes_is_bounded_and_a_long_wait_is_an_error() {
     let mut world = World::with(|command, config| {
         command.instances = ProcessSharing::Shared(1);
         config.limits = UpstreamLimits { sessions: 99, ..UpstreamLimits::default() };
@@ -281,7 +281,8 @@ async fn no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_
     process.called().await;
     process.asks("q").await;
     assert_eq!(process.reads().await["id"], "q");
-    // What has been given up may go on in it, so it takes no more calls; and it is there until the first has ended.
+    // An abandoned call may continue in it, so it takes no more calls, and it stays until the first has
+    // ended.
     second.work.abort();
     assert_eq!(process.reads().await["method"], "notifications/cancelled");
     let lost = world.call(3, ASKABLE).lost().await;
@@ -323,14 +324,14 @@ async fn a_caller_can_have_a_process_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_more_than_may_have_a_process_is_told() {
+async fn a_caller_above_the_process_limit_gets_an_error() {
     let most = PER_CALLER as u64;
     let mut world = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
     let mut processes = Vec::new();
     let mut calls = Vec::new();
     for id in 1..=most {
         calls.push(world.call(id, MUTE));
-        // A start for each: more of them in a minute would be too many.
+        // One start each: more in a minute would exceed the limit.
         advance(Duration::from_secs(2)).await;
         let mut process = world.up().await;
         process.called().await;
@@ -338,7 +339,7 @@ async fn a_caller_more_than_may_have_a_process_is_told() {
     }
     let lost = world.call(most + 1, MUTE).lost().await;
     assert!(matches!(lost, CallError::ProcessesInUse { .. }), "{lost:?}");
-    // Once one of them rests, it gives way; others that do, do not.
+    // An idle process is evicted; the other idle ones are not.
     for (at, id) in [(0, 1), (1, 2)] {
         processes[at].answers(id).await;
         calls[at].is_answered().await;
@@ -354,11 +355,11 @@ async fn a_caller_more_than_may_have_a_process_is_told() {
     assert!(processes[1].stdin.next_line().now_or_never().is_none(), "another has been ended");
 }
 
-/// What those who declare it can be asked nowhere else.
+/// Capability of a set whose input requests can be sent nowhere else.
 const SAMPLING: &str = r#"{"sampling":{}}"#;
 
 #[tokio::test(start_paused = true)]
-async fn who_could_be_asked_something_nowhere_waits_for_a_place_while_a_call_has_one() {
+async fn a_caller_whose_requests_could_be_sent_nowhere_waits_while_calls_hold_all_processes() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let task = Deferral::default();
     let _task = world.call_deferred(1, ASKABLE, &task);
@@ -386,7 +387,7 @@ async fn who_could_be_asked_something_nowhere_waits_for_a_place_while_a_call_has
 }
 
 #[tokio::test(start_paused = true)]
-async fn as_many_processes_give_way_as_are_waited_for() {
+async fn as_many_processes_are_evicted_as_are_waited_for() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(3));
     let mut resting = Vec::new();
     for (id, capabilities) in [(1, MUTE), (2, r#"{"experimental":{}}"#)] {
@@ -401,10 +402,10 @@ async fn as_many_processes_give_way_as_are_waited_for() {
     for (id, deferral) in [(4, &deferrals[1]), (5, &deferrals[2])] {
         tasks.push(world.call_deferred(id, ASKABLE, deferral));
         deferral.mark_deferred();
-        // By when the next waits, one is on its way out.
+        // One process is ending when the next call waits.
         sleep(Duration::from_millis(250)).await;
     }
-    // Each is told to end, whether or not the other has ended.
+    // Each gets the request to end, whether or not the other has ended.
     let began = world.clock.now();
     for process in &mut resting {
         process.has_no_more_to_read().await;
@@ -419,9 +420,9 @@ async fn as_many_processes_give_way_as_are_waited_for() {
     assert!(called == [4, 5] || called == [5, 4], "{called:?}");
 }
 
-/// One that is at rest gives way like any other, though a task has another of its set.
+/// An idle process is evicted even if a task holds another one of its set.
 #[tokio::test(start_paused = true)]
-async fn a_set_that_has_a_task_gives_up_the_process_it_does_not_use() {
+async fn an_unused_process_of_a_set_with_a_task_is_evicted() {
     for at_rest in [0, 1] {
         let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
         let (processes, mut tasks) = kept_by_tasks(&mut world).await;
@@ -436,7 +437,7 @@ async fn a_set_that_has_a_task_gives_up_the_process_it_does_not_use() {
         assert_eq!(process.called().await, 3);
         process.answers(3).await;
         call.is_answered().await;
-        // The task goes on in the other.
+        // The task continues in the other process.
         let [mut at_work] = processes.try_into().ok().expect("the other");
         at_work.answers(2 - at_rest as u64).await;
         tasks[1 - at_rest].0.is_answered().await;
@@ -444,7 +445,7 @@ async fn a_set_that_has_a_task_gives_up_the_process_it_does_not_use() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_waits_for_a_place_has_what_comes_free_among_its_own() {
+async fn a_call_that_waits_for_a_process_gets_a_free_session_of_its_own_set() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::Shared(2));
     let _mute = world.call(1, MUTE);
     let mut for_mute = world.up().await;

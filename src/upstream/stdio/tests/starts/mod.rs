@@ -1,4 +1,4 @@
-//! When a process is started, for whom, and how many there may be.
+//! Starts of processes: when, for which callers, and how many.
 
 mod instances;
 
@@ -35,7 +35,7 @@ async fn a_start_that_many_wait_for_happens_once_and_all_callers_share_the_proce
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_of_2026_07_28_alone_is_told_apart_and_not_started_again_for_a_while() {
+async fn a_server_of_2026_07_28_alone_is_recognised_and_not_started_again_for_a_while() {
     let unsupported =
         json!({ "code": -32022, "message": "no", "data": { "supported": ["2026-07-28"], "requested": "x" } });
     let unknown = json!({ "code": -32601, "message": "what?" });
@@ -72,9 +72,9 @@ async fn a_server_of_2026_07_28_alone_is_told_apart_and_not_started_again_for_a_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_of_initialize_that_says_nothing_of_revisions_keeps_its_words() {
+async fn a_rejection_of_initialize_without_revisions_keeps_its_text() {
     let refusal = json!({ "code": -32000, "message": "not today" });
-    // The probe is answered with an error, or with a result of an older server's, or not at all.
+    // The probe is answered with an error, with the result of an older server, or not at all.
     for answer in [Some(json!({ "error": refusal.clone() })), Some(json!({ "result": {} })), None] {
         let mut world = World::new();
         let mut call = world.call(1, MUTE);
@@ -94,7 +94,7 @@ async fn a_refusal_of_initialize_that_says_nothing_of_revisions_keeps_its_words(
 #[tokio::test(start_paused = true)]
 async fn a_process_that_refuses_the_revision_is_offered_another() {
     let refusal = json!({ "code": -32602, "message": "Unsupported protocol version", "data": { "supported": ["2024-11-05"] } });
-    // It goes on after its refusal, or ends with it and is started again.
+    // The process continues after its rejection, or exits and is started again.
     for goes_on in [true, false] {
         let mut world = World::new();
         let mut call = world.call(1, MUTE);
@@ -116,7 +116,7 @@ async fn a_process_that_refuses_the_revision_is_offered_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_hangs_at_its_start_is_given_up_told_and_killed() {
+async fn a_process_that_hangs_at_its_start_is_ended_and_killed() {
     let mut world = World::with(|command, _| command.start_timeout = Duration::from_secs(7));
     let began = world.clock.now();
     let mut call = world.call(1, MUTE);
@@ -125,7 +125,7 @@ async fn a_process_that_hangs_at_its_start_is_given_up_told_and_killed() {
     let lost = call.lost().await.to_string();
     assert!(lost.contains("`initialize` within 7s (upstream.start_timeout)"), "{lost}");
     assert_eq!((world.clock.now() - began).as_secs(), 7);
-    // Its input ends, then its group is sent SIGTERM, then everything is killed.
+    // Its input ends, then its group gets SIGTERM, then everything is killed.
     process.has_no_more_to_read().await;
     assert_eq!(process.control.read_u8().await.expect("an order"), b't');
     assert_eq!((world.clock.now() - began).as_secs(), 9);
@@ -134,7 +134,7 @@ async fn a_process_that_hangs_at_its_start_is_given_up_told_and_killed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_ends_again_and_again_is_started_ever_later_and_whoever_would_wait_long_is_told() {
+async fn pauses_between_starts_grow_and_a_long_wait_is_an_error() {
     let mut world = World::new();
     let began = world.clock.now();
     for seconds in [0, 1, 3, 7] {
@@ -155,9 +155,9 @@ async fn what_ends_again_and_again_is_started_ever_later_and_whoever_would_wait_
     call.is_answered().await;
 }
 
-/// Tasks that come and go in bursts have processes that come and go: that is no server that ends again and again.
+/// Processes started for bursts of tasks and ended by the proxy do not count as failures.
 #[tokio::test(start_paused = true)]
-async fn processes_that_are_ended_because_nobody_needs_them_are_no_reason_to_start_no_more() {
+async fn unused_processes_that_were_ended_do_not_count_as_failures() {
     let mut world = World::new();
     let began = world.clock.now();
     for id in 0..70 {
@@ -167,7 +167,7 @@ async fn processes_that_are_ended_because_nobody_needs_them_are_no_reason_to_sta
         assert_eq!(process.called().await, id);
         process.asks("q").await;
         assert!(matches!(call.next().await, UpstreamEvent::ServerRequest(_)));
-        // It has been seen to ask, so that a cancelled call costs it.
+        // The server has sent requests, so a cancelled call retires the process.
         call.work.abort();
         while process.stdin.next_line().await.expect("it can be read").is_some() {}
         process.ends("exit status: 0").await;
@@ -175,7 +175,7 @@ async fn processes_that_are_ended_because_nobody_needs_them_are_no_reason_to_sta
     assert!((world.clock.now() - began).as_secs() < 60, "a minute has gone by");
 }
 
-/// A process that was started for a call, which it has answered.
+/// A process that was started for a call and has answered it.
 pub(super) async fn at_rest(world: &mut World, id: u64, capabilities: &'static str) -> Process {
     let mut call = world.call(id, capabilities);
     let mut process = world.up().await;
@@ -205,7 +205,7 @@ async fn a_call_that_comes_when_its_process_has_ended_is_made_in_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_starts_in_a_minute_are_told_as_such() {
+async fn an_error_names_the_limit_of_starts_in_a_minute() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
     let mut kept = Vec::new();
     for id in 0..60 {
@@ -219,7 +219,7 @@ async fn so_many_starts_in_a_minute_are_told_as_such() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_on_this_machine_are_told_the_last_line_of_a_server_that_does_not_start() {
+async fn callers_on_this_machine_get_the_last_line_of_a_server_that_does_not_start() {
     for (tells_remarks, ends) in [(true, true), (true, false), (false, true)] {
         let mut world = World::with(|command, _| {
             command.reveals_stderr = tells_remarks;
@@ -236,8 +236,8 @@ async fn callers_on_this_machine_are_told_the_last_line_of_a_server_that_does_no
             false => Some(process),
         };
         let lost = call.lost().await.to_string();
-        let told = lost.contains("; its last line on standard error: KeyError: 'API_KEY'");
-        assert_eq!(told, tells_remarks, "{lost}");
+        let has_last_line = lost.contains("; its last line on standard error: KeyError: 'API_KEY'");
+        assert_eq!(has_last_line, tells_remarks, "{lost}");
         assert!(!lost.contains("line 1"), "{lost}");
         assert_eq!(lost.contains("exit status: 1"), ends, "{lost}");
         drop(process);
@@ -277,7 +277,7 @@ async fn the_log_says_when_and_why_a_server_runs_as_one_more_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_without_calls_is_kept_for_as_long_as_is_written() {
+async fn a_process_without_calls_is_kept_for_the_configured_time() {
     let minute = Duration::from_secs(60);
     for (idle, kept, ended) in [
         (Some(2 * minute), Some(minute), Some(4 * minute)),
