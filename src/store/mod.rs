@@ -12,7 +12,7 @@
 //! the same questions. [`MemoryStore`] keeps tasks in this process, [`DiskStore`] in a folder.
 
 use crate::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp},
     task::{EventRefusal, Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, apply},
 };
 use async_trait::async_trait;
@@ -68,6 +68,13 @@ pub trait Store: Send + Sync + 'static {
     /// from then on, so each is given once.
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError>;
 
+    /// What the process before had kept of its clock; `Missing` where none has: its time line and the wall clock agree then.
+    fn kept_clock(&self) -> Option<ClockReading>;
+
+    /// Keeps for the next process where the time line of the records is, and how far the wall clock is ahead. Whatever is
+    /// kept later survives a loss of power only with this.
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError>;
+
     /// Whether what it keeps is there for the next process.
     fn is_durable(&self) -> bool {
         false
@@ -79,7 +86,7 @@ pub trait Store: Send + Sync + 'static {
     /// Forgets a record; unknown ids are no error.
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError>;
 
-    /// At most `limit` of the records whose [`Record::due_at`] is not after `now`, the longest due first.
+    /// At most `limit` of the records whose [`Record::due`] is not after `now`, the longest due first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError>;
 
     /// At most `limit` records of one owner in the order of their [`ListCursor`], from behind `after` on, whose
@@ -170,7 +177,7 @@ pub struct StoreUsage {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskTally {
     pub route: Arc<str>,
-    /// See [`TaskState::status`](crate::task::TaskState::status).
+    /// See [`State::status`](crate::task::State::status).
     pub status: &'static str,
     pub tasks: usize,
 }

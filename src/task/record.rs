@@ -1,7 +1,9 @@
 //! What a task is, at rest.
 
 use super::{TaskCause, TaskHistory, TaskId, TaskPrincipal, retention};
-use crate::protocol::{Timestamp, TraceContext, frame::to_single_line, splice::JsonObject};
+use crate::protocol::{
+    ClockOffset, Timestamp, TraceContext, WallTime, frame::to_single_line, splice::JsonObject,
+};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -19,6 +21,9 @@ pub struct Record {
     /// The tool that was called.
     pub tool: Box<str>,
     pub created: Timestamp,
+    /// How far the wall clock was ahead then. Every time of the task is shown with this offset: what was shown stays what it
+    /// was, and what lies between two times of it is a real duration, whatever steps the wall clock makes meanwhile.
+    pub clock_offset: ClockOffset,
     /// How long its call had run by then.
     pub waited: Duration,
     /// The last change a client can see. A mere extension of `ttl` is none.
@@ -112,6 +117,7 @@ impl Record {
             owner,
             tool: tool.into(),
             created: now,
+            clock_offset: ClockOffset::ZERO,
             waited: Duration::ZERO,
             server_info: None,
             updated: now,
@@ -128,6 +134,11 @@ impl Record {
             history: TaskHistory::default(),
             state: TaskState::Working,
         }
+    }
+
+    /// One of the record's times as it is shown.
+    pub fn wall(&self, time: Timestamp) -> WallTime {
+        time + self.clock_offset
     }
 
     /// Notes who serves the call, by what the server says of itself: its name, version and title alone where all of

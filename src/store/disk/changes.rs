@@ -3,6 +3,7 @@
 //! What a change does besides is gathered in a [`CommitBatch`], and done once it is committed.
 
 use super::{
+    meta,
     record_cache::CachedRecord,
     recount::CountChange,
     reserved::ByteReservation,
@@ -71,6 +72,10 @@ impl StoreWriter {
             }
             StoreChange::Orphans { limit } => Ok(Ok(ChangeOutcome::Orphans(self.orphans(*limit, batch)?))),
             StoreChange::Remove(id) => self.remove(id, batch),
+            StoreChange::Clock(reading) => {
+                meta::set_clock(&self.connection, *reading)?;
+                Ok(Ok(ChangeOutcome::Stored))
+            }
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) fn database(folder: &Path) -> PathBuf {
 
 /// The name of the database.
 pub(super) const DATABASE: &str = "tasks.db";
-/// The name of the file by which a process has the folder for itself.
+/// The name of the file that says which process has the folder for itself.
 const LOCK: &str = "lock";
 
 /// How long another program, such as one that makes a backup, is waited for.
@@ -60,13 +60,21 @@ struct OpenFolder {
     folder: OwnedFd,
 }
 
+/// The folder is this process's alone, until this is dropped. No process that is started from here inherits it.
+#[derive(Debug)]
+pub(super) struct FolderLock {
+    /// Has a description of its own, so that the lock ends with it.
+    _folder: OwnedFd,
+    _file: File,
+}
+
 // === impl StoreFolder ===
 
 impl StoreFolder {
     /// Opens the folder, which is made with mode 0700 if there is none.
     ///
     /// # Errors
-    /// [`Error::NoFolder`], [`Error::Unsafe`], [`Error::Folder`].
+    /// [`Error::NoFolder`], [`Error::UnsafeReason`], [`Error::Folder`].
     pub(super) fn make(path: &Path) -> Result<Self, Error> {
         if fs::metadata(path).is_err() {
             DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(Error::folder(path))?;
@@ -106,35 +114,48 @@ impl StoreFolder {
         &self.0.path
     }
 
-    /// The lock of the folder for this process alone, until the file is closed.
+    /// Locks the folder for this process alone: the folder itself, as the file in it can be removed while it is locked; and the
+    /// file, which says who has locked it, and is what older versions lock.
     ///
     /// # Errors
-    /// [`Error::InUse`], [`Error::Unsafe`], [`Error::Folder`].
-    pub(super) fn lock(&self) -> Result<File, Error> {
+    /// [`Error::IdInUse`], [`Error::UnsafeReason`], [`Error::Folder`].
+    pub(super) fn lock(&self) -> Result<FolderLock, Error> {
         let failed = |source| Error::Folder { path: self.path().to_owned(), source };
-        let mut lock = self.open_private(LOCK)?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        let in_use = |pid| Error::InUse { path: self.path().to_owned(), pid };
+        let folder = self.reopen().map_err(failed)?;
+        // Any other error: file systems of the network may lock nothing that is not open to be written, as a folder cannot be.
+        if flock(&folder, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            return Err(in_use(self.open_file(Path::new(LOCK)).ok().as_mut().and_then(pid)));
+        }
+        let mut file = self.open_private(LOCK)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(Error::InUse { path: self.path().to_owned(), pid: pid(&mut lock) });
-            }
+            Err(Errno::WOULDBLOCK) => return Err(in_use(pid(&mut file))),
             Err(error) => return Err(failed(error.into())),
         }
-        lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(failed)?;
-        Ok(lock)
+        file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+        Ok(FolderLock { _folder: folder, _file: file })
     }
 
     /// The process that has locked the folder, if one has; `Missing` of it where it did not say which.
     pub(super) fn lock_holder(&self) -> Option<Option<u32>> {
-        let mut lock = self.open_file(Path::new(LOCK)).ok()?;
-        let is_free = flock(&lock, FlockOperation::NonBlockingLockShared).is_ok();
-        (!is_free).then(|| pid(&mut lock))
+        let is_locked =
+            |it: BorrowedFd<'_>| flock(it, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK);
+        let mut file = self.open_file(Path::new(LOCK)).ok();
+        let is_used = self.reopen().is_ok_and(|folder| is_locked(folder.as_fd()))
+            || file.as_ref().is_some_and(|file| is_locked(file.as_fd()));
+        is_used.then(|| file.as_mut().and_then(pid))
+    }
+
+    /// The folder by a descriptor that shares no lock with others.
+    fn reopen(&self) -> io::Result<OwnedFd> {
+        open_folder(self.0.folder.as_fd(), OsStr::new(".")).map_err(Into::into)
     }
 
     /// A file in it that nobody else may read, made if there is none. It is a file of its own, of a trusted owner.
     ///
     /// # Errors
-    /// [`Error::Unsafe`], [`Error::Folder`].
+    /// [`Error::UnsafeReason`], [`Error::Folder`].
     pub(super) fn open_private(&self, name: &str) -> Result<File, Error> {
         let path = self.path().join(name);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -157,7 +178,7 @@ impl StoreFolder {
     /// Whether the database is there. A link is none.
     ///
     /// # Errors
-    /// [`Error::Unsafe`] where something else has its name.
+    /// [`Error::UnsafeReason`] where something else has its name.
     pub(super) fn has_database(&self) -> Result<bool, Error> {
         match statat(&self.0.folder, DATABASE, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Symlink => {
@@ -358,7 +379,7 @@ pub(super) fn log_bytes(max_bytes: Option<u64>) -> u64 {
 /// Opens the database for the one who writes, with the tables of this version.
 ///
 /// # Errors
-/// As [`schema::upgrade`]; [`Error::Unsafe`].
+/// As [`schema::upgrade`]; [`Error::UnsafeReason`].
 pub(super) fn open_to_write(folder: &StoreFolder, max_bytes: Option<u64>) -> Result<Connection, Error> {
     let is_new = !folder.has_database()?;
     // Before SQLite does, which lets others read; what it keeps beside it has the same mode.

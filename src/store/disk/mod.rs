@@ -11,12 +11,14 @@
 //! * `results`: the files; `reserved`: the room that they have before they are written
 //! * `inspect`: what an operator does with a store, whether a process uses it or not
 //! * `key`: what is secret about a store, beside it
+//! * `meta`: what is known of the store as a whole
 
 mod changes;
 mod error;
 mod folder;
 mod inspect;
 mod key;
+mod meta;
 mod readers;
 mod record_cache;
 mod recount;
@@ -28,7 +30,7 @@ mod writer;
 
 pub use error::Error;
 pub use inspect::{BackupSummary, CheckReport, backup, check};
-pub use key::key;
+pub use key::{key, key_file};
 pub use row::{RecordRow, RowColumns, RowError, owner};
 
 use super::{
@@ -36,7 +38,7 @@ use super::{
     StoreUsage, TaskTally,
 };
 use crate::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp},
     runtime::{Mutex, SwapCell, random},
     task::{Record, TaskId, TaskPrincipal},
 };
@@ -74,6 +76,8 @@ pub struct DiskStore {
     /// Those who write a file.
     files: Semaphore,
     bounds: SwapCell<StoreBounds>,
+    /// As the process before had kept it.
+    kept_clock: Option<ClockReading>,
 }
 
 /// Changes that wait for the writer or are being committed; whoever comes then waits for a place.
@@ -97,6 +101,7 @@ impl DiskStore {
         let failed = || Error::folder(path);
         let identity = folder::identity(path).map_err(failed())?;
         let (counts, file_bytes) = changes::read_counts(&connection).map_err(Error::database(path))?;
+        let kept_clock = meta::clock(&connection).map_err(Error::database(path))?;
         let node = i64::from_be_bytes(random());
         let bounds = SwapCell::new(bounds);
         let named = {
@@ -141,6 +146,7 @@ impl DiskStore {
             permits: Arc::new(Semaphore::new(QUEUE)),
             files: Semaphore::new(FILES),
             bounds,
+            kept_clock,
         })
     }
 
@@ -268,6 +274,14 @@ impl Store for DiskStore {
             ChangeOutcome::Orphans(orphans) => Ok(orphans),
             ChangeOutcome::Stored | ChangeOutcome::Conflict | ChangeOutcome::Reserved(_) => Ok(Vec::new()),
         }
+    }
+
+    fn kept_clock(&self) -> Option<ClockReading> {
+        self.kept_clock
+    }
+
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        self.submit(StoreChange::Clock(reading)).await.map(drop)
     }
 
     fn is_durable(&self) -> bool {

@@ -8,7 +8,7 @@ use super::{
     Error,
     changes::{CommitBatch, apply_count, read_counts},
     error::{UnreadableRows, is_full, store_error},
-    folder::{self, StoreFolder},
+    folder::{self, FolderLock, StoreFolder},
     record_cache::RecordCache,
     recount::{CountChange, RowCount, STEP},
     reserved::{ByteReservation, ReservedBytes},
@@ -16,6 +16,7 @@ use super::{
     row::RecordRow,
 };
 use crate::{
+    protocol::ClockReading,
     runtime::{Mutex, SwapCell},
     store::{
         Durability, OrphanTask, RecordVersion, Recount, StoreBounds, StoreError,
@@ -27,7 +28,6 @@ use crate::{
 use bytes::Bytes;
 use rusqlite::{CachedStatement, Connection, ErrorCode, ffi};
 use std::{
-    fs::File,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, TryRecvError},
@@ -77,6 +77,7 @@ pub(super) enum StoreChange {
         limit: usize,
     },
     Remove(TaskId),
+    Clock(ClockReading),
 }
 
 /// What became of a change.
@@ -110,7 +111,7 @@ pub(super) struct StoreWriter {
     /// What a commit survives now; `Missing` where that is not known.
     pub(super) survives: Option<Durability>,
     /// Locks the folder.
-    pub(super) _lock: File,
+    pub(super) _lock: FolderLock,
 }
 
 /// What the writer writes and others read.
@@ -428,9 +429,11 @@ impl StoreChange {
         match self {
             Self::Insert(..) => Durability::Machine,
             Self::Swap { flush, .. } => *flush,
-            Self::Reserve { .. } | Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => {
-                Durability::Process
-            }
+            Self::Reserve { .. }
+            | Self::Anchor { .. }
+            | Self::Orphans { .. }
+            | Self::Remove(_)
+            | Self::Clock(_) => Durability::Process,
         }
     }
 
@@ -439,14 +442,18 @@ impl StoreChange {
             Self::Insert(row, None) | Self::Swap { row, file: None, .. } => row.bytes(),
             Self::Insert(row, Some(_)) | Self::Swap { row, .. } => row.head.len(),
             Self::Anchor { anchor, .. } => anchor.as_ref().map_or(0, Bytes::len),
-            Self::Reserve { .. } | Self::Orphans { .. } | Self::Remove(_) => 0,
+            Self::Reserve { .. } | Self::Orphans { .. } | Self::Remove(_) | Self::Clock(_) => 0,
         }
     }
 
     fn file(&mut self) -> Option<&mut ResultFile> {
         match self {
             Self::Insert(_, file) | Self::Swap { file, .. } => file.as_mut(),
-            Self::Reserve { .. } | Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => None,
+            Self::Reserve { .. }
+            | Self::Anchor { .. }
+            | Self::Orphans { .. }
+            | Self::Remove(_)
+            | Self::Clock(_) => None,
         }
     }
 }

@@ -3,7 +3,12 @@
 //! Each is entered when it is started and taken out when nothing is left of it. The last that ended stays, with what
 //! it said last: that may be anybody's, so it is for whoever runs the server, and in no caller's error.
 
-use crate::{dialect::Principal, protocol::Timestamp, runtime::Mutex, upstream::CallerIdentity};
+use crate::{
+    dialect::Principal,
+    protocol::{ClockOffset, Timestamp},
+    runtime::Mutex,
+    upstream::CallerIdentity,
+};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::sync::{
@@ -85,7 +90,7 @@ pub struct EndedProcess {
 }
 
 fn shown<S: Serializer>(at: &Timestamp, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(at)
+    to.collect_str(&(*at + ClockOffset::ZERO))
 }
 
 // === impl Table ===

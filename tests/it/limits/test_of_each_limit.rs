@@ -78,6 +78,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("runtime/net.rs BACKLOG", Not("the system's: it refuses or delays what goes beyond")),
     ("runtime/pooled_timer.rs MAX_POOLED", By("a_thread_keeps_so_many_and_none_once_it_has_forgotten_them")),
     ("runtime/connection_limiter.rs RESERVED_PERMITS", By("what_is_said_in_passing_does_not_wait_for_calls")),
+    ("runtime/clock.rs STEP_TOLERANCE", By("what_is_no_step_moves_nothing")),
     ("runtime/descriptors.rs RESERVE", By("the_descriptor_limit_is_raised_and_derived_limits_are_logged")),
     (
         "front/listener.rs STREAM_WINDOW",
@@ -178,6 +179,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         By("a_server_that_does_not_answer_is_pending_and_reported_later"),
     ),
     ("proxy/restart.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
+    (
+        "proxy/store_clock.rs KEPT_WITHIN",
+        By("how_far_the_time_line_is_is_kept_each_minute_while_there_are_tasks"),
+    ),
     ("proxy/sweep.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
     ("store/disk/mod.rs QUEUE", By("more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept")),
     ("store/disk/mod.rs FILES", By("concurrent_large_results_are_queued_and_delay_no_other_change")),
