@@ -76,8 +76,9 @@ pub mod policy {
 
 pub mod protocol {
     pub use crate::protocol::{
-        Capabilities, ErrorObject, Frame, FrameError, InputRequest, Kind, ListKind, MessageReader, Method,
-        Payload, ProgressHeartbeat, RequestId, Timestamp, TraceContext, meta,
+        Capabilities, ClockOffset, ClockReading, ErrorObject, Frame, FrameError, InputRequest, Kind,
+        ListKind, MessageReader, Method, Payload, ProgressHeartbeat, RequestId, Timestamp, TraceContext,
+        WallTime, meta,
     };
 
     pub mod canonical {
@@ -128,7 +129,8 @@ pub mod proxy {
 
 pub mod runtime {
     pub use crate::runtime::{
-        Clock, Drain, DrainWatch, Network, NetworkListener, NetworkStream, PipeNetwork, SystemClock,
+        Clock, Drain, DrainWatch, Network, NetworkListener, NetworkStream, PipeNetwork, SteadyClock,
+        SystemClock,
     };
 }
 
@@ -139,7 +141,7 @@ pub mod store {
     };
 
     pub mod disk {
-        pub use crate::store::disk::{Error, RecordRow, RowColumns, RowError, key, owner};
+        pub use crate::store::disk::{Error, RecordRow, RowColumns, RowError, check, key, owner};
     }
 }
 

@@ -128,7 +128,7 @@ pub(super) async fn publish_periodically(parts: impl Fn() -> Arc<AdminParts> + S
 async fn state(parts: &AdminParts) -> String {
     let (_, ready) = parts.ready();
     let state = EventState {
-        at: parts.operators.now().to_string(),
+        at: parts.operators.now().wall().to_string(),
         version: env!("CARGO_PKG_VERSION"),
         started: &parts.events.started,
         ready: raw(ready),

@@ -6,7 +6,7 @@ use super::{
     response::{AdminResponse, json},
     server::AdminParts,
 };
-use crate::{protocol::Timestamp, runtime::Mutex, telemetry::metrics};
+use crate::{protocol::WallTime, runtime::Mutex, telemetry::metrics};
 use http::StatusCode;
 use serde_json::json as value;
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -21,7 +21,7 @@ struct HistoryRing {
     /// Calls that ended in each step, oldest first; at most [`STEPS`].
     ended: VecDeque<u64>,
     /// End of the last step.
-    until: Option<Timestamp>,
+    until: Option<WallTime>,
     /// Total number of ended calls at that time.
     total: u64,
 }
@@ -46,7 +46,7 @@ impl CallHistory {
     }
 
     /// Adds a step with the calls that ended since the previous count. The first count adds none.
-    fn count(&self, total: u64, now: Timestamp) {
+    fn count(&self, total: u64, now: WallTime) {
         let mut ring = self.0.lock();
         if ring.until.is_some() {
             let ended = total.saturating_sub(ring.total);
@@ -68,7 +68,7 @@ pub(super) async fn record_periodically(parts: impl Fn() -> Arc<AdminParts> + Se
     loop {
         ticks.tick().await;
         let parts = parts();
-        parts.history.count(metrics::calls().total, parts.operators.now());
+        parts.history.count(metrics::calls().total, parts.operators.now().wall());
     }
 }
 
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn the_history_covers_the_last_hour() {
         let history = CallHistory::default();
-        let at = |step: u64| Timestamp::from_millis(step * 5_000);
+        let at = |step: u64| WallTime::from_millis(step * 5_000);
         for step in 0..=STEPS as u64 + 10 {
             history.count(100 + step * 7, at(step));
         }
@@ -91,9 +91,9 @@ mod tests {
     #[test]
     fn the_first_count_adds_no_step_and_a_reset_counter_adds_zero() {
         let history = CallHistory::default();
-        history.count(1_000, Timestamp::from_millis(1));
+        history.count(1_000, WallTime::from_millis(1));
         assert!(history.0.lock().ended.is_empty(), "what was before is in no step");
-        history.count(3, Timestamp::from_millis(5_001));
+        history.count(3, WallTime::from_millis(5_001));
         assert_eq!(history.0.lock().ended, [0]);
     }
 }

@@ -5,7 +5,7 @@ use super::{
     server::AdminParts,
 };
 use crate::{
-    protocol::Timestamp,
+    protocol::ClockReading,
     proxy::{CancelOutcome, TaskCursor, TaskLookup, TaskSummary, name_and_principal},
     store::StoreError,
     task::{HistoryEntry, Record, TaskState, TaskView},
@@ -117,9 +117,10 @@ pub(super) async fn show_task(parts: &AdminParts, name: &str) -> AdminResponse {
     match parts.operators.find(name).await {
         Ok(TaskLookup::One(task)) => {
             let mut body = task_json(parts, &task, parts.operators.now());
-            body["waited_ms"] = json!(u64::try_from(task.record.waited.as_millis()).unwrap_or(u64::MAX));
-            body["cause"] = json!(task.record.cause);
-            body["life"] = task.record.history.entries().iter().map(moment).collect();
+            let record = &task.record;
+            body["waited_ms"] = json!(u64::try_from(record.waited.as_millis()).unwrap_or(u64::MAX));
+            body["cause"] = json!(record.cause);
+            body["life"] = record.history.entries().iter().map(|it| moment(record, it)).collect();
             shown(StatusCode::OK, &body)
         }
         Ok(TaskLookup::Several(tasks)) => ambiguous(name, &tasks),
@@ -175,11 +176,11 @@ fn shown(status: StatusCode, shown: &impl Serialize) -> AdminResponse {
     response::json(status, serde_json::to_vec(shown).expect("it is written to memory").into())
 }
 
-fn task_json(parts: &AdminParts, seen: &TaskSummary, now: Timestamp) -> Value {
+fn task_json(parts: &AdminParts, seen: &TaskSummary, now: ClockReading) -> Value {
     let record = &*seen.record;
     let questions = match &record.state {
         TaskState::InputRequired { outstanding } => {
-            let since_ms = now.since(record.status_since).as_millis();
+            let since_ms = now.time.since(record.status_since).as_millis();
             outstanding.iter().map(|(key, raw)| InputRequestView { key, kind: kind(raw), since_ms }).collect()
         }
         TaskState::Working
@@ -193,12 +194,13 @@ fn task_json(parts: &AdminParts, seen: &TaskSummary, now: Timestamp) -> Value {
         tool: &record.tool,
         status: record.state.status(),
         view: record.view,
-        created: record.created.to_string(),
-        age_ms: now.since(record.created).as_millis(),
-        updated: record.updated.to_string(),
-        status_since: record.status_since.to_string(),
+        created: record.wall(record.created).to_string(),
+        age_ms: now.time.since(record.created).as_millis(),
+        updated: record.wall(record.updated).to_string(),
+        status_since: record.wall(record.status_since).to_string(),
         ttl_ms: record.ttl.as_millis(),
-        kept_until: (record.created + record.ttl).to_string(),
+        // Ahead: by the wall clock as it is now, whatever it was when the task was made.
+        kept_until: (record.created + record.ttl + now.offset).to_string(),
         message: record.message.as_deref(),
         principal: seen.principal.to_string(),
         caller: parts.callers.name_of(&seen.principal),
@@ -211,12 +213,12 @@ fn task_json(parts: &AdminParts, seen: &TaskSummary, now: Timestamp) -> Value {
 }
 
 /// An entry of a task's history as JSON.
-fn moment(moment: &HistoryEntry) -> Value {
+fn moment(record: &Record, moment: &HistoryEntry) -> Value {
     let again = moment.repeats();
     json!({
         "what": moment.what,
-        "at": moment.at.to_string(),
-        "until": again.until.to_string(),
+        "at": record.wall(moment.at).to_string(),
+        "until": record.wall(again.until).to_string(),
         "times": again.times,
     })
 }

@@ -16,11 +16,11 @@ use crate::{
     dialect::{ClientInfo, Credentials, Principal, PrincipalKey},
     front::{self, FrontReload},
     policy,
-    protocol::Capabilities,
-    proxy::{CallRegistry, OperatorTasks, TaskLedger},
+    protocol::{Capabilities, ClockOffset},
+    proxy::{AnchorSeal, CallRegistry, OperatorTasks, TaskLedger},
     runtime::{
-        Clock, ConnectionLimiter, DescriptorLimit, DescriptorShares, Drain, DrainWatch, Network, SwapCell,
-        SystemClock, random, wall_clock,
+        Clock, ConnectionLimiter, DescriptorLimit, DescriptorShares, Drain, DrainWatch, Network, SteadyClock,
+        SwapCell, SystemClock, random, wall_clock, wall_time,
     },
     store::{DiskStore, KeyPurpose, MemoryStore, Store, StoreBounds, StoreSecret, TimedStore, disk},
     telemetry::{
@@ -170,7 +170,7 @@ fn start_each(
     if let Some((_, shares)) = &shared {
         Limit::UpstreamConnections.set_value(shares.servers as f64);
     }
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let clock = clock(net, &*store);
     let (leaving, left) = Drain::new();
     let (draining, stopping) = Drain::new();
     let (overdue, too_late) = Drain::new();
@@ -213,7 +213,7 @@ fn start_each(
         ledger,
         stopping: left.clone(),
         needs_servers: config.ready.needs_servers,
-        events: Arc::new(admin::EventStreams::new(clock.timestamp().to_string())),
+        events: Arc::new(admin::EventStreams::new(clock.reading().wall().to_string())),
         history: Arc::default(),
         reloads,
     };
@@ -270,6 +270,18 @@ fn trace_to(config: &Config) -> (Tracer, Option<ExporterHandle>) {
 
 /// A store, and its secret where it outlives the process.
 type StoreWithSecret = (Arc<dyn Store>, Option<StoreSecret>);
+
+/// The clock of the store's records. A network of pipes runs on tokio's clock, which tests pause.
+fn clock(net: &Network, store: &dyn Store) -> Arc<dyn Clock> {
+    let kept = store.kept_clock();
+    Arc::new(match net {
+        Network::System | Network::Limited(_) => SteadyClock::resume(kept, wall_time),
+        Network::Pipes(_) => {
+            let wall = SystemClock::new();
+            SteadyClock::resume(kept, move || wall.timestamp() + ClockOffset::ZERO)
+        }
+    })
+}
 
 /// Divides the descriptors, and sets the clients' limit accordingly.
 fn share(allowed: DescriptorLimit, config: &mut Config) -> DescriptorShares {
@@ -422,11 +434,21 @@ fn store(store: &config::StoreConfig, quotas: &policy::TaskQuotas) -> Result<Sto
         config::StoreConfig::Memory => (Arc::new(MemoryStore::bounded(bounds)), None),
         config::StoreConfig::Disk { path, key, max_bytes } => {
             let store = DiskStore::open(path, bounds, max_bytes.map(|bytes| bytes as u64))?;
-            let secret = StoreSecret::new(&match key {
-                Some(config::StoreKeySource::Value(key)) => *key.expose(),
-                Some(config::StoreKeySource::File(file)) => disk::key(path, Some(file))?,
-                None => disk::key(path, None)?,
-            });
+            let file = match key {
+                Some(config::StoreKeySource::Value(_)) | None => None,
+                Some(config::StoreKeySource::File(file)) => Some(&**file),
+            };
+            let (key, name) = match key {
+                Some(config::StoreKeySource::Value(key)) => {
+                    (*key.expose(), "the one given by `store.key`".to_owned())
+                }
+                Some(config::StoreKeySource::File(_)) | None => {
+                    (disk::key(path, file)?, disk::key_file(path, file)?.display().to_string())
+                }
+            };
+            let secret = StoreSecret::new(&key);
+            let seal = AnchorSeal::new(&secret);
+            store.check_key(&secret, &name, |task, sealed| seal.has_sealed(task, sealed))?;
             (Arc::new(store), Some(secret))
         }
     })

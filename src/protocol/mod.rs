@@ -37,5 +37,5 @@ pub use input::{InputKind, InputRequest, InputResponses};
 pub use messages::MessageReader;
 pub use method::{ListKind, Method};
 pub use revision::{Era, Revision};
-pub use time::Timestamp;
+pub use time::{ClockOffset, ClockReading, Timestamp, WallTime};
 pub use trace_context::TraceContext;

@@ -1,14 +1,35 @@
 //! Points in time as they are stored and displayed.
+//!
+//! There are two types, so that the compiler keeps them apart. A [`Timestamp`] is on a time line that steps of the wall
+//! clock do not move: stores keep it, and expiry follows it. A [`WallTime`] is displayed to people and clients. A
+//! [`ClockOffset`] converts one to the other.
 
 use jiff::Timestamp as Shown;
 use std::{fmt, ops::Add, time::Duration};
 
-/// Milliseconds since the Unix epoch, by the wall clock.
+/// Milliseconds on a steady time line: differences are real durations. The line starts at the wall clock's time, in
+/// milliseconds since the Unix epoch, and differs from it by a [`ClockOffset`] once the wall clock has been stepped.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
 #[serde(transparent)]
 pub struct Timestamp(u64);
+
+/// Milliseconds since the Unix epoch, by the wall clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WallTime(u64);
+
+/// Offset of the wall clock from the steady time line, in milliseconds; positive if the wall clock is ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct ClockOffset(i64);
+
+/// A reading of a clock: the time of the line, and the offset of the wall clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClockReading {
+    pub time: Timestamp,
+    pub offset: ClockOffset,
+}
 
 // === impl Timestamp ===
 
@@ -35,7 +56,44 @@ impl Add<Duration> for Timestamp {
     }
 }
 
-impl fmt::Display for Timestamp {
+impl Add<ClockOffset> for Timestamp {
+    type Output = WallTime;
+
+    fn add(self, offset: ClockOffset) -> WallTime {
+        WallTime(self.0.saturating_add_signed(offset.0))
+    }
+}
+
+// === impl WallTime ===
+
+impl WallTime {
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis)
+    }
+
+    pub const fn as_millis(self) -> u64 {
+        self.0
+    }
+
+    /// The time of the line at this wall time, for an offset.
+    #[must_use]
+    pub const fn on_line(self, offset: ClockOffset) -> Timestamp {
+        Timestamp(if offset.0 < 0 {
+            self.0.saturating_add(offset.0.unsigned_abs())
+        } else {
+            self.0.saturating_sub(offset.0.unsigned_abs())
+        })
+    }
+
+    /// The offset of this wall time from the time of the line.
+    #[must_use]
+    pub fn ahead_of(self, time: Timestamp) -> ClockOffset {
+        let millis = i128::from(self.0) - i128::from(time.0);
+        ClockOffset(i64::try_from(millis).unwrap_or(if millis < 0 { i64::MIN } else { i64::MAX }))
+    }
+}
+
+impl fmt::Display for WallTime {
     /// ISO 8601 in UTC, with milliseconds: `2026-07-28T10:30:00.000Z`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = i64::try_from(self.0).unwrap_or(i64::MAX);
@@ -44,13 +102,61 @@ impl fmt::Display for Timestamp {
     }
 }
 
+// === impl ClockOffset ===
+
+impl ClockOffset {
+    /// The wall clock agrees with the time line.
+    pub const ZERO: Self = Self(0);
+
+    pub const fn from_millis(millis: i64) -> Self {
+        Self(millis)
+    }
+
+    pub const fn as_millis(self) -> i64 {
+        self.0
+    }
+
+    pub const fn is_zero(&self) -> bool {
+        self.0 == 0
+    }
+
+    /// The difference of two offsets.
+    pub const fn differs_by(self, other: Self) -> Duration {
+        Duration::from_millis(self.0.abs_diff(other.0))
+    }
+}
+
+// === impl ClockReading ===
+
+impl ClockReading {
+    /// The wall time of the reading.
+    pub fn wall(self) -> WallTime {
+        self.time + self.offset
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_timestamp_is_shown_in_utc_with_milliseconds() {
-        assert_eq!(Timestamp::from_millis(1_785_234_600_007).to_string(), "2026-07-28T10:30:00.007Z");
-        assert_eq!(Timestamp::from_millis(0).to_string(), "1970-01-01T00:00:00.000Z");
+    fn a_wall_time_is_shown_in_utc_with_milliseconds() {
+        assert_eq!(WallTime::from_millis(1_785_234_600_007).to_string(), "2026-07-28T10:30:00.007Z");
+        assert_eq!(WallTime::from_millis(0).to_string(), "1970-01-01T00:00:00.000Z");
+    }
+
+    #[test]
+    fn an_offset_converts_both_ways_and_saturates() {
+        let at = Timestamp::from_millis;
+        for (line, wall) in [(5_000, 5_000), (5_000, 9_000), (9_000, 5_000), (0, 7), (7, 0)] {
+            let wall = WallTime::from_millis(wall);
+            let offset = wall.ahead_of(at(line));
+            assert_eq!((at(line) + offset, wall.on_line(offset)), (wall, at(line)));
+        }
+        let least = ClockOffset::from_millis(i64::MIN);
+        assert_eq!(at(5) + least, WallTime::from_millis(0));
+        assert_eq!(WallTime::from_millis(u64::MAX).on_line(least), at(u64::MAX));
+        assert_eq!(WallTime::from_millis(u64::MAX).ahead_of(at(0)).as_millis(), i64::MAX);
+        assert_eq!(WallTime::from_millis(5).on_line(ClockOffset::from_millis(i64::MAX)), at(0));
     }
 }

@@ -78,10 +78,20 @@ impl AnchorSeal {
 
     /// The anchor of this task, if it was sealed with this secret.
     pub fn open(&self, task: &TaskId, sealed: &[u8]) -> Option<TaskAnchor> {
+        serde_json::from_slice(&self.open_bytes(task, sealed)?).ok()
+    }
+
+    /// Whether this was sealed here for this task, by whatever version.
+    pub fn has_sealed(&self, task: &TaskId, sealed: &[u8]) -> bool {
+        self.open_bytes(task, sealed).is_some()
+    }
+
+    fn open_bytes(&self, task: &TaskId, sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
         let mut rest = rest.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let plain = self.0.open_in_place(nonce, Aad::from(task.as_str().as_bytes()), &mut rest).ok()?;
-        serde_json::from_slice(plain).ok()
+        let plain = self.0.open_in_place(nonce, Aad::from(task.as_str().as_bytes()), &mut rest).ok()?.len();
+        rest.truncate(plain);
+        Some(rest)
     }
 }

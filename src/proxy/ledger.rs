@@ -11,13 +11,14 @@ use super::{
     persist::NO_SPACE_EVENT_BYTES,
     principal_limits::PrincipalLimits,
     reservations::{Reservation, Reservations},
+    store_clock::StoredClock,
     store_health::StoreHealth,
     task_watchers::TaskWatchers,
 };
 use crate::{
     dialect::Principal,
     policy::TaskQuotas,
-    protocol::{ErrorObject, Timestamp, code},
+    protocol::{ClockReading, ErrorObject, code},
     runtime::{Clock, DrainWatch, SwapCell},
     store::{
         self, DueTask, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError, StoreSecret,
@@ -40,12 +41,13 @@ use tokio_util::task::TaskTracker;
 
 /// The tasks of all routes.
 pub struct TaskLedger {
-    store: Arc<dyn Store>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) kept_clock: StoredClock,
     /// Seals resume anchors, if the store outlives the process.
     seal: Option<AnchorSeal>,
     health: StoreHealth,
     quotas: SwapCell<TaskQuotas>,
-    clock: Arc<dyn Clock>,
+    pub(super) clock: Arc<dyn Clock>,
     pub(super) limits: SwapCell<PrincipalLimits>,
     pub(super) watchers: Arc<TaskWatchers>,
     /// The tasks whose calls this process runs. Sharded.
@@ -124,6 +126,7 @@ impl TaskLedger {
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            kept_clock: StoredClock::new(store.kept_clock()),
             store,
             seal: secret.map(AnchorSeal::new),
             health: StoreHealth::default(),
@@ -222,6 +225,7 @@ impl TaskLedger {
             LeasedTask { version: RecordVersion::FIRST, record: Arc::clone(&record), has_unstored: false };
         self.leased.insert(id.clone(), held);
         let custody = TaskLease { ledger: Arc::clone(self), id, is_counted: false };
+        self.keep_clock().await;
         let stored = self.store.insert(Arc::clone(&record)).await;
         stored.map_err(|error| self.admission_error("storing a task", &error, principal))?;
         self.health.record_success();
@@ -333,9 +337,9 @@ impl TaskLedger {
         Ok((census, self.store.usage(Principal::ANONYMOUS.as_bytes())))
     }
 
-    /// The current time for tasks.
-    pub(super) fn now(&self) -> Timestamp {
-        self.clock.timestamp()
+    /// The current time for tasks, with the offset of the wall clock.
+    pub(super) fn now(&self) -> ClockReading {
+        self.clock.reading()
     }
 
     /// Tasks of all owners; see [`Store::recent`].
@@ -407,6 +411,7 @@ impl TaskLedger {
     pub async fn close(&self) {
         self.changes.close();
         self.changes.wait().await;
+        self.keep_last_clock().await;
         self.store.close().await;
     }
 
@@ -519,6 +524,9 @@ impl TaskLedger {
         if is_result && !self.outlives() {
             // Inserted before any client can fetch it.
             self.unfetched.insert(id.clone(), ());
+        }
+        if event.is_end() {
+            self.keep_clock().await;
         }
         let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await;
         if is_result && !matches!(updated, Ok(UpdateOutcome::Applied { .. })) {

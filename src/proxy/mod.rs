@@ -46,6 +46,7 @@ mod route_context;
 mod route_service;
 mod server_profile;
 mod session;
+mod store_clock;
 mod store_health;
 mod sweep;
 mod task_watchers;

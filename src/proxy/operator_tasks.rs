@@ -7,7 +7,7 @@
 use super::{CallRegistry, TaskLedger, answers, recent_map::RecentMap};
 use crate::{
     dialect::Principal,
-    protocol::Timestamp,
+    protocol::ClockReading,
     store::StoreError,
     task::{Canceller, Record, TaskId},
 };
@@ -84,8 +84,8 @@ impl OperatorTasks {
         Self { ledger, call_registry: switchboard, names: RecentMap::new(MAX_NAMES) }
     }
 
-    /// The current time for tasks.
-    pub fn now(&self) -> Timestamp {
+    /// The current time for tasks, with the offset of the wall clock.
+    pub fn now(&self) -> ClockReading {
         self.ledger.now()
     }
 
@@ -117,7 +117,8 @@ impl OperatorTasks {
     /// [`StoreError`], which is logged.
     pub async fn find(&self, name: &str) -> Result<TaskLookup, StoreError> {
         let name = name.to_ascii_lowercase();
-        let is_known = |record: &Arc<Record>| !record.is_expired(self.now());
+        let now = self.now().time;
+        let is_known = |record: &Arc<Record>| !record.is_expired(now);
         if let Some(id) = TaskId::parse(&name).or_else(|| self.names.get(&name)) {
             let found = self.ledger.load(&id).await?.filter(is_known);
             return Ok(found.map_or(TaskLookup::None, |record| TaskLookup::One(self.summarize(record))));
@@ -172,7 +173,7 @@ impl OperatorTasks {
         after: Option<TaskCursor>,
         mut goes_on: impl FnMut(&Arc<Record>) -> bool,
     ) -> Result<Option<TaskCursor>, StoreError> {
-        let now = self.now();
+        let now = self.now().time;
         let (first, mut below) = after.map_or((false, None), |after| (after.is_ended, Some(after.number)));
         let mut looked_at = 0;
         for is_ended in [false, true].into_iter().filter(|is_ended| *is_ended >= first) {

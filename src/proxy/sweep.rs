@@ -31,6 +31,7 @@ impl TaskLedger {
     }
 
     async fn sweep_all(&self, stopping: &DrainWatch) {
+        self.sweep_clock().await;
         loop {
             match self.sweep(BATCH, stopping).await {
                 Ok(BATCH) => {}

@@ -19,7 +19,7 @@ mod swap_cell;
 mod sync;
 
 pub use busy::{on_thread_park, register_write, wake_after_others};
-pub use clock::{Clock, SystemClock, wait_until, wall_clock};
+pub use clock::{Clock, SteadyClock, SystemClock, wait_until, wall_clock, wall_time};
 pub use connection_limiter::{ConnectionLimiter, ConnectionPermit, ConnectionReclaimer};
 pub use descriptors::{DescriptorLimit, DescriptorShares};
 pub use drain::{Drain, DrainWatch, TaskToken};

@@ -10,7 +10,7 @@ use super::{
     counts::{CountedTask, StoreCounts},
 };
 use crate::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp},
     runtime::{Mutex, SwapCell},
     task::{Record, TaskId, TaskPrincipal, TaskState},
 };
@@ -41,6 +41,7 @@ struct SharedRecords {
     records: DashMap<TaskId, MemoryEntry>,
     /// Number of records ever inserted.
     inserted: AtomicU64,
+    clock: Mutex<Option<ClockReading>>,
     /// Locked after the entry of `records`, never before.
     index: Mutex<RecordIndex>,
 }
@@ -83,6 +84,7 @@ impl MemoryStore {
             bounds: SwapCell::new(bounds),
             records: DashMap::new(),
             inserted: AtomicU64::new(0),
+            clock: Mutex::default(),
             index: Mutex::default(),
         };
         Self { shared: Arc::new(kept), node: 0 }
@@ -172,6 +174,15 @@ impl Store for MemoryStore {
             }
         }
         Ok(found)
+    }
+
+    fn kept_clock(&self) -> Option<ClockReading> {
+        *self.shared.clock.lock()
+    }
+
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        *self.shared.clock.lock() = Some(reading);
+        Ok(())
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {

@@ -12,7 +12,7 @@
 //! process, [`DiskStore`] in a folder.
 
 use crate::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp},
     task::{EventRefusal, Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, apply},
 };
 use async_trait::async_trait;
@@ -66,6 +66,13 @@ pub trait Store: Send + Sync + 'static {
     /// Takes over at most `limit` orphans: unfinished records of former processes, and cancelled ones that
     /// still have an anchor. They are owned by this process from then on, so each is returned once.
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError>;
+
+    /// The clock that the former process stored. `None` if there is none: the time line then starts at the wall clock.
+    fn kept_clock(&self) -> Option<ClockReading>;
+
+    /// Stores, for the next process, the current time of the records' time line and the offset of the wall clock. It
+    /// survives a loss of power with the next change that does.
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError>;
 
     /// Whether the records are there for the next process.
     fn is_durable(&self) -> bool {

@@ -16,6 +16,8 @@ pub enum KeyPurpose {
     States,
     /// Sealing anchors.
     Anchors,
+    /// Recognising the key: the value is no secret, and lies in the store.
+    Check,
 }
 
 // === impl StoreSecret ===
@@ -32,6 +34,7 @@ impl StoreSecret {
             KeyPurpose::Principals => "deferral principals",
             KeyPurpose::States => "deferral requestState",
             KeyPurpose::Anchors => "deferral anchors",
+            KeyPurpose::Check => "deferral key check",
         };
         let block = hmac::sign(&self.0, &[label.as_bytes(), &[1]].concat());
         block.as_ref().try_into().expect("SHA-256 has 32 bytes")
@@ -46,7 +49,8 @@ mod tests {
     fn each_use_has_a_key_of_its_own_which_is_the_same_every_time() {
         let keys = |bytes| {
             let secret = StoreSecret::new(&[bytes; 32]);
-            [KeyPurpose::Principals, KeyPurpose::States, KeyPurpose::Anchors].map(|of| secret.key(of))
+            [KeyPurpose::Principals, KeyPurpose::States, KeyPurpose::Anchors, KeyPurpose::Check]
+                .map(|of| secret.key(of))
         };
         let all = [keys(1), keys(2)].concat();
         assert_eq!(keys(1), keys(1));

@@ -5,7 +5,7 @@ use super::{
     TaskTally,
 };
 use crate::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp},
     runtime::{Clock, SystemClock},
     task::{Record, TaskId, TaskPrincipal},
     telemetry::metrics,
@@ -69,6 +69,15 @@ impl Store for TimedStore {
 
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {
         self.time("orphans", self.inner.take_orphans(limit)).await
+    }
+
+    fn kept_clock(&self) -> Option<ClockReading> {
+        self.inner.kept_clock()
+    }
+
+    /// Not timed: no request asks for it.
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        self.inner.keep_clock(reading).await
     }
 
     fn is_durable(&self) -> bool {

@@ -264,6 +264,7 @@ fn transition(record: &Record, state: TaskState, what: HistoryKind, now: Timesta
         owner: record.owner.clone(),
         tool: record.tool.clone(),
         created: record.created,
+        clock_offset: record.clock_offset,
         updated: now,
         status_since: if same_status { record.status_since } else { now },
         ttl: if state.is_ended() {

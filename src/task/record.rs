@@ -1,7 +1,9 @@
 //! The stored form of a task.
 
 use super::{TaskCause, TaskHistory, TaskId, TaskPrincipal, retention};
-use crate::protocol::{Timestamp, TraceContext, frame::to_single_line, splice::JsonObject};
+use crate::protocol::{
+    ClockOffset, Timestamp, TraceContext, WallTime, frame::to_single_line, splice::JsonObject,
+};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -19,6 +21,9 @@ pub struct Record {
     /// The tool that was called.
     pub tool: Box<str>,
     pub created: Timestamp,
+    /// Offset of the wall clock at that time. All times of the task are displayed with it: a displayed time never
+    /// changes, and differences between two of them are real durations, whatever steps the wall clock makes meanwhile.
+    pub clock_offset: ClockOffset,
     /// How long its call had run when it became a task.
     pub waited: Duration,
     /// The last change that a client can see. An extension of `ttl` alone is none.
@@ -112,6 +117,7 @@ impl Record {
             owner,
             tool: tool.into(),
             created: now,
+            clock_offset: ClockOffset::ZERO,
             waited: Duration::ZERO,
             server_info: None,
             updated: now,
@@ -128,6 +134,11 @@ impl Record {
             history: TaskHistory::default(),
             state: TaskState::Working,
         }
+    }
+
+    /// A time of the record as it is displayed.
+    pub fn wall(&self, time: Timestamp) -> WallTime {
+        time + self.clock_offset
     }
 
     /// Sets the `serverInfo`; only its name, version and title if the whole object is too large to be stored

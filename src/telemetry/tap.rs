@@ -4,10 +4,7 @@
 //! lines that do not fit are dropped and counted, so that a slow reader costs the memory of one queue and
 //! never delays a call.
 
-use crate::{
-    protocol::Timestamp,
-    runtime::{Mutex, wall_clock},
-};
+use crate::runtime::{Mutex, wall_time};
 use serde_json::{Map, Value};
 use std::{
     fmt,
@@ -15,7 +12,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::UNIX_EPOCH,
 };
 use tokio::sync::mpsc;
 
@@ -107,9 +103,7 @@ pub fn publish(
         return;
     }
     let mut line = Map::new();
-    let now = wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = Timestamp::from_millis(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
-    line.insert("at".to_owned(), now.to_string().into());
+    line.insert("at".to_owned(), wall_time().to_string().into());
     line.insert("event".to_owned(), event.into());
     line.insert("route".to_owned(), about.route.into());
     line.insert("principal".to_owned(), about.principal.to_string().into());

@@ -51,7 +51,7 @@ use crate::{
     },
     dialect::{Call, modern},
     policy::{Mode, ToolPolicy},
-    protocol::{Frame, InputResponses, Kind, status_message},
+    protocol::{ClockReading, Frame, InputResponses, Kind, status_message},
     runtime::{or_pending, wait_until},
     task::{Record, TaskCause, TaskId, TaskTrigger, TaskView},
     telemetry::Limit,
@@ -593,7 +593,8 @@ impl CallDriver {
 
     /// The record of the task that the call may become.
     fn record(&self, by: TaskTrigger) -> Record {
-        let (shared, policy, now) = (&self.shared, &self.policy, self.shared.clock.timestamp());
+        let (shared, policy) = (&self.shared, &self.policy);
+        let ClockReading { time: now, offset } = shared.clock.reading();
         let mut record = match &self.form {
             CallForm::Canonical(canonical) => canonical.record(self.id().clone(), shared, policy, now),
             CallForm::Native(native) => native.record(self.id().clone(), shared, policy, now),
@@ -611,6 +612,7 @@ impl CallDriver {
         let rollout = route.rollout(tool).map(ToString::to_string);
         let after = ticket.unwrap_or(policy.after);
         let mode = policy.mode.as_str().to_owned();
+        record.clock_offset = offset;
         record.trace = self.span.origin();
         if let Some(server) = self.server() {
             record.set_server_info(&server.server_info);

@@ -3,6 +3,7 @@
 //! Their other effects are collected in a [`CommitBatch`], and applied after the commit.
 
 use super::{
+    meta,
     record_cache::CachedRecord,
     recount::CountChange,
     reserved::ByteReservation,
@@ -71,6 +72,10 @@ impl StoreWriter {
             }
             StoreChange::Orphans { limit } => Ok(Ok(ChangeOutcome::Orphans(self.orphans(*limit, batch)?))),
             StoreChange::Remove(id) => self.remove(id, batch),
+            StoreChange::Clock(reading) => {
+                meta::set_clock(&self.connection, *reading)?;
+                Ok(Ok(ChangeOutcome::Stored))
+            }
         }
     }
 

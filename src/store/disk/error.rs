@@ -45,6 +45,11 @@ pub enum Error {
          move the folder away to begin anew", path.display(), key.display()
     )]
     KeyMissing { path: PathBuf, key: PathBuf },
+    #[error(
+        "the task store {} has tasks that were stored with another key than {key}, without which they have no owner; restore \
+         their key, or move the folder away to start with an empty one", path.display()
+    )]
+    OtherKey { path: PathBuf, key: String },
     #[error("the task store {} has no place for a key beside it; name one with `key`", path.display())]
     NoKeyPath { path: PathBuf },
     #[error("{} is not safe to keep tasks in: {} (owner: user {owner}, mode {mode:04o}); {}", path.display(), why.description(), why.remedy(path))]
@@ -173,7 +178,13 @@ pub(super) fn is_full(error: &rusqlite::Error) -> bool {
 }
 
 fn is_damage(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, Utf8Error};
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+        // A column that holds what no column of ours does.
+        || matches!(
+            error,
+            FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..) | Utf8Error(..)
+        )
 }
 
 /// The reason in an operator's words; otherwise the text of SQLite.
@@ -215,5 +226,13 @@ mod tests {
         assert!(matches!(full, StoreError::Full("free space of store.disk")), "{full}");
         let broken = store_error(path, &sqlite(ffi::SQLITE_IOERR_WRITE));
         assert!(matches!(broken, StoreError::Unavailable(_)), "{broken}");
+    }
+
+    #[test]
+    fn a_column_that_holds_what_no_column_of_ours_does_is_damage() {
+        let text = String::from_utf8(vec![0xa5]).expect_err("no text").utf8_error();
+        let error = store_error(Path::new("tasks"), &rusqlite::Error::Utf8Error(3, text));
+        let remedy = "`deferral store check tasks` says what is lost";
+        assert!(matches!(&error, StoreError::Unavailable(said) if said.contains(remedy)), "{error}");
     }
 }

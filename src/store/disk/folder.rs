@@ -33,7 +33,7 @@ pub(super) fn database(folder: &Path) -> PathBuf {
 
 /// Name of the database.
 pub(super) const DATABASE: &str = "tasks.db";
-/// Name of the lock file.
+/// Name of the lock file, which has the number of the process that uses the folder.
 const LOCK: &str = "lock";
 
 /// How long to wait for a lock of another program, such as a backup.
@@ -60,6 +60,14 @@ struct OpenFolder {
     /// The configured path.
     path: PathBuf,
     folder: OwnedFd,
+}
+
+/// The folder is this process's alone, until this is dropped. No process that is started from here inherits it.
+#[derive(Debug)]
+pub(super) struct FolderLock {
+    /// Has a description of its own, so that the lock ends with it.
+    _folder: OwnedFd,
+    _file: File,
 }
 
 // === impl StoreFolder ===
@@ -108,29 +116,42 @@ impl StoreFolder {
         &self.0.path
     }
 
-    /// Locks the folder for this process alone, until the file is closed.
+    /// Locks the folder for this process alone: the folder itself, because its lock file can be removed while it is
+    /// locked, and the lock file, which names the process and which earlier versions lock.
     ///
     /// # Errors
     /// [`Error::InUse`], [`Error::Unsafe`], [`Error::Folder`].
-    pub(super) fn lock(&self) -> Result<File, Error> {
+    pub(super) fn lock(&self) -> Result<FolderLock, Error> {
         let failed = |source| Error::Folder { path: self.path().to_owned(), source };
-        let mut lock = self.open_private(LOCK)?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        let in_use = |pid| Error::InUse { path: self.path().to_owned(), pid };
+        let folder = self.reopen().map_err(failed)?;
+        // Any other error: file systems of the network may lock nothing that is not open to be written, as a folder cannot be.
+        if flock(&folder, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            return Err(in_use(self.open_file(Path::new(LOCK)).ok().as_mut().and_then(pid)));
+        }
+        let mut file = self.open_private(LOCK)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(Error::InUse { path: self.path().to_owned(), pid: pid(&mut lock) });
-            }
+            Err(Errno::WOULDBLOCK) => return Err(in_use(pid(&mut file))),
             Err(error) => return Err(failed(error.into())),
         }
-        lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(failed)?;
-        Ok(lock)
+        file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+        Ok(FolderLock { _folder: folder, _file: file })
     }
 
     /// The process that has locked the folder, if any; the inner `None` if its id is unknown.
     pub(super) fn lock_holder(&self) -> Option<Option<u32>> {
-        let mut lock = self.open_file(Path::new(LOCK)).ok()?;
-        let is_free = flock(&lock, FlockOperation::NonBlockingLockShared).is_ok();
-        (!is_free).then(|| pid(&mut lock))
+        let is_locked =
+            |it: BorrowedFd<'_>| flock(it, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK);
+        let mut file = self.open_file(Path::new(LOCK)).ok();
+        let is_used = self.reopen().is_ok_and(|folder| is_locked(folder.as_fd()))
+            || file.as_ref().is_some_and(|file| is_locked(file.as_fd()));
+        is_used.then(|| file.as_mut().and_then(pid))
+    }
+
+    /// The folder by a descriptor that shares no lock with others.
+    fn reopen(&self) -> io::Result<OwnedFd> {
+        open_folder(self.0.folder.as_fd(), OsStr::new(".")).map_err(Into::into)
     }
 
     /// Opens a file that only its owner may read, and creates it if there is none. It is a regular file

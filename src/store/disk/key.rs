@@ -4,11 +4,16 @@
 //! It lies beside the folder and not in it, so that a copy of the folder does not contain both.
 
 use super::{
-    Error,
+    DiskStore, Error,
     folder::{self, StoreFolder, is_trusted},
+    meta,
 };
-use crate::runtime::random;
-use rusqlite::OptionalExtension;
+use crate::{
+    runtime::random,
+    store::{KeyPurpose, StoreSecret},
+    task::TaskId,
+};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 use std::{
     fs::{self, OpenOptions},
     io::{self, Write},
@@ -22,7 +27,7 @@ use std::{
 /// # Errors
 /// [`Error`] says what is wrong with the file, and the fix.
 pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
-    let path = given.map_or_else(|| default_path(folder), |given| Ok(given.to_owned()))?;
+    let path = key_file(folder, given)?;
     match read_file(&path, given.is_none()) {
         Ok(text) => parse(&text).ok_or(Error::NoKey { path }),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::Key { path, source: error }),
@@ -33,6 +38,77 @@ pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
             Ok(key)
         }
     }
+}
+
+/// Path of the key of the store in `folder`: the given file, or `FOLDER.key`.
+///
+/// # Errors
+/// [`Error::NoKeyPath`].
+pub fn key_file(folder: &Path, given: Option<&Path>) -> Result<PathBuf, Error> {
+    given.map_or_else(|| default_path(folder), |given| Ok(given.to_owned()))
+}
+
+// === impl DiskStore ===
+
+impl DiskStore {
+    /// Refuses the key, which messages call `key`, if the tasks were stored with another.
+    ///
+    /// The store has a check value of its first key. In a store of an earlier version, which has none, the key is another
+    /// if nothing that is sealed for a task opens: `opens` tries that.
+    ///
+    /// # Errors
+    /// [`Error::OtherKey`], and errors of the database.
+    pub fn check_key(
+        &self,
+        secret: &StoreSecret,
+        key: &str,
+        opens: impl Fn(&TaskId, &[u8]) -> bool,
+    ) -> Result<(), Error> {
+        let path = self.folder.path();
+        let check = secret.key(KeyPurpose::Check);
+        let is_other = || {
+            let mut connection = folder::connect_to_write(&self.folder)?;
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let found = meta::key_check(&transaction)?;
+            if found.as_deref() == Some(&check[..]) {
+                return Ok(false);
+            }
+            let is_other = match found {
+                Some(_) => any_task(&transaction)?,
+                None => is_sealed_otherwise(&transaction, opens)?,
+            };
+            if !is_other {
+                meta::set_key_check(&transaction, &check)?;
+                transaction.commit()?;
+            }
+            Ok(is_other)
+        };
+        match is_other().map_err(Error::database(path))? {
+            true => Err(Error::OtherKey { path: path.to_owned(), key: key.to_owned() }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Whether the store has sealed values and none of them can be opened. One that opens decides.
+fn is_sealed_otherwise(
+    connection: &Connection,
+    opens: impl Fn(&TaskId, &[u8]) -> bool,
+) -> rusqlite::Result<bool> {
+    let mut statement = connection.prepare(SEALED)?;
+    let mut rows = statement.query([])?;
+    let mut is_any = false;
+    while let Some(row) = rows.next()? {
+        if opens(&TaskId::from_entropy(row.get(0)?), row.get_ref(1)?.as_blob()?) {
+            return Ok(false);
+        }
+        is_any = true;
+    }
+    Ok(is_any)
+}
+
+fn any_task(connection: &Connection) -> rusqlite::Result<bool> {
+    Ok(connection.query_row("SELECT 1 FROM tasks LIMIT 1", [], |_| Ok(())).optional()?.is_some())
 }
 
 /// A configured key may be a link, as mounted secrets are. The one beside the folder was created by the
@@ -67,8 +143,7 @@ fn has_tasks(path: &Path) -> Result<bool, Error> {
     let found = folder::open_to_read(&folder).and_then(|database| {
         let tables = "SELECT 1 FROM sqlite_schema WHERE name = 'tasks'";
         let has_table = database.query_row(tables, [], |_| Ok(())).optional()?.is_some();
-        Ok(has_table
-            && database.query_row("SELECT 1 FROM tasks LIMIT 1", [], |_| Ok(())).optional()?.is_some())
+        Ok(has_table && any_task(&database)?)
     });
     found.map_err(Error::database(path))
 }
@@ -103,3 +178,5 @@ fn write(path: &Path, key: &[u8; 32]) -> io::Result<()> {
     fs::remove_file(&new).and(put)?;
     folder::flush_folder(&folder::parent_folder(path))
 }
+
+const SEALED: &str = "SELECT id, anchor FROM tasks WHERE open AND anchor IS NOT NULL LIMIT 100";

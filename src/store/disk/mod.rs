@@ -12,12 +12,14 @@
 //! * `results`: result files; `reserved`: their bytes, reserved before they are written
 //! * `inspect`: check and backup, while a process uses the store or not
 //! * `key`: the secret of a store, beside it
+//! * `meta`: the clock, and the check value of the key
 
 mod changes;
 mod error;
 mod folder;
 mod inspect;
 mod key;
+mod meta;
 mod readers;
 mod record_cache;
 mod recount;
@@ -29,7 +31,7 @@ mod writer;
 
 pub use error::Error;
 pub use inspect::{BackupSummary, CheckReport, backup, check};
-pub use key::key;
+pub use key::{key, key_file};
 pub use row::{RecordRow, RowColumns, RowError, owner};
 
 use super::{
@@ -37,7 +39,7 @@ use super::{
     StoreUsage, TaskTally,
 };
 use crate::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp},
     runtime::{Mutex, SwapCell, random},
     task::{Record, TaskId, TaskPrincipal},
 };
@@ -75,6 +77,8 @@ pub struct DiskStore {
     /// Permits to write a result file.
     files: Semaphore,
     bounds: SwapCell<StoreBounds>,
+    /// As the process before had kept it.
+    kept_clock: Option<ClockReading>,
 }
 
 /// Changes that wait for the writer or are being committed; further ones wait for a permit.
@@ -98,6 +102,7 @@ impl DiskStore {
         let failed = || Error::folder(path);
         let identity = folder::identity(path).map_err(failed())?;
         let (counts, file_bytes) = changes::read_counts(&connection).map_err(Error::database(path))?;
+        let kept_clock = meta::clock(&connection).map_err(Error::database(path))?;
         let node = i64::from_be_bytes(random());
         let bounds = SwapCell::new(bounds);
         let named = {
@@ -142,6 +147,7 @@ impl DiskStore {
             permits: Arc::new(Semaphore::new(QUEUE)),
             files: Semaphore::new(FILES),
             bounds,
+            kept_clock,
         })
     }
 
@@ -269,6 +275,14 @@ impl Store for DiskStore {
             ChangeOutcome::Orphans(orphans) => Ok(orphans),
             ChangeOutcome::Stored | ChangeOutcome::Conflict | ChangeOutcome::Reserved(_) => Ok(Vec::new()),
         }
+    }
+
+    fn kept_clock(&self) -> Option<ClockReading> {
+        self.kept_clock
+    }
+
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        self.submit(StoreChange::Clock(reading)).await.map(drop)
     }
 
     fn is_durable(&self) -> bool {

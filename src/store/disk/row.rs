@@ -6,7 +6,7 @@
 //! error, or the open input requests, one after the other, with their lengths in the head.
 
 use crate::{
-    protocol::{Timestamp, TraceContext},
+    protocol::{ClockOffset, Timestamp, TraceContext},
     task::{
         InputAnswer, Record, TaskCause, TaskHistory, TaskId, TaskPrincipal, TaskSharing, TaskState, TaskView,
         retention,
@@ -37,6 +37,9 @@ pub struct RowColumns<'a> {
 struct RowHead<'a> {
     #[serde(borrow)]
     tool: Cow<'a, str>,
+    /// Absent where the wall clock and the time line agreed.
+    #[serde(default, skip_serializing_if = "ClockOffset::is_zero")]
+    clock_offset_ms: ClockOffset,
     updated: Timestamp,
     status_since: Timestamp,
     ttl_ms: u64,
@@ -118,6 +121,7 @@ impl RecordRow {
         };
         let head = RowHead {
             tool: (&*record.tool).into(),
+            clock_offset_ms: record.clock_offset,
             updated: record.updated,
             status_since: record.status_since,
             ttl_ms: millis(record.ttl),
@@ -190,6 +194,7 @@ impl RowColumns<'_> {
             owner: owner_of(self.owner).ok_or(RowError::Owner)?,
             tool: head.tool.into(),
             created: Timestamp::from_millis(self.created.cast_unsigned()),
+            clock_offset: head.clock_offset_ms,
             updated: head.updated,
             status_since: head.status_since,
             ttl: Duration::from_millis(head.ttl_ms),
@@ -258,7 +263,7 @@ fn head(text: &str) -> Result<RowHead<'_>, RowError> {
 /// Bytes of the body of a row with this head.
 ///
 /// # Errors
-/// [`RowError::Head`].
+/// [`RowError::RowHead`].
 pub(super) fn body_bytes(text: &str) -> Result<usize, RowError> {
     Ok(head(text)?.state.bytes())
 }

@@ -48,6 +48,9 @@ pub(super) const MIGRATIONS: &[&str] = &["
         bytes INTEGER NOT NULL,
         PRIMARY KEY (principal, route, state)
     ) STRICT, WITHOUT ROWID;
+", "
+    -- What is known of the store as a whole, by name.
+    CREATE TABLE meta (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
 "];
 
 /// The current version.

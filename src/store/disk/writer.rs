@@ -9,7 +9,7 @@ use super::{
     Error,
     changes::{CommitBatch, apply_count, read_counts},
     error::{UnreadableRows, is_full, store_error},
-    folder::{self, StoreFolder},
+    folder::{self, FolderLock, StoreFolder},
     record_cache::RecordCache,
     recount::{CountChange, RowCount, STEP},
     reserved::{ByteReservation, ReservedBytes},
@@ -17,6 +17,7 @@ use super::{
     row::RecordRow,
 };
 use crate::{
+    protocol::ClockReading,
     runtime::{Mutex, SwapCell},
     store::{
         Durability, OrphanTask, RecordVersion, Recount, StoreBounds, StoreError,
@@ -28,7 +29,6 @@ use crate::{
 use bytes::Bytes;
 use rusqlite::{CachedStatement, Connection, ErrorCode, ffi};
 use std::{
-    fs::File,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, TryRecvError},
@@ -78,6 +78,7 @@ pub(super) enum StoreChange {
         limit: usize,
     },
     Remove(TaskId),
+    Clock(ClockReading),
 }
 
 /// Outcome of a change.
@@ -111,7 +112,7 @@ pub(super) struct StoreWriter {
     /// Durability of the next commit, as set in the database; `None` if unknown.
     pub(super) survives: Option<Durability>,
     /// Locks the folder.
-    pub(super) _lock: File,
+    pub(super) _lock: FolderLock,
 }
 
 /// State that the writer changes and others read.
@@ -438,9 +439,11 @@ impl StoreChange {
         match self {
             Self::Insert(..) => Durability::Machine,
             Self::Swap { flush, .. } => *flush,
-            Self::Reserve { .. } | Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => {
-                Durability::Process
-            }
+            Self::Reserve { .. }
+            | Self::Anchor { .. }
+            | Self::Orphans { .. }
+            | Self::Remove(_)
+            | Self::Clock(_) => Durability::Process,
         }
     }
 
@@ -449,14 +452,18 @@ impl StoreChange {
             Self::Insert(row, None) | Self::Swap { row, file: None, .. } => row.bytes(),
             Self::Insert(row, Some(_)) | Self::Swap { row, .. } => row.head.len(),
             Self::Anchor { anchor, .. } => anchor.as_ref().map_or(0, Bytes::len),
-            Self::Reserve { .. } | Self::Orphans { .. } | Self::Remove(_) => 0,
+            Self::Reserve { .. } | Self::Orphans { .. } | Self::Remove(_) | Self::Clock(_) => 0,
         }
     }
 
     fn file(&mut self) -> Option<&mut ResultFile> {
         match self {
             Self::Insert(_, file) | Self::Swap { file, .. } => file.as_mut(),
-            Self::Reserve { .. } | Self::Anchor { .. } | Self::Orphans { .. } | Self::Remove(_) => None,
+            Self::Reserve { .. }
+            | Self::Anchor { .. }
+            | Self::Orphans { .. }
+            | Self::Remove(_)
+            | Self::Clock(_) => None,
         }
     }
 }

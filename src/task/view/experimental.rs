@@ -172,8 +172,8 @@ fn task(out: &mut ObjectWriter, record: &Record, now: Timestamp, terms: ViewOpti
     if let Some(message) = &record.message {
         out.string("statusMessage", message);
     }
-    out.string("createdAt", &record.created.to_string());
-    out.string("lastUpdatedAt", &record.updated.to_string());
+    out.string("createdAt", &record.wall(record.created).to_string());
+    out.string("lastUpdatedAt", &record.wall(record.updated).to_string());
     out.number("ttl", record.ttl.as_millis());
     out.number("pollInterval", record.poll_interval(now, terms.poll).as_millis());
 }

@@ -71,8 +71,8 @@ impl ExtensionWriter {
         if let Some(message) = &record.message {
             self.0.string("statusMessage", message);
         }
-        self.0.string("createdAt", &record.created.to_string());
-        self.0.string("lastUpdatedAt", &record.updated.to_string());
+        self.0.string("createdAt", &record.wall(record.created).to_string());
+        self.0.string("lastUpdatedAt", &record.wall(record.updated).to_string());
         self.0.number("ttlMs", record.ttl.as_millis());
         self.0.number("pollIntervalMs", record.poll_interval(now, bounds).as_millis());
     }

@@ -4,7 +4,12 @@
 //! stays, with its last lines on standard error: these may belong to any caller, so only the operator sees
 //! them, and no error has them.
 
-use crate::{dialect::Principal, protocol::Timestamp, runtime::Mutex, upstream::CallerIdentity};
+use crate::{
+    dialect::Principal,
+    protocol::{ClockOffset, Timestamp},
+    runtime::Mutex,
+    upstream::CallerIdentity,
+};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::sync::{
@@ -86,7 +91,7 @@ pub struct EndedProcess {
 }
 
 fn shown<S: Serializer>(at: &Timestamp, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(at)
+    to.collect_str(&(*at + ClockOffset::ZERO))
 }
 
 // === impl ProcessRegistry ===

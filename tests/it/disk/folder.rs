@@ -1,7 +1,7 @@
 //! The folder and its database: creation, permissions, lock, refusal of other folders.
 
 use super::{StoreFolder, end, insert, record, result};
-use deferral::internals::store::StoreError;
+use deferral::internals::store::{StoreError, disk::check};
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
 fn mode(path: &Path) -> u32 {
@@ -10,7 +10,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 /// What SQLite's own program says.
-fn sqlite(database: &Path, words: &str) -> String {
+pub(super) fn sqlite(database: &Path, words: &str) -> String {
     let output = Command::new("sqlite3").arg(database).arg(words).output();
     let output = output.expect("SQLite's program is there");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -51,6 +51,54 @@ async fn a_folder_has_one_process_at_a_time() {
 }
 
 #[tokio::test]
+async fn a_folder_has_one_process_whatever_becomes_of_the_file_that_names_it() {
+    let world = StoreFolder::new();
+    let store = world.open();
+    let in_use = |pid: &str| {
+        format!("the task store PATH is in use by another process{pid}; each needs a folder of its own")
+    };
+    let lock = world.path.join("lock");
+    for _ in 0..2 {
+        fs::remove_file(&lock).expect("removed");
+        assert_eq!(world.refused(), in_use(""));
+        fs::write(&lock, "7").expect("written");
+        assert_eq!(world.refused(), in_use(" (pid 7)"));
+    }
+    // Who only looks finds that it is in use, and is not kept out.
+    assert_eq!(check(&world.path).expect("it can be read").process, Some(Some(7)));
+    insert(&*store, 1).await;
+    store.close().await;
+    assert_eq!(check(&world.path).expect("it can be read").process, None);
+    world.open();
+}
+
+#[tokio::test]
+async fn a_process_that_is_started_meanwhile_inherits_no_lock() {
+    let world = StoreFolder::new();
+    let store = world.open();
+    let mut child = Command::new("sleep").arg("60").spawn().expect("it starts");
+    store.close().await;
+    drop(store);
+    let next = world.try_open().map(drop);
+    child.kill().and_then(|()| child.wait()).expect("it ends");
+    next.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[tokio::test]
+async fn a_store_of_the_version_before_is_brought_up_with_what_is_in_it() {
+    let world = StoreFolder::new();
+    let store = world.open();
+    insert(&*store, 1).await;
+    store.close().await;
+    drop(sqlite(&world.database(), "DROP TABLE meta; PRAGMA user_version = 1"));
+    // Nothing of it needs what is new.
+    assert_eq!(check(&world.path).expect("it can be read").faults, [""; 0]);
+    let store = world.open();
+    assert_eq!(store.kept_clock(), None);
+    assert_eq!(store.load(&record(1).id).await.expect("answers").map(|(_, found)| found), Some(record(1)));
+}
+
+#[tokio::test]
 async fn a_folder_that_is_no_store_is_named_and_unchanged() {
     let world = StoreFolder::new();
     fs::write(&world.path, "a file").expect("written");
@@ -83,11 +131,11 @@ async fn a_store_of_a_newer_version_is_refused_and_unchanged() {
     sqlite(&world.database(), "PRAGMA user_version = 7");
     assert_eq!(
         world.refused(),
-        "the task store PATH was written by a newer version of this program (schema 7, and this one knows 1); use that \
+        "the task store PATH was written by a newer version of this program (schema 7, and this one knows 2); use that \
          version, or another folder"
     );
     assert_eq!(sqlite(&world.database(), "PRAGMA user_version"), "7\n");
-    sqlite(&world.database(), "PRAGMA user_version = 1");
+    sqlite(&world.database(), "PRAGMA user_version = 2");
     world.open();
 }
 

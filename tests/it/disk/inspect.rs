@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-fn deferral(words: &[&str]) -> Output {
+pub(super) fn deferral(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_deferral")).args(words).output().expect("the program starts")
 }
 
@@ -44,7 +44,7 @@ async fn furnished() -> StoreFolder {
     world
 }
 
-const WHOLE: &str = "schema 1\n3 tasks, 1 of them active, 308212 bytes\n1 file of results\n";
+const WHOLE: &str = "schema 2\n3 tasks, 1 of them active, 308212 bytes\n1 file of results\n";
 
 #[tokio::test]
 async fn a_check_reports_the_contents_beside_a_running_process() {

@@ -1,7 +1,8 @@
 //! The key of a store.
 
-use super::{StoreFolder, insert};
-use deferral::internals::store::disk::key;
+use super::{StoreFolder, folder::sqlite, id, insert, inspect::deferral, record};
+use bytes::Bytes;
+use deferral::internals::store::{DiskStore, Store as _, StoreBounds, StoreSecret, disk::key};
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 #[tokio::test]
@@ -58,4 +59,80 @@ async fn tasks_without_their_key_and_a_key_that_is_none_are_refused() {
         refused()
     );
     assert_ne!(first, [0; 32]);
+}
+
+/// Opens the store with the key of these bytes, and says why not, where it is refused. One seal in it is whole with `sealed`.
+async fn opened_with(world: &StoreFolder, bytes: u8, sealed: &[u8]) -> Result<DiskStore, String> {
+    let store = DiskStore::open(&world.path, StoreBounds::NONE, None).expect("opens");
+    let checked = store.check_key(&StoreSecret::new(&[bytes; 32]), "KEY", |_, found| found == sealed);
+    match checked {
+        Ok(()) => Ok(store),
+        Err(error) => {
+            store.close().await;
+            Err(error.to_string().replace(&world.shown(), "PATH"))
+        }
+    }
+}
+
+const OTHER_KEY: &str = "the task store PATH has tasks that were stored with another key than KEY, without which they have no \
+                         owner; restore their key, or move the folder away to start with an empty one";
+
+#[tokio::test]
+async fn tasks_are_not_opened_with_another_key() {
+    let world = StoreFolder::new();
+    for bytes in [1, 2] {
+        // Without tasks any key will do.
+        opened_with(&world, bytes, b"").await.expect("opens").close().await;
+    }
+    let store = opened_with(&world, 2, b"").await.expect("opens");
+    insert(&store, 1).await;
+    store.close().await;
+    for _ in 0..2 {
+        assert_eq!(opened_with(&world, 1, b"").await.err().as_deref(), Some(OTHER_KEY));
+        let store = opened_with(&world, 2, b"").await.expect("opens");
+        assert!(store.load(&id(1)).await.expect("answers").is_some(), "nothing has become of it");
+        store.close().await;
+    }
+    let store = opened_with(&world, 2, b"").await.expect("opens");
+    store.remove(&id(1)).await.expect("removed");
+    store.close().await;
+    opened_with(&world, 1, b"").await.expect("opens");
+}
+
+#[tokio::test]
+async fn a_store_from_before_shows_by_its_seals_whether_its_key_is_another() {
+    let world = StoreFolder::new();
+    let store = world.open();
+    for number in 1..=2 {
+        insert(&*store, number).await;
+    }
+    store.anchor(&id(1), Some(Bytes::from_static(b"seal"))).await.expect("kept");
+    store.close().await;
+    assert_eq!(opened_with(&world, 1, b"other").await.err().as_deref(), Some(OTHER_KEY));
+    opened_with(&world, 2, b"seal").await.expect("opens").close().await;
+    // From then on it is known.
+    assert_eq!(opened_with(&world, 1, b"seal").await.err().as_deref(), Some(OTHER_KEY));
+    // Where nothing is sealed nothing shows it.
+    drop(sqlite(&world.database(), "DELETE FROM meta; UPDATE tasks SET anchor = NULL"));
+    opened_with(&world, 1, b"").await.expect("opens").close().await;
+    assert_eq!(opened_with(&world, 2, b"").await.err().as_deref(), Some(OTHER_KEY));
+}
+
+#[tokio::test]
+async fn the_program_says_which_key_is_another_and_ends() {
+    let world = StoreFolder::new();
+    let file = world.above.path().join("tasks.key");
+    let store = world.try_open().expect("opens");
+    let own = key(&world.path, None).expect("made");
+    store.check_key(&StoreSecret::new(&own), "KEY", |_, _| true).expect("it is new");
+    store.insert(record(1)).await.expect("kept");
+    store.close().await;
+    fs::write(&file, "ab".repeat(32)).expect("written");
+    let shown = format!("disk:{}", world.shown());
+    let output =
+        deferral(&["--upstream", "http://127.0.0.1:9/", "--listen", "127.0.0.1:0", "--store", &shown]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let expected = OTHER_KEY.replace("PATH", &world.shown()).replace("KEY", &file.display().to_string());
+    assert!(said.contains(&expected), "{said}");
 }

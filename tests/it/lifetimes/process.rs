@@ -13,9 +13,9 @@ use deferral::internals::{
         DeferPolicy, InputPolicy, LegacyTaskPolicy, Mode, PrincipalSource, ResumePolicy, Route, TaskQuotas,
         TicketPolicy, WaitPolicy,
     },
-    protocol::{Frame, Timestamp},
+    protocol::{ClockReading, Frame, WallTime},
     proxy::{Endpoint, ReplyItem, RouteService as _, TaskLedger},
-    runtime::{Clock, Drain, SystemClock},
+    runtime::{Clock, Drain, SteadyClock, SystemClock},
     store::{Store, StoreSecret},
 };
 use futures_util::StreamExt;
@@ -24,7 +24,7 @@ use serde_json::Value;
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicI64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -40,7 +40,8 @@ pub(super) struct Process {
     pub(super) store: Arc<FaultyStore>,
     endpoint: Endpoint,
     ledger: Arc<TaskLedger>,
-    clock: Arc<Time>,
+    clock: Arc<SteadyClock>,
+    time: RealTime,
     /// To begin nothing new; to end; to listen no more.
     drains: [Drain; 3],
     /// How many requests have been answered.
@@ -56,11 +57,14 @@ pub(super) struct Request {
 /// When among all answers it came, and what it is.
 pub(super) type Told = (usize, Value);
 
-/// The time as it goes on from one process to the next.
-struct Time {
-    clock: SystemClock,
-    started: Instant,
-    at: Timestamp,
+/// The time as it really is, which goes on from one process to the next, and by how much the wall clock is wrong, both in
+/// milliseconds.
+#[derive(Clone, Default)]
+pub(super) struct RealTime {
+    pub(super) millis: u64,
+    pub(super) wall_is_ahead: Arc<AtomicI64>,
+    /// Where it goes on by itself: since when.
+    since: Option<Instant>,
 }
 
 /// How long a caller is waited for without whom its call cannot be taken up.
@@ -82,13 +86,14 @@ impl Process {
         records: &Records,
         always: bool,
         yields: bool,
-        at: Timestamp,
+        time: &RealTime,
     ) -> Self {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
         let runtime = runtime.expect("a runtime");
         let within = runtime.enter();
-        let clock = SystemClock::new();
-        let clock = Arc::new(Time { clock, started: clock.now(), at });
+        let time = RealTime { since: Some(SystemClock::new().now()), ..time.clone() };
+        let wall = time.clone();
+        let clock = Arc::new(SteadyClock::resume(records.kept_clock(), move || wall.wall()));
         let store = FaultyStore::around(Arc::new(records.clone()) as Arc<dyn Store>);
         if yields {
             store.yields();
@@ -111,12 +116,17 @@ impl Process {
         runtime.spawn(Arc::clone(&ledger).maintain(vec![endpoint.clone()], too_late));
         drop(within);
         let (drains, answered) = ([draining, overdue, closing], Arc::default());
-        Self { runtime, store, endpoint, ledger, clock, drains, answered }
+        Self { runtime, store, endpoint, ledger, clock, time, drains, answered }
     }
 
-    pub(super) fn now(&self) -> Timestamp {
+    pub(super) fn now(&self) -> ClockReading {
         let _within = self.runtime.enter();
-        self.clock.timestamp()
+        self.clock.reading()
+    }
+
+    pub(super) fn time(&self) -> RealTime {
+        let _within = self.runtime.enter();
+        self.time.now()
     }
 
     /// Everything goes round until it waits, and then for so long. Says whether the store has not halted meanwhile.
@@ -263,14 +273,24 @@ pub(crate) fn route(always: bool) -> Route {
     }
 }
 
-// === impl Time ===
+// === impl RealTime ===
 
-impl Clock for Time {
-    fn now(&self) -> Instant {
-        self.clock.now()
+impl RealTime {
+    pub(super) fn at(millis: u64) -> Self {
+        Self { millis, ..Self::default() }
     }
 
-    fn timestamp(&self) -> Timestamp {
-        self.at + self.clock.now().saturating_duration_since(self.started)
+    /// At this moment, where it stops.
+    fn now(&self) -> Self {
+        let passed = self.since.map_or(Duration::ZERO, |since| SystemClock::new().now() - since);
+        let passed = u64::try_from(passed.as_millis()).expect("not for ever");
+        Self { millis: self.millis + passed, since: None, ..self.clone() }
+    }
+
+    /// What the wall clock shows.
+    pub(super) fn wall(&self) -> WallTime {
+        WallTime::from_millis(
+            self.now().millis.saturating_add_signed(self.wall_is_ahead.load(Ordering::Relaxed)),
+        )
     }
 }

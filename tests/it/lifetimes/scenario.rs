@@ -1,19 +1,20 @@
 //! Random events for a few calls in a few lives of a proxy.
 
 use super::{
-    process::{Process, RESUME_WAIT, Request, principal},
+    process::{Process, RESUME_WAIT, RealTime, Request, principal},
     random::Chance,
     server::{Kind, Server, Word},
     stored_records::Records,
 };
 use crate::support::faulty_store::{EVERYTHING, Halt, Op};
 use deferral::internals::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp, WallTime},
     task::{Record, TaskId, TaskState},
 };
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -85,6 +86,22 @@ const ALL: [(Kinds, usize); 21] = [
     (Kinds::StoreFills, 2),
 ];
 
+/// The wall clock, which is set now and then, while a process runs and while none does.
+pub(super) struct Wall {
+    /// Draws for nothing else, so that a seed stays what it was.
+    chance: Chance,
+    is_set: bool,
+    pub(super) time: RealTime,
+    /// How often it has been set.
+    pub(super) steps: usize,
+    /// It was set since a process could last say so to the next.
+    is_unkept: bool,
+    /// Where the line was when there was a process last, and what the clock showed.
+    last: (Timestamp, WallTime),
+    /// How far the line ever went back from one process to the next.
+    pub(super) fell: Duration,
+}
+
 /// One call, as its client knows it.
 pub(super) struct Call {
     pub(super) who: usize,
@@ -94,6 +111,8 @@ pub(super) struct Call {
     pub(super) may_be_lost: bool,
     /// When it was asked something last, and in which life.
     pub(super) asked: Option<(Timestamp, usize)>,
+    /// How often the wall clock had been set when it was made.
+    pub(super) steps: usize,
     /// One was stopped in the middle of it.
     pub(super) was_stopped: bool,
     /// The cancellation that its server needs may be lost.
@@ -117,6 +136,8 @@ pub(super) enum Client {
 pub(super) struct Task {
     pub(super) id: TaskId,
     pub(super) created: Timestamp,
+    /// As it was shown first.
+    pub(super) created_at: String,
     /// As it was last shown.
     pub(super) ttl: Duration,
     /// How it was shown to have ended.
@@ -161,10 +182,14 @@ pub(super) struct Scenario {
     pub(super) server: Server,
     pub(super) records: Records,
     pub(super) process: Option<Process>,
+    /// On the time line of the records.
     pub(super) now: Timestamp,
+    pub(super) wall: Wall,
     pub(super) calls: Vec<Call>,
     pub(super) flights: Vec<Flight>,
     is_failing: bool,
+    /// The store has ever failed, or stalled.
+    pub(super) has_failed: bool,
     /// Since when the credentials of the second caller are missing.
     absent_since: Timestamp,
     answers: usize,
@@ -181,6 +206,17 @@ const LIVES: usize = 4;
 const STEPS: usize = 20;
 /// What the store is full of.
 pub(super) const FULL: &str = "limits.stored_bytes";
+
+/// What the wall clock may be set to be ahead, in milliseconds: nothing, what is no step, seconds, hours, and years.
+const WALL_IS_AHEAD: [i64; 9] =
+    [0, 0, 700, -700, 3_000, 8 * HOUR, -8 * HOUR, 40 * 365 * 24 * HOUR, -40 * 365 * 24 * HOUR];
+const HOUR: i64 = 3_600_000;
+/// Less than that is no step; two readings are as far apart at most.
+const TOLERANCE: Duration = Duration::from_millis(1_001);
+/// By then the sweep has come by.
+const SWEPT: Duration = Duration::from_millis(6_000);
+/// What the store is asked for by requests: so many may fail alone.
+const REQUESTED: &[Op] = EVERYTHING.split_at(9).0;
 
 // === impl Scenario ===
 
@@ -209,9 +245,13 @@ impl Scenario {
         let server = Server::new(kind);
         let records = Records::new();
         let always = !chance.once_in(3);
-        let now = Timestamp::from_millis(1_785_234_600_000);
+        let time = RealTime::at(1_785_234_600_000);
         let yields = profile == Profile::DroppedRequests;
-        let process = Process::start(&server, &records, always, yields, now);
+        let process = Process::start(&server, &records, always, yields, &time);
+        let now = process.now().time;
+        let last = (now, time.wall());
+        let mut wall_chance = Chance::new(seed ^ 0xC10C);
+        let is_set = wall_chance.once_in(2);
         let world = Self {
             profile,
             was_full: false,
@@ -223,9 +263,19 @@ impl Scenario {
             records,
             process: Some(process),
             now,
+            wall: Wall {
+                chance: wall_chance,
+                is_set,
+                time,
+                steps: 0,
+                is_unkept: false,
+                last,
+                fell: Duration::ZERO,
+            },
             calls: Vec::new(),
             flights: Vec::new(),
             is_failing: false,
+            has_failed: false,
             absent_since: now,
             answers: 0,
             is_told,
@@ -246,6 +296,7 @@ impl Scenario {
         for _ in 0..STEPS {
             let possible = self.possible();
             let happening = self.choose(&possible);
+            self.set_wall_clock();
             self.happen(happening);
             if self.process.is_some() {
                 self.passes(Duration::ZERO);
@@ -363,8 +414,8 @@ impl Scenario {
                 self.server.calls().get_mut(&call).expect("it was called").has_forgotten = true;
             }
             Kinds::StoreFails => {
-                self.is_failing = true;
-                let one = [self.chance.one_of(&EVERYTHING)];
+                (self.is_failing, self.has_failed) = (true, true);
+                let one = [self.chance.one_of(REQUESTED)];
                 let writes = [Op::Insert, Op::Swap, Op::Anchor, Op::Remove];
                 let ops = match self.chance.below(3) {
                     0 => &EVERYTHING[..],
@@ -381,14 +432,14 @@ impl Scenario {
                 store.stalls(&[]);
             }
             Kinds::StoreStalls => {
-                self.is_failing = true;
-                let one = [self.chance.one_of(&EVERYTHING)];
+                (self.is_failing, self.has_failed) = (true, true);
+                let one = [self.chance.one_of(REQUESTED)];
                 let ops = if self.chance.once_in(2) { &EVERYTHING[..] } else { &one[..] };
                 self.tell(|| format!("    {ops:?}"));
                 self.process.as_ref().expect("it is there").store.stalls(ops);
             }
             Kinds::StoreFills => {
-                (self.is_failing, self.was_full) = (true, true);
+                (self.is_failing, self.was_full, self.has_failed) = (true, true, true);
                 let one = [self.chance.one_of(&[Op::Insert, Op::Swap])];
                 let ops = if self.chance.once_in(2) { &[Op::Insert, Op::Swap][..] } else { &one[..] };
                 self.tell(|| format!("    {ops:?}"));
@@ -482,6 +533,7 @@ impl Scenario {
             task,
             may_be_lost: false,
             asked: None,
+            steps: self.wall.steps,
             was_stopped: false,
             may_go_untold: false,
         });
@@ -536,11 +588,15 @@ impl Scenario {
     pub(super) fn passes(&mut self, time: Duration) {
         let Some(process) = &self.process else {
             self.now = self.now + time;
+            self.wall.time.millis += u64::try_from(time.as_millis()).expect("not for ever");
             return;
         };
         let goes_on = process.passes(time);
-        self.now = process.now();
+        (self.now, self.wall.time) = (process.now().time, process.time());
         self.hear();
+        if goes_on && time >= SWEPT && !self.is_failing {
+            self.wall.is_unkept = false;
+        }
         if goes_on && time >= Duration::from_millis(10) {
             self.who_waits_for_what_is_there_is_answered();
         }
@@ -559,7 +615,8 @@ impl Scenario {
     pub(super) fn kill(&mut self) {
         self.hear();
         let process = self.process.take().expect("it is there");
-        self.now = process.now();
+        (self.now, self.wall.time) = (process.now().time, process.time());
+        self.wall.last = (self.now, self.wall.time.wall());
         process.dies(&self.server);
         self.is_failing = false;
         self.tell(|| "is gone".to_owned());
@@ -592,15 +649,44 @@ impl Scenario {
     pub(super) fn start(&mut self) {
         self.lives += 1;
         self.records = self.records.restarted();
-        self.absent_since = self.now;
         self.tell(|| "starts".to_owned());
         let yields = self.profile == Profile::DroppedRequests;
-        let process = Process::start(&self.server, &self.records, self.always, yields, self.now);
+        let process = Process::start(&self.server, &self.records, self.always, yields, &self.wall.time);
+        self.line_goes_on(process.now());
+        self.absent_since = self.now;
         if yields {
             // What was left behind is known before a client comes.
             process.goes_on(50);
         }
         self.process = Some(process);
+    }
+
+    /// Somebody sets the wall clock, now and then.
+    fn set_wall_clock(&mut self) {
+        let Wall { chance, is_set, time, steps, is_unkept, .. } = &mut self.wall;
+        if *is_set && chance.once_in(5) {
+            let ahead = chance.one_of(&WALL_IS_AHEAD);
+            time.wall_is_ahead.store(ahead, Ordering::Relaxed);
+            (*steps, *is_unkept) = (*steps + 1, *is_unkept || self.process.is_some());
+            self.tell(|| format!("    the wall clock is set to be {ahead} ms ahead"));
+        }
+    }
+
+    /// A process has started: its line goes on behind that of the one before, by what has passed on the wall clock.
+    fn line_goes_on(&mut self, ClockReading { time, offset }: ClockReading) {
+        let ((last, shown), shows) = (self.wall.last, self.wall.time.wall());
+        let passed = Duration::from_millis(shows.as_millis().saturating_sub(shown.as_millis()));
+        if !self.wall.is_unkept {
+            let off = time.since(last + passed).max((last + passed).since(time));
+            assert!(
+                off <= TOLERANCE || passed.is_zero() && time < last,
+                "off by {off:?}: {time:?}, {last:?}"
+            );
+        }
+        self.wall.fell = self.wall.fell.max(last.since(time));
+        // Set back while there was no process: what it makes of that is not kept yet.
+        self.wall.is_unkept = self.records.clock_offset() != offset;
+        self.now = time;
     }
 
     /// What has been answered is looked at, in the order in which it came.

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
-    protocol::Timestamp,
+    protocol::{ClockOffset, ClockReading, Timestamp},
     store::{
         DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Store, StoreBounds,
         StoreError, StoreUsage, TaskTally,
@@ -59,6 +59,11 @@ impl Records {
         due.expect("memory does not fail").iter().filter_map(|due| self.get(&due.id)).collect()
     }
 
+    /// How far the wall clock was ahead, as the next process finds it.
+    pub(super) fn clock_offset(&self) -> ClockOffset {
+        self.kept.kept_clock().map_or(ClockOffset::ZERO, |kept| kept.offset)
+    }
+
     /// What is counted for a principal.
     pub(super) fn counted(&self, principal: &[u8; 16]) -> StoreUsage {
         self.kept.usage(principal)
@@ -94,6 +99,7 @@ impl Store for Records {
         if let (true, Some(before)) = (swapped, before) {
             assert!(!before.state.is_ended(), "{before:?} has ended, and becomes {record:?}");
             assert!(record.updated >= before.updated && record.created == before.created, "{record:?}");
+            assert_eq!(record.clock_offset, before.clock_offset, "{record:?}");
             assert!(record.keys_used.is_superset(&before.keys_used), "a key is used twice: {record:?}");
             let mut notes = self.notes();
             let note = notes.entry(record.id.clone()).or_default();
@@ -119,6 +125,14 @@ impl Store for Records {
         let mut orphans = self.kept.take_orphans(limit).await?;
         orphans.sort_by(|one, other| one.record.tool.cmp(&other.record.tool));
         Ok(orphans)
+    }
+
+    fn kept_clock(&self) -> Option<ClockReading> {
+        self.kept.kept_clock()
+    }
+
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        self.kept.keep_clock(reading).await
     }
 
     fn is_durable(&self) -> bool {

@@ -78,6 +78,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("runtime/net.rs BACKLOG", Not("the system's: it refuses or delays what goes beyond")),
     ("runtime/pooled_timer.rs MAX_POOLED", By("a_timer_pool_is_bounded_and_can_be_disabled")),
     ("runtime/connection_limiter.rs RESERVED_PERMITS", By("control_messages_do_not_wait_for_calls")),
+    ("runtime/clock.rs STEP_TOLERANCE", By("a_difference_below_the_tolerance_changes_nothing")),
     ("runtime/descriptors.rs RESERVE", By("the_descriptor_limit_is_raised_and_derived_limits_are_logged")),
     (
         "front/listener.rs STREAM_WINDOW",
@@ -166,6 +167,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         By("a_server_that_does_not_respond_is_pending_and_reported_later"),
     ),
     ("proxy/restart.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
+    ("proxy/store_clock.rs KEPT_WITHIN", By("the_time_line_is_stored_each_minute_while_there_are_tasks")),
     ("proxy/sweep.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
     ("store/disk/mod.rs QUEUE", By("more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept")),
     ("store/disk/mod.rs FILES", By("concurrent_large_results_are_queued_and_delay_no_other_change")),

@@ -4,7 +4,7 @@ use super::{START, asked, id, inserted, kept, progressed, record};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp},
     store::{
         DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Store, StoreBounds,
         StoreError, StoreUsage, TaskTally, UpdateOutcome, update,
@@ -23,6 +23,14 @@ struct Contended {
 
 #[async_trait]
 impl Store for Contended {
+    fn kept_clock(&self) -> Option<ClockReading> {
+        self.inner.kept_clock()
+    }
+
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        self.inner.keep_clock(reading).await
+    }
+
     fn set_bounds(&self, bounds: StoreBounds) {
         self.inner.set_bounds(bounds);
     }

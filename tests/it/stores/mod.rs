@@ -24,7 +24,7 @@ use self::{
         concurrent_inserts_of_one_id_succeed_once, every_member_of_a_record_is_kept,
         inserted_records_are_found, only_the_first_of_two_writers_wins,
         orphans_of_a_process_are_given_to_the_next_once, records_survive_a_restart,
-        the_longest_due_come_first_within_the_limit,
+        the_clock_is_kept_for_the_next_process, the_longest_due_come_first_within_the_limit,
     },
     troubled_store::{Trouble, Troubled},
     usage::{
@@ -98,6 +98,7 @@ macro_rules! each_store {
         an_anchor_is_kept_until_it_is_of_no_use
         an_id_that_is_used_again_is_not_listed_by_its_former_owner
         pages_lose_and_repeat_nothing_during_concurrent_changes
+        the_clock_is_kept_for_the_next_process
     } } )* };
 }
 

@@ -6,7 +6,7 @@ use super::{
 };
 use bytes::Bytes;
 use deferral::internals::{
-    protocol::Timestamp,
+    protocol::{ClockOffset, ClockReading, Timestamp},
     store::{RecordVersion, Store, StoreError, StoreUsage, UpdateOutcome, update},
     task::{EventRefusal, Record, TaskEvent, TaskPrincipal, TaskSharing, TaskState},
 };
@@ -247,6 +247,23 @@ pub(super) async fn a_large_result_returns_whole(store: Arc<dyn Store>) {
     assert!(*back == result);
 }
 
+pub(super) async fn the_clock_is_kept_for_the_next_process(mut fresh: Fresh) {
+    assert_eq!(fresh.store.kept_clock(), None);
+    let reading = |millis, offset| ClockReading {
+        time: START + std::time::Duration::from_millis(millis),
+        offset: ClockOffset::from_millis(offset),
+    };
+    let day = 24 * 60 * 60 * 1000;
+    for last in [reading(2, 400 * day), reading(1, -20_000 * day), reading(3, 0)] {
+        for kept in [reading(7, 7), last] {
+            fresh.store.keep_clock(kept).await.expect("kept");
+        }
+        fresh.store.close().await;
+        fresh.store = (fresh.next)();
+        assert_eq!(fresh.store.kept_clock(), Some(last));
+    }
+}
+
 pub(super) async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
     let odd = "ü\0\n\"";
     let asks = with(&with(&record(1), progressed(odd)), asked(odd));
@@ -269,6 +286,7 @@ pub(super) async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
         with(&asks, tool_failed),
         with(&asks, TaskEvent::CANCELLED_BY_CLIENT),
         Arc::new(Record { is_translated: false, ..Record::clone(&asks) }),
+        Arc::new(Record { clock_offset: ClockOffset::from_millis(-28_800_000), ..Record::clone(&asks) }),
         with(
             &asks,
             TaskEvent::ServerDescribed { server_info: r#"{ "name": "\u00fc\"", "x": 1e400 }"#.into() },

@@ -4,7 +4,7 @@ use crate::support::faulty_store::{EVERYTHING, FaultyStore};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp},
     store::{
         DueTask, Durability, ListCursor, OrphanTask, RecordVersion, Store, StoreBounds, StoreError,
         StoreUsage, TaskTally,
@@ -126,6 +126,14 @@ impl Store for Troubled {
 
     async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
         asked!(self, self.inner.anchor(id, anchor.clone()))
+    }
+
+    fn kept_clock(&self) -> Option<ClockReading> {
+        self.inner.kept_clock()
+    }
+
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        asked!(self, self.inner.keep_clock(reading))
     }
 
     async fn take_orphans(&self, limit: usize) -> Result<Vec<OrphanTask>, StoreError> {

@@ -8,7 +8,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
-    protocol::Timestamp,
+    protocol::{ClockReading, Timestamp},
     store::{
         DueTask, Durability, ListCursor, MemoryStore, OrphanTask, RecordVersion, Store, StoreBounds,
         StoreError, StoreUsage, TaskTally,
@@ -73,10 +73,22 @@ pub(crate) enum Op {
     Due,
     List,
     Census,
+    KeepClock,
 }
 
-pub(crate) const EVERYTHING: [Op; 9] =
-    [Op::Insert, Op::Load, Op::Swap, Op::Anchor, Op::Orphans, Op::Remove, Op::Due, Op::List, Op::Census];
+/// What requests are behind comes first.
+pub(crate) const EVERYTHING: [Op; 10] = [
+    Op::Insert,
+    Op::Load,
+    Op::Swap,
+    Op::Anchor,
+    Op::Orphans,
+    Op::Remove,
+    Op::Due,
+    Op::List,
+    Op::Census,
+    Op::KeepClock,
+];
 
 // === impl FaultyStore ===
 
@@ -329,6 +341,19 @@ impl Store for FaultyStore {
     async fn census(&self) -> Result<Vec<TaskTally>, StoreError> {
         self.begins(Op::Census).await?;
         let done = self.inner.census().await;
+        self.may_yield().await;
+        done
+    }
+
+    fn kept_clock(&self) -> Option<ClockReading> {
+        self.inner.kept_clock()
+    }
+
+    async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
+        self.begins(Op::KeepClock).await?;
+        // One that has halted does nothing more.
+        self.passes(Op::KeepClock, false).await;
+        let done = self.inner.keep_clock(reading).await;
         self.may_yield().await;
         done
     }

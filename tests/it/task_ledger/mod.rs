@@ -4,12 +4,19 @@ use crate::support::faulty_store::{EVERYTHING, FaultyStore, Op};
 use bytes::Bytes;
 use deferral::internals::{
     policy::TaskQuotas,
+    protocol::{ClockOffset, ClockReading, WallTime},
     proxy::{TaskAdmissionError, TaskLedger},
-    runtime::{Clock, Drain, SystemClock},
+    runtime::{Clock, Drain, SteadyClock, SystemClock},
     store::{MemoryStore, Store, StoreError, UpdateOutcome},
     task::{Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState},
 };
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 /// A ledger of a store that works so far.
 fn ledger(quotas: TaskQuotas) -> (Arc<TaskLedger>, Arc<FaultyStore>, Arc<SystemClock>) {
@@ -138,4 +145,110 @@ async fn orphans_of_a_process_end_concurrently() {
         assert!(matches!(known.state, TaskState::Failed { .. }), "{known:?}");
     }
     looking_after.abort();
+}
+
+/// A ledger whose wall clock is set by hand, and the offset that its store has kept.
+struct Stepped {
+    ledger: Arc<TaskLedger>,
+    store: Arc<FaultyStore>,
+    clock: Arc<SteadyClock>,
+    wall: Arc<AtomicU64>,
+}
+
+const NOON: u64 = 1_785_234_600_000;
+const EIGHT_HOURS: u64 = 8 * 60 * 60 * 1000;
+
+impl Stepped {
+    fn start() -> Self {
+        let (store, wall) = (FaultyStore::new(), Arc::new(AtomicU64::new(NOON)));
+        let shown = Arc::clone(&wall);
+        let read = move || WallTime::from_millis(shown.load(Ordering::Relaxed));
+        let clock = Arc::new(SteadyClock::resume(store.kept_clock(), read));
+        let ledger = TaskLedger::new(store.clone(), None, TaskQuotas::default(), clock.clone());
+        Self { ledger, store, clock, wall }
+    }
+
+    fn record(&self) -> Record {
+        let ClockReading { time, offset } = self.clock.reading();
+        let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
+        let id = TaskId::from_entropy([7; 16]);
+        let record = Record::new(id, owner, "slow", Duration::from_secs(60 * 60), time);
+        Record { clock_offset: offset, ..record }
+    }
+
+    fn steps_to(&self, wall: u64) {
+        self.wall.store(wall, Ordering::Relaxed);
+    }
+
+    fn kept(&self) -> Option<i64> {
+        self.store.kept_clock().map(|kept| kept.offset.as_millis())
+    }
+
+    /// How long the task would still be found by a process that is started now, after this one was killed.
+    fn left(&self, record: &Record) -> Duration {
+        let shown = Arc::clone(&self.wall);
+        let read = move || WallTime::from_millis(shown.load(Ordering::Relaxed));
+        let next = SteadyClock::resume(self.store.kept_clock(), read);
+        record.due_at().since(next.timestamp())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_of_the_wall_clock_is_kept_with_the_task_that_is_made_or_ends_after_it() {
+    let world = Stepped::start();
+    let early = world.record();
+    world.steps_to(NOON + EIGHT_HOURS);
+    let record = world.record();
+    assert_eq!(record.created, early.created, "no time has passed");
+    assert_eq!(record.wall(record.created).to_string(), "2026-07-28T18:30:00.000Z");
+    let _custody = world.ledger.admit(record.clone(), false).await.expect("there is room");
+    assert_eq!(world.kept(), Some(28_800_000));
+    world.steps_to(NOON - EIGHT_HOURS);
+    let ended = world.ledger.change(&record.id, &returned(1)).await.expect("kept");
+    let UpdateOutcome::Applied { after, .. } = ended else { panic!("{ended:?}") };
+    assert_eq!(world.kept(), Some(-28_800_000));
+    assert_eq!(after.wall(after.updated), record.wall(record.created), "what was shown stays what it was");
+    assert_eq!(world.left(&after), Duration::from_secs(60 * 60));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_of_the_wall_clock_is_kept_by_the_sweep_where_nothing_else_happens() {
+    let world = Stepped::start();
+    let record = world.record();
+    let _custody = world.ledger.admit(record, false).await.expect("there is room");
+    let (_drain, stopping) = Drain::new();
+    let sweeping = tokio::spawn(Arc::clone(&world.ledger).maintain(Vec::new(), stopping));
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(world.kept(), Some(0));
+    world.steps_to(NOON + EIGHT_HOURS);
+    world.store.fails(&[Op::KeepClock]);
+    world.store.refused(Op::KeepClock).await;
+    assert_eq!(world.kept(), Some(0));
+    world.store.works();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(world.kept() > Some(28_000_000), "{:?}", world.kept());
+    sweeping.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_line_is_stored_each_minute_while_there_are_tasks() {
+    let clock = Arc::new(SystemClock::new());
+    let store = FaultyStore::around(Arc::new(MemoryStore::default().restarted()));
+    let ledger = TaskLedger::new(store.clone(), None, TaskQuotas::default(), clock.clone());
+    let (_drain, stopping) = Drain::new();
+    let sweeping = tokio::spawn(Arc::clone(&ledger).maintain(Vec::new(), stopping));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(store.kept_clock(), None, "nobody would miss it");
+    let record = record(&clock);
+    let custody = ledger.admit(record.clone(), false).await.expect("there is room");
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        let kept = store.kept_clock().expect("it is kept");
+        assert_eq!(kept.offset, ClockOffset::ZERO);
+        assert!(clock.timestamp().since(kept.time) <= Duration::from_secs(65), "{kept:?}");
+    }
+    drop(custody);
+    sweeping.abort();
+    ledger.close().await;
+    assert_eq!(store.kept_clock().map(|kept| kept.time), Some(clock.timestamp()), "it is kept at the end");
 }
