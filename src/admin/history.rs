@@ -92,7 +92,7 @@ mod tests {
     fn the_first_count_adds_no_step_and_a_reset_counter_adds_zero() {
         let history = CallHistory::default();
         history.count(1_000, WallTime::from_millis(1));
-        assert!(history.0.lock().ended.is_empty(), "what was before is in no step");
+        assert!(history.0.lock().ended.is_empty(), "calls before the first count are in no step");
         history.count(3, WallTime::from_millis(5_001));
         assert_eq!(history.0.lock().ended, [0]);
     }

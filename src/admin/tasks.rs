@@ -199,7 +199,7 @@ fn task_json(parts: &AdminParts, seen: &TaskSummary, now: ClockReading) -> Value
         updated: record.wall(record.updated).to_string(),
         status_since: record.wall(record.status_since).to_string(),
         ttl_ms: record.ttl.as_millis(),
-        // Ahead: by the wall clock as it is now, whatever it was when the task was made.
+        // A time in the future: displayed with the current offset, not with that of the task.
         kept_until: (record.created + record.ttl + now.offset).to_string(),
         message: record.message.as_deref(),
         principal: seen.principal.to_string(),

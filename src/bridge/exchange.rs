@@ -145,7 +145,7 @@ pub enum ExchangePhase {
     Done,
 }
 
-// === impl Deadlines ===
+// === impl CallDeadlines ===
 
 impl CallDeadlines {
     /// Whether the call is a task immediately, not only once it is slow.

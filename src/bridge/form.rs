@@ -213,7 +213,7 @@ fn list<T: serde::de::DeserializeOwned>(raw: &Bytes) -> Option<Vec<T>> {
     serde_json::from_slice(raw).ok()
 }
 
-// === impl Type ===
+// === impl SchemaType ===
 
 impl SchemaType {
     fn parse(name: &str) -> Option<Self> {

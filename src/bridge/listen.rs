@@ -34,7 +34,7 @@ fn is_false(value: &bool) -> bool {
 #[error("params.notifications is not a filter: {0}")]
 pub struct InvalidFilter(String);
 
-// === impl Filter ===
+// === impl SubscriptionFilter ===
 
 impl SubscriptionFilter {
     /// Reads the filter of a listen request.

@@ -27,7 +27,7 @@ pub struct TaskOutbox {
     open: BTreeMap<InputNumber, Option<StreamId>>,
 }
 
-// === impl Outbox ===
+// === impl TaskOutbox ===
 
 impl TaskOutbox {
     /// The session listens on this stream now, or on none.

@@ -131,7 +131,7 @@ pub enum RelayPhase {
     Ended,
 }
 
-// === impl Relay ===
+// === impl ResponseRelay ===
 
 impl<L: LossReason> ResponseRelay<L> {
     /// An event stream.

@@ -95,7 +95,7 @@ const AGAIN: u8 = 1;
 /// Members of the parameters that differ between rounds, or describe one hop.
 const NOT_BOUND: [&str; 4] = ["_meta", "inputResponses", "requestState", "task"];
 
-// === impl Keyring ===
+// === impl SealKeyring ===
 
 impl SealKeyring {
     /// `sealing` and `older` are secret random bytes.
@@ -164,7 +164,7 @@ impl fmt::Debug for SealKeyring {
     }
 }
 
-// === impl Key ===
+// === impl SealKey ===
 
 impl SealKey {
     fn new(key: &[u8; 32]) -> Self {
@@ -184,7 +184,7 @@ impl SealKey {
     }
 }
 
-// === impl State ===
+// === impl RequestState ===
 
 impl RequestState {
     fn write(&self, out: &mut Vec<u8>) {
@@ -221,7 +221,7 @@ impl RequestState {
     }
 }
 
-// === impl Binding ===
+// === impl RequestBinding ===
 
 impl RequestBinding {
     /// The digest of a request. Its parameters count by value ([`canonical`]), without those that differ

@@ -30,7 +30,7 @@ pub enum TicketAction {
 const RESULT: &str = "deferral_result";
 const CANCEL: &str = "deferral_cancel";
 
-// === impl ToolNames ===
+// === impl TicketToolNames ===
 
 impl TicketToolNames {
     /// The prefix of the proxy's tool names; a server's tool may have it, too.

@@ -28,7 +28,7 @@ pub fn is_ticket(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
 
-// === impl Keyring ===
+// === impl SealKeyring ===
 
 impl SealKeyring {
     /// The ticket of this task.
@@ -44,7 +44,7 @@ impl SealKeyring {
     }
 }
 
-// === impl Seal ===
+// === impl TicketSeal ===
 
 impl TicketSeal {
     pub(super) fn new(key: &[u8; 32]) -> Self {

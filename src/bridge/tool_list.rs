@@ -18,7 +18,7 @@ pub struct ToolParamHeaders {
 #[error("a page of tools/list could not be read: {0}")]
 pub struct InvalidToolPage(#[source] serde_json::Error);
 
-// === impl Catalogue ===
+// === impl ToolParamHeaders ===
 
 impl ToolParamHeaders {
     /// Adds one page, the raw result of `tools/list`, and reports the names of its tools; returns the raw

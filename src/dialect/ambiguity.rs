@@ -70,7 +70,7 @@ fn has_two_names(params: &JsonObject) -> bool {
     alike.next().is_some_and(|key| key != "name") || alike.next().is_some()
 }
 
-// === impl Ambiguity ===
+// === impl MessageAmbiguity ===
 
 impl MessageAmbiguity {
     /// The error to respond with. `why` names the decision that depends on the message.
@@ -91,7 +91,7 @@ impl MessageAmbiguity {
     }
 }
 
-// === impl Named ===
+// === impl MethodCollector ===
 
 impl<'de> DeserializeSeed<'de> for MethodCollector<'_> {
     type Value = ();

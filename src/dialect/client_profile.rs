@@ -15,7 +15,7 @@ pub struct ClientProfile {
     pub headers: ExtraHeaders,
 }
 
-// === impl Remembered ===
+// === impl ClientProfile ===
 
 impl ClientProfile {
     /// The profile of a request with these values.

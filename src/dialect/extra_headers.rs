@@ -14,7 +14,7 @@ pub struct ExtraHeaders(Option<Arc<HeaderMap>>);
 
 static NONE: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 
-// === impl Further ===
+// === impl ExtraHeaders ===
 
 impl ExtraHeaders {
     /// The map, for changes. Other owners keep the previous map.

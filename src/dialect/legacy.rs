@@ -87,7 +87,7 @@ struct BatchTracker {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SessionTag([u8; 8]);
 
-// === impl Post ===
+// === impl LegacyPost ===
 
 impl LegacyPost {
     /// Reads the messages of a body, without the checks that the server does itself.
@@ -180,7 +180,7 @@ impl LegacyPost {
     }
 }
 
-// === impl Message ===
+// === impl ClientMessage ===
 
 impl ClientMessage {
     /// Copies its parts, because slices would keep the whole message alive.
@@ -221,7 +221,7 @@ fn target(method: &Method, params: Option<&Payload>) -> Option<String> {
     params?.object()?.get_unique(key).and_then(|text| serde_json::from_slice(&text).ok())
 }
 
-// === impl Answers ===
+// === impl ResponseTracker ===
 
 impl ResponseTracker {
     /// A tracker without any response yet. `limit` is the maximum size of one message of a batch response, in

@@ -255,7 +255,7 @@ pub fn request(method: &Method, params: &str) -> Call {
     }
 }
 
-// === impl Refused ===
+// === impl RequestRefusal ===
 
 impl RequestRefusal {
     fn new(id: Option<RequestId>, error: ErrorObject) -> Self {

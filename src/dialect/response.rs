@@ -18,7 +18,7 @@ pub struct CallResponse {
     server_info: Option<Bytes>,
 }
 
-// === impl Response ===
+// === impl CallResponse ===
 
 impl CallResponse {
     /// A response in the era of its receiver.

@@ -114,7 +114,7 @@ impl<S: AsyncWrite> AsyncWrite for EofTracker<S> {
     }
 }
 
-// === impl PeerSocket ===
+// === impl NetworkStream ===
 
 impl PeerSocket for NetworkStream {
     fn is_reset(&self) -> bool {

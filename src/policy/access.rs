@@ -41,7 +41,7 @@ pub enum AccessDenial {
     Origin(String),
 }
 
-// === impl Denied ===
+// === impl AccessDenial ===
 
 impl AccessDenial {
     /// The denied host or origin.
@@ -53,7 +53,7 @@ impl AccessDenial {
     }
 }
 
-// === impl Access ===
+// === impl AccessPolicy ===
 
 impl AccessPolicy {
     /// Checks each host and origin of a request, even if there are several: adding an allowed one must not

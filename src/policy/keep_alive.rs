@@ -59,7 +59,7 @@ enum PendingStep {
     Deadline,
 }
 
-// === impl Silence ===
+// === impl KeepAliveTimer ===
 
 impl KeepAliveTimer {
     /// `began` is when the request arrived; `heartbeat` is for a client that sent a progress token.

@@ -71,7 +71,7 @@ pub(super) fn admits(standing: &RolloutMembership, rule: Option<usize>) -> bool 
 /// The header of the session id.
 const SESSION: &str = "mcp-session-id";
 
-// === impl Share ===
+// === impl RolloutShare ===
 
 impl RolloutShare {
     pub const ALL: Self = Self(MILLION);
@@ -97,7 +97,7 @@ impl fmt::Display for RolloutShare {
     }
 }
 
-// === impl RolloutBy ===
+// === impl RolloutBasis ===
 
 impl fmt::Display for RolloutBasis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,7 +153,7 @@ impl fmt::Display for Rollout {
     }
 }
 
-// === impl Key ===
+// === impl RolloutKey ===
 
 impl<'a> RolloutKey<'a> {
     fn from_header(headers: &'a HeaderMap, name: impl AsHeaderName) -> Self {

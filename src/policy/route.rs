@@ -135,7 +135,7 @@ pub enum ClientMatch {
     Principal(String),
 }
 
-// === impl Held ===
+// === impl WaitPolicy ===
 
 impl Default for WaitPolicy {
     fn default() -> Self {
@@ -148,7 +148,7 @@ impl Default for WaitPolicy {
     }
 }
 
-// === impl Resume ===
+// === impl ResumePolicy ===
 
 impl Default for ResumePolicy {
     fn default() -> Self {
@@ -162,7 +162,7 @@ impl Default for ResumePolicy {
     }
 }
 
-// === impl LegacyTasks ===
+// === impl LegacyTaskPolicy ===
 
 impl Default for LegacyTaskPolicy {
     fn default() -> Self {
@@ -176,7 +176,7 @@ impl Default for LegacyTaskPolicy {
     }
 }
 
-// === impl Unsolicited ===
+// === impl UnsolicitedTasks ===
 
 impl UnsolicitedTasks {
     /// Whether it applies to a client with these headers and this principal, as in the log.
@@ -202,7 +202,7 @@ impl ClientMatch {
     }
 }
 
-// === impl Questions ===
+// === impl InputPolicy ===
 
 impl Default for InputPolicy {
     fn default() -> Self {

@@ -135,7 +135,7 @@ impl fmt::Display for Mode {
     }
 }
 
-// === impl Defer ===
+// === impl DeferPolicy ===
 
 impl Default for DeferPolicy {
     fn default() -> Self {
@@ -185,7 +185,7 @@ impl ToolPolicy {
     }
 }
 
-// === impl Pattern ===
+// === impl NamePattern ===
 
 impl NamePattern {
     pub fn new(text: impl Into<Box<str>>) -> Self {

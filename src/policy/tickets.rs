@@ -61,7 +61,7 @@ pub struct TicketTerms {
     pub wait: Duration,
 }
 
-// === impl Tickets ===
+// === impl TicketPolicy ===
 
 impl TicketPolicy {
     /// The grant for a client with these headers, this principal (as in the log) and this `clientInfo.name`;
@@ -95,7 +95,7 @@ impl TicketPolicy {
     }
 }
 
-// === impl Holding ===
+// === impl TicketGrant ===
 
 impl TicketGrant {
     /// How long a request for a result waits, before the first ticket sets it.

@@ -35,7 +35,7 @@ pub enum TokenError {
     Several,
 }
 
-// === impl Tokens ===
+// === impl TokenSet ===
 
 impl TokenSet {
     /// Creates the set from tokens and the names of their owners. A name may have several tokens.
@@ -107,7 +107,7 @@ impl fmt::Debug for TokenSet {
     }
 }
 
-// === impl NotKnown ===
+// === impl TokenError ===
 
 impl TokenError {
     /// The value of `WWW-Authenticate` (RFC 6750, 3): an error only if a token was presented.

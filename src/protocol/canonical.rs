@@ -53,7 +53,7 @@ struct ExactDecimal {
     exponent: i64,
 }
 
-// === impl Reader ===
+// === impl Canonicalizer ===
 
 impl<'a> Canonicalizer<'a> {
     /// Writes one value, with `levels` of nesting left.
@@ -263,7 +263,7 @@ impl<'a> Canonicalizer<'a> {
     }
 }
 
-// === impl Decimal ===
+// === impl ExactDecimal ===
 
 impl ExactDecimal {
     /// Returns `None` if the text is no number, or if its exponent does not fit.

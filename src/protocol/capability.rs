@@ -161,7 +161,7 @@ impl Capabilities {
     }
 }
 
-// === impl Flags ===
+// === impl CapabilityFlags ===
 
 impl CapabilityFlags {
     fn of(capabilities: &JsonObject) -> Self {

@@ -266,7 +266,7 @@ struct RoutedMembers {
     is_json_rpc: bool,
 }
 
-// === impl Index ===
+// === impl MessageIndex ===
 
 impl MessageIndex {
     /// Reads the object at the beginning of the bytes; `None` if they do not begin with one.

@@ -214,7 +214,7 @@ enum ArgumentValue {
     Compound,
 }
 
-// === impl Argument ===
+// === impl ArgumentValue ===
 
 impl ArgumentValue {
     fn read(json: Bytes) -> Self {

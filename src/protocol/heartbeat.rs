@@ -45,7 +45,7 @@ struct ProgressParams<'a> {
     progress: &'a RawValue,
 }
 
-// === impl Heartbeat ===
+// === impl ProgressHeartbeat ===
 
 impl ProgressHeartbeat {
     /// `token` is the client's, as it stands in the request. `has_message` is whether the client's revision

@@ -18,7 +18,7 @@ pub struct RequestId(Bytes);
 /// The maximum digits of an integer that is normalized to plain digits: more than those of any double.
 const DIGITS: usize = 400;
 
-// === impl Id ===
+// === impl RequestId ===
 
 impl RequestId {
     /// Wraps a raw JSON token; `None` if it is neither a string nor a number.

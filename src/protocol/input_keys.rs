@@ -20,7 +20,7 @@ pub struct InputKeys {
     counts: [u32; 4],
 }
 
-// === impl Keys ===
+// === impl InputKeys ===
 
 impl InputKeys {
     /// The keys of a call with these configured names. A repeated name counts once.

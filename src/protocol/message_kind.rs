@@ -56,7 +56,7 @@ struct KeyPrefix {
     len: usize,
 }
 
-// === impl Glance ===
+// === impl KindSniffer ===
 
 impl KindSniffer {
     /// The kind of a whole message.
@@ -152,7 +152,7 @@ impl KindSniffer {
     }
 }
 
-// === impl Text ===
+// === impl KeyPrefix ===
 
 impl KeyPrefix {
     fn push(&mut self, byte: u8) {

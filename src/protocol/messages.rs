@@ -21,7 +21,7 @@ pub struct MessageReader {
     depth: usize,
 }
 
-// === impl Messages ===
+// === impl MessageReader ===
 
 impl MessageReader {
     pub fn of(bytes: Bytes) -> Self {

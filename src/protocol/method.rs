@@ -182,7 +182,7 @@ impl fmt::Display for Method {
     }
 }
 
-// === impl List ===
+// === impl ListKind ===
 
 impl ListKind {
     pub const ALL: [Self; 3] = [Self::Tools, Self::Prompts, Self::Resources];

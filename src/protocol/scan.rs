@@ -55,7 +55,7 @@ const fn repeat_byte(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
 
-// === impl Member ===
+// === impl MemberSpan ===
 
 impl MemberSpan {
     /// The key, given the object's bytes.
@@ -74,7 +74,7 @@ impl MemberSpan {
     }
 }
 
-// === impl Key ===
+// === impl MemberKey ===
 
 impl<'a> MemberKey<'a> {
     /// Whether the key is equal to `key`.
@@ -112,7 +112,7 @@ impl<'a> MemberKey<'a> {
     }
 }
 
-// === impl Scan ===
+// === impl JsonScanner ===
 
 impl<'a> JsonScanner<'a> {
     /// Starts at the first value.
@@ -333,7 +333,7 @@ impl<'a> JsonScanner<'a> {
     }
 }
 
-// === impl Brackets ===
+// === impl BracketStack ===
 
 impl BracketStack {
     /// Always returns true: a bracket is open now.

@@ -55,7 +55,7 @@ pub fn items(array: &Bytes) -> Option<Vec<Bytes>> {
     Some(items.into_iter().map(|item| array.slice_ref(item.get().as_bytes())).collect())
 }
 
-// === impl Object ===
+// === impl JsonObject ===
 
 impl JsonObject {
     /// Reads the object in `bytes`, in one pass, and without an allocation for up to eight members.
@@ -155,7 +155,7 @@ impl JsonObject {
     }
 }
 
-// === impl Edit ===
+// === impl ObjectEdit ===
 
 impl<'a> ObjectEdit<'a> {
     pub fn new(object: &'a JsonObject) -> Self {
@@ -269,7 +269,7 @@ impl<'a> ObjectEdit<'a> {
     }
 }
 
-// === impl Patch ===
+// === impl BytesPatch ===
 
 impl BytesPatch {
     pub fn new(base: Bytes) -> Self {

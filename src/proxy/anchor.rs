@@ -81,7 +81,7 @@ impl AnchorSeal {
         serde_json::from_slice(&self.open_bytes(task, sealed)?).ok()
     }
 
-    /// Whether this was sealed here for this task, by whatever version.
+    /// Whether the value was sealed for this task with this secret, by any version.
     pub fn has_sealed(&self, task: &TaskId, sealed: &[u8]) -> bool {
         self.open_bytes(task, sealed).is_some()
     }

@@ -53,7 +53,7 @@ impl TaskLedger {
         if is_due(*kept, now) {
             match self.store.keep_clock(now).await {
                 Ok(()) => *kept = Some(now),
-                Err(error) => self.log_failure("keeping the clock", &error),
+                Err(error) => self.log_failure("storing the clock", &error),
             }
         }
     }

@@ -20,7 +20,8 @@ pub trait Clock: Send + Sync + 'static {
     /// The time for values that are stored.
     fn timestamp(&self) -> Timestamp;
 
-    /// The same, with how far the wall clock is ahead: for what is shown. Reads that clock, too, where it is followed.
+    /// The same time with the offset of the wall clock, for values that are displayed. A [`SteadyClock`] also reads the
+    /// wall clock.
     fn reading(&self) -> ClockReading {
         ClockReading { time: self.timestamp(), offset: ClockOffset::ZERO }
     }
@@ -51,7 +52,8 @@ pub struct SteadyClock {
 /// Reads the wall clock.
 type ReadWall = dyn Fn() -> WallTime + Send + Sync;
 
-/// Difference of the wall clock that does not change the offset: two clocks are read in succession, and are slewed.
+/// Difference of the wall clock that does not change the offset: the two clocks are read in succession, and the wall
+/// clock may be slewed.
 const STEP_TOLERANCE: Duration = Duration::from_secs(1);
 
 /// The wall clock, for the log alone: its lines must have the same time as those of other programs on this
@@ -61,7 +63,7 @@ pub fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// What the wall clock shows, in milliseconds. One that is before the epoch shows the epoch.
+/// Time of the wall clock, in milliseconds. A time before the epoch counts as the epoch.
 pub fn wall_time() -> WallTime {
     let since_epoch = wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
     WallTime::from_millis(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
@@ -161,7 +163,7 @@ mod tests {
     const START: u64 = 1_785_234_600_000;
     const HOUR: u64 = 3_600_000;
 
-    /// A wall clock that shows what it is set to.
+    /// A wall clock that is set by the test.
     #[derive(Clone, Default)]
     struct Wall(Arc<AtomicU64>);
 
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_step_moves_what_is_shown_and_not_the_time_line() {
+    async fn a_step_moves_the_wall_time_and_not_the_time_line() {
         let wall = wall();
         let clock = wall.clock(None);
         assert_eq!(millis(clock.reading()), (START, START));
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_next_process_goes_on_where_the_wall_clock_says_and_never_further_back() {
+    async fn the_next_process_continues_the_line_by_the_wall_clock_and_never_backwards() {
         let wall = wall();
         let first = wall.clock(None);
         wall.set(START + 8 * HOUR);
@@ -224,14 +226,14 @@ mod tests {
         for (found, time) in [
             (START + 9 * HOUR, START + HOUR),
             (START + 8 * HOUR, START),
-            // Set back while no process ran.
+            // The wall clock was set back while no process ran.
             (START, START),
             (0, START),
         ] {
             wall.set(found);
             let next = wall.clock(Some(kept));
             assert_eq!(millis(next.reading()), (time, found));
-            // As if it had been killed before it kept anything.
+            // The process was killed before it stored a reading.
             assert_eq!(millis(wall.clock(Some(kept)).reading()), (time, found));
         }
     }

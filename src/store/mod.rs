@@ -85,7 +85,7 @@ pub trait Store: Send + Sync + 'static {
     /// Removes a record; unknown ids are no error.
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError>;
 
-    /// At most `limit` of the records whose [`Record::due`] is not after `now`, the longest due first.
+    /// At most `limit` of the records whose [`Record::due_at`] is not after `now`, the longest due first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<DueTask>, StoreError>;
 
     /// At most `limit` records of one owner in the order of their [`ListCursor`], after `after`; fewer only
@@ -110,7 +110,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(u64, Arc<Record>)>, StoreError>;
 
-    /// Usage in all and of one principal ([`Owner::principal`](crate::task::Owner)), for the quotas. Answered
+    /// Usage in all and of one principal ([`TaskPrincipal::principal`]), for the quotas. Answered
     /// from memory, so that a quota can be checked under a lock.
     fn usage(&self, principal: &[u8; 16]) -> StoreUsage;
 
@@ -175,7 +175,7 @@ pub struct StoreUsage {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskTally {
     pub route: Arc<str>,
-    /// See [`State::status`](crate::task::State::status).
+    /// See [`TaskState::status`](crate::task::TaskState::status).
     pub status: &'static str,
     pub tasks: usize,
 }

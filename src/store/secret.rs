@@ -16,7 +16,7 @@ pub enum KeyPurpose {
     States,
     /// Sealing anchors.
     Anchors,
-    /// Recognising the key: the value is no secret, and lies in the store.
+    /// Recognising the key. The value is not secret: the store contains it.
     Check,
 }
 

@@ -75,7 +75,7 @@ impl Store for TimedStore {
         self.inner.kept_clock()
     }
 
-    /// Not timed: no request asks for it.
+    /// Not timed: not an operation on a task.
     async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
         self.inner.keep_clock(reading).await
     }

@@ -94,7 +94,7 @@ pub enum HistoryKind {
 /// 80 bytes.
 pub const ENTRIES: usize = 32;
 
-// === impl Life ===
+// === impl TaskHistory ===
 
 impl TaskHistory {
     /// The entries in order.
@@ -122,7 +122,7 @@ impl TaskHistory {
     }
 }
 
-// === impl Moment ===
+// === impl HistoryEntry ===
 
 impl HistoryEntry {
     fn extend(&mut self, until: Timestamp, more: u32) {

@@ -65,7 +65,7 @@ pub enum EventRefusal {
     Unchanged,
 }
 
-// === impl Event ===
+// === impl TaskEvent ===
 
 impl TaskEvent {
     /// The client of the task cancelled it.

@@ -28,7 +28,7 @@ pub enum TaskSharing {
     Session([u8; 16]),
 }
 
-// === impl Scope ===
+// === impl TaskSharing ===
 
 impl TaskSharing {
     /// Whether only clients of legacy revisions made its tasks.
@@ -40,7 +40,7 @@ impl TaskSharing {
     }
 }
 
-// === impl Owner ===
+// === impl TaskPrincipal ===
 
 impl TaskPrincipal {
     /// Whether `record` belongs to this principal, which knows its id; the session that made it does not

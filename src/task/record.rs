@@ -177,7 +177,7 @@ impl Record {
     }
 }
 
-// === impl State ===
+// === impl TaskState ===
 
 impl TaskState {
     /// The status in both revisions.

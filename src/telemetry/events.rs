@@ -114,7 +114,7 @@ pub struct RequestHeadRefused {
     pub client: Option<IpAddr>,
 }
 
-/// A request was refused for its `Host` or `TextOrigin`.
+/// A request was refused for its `Host` or `Origin`.
 pub struct AccessDenied<'a> {
     /// The listener: `clients`, `admin` or `metrics`.
     pub listener: &'a str,

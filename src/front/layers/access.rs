@@ -87,7 +87,7 @@ where
     }
 }
 
-// === impl ResponseFuture ===
+// === impl AccessFuture ===
 
 impl<F: Future<Output = Result<AccessResponse, Infallible>>> Future for AccessFuture<F> {
     type Output = F::Output;

@@ -66,7 +66,7 @@ where
     }
 }
 
-// === impl ResponseFuture ===
+// === impl RouteHeadersFuture ===
 
 impl<F: Future<Output = Result<RouteResponse, Infallible>>> Future for RouteHeadersFuture<F> {
     type Output = F::Output;

@@ -11,7 +11,7 @@ pub(super) enum ByteJoiner {
     Copied(Vec<u8>),
 }
 
-// === impl Joined ===
+// === impl ByteJoiner ===
 
 impl ByteJoiner {
     pub(super) fn push(&mut self, piece: Bytes) {

@@ -61,7 +61,7 @@ struct PendingEvent {
     value: Vec<u8>,
 }
 
-// === impl Decoder ===
+// === impl EventDecoder ===
 
 impl EventDecoder {
     /// `limit` is in bytes. The worst case is the limit plus one chunk for each open stream.
@@ -122,7 +122,7 @@ impl EventDecoder {
     }
 }
 
-// === impl Pending ===
+// === impl PendingEvent ===
 
 impl PendingEvent {
     fn begin(&mut self, field: SseField) {

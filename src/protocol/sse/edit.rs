@@ -15,7 +15,7 @@ pub struct ResponseEditor {
     edits_all: bool,
 }
 
-// === impl Editor ===
+// === impl ResponseEditor ===
 
 impl ResponseEditor {
     /// `limit` is for one event, in bytes: a larger event, and the rest of the stream, is passed through

@@ -33,7 +33,7 @@ pub struct EventId {
 
 const PREFIX: &str = "deferral-";
 
-// === impl Minter ===
+// === impl EventIdAssigner ===
 
 impl EventIdAssigner {
     /// Assigns ids for the stream with this name. `primes` is whether the client's revision has events

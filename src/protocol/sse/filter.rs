@@ -10,7 +10,7 @@ pub struct MessageFilter {
     events: EventSplitter,
 }
 
-// === impl Sieve ===
+// === impl MessageFilter ===
 
 impl MessageFilter {
     /// `limit` is for one event, in bytes: a larger event, and the rest of the stream, is passed through

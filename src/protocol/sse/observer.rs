@@ -64,7 +64,7 @@ const EARLIER: usize = 8;
 /// client can resume from it.
 const ID: usize = 1 << 10;
 
-// === impl Watch ===
+// === impl StreamObserver ===
 
 impl StreamObserver {
     /// An observer that collects the server's notifications and requests ([`StreamObserver::take_messages`]).
@@ -220,7 +220,7 @@ impl StreamObserver {
     }
 }
 
-// === impl Coming ===
+// === impl PartialValue ===
 
 impl PartialValue {
     fn append(&mut self, piece: &[u8]) {
@@ -231,7 +231,7 @@ impl PartialValue {
     }
 }
 
-// === impl Notes ===
+// === impl MessageCollector ===
 
 impl MessageCollector {
     /// `gist` is the kind of the message, if known.

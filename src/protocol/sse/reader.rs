@@ -61,7 +61,7 @@ enum LinePosition {
     Value(SseField),
 }
 
-// === impl Reader ===
+// === impl EventStreamReader ===
 
 impl EventStreamReader {
     /// A reader for the continuation of a stream: a byte order mark is not recognised.
@@ -183,7 +183,7 @@ impl EventStreamReader {
     }
 }
 
-// === impl Field ===
+// === impl SseField ===
 
 impl SseField {
     fn name(self) -> &'static [u8] {
@@ -231,7 +231,7 @@ impl SseField {
     }
 }
 
-// === impl Place ===
+// === impl LinePosition ===
 
 impl Default for LinePosition {
     fn default() -> Self {

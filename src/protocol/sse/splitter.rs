@@ -60,7 +60,7 @@ pub(super) struct EventLine<'a> {
     pub(super) end: &'a [u8],
 }
 
-// === impl Cutter ===
+// === impl EventSplitter ===
 
 impl EventSplitter {
     /// `limit` is for one event, in bytes.
@@ -139,7 +139,7 @@ impl EventSplitter {
     }
 }
 
-// === impl Piece ===
+// === impl StreamPiece ===
 
 impl StreamPiece {
     /// The message in the event, if there is one.
@@ -200,7 +200,7 @@ impl StreamPiece {
     }
 }
 
-// === impl Data ===
+// === impl DataLines ===
 
 impl DataLines {
     /// A data line begins; its value starts at `at`.

@@ -180,7 +180,7 @@ pub(super) fn is_full(error: &rusqlite::Error) -> bool {
 fn is_damage(error: &rusqlite::Error) -> bool {
     use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, Utf8Error};
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
-        // A column that holds what no column of ours does.
+        // The value of a column has a type or an encoding that this program never writes.
         || matches!(
             error,
             FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..) | Utf8Error(..)
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_holds_what_no_column_of_ours_does_is_damage() {
+    fn a_column_with_a_value_that_is_never_written_is_damage() {
         let text = String::from_utf8(vec![0xa5]).expect_err("no text").utf8_error();
         let error = store_error(Path::new("tasks"), &rusqlite::Error::Utf8Error(3, text));
         let remedy = "`deferral store check tasks` says what is lost";

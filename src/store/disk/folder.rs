@@ -33,7 +33,7 @@ pub(super) fn database(folder: &Path) -> PathBuf {
 
 /// Name of the database.
 pub(super) const DATABASE: &str = "tasks.db";
-/// Name of the lock file, which has the number of the process that uses the folder.
+/// Name of the lock file. It contains the id of the process that uses the folder.
 const LOCK: &str = "lock";
 
 /// How long to wait for a lock of another program, such as a backup.
@@ -62,10 +62,10 @@ struct OpenFolder {
     folder: OwnedFd,
 }
 
-/// The folder is this process's alone, until this is dropped. No process that is started from here inherits it.
+/// Exclusive lock of the folder, released when dropped. Child processes do not inherit it.
 #[derive(Debug)]
 pub(super) struct FolderLock {
-    /// Has a description of its own, so that the lock ends with it.
+    /// Has its own open file description, so that closing it releases the lock.
     _folder: OwnedFd,
     _file: File,
 }
@@ -125,7 +125,8 @@ impl StoreFolder {
         let failed = |source| Error::Folder { path: self.path().to_owned(), source };
         let in_use = |pid| Error::InUse { path: self.path().to_owned(), pid };
         let folder = self.reopen().map_err(failed)?;
-        // Any other error: file systems of the network may lock nothing that is not open to be written, as a folder cannot be.
+        // Other errors are ignored: network file systems may lock only files that are open for writing, which a folder
+        // never is. The lock file is locked in any case.
         if flock(&folder, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
             return Err(in_use(self.open_file(Path::new(LOCK)).ok().as_mut().and_then(pid)));
         }
@@ -149,7 +150,7 @@ impl StoreFolder {
         is_used.then(|| file.as_mut().and_then(pid))
     }
 
-    /// The folder by a descriptor that shares no lock with others.
+    /// Opens the folder again: the new descriptor shares no lock with others.
     fn reopen(&self) -> io::Result<OwnedFd> {
         open_folder(self.0.folder.as_fd(), OsStr::new(".")).map_err(Into::into)
     }

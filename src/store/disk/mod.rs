@@ -77,7 +77,7 @@ pub struct DiskStore {
     /// Permits to write a result file.
     files: Semaphore,
     bounds: SwapCell<StoreBounds>,
-    /// As the process before had kept it.
+    /// Reading of the clock that the former process stored.
     kept_clock: Option<ClockReading>,
 }
 

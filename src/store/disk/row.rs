@@ -37,7 +37,7 @@ pub struct RowColumns<'a> {
 struct RowHead<'a> {
     #[serde(borrow)]
     tool: Cow<'a, str>,
-    /// Absent where the wall clock and the time line agreed.
+    /// Absent if the wall clock and the time line agreed.
     #[serde(default, skip_serializing_if = "ClockOffset::is_zero")]
     clock_offset_ms: ClockOffset,
     updated: Timestamp,
@@ -263,7 +263,7 @@ fn head(text: &str) -> Result<RowHead<'_>, RowError> {
 /// Bytes of the body of a row with this head.
 ///
 /// # Errors
-/// [`RowError::RowHead`].
+/// [`RowError::Head`].
 pub(super) fn body_bytes(text: &str) -> Result<usize, RowError> {
     Ok(head(text)?.state.bytes())
 }

@@ -49,7 +49,7 @@ pub(super) const MIGRATIONS: &[&str] = &["
         PRIMARY KEY (principal, route, state)
     ) STRICT, WITHOUT ROWID;
 ", "
-    -- What is known of the store as a whole, by name.
+    -- Values of the store as a whole, by name.
     CREATE TABLE meta (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
 "];
 

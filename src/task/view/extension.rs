@@ -54,7 +54,7 @@ pub fn notification_params(
 /// Writes a view.
 struct ExtensionWriter(ObjectWriter);
 
-// === impl View ===
+// === impl ExtensionWriter ===
 
 impl ExtensionWriter {
     /// Allocates space for the whole view, so that a large result is not copied again.

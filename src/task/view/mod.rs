@@ -13,7 +13,7 @@ pub mod ticket;
 /// Writes a JSON object into one buffer.
 struct ObjectWriter(Vec<u8>);
 
-// === impl Writer ===
+// === impl ObjectWriter ===
 
 impl ObjectWriter {
     fn with_capacity(bytes: usize) -> Self {

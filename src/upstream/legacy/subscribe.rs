@@ -170,7 +170,7 @@ async fn send_request<W: Transport>(
     Err(CallError::Closing.into())
 }
 
-// === impl SubscribeError ===
+// === impl CallError ===
 
 impl From<SubscribeError> for CallError {
     fn from(why: SubscribeError) -> Self {

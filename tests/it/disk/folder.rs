@@ -51,7 +51,7 @@ async fn a_folder_has_one_process_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_folder_has_one_process_whatever_becomes_of_the_file_that_names_it() {
+async fn a_folder_has_one_process_even_if_its_lock_file_is_removed() {
     let world = StoreFolder::new();
     let store = world.open();
     let in_use = |pid: &str| {
@@ -64,7 +64,7 @@ async fn a_folder_has_one_process_whatever_becomes_of_the_file_that_names_it() {
         fs::write(&lock, "7").expect("written");
         assert_eq!(world.refused(), in_use(" (pid 7)"));
     }
-    // Who only looks finds that it is in use, and is not kept out.
+    // A check reports that the folder is in use, and is not refused.
     assert_eq!(check(&world.path).expect("it can be read").process, Some(Some(7)));
     insert(&*store, 1).await;
     store.close().await;
@@ -73,7 +73,7 @@ async fn a_folder_has_one_process_whatever_becomes_of_the_file_that_names_it() {
 }
 
 #[tokio::test]
-async fn a_process_that_is_started_meanwhile_inherits_no_lock() {
+async fn a_child_process_inherits_no_lock() {
     let world = StoreFolder::new();
     let store = world.open();
     let mut child = Command::new("sleep").arg("60").spawn().expect("it starts");
@@ -85,13 +85,13 @@ async fn a_process_that_is_started_meanwhile_inherits_no_lock() {
 }
 
 #[tokio::test]
-async fn a_store_of_the_version_before_is_brought_up_with_what_is_in_it() {
+async fn a_store_of_an_earlier_version_is_upgraded_and_keeps_its_tasks() {
     let world = StoreFolder::new();
     let store = world.open();
     insert(&*store, 1).await;
     store.close().await;
     drop(sqlite(&world.database(), "DROP TABLE meta; PRAGMA user_version = 1"));
-    // Nothing of it needs what is new.
+    // A check accepts the earlier schema.
     assert_eq!(check(&world.path).expect("it can be read").faults, [""; 0]);
     let store = world.open();
     assert_eq!(store.kept_clock(), None);

@@ -61,7 +61,7 @@ async fn tasks_without_their_key_and_a_key_that_is_none_are_refused() {
     assert_ne!(first, [0; 32]);
 }
 
-/// Opens the store with the key of these bytes, and says why not, where it is refused. One seal in it is whole with `sealed`.
+/// Opens the store with a key of these bytes, or returns the error text. The key opens a seal that equals `sealed`.
 async fn opened_with(world: &StoreFolder, bytes: u8, sealed: &[u8]) -> Result<DiskStore, String> {
     let store = DiskStore::open(&world.path, StoreBounds::NONE, None).expect("opens");
     let checked = store.check_key(&StoreSecret::new(&[bytes; 32]), "KEY", |_, found| found == sealed);
@@ -81,7 +81,7 @@ const OTHER_KEY: &str = "the task store PATH has tasks that were stored with ano
 async fn tasks_are_not_opened_with_another_key() {
     let world = StoreFolder::new();
     for bytes in [1, 2] {
-        // Without tasks any key will do.
+        // A store without tasks accepts any key.
         opened_with(&world, bytes, b"").await.expect("opens").close().await;
     }
     let store = opened_with(&world, 2, b"").await.expect("opens");
@@ -90,7 +90,10 @@ async fn tasks_are_not_opened_with_another_key() {
     for _ in 0..2 {
         assert_eq!(opened_with(&world, 1, b"").await.err().as_deref(), Some(OTHER_KEY));
         let store = opened_with(&world, 2, b"").await.expect("opens");
-        assert!(store.load(&id(1)).await.expect("answers").is_some(), "nothing has become of it");
+        assert!(
+            store.load(&id(1)).await.expect("answers").is_some(),
+            "the refused key left the task unchanged"
+        );
         store.close().await;
     }
     let store = opened_with(&world, 2, b"").await.expect("opens");
@@ -100,7 +103,7 @@ async fn tasks_are_not_opened_with_another_key() {
 }
 
 #[tokio::test]
-async fn a_store_from_before_shows_by_its_seals_whether_its_key_is_another() {
+async fn a_store_without_a_check_value_recognises_its_key_by_its_seals() {
     let world = StoreFolder::new();
     let store = world.open();
     for number in 1..=2 {
@@ -110,16 +113,16 @@ async fn a_store_from_before_shows_by_its_seals_whether_its_key_is_another() {
     store.close().await;
     assert_eq!(opened_with(&world, 1, b"other").await.err().as_deref(), Some(OTHER_KEY));
     opened_with(&world, 2, b"seal").await.expect("opens").close().await;
-    // From then on it is known.
+    // The check value has been added.
     assert_eq!(opened_with(&world, 1, b"seal").await.err().as_deref(), Some(OTHER_KEY));
-    // Where nothing is sealed nothing shows it.
+    // A store without seals cannot recognise its key.
     drop(sqlite(&world.database(), "DELETE FROM meta; UPDATE tasks SET anchor = NULL"));
     opened_with(&world, 1, b"").await.expect("opens").close().await;
     assert_eq!(opened_with(&world, 2, b"").await.err().as_deref(), Some(OTHER_KEY));
 }
 
 #[tokio::test]
-async fn the_program_says_which_key_is_another_and_ends() {
+async fn the_program_names_the_wrong_key_and_exits() {
     let world = StoreFolder::new();
     let file = world.above.path().join("tasks.key");
     let store = world.try_open().expect("opens");

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-/// How much longer than promised a task may be kept where the wall clock was set back while there was no process.
+/// Maximum time that a task is kept beyond its `ttlMs` if the wall clock was set back while no process ran.
 const CLOCK_KEPT_WITHIN: Duration = Duration::from_secs(66);
 
 const OUTCOME_UNKNOWN: i64 = -31002;
@@ -75,7 +75,7 @@ impl Scenario {
                 let id = TaskId::parse(said["taskId"].as_str().expect("an id")).expect("an id of ours");
                 let kept = self.records.get(&id).expect("a handle is given of what is not kept");
                 assert_eq!(number(&kept), call, "somebody else's task");
-                self.is_shown_by_the_wall_clock(call, &kept);
+                self.check_displayed_time(call, &kept);
                 self.calls[call].task = Some(Task {
                     id,
                     created: kept.created,
@@ -102,15 +102,15 @@ impl Scenario {
         };
     }
 
-    /// A task is made at the time of day, and the store knows of its clock by then, so that the next process judges it right.
-    fn is_shown_by_the_wall_clock(&self, call: usize, kept: &Record) {
+    /// A new task shows the time of day, and the store already has its offset, which the next process needs.
+    fn check_displayed_time(&self, call: usize, kept: &Record) {
         if self.calls[call].steps < self.wall.steps || self.has_failed {
             return;
         }
         let off = kept.wall(self.now).as_millis().abs_diff(self.wall.time.wall().as_millis());
         assert!(off <= 1_001, "{call} is {off} ms off");
         let known = self.records.clock_offset();
-        assert_eq!(known, kept.clock_offset, "the store does not know of a step before {call}");
+        assert_eq!(known, kept.clock_offset, "the offset was not stored before {call}");
     }
 
     /// The result of a call is what its server said.
@@ -151,7 +151,7 @@ impl Scenario {
             self.is_own(call, &shown["result"]);
         }
         let task = self.calls[call].task.as_mut().expect("it is one");
-        assert_eq!(shown["createdAt"], task.created_at.as_str(), "the beginning of {call} has changed");
+        assert_eq!(shown["createdAt"], task.created_at.as_str(), "createdAt of {call} has changed");
         assert!(shown["lastUpdatedAt"].as_str() >= Some(&task.created_at), "{shown}");
         let end = json!([status, shown["result"], shown["error"]]);
         match &task.ended {

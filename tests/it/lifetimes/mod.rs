@@ -3,7 +3,7 @@
 //! A route with its ledger and its drivers, as the program joins them; before it a server that goes on whatever becomes of
 //! the proxy, and clients that come back with what they have. What happens next is drawn from a seed: calls, questions, answers,
 //! cancellations, time; clients that leave right behind a request; a store that fails, is full or stalls, and is back; a wall clock that
-//! is set, while a process runs or none does; a process that is told to stop, or killed: anywhere, or
+//! is stepped while a process runs or between two; a process that is told to stop, or killed: anywhere, or
 //! before or after a write. What must hold is checked of every answer when it comes, against what is kept in that
 //! moment, and of everything at the end: no handle is lost, nor anything that was shown; no call is made twice; nothing is `working` that
 //! nobody works at; nothing is acknowledged that was not kept; who cancels is obeyed, also at the server; a status never goes back; what

@@ -57,13 +57,12 @@ pub(super) struct Request {
 /// When among all answers it came, and what it is.
 pub(super) type Told = (usize, Value);
 
-/// The time as it really is, which goes on from one process to the next, and by how much the wall clock is wrong, both in
-/// milliseconds.
+/// Real time, which continues from one process to the next, and the error of the wall clock, both in milliseconds.
 #[derive(Clone, Default)]
 pub(super) struct RealTime {
     pub(super) millis: u64,
     pub(super) wall_is_ahead: Arc<AtomicI64>,
-    /// Where it goes on by itself: since when.
+    /// Since when the time advances with the clock of a process; `None` if no process runs.
     since: Option<Instant>,
 }
 
@@ -280,14 +279,14 @@ impl RealTime {
         Self { millis, ..Self::default() }
     }
 
-    /// At this moment, where it stops.
+    /// The current time, which then stands still.
     fn now(&self) -> Self {
         let passed = self.since.map_or(Duration::ZERO, |since| SystemClock::new().now() - since);
         let passed = u64::try_from(passed.as_millis()).expect("not for ever");
         Self { millis: self.millis + passed, since: None, ..self.clone() }
     }
 
-    /// What the wall clock shows.
+    /// Time of the wall clock.
     pub(super) fn wall(&self) -> WallTime {
         WallTime::from_millis(
             self.now().millis.saturating_add_signed(self.wall_is_ahead.load(Ordering::Relaxed)),

@@ -86,19 +86,19 @@ const ALL: [(Kinds, usize); 21] = [
     (Kinds::StoreFills, 2),
 ];
 
-/// The wall clock, which is set now and then, while a process runs and while none does.
+/// The wall clock, which is stepped at random, while a process runs and between two.
 pub(super) struct Wall {
-    /// Draws for nothing else, so that a seed stays what it was.
+    /// Used for steps alone, so that the other choices of a seed do not change.
     chance: Chance,
     is_set: bool,
     pub(super) time: RealTime,
-    /// How often it has been set.
+    /// Number of steps so far.
     pub(super) steps: usize,
-    /// It was set since a process could last say so to the next.
+    /// The clock was stepped, and the offset may not have been stored yet.
     is_unkept: bool,
-    /// Where the line was when there was a process last, and what the clock showed.
+    /// Time of the line and of the wall clock when the last process ended.
     last: (Timestamp, WallTime),
-    /// How far the line ever went back from one process to the next.
+    /// The largest distance that the line went back between two processes.
     pub(super) fell: Duration,
 }
 
@@ -111,7 +111,7 @@ pub(super) struct Call {
     pub(super) may_be_lost: bool,
     /// When it was asked something last, and in which life.
     pub(super) asked: Option<(Timestamp, usize)>,
-    /// How often the wall clock had been set when it was made.
+    /// Number of steps of the wall clock when the call was made.
     pub(super) steps: usize,
     /// One was stopped in the middle of it.
     pub(super) was_stopped: bool,
@@ -136,7 +136,7 @@ pub(super) enum Client {
 pub(super) struct Task {
     pub(super) id: TaskId,
     pub(super) created: Timestamp,
-    /// As it was shown first.
+    /// `createdAt` as first displayed.
     pub(super) created_at: String,
     /// As it was last shown.
     pub(super) ttl: Duration,
@@ -182,13 +182,13 @@ pub(super) struct Scenario {
     pub(super) server: Server,
     pub(super) records: Records,
     pub(super) process: Option<Process>,
-    /// On the time line of the records.
+    /// Current time on the time line of the records.
     pub(super) now: Timestamp,
     pub(super) wall: Wall,
     pub(super) calls: Vec<Call>,
     pub(super) flights: Vec<Flight>,
     is_failing: bool,
-    /// The store has ever failed, or stalled.
+    /// The store has failed, stalled or been full at least once.
     pub(super) has_failed: bool,
     /// Since when the credentials of the second caller are missing.
     absent_since: Timestamp,
@@ -207,15 +207,15 @@ const STEPS: usize = 20;
 /// What the store is full of.
 pub(super) const FULL: &str = "limits.stored_bytes";
 
-/// What the wall clock may be set to be ahead, in milliseconds: nothing, what is no step, seconds, hours, and years.
+/// Errors of the wall clock, in milliseconds: none, below the tolerance, seconds, hours, and years.
 const WALL_IS_AHEAD: [i64; 9] =
     [0, 0, 700, -700, 3_000, 8 * HOUR, -8 * HOUR, 40 * 365 * 24 * HOUR, -40 * 365 * 24 * HOUR];
 const HOUR: i64 = 3_600_000;
-/// Less than that is no step; two readings are as far apart at most.
+/// Maximum error of the line at a start: the tolerance of steps and one millisecond.
 const TOLERANCE: Duration = Duration::from_millis(1_001);
-/// By then the sweep has come by.
+/// Time within which a sweep has run.
 const SWEPT: Duration = Duration::from_millis(6_000);
-/// What the store is asked for by requests: so many may fail alone.
+/// Operations that requests wait for. Only these fail alone.
 const REQUESTED: &[Op] = EVERYTHING.split_at(9).0;
 
 // === impl Scenario ===
@@ -296,7 +296,7 @@ impl Scenario {
         for _ in 0..STEPS {
             let possible = self.possible();
             let happening = self.choose(&possible);
-            self.set_wall_clock();
+            self.step_wall_clock();
             self.happen(happening);
             if self.process.is_some() {
                 self.passes(Duration::ZERO);
@@ -652,7 +652,7 @@ impl Scenario {
         self.tell(|| "starts".to_owned());
         let yields = self.profile == Profile::DroppedRequests;
         let process = Process::start(&self.server, &self.records, self.always, yields, &self.wall.time);
-        self.line_goes_on(process.now());
+        self.check_line_continues(process.now());
         self.absent_since = self.now;
         if yields {
             // What was left behind is known before a client comes.
@@ -661,8 +661,8 @@ impl Scenario {
         self.process = Some(process);
     }
 
-    /// Somebody sets the wall clock, now and then.
-    fn set_wall_clock(&mut self) {
+    /// Steps the wall clock at random.
+    fn step_wall_clock(&mut self) {
         let Wall { chance, is_set, time, steps, is_unkept, .. } = &mut self.wall;
         if *is_set && chance.once_in(5) {
             let ahead = chance.one_of(&WALL_IS_AHEAD);
@@ -672,8 +672,8 @@ impl Scenario {
         }
     }
 
-    /// A process has started: its line goes on behind that of the one before, by what has passed on the wall clock.
-    fn line_goes_on(&mut self, ClockReading { time, offset }: ClockReading) {
+    /// Checks that the line of a new process continues that of the former one, by the time that passed on the wall clock.
+    fn check_line_continues(&mut self, ClockReading { time, offset }: ClockReading) {
         let ((last, shown), shows) = (self.wall.last, self.wall.time.wall());
         let passed = Duration::from_millis(shows.as_millis().saturating_sub(shown.as_millis()));
         if !self.wall.is_unkept {
@@ -684,7 +684,7 @@ impl Scenario {
             );
         }
         self.wall.fell = self.wall.fell.max(last.since(time));
-        // Set back while there was no process: what it makes of that is not kept yet.
+        // If the wall clock was set back between two processes, the new offset is not stored yet.
         self.wall.is_unkept = self.records.clock_offset() != offset;
         self.now = time;
     }

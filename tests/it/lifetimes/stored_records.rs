@@ -59,7 +59,7 @@ impl Records {
         due.expect("memory does not fail").iter().filter_map(|due| self.get(&due.id)).collect()
     }
 
-    /// How far the wall clock was ahead, as the next process finds it.
+    /// The stored offset of the wall clock, as the next process reads it.
     pub(super) fn clock_offset(&self) -> ClockOffset {
         self.kept.kept_clock().map_or(ClockOffset::ZERO, |kept| kept.offset)
     }

@@ -76,7 +76,7 @@ pub(crate) enum Op {
     KeepClock,
 }
 
-/// What requests are behind comes first.
+/// Operations that requests wait for come first.
 pub(crate) const EVERYTHING: [Op; 10] = [
     Op::Insert,
     Op::Load,
@@ -351,7 +351,7 @@ impl Store for FaultyStore {
 
     async fn keep_clock(&self, reading: ClockReading) -> Result<(), StoreError> {
         self.begins(Op::KeepClock).await?;
-        // One that has halted does nothing more.
+        // A halted store does nothing.
         self.passes(Op::KeepClock, false).await;
         let done = self.inner.keep_clock(reading).await;
         self.may_yield().await;

@@ -147,8 +147,8 @@ async fn orphans_of_a_process_end_concurrently() {
     looking_after.abort();
 }
 
-/// A ledger whose wall clock is set by hand, and the offset that its store has kept.
-struct Stepped {
+/// A ledger with a wall clock that the test sets, and its store.
+struct SteppedLedger {
     ledger: Arc<TaskLedger>,
     store: Arc<FaultyStore>,
     clock: Arc<SteadyClock>,
@@ -158,7 +158,7 @@ struct Stepped {
 const NOON: u64 = 1_785_234_600_000;
 const EIGHT_HOURS: u64 = 8 * 60 * 60 * 1000;
 
-impl Stepped {
+impl SteppedLedger {
     fn start() -> Self {
         let (store, wall) = (FaultyStore::new(), Arc::new(AtomicU64::new(NOON)));
         let shown = Arc::clone(&wall);
@@ -184,7 +184,7 @@ impl Stepped {
         self.store.kept_clock().map(|kept| kept.offset.as_millis())
     }
 
-    /// How long the task would still be found by a process that is started now, after this one was killed.
+    /// Remaining lifetime of the task for a process that starts now, after this one was killed.
     fn left(&self, record: &Record) -> Duration {
         let shown = Arc::clone(&self.wall);
         let read = move || WallTime::from_millis(shown.load(Ordering::Relaxed));
@@ -194,8 +194,8 @@ impl Stepped {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_step_of_the_wall_clock_is_kept_with_the_task_that_is_made_or_ends_after_it() {
-    let world = Stepped::start();
+async fn a_step_of_the_wall_clock_is_stored_before_a_task_is_created_or_ends() {
+    let world = SteppedLedger::start();
     let early = world.record();
     world.steps_to(NOON + EIGHT_HOURS);
     let record = world.record();
@@ -207,13 +207,13 @@ async fn a_step_of_the_wall_clock_is_kept_with_the_task_that_is_made_or_ends_aft
     let ended = world.ledger.change(&record.id, &returned(1)).await.expect("kept");
     let UpdateOutcome::Applied { after, .. } = ended else { panic!("{ended:?}") };
     assert_eq!(world.kept(), Some(-28_800_000));
-    assert_eq!(after.wall(after.updated), record.wall(record.created), "what was shown stays what it was");
+    assert_eq!(after.wall(after.updated), record.wall(record.created), "displayed times do not change");
     assert_eq!(world.left(&after), Duration::from_secs(60 * 60));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_step_of_the_wall_clock_is_kept_by_the_sweep_where_nothing_else_happens() {
-    let world = Stepped::start();
+async fn the_sweep_stores_a_step_of_the_wall_clock_without_other_activity() {
+    let world = SteppedLedger::start();
     let record = world.record();
     let _custody = world.ledger.admit(record, false).await.expect("there is room");
     let (_drain, stopping) = Drain::new();
@@ -238,7 +238,7 @@ async fn the_time_line_is_stored_each_minute_while_there_are_tasks() {
     let (_drain, stopping) = Drain::new();
     let sweeping = tokio::spawn(Arc::clone(&ledger).maintain(Vec::new(), stopping));
     tokio::time::sleep(Duration::from_secs(600)).await;
-    assert_eq!(store.kept_clock(), None, "nobody would miss it");
+    assert_eq!(store.kept_clock(), None, "nothing is stored without tasks");
     let record = record(&clock);
     let custody = ledger.admit(record.clone(), false).await.expect("there is room");
     for _ in 0..3 {
@@ -250,5 +250,9 @@ async fn the_time_line_is_stored_each_minute_while_there_are_tasks() {
     drop(custody);
     sweeping.abort();
     ledger.close().await;
-    assert_eq!(store.kept_clock().map(|kept| kept.time), Some(clock.timestamp()), "it is kept at the end");
+    assert_eq!(
+        store.kept_clock().map(|kept| kept.time),
+        Some(clock.timestamp()),
+        "the last time is stored at shutdown"
+    );
 }
