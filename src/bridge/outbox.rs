@@ -66,13 +66,24 @@ impl TaskOutbox {
         self.listen_stream.or_else(|| self.result_requests.last().copied())
     }
 
-    /// The next input request to send, and its stream. It counts as sent; if sending fails, the stream must
-    /// be removed.
-    pub fn poll_delivery(&mut self) -> Option<(InputNumber, StreamId)> {
-        let line = self.current_stream()?;
-        let (ask, place) = self.open.iter_mut().find(|(_, place)| place.is_none())?;
-        *place = Some(line);
-        Some((*ask, line))
+    /// The next question to put, and where: of the requests that wait, only where it `can` be put to that client. It
+    /// counts as put; where that fails, the line is gone.
+    pub fn poll_delivery(
+        &mut self,
+        can: impl Fn(InputNumber, StreamId) -> bool,
+    ) -> Option<(InputNumber, StreamId)> {
+        let Self { listen_stream: listening, result_requests: waiting, open } = self;
+        open.iter_mut().filter(|(_, place)| place.is_none()).find_map(|(ask, place)| {
+            let able = || waiting.iter().rev().copied().find(|line| can(*ask, *line));
+            let line = listening.or_else(able)?;
+            *place = Some(line);
+            Some((*ask, line))
+        })
+    }
+
+    /// Whether a question has been put somewhere.
+    pub fn is_put(&self, ask: InputNumber) -> bool {
+        self.open.get(&ask).is_some_and(Option::is_some)
     }
 
     fn release(&mut self, gone: StreamId) {
@@ -88,7 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn puts(outbox: &mut TaskOutbox) -> Vec<(InputNumber, StreamId)> {
-        std::iter::from_fn(|| outbox.poll_delivery()).collect()
+        std::iter::from_fn(|| outbox.poll_delivery(|_, _| true)).collect()
     }
 
     #[test]
@@ -130,6 +141,21 @@ mod tests {
         outbox.handle_result_disconnect(2);
         outbox.handle_listen_stream(Some(3));
         assert_eq!(puts(&mut outbox), [(0, 3)]);
+    }
+
+    #[test]
+    fn a_question_waits_for_a_request_whose_client_can_be_asked_and_keeps_no_other_from_its_own() {
+        let mut outbox = TaskOutbox::default();
+        outbox.handle_input_request(0);
+        outbox.handle_input_request(1);
+        outbox.handle_result_request(7);
+        outbox.handle_result_request(8);
+        let can = |ask, line| ask == 1 || line == 9;
+        assert_eq!(outbox.poll_delivery(can), Some((1, 8)));
+        assert_eq!(outbox.poll_delivery(can), None);
+        assert!(outbox.is_put(1) && !outbox.is_put(0));
+        outbox.handle_result_request(9);
+        assert_eq!(outbox.poll_delivery(can), Some((0, 9)));
     }
 
     #[derive(Clone, Debug)]
@@ -177,7 +203,7 @@ mod tests {
                     }
                 }
                 seen.retain(|_, line| living.contains(line));
-                while let Some((ask, line)) = outbox.poll_delivery() {
+                while let Some((ask, line)) = outbox.poll_delivery(|_, _| true) {
                     prop_assert!(living.contains(&line) && open.contains(&ask));
                     prop_assert!(seen.insert(ask, line).is_none(), "asked twice");
                 }

@@ -1,6 +1,6 @@
 //! The registry of the calls that run in this process, and their mailboxes.
 
-use super::ReplyItem;
+use super::{ReplyItem, task_watchers::Askable};
 use crate::{
     dialect::Call,
     protocol::{Capabilities, InputResponses, RequestId},
@@ -36,6 +36,9 @@ struct MailboxState {
     waiting: VecDeque<CallCommand>,
     /// Slots reserved for messages whose changes are being stored.
     reserved: usize,
+    /// The call has not begun to read: it learns of a change from the record, and ignores mail about what the record
+    /// does not have.
+    is_unread: bool,
     /// The call receives no more messages.
     is_closed: bool,
     waker: Option<Waker>,
@@ -71,6 +74,10 @@ pub(super) enum MailboxMessage {
     Responses(Vec<(String, Bytes)>),
     /// One response of the client in its JSON-RPC form: a result or an error.
     RawResponse(String, Result<Bytes, Bytes>),
+    /// Nobody who waits for the result can be asked this question, by key.
+    Undeclared(String),
+    /// A client that waited has been sent these questions, by key, and comes back with answers.
+    Sent(Vec<String>),
     /// The call is cancelled.
     Cancelled(CancelTarget),
 }
@@ -88,8 +95,8 @@ pub(super) enum CancelTarget {
 pub(super) enum LocalRequest {
     /// A retry of the client.
     Retry(Box<RetryRequest>),
-    /// A request that waits for the result, and receives messages meanwhile.
-    ResultWaiter(mpsc::Sender<Bytes>),
+    /// A request waits for the result, and can be told things meanwhile; asked what it declared, where that counts.
+    ResultWaiter(mpsc::Sender<Bytes>, Option<Askable>),
 }
 
 /// A request that waits for its call.
@@ -133,12 +140,18 @@ impl Default for CallRegistry {
 impl CallRegistry {
     /// Registers a call under a random id, which cannot be guessed.
     pub(super) fn register(self: &Arc<Self>) -> CallRegistration {
-        self.register_as(TaskId::from_entropy(random()))
+        self.insert_mailbox(TaskId::from_entropy(random()), CallMailbox::default())
     }
 
-    /// Registers a call under an existing id.
-    pub(super) fn register_as(self: &Arc<Self>, id: TaskId) -> CallRegistration {
-        let mailbox = Arc::new(CallMailbox::default());
+    /// A place for a call that is to be resumed. Registered before the record of its task is read, so that each change
+    /// is in one of the two; [`CallRegistration::begin`] follows.
+    pub(super) fn register_for_resumption(self: &Arc<Self>, id: TaskId) -> CallRegistration {
+        let state = MailboxState { is_unread: true, ..MailboxState::default() };
+        self.insert_mailbox(id, CallMailbox(state.into()))
+    }
+
+    fn insert_mailbox(self: &Arc<Self>, id: TaskId, mailbox: CallMailbox) -> CallRegistration {
+        let mailbox = Arc::new(mailbox);
         self.mailboxes.insert(id.clone(), Arc::clone(&mailbox));
         CallRegistration { registry: Arc::clone(self), id, mailbox }
     }
@@ -197,6 +210,11 @@ impl CallRegistry {
 // === impl MailboxPermit ===
 
 impl MailboxPermit {
+    /// Whether the call reads what it is sent: what the record does not keep reaches it all the same.
+    pub(super) fn is_read(&self) -> bool {
+        self.reserved.as_ref().is_some_and(|mailbox| !mailbox.0.lock().is_unread)
+    }
+
     /// Delivers the message; drops it if the call is not registered here, or has ended meanwhile. A call that
     /// was resumed since the reservation receives it, too.
     pub(super) fn send(self, mail: MailboxMessage) {
@@ -268,6 +286,11 @@ impl CallRegistration {
         &self.id
     }
 
+    /// The record has been read, and the call reads its mail from here on.
+    pub(super) fn begin(&self) {
+        self.mailbox.0.lock().is_unread = false;
+    }
+
     /// The next message.
     pub(super) async fn receive(&mut self) -> CallCommand {
         poll_fn(|cx| self.mailbox.poll(cx)).await
@@ -306,6 +329,8 @@ mod tests {
             }
             MailboxMessage::RawResponse(key, Ok(result)) => json!({ "replied": key, "result": text(result) }),
             MailboxMessage::RawResponse(key, Err(error)) => json!({ "replied": key, "error": text(error) }),
+            MailboxMessage::Undeclared(key) => json!({ "undeclared": key }),
+            MailboxMessage::Sent(keys) => json!({ "sent": keys }),
             MailboxMessage::Cancelled(CancelTarget::Request) => json!("request cancelled"),
             MailboxMessage::Cancelled(CancelTarget::Task) => json!("task cancelled"),
         };
@@ -322,6 +347,10 @@ mod tests {
             about if about["answered"].is_array() => {
                 let answers = about["answered"].as_array().expect("a list").iter();
                 MailboxMessage::Responses(answers.map(|pair| (key(&pair[0]), text(&pair[1]))).collect())
+            }
+            about if about["undeclared"].is_string() => MailboxMessage::Undeclared(key(&about["undeclared"])),
+            about if about["sent"].is_array() => {
+                MailboxMessage::Sent(about["sent"].as_array().expect("a list").iter().map(key).collect())
             }
             about if about["error"].is_null() => {
                 MailboxMessage::RawResponse(key(&about["replied"]), Ok(text(&about["result"])))
@@ -342,6 +371,8 @@ mod tests {
             ]),
             MailboxMessage::RawResponse("a".into(), Ok(raw(r#"{"roots":[]}"#))),
             MailboxMessage::RawResponse("b".into(), Err(raw(r#"{"code":-1,"message":"\u00e9"}"#))),
+            MailboxMessage::Undeclared("a".into()),
+            MailboxMessage::Sent(vec!["a".into(), "b".into()]),
             MailboxMessage::Cancelled(CancelTarget::Request),
             MailboxMessage::Cancelled(CancelTarget::Task),
         ] {
@@ -356,7 +387,7 @@ mod tests {
         let switchboard = Arc::new(CallRegistry::default());
         let mut hold = switchboard.register();
         let id = hold.id().clone();
-        let attach = || switchboard.attach(&id, LocalRequest::ResultWaiter(mpsc::channel(1).0));
+        let attach = || switchboard.attach(&id, LocalRequest::ResultWaiter(mpsc::channel(1).0, None));
         let reserved: Vec<_> =
             (0..MAILBOX_CAPACITY / 2).map(|_| switchboard.reserve(&id).expect("room")).collect();
         for _ in 0..MAILBOX_CAPACITY / 2 {
@@ -383,11 +414,23 @@ mod tests {
         let switchboard = Arc::new(CallRegistry::default());
         let id = TaskId::from_entropy([1; 16]);
         let room = switchboard.reserve(&id).expect("room");
-        let mut hold = switchboard.register_as(id);
+        let mut hold = switchboard.register_for_resumption(id);
         room.send(MailboxMessage::RawResponse("a".into(), Ok(Bytes::new())));
         assert!(
             matches!(hold.receive().await, CallCommand::Message(MailboxMessage::RawResponse(key, _)) if key == "a")
         );
+    }
+
+    #[tokio::test]
+    async fn a_mailbox_is_read_only_once_its_call_has_begun() {
+        let registry = Arc::new(CallRegistry::default());
+        let id = TaskId::from_entropy([1; 16]);
+        let is_read = || registry.reserve(&id).expect("room").is_read();
+        assert!(!is_read(), "it is not held here");
+        let hold = registry.register_for_resumption(id.clone());
+        assert!(!is_read());
+        hold.begin();
+        assert!(is_read());
     }
 
     #[tokio::test]
@@ -410,7 +453,7 @@ mod tests {
         assert!(matches!(rest[..], [CallCommand::Message(MailboxMessage::Cancelled(CancelTarget::Task))]));
         room.send(MailboxMessage::RawResponse("a".into(), Ok(Bytes::new())));
         assert!(!switchboard.cancel(&id, CancelTarget::Request));
-        assert_eq!(switchboard.attach(&id, LocalRequest::ResultWaiter(mpsc::channel(1).0)), Ok(false));
+        assert_eq!(switchboard.attach(&id, LocalRequest::ResultWaiter(mpsc::channel(1).0, None)), Ok(false));
         assert!(hold.close().is_empty());
         drop(hold);
         assert!(!switchboard.cancel(&id, CancelTarget::Task));

@@ -29,6 +29,7 @@ use crate::{
 };
 use bytes::Bytes;
 use dashmap::DashMap;
+use futures_util::future::BoxFuture;
 use std::{
     panic::resume_unwind,
     sync::{
@@ -204,21 +205,36 @@ impl TaskLedger {
     ///
     /// # Errors
     /// [`TaskAdmissionError`].
-    pub async fn admit(
+    pub async fn admit(self: &Arc<Self>, record: Record) -> Result<TaskLease, TaskAdmissionError> {
+        let reservation = self.reserve(principal_of(&record.owner.principal))?;
+        self.insert(record, reservation).await
+    }
+
+    /// The same of a call that has a reservation, as it was parked.
+    ///
+    /// # Errors
+    /// The reservation, where there is no room or the store fails: the call goes on.
+    pub(super) async fn admit_parked(
         self: &Arc<Self>,
         record: Record,
-        is_reserved: bool,
+        reservation: Reservation,
+    ) -> Result<TaskLease, Reservation> {
+        let principal = principal_of(&record.owner.principal);
+        let (of_principal, total) = self.reservations.count(principal);
+        match self.has_room(principal, of_principal.saturating_sub(1), total.saturating_sub(1)) {
+            Ok(()) => {}
+            Err(_full) => return Err(reservation),
+        }
+        let inserted = self.insert(record, reservation).await;
+        inserted.map_err(|_no_room| self.reservations.restore(principal))
+    }
+
+    async fn insert(
+        self: &Arc<Self>,
+        record: Record,
+        reservation: Reservation,
     ) -> Result<TaskLease, TaskAdmissionError> {
         let principal = principal_of(&record.owner.principal);
-        // Held until the store counts the task.
-        let _reservation = match is_reserved {
-            true => {
-                let (of_principal, total) = self.reservations.count(principal);
-                self.has_room(principal, of_principal.saturating_sub(1), total.saturating_sub(1))?;
-                None
-            }
-            false => Some(self.reserve(principal)?),
-        };
         let (id, record) = (record.id.clone(), Arc::new(record));
         // Inserted before the record is stored: a client that finds the record may change it at once.
         let held =
@@ -226,7 +242,7 @@ impl TaskLedger {
         self.leased.insert(id.clone(), held);
         let custody = TaskLease { ledger: Arc::clone(self), id, is_counted: false };
         self.keep_clock().await;
-        let stored = self.store.insert(Arc::clone(&record)).await;
+        let stored = self.store.insert_reserved(record, Box::new(reservation)).await;
         stored.map_err(|error| self.admission_error("storing a task", &error, principal))?;
         self.health.record_success();
         Ok(custody)
@@ -260,18 +276,18 @@ impl TaskLedger {
         }
     }
 
-    /// Discards a task without a client once it is stored. Its reservation is held until then.
-    pub(super) fn discard_once_stored(
+    /// Forgets a task that nobody needs, once it is stored; also where what is given back is dropped. That resolves when
+    /// it is forgotten.
+    pub(super) fn discard_once_stored<E: Send + 'static>(
         &self,
-        storing: impl Future<Output = Option<TaskLease>> + Send + 'static,
-        reservation: Option<Reservation>,
-    ) {
-        self.changes.spawn(async move {
-            if let Some(task) = storing.await {
+        storing: BoxFuture<'static, Result<TaskLease, E>>,
+    ) -> BoxFuture<'static, ()> {
+        let forgotten = self.changes.spawn(async move {
+            if let Ok(task) = storing.await {
                 task.discard().await;
             }
-            drop(reservation);
         });
+        Box::pin(async move { drop(forgotten.await) })
     }
 
     /// The current quotas.
@@ -423,6 +439,19 @@ impl TaskLedger {
         }
         self.leased.insert(record.id.clone(), held);
         TaskLease { ledger: Arc::clone(self), id: record.id.clone(), is_counted: true }
+    }
+
+    /// The record of a held task as the store has it now. Unlike [`TaskLedger::load`] it is never one that was kept earlier.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub(super) async fn reload(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
+        let found = self.store.load(id).await;
+        let found = found.inspect_err(|error| self.log_failure("loading a task", error))?;
+        Ok(found.map(|(version, record)| {
+            self.update_leased(version, &record);
+            record
+        }))
     }
 
     /// Tasks of a process that is gone; see [`Store::take_orphans`].

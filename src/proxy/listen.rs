@@ -3,7 +3,7 @@
 
 use super::{
     CallReply, ReplyItem,
-    answers::{TaskRefusal, extension, look_up},
+    answers::{POLLS_PER_SECOND, TaskRefusal, extension, look_up},
     call_reply::ReplySource,
     persist::STORE_RETRY_DELAY,
     principal_limits::ListenPermit,
@@ -22,7 +22,7 @@ use crate::{
     protocol::{ListKind, Method, frame::to_single_line},
     runtime::wait_until,
     task::{self, Record, TaskId, view},
-    telemetry::RequestOutcome,
+    telemetry::{Limit, RequestOutcome},
     upstream::{CallerIdentity, ChangeNotification, Subscription, UpstreamDescription},
 };
 use http::StatusCode;
@@ -140,6 +140,9 @@ impl ListenStream {
 
     /// The caller's tasks among `ids`, in their current state; each once.
     ///
+    /// A caller that has met its limit on look-ups follows those before: the others are not honoured, as the
+    /// acknowledgement says, and can be asked for later.
+    ///
     /// # Errors
     /// The refusal, if the caller has reached the limit on polls or on misses, or if the store fails.
     async fn tasks(&self, ids: &[String]) -> Result<Vec<Arc<Record>>, Box<CallReply>> {
@@ -150,6 +153,10 @@ impl ListenStream {
             match look_up(&self.shared, &Method::Listen, Some(id), &owner, principal).await {
                 Ok(record) => found.push(record),
                 Err(TaskRefusal::Unknown) => {}
+                Err(TaskRefusal::TooMany(limit)) if limit == POLLS_PER_SECOND && !found.is_empty() => {
+                    Limit::PollsPerSecond.record_hit();
+                    break;
+                }
                 Err(refusal) => return Err(Box::new(extension::refused(&self.call, refusal))),
             }
         }

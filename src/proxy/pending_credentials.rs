@@ -1,27 +1,58 @@
 //! Principals whose credentials are awaited. Credentials are never stored, and some calls cannot be resumed
 //! without them.
 
-use crate::dialect::{Credentials, Principal};
+use crate::{
+    dialect::{Credentials, Principal},
+    runtime::Mutex,
+};
 use dashmap::DashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 use tokio::sync::oneshot;
 
 /// The principals whose calls wait to be resumed with their credentials.
 #[derive(Default)]
 pub(super) struct PendingCredentials {
     callers: DashMap<Principal, Vec<oneshot::Sender<Credentials>>>,
-    /// The number of waiting calls: nearly always zero.
+    /// Callers that have come while it is not known yet who is waited for; `Missing` once it is. Held for one insertion or
+    /// look-up.
+    early: Mutex<Option<HashMap<Principal, Credentials>>>,
+    /// How many are waited for, and one more while it is not known who: nearly always none.
     count: AtomicUsize,
 }
+
+/// Early callers whose credentials are remembered. Others are waited for until they come again.
+const EARLY: usize = 1024;
 
 // === impl PendingCredentials ===
 
 impl PendingCredentials {
-    /// Resolves with the credentials of the principal's next request.
+    /// From here on callers are remembered, until it is known who is waited for.
+    pub(super) fn remember_early(&self) {
+        if self.early.lock().replace(HashMap::new()).is_none() {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It is known who is waited for.
+    pub(super) fn forget_early(&self) {
+        if self.early.lock().take().is_some() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Resolves with what the caller shows when it next comes, or has shown early.
     pub(super) fn wait_for(&self, principal: Principal) -> oneshot::Receiver<Credentials> {
         let (sender, receiver) = oneshot::channel();
         self.callers.entry(principal).or_default().push(sender);
         self.count.fetch_add(1, Ordering::Relaxed);
+        // Registered before this: a caller that arrives now is either here, or sees that it is awaited.
+        let early = self.early.lock().as_ref().and_then(|early| early.get(&principal).cloned());
+        if let Some(credentials) = early {
+            self.send_credentials(principal, || credentials);
+        }
         receiver
     }
 
@@ -36,14 +67,19 @@ impl PendingCredentials {
     }
 
     /// Sends the credentials of a request to all calls that wait for this principal.
-    pub(super) fn provide_credentials(
-        &self,
-        principal: Principal,
-        credentials: impl FnOnce() -> Credentials,
-    ) {
+    pub(super) fn provide_credentials(&self, principal: Principal, credentials: impl Fn() -> Credentials) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
+        if let Some(early) = &mut *self.early.lock()
+            && (early.len() < EARLY || early.contains_key(&principal))
+        {
+            early.insert(principal, credentials());
+        }
+        self.send_credentials(principal, credentials);
+    }
+
+    fn send_credentials(&self, principal: Principal, credentials: impl FnOnce() -> Credentials) {
         let Some((_, waiting)) = self.callers.remove(&principal) else { return };
         self.count.fetch_sub(waiting.len(), Ordering::Relaxed);
         let credentials = credentials();
@@ -57,6 +93,7 @@ impl PendingCredentials {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
 
     #[tokio::test]
     async fn abandoned_waits_are_removed() {
@@ -71,6 +108,32 @@ mod tests {
         let third = absent.wait_for(principal);
         drop(third);
         absent.remove_abandoned(principal);
+        assert_eq!((absent.callers.len(), absent.count.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_comes_before_it_is_waited_for_is_remembered_until_all_are_known() {
+        let absent = PendingCredentials::default();
+        let principal = |n: u16| {
+            let mut bytes = [0; 16];
+            bytes[..2].copy_from_slice(&n.to_be_bytes());
+            Principal::from_bytes(bytes)
+        };
+        absent.provide_credentials(principal(0), Credentials::default);
+        absent.remember_early();
+        assert!(absent.wait_for(principal(0)).now_or_never().is_none(), "it came before that");
+        for n in 1..=EARLY as u16 + 1 {
+            absent.provide_credentials(principal(n), Credentials::default);
+        }
+        assert!(absent.wait_for(principal(1)).now_or_never().is_some());
+        assert!(absent.wait_for(principal(1)).now_or_never().is_some(), "by a second task, too");
+        assert!(absent.wait_for(principal(EARLY as u16)).now_or_never().is_some());
+        assert!(absent.wait_for(principal(EARLY as u16 + 1)).now_or_never().is_none(), "one too many");
+        absent.forget_early();
+        assert!(absent.wait_for(principal(2)).now_or_never().is_none());
+        for n in [0, 2, EARLY as u16 + 1] {
+            absent.remove_abandoned(principal(n));
+        }
         assert_eq!((absent.callers.len(), absent.count.load(Ordering::Relaxed)), (0, 0));
     }
 }

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 pub(super) const STORE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The first pause; each further one is twice as long. Most failures are short.
-const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
+pub(super) const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 // === impl TaskLease ===
 

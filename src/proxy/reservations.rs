@@ -39,9 +39,15 @@ impl Reservations {
     ) -> Result<Reservation, TaskAdmissionError> {
         let mut reserved = self.0.lock();
         has_room(reserved.of(principal), reserved.total)?;
-        *reserved.by_principal.entry(principal).or_default() += 1;
-        reserved.total += 1;
+        reserved.add(principal);
         Ok(Reservation { reservations: Arc::clone(self), principal })
+    }
+
+    /// Reserves room that was given up for a record which the store has not taken, whatever room there is by now: what it
+    /// was for goes on.
+    pub(super) fn restore(self: &Arc<Self>, principal: Principal) -> Reservation {
+        self.0.lock().add(principal);
+        Reservation { reservations: Arc::clone(self), principal }
     }
 
     /// The reservations of one principal, and of all.
@@ -54,6 +60,11 @@ impl Reservations {
 // === impl ReservationCounts ===
 
 impl ReservationCounts {
+    fn add(&mut self, principal: Principal) {
+        *self.by_principal.entry(principal).or_default() += 1;
+        self.total += 1;
+    }
+
     fn of(&self, principal: Principal) -> usize {
         self.by_principal.get(&principal).copied().unwrap_or_default()
     }

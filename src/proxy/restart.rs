@@ -11,11 +11,11 @@
 use super::{
     TaskLedger,
     anchor::TaskAnchor,
-    drive,
+    drive::{self, Resumption},
     endpoint::Endpoint,
     ledger::{TaskLease, lost_event},
     orphan_report::{OrphanFate, OrphanReport},
-    persist::STORE_RETRY_DELAY,
+    persist::{FIRST_RETRY_DELAY, STORE_RETRY_DELAY},
     route_context::RouteContext,
 };
 use crate::{
@@ -36,17 +36,10 @@ const BATCH: usize = 256;
 /// A task of a process that is gone, and the anchor of its call.
 struct OrphanedTask {
     custody: TaskLease,
+    /// As it was found.
     record: Arc<Record>,
     anchor: TaskAnchor,
     fate: OrphanFate,
-}
-
-/// The end of a task that cannot be resumed.
-enum OrphanOutcome {
-    /// It was unfinished: its call is lost.
-    Lost(TaskLease, OrphanFate),
-    /// It is cancelled, and the server cannot be notified.
-    ServerNotNotified(TaskLease, OrphanFate),
 }
 
 // === impl TaskLedger ===
@@ -64,10 +57,10 @@ impl TaskLedger {
             match orphans {
                 Ok(orphans) if orphans.is_empty() => break,
                 Ok(orphans) => {
-                    let ends =
+                    let lost =
                         orphans.into_iter().filter_map(|one| self.recover(one, endpoints, report.add()));
                     // All at once: a store that flushes shares one flush.
-                    join_all(ends.map(|end| end.store(self, overdue))).await;
+                    join_all(lost.map(|(custody, fate)| fail_orphan(self, custody, fate, overdue))).await;
                 }
                 // Safe to retry: orphans stay unowned in the store.
                 Err(_) => tokio::select! {
@@ -86,39 +79,20 @@ impl TaskLedger {
         OrphanTask { version, record, anchor }: OrphanTask,
         endpoints: &[Endpoint],
         fate: OrphanFate,
-    ) -> Option<OrphanOutcome> {
+    ) -> Option<(TaskLease, OrphanFate)> {
         let anchor = self.open_anchor(&record.id, anchor.as_ref());
         let shared =
             endpoints.iter().map(Endpoint::shared).find(|shared| shared.route.path == record.owner.route);
         let custody = self.adopt(version, &record);
-        match (shared, anchor) {
-            (Some(shared), Some(anchor)) => {
-                let needs_credentials = anchor.needs_credentials;
-                own_ids::skip_to(anchor.call.call);
-                let left = OrphanedTask { custody, record, anchor, fate };
-                match needs_credentials {
-                    true => left.wait_for_credentials(shared),
-                    false => left.resume(shared, Credentials::default()),
-                }
-                None
-            }
-            _ if record.state.is_ended() => Some(OrphanOutcome::ServerNotNotified(custody, fate)),
-            _ => Some(OrphanOutcome::Lost(custody, fate)),
+        let (Some(shared), Some(anchor)) = (shared, anchor) else { return Some((custody, fate)) };
+        let needs_credentials = anchor.needs_credentials;
+        own_ids::skip_to(anchor.call.call);
+        let left = OrphanedTask { custody, record, anchor, fate };
+        match needs_credentials {
+            true => left.wait_for_credentials(shared),
+            false => left.resume(shared, Credentials::default()),
         }
-    }
-}
-
-// === impl OrphanOutcome ===
-
-impl OrphanOutcome {
-    async fn store(self, ledger: &TaskLedger, overdue: &DrainWatch) {
-        match self {
-            Self::Lost(custody, fate) => fail_orphan(ledger, &custody, fate, overdue).await,
-            Self::ServerNotNotified(custody, fate) => {
-                let _ = ledger.remove_anchor(&custody.id).await;
-                fate.record_cancelled(false);
-            }
-        }
+        None
     }
 }
 
@@ -127,25 +101,28 @@ impl OrphanOutcome {
 impl OrphanedTask {
     /// Resumes the call, or ends the task if that is impossible; in the background.
     fn resume(self, shared: &Arc<RouteContext>, credentials: Credentials) {
-        let Self { custody, record, anchor, fate } = self;
-        if record.state.is_ended() {
-            return notify_cancelled(shared, (custody, fate), &record, &anchor, credentials);
-        }
-        let taken_up = drive::resume_call(shared, (custody, fate), &record, &anchor, credentials.clone());
-        if let Err((custody, fate)) = taken_up {
-            let work = Arc::clone(shared);
-            shared.stopping.spawn(async move {
-                drop(custody.persist(lost_event(), &work.overdue).await);
-                match work.ledger.last_stored(&record.id) {
-                    // The client may have cancelled it while the store failed.
-                    Some(record) if record.state == TaskState::Cancelled => {
-                        notify_cancelled(&work, (custody, fate), &record, &anchor, credentials);
+        let Self { custody, record: _, anchor, fate } = self;
+        let hold = shared.call_registry.register_for_resumption(custody.id.clone());
+        let resumption = Resumption { hold, custody, fate };
+        let work = Arc::clone(shared);
+        shared.stopping.spawn(async move {
+            let Some(record) = read(&work, &resumption.custody).await else { return };
+            match &record.state {
+                TaskState::Working | TaskState::InputRequired { .. } => {
+                    let taken_up =
+                        drive::resume_call(&work, resumption, &record, &anchor, credentials.clone());
+                    if let Err(resumption) = taken_up {
+                        fail(&work, resumption, &anchor, credentials).await;
                     }
-                    Some(record) => fate.record_ended(&record.state),
-                    None => {}
                 }
-            });
-        }
+                TaskState::Cancelled => {
+                    notify_cancelled(&work, resumption, &record, &anchor, credentials).await
+                }
+                TaskState::Completed { .. } | TaskState::Failed { .. } => {
+                    resumption.fate.record_ended(&record.state)
+                }
+            }
+        });
     }
 
     /// The same once its caller sends a request in time; in the background.
@@ -154,7 +131,6 @@ impl OrphanedTask {
         let principal = Principal::from_bytes(self.record.owner.principal);
         let mut came = shared.pending_credentials.wait_for(principal);
         let shared = Arc::clone(shared);
-        let Self { custody, record, anchor, mut fate } = self;
         let waits = shared.ledger.count_pending();
         // Not tracked: shutdown does not wait for it, and the next process waits anew.
         tokio::spawn(async move {
@@ -164,56 +140,85 @@ impl OrphanedTask {
                 Ok(credentials) = &mut came => {
                     // The request may be one that cancels the task.
                     drop(waits);
-                    fate.mark_pending();
-                    match shared.ledger.last_stored(&record.id) {
-                        Some(record) if !record.state.is_ended() || record.state == TaskState::Cancelled => {
-                            Self { custody, record, anchor, fate }.resume(&shared, credentials);
-                        }
-                        _ => {}
-                    }
+                    self.fate.mark_pending();
+                    self.resume(&shared, credentials);
                 }
                 () = sleep(shared.route.resume.wait) => {
                     drop(came);
                     shared.pending_credentials.remove_abandoned(principal);
-                    match record.state.is_ended() {
-                        true => {
-                            let _ = shared.ledger.remove_anchor(&record.id).await;
-                            fate.record_cancelled(false);
-                        }
-                        false => fail_orphan(&shared.ledger, &custody, fate, &shared.overdue).await,
-                    }
+                    fail_orphan(&shared.ledger, self.custody, self.fate, &shared.overdue).await;
                 }
             }
         });
     }
 }
 
-/// Fails a task whose call is lost, unless it has ended meanwhile.
-async fn fail_orphan(ledger: &TaskLedger, custody: &TaskLease, fate: OrphanFate, overdue: &DrainWatch) {
-    drop(custody.persist(lost_event(), overdue).await);
-    if let Some(record) = ledger.last_stored(&custody.id) {
-        fate.record_ended(&record.state);
+/// The record as it is now, as soon as the store answers; `Missing` where it is removed, or the time of the proxy is over.
+async fn read(shared: &RouteContext, custody: &TaskLease) -> Option<Arc<Record>> {
+    let mut pause = FIRST_RETRY_DELAY;
+    loop {
+        tokio::select! {
+            biased;
+            () = shared.overdue.stopped() => return None,
+            found = shared.ledger.reload(&custody.id) => if let Ok(found) = found {
+                return found;
+            },
+        }
+        tokio::select! {
+            biased;
+            () = shared.overdue.stopped() => return None,
+            () = sleep(pause) => pause = (pause * 2).min(STORE_RETRY_DELAY),
+        }
     }
 }
 
-/// Notifies the server of a cancelled task, in the background.
-fn notify_cancelled(
+/// Ends a task whose call cannot be resumed, unless its client has cancelled it first: then its server is told.
+async fn fail(
     shared: &Arc<RouteContext>,
-    (custody, fate): (TaskLease, OrphanFate),
+    resumption: Resumption,
+    anchor: &TaskAnchor,
+    credentials: Credentials,
+) {
+    drop(resumption.custody.persist(lost_event(), &shared.overdue).await);
+    match shared.ledger.last_stored(&resumption.custody.id) {
+        Some(record) if record.state == TaskState::Cancelled => {
+            notify_cancelled(shared, resumption, &record, anchor, credentials).await;
+        }
+        Some(record) => resumption.fate.record_ended(&record.state),
+        None => {}
+    }
+}
+
+/// Ends a task whose call is lost. Where it was cancelled nobody can tell its server.
+async fn fail_orphan(ledger: &Arc<TaskLedger>, custody: TaskLease, fate: OrphanFate, overdue: &DrainWatch) {
+    drop(custody.persist(lost_event(), overdue).await);
+    match ledger.reload(&custody.id).await {
+        Ok(Some(record)) if record.state == TaskState::Cancelled => {
+            let _ = ledger.remove_anchor(&custody.id).await;
+            fate.record_cancelled(false);
+        }
+        Ok(Some(record)) => fate.record_ended(&record.state),
+        // Left to the next process.
+        Ok(None) | Err(_) => {}
+    }
+}
+
+/// Tells the server that nobody waits any more for the call of a cancelled task.
+async fn notify_cancelled(
+    shared: &RouteContext,
+    Resumption { hold, custody, fate }: Resumption,
     record: &Record,
     anchor: &TaskAnchor,
     credentials: Credentials,
 ) {
+    // Nothing can be told to the call any more.
+    drop(hold);
     let principal = Principal::from_bytes(record.owner.principal);
     let (capabilities, client_info) = (Arc::new(Capabilities::none()), ClientInfo::default());
     let caller = CallerIdentity { principal, credentials, capabilities, client_info };
-    let (work, id, anchor) = (Arc::clone(shared), record.id.clone(), anchor.call.clone());
-    shared.stopping.spawn(async move {
-        tokio::select! {
-            () = work.overdue.stopped() => return,
-            is_told = work.upstream.cancel_at(&caller, &anchor) => fate.record_cancelled(is_told),
-        }
-        let _ = work.ledger.remove_anchor(&id).await;
-        drop(custody);
-    });
+    tokio::select! {
+        () = shared.overdue.stopped() => return,
+        is_told = shared.upstream.cancel_at(&caller, &anchor.call) => fate.record_cancelled(is_told),
+    }
+    let _ = shared.ledger.remove_anchor(&custody.id).await;
 }

@@ -14,11 +14,28 @@ const BATCH: usize = 1000;
 
 impl TaskLedger {
     /// Maintains the tasks until the end of the proxy, after recovering those of a former process.
-    pub async fn maintain(self: Arc<Self>, endpoints: Vec<Endpoint>, stopping: DrainWatch) {
-        // Recovered first: the sweep takes working tasks without a lease for lost.
-        self.recover_orphans(&endpoints, &stopping).await;
-        // Dropped, so that their servers may be removed.
-        drop(endpoints);
+    pub fn maintain(
+        self: Arc<Self>,
+        endpoints: Vec<Endpoint>,
+        stopping: DrainWatch,
+    ) -> impl Future<Output = ()> + Send {
+        // At once: a client may come before this is polled.
+        for endpoint in &endpoints {
+            endpoint.shared().pending_credentials.remember_early();
+        }
+        async move {
+            // Recovered first: the sweep takes working tasks without a lease for lost.
+            self.recover_orphans(&endpoints, &stopping).await;
+            for endpoint in &endpoints {
+                endpoint.shared().pending_credentials.forget_early();
+            }
+            // Dropped, so that their servers may be removed.
+            drop(endpoints);
+            self.sweep_until(stopping).await;
+        }
+    }
+
+    async fn sweep_until(&self, stopping: DrainWatch) {
         let mut ticks = interval(SWEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -59,7 +76,7 @@ mod tests {
         let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
         let record = |id| Record::new(id, owner.clone(), "slow", Duration::ZERO, clock.timestamp());
         let [held, lost] = [6, 7].map(|id| TaskId::from_entropy([id; 16]));
-        let _custody = ledger.admit(record(held.clone()), false).await.expect("there is room");
+        let _custody = ledger.admit(record(held.clone())).await.expect("there is room");
         store.insert(Arc::new(record(lost.clone()))).await.expect("kept");
         tokio::time::sleep(Duration::from_secs(60 * 60)).await;
         let (_drain, stopping) = Drain::new();
@@ -77,7 +94,7 @@ mod tests {
         let owner = TaskPrincipal { principal: [1; 16], route: "/mcp".into(), scope: TaskSharing::Principal };
         let id = TaskId::from_entropy([6; 16]);
         let record = Record::new(id.clone(), owner, "slow", Duration::ZERO, clock.timestamp());
-        let custody = ledger.admit(record, false).await.expect("there is room");
+        let custody = ledger.admit(record).await.expect("there is room");
         tokio::time::sleep(Duration::from_secs(60 * 60)).await;
         let (drain, stopping) = Drain::new();
         drain.start();

@@ -1,6 +1,11 @@
 //! Watchers of tasks.
 
-use crate::{runtime::Mutex, task::TaskId};
+use crate::{
+    protocol::{InputRequest, Method},
+    runtime::Mutex,
+    task::TaskId,
+};
+use bytes::Bytes;
 use dashmap::DashMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -12,10 +17,18 @@ pub(super) struct TaskWatchers {
     subscribers: DashMap<TaskId, Vec<Arc<TaskSubscriber>>>,
 }
 
+/// Which requests of a server a client can be sent, by what it declared: their method and their parameters.
+#[derive(Clone)]
+pub(super) struct Askable(Arc<IsDeclared>);
+
+type IsDeclared = dyn Fn(&Method, Option<&Bytes>) -> bool + Send + Sync;
+
 /// The receiving end of one watcher.
 #[derive(Debug, Default)]
 struct TaskSubscriber {
     kind: SubscriberKind,
+    /// Of a request that waits with a ticket.
+    askable: Option<Askable>,
     changed: Mutex<Vec<TaskId>>,
     notify: Notify,
 }
@@ -57,9 +70,11 @@ impl TaskWatchers {
         self.subscribe(vec![id], TaskSubscriber::new(SubscriberKind::OwnCall))
     }
 
-    /// Subscribes a request that waits for the result of a task; `None` if there are [`WAITERS_PER_TASK`].
-    pub(super) fn wait_for(self: &Arc<Self>, id: &TaskId) -> Option<TaskWatcher> {
-        let subscriber = TaskSubscriber::new(SubscriberKind::Waiter);
+    /// Subscribes a request that waits for the result of a task; `None` if there are [`WAITERS_PER_TASK`]. `askable` is
+    /// given if its client is sent only the input requests that it declared.
+    pub(super) fn wait_for(self: &Arc<Self>, id: &TaskId, askable: Option<Askable>) -> Option<TaskWatcher> {
+        let subscriber =
+            Arc::new(TaskSubscriber { kind: SubscriberKind::Waiter, askable, ..TaskSubscriber::default() });
         let mut subscribers = self.subscribers.entry(id.clone()).or_default();
         let waiters = subscribers.iter().filter(|other| other.kind == SubscriberKind::Waiter).count();
         if waiters >= WAITERS_PER_TASK {
@@ -86,8 +101,17 @@ impl TaskWatchers {
 
     /// Notifies watchers of a change that clients can see.
     pub(super) fn notify(&self, id: &TaskId) {
+        self.wake(id, |_| true);
+    }
+
+    /// Notifies requests that wait for the result that the call of the task is registered: they can attach to it.
+    pub(super) fn announce_to_waiters(&self, id: &TaskId) {
+        self.wake(id, |subscriber| subscriber.kind == SubscriberKind::Waiter);
+    }
+
+    fn wake(&self, id: &TaskId, is_concerned: impl Fn(&TaskSubscriber) -> bool) {
         let Some(subscribers) = self.subscribers.get(id) else { return };
-        for subscriber in subscribers.value() {
+        for subscriber in subscribers.value().iter().filter(|subscriber| is_concerned(subscriber)) {
             let mut changed = subscriber.changed.lock();
             if !changed.contains(id) {
                 changed.push(id.clone());
@@ -95,6 +119,28 @@ impl TaskWatchers {
             drop(changed);
             subscriber.notify.notify_one();
         }
+    }
+}
+
+// === impl Askable ===
+
+impl Askable {
+    pub(super) fn new(allows: impl Fn(&Method, Option<&Bytes>) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(allows))
+    }
+
+    pub(super) fn allows(&self, request: &InputRequest) -> bool {
+        self.allows_method(&request.kind().method(), request.params().as_ref())
+    }
+
+    pub(super) fn allows_method(&self, method: &Method, params: Option<&Bytes>) -> bool {
+        (self.0)(method, params)
+    }
+}
+
+impl std::fmt::Debug for Askable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Askable")
     }
 }
 
@@ -119,6 +165,15 @@ impl TaskWatcher {
             self.subscriber.notify.notified().await;
         }
     }
+
+    /// Whether another request that waits with a ticket for the same task can be asked this.
+    pub(super) fn another_can_be_asked(&self, id: &TaskId, request: &InputRequest) -> bool {
+        let can = |ear: &Arc<TaskSubscriber>| {
+            !Arc::ptr_eq(ear, &self.subscriber)
+                && ear.askable.as_ref().is_some_and(|askable| askable.allows(request))
+        };
+        self.watchers.subscribers.get(id).is_some_and(|ears| ears.iter().any(can))
+    }
 }
 
 impl Drop for TaskWatcher {
@@ -128,6 +183,10 @@ impl Drop for TaskWatcher {
                 subscribers.retain(|subscriber| !Arc::ptr_eq(subscriber, &self.subscriber));
                 subscribers.is_empty()
             });
+            if self.subscriber.askable.is_some() {
+                // What this one could be asked may be refused by now.
+                self.watchers.wake(id, |ear| ear.askable.is_some());
+            }
         }
     }
 }
@@ -152,12 +211,13 @@ mod tests {
     fn waiting_requests_of_one_task_are_bounded() {
         let hub = Arc::new(TaskWatchers::default());
         let [task, other] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
-        let mut waiters: Vec<_> = (0..WAITERS_PER_TASK).map(|_| hub.wait_for(&task).expect("room")).collect();
-        assert!(hub.wait_for(&task).is_none());
-        let others = (hub.watch(vec![task.clone()]), hub.watch_own(task.clone()), hub.wait_for(&other));
+        let mut waiters: Vec<_> =
+            (0..WAITERS_PER_TASK).map(|_| hub.wait_for(&task, None).expect("room")).collect();
+        assert!(hub.wait_for(&task, None).is_none());
+        let others = (hub.watch(vec![task.clone()]), hub.watch_own(task.clone()), hub.wait_for(&other, None));
         assert!(others.2.is_some(), "other tasks are not concerned");
         waiters.pop();
-        waiters.extend(hub.wait_for(&task));
+        waiters.extend(hub.wait_for(&task, None));
         assert_eq!(waiters.len(), WAITERS_PER_TASK, "there is room again");
         drop((waiters, others));
         assert!(hub.subscribers.is_empty());

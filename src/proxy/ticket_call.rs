@@ -13,17 +13,17 @@ use super::{
     call_reply::ReplySource,
     reply,
     route_context::RouteContext,
+    task_watchers::Askable,
     tickets,
 };
 use crate::{
     bridge::elicit,
     dialect::{Call, Caller, modern},
     protocol::{ErrorObject, Frame, InputRequest, ProgressHeartbeat},
-    task::{Record, TaskState, view},
+    task::{Record, view},
     telemetry::RequestOutcome,
     upstream::CallError,
 };
-use bytes::Bytes;
 use http::StatusCode;
 use serde_json::Value;
 use std::sync::Arc;
@@ -62,6 +62,7 @@ impl TicketToolCall {
             names: &names,
             wait: tickets::result_wait(shared, tickets::modern_eligibility(shared, call, caller)),
             accepts_messages: false,
+            askable: askable(caller),
         };
         match call_ticket_tool(shared, holder, wanted, call.params.as_ref()).await {
             TicketToolAnswer::Result(result, account) => {
@@ -113,15 +114,11 @@ impl TicketToolCall {
     }
 
     /// The `input_required` reply; this client has the capabilities for all of it.
-    fn input_required_reply(&self, record: &Record) -> Option<CallReply> {
-        let TaskState::InputRequired { outstanding } = &record.state else { return None };
-        let question =
-            |(key, raw): (&String, &Bytes)| Some((key.clone(), InputRequest::from_raw(raw.clone())?));
-        let questions: Vec<_> = outstanding.iter().filter_map(question).collect();
-        let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
+    fn input_required_reply(&self, record: &Record, requests: &[(String, InputRequest)]) -> CallReply {
+        let questions = requests.iter().map(|(key, question)| (key.as_str(), question));
         let ticket = self.shared.keyring.seal_ticket(&record.id);
         let result = elicit::input_required(questions, &ticket, &self.shared.server_info_of(record));
-        Some(reply::input_required(&self.call, &result))
+        reply::input_required(&self.call, &result)
     }
 }
 
@@ -144,15 +141,12 @@ impl ReplySource for TicketToolCall {
                     }
                 }
                 WatchEvent::InputRequired(record) => {
-                    let declared = &self.caller.capabilities;
-                    let can = |method: &_, params: Option<&_>| declared.missing_for(method, params).is_none();
-                    if watch.decline_undeclared(&record, can).await {
+                    let requests = watch.requests(&record);
+                    if requests.is_empty() {
                         continue;
                     }
-                    match self.input_required_reply(&record) {
-                        Some(reply) => reply,
-                        None => continue,
-                    }
+                    watch.sends(&record, &requests);
+                    self.input_required_reply(&record, &requests)
                 }
                 WatchEvent::Ended(record, commit) => {
                     let names = Arc::clone(&watch.ticketing.names);
@@ -175,6 +169,12 @@ impl ReplySource for TicketToolCall {
             return Some(reply.into());
         }
     }
+}
+
+/// What the caller declared with this very request.
+fn askable(caller: &Caller) -> Askable {
+    let declared = Arc::clone(&caller.capabilities);
+    Askable::new(move |method, params| declared.missing_for(method, params).is_none())
 }
 
 /// Adds the ticket tools to a tool list, for a ticket holder.

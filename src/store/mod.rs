@@ -42,6 +42,21 @@ pub trait Store: Send + Sync + 'static {
     /// [`StoreError::Exists`] if the id is taken; the existing record is not changed.
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError>;
 
+    /// As [`Store::insert`], of a record for which room was reserved: the reservation is dropped in the moment from which
+    /// [`Store::usage`] counts the record, or with a failure.
+    ///
+    /// # Errors
+    /// As [`Store::insert`].
+    async fn insert_reserved(
+        &self,
+        record: Arc<Record>,
+        reservation: Box<dyn Send>,
+    ) -> Result<(), StoreError> {
+        let inserted = self.insert(record).await;
+        drop(reservation);
+        inserted
+    }
+
     /// The record and its version, or `None` where there is none.
     async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError>;
 

@@ -50,6 +50,14 @@ impl Store for TimedStore {
         self.time("insert", self.inner.insert(record)).await
     }
 
+    async fn insert_reserved(
+        &self,
+        record: Arc<Record>,
+        reservation: Box<dyn Send>,
+    ) -> Result<(), StoreError> {
+        self.time("insert", self.inner.insert_reserved(record, reservation)).await
+    }
+
     async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {
         self.time("load", self.inner.load(id)).await
     }

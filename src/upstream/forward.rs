@@ -154,6 +154,25 @@ struct BackgroundReadState {
     readers: TaskTracker,
 }
 
+// === impl Forward ===
+
+impl HttpRequest {
+    /// The same request for a stream, which asks for nothing but that.
+    pub(crate) fn of_same_stream(&self) -> Self {
+        Self {
+            principal: self.principal,
+            method: self.method.clone(),
+            query: self.query.clone(),
+            headers: self.headers.clone(),
+            body: self.body.clone(),
+            purpose: self.purpose,
+            calls: SmallVec::new(),
+            interest: None,
+            timeout: self.timeout,
+        }
+    }
+}
+
 // === impl BackgroundRead ===
 
 impl BackgroundRead {

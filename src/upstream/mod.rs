@@ -33,7 +33,7 @@ pub use forward::{
     BackgroundRead, HttpRequest, HttpResponse, HttpResponseBody, RequestPurpose, ResponseInterest,
 };
 pub use http1::{Proxy, ProxyUrlError, TlsError, TlsFiles, UpstreamTls};
-pub use legacy::{OffStreamCall, ToolChanges};
+pub use legacy::{OffStreamCall, SessionMessage, ToolChanges};
 pub use server_url::ServerUrl;
 pub use stdio::{ProcessTable, ServerCommand, StdioUpstream};
 

@@ -7,7 +7,7 @@ use crate::{
     protocol::{ErrorObject, Kind, Method, Payload, RequestId, Timestamp, code, sse},
     proxy::{
         AccessSummary, BodyPiece, LegacyRequest, LegacyResponse, ResponseBody,
-        call_registry::{LocalRequest, MailboxMessage},
+        call_registry::MailboxMessage,
         legacy_http::{empty_response, refusal, refused, stream_response, success, task_end},
         persist::STORE_RETRY_DELAY,
         reply::lost_error,
@@ -37,9 +37,6 @@ const NOT_FOUND: &str = "Failed to retrieve task: Task not found";
 
 /// Tasks on one page of `tasks/list`.
 const PAGE_SIZE: usize = 50;
-
-/// Messages that are buffered for a client that waits for a result.
-const MESSAGE_BUFFER: usize = 64;
 
 /// Serves one of the requests about tasks.
 pub(in crate::proxy) async fn serve(
@@ -161,7 +158,7 @@ async fn result(
     record: Arc<Record>,
 ) -> LegacyResponse {
     // Watch first, then load the record: no change is missed in between.
-    let Some(changes) = shared.ledger.watchers.wait_for(&record.id) else {
+    let Some(changes) = shared.ledger.watchers.wait_for(&record.id, None) else {
         return not_found(id, TaskRefusal::Busy);
     };
     let record = match shared.ledger.load(&record.id).await {
@@ -171,17 +168,15 @@ async fn result(
     if let Some((body, account)) = outcome(shared, id, &record) {
         return task_end(body, account, Some(shared.ledger.delivery(&record.id)));
     }
-    let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
-    // The call is unknown only if it ended in this moment.
-    if shared.call_registry.attach(&record.id, LocalRequest::ResultWaiter(sender)).is_err() {
+    let Ok(receiver) = super::attach(shared, &record.id, None) else {
         return not_found(id, TaskRefusal::Busy);
-    }
+    };
     let waiting = TaskResultStream {
         shared: Arc::clone(shared),
         id: id.clone(),
         task: record.id.clone(),
         changes,
-        messages: Some(receiver),
+        messages: receiver,
         keep_alive: passage.keep_alive,
         store_retry_at: None,
         is_over: false,
@@ -268,7 +263,13 @@ impl TaskResultStream {
             let body = legacy::error_responses(std::slice::from_ref(&self.id), &error);
             return Some(self.last(&body, AccessSummary::of(RequestOutcome::Refused)));
         };
-        let (body, account) = outcome(&self.shared, &self.id, &record)?;
+        let Some((body, account)) = outcome(&self.shared, &self.id, &record) else {
+            if self.messages.is_none() {
+                // The call may have been resumed since.
+                self.messages = super::attach(&self.shared, &self.task, None).ok().flatten();
+            }
+            return None;
+        };
         // Messages that preceded the end may still be buffered.
         let mut words = Vec::new();
         while let Some(Ok(event)) = self.messages.as_mut().map(mpsc::Receiver::try_recv) {

@@ -11,9 +11,10 @@ pub(super) mod ticket;
 
 use super::{
     CallRegistry, TaskLedger,
-    call_registry::{CancelTarget, MailboxPermit},
+    call_registry::{CancelTarget, LocalRequest, MailboxFull, MailboxPermit},
     reply,
     route_context::RouteContext,
+    task_watchers::Askable,
 };
 use crate::{
     dialect::Principal,
@@ -22,7 +23,15 @@ use crate::{
     task::{Canceller, InputAnswer, Record, TaskEffect, TaskEvent, TaskId, TaskPrincipal, TaskView},
     telemetry::{TaskCancelledByOperator, TaskLookupFailed},
 };
+use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
+use tokio::sync::mpsc;
+
+/// The limit on look-ups.
+pub(super) const POLLS_PER_SECOND: &str = "limits.polls_per_second";
+
+/// Messages that wait for a client that waits for a result.
+const MESSAGE_BUFFER: usize = 64;
 
 /// The reason why a request about a task is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +91,22 @@ fn record_miss(shared: &RouteContext, method: &str, principal: Principal, reason
 fn check_poll_limit(shared: &RouteContext, principal: Principal) -> Result<(), TaskRefusal> {
     match shared.ledger.limits.load().try_poll(principal) {
         true => Ok(()),
-        false => Err(TaskRefusal::TooMany("limits.polls_per_second")),
+        false => Err(TaskRefusal::TooMany(POLLS_PER_SECOND)),
     }
+}
+
+/// Attaches a request that waits for the result to the call of its task, for what that has to say meanwhile. `Missing` where
+/// the call is not held here: it ended in this moment, or is yet to be resumed, which those who wait are told of.
+///
+/// # Errors
+/// [`MailboxFull`].
+fn attach(
+    shared: &RouteContext,
+    id: &TaskId,
+    askable: Option<Askable>,
+) -> Result<Option<mpsc::Receiver<Bytes>>, MailboxFull> {
+    let (tell, told) = mpsc::channel(MESSAGE_BUFFER);
+    Ok(shared.call_registry.attach(id, LocalRequest::ResultWaiter(tell, askable))?.then_some(told))
 }
 
 /// Cancels a task and its call. Returns the changed record; `None` if the task had ended or no longer exists.
@@ -145,7 +168,7 @@ async fn deliver_responses(
         let event = |are_kept| TaskEvent::InputAnswered { answers: answers.clone(), are_stored: are_kept };
         let are_kept = ledger.outlives();
         let mut updated = ledger.change(&id, &event(are_kept)).await;
-        if are_kept && matches!(updated, Err(StoreError::Full(_))) {
+        if are_kept && matches!(updated, Err(StoreError::Full(_))) && room.is_read() {
             updated = ledger.change(&id, &event(false)).await;
         }
         if let Err(StoreError::Full(limit)) = &updated {

@@ -7,14 +7,13 @@ use super::TaskRefusal;
 use crate::{
     bridge::ticket::{self as tool, TicketAction, TicketToolNames},
     dialect::Principal,
-    protocol::{ErrorObject, InputRequest, Method, Payload, code},
+    protocol::{InputRequest, Method, Payload},
     proxy::{
         AccessSummary, DeliveryCommit,
-        call_registry::{LocalRequest, MailboxMessage},
-        input_requests::NOT_DECLARED,
+        call_registry::{MailboxFull, MailboxMessage},
         persist::STORE_RETRY_DELAY,
         route_context::RouteContext,
-        task_watchers::TaskWatcher,
+        task_watchers::{Askable, TaskWatcher},
         tickets::{self, TicketOptions},
     },
     runtime::{or_pending, wait_until},
@@ -24,16 +23,12 @@ use crate::{
 use bytes::Bytes;
 use serde_json::Value;
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{sync::mpsc, time::sleep_until};
 
-/// Messages that are buffered for a client that waits for a result.
-const MESSAGE_BUFFER: usize = 64;
-
-/// The answer to a call of one of the tools.
+/// Serves a call of one of the tools.
 pub(in crate::proxy) enum TicketToolAnswer {
     /// A result of the proxy, and its summary in the access log.
     Result(Value, AccessSummary),
@@ -52,6 +47,8 @@ pub(in crate::proxy) struct TicketCaller<'a> {
     pub(in crate::proxy) wait: Duration,
     /// Whether the caller can receive messages of the call meanwhile.
     pub(in crate::proxy) accepts_messages: bool,
+    /// What it can be asked, as far as is known.
+    pub(in crate::proxy) askable: Askable,
 }
 
 /// The wait of a client for the result of its call.
@@ -60,7 +57,10 @@ pub(in crate::proxy) struct ResultWatch {
     pub(in crate::proxy) ticketing: TicketOptions,
     task: TaskId,
     changes: TaskWatcher,
-    /// Messages of the call meanwhile, as SSE events. `None` after the last one.
+    /// Whether the caller can receive messages of the call meanwhile.
+    hears: bool,
+    askable: Askable,
+    /// What the call has to say meanwhile: events, as they stand on a stream. `Missing` while it is not held here.
     messages: Option<mpsc::Receiver<Bytes>>,
     until: Instant,
     /// The last progress message that was sent.
@@ -161,14 +161,10 @@ impl ResultWatch {
     /// `None` if the maximum number of requests already waits for the task.
     fn begin(shared: &Arc<RouteContext>, holder: &TicketCaller<'_>, record: Arc<Record>) -> Option<Self> {
         // Watch first, then load the record: no change is missed in between.
-        let changes = shared.ledger.watchers.wait_for(&record.id)?;
+        let askable = holder.askable.clone();
+        let changes = shared.ledger.watchers.wait_for(&record.id, Some(askable.clone()))?;
         let receiver = match holder.accepts_messages && !record.state.is_ended() {
-            true => {
-                let (sender, receiver) = mpsc::channel(MESSAGE_BUFFER);
-                // The call is unknown only if it ended in this moment.
-                shared.call_registry.attach(&record.id, LocalRequest::ResultWaiter(sender)).ok()?;
-                Some(receiver)
-            }
+            true => super::attach(shared, &record.id, Some(askable.clone())).ok()?,
             false => None,
         };
         Some(Self {
@@ -177,6 +173,8 @@ impl ResultWatch {
             changes,
             messages: receiver,
             until: shared.clock.now() + holder.wait,
+            hears: holder.accepts_messages,
+            askable,
             last_progress: record.message.clone(),
             // Load the record first.
             store_retry_at: Some(shared.clock.now()),
@@ -232,6 +230,11 @@ impl ResultWatch {
             let commit = self.shared.ledger.delivery(&record.id);
             return Some(WatchEvent::Ended(record, commit));
         }
+        if self.hears && self.messages.is_none() {
+            // The call may have been resumed since.
+            let askable = Some(self.askable.clone());
+            self.messages = super::attach(&self.shared, &self.task, askable).ok().flatten();
+        }
         if let TaskState::InputRequired { .. } = record.state {
             return Some(WatchEvent::InputRequired(record));
         }
@@ -241,33 +244,33 @@ impl ResultWatch {
         Some(WatchEvent::Progress(message))
     }
 
-    /// Declines input requests that this client has no capability for (`can`): no other client waits for the
-    /// result. Returns whether there were any.
-    pub(in crate::proxy) async fn decline_undeclared(
-        &mut self,
-        record: &Record,
-        can: impl Fn(&Method, Option<&Bytes>) -> bool,
-    ) -> bool {
-        let TaskState::InputRequired { outstanding } = &record.state else { return false };
-        let is_declined = |raw: &Bytes| {
-            let request = InputRequest::from_raw(raw.clone());
-            request.is_some_and(|request| !can(&request.kind().method(), request.params().as_ref()))
-        };
-        let declined: Vec<_> =
-            outstanding.iter().filter(|(_, raw)| is_declined(raw)).map(|(key, _)| key.clone()).collect();
-        for key in &declined {
-            let refusal = ErrorObject::new(code::METHOD_NOT_FOUND, NOT_DECLARED);
-            let answers = BTreeMap::from([(key.clone(), Err(refusal.as_bytes().clone()))]);
-            let answered = super::deliver_responses(&self.shared, &record.id, answers, |answered, room| {
-                if let Some((key, refusal)) = answered.into_iter().next() {
-                    room.send(MailboxMessage::RawResponse(key, refusal));
-                }
-            });
-            if answered.await.is_err() {
+    /// What the call asks and this client can be asked. The rest is left to others that wait; where none of them can be
+    /// asked it either, the call is told so.
+    pub(in crate::proxy) fn requests(&mut self, record: &Record) -> Vec<(String, InputRequest)> {
+        let TaskState::InputRequired { outstanding } = &record.state else { return Vec::new() };
+        let request =
+            |(key, raw): (&String, &Bytes)| Some((key.clone(), InputRequest::from_raw(raw.clone())?));
+        let (own, others): (Vec<_>, Vec<_>) =
+            outstanding.iter().filter_map(request).partition(|(_, request)| self.askable.allows(request));
+        for (key, request) in others {
+            if !self.changes.another_can_be_asked(&record.id, &request)
+                && self.send(record, MailboxMessage::Undeclared(key)).is_err()
+            {
                 self.store_retry_at = Some(self.shared.clock.now() + STORE_RETRY_DELAY);
             }
         }
-        !declined.is_empty()
+        own
+    }
+
+    /// The client is sent these input requests, and its answers are awaited: nobody who waits meanwhile refuses them.
+    pub(in crate::proxy) fn sends(&self, record: &Record, requests: &[(String, InputRequest)]) {
+        let keys = requests.iter().map(|(key, _)| key.clone()).collect();
+        // A call that takes no more has enough to do; they may be refused then.
+        let _ = self.send(record, MailboxMessage::Sent(keys));
+    }
+
+    fn send(&self, record: &Record, mail: MailboxMessage) -> Result<(), MailboxFull> {
+        self.shared.call_registry.reserve(&record.id).map(|room| room.send(mail))
     }
 
     /// The result that reports that the call still runs.

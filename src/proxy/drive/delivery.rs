@@ -7,6 +7,7 @@ use crate::{
         ReplyItem,
         call_registry::CallWaiter,
         session::{StreamFollower, next_stream_id},
+        task_watchers::Askable,
     },
     runtime::{or_pending, wait_until},
 };
@@ -27,7 +28,7 @@ pub(super) struct TaskStreams {
     /// The GET streams of the session, if it has an id.
     streams: Option<StreamFollower>,
     /// Requests that wait for the result.
-    waiting: Vec<(StreamId, mpsc::Sender<Bytes>)>,
+    waiting: Vec<WaitingLine>,
     /// Messages for full streams, in order. The server is not read meanwhile, as in a direct connection: a
     /// client that reads more slowly than its server sends loses nothing.
     unsent: VecDeque<(StreamId, Bytes)>,
@@ -35,6 +36,14 @@ pub(super) struct TaskStreams {
     drop_at: Option<Instant>,
     /// Input requests that the client already has; sent again only to a new waiter.
     withheld: Vec<InputNumber>,
+}
+
+/// A request for the result that waits.
+struct WaitingLine {
+    line: StreamId,
+    sender: mpsc::Sender<Bytes>,
+    /// What its client can be asked, where that counts.
+    askable: Option<Askable>,
 }
 
 /// An event on the streams.
@@ -56,6 +65,9 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct UnsentItems(Vec<(mpsc::Sender<ReplyItem>, VecDeque<ReplyItem>)>);
 
+/// Messages that wait for one request, beside those in its channel.
+const MAX_UNSENT: usize = 64;
+
 // === impl UnsentItems ===
 
 impl UnsentItems {
@@ -63,13 +75,31 @@ impl UnsentItems {
         self.0.is_empty()
     }
 
+    /// Whether none of these requests takes what it is sent, so that the server is not to be read.
+    pub(super) fn holds_up(&self, waiters: &[CallWaiter]) -> bool {
+        let is_slow =
+            |waiter: &CallWaiter| self.0.iter().any(|(sender, _)| sender.same_channel(&waiter.items));
+        !self.is_empty() && waiters.iter().all(is_slow)
+    }
+
     /// Sends a message, now or once the channel has space. A disconnect is detected elsewhere.
     pub(super) fn send(&mut self, waiter: &CallWaiter, item: ReplyItem) {
         if let Some((_, items)) = self.0.iter_mut().find(|(sender, _)| sender.same_channel(&waiter.items)) {
-            return items.push_back(item);
+            if items.len() < MAX_UNSENT || !matches!(item, ReplyItem::Notification(_)) {
+                items.push_back(item);
+            }
+            return;
         }
         if let Err(TrySendError::Full(item)) = waiter.items.try_send(item) {
             self.0.push((waiter.items.clone(), VecDeque::from([item])));
+        }
+    }
+
+    /// Sends all of them, each as soon as its client has room. Ends with the connections of those clients at the latest,
+    /// which are closed when their clients do not read (`timeouts.write`).
+    pub(super) async fn flush(mut self) {
+        while !self.is_empty() {
+            self.flush_one().await;
         }
     }
 
@@ -125,15 +155,27 @@ impl TaskStreams {
         }
     }
 
-    pub(super) fn handle(&mut self, happening: TaskStreamEvent, is_open: impl Fn(InputNumber) -> bool) {
+    /// Whether a client that was told what the task has to say is gone: what it was asked may be put to nobody else.
+    pub(super) fn handle(
+        &mut self,
+        happening: TaskStreamEvent,
+        is_open: impl Fn(InputNumber) -> bool,
+    ) -> bool {
+        let is_gone = matches!(happening, TaskStreamEvent::WaiterClosed(_) | TaskStreamEvent::Writable(None));
+        self.apply(happening);
+        self.withheld.retain(|ask| is_open(*ask));
+        is_gone
+    }
+
+    fn apply(&mut self, happening: TaskStreamEvent) {
         match happening {
             TaskStreamEvent::ListenChanged => {
                 let line = self.streams.as_ref().and_then(StreamFollower::current_stream);
                 self.outbox.handle_listen_stream(line);
             }
             TaskStreamEvent::WaiterClosed(who) => {
-                let (line, _) = self.waiting.swap_remove(who);
-                self.outbox.handle_result_disconnect(line);
+                let gone = self.waiting.swap_remove(who);
+                self.outbox.handle_result_disconnect(gone.line);
             }
             TaskStreamEvent::Writable(permit) => {
                 self.drop_at = None;
@@ -144,14 +186,18 @@ impl TaskStreams {
                 }
             }
         }
-        self.withheld.retain(|ask| is_open(*ask));
     }
 
     /// Adds a request that waits for the result. It does not have the withheld input requests, or tolerates
     /// them again.
-    pub(super) fn add_waiter(&mut self, sender: mpsc::Sender<Bytes>, is_open: impl Fn(InputNumber) -> bool) {
+    pub(super) fn add_waiter(
+        &mut self,
+        sender: mpsc::Sender<Bytes>,
+        askable: Option<Askable>,
+        is_open: impl Fn(InputNumber) -> bool,
+    ) {
         let line = next_stream_id();
-        self.waiting.push((line, sender));
+        self.waiting.push(WaitingLine { line, sender, askable });
         self.outbox.handle_result_request(line);
         for ask in std::mem::take(&mut self.withheld).into_iter().filter(|ask| is_open(*ask)) {
             self.outbox.handle_input_request(ask);
@@ -166,14 +212,29 @@ impl TaskStreams {
         }
     }
 
-    /// Sends the queued input requests, each as `message` renders it.
-    pub(super) fn send_queued(&mut self, message: impl Fn(InputNumber) -> Option<Bytes>) {
-        while let Some((ask, line)) = self.outbox.poll_delivery() {
+    /// Puts what has not been put yet, each as `message` has it, and only to a client that `can` be asked it.
+    pub(super) fn send_queued(
+        &mut self,
+        message: impl Fn(InputNumber) -> Option<Bytes>,
+        can: impl Fn(InputNumber, &Askable) -> bool,
+    ) {
+        loop {
+            let Self { outbox, waiting, .. } = &mut *self;
+            let able = |ask, line| {
+                let waits = waiting.iter().find(|waits| waits.line == line);
+                waits.and_then(|waits| waits.askable.as_ref()).is_none_or(|askable| can(ask, askable))
+            };
+            let Some((ask, line)) = outbox.poll_delivery(able) else { return };
             let Some(message) = message(ask) else { continue };
             if !self.send_on(line, sse::message(&message)) {
                 self.remove_stream(line);
             }
         }
+    }
+
+    /// Whether a question has been put to a client.
+    pub(super) fn is_put(&self, ask: InputNumber) -> bool {
+        self.outbox.is_put(ask)
     }
 
     /// Closes an input request. Returns the stream on which it was sent.
@@ -211,8 +272,8 @@ impl TaskStreams {
     }
 
     fn sender(&self, line: StreamId) -> Option<mpsc::Sender<Bytes>> {
-        match self.waiting.iter().find(|(waiting, _)| *waiting == line) {
-            Some((_, sender)) => Some(sender.clone()),
+        match self.waiting.iter().find(|waiting| waiting.line == line) {
+            Some(waiting) => Some(waiting.sender.clone()),
             None => self.streams.as_ref()?.sender(line),
         }
     }
@@ -234,7 +295,7 @@ impl TaskStreams {
     /// Removes a stream that is closed or stalled.
     fn remove_stream(&mut self, line: StreamId) {
         self.unsent.retain(|(full, _)| *full != line);
-        match self.waiting.iter().position(|(waiting, _)| *waiting == line) {
+        match self.waiting.iter().position(|waits| waits.line == line) {
             Some(at) => {
                 self.waiting.swap_remove(at);
                 self.outbox.handle_result_disconnect(line);
@@ -257,9 +318,9 @@ async fn reserve_slot(
 }
 
 /// The index of a request for the result that has disconnected.
-async fn any_waiter_closed(waiting: &[(StreamId, mpsc::Sender<Bytes>)]) -> usize {
+async fn any_waiter_closed(waiting: &[WaitingLine]) -> usize {
     if waiting.is_empty() {
         return pending().await;
     }
-    select_all(waiting.iter().map(|(_, sender)| Box::pin(sender.closed()))).await.1
+    select_all(waiting.iter().map(|waiting| Box::pin(waiting.sender.closed()))).await.1
 }

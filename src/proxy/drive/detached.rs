@@ -44,7 +44,7 @@ pub(super) struct DetachedState {
     pub(super) streams: Option<Box<TaskStreams>>,
     /// Held from the first input request until the call is a task.
     pub(super) parked: Option<Reservation>,
-    pub(super) storing: Option<BoxFuture<'static, Option<TaskLease>>>,
+    pub(super) storing: Option<BoxFuture<'static, Stored>>,
     /// Changes of the record that are not stored yet.
     pub(super) writes: RecordWrites,
     /// Messages for waiters with full channels.
@@ -64,6 +64,9 @@ pub(super) struct DetachedState {
     /// Changes of the status, if the client is notified of them.
     pub(super) changes: Option<Box<TaskWatcher>>,
 }
+
+/// Whether the task is stored. Where it is not, a call that was parked has its reservation back.
+pub(super) type Stored = Result<TaskLease, Option<Reservation>>;
 
 /// The latest progress message, and when it may be written.
 #[derive(Default)]
@@ -109,11 +112,6 @@ impl DetachedState {
         let anchor = self.anchor.as_ref().and_then(|anchored| anchored.due());
         let anchor = anchor.filter(|_| !self.writes.has_anchor());
         [progress, anchor].into_iter().flatten().min()
-    }
-
-    /// Whether all changes are stored and all messages are sent.
-    pub(super) fn is_flushed(&self) -> bool {
-        self.writes.is_empty() && self.unsent.is_empty()
     }
 
     /// Sends a message of the server to all waiting legacy clients.

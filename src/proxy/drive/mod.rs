@@ -31,7 +31,7 @@ mod writes;
 pub(super) use inline::InlineCall;
 pub(super) use native::NativeForm;
 pub use resumed::RestoredInput;
-pub(super) use resumed::resume_call;
+pub(super) use resumed::{Resumption, resume_call};
 pub(super) use span::CallSpan;
 
 use super::{
@@ -53,13 +53,14 @@ use crate::{
     policy::{Mode, ToolPolicy},
     protocol::{ClockReading, Frame, InputResponses, Kind, status_message},
     runtime::{or_pending, wait_until},
+    store::UpdateOutcome,
     task::{Record, TaskCause, TaskId, TaskTrigger, TaskView},
     telemetry::Limit,
     upstream::{self, CallError, UpstreamDescription, UpstreamEvent, UpstreamEvents},
 };
 use canonical::CanonicalForm;
 use delivery::{TaskStreamEvent, TaskStreams};
-use detached::DetachedState;
+use detached::{DetachedState, Stored};
 use futures_util::{StreamExt, future::BoxFuture};
 use open_requests::MAX_OPEN;
 use record_writes::{WriteFollowUp, WriteResult};
@@ -109,7 +110,7 @@ pub(super) struct NativeReplies {
 
 /// The next event of a call.
 enum DriverEvent {
-    Stored(Option<TaskLease>),
+    Stored(Stored),
     /// A change of the task record is stored, or has failed.
     Written(WriteFollowUp, WriteResult),
     /// A client with a full channel has taken a message, or has disconnected.
@@ -212,7 +213,7 @@ impl CallDriver {
         let record = driver.record(TaskTrigger::Request);
         let created = NativeForm::create_result(shared, &record, reader);
         // The replies do nothing until they are polled.
-        driver.detached().lease = Some(shared.ledger.admit(record, false).await?);
+        driver.detached().lease = Some(shared.ledger.admit(record).await?);
         driver.become_task();
         Ok((driver, created))
     }
@@ -252,7 +253,10 @@ impl CallDriver {
         let shared = Arc::clone(&self.shared);
         let mut driver = Box::new(self);
         match first {
-            DetachReason::Store => driver.detached().storing = Some(driver.store()),
+            DetachReason::Store => {
+                let storing = driver.store();
+                driver.detached().storing = Some(storing);
+            }
             DetachReason::InputRequest(event) => driver.handle_server_event(event),
         }
         shared.stopping.spawn(driver.run());
@@ -278,10 +282,20 @@ impl CallDriver {
 
     /// Starts delivery of the task's messages to a legacy client.
     fn start_task(&mut self) {
-        let (CallForm::Native(native), Some(held)) = (&self.form, &mut self.detached) else { return };
+        let (CallForm::Native(native), Some(held)) = (&mut self.form, &mut self.detached) else { return };
         native.deferral.mark_deferred();
+        native.opening = native.read_stream(&self.shared);
         held.streams = Some(Box::new(native.streams(&self.shared)));
         held.changes = Some(Box::new(self.shared.ledger.watchers.watch_own(held.registration.id().clone())));
+    }
+
+    /// Waits, a moment at most, until the client's session is listened to: its server may ask first of all.
+    pub(super) async fn is_listened_to(&mut self) {
+        if let CallForm::Native(native) = &mut self.form
+            && let Some(opening) = native.opening.take()
+        {
+            opening.settled().await;
+        }
     }
 
     /// The id of the call, and of the task that it may become.
@@ -298,7 +312,7 @@ impl CallDriver {
             }
             self.abandon();
             if self.exchange.is_done() {
-                if self.detached().is_flushed() {
+                if self.detached().writes.is_empty() {
                     return Box::pin(self.close()).await;
                 }
             } else {
@@ -326,7 +340,7 @@ impl CallDriver {
         let is_read = self.exchange.awaits_server()
             && self.detached.as_mut().is_none_or(|held| {
                 // In a task the messages go to its streams.
-                (held.unsent.is_empty() || !is_attended)
+                (!is_attended || !held.unsent.holds_up(&held.waiters))
                     && held.writes.len() < MAX_OPEN
                     && held.streams.as_mut().is_none_or(|lines| !lines.has_backlog(|| clock.now()))
             });
@@ -363,10 +377,14 @@ impl CallDriver {
         self.stop_making_tasks();
         self.exchange.observe_time(now);
         match happening {
-            DriverEvent::Stored(task) => {
-                let is_stored = task.is_some();
+            DriverEvent::Stored(stored) => {
+                let is_stored = stored.is_ok();
                 let held = self.detached();
-                (held.storing, held.lease) = (None, task);
+                held.storing = None;
+                match stored {
+                    Ok(task) => held.lease = Some(task),
+                    Err(reservation) => self.not_stored(reservation),
+                }
                 self.exchange.handle_stored(is_stored, now);
             }
             DriverEvent::Written(after, result) => self.handle_written(after, result),
@@ -385,8 +403,12 @@ impl CallDriver {
             DriverEvent::Received(control) => self.receive(control),
             DriverEvent::Streams(happening) => {
                 let DetachedState { open_requests: book, streams: lines, .. } = self.detached();
-                if let Some(lines) = lines {
-                    lines.handle(happening, |ask| book.get(ask).is_some());
+                let is_gone = lines
+                    .as_mut()
+                    .is_some_and(|lines| lines.handle(happening, |ask| book.get(ask).is_some()));
+                if is_gone {
+                    // Those who wait may be able to answer what it was asked, or all be unable to.
+                    self.shared.ledger.watchers.announce_to_waiters(self.id());
                 }
             }
             DriverEvent::RecordChanged => self.send_status(),
@@ -429,7 +451,11 @@ impl CallDriver {
             CallCommand::Message(MailboxMessage::RawResponse(key, outcome)) => {
                 self.handle_response(&key, outcome, false);
             }
-            CallCommand::Attach(LocalRequest::ResultWaiter(sender)) => {
+            CallCommand::Message(MailboxMessage::Undeclared(key)) => self.undeclared(key),
+            CallCommand::Message(MailboxMessage::Sent(keys)) => {
+                keys.iter().for_each(|key| self.detached().open_requests.mark_sent(key));
+            }
+            CallCommand::Attach(LocalRequest::ResultWaiter(sender, askable)) => {
                 let DetachedState { open_requests: book, streams: lines, .. } = self.detached();
                 let fresh = || {
                     let mut lines = TaskStreams::default();
@@ -437,7 +463,7 @@ impl CallDriver {
                     book.ids().into_iter().for_each(|ask| lines.queue_request(ask, false));
                     Box::new(lines)
                 };
-                lines.get_or_insert_with(fresh).add_waiter(sender, |ask| book.get(ask).is_some());
+                lines.get_or_insert_with(fresh).add_waiter(sender, askable, |ask| book.get(ask).is_some());
             }
             CallCommand::Message(MailboxMessage::Cancelled(CancelTarget::Request)) => {
                 self.span.event("deferral.call.taken_back", &[]);
@@ -459,7 +485,10 @@ impl CallDriver {
             }
             ExchangeAction::RequestInput(asks) => self.send_input_required(&asks),
             ExchangeAction::RequestOnStream(ask) => self.send_inline(ask),
-            ExchangeAction::Store => self.detached().storing = Some(self.store()),
+            ExchangeAction::Store => {
+                let storing = self.store();
+                self.detached().storing = Some(storing);
+            }
             ExchangeAction::ReplyTask => {
                 // The reservation is replaced by the task.
                 self.detached().parked = None;
@@ -489,17 +518,25 @@ impl CallDriver {
         if self.exchange.phase() != ExchangePhase::Abandoned {
             return;
         }
+        let ledger = Arc::clone(&self.shared.ledger);
         let held = self.detached();
         if let Some(storing) = held.storing.take() {
-            // The task keeps its reservation until then.
-            let reservation = held.parked.take();
-            self.shared.ledger.discard_once_stored(storing, reservation);
+            let forgotten = ledger.discard_once_stored(storing);
+            let forgotten = async move {
+                forgotten.await;
+                Ok(UpdateOutcome::Unknown)
+            };
+            held.writes.push(WriteFollowUp::Nothing, Box::pin(forgotten));
             self.exchange.handle_stored(false, self.shared.clock.now());
         }
     }
 
     /// Ends the call, and replies to retries that arrive in this moment.
     async fn close(mut self: Box<Self>) {
+        let unsent = std::mem::take(&mut self.detached().unsent);
+        if !unsent.is_empty() {
+            self.shared.stopping.spawn(unsent.flush());
+        }
         self.record_fate();
         self.send_status();
         let open = self.withdraw_all("the task has ended");
@@ -584,11 +621,16 @@ impl CallDriver {
     }
 
     /// Stores the task, unless a quota is full.
-    fn store(&self) -> BoxFuture<'static, Option<TaskLease>> {
+    fn store(&mut self) -> BoxFuture<'static, Stored> {
         let record = self.record(self.cause());
         let ledger = Arc::clone(&self.shared.ledger);
-        let parked = self.detached.as_ref().is_some_and(|held| held.parked.is_some());
-        Box::pin(async move { ledger.admit(record, parked).await.ok() })
+        let parked = self.detached().parked.take();
+        Box::pin(async move {
+            match parked {
+                Some(reservation) => ledger.admit_parked(record, reservation).await.map_err(Some),
+                None => ledger.admit(record).await.map_err(|_no_room| None),
+            }
+        })
     }
 
     /// The record of the task that the call may become.

@@ -21,7 +21,7 @@ use crate::{
         AccessSummary, CallReply,
         reply::{CallEnd, lost_error, outcome_of},
         route_context::RouteContext,
-        session::{ProxyCallGuard, ResponseOwner, SessionKey},
+        session::{ProxyCallGuard, ResponseOwner, SessionKey, StreamOpening},
         tickets::TicketOptions,
     },
     task::{
@@ -61,7 +61,9 @@ pub(in crate::proxy) struct NativeForm {
     /// Whether the client sends credentials.
     pub(in crate::proxy) needs_credentials: bool,
     /// Dropped after the replies.
-    pub(in crate::proxy) _in_flight: Option<ProxyCallGuard>,
+    pub(in crate::proxy) in_flight: Option<ProxyCallGuard>,
+    /// Of a task, until the call is made.
+    pub(in crate::proxy) opening: Option<StreamOpening>,
     pub(in crate::proxy) began: Instant,
     /// The last status that the client was notified of.
     pub(in crate::proxy) last_status: &'static str,
@@ -209,6 +211,12 @@ impl NativeForm {
     /// The streams that carry the task's messages to the client.
     pub(super) fn streams(&self, shared: &RouteContext) -> TaskStreams {
         TaskStreams::new(self.session.map(|session| shared.sessions.streams.follow(session)))
+    }
+
+    /// Sees to it that the session's own stream is read, where the client knows that there is a task.
+    pub(super) fn read_stream(&self, shared: &RouteContext) -> Option<StreamOpening> {
+        let in_flight = self.in_flight.as_ref().filter(|_| self.view == TaskView::Experimental)?;
+        Some(in_flight.read_stream(&shared.route.path, &shared.sessions.streams))
     }
 
     /// The status notification for the client, if the status has changed (2025-11-25, *Tasks, Task Status

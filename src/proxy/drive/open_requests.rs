@@ -6,8 +6,8 @@ use crate::{
         exchange::InputNumber,
         offer,
     },
-    protocol::{ErrorObject, Method, RequestId, input::InputResponses},
-    proxy::session::RelayedInputRequest,
+    protocol::{ErrorObject, Kind, Method, RequestId, input::InputResponses},
+    proxy::{session::RelayedInputRequest, task_watchers::Askable},
     telemetry::{
         CallOrigin, InputRequestRefused,
         metrics::{self, InputRequestOutcome},
@@ -46,6 +46,8 @@ pub(super) struct OpenRequest {
     pub(super) is_recorded: bool,
     /// Set if it was sent on the stream of the call itself, before there was a task.
     pub(super) inline: Option<InlineRequest>,
+    /// It was the answer to a request that waited with a ticket, and another is to bring its answer.
+    pub(super) mark_sent: bool,
     metric: metrics::OpenInputRequest,
 }
 
@@ -111,7 +113,16 @@ impl OpenRequests {
         let counted = self.count_open(&asked, origin);
         self.open.insert(
             ask,
-            OpenRequest { key, asked, id, target: way, is_recorded: false, inline: None, metric: counted },
+            OpenRequest {
+                key,
+                asked,
+                id,
+                target: way,
+                is_recorded: false,
+                inline: None,
+                mark_sent: false,
+                metric: counted,
+            },
         );
         (ask, supplied)
     }
@@ -135,7 +146,16 @@ impl OpenRequests {
         let (id, counted) = (Some(id), self.count_open(&asked, origin));
         self.open.insert(
             ask,
-            OpenRequest { key, asked, id, target: way, is_recorded: true, inline: None, metric: counted },
+            OpenRequest {
+                key,
+                asked,
+                id,
+                target: way,
+                is_recorded: true,
+                inline: None,
+                mark_sent: false,
+                metric: counted,
+            },
         );
     }
 
@@ -168,6 +188,13 @@ impl OpenRequests {
         self.changes += 1;
         if let Some(open) = self.open.get_mut(&ask) {
             open.is_recorded = true;
+        }
+    }
+
+    /// A client has been sent the question, and comes back with an answer.
+    pub(super) fn mark_sent(&mut self, key: &str) {
+        if let Some(open) = self.open.values_mut().find(|open| open.key == *key) {
+            open.mark_sent = true;
         }
     }
 
@@ -243,6 +270,17 @@ impl OpenRequests {
 // === impl OpenRequest ===
 
 impl OpenRequest {
+    /// Whether it is something that a client can be asked.
+    pub(super) fn can_be_put_to(&self, askable: &Askable) -> bool {
+        match &self.asked {
+            ServerRequest::Canonical(request) => askable.allows(request),
+            ServerRequest::Native(frame) => match frame.kind() {
+                Kind::Request { method, params, .. } => askable.allows_method(method, params.as_deref()),
+                Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => true,
+            },
+        }
+    }
+
     /// Whether the response was relayed on the stream of the call itself.
     pub(super) fn is_answered_inline(&self) -> bool {
         let relayed = self.inline.as_ref().and_then(|put| put.relayed.as_ref());
@@ -272,7 +310,7 @@ impl OpenRequest {
         }
     }
 
-    fn refuse(self, route: &str, code: i64, reason: &str) {
+    pub(super) fn refuse(self, route: &str, code: i64, reason: &str) {
         self.metric.close_uncounted(InputRequestOutcome::Refused);
         if let Some(method) = self.asked.method() {
             let outcome = InputRequestOutcome::Refused;

@@ -18,6 +18,7 @@ use crate::{
         input_requests::{self, NOT_DECLARED},
         ledger::TaskAdmissionError,
         reply::CallEnd,
+        reservations::Reservation,
         task_watchers::WAITERS_PER_TASK,
     },
     store::{StoreError, UpdateOutcome},
@@ -118,10 +119,25 @@ impl CallDriver {
             matches!(self.exchange.phase(), ExchangePhase::CommittingHandle | ExchangePhase::Deferred);
         let CallForm::Canonical(canonical) = &self.form else { return Ok(()) };
         let principal = canonical.caller.principal;
-        if !is_task && self.detached().parked.is_none() {
+        // While it is being stored it has the room of its record.
+        if !is_task && self.detached().parked.is_none() && self.detached().storing.is_none() {
             self.detached().parked = Some(self.shared.ledger.reserve(principal)?);
         }
         Ok(())
+    }
+
+    /// The call is no task, as its record could not be stored: what was asked meanwhile needs room of its own.
+    pub(super) fn not_stored(&mut self, reservation: Option<Reservation>) {
+        self.detached().parked = reservation;
+        let asks = self.detached().open_requests.ids();
+        if !asks.is_empty()
+            && let Err(no_room) = self.park()
+        {
+            for ask in asks {
+                self.detached().open_requests.refuse(ask, code::INTERNAL_ERROR, &no_room.to_string());
+                self.exchange.handle_input_answered(ask);
+            }
+        }
     }
 
     /// Handles an `input_required` result of the server, which ends the call.
@@ -312,6 +328,38 @@ impl CallDriver {
         self.queue_write(task::TaskEvent::Progressed { message }, WriteFollowUp::Nothing);
     }
 
+    /// Nobody who waits for the result of the call can be asked this, by what they declared: the server is told, unless
+    /// somebody has been asked already.
+    pub(super) fn undeclared(&mut self, key: String) {
+        let DetachedState { open_requests: book, streams: lines, .. } = self.detached();
+        let Some(ask) = book.by_key(&key) else { return };
+        let is_asked = lines.as_ref().is_some_and(|lines| lines.is_put(ask));
+        match book.get(ask) {
+            Some(open) if is_asked || open.mark_sent || open.is_answered_inline() => {}
+            Some(open) if open.is_recorded => {
+                let event = task::TaskEvent::InputWithdrawn { key };
+                self.queue_write(event, WriteFollowUp::Undeclared { ask });
+            }
+            // Its record is being stored: those who wait look again once it is.
+            Some(_) | None => {}
+        }
+    }
+
+    /// The record does not have it any longer: the server is refused it.
+    pub(super) fn refused_as_undeclared(&mut self, ask: InputNumber) {
+        let Some(open) = self.withdraw_request(ask, NOT_DECLARED) else { return };
+        self.span.event("deferral.question.refused", &[("deferral.question.key", &open.key)]);
+        let declined = open.asked.kind().and_then(|kind| elicit::cancelled_answer(kind).ok());
+        if let (AnswerTarget::Retry(key), Some((_, answers)), Some(declined)) =
+            (&open.target, self.detached().pending_retry.as_deref_mut(), declined)
+        {
+            // There are no errors among the answers of a retry.
+            answers.insert(key.clone(), declined);
+        }
+        open.refuse(&self.shared.route.path, code::METHOD_NOT_FOUND, NOT_DECLARED);
+        self.exchange.handle_input_answered(ask);
+    }
+
     /// Sends an input request on the stream of the call itself.
     pub(super) fn send_inline(&mut self, ask: InputNumber) {
         let CallForm::Native(native) = &self.form else { return };
@@ -411,7 +459,10 @@ impl CallDriver {
         };
         let id = hold.id();
         let knows = !matches!(&self.form, CallForm::Native(native) if native.view == TaskView::Ticket);
-        lines.send_queued(|ask| book.get(ask).map(|open| native::task_request(open, id, knows)));
+        lines.send_queued(
+            |ask| book.get(ask).map(|open| native::task_request(open, id, knows)),
+            |ask, askable| book.get(ask).is_some_and(|open| open.can_be_put_to(askable)),
+        );
     }
 
     /// Closes an input request, and cancels it on the stream on which it was sent in the task.

@@ -13,6 +13,7 @@ use crate::{
     protocol::{Capabilities, Frame, InputRequest, InputResponses, Method, RequestId},
     proxy::{
         anchor::{AnchorForm, TaskAnchor},
+        call_registry::CallRegistration,
         ledger::TaskLease,
         orphan_report::OrphanFate,
         route_context::RouteContext,
@@ -25,26 +26,35 @@ use crate::{
 use bytes::Bytes;
 use std::{sync::Arc, time::Instant};
 
-/// Resumes a task's call in the background; no new call is made. Returns the lease if that is impossible: the
-/// server does not support it, or a response that it may not have received cannot be delivered any more.
+/// What belongs to a task that is to be resumed: its place among the held calls, its custody, and what the log is to
+/// say of it.
+pub(in crate::proxy) struct Resumption {
+    pub(in crate::proxy) hold: CallRegistration,
+    pub(in crate::proxy) custody: TaskLease,
+    pub(in crate::proxy) fate: OrphanFate,
+}
+
+/// Goes on with a task's call, in the background; nothing is called. `record` was read after the place was registered.
+/// Where that cannot be, gives back what it was given: the server is none that it can be done with, or an answer may not
+/// have reached it and cannot be given to it any more.
 pub(in crate::proxy) fn resume_call(
     shared: &Arc<RouteContext>,
-    (custody, fate): (TaskLease, OrphanFate),
+    resumption: Resumption,
     record: &Record,
     anchor: &TaskAnchor,
     credentials: Credentials,
-) -> Result<(), (TaskLease, OrphanFate)> {
+) -> Result<(), Resumption> {
     let Some(RestoredInput { open: asked, undelivered, closed_keys: forgotten }) =
         RestoredInput::restore(record, anchor)
     else {
-        return Err((custody, fate));
+        return Err(resumption);
     };
     let principal = Principal::from_bytes(record.owner.principal);
     let declared = match &anchor.words {
         AnchorForm::Canonical { declared } => Capabilities::read(Bytes::copy_from_slice(declared.as_bytes())),
         AnchorForm::Native { .. } => Ok(Capabilities::none()),
     };
-    let Ok(capabilities) = declared.map(Arc::new) else { return Err((custody, fate)) };
+    let Ok(capabilities) = declared.map(Arc::new) else { return Err(resumption) };
     // The session has been initialized already.
     let caller = CallerIdentity { principal, credentials, capabilities, client_info: ClientInfo::default() };
     let deferral = Deferral::new(true);
@@ -59,7 +69,7 @@ pub(in crate::proxy) fn resume_call(
     }
     let taken_up = shared.upstream.resume_call(&caller, &anchor.call, ids, deferral.clone());
     let Some(ResumedCall { replies, open: ways, off_stream: elsewhere }) = taken_up else {
-        return Err((custody, fate));
+        return Err(resumption);
     };
     let mut ways = ways.into_iter();
 
@@ -102,7 +112,8 @@ pub(in crate::proxy) fn resume_call(
                 progress: None,
                 deferral,
                 needs_credentials: anchor.needs_credentials,
-                _in_flight: session.zip(elsewhere).map(begin),
+                in_flight: session.zip(elsewhere).map(begin),
+                opening: None,
                 began: shared.clock.now(),
                 last_status: record.state.status(),
             };
@@ -114,7 +125,7 @@ pub(in crate::proxy) fn resume_call(
         Some(limits) => limits.limit(None, replies, &shared.clock),
         None => (replies, None),
     };
-    let hold = shared.call_registry.register_as(record.id.clone());
+    let Resumption { hold, custody, fate } = resumption;
     let mut driver = Box::new(CallDriver {
         shared: Arc::clone(shared),
         exchange: Exchange::stored_task(manner, deadlines(shared, None, record.view)),
@@ -140,6 +151,9 @@ pub(in crate::proxy) fn resume_call(
     for key in forgotten {
         driver.write_withdrawal(key);
     }
+    driver.detached().registration.begin();
+    // Those who wait for the result have found no call to attach to.
+    shared.ledger.watchers.announce_to_waiters(&record.id);
     shared.stopping.spawn(driver.run());
     Ok(())
 }

@@ -110,7 +110,9 @@ pub(super) async fn call(endpoint: &Endpoint, method: &str, declares: &str, para
 fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -> ReplyStream {
     let declares: Value = serde_json::from_str(declares).expect("JSON");
     let name = params.get("name").or_else(|| params.get("taskId")).and_then(Value::as_str).map(str::to_owned);
-    params["_meta"] = json!({ meta::PROTOCOL_VERSION: "2026-07-28", meta::CLIENT_CAPABILITIES: declares });
+    params["_meta"] = json!({
+        meta::PROTOCOL_VERSION: "2026-07-28", meta::CLIENT_CAPABILITIES: declares, meta::LOG_LEVEL: "error",
+    });
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     let mut headers = http::HeaderMap::new();
     headers.insert("mcp-protocol-version", HeaderValue::from_static("2026-07-28"));
@@ -469,6 +471,72 @@ async fn delivery_to_one_of_two_clients_keeps_the_task() {
         let shown = call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id.as_str() })).await;
         assert_eq!(shown["result"]["status"], "completed", "{shown}");
     }
+}
+
+/// A server that asks, and is told something; then logs so often, and answers.
+fn talkative(outgoing: &OutgoingCall, lines: usize) -> UpstreamEvents {
+    if outgoing.call.method == Method::ToolsList {
+        return asking(outgoing);
+    }
+    let line = || {
+        let params = json!({ "level": "error", "data": "line" });
+        let line = json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params });
+        UpstreamEvent::Notification(Frame::parse(line.to_string().into()).expect("a message"))
+    };
+    let (told, answer) = oneshot::channel();
+    let asks = PendingServerRequest {
+        request: ServerRequest::Canonical(question("name")),
+        id: RequestId::from_number(7),
+        responder: Box::new(AnswerSender(told)),
+    };
+    let ends = async move {
+        let _ = answer.await;
+        // Whoever comes back in this moment is here by now.
+        sleep(Duration::from_secs(1)).await;
+        let end = response(&json!({ "content": [{ "type": "text", "text": "done" }] }).to_string());
+        stream::iter((0..lines).map(move |_| line()).chain([end]))
+    };
+    stream::iter([UpstreamEvent::ServerRequest(asks)]).chain(stream::once(ends).flatten()).boxed()
+}
+
+/// A client that does not read what it is sent, and what another sends with the same `requestState` when the server
+/// has answered (`late`) or before.
+async fn beside_a_client_that_does_not_read(lines: usize, late: bool) -> Value {
+    let server = StandIn { preparing: Duration::ZERO, answers: move |outgoing| talkative(&outgoing, lines) };
+    let (endpoint, _) = endpoint(server, LATE);
+    let result = call(&endpoint, "tools/call", ASKED, json!({ "name": "t" })).await["result"].take();
+    let again = json!({
+        "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+    });
+    let mut silent = begin(&endpoint, "tools/call", ASKED, again.clone());
+    assert!(silent.next().now_or_never().is_none());
+    if late {
+        sleep(Duration::from_secs(2)).await;
+    }
+    let other = answer(begin(&endpoint, "tools/call", ASKED, again));
+    let answered = timeout(Duration::from_secs(10), other).await.expect("it waits for nobody else");
+    // Whoever begins to read finds all that it was sent.
+    let mut last = None;
+    while let Some(item) = silent.next().await {
+        last = Some(item);
+    }
+    let Some(ReplyItem::Reply(reply)) = last else { panic!("it is answered") };
+    let reply: Value = serde_json::from_slice(&reply.body).expect("JSON");
+    assert_eq!(text(&reply["result"]), "done");
+    answered
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_keeps_no_other_from_the_result() {
+    let answered = beside_a_client_that_does_not_read(1_000, false).await;
+    assert_eq!(text(&answered["result"]), "done");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_comes_back_too_late_does_not_wait_for_one_that_does_not_read() {
+    // As many as wait in its channel: the result is behind them.
+    let answered = beside_a_client_that_does_not_read(8, true).await;
+    assert_eq!(answered["error"]["code"], crate::protocol::code::INVALID_PARAMS, "{answered}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -116,6 +116,12 @@ impl CallDriver {
                     self.handle_expired(ask, &key);
                 }
             }
+            // Likewise.
+            WriteFollowUp::Undeclared { ask } => {
+                if matches!(result, Ok(UpdateOutcome::Applied { .. })) {
+                    self.refused_as_undeclared(ask);
+                }
+            }
             WriteFollowUp::Progress { message } => {
                 let now = self.shared.clock.now();
                 let progress = &mut self.detached().progress;

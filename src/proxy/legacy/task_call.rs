@@ -113,7 +113,8 @@ pub(super) fn prepare_call(
         progress: None,
         deferral,
         needs_credentials: shared.credentials(&passage.headers).can_identify_caller(),
-        _in_flight: in_flight,
+        in_flight,
+        opening: None,
         began: shared.clock.now(),
         last_status: "working",
     };
@@ -145,9 +146,10 @@ pub(super) async fn as_task(
     // without a driver.
     shared.stopping.spawn(async move {
         match CallDriver::as_task(&work, call, replies).await {
-            Ok((driver, created)) => {
+            Ok((mut driver, created)) => {
                 // A client that has disconnected finds it in `tasks/list`.
                 let _ = made.send(Ok((driver.id().clone(), created)));
+                driver.is_listened_to().await;
                 driver.run().await;
             }
             Err(no_room) => drop(made.send(Err(no_room))),

@@ -14,6 +14,7 @@ use crate::{
         reply::lost_error,
         route_context::RouteContext,
         session::{ClientDeclaration, LegacyClient, RequestRegistration},
+        task_watchers::Askable,
         tickets,
     },
     task::{Record, view},
@@ -95,12 +96,18 @@ pub(super) async fn serve(
     let (wanted, names) =
         tickets::legacy_ticket_action(shared, client, tool, || ticket::ticket_argument(params))?;
     let holding = tickets::legacy_eligibility(shared, client, passage);
+    let known = client.session.and_then(|session| shared.sessions.ticket_holders.client(session));
+    let said = known.clone();
+    let askable = Askable::new(move |method, params| {
+        said.as_ref().is_none_or(|client| client.can_be_asked(method, params))
+    });
     let holder = TicketCaller {
         owner: client.owner(&shared.route),
         principal: client.principal,
         names: &names,
         wait: tickets::result_wait(shared, holding),
         accepts_messages: true,
+        askable,
     };
     let watch = match call_ticket_tool(shared, holder, wanted, params).await {
         TicketToolAnswer::Result(result, account) | TicketToolAnswer::CallResult(_, result, account) => {
@@ -116,7 +123,6 @@ pub(super) async fn serve(
     let registered = client
         .session
         .map(|session| shared.sessions.ticket_waits.register(session, id, Arc::clone(&cancelled)));
-    let known = client.session.and_then(|session| shared.sessions.ticket_holders.client(session));
     let (id, over) = (id.detached(), false);
     let waiting = TicketWait {
         watch,
@@ -217,13 +223,8 @@ impl TicketWait {
                         return TicketWaitEvent::Message(sse::message(&beat));
                     }
                 }
-                // The remaining requests are sent on this stream, or on the session's.
-                WatchEvent::InputRequired(record) => {
-                    if let Some(known) = self.declaration.clone() {
-                        let can = |method: &_, params: Option<&_>| known.can_be_asked(method, params);
-                        self.watch.decline_undeclared(&record, can).await;
-                    }
-                }
+                // What it can be asked is put on this very stream, or on the session's.
+                WatchEvent::InputRequired(record) => drop(self.watch.requests(&record)),
                 WatchEvent::Ended(record, commit) => return self.ended(&record, commit),
                 WatchEvent::StillRunning(record) => {
                     let running = self.watch.running_result(&record);

@@ -33,7 +33,7 @@ use crate::{
         observed_call::ObservedCall,
         reply::{lost_error, outcome_of},
         route_context::RouteContext,
-        session::{ClientCall, LegacyClient, PendingRequest, SessionKey},
+        session::{ClientCall, ExpectedStream, LegacyClient, PendingRequest, SessionKey},
     },
     runtime::Mutex,
     telemetry::{Limit, RequestOutcome},
@@ -50,11 +50,20 @@ use http::{
 };
 use smallvec::SmallVec;
 use std::{future::Future, sync::Arc, time::Duration};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 /// A JSON response of at most this length is relayed as a whole, so that one that breaks off is still a clear
 /// error. A longer one, or one of unknown length, is streamed.
 const MAX_WHOLE: u64 = 64 << 10;
+
+/// The pauses before a server is asked again that takes a stream which the proxy has just closed for open.
+const CONFLICT_PAUSES: [Duration; 4] = [
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+];
 
 /// The context in which a response is relayed.
 struct RelayContext {
@@ -73,6 +82,7 @@ struct SessionListener {
     key: SessionKey,
     /// The stream continues a broken one.
     resumed: bool,
+    expected: Arc<ExpectedStream>,
 }
 
 /// Relays one request, and returns the response for the client. Not an async function: the future that waits
@@ -138,18 +148,24 @@ pub(in crate::proxy) fn forward(
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
     let timeout = call_timeout(&shared.route, &post);
     let forward = HttpRequest { principal, method, query, headers, body, purpose, calls, interest, timeout };
-    let forwarding = match (turn, requester.pending_reader()) {
-        (Some(turn), _) => {
+    let taken = listens.as_ref().map(|listens| &listens.expected).filter(|expected| expected.is_taken());
+    let forwarding = match (turn, requester.pending_reader(), taken.cloned()) {
+        (Some(turn), ..) => {
             in_turn(Arc::clone(&shared.upstream), forward, turn, Arc::clone(&requester.pending))
         }
-        (None, None) => shared.upstream.forward(forward),
-        (None, Some(pending)) => {
-            let shared = Arc::clone(&shared);
-            let resuming = async move {
-                pending.reading_on.end().await;
-                shared.upstream.forward(forward).await
+        (None, None, None) => shared.upstream.forward(forward),
+        (None, reader, taken) => {
+            let upstream = Arc::clone(&shared.upstream);
+            let forwarding = async move {
+                if let Some(pending) = reader {
+                    pending.reading_on.end().await;
+                }
+                match taken {
+                    Some(expected) => listen_alone(&*upstream, forward, &expected).await,
+                    None => upstream.forward(forward).await,
+                }
             };
-            resuming.boxed()
+            forwarding.boxed()
         }
     };
     let is_waited_for = is_call || requester.resumed.is_some();
@@ -217,6 +233,24 @@ fn in_turn(
         upstream.forward(forward).await
     }
     .boxed()
+}
+
+/// Asks for a session's stream that the proxy has read in place of its client. A server that serves one at a time may
+/// take a moment to notice that the other is closed.
+async fn listen_alone(
+    upstream: &dyn Upstream,
+    forward: HttpRequest,
+    expected: &ExpectedStream,
+) -> Result<HttpResponse, CallError> {
+    expected.is_free().await;
+    for pause in CONFLICT_PAUSES {
+        let forwarded = upstream.forward(forward.of_same_stream()).await?;
+        if forwarded.status != StatusCode::CONFLICT {
+            return Ok(forwarded);
+        }
+        sleep(pause).await;
+    }
+    upstream.forward(forward).await
 }
 
 /// The interest in the response of calls with permits.
@@ -310,7 +344,10 @@ fn register_in_session(
     let has_tasks = || shared.route.has_tasks() && client.has_task_support() || shared.route.has_tickets();
     let key = client.session.filter(|_| has_tasks());
     match (key, purpose) {
-        (Some(key), RequestPurpose::Listen) => (Some(SessionListener { key, resumed }), None),
+        (Some(key), RequestPurpose::Listen) => {
+            let expected = Arc::new(shared.sessions.streams.expect(key));
+            (Some(SessionListener { key, resumed, expected }), None)
+        }
         (Some(key), RequestPurpose::Call | RequestPurpose::Resume) => {
             let (in_flight, comes_back) = (&shared.sessions.in_flight, purpose == RequestPurpose::Resume);
             (None, Some(in_flight.begin_client_call(key, waiting.clone(), comes_back, &requester.pending)))
@@ -529,7 +566,7 @@ fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -
                     editor: ResponseEditor::new(limit),
                 }))
             }
-            (None, Some(SessionListener { key, resumed })) => {
+            (None, Some(SessionListener { key, resumed, expected: _expected })) => {
                 let shared = &relaying.request.shared;
                 let of = (&shared.route.path, &shared.sessions);
                 StreamEdits::SessionStream(Box::new(SessionStream::open(of, key, resumed, limit)))

@@ -9,9 +9,9 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedMutexGuard, mpsc, watch};
 
 /// The GET streams, by session.
 #[derive(Debug, Default)]
@@ -24,7 +24,21 @@ pub(in crate::proxy) struct GetStreams {
 struct SessionStreams {
     /// The open streams; the last one is used.
     open: Mutex<Vec<OpenStream>>,
+    /// Requests of the client for one, until they are answered.
+    expected: AtomicUsize,
+    /// Held while the proxy reads the session's stream in place of its client.
+    reading: Arc<Reading>,
     changed: watch::Sender<()>,
+}
+
+/// Held across waits, as a connection is open meanwhile.
+type Reading = tokio::sync::Mutex<()>;
+
+/// A client's request for its session's stream. Until it is dropped, the proxy reads none in the client's place.
+pub(in crate::proxy) struct ExpectedStream {
+    streams: Arc<GetStreams>,
+    key: SessionKey,
+    session: Arc<SessionStreams>,
 }
 
 #[derive(Debug)]
@@ -81,6 +95,14 @@ impl GetStreams {
         GetStream { streams: Arc::clone(self), key, id: line, messages: receiver }
     }
 
+    /// The client of a session asks for a stream.
+    pub(in crate::proxy) fn expect(self: &Arc<Self>, key: SessionKey) -> ExpectedStream {
+        let session = self.session(key);
+        session.expected.fetch_add(1, Ordering::AcqRel);
+        session.changed.send_replace(());
+        ExpectedStream { streams: Arc::clone(self), key, session }
+    }
+
     pub(in crate::proxy) fn follow(self: &Arc<Self>, key: SessionKey) -> StreamFollower {
         let session = self.session(key);
         let mut changed = session.changed.subscribe();
@@ -107,6 +129,39 @@ impl GetStreams {
     }
 }
 
+// === impl SessionStreams ===
+
+impl SessionStreams {
+    /// Whether the client listens, or is about to.
+    fn has_client(&self) -> bool {
+        self.expected.load(Ordering::Acquire) > 0 || !self.open.lock().is_empty()
+    }
+}
+
+// === impl ExpectedStream ===
+
+impl ExpectedStream {
+    /// Whether the proxy reads the session's stream now.
+    pub(in crate::proxy) fn is_taken(&self) -> bool {
+        self.session.reading.try_lock().is_err()
+    }
+
+    /// Waits until the proxy does not read the stream any more, which it has been told to stop.
+    pub(in crate::proxy) async fn is_free(&self) {
+        drop(self.session.reading.lock().await);
+    }
+}
+
+impl Drop for ExpectedStream {
+    fn drop(&mut self) {
+        let session = std::mem::take(&mut self.session);
+        session.expected.fetch_sub(1, Ordering::AcqRel);
+        session.changed.send_replace(());
+        drop(session);
+        self.streams.remove_if_idle(self.key);
+    }
+}
+
 // === impl GetStream ===
 
 impl Drop for GetStream {
@@ -122,6 +177,26 @@ impl StreamFollower {
     pub(in crate::proxy) async fn changed(&mut self) {
         // The sender lives in `session`.
         let _ = self.changed.changed().await;
+    }
+
+    /// Takes the session's stream for the proxy as soon as its client neither listens nor is about to.
+    pub(in crate::proxy) async fn take(&mut self) -> OwnedMutexGuard<()> {
+        loop {
+            while self.session.has_client() {
+                self.changed().await;
+            }
+            let reading = Arc::clone(&self.session.reading).lock_owned().await;
+            if !self.session.has_client() {
+                return reading;
+            }
+        }
+    }
+
+    /// Resolves when the client listens, or is about to.
+    pub(in crate::proxy) async fn client_comes(&mut self) {
+        while !self.session.has_client() {
+            self.changed().await;
+        }
     }
 
     /// The stream to use.
@@ -148,6 +223,7 @@ impl Drop for StreamFollower {
 mod tests {
     use super::*;
     use crate::dialect::Principal;
+    use futures_util::FutureExt;
     use http::HeaderValue;
 
     fn key() -> SessionKey {
@@ -174,6 +250,28 @@ mod tests {
         assert_eq!(second.messages.recv().await.as_deref(), Some(&b"x"[..]));
         drop((first, second));
         assert_eq!(follower.current_stream(), Some(resumed.id));
+    }
+
+    #[tokio::test]
+    async fn the_proxy_opens_a_stream_only_while_its_client_has_none() {
+        let streams = Arc::new(GetStreams::default());
+        let mut follower = streams.follow(key());
+        let expected = streams.expect(key());
+        assert!(follower.take().now_or_never().is_none(), "the client opens one");
+        let stream = streams.open(key(), false);
+        drop(expected);
+        assert!(follower.take().now_or_never().is_none(), "it listens");
+        drop(stream);
+        let reading = follower.take().await;
+        assert!(follower.client_comes().now_or_never().is_none());
+        let expected = streams.expect(key());
+        follower.client_comes().await;
+        assert!(expected.is_taken() && expected.is_free().now_or_never().is_none());
+        drop(reading);
+        expected.is_free().await;
+        assert!(!expected.is_taken());
+        drop((expected, follower));
+        assert!(streams.sessions.is_empty());
     }
 
     #[tokio::test]

@@ -14,7 +14,13 @@
 //! ([`CANCELLATION_WINDOW`]). Otherwise one cancelled call would block the input requests of all later ones
 //! in its session.
 
-use super::{SessionKey, bounded_map::BoundedMap, pending_requests::PendingRequest};
+use super::{
+    SessionKey,
+    bounded_map::BoundedMap,
+    get_streams::GetStreams,
+    listening::{StreamOpening, StreamReader},
+    pending_requests::PendingRequest,
+};
 use crate::{
     dialect::Principal,
     protocol::{Frame, Kind, Method, RequestId},
@@ -66,6 +72,8 @@ struct SessionCalls {
     client_calls: Vec<Arc<PendingRequest>>,
     /// Runs after the end of the proxy's last call: the client has ended the session.
     end: Option<Box<dyn FnOnce() + Send + Sync>>,
+    /// Reads the session's own stream where its client does not, once one of ours is a task.
+    reader: Option<StreamReader>,
 }
 
 /// One call of the proxy.
@@ -257,6 +265,11 @@ impl InFlightCalls {
         Some(self.sessions.get(&key)?.proxy_calls.iter().find(about)?.call.clone())
     }
 
+    /// A call of ours in a session.
+    pub(super) fn any_of_ours(&self, key: SessionKey) -> Option<Arc<dyn OffStreamCall>> {
+        Some(self.sessions.get(&key)?.proxy_calls.first()?.call.clone())
+    }
+
     /// The call that this input request of the server was attributed to.
     fn by_request_id(&self, key: SessionKey, id: &RequestId) -> Option<Arc<dyn OffStreamCall>> {
         let asked = |ours: &&ProxyCall| ours.call.has_open_request(id);
@@ -339,11 +352,22 @@ fn request_digest(request: &RequestId) -> RequestDigest {
 
 // === impl ProxyCallGuard ===
 
+impl ProxyCallGuard {
+    /// The call is a task: the session's own stream is read for it from here on, be it by its client.
+    pub(in crate::proxy) fn read_stream(&self, route: &Arc<str>, streams: &Arc<GetStreams>) -> StreamOpening {
+        let mut calls = self.in_flight.calls(self.key);
+        calls
+            .reader
+            .get_or_insert_with(|| StreamReader::begin(route, &self.in_flight, streams, self.key))
+            .opening()
+    }
+}
+
 impl Drop for ProxyCallGuard {
     fn drop(&mut self) {
         let Self { in_flight, key, number } = self;
         in_flight.ended.lock().insert((*key, *number), ());
-        let mut end = None;
+        let (mut end, mut reader) = (None, None);
         in_flight.sessions.remove_if_mut(key, |_, calls| {
             let is_this = |ours: &mut ProxyCall| ours.number == *number;
             for ours in calls.proxy_calls.extract_if(.., is_this).filter(|ours| ours.call.is_abandoned()) {
@@ -354,8 +378,10 @@ impl Drop for ProxyCallGuard {
                 }
             }
             end = calls.end.take_if(|_| calls.proxy_calls.is_empty());
+            reader = calls.reader.take_if(|_| calls.proxy_calls.is_empty());
             calls.is_empty()
         });
+        drop(reader);
         if let Some(end) = end {
             end();
         }

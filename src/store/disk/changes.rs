@@ -57,7 +57,7 @@ impl StoreWriter {
         batch: &mut CommitBatch,
     ) -> rusqlite::Result<Result<ChangeOutcome, StoreError>> {
         match change {
-            StoreChange::Insert(row, file) => self.insert(row, file.as_ref(), batch),
+            StoreChange::Insert { row, file, .. } => self.insert(row, file.as_ref(), batch),
             StoreChange::Swap { version, row, file, .. } => self.swap(*version, row, file.as_ref(), batch),
             StoreChange::Reserve { version, record, bytes } => self.reserve(*version, record, *bytes, batch),
             StoreChange::Anchor { id, anchor } => {

@@ -226,12 +226,20 @@ fn closed_error() -> StoreError {
 #[async_trait]
 impl Store for DiskStore {
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
+        self.insert_reserved(record, Box::new(())).await
+    }
+
+    async fn insert_reserved(
+        &self,
+        record: Arc<Record>,
+        reservation: Box<dyn Send>,
+    ) -> Result<(), StoreError> {
         let row = RecordRow::of(record);
         let file = match self.prepare(None, &row).await? {
             PreparedBody::File(file) => Some(file),
             PreparedBody::InRow | PreparedBody::Conflict => None,
         };
-        self.submit(StoreChange::Insert(row, file)).await.map(drop)
+        self.submit(StoreChange::Insert { row, file, reservation: Some(reservation) }).await.map(drop)
     }
 
     async fn load(&self, id: &TaskId) -> Result<Option<(RecordVersion, Arc<Record>)>, StoreError> {

@@ -56,7 +56,12 @@ pub(super) struct WriteRequest {
 
 /// A change of the store.
 pub(super) enum StoreChange {
-    Insert(RecordRow, Option<ResultFile>),
+    Insert {
+        row: RecordRow,
+        file: Option<ResultFile>,
+        /// Room that is reserved elsewhere, until the record counts.
+        reservation: Option<Box<dyn Send>>,
+    },
     Swap {
         version: RecordVersion,
         row: RecordRow,
@@ -304,10 +309,12 @@ impl StoreWriter {
             batch.free_bytes = Some(max.saturating_sub(self.used_bytes()?.saturating_add(reserved)));
         }
         self.statement("BEGIN IMMEDIATE")?.execute([])?;
-        let done = requests
-            .iter()
-            .map(|request| self.apply(&request.change, batch))
-            .collect::<rusqlite::Result<Vec<_>>>()?;
+        let mut done = Vec::with_capacity(requests.len());
+        for request in requests {
+            done.push(self.apply(&request.change, batch)?);
+            // The reservation ends once the change counts, or is known to fail.
+            request.change.release();
+        }
         self.write_counts(batch)?;
         self.statement("COMMIT")?.execute([])?;
         Ok(done)
@@ -437,7 +444,7 @@ impl StoreChange {
     /// What the change must survive once it is acknowledged.
     fn flush(&self) -> Durability {
         match self {
-            Self::Insert(..) => Durability::Machine,
+            Self::Insert { .. } => Durability::Machine,
             Self::Swap { flush, .. } => *flush,
             Self::Reserve { .. }
             | Self::Anchor { .. }
@@ -447,10 +454,17 @@ impl StoreChange {
         }
     }
 
+    /// Gives back what was reserved for it elsewhere.
+    fn release(&mut self) {
+        if let Self::Insert { reservation, .. } = self {
+            reservation.take();
+        }
+    }
+
     fn bytes(&self) -> usize {
         match self {
-            Self::Insert(row, None) | Self::Swap { row, file: None, .. } => row.bytes(),
-            Self::Insert(row, Some(_)) | Self::Swap { row, .. } => row.head.len(),
+            Self::Insert { row, file: None, .. } | Self::Swap { row, file: None, .. } => row.bytes(),
+            Self::Insert { row, .. } | Self::Swap { row, .. } => row.head.len(),
             Self::Anchor { anchor, .. } => anchor.as_ref().map_or(0, Bytes::len),
             Self::Reserve { .. } | Self::Orphans { .. } | Self::Remove(_) | Self::Clock(_) => 0,
         }
@@ -458,7 +472,7 @@ impl StoreChange {
 
     fn file(&mut self) -> Option<&mut ResultFile> {
         match self {
-            Self::Insert(_, file) | Self::Swap { file, .. } => file.as_mut(),
+            Self::Insert { file, .. } | Self::Swap { file, .. } => file.as_mut(),
             Self::Reserve { .. }
             | Self::Anchor { .. }
             | Self::Orphans { .. }

@@ -60,7 +60,7 @@ use responder::SessionResponder;
 use server::ServerContext;
 use session::UpstreamSession;
 
-pub use off_stream::OffStreamCall;
+pub use off_stream::{OffStreamCall, SessionMessage};
 pub use reports::ToolChanges;
 
 pub(crate) use attribution::sole_call;

@@ -1,13 +1,23 @@
 //! A call in a client's own session, for the reader of the session's GET stream: some servers send a call's
 //! requests and notifications there without naming the call.
 
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use std::{sync::Arc, time::Instant};
 
 use super::{attribution, mailbox::CallMessage, message, session::UpstreamSession};
 use crate::{
     protocol::{Frame, Kind, Method, RequestId, code::INTERNAL_ERROR},
-    upstream::transport::Transport,
+    upstream::transport::{SessionEvent, Transport, TransportSession},
 };
+
+/// What is read of a session's GET stream in place of its client.
+pub enum SessionMessage {
+    /// It is known by now whether there is such a stream.
+    Settled,
+    /// The server sent this, and it is no `ping`, which is answered here.
+    Message(Frame),
+}
 
 /// A call that may have messages outside its own stream: the only one in its client's session, as far as
 /// known.
@@ -30,6 +40,10 @@ pub trait OffStreamCall: Send + Sync {
 
     /// Rejects a request that cannot be attributed to this call, in the background.
     fn refuse(self: Arc<Self>, id: &RequestId, reason: &str);
+
+    /// Reads the session's GET stream, whose client has none open; again where it ends. Resolves where the server has
+    /// none, or the session is over.
+    fn listen(self: Arc<Self>, hear: Box<dyn FnMut(SessionMessage) + Send>) -> BoxFuture<'static, ()>;
 }
 
 impl<W: Transport> OffStreamCall for UpstreamSession<W> {
@@ -73,5 +87,33 @@ impl<W: Transport> OffStreamCall for UpstreamSession<W> {
     fn refuse(self: Arc<Self>, id: &RequestId, reason: &str) {
         let reason_text = format!("cannot be attributed to one call: {reason}");
         self.respond_later(id, &message::refusal(INTERNAL_ERROR, &reason_text));
+    }
+
+    fn listen(self: Arc<Self>, mut hear: Box<dyn FnMut(SessionMessage) + Send>) -> BoxFuture<'static, ()> {
+        let session = Arc::clone(&self);
+        let tell = move |beside| match beside {
+            SessionEvent::Message(frame) => match frame.kind() {
+                Kind::Request { id, method: Method::Ping, .. } => {
+                    session.respond_later(id, &Ok(Bytes::from_static(b"{}")));
+                }
+                Kind::Request { .. }
+                | Kind::Notification { .. }
+                | Kind::Success { .. }
+                | Kind::Failure { .. } => hear(SessionMessage::Message(frame)),
+            },
+            SessionEvent::Settled => hear(SessionMessage::Settled),
+            SessionEvent::TooLarge(_)
+            | SessionEvent::Invalid(..)
+            | SessionEvent::Gap
+            | SessionEvent::Unavailable
+            | SessionEvent::Suspect
+            | SessionEvent::Ended => {}
+        };
+        Box::pin(async move {
+            tokio::select! {
+                () = self.over.cancelled() => {}
+                () = Arc::clone(&self.transport).listen(tell) => {}
+            }
+        })
     }
 }

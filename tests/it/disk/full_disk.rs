@@ -255,7 +255,7 @@ async fn an_end_waits_for_space(disk: &Path, store: &Arc<dyn Store>) {
     let clock = Arc::new(SystemClock::new());
     let ledger = TaskLedger::new(Arc::clone(store), None, TaskQuotas::default(), clock);
     let record = record(5000);
-    let custody = ledger.admit(deferral::internals::task::Record::clone(&record), false).await.expect("kept");
+    let custody = ledger.admit(deferral::internals::task::Record::clone(&record)).await.expect("kept");
     let taken = ballast(disk);
     // Until nothing fits that is as small as the error.
     let small = TaskEvent::Progressed { message: "x".repeat(400) };

@@ -654,10 +654,6 @@ impl Scenario {
         let process = Process::start(&self.server, &self.records, self.always, yields, &self.wall.time);
         self.check_line_continues(process.now());
         self.absent_since = self.now;
-        if yields {
-            // What was left behind is known before a client comes.
-            process.goes_on(50);
-        }
         self.process = Some(process);
     }
 

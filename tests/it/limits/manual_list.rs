@@ -126,6 +126,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("upstream/stdio/supervisor.rs NOT_STARTED", "an exit code"),
     ("upstream/stdio/tests/mod.rs PIPE", "a test's"),
     ("upstream/http/resume.rs PAUSE", PAUSE),
+    ("proxy/relay/forward.rs CONFLICT_PAUSES", PAUSE),
     ("upstream/http/resume.rs SHORTEST_PAUSES", PAUSE),
     ("upstream/legacy/schedules.rs SESSIONS", "a test's"),
     ("upstream/legacy/pools.rs ROUND", PAUSE),

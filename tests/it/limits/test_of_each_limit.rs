@@ -147,6 +147,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         "proxy/drive/anchor_state.rs RELEASE_TIMEOUT",
         Not("a wait at the very end; what the store has by then is good"),
     ),
+    ("proxy/drive/delivery.rs MAX_UNSENT", By("a_client_that_does_not_read_keeps_no_other_from_the_result")),
     (
         "proxy/drive/delivery.rs STALL_TIMEOUT",
         By("a_client_that_listens_and_does_not_read_delays_its_task_for_a_bounded_time"),
@@ -162,6 +163,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ),
     ("proxy/persist.rs STORE_RETRY_DELAY", Not("a pause between attempts, which nobody outside lengthens")),
     ("proxy/listen.rs MAX_TASKS", By("a_stream_follows_so_many_tasks_and_leaves_out_the_rest")),
+    (
+        "proxy/pending_credentials.rs EARLY",
+        By("a_caller_that_comes_before_it_is_waited_for_is_remembered_until_all_are_known"),
+    ),
     (
         "proxy/orphan_report.rs REPORT_WITHIN",
         By("a_server_that_does_not_respond_is_pending_and_reported_later"),
@@ -231,8 +236,8 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("proxy/legacy/ping.rs PING_TIMEOUT", Not("a wait; whoever waited is served as if there were no answer")),
     ("proxy/relay/forward.rs MAX_WHOLE", By("a_large_document_comes_as_it_is_sent")),
     ("proxy/answers/experimental.rs PAGE_SIZE", By("a_list_has_pages_and_every_task_once")),
-    ("proxy/answers/ticket.rs MESSAGE_BUFFER", By("a_holder_that_reads_nothing_does_not_hold_up_its_call")),
-    ("proxy/answers/experimental.rs MESSAGE_BUFFER", By("undeliverable_notifications_do_not_delay_the_task")),
+    ("proxy/answers/mod.rs MESSAGE_BUFFER", By("undeliverable_notifications_do_not_delay_the_task")),
+    ("proxy/session/listening.rs OPENING", Not("a wait; the call goes out after it")),
     (
         "proxy/session/get_streams.rs MESSAGE_BUFFER",
         By("a_client_that_listens_and_does_not_read_delays_its_task_for_a_bounded_time"),

@@ -362,6 +362,42 @@ async fn a_cancellation_is_sent_to_the_server_again_after_a_restart() {
     second.killed().await;
 }
 
+/// Its request for the result brings the credentials without which the call is not resumed.
+#[tokio::test]
+async fn a_legacy_client_that_waits_before_its_call_is_resumed_is_asked_in_that_request() {
+    let mut place = Place::before(keeps_events).await;
+    let first = place.start(&[ALWAYS], &[]).await;
+    let client = LegacyClient::new(first.addr).with("authorization", "Bearer one").hello().await;
+    let session = client.session();
+    let request = |method: &str, params: Value| {
+        json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params }).to_string()
+    };
+    let waiting = client.post(&request("tools/call", json!({ "name": "slow", "task": {} }))).await;
+    let call = place.server.call().await;
+    let task = waiting.answer().await.result()["task"]["taskId"].as_str().expect("a task").to_owned();
+    let get = request("tasks/get", json!({ "taskId": task }));
+    let events = call.stream();
+    events.raw("id: e1\ndata:\n\n");
+    events.raw(format!("id: e2\ndata: {}\n\n", question()));
+    while client.post(&get).await.answer().await.result()["status"] != "input_required" {
+        tokio::task::yield_now().await;
+    }
+    first.killed().await;
+
+    let second = place.start(&[ALWAYS], &[]).await;
+    let client = LegacyClient::new(second.addr).with("authorization", "Bearer one").within(&session);
+    let waiting = client.post(&request("tasks/result", json!({ "taskId": task }))).await;
+    let mut stream = waiting.stream().await;
+    let asked = loop {
+        let message = soon("its question", stream.next()).await;
+        if message["method"] == "elicitation/create" {
+            break message;
+        }
+    };
+    assert_eq!(asked["params"]["message"], "who?");
+    second.killed().await;
+}
+
 #[tokio::test]
 async fn a_task_of_a_legacy_client_goes_on_in_its_own_session() {
     let mut place = Place::before(keeps_events).await;

@@ -1,4 +1,4 @@
-//! When the result of a task has been fetched: once its client's socket has taken it, and not when the reply was made.
+//! When the result of a task, or of a call with a ticket, has been fetched: once its client's socket has taken it, and not when the reply was made.
 //!
 //! Seen by a proxy that stops, which says how many results in memory nobody has fetched.
 
@@ -22,8 +22,10 @@ use tokio::{
 /// More than the socket buffers hold, and less than the limit of results.
 const LARGE: usize = 15 << 20;
 
+const TICKETS: &str = "tickets: { for: [{ header: X-Agent, value: \"1\", after: 50ms, wait: 1h }] }";
+
 /// How a client asks for a result.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// `tasks/get`.
     Get,
@@ -32,14 +34,22 @@ enum Way {
     /// `tasks/result` of 2025-11-25, before the end or behind it.
     ResultStream,
     ResultDocument,
+    /// `deferral_result` of a client of 2026-07-28, before the end or behind it.
+    TicketWait,
+    Ticket,
+    /// The same of one of 2025-11-25.
+    LegacyTicketStream,
+    LegacyTicketDocument,
 }
 
 impl Way {
     const OF_TASKS: [Self; 4] = [Self::Get, Self::Listen, Self::ResultStream, Self::ResultDocument];
+    const OF_TICKETS: [Self; 4] =
+        [Self::TicketWait, Self::Ticket, Self::LegacyTicketStream, Self::LegacyTicketDocument];
 
     /// Whether it is asked for before there is one.
     const fn is_early(self) -> bool {
-        matches!(self, Self::Listen | Self::ResultStream)
+        matches!(self, Self::Listen | Self::ResultStream | Self::TicketWait | Self::LegacyTicketStream)
     }
 }
 
@@ -56,8 +66,8 @@ async fn server() -> LegacyServer {
 
 /// A call that has become a task or got a ticket, and the request for what it comes to.
 async fn begun(way: Way, program: &Program, server: &LegacyServer) -> (Call, Request<Full<bytes::Bytes>>) {
-    let client = program.client();
-    let older = LegacyClient::new(program.addr).hello().await;
+    let client = program.client().with("x-agent", "1");
+    let older = LegacyClient::new(program.addr).with("x-agent", "1").hello().await;
     let post = |id: u64, method: &str, params: &Value| {
         let body = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }).to_string();
         older.request(http::Method::POST, "/mcp", &body)
@@ -68,6 +78,8 @@ async fn begun(way: Way, program: &Program, server: &LegacyServer) -> (Call, Req
         Way::ResultStream | Way::ResultDocument => {
             post(1, "tools/call", &json!({ "name": "slow", "arguments": {}, "task": {} }))
         }
+        Way::TicketWait | Way::Ticket => client.request("tools/call", slow),
+        Way::LegacyTicketStream | Way::LegacyTicketDocument => post(1, "tools/call", &slow),
     };
     let waiting = client.send_request(begins).await;
     let call = server.call().await;
@@ -82,8 +94,17 @@ async fn begun(way: Way, program: &Program, server: &LegacyServer) -> (Call, Req
         Way::ResultStream | Way::ResultDocument => {
             post(2, "tasks/result", &json!({ "taskId": result["task"]["taskId"] }))
         }
+        Way::TicketWait | Way::Ticket => client.request("tools/call", fetches(&result)),
+        Way::LegacyTicketStream | Way::LegacyTicketDocument => post(2, "tools/call", &fetches(&result)),
     };
     (call, request)
+}
+
+/// A call of the tool that fetches the result.
+fn fetches(result: &Value) -> Value {
+    let ticket = &result["_meta"]["deferral/ticket"]["ticket"];
+    assert!(ticket.is_string(), "{result:#}");
+    json!({ "name": "deferral_result", "arguments": { "ticket": ticket } })
 }
 
 /// Sends a request on a connection of its own.
@@ -112,7 +133,8 @@ async fn reads(socket: &mut TcpStream, wanted: usize) {
 /// How many results a proxy that stops says are lost, where a client has taken so much of the one there is.
 async fn lost(way: Way, taken: usize) -> Value {
     let server = server().await;
-    let mut program = Program::start(&server, &[ALWAYS], &["drain: 20ms"]).await;
+    let routes: &[&str] = if Way::OF_TICKETS.contains(&way) { &[TICKETS] } else { &[ALWAYS] };
+    let mut program = Program::start(&server, routes, &["drain: 20ms"]).await;
     let (call, request) = begun(way, &program, &server).await;
     let mut requests = Some(request);
     let mut early = None;
@@ -143,16 +165,28 @@ async fn lost(way: Way, taken: usize) -> Value {
     program.gone().await["results_lost"].take()
 }
 
-#[tokio::test]
-async fn a_result_whose_client_disconnects_before_its_end_has_not_been_fetched() {
-    for way in Way::OF_TASKS {
-        assert_eq!(lost(way, 1).await, json!(1), "{way:?}");
+async fn are_lost(ways: &[Way], taken: usize, count: u32) {
+    for way in ways {
+        assert_eq!(lost(*way, taken).await, json!(count), "{way:?}");
     }
 }
 
 #[tokio::test]
+async fn a_result_whose_client_disconnects_before_its_end_has_not_been_fetched() {
+    are_lost(&Way::OF_TASKS, 1, 1).await;
+}
+
+#[tokio::test]
 async fn a_result_that_its_client_has_taken_has_been_fetched() {
-    for way in Way::OF_TASKS {
-        assert_eq!(lost(way, LARGE).await, json!(0), "{way:?}");
-    }
+    are_lost(&Way::OF_TASKS, LARGE, 0).await;
+}
+
+#[tokio::test]
+async fn a_result_with_a_ticket_whose_client_disconnects_before_its_end_has_not_been_fetched() {
+    are_lost(&Way::OF_TICKETS, 1, 1).await;
+}
+
+#[tokio::test]
+async fn a_result_with_a_ticket_that_its_client_has_taken_has_been_fetched() {
+    are_lost(&Way::OF_TICKETS, LARGE, 0).await;
 }

@@ -482,6 +482,32 @@ async fn a_stream_that_names_more_tasks_than_may_be_polled_is_refused() {
 }
 
 #[tokio::test]
+async fn a_stream_follows_as_many_tasks_as_may_be_polled_and_leaves_out_the_rest() {
+    let polls = LimitHits::of("limits.polls_per_second");
+    let world = Setup::new().route(ALWAYS).top("limits: { polls_per_second: 3 }").start().await;
+    let client = world.tasker();
+    let mut tasks = Vec::new();
+    for _ in 0..30 {
+        let waiting = client.call("slow").await;
+        let call = world.server.call().await;
+        tasks.push((waiting.answer().await.task(), call));
+    }
+    let ids: Vec<_> = tasks.iter().map(|(task, _)| task.clone()).collect();
+    let (mut stream, honoured) = acknowledged(&client, json!({ "taskIds": ids })).await;
+    let honoured = honoured["taskIds"].as_array().expect("a list").clone();
+    assert!((3..30).contains(&honoured.len()), "{honoured:?}");
+    assert_eq!(json!(honoured), json!(ids[..honoured.len()]));
+    polls.are(1).await;
+    tasks.into_iter().for_each(|(_, call)| call.says("done"));
+    let mut told = Vec::new();
+    while told.len() < honoured.len() {
+        let notice = stream.next().await;
+        told.push(notice["params"]["taskId"].clone());
+    }
+    assert!(honoured.iter().all(|task| told.contains(task)), "{told:?}");
+}
+
+#[tokio::test]
 async fn a_stream_follows_so_many_tasks_and_leaves_out_the_rest() {
     const MOST: usize = 1000;
     let top = "limits: { misses_per_minute: 100000, polls_per_second: 100000 }";

@@ -241,6 +241,14 @@ impl FaultyStore {
 #[async_trait]
 impl Store for FaultyStore {
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
+        self.insert_reserved(record, Box::new(())).await
+    }
+
+    async fn insert_reserved(
+        &self,
+        record: Arc<Record>,
+        reservation: Box<dyn Send>,
+    ) -> Result<(), StoreError> {
         self.begins(Op::Insert).await?;
         self.passes(Op::Insert, false).await;
         if self.takes > Duration::ZERO {
@@ -248,7 +256,7 @@ impl Store for FaultyStore {
             sleep(self.takes).await;
             self.busy.fetch_sub(1, Ordering::Relaxed);
         }
-        let done = self.inner.insert(record).await;
+        let done = self.inner.insert_reserved(record, reservation).await;
         self.passes(Op::Insert, true).await;
         self.may_yield().await;
         done

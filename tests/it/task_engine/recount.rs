@@ -1,7 +1,7 @@
 //! Counts of tasks agree with a recount of their records, however they ended: quotas, metrics and memory.
 
 use super::engine_and_server::{
-    AFTER, EngineAndServer, Modern, RETENTION, Sent, Setup, messages, runtime, settle,
+    AFTER, EngineAndServer, Legacy, Modern, RETENTION, Request, Sent, Setup, Sign, runtime, settle,
 };
 use crate::{
     admin::Operator,
@@ -15,7 +15,7 @@ use deferral::internals::{
     policy::TaskQuotas, protocol::Timestamp, store::Store as _, task::Record, telemetry::limits,
 };
 use futures_util::future::join_all;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::sleep;
 
@@ -38,21 +38,36 @@ enum Ending {
     Shutdown,
 }
 
+/// Who makes calls that become tasks, and how they are shown.
+#[derive(Clone, Debug)]
+enum Client {
+    Modern(Modern),
+    Legacy(Legacy),
+}
+
+/// What such a client holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holds {
+    Tasks,
+    Tickets,
+    LegacyTickets,
+}
+
 /// Tasks that end in each way.
 const TASKS: usize = 1_000;
 /// How much there is room for, where a test fills it.
 const ROOM: usize = TASKS * 1_500;
 
 macro_rules! endings {
-    ($($name:ident $ending:ident)*) => { $(
+    ($holds:ident: $($name:ident $ending:ident)*) => { $(
         #[test]
         fn $name() {
-            counts_agree_with_a_recount(Ending::$ending);
+            counts_agree_with_a_recount(Holds::$holds, Ending::$ending);
         }
     )* };
 }
 
-endings! {
+endings! { Tasks:
     counts_agree_after_results_were_fetched Fetched
     counts_agree_after_results_expired_unfetched Expired
     counts_agree_after_errors_of_the_server FailedByServer
@@ -67,7 +82,36 @@ endings! {
     counts_agree_after_a_shutdown Shutdown
 }
 
-fn counts_agree_with_a_recount(ending: Ending) {
+endings! { Tickets:
+    counts_of_tickets_agree_after_results_were_fetched Fetched
+    counts_of_tickets_agree_after_results_expired_unfetched Expired
+    counts_of_tickets_agree_after_errors_of_the_server FailedByServer
+    counts_of_tickets_agree_after_tool_errors ToolError
+    counts_of_tickets_agree_after_cancels_of_clients CancelledByClient
+    counts_of_tickets_agree_after_cancels_of_an_operator CancelledByOperator
+    counts_of_tickets_agree_after_lost_connections ConnectionLost
+    counts_of_tickets_agree_after_results_that_came_while_their_tasks_were_stored AnsweredWhileStored
+    counts_of_tickets_agree_after_results_that_were_too_large ResultTooLarge
+    counts_of_tickets_agree_after_results_that_found_the_store_full StoreFull
+    counts_of_tickets_agree_after_tickets_that_were_never_taken HandleNeverTaken
+    counts_of_tickets_agree_after_a_shutdown Shutdown
+}
+
+endings! { LegacyTickets:
+    counts_of_legacy_tickets_agree_after_results_were_fetched Fetched
+    counts_of_legacy_tickets_agree_after_results_expired_unfetched Expired
+    counts_of_legacy_tickets_agree_after_errors_of_the_server FailedByServer
+    counts_of_legacy_tickets_agree_after_tool_errors ToolError
+    counts_of_legacy_tickets_agree_after_cancels_of_clients CancelledByClient
+    counts_of_legacy_tickets_agree_after_cancels_of_an_operator CancelledByOperator
+    counts_of_legacy_tickets_agree_after_lost_connections ConnectionLost
+    counts_of_legacy_tickets_agree_after_results_that_came_while_their_tasks_were_stored AnsweredWhileStored
+    counts_of_legacy_tickets_agree_after_results_that_were_too_large ResultTooLarge
+    counts_of_legacy_tickets_agree_after_results_that_found_the_store_full StoreFull
+    counts_of_legacy_tickets_agree_after_a_shutdown Shutdown
+}
+
+fn counts_agree_with_a_recount(holds: Holds, ending: Ending) {
     runtime().block_on(async {
         let setup = Setup::new().quotas(|quotas| {
             quotas.tasks_per_principal = TASKS;
@@ -75,13 +119,15 @@ fn counts_agree_with_a_recount(ending: Ending) {
             quotas.stored_bytes_per_principal = if ending == Ending::StoreFull { ROOM } else { 1 << 30 };
         });
         let world = setup.bounded().start();
+        let client = client(&world, holds, ending).await;
         // So that what is kept for good is there.
-        end_tasks(&world, Ending::Fetched, 2).await;
+        let taking = client.taking();
+        end_tasks(&world, &taking, Ending::Fetched, 2).await;
         expire().await;
         let (memory, before) = (Memory::of(&world), counts());
         let full_before = hits("limits.stored_bytes_per_principal");
 
-        end_tasks(&world, ending, TASKS).await;
+        end_tasks(&world, &client, ending, TASKS).await;
 
         let records = recount(&world, &before).await;
         let ended = |status: &str| records.iter().filter(|record| record.state.status() == status).count();
@@ -113,6 +159,18 @@ fn counts_agree_with_a_recount(ending: Ending) {
         let uncollected = || usize_of(since(&before, "deferral_results_uncollected_total", ""));
         let are_fetched = if ending == Ending::Fetched { TASKS } else { 0 };
         assert_eq!((fetched(), uncollected()), (are_fetched, 0));
+        let tickets = |outcome: &str| {
+            usize_of(since(&before, "deferral_tickets_total", &format!("outcome=\"{outcome}\"")))
+        };
+        let given = match (holds, ending) {
+            (Holds::Tasks, _) | (_, Ending::AnsweredWhileStored) => 0,
+            (Holds::Tickets | Holds::LegacyTickets, _) => TASKS,
+        };
+        let collected = if holds == Holds::Tasks { 0 } else { are_fetched };
+        assert_eq!(
+            (tickets("given"), tickets("collected"), tickets("never_collected")),
+            (given, collected, 0)
+        );
         if ending == Ending::Shutdown {
             return;
         }
@@ -129,13 +187,16 @@ fn counts_agree_with_a_recount(ending: Ending) {
                 | Ending::ResultTooLarge
                 | Ending::StoreFull
         );
-        assert_eq!((fetched(), uncollected()), (are_fetched, if has_results { TASKS } else { 0 }));
+        let never = if has_results { TASKS } else { 0 };
+        assert_eq!((fetched(), uncollected()), (are_fetched, never));
+        let never = if holds == Holds::Tasks { 0 } else { never };
+        assert_eq!((tickets("collected"), tickets("never_collected")), (collected, never));
         assert_eq!(Memory::of(&world), memory, "something is left in memory");
         assert_eq!((world.ledger.working(), world.ledger.unfetched()), (0, 0));
 
         // Neither more nor less than the quota.
         world.ledger.set_quotas(TaskQuotas { tasks_per_principal: 3, ..world.quotas });
-        let sent = call(&world, 5).await;
+        let sent = call_as(&world, &taking, 5).await;
         let made = sent.iter().filter(|sent| sent.is_done()).count();
         assert_eq!(made, 3, "places were lost or won");
     });
@@ -210,36 +271,76 @@ fn hits(limit: &str) -> u64 {
     limits().iter().find(|it| it.limit == limit).expect("it is counted").hits
 }
 
-fn client(ending: Ending) -> Modern {
+async fn client(world: &EngineAndServer, holds: Holds, ending: Ending) -> Client {
     let loses_handles = ending == Ending::HandleNeverTaken;
-    Modern { takes_tasks: true, loses_handles, ..Modern::default() }
+    match holds {
+        Holds::Tasks => Client::Modern(Modern { takes_tasks: true, loses_handles, ..Modern::default() }),
+        Holds::Tickets => Client::Modern(Modern { holds_tickets: true, loses_handles, ..Modern::default() }),
+        Holds::LegacyTickets => Client::Legacy(world.legacy(Sign::HoldsTickets, json!({})).await),
+    }
+}
+
+impl Client {
+    /// The same, which takes what it is given.
+    fn taking(&self) -> Self {
+        match self {
+            Self::Modern(client) => Self::Modern(Modern { loses_handles: false, ..client.clone() }),
+            Self::Legacy(client) => Self::Legacy(client.clone()),
+        }
+    }
+
+    fn ask(&self, world: &EngineAndServer, method: &str, params: Value) -> Request {
+        match self {
+            Self::Modern(client) => world.ask(client, method, params),
+            Self::Legacy(client) => world.legacy_ask(client, method, params),
+        }
+    }
+
+    fn holds_tickets(&self) -> bool {
+        matches!(self, Self::Legacy(_) | Self::Modern(Modern { holds_tickets: true, .. }))
+    }
+
+    /// Asks for what its call came to.
+    fn fetch(&self, world: &EngineAndServer, sent: &Sent) -> Request {
+        match self.holds_tickets() {
+            true => self.ask(world, "tools/call", with_ticket("deferral_result", sent)),
+            false => self.ask(world, "tasks/get", json!({ "taskId": task_id(sent) })),
+        }
+    }
+
+    fn cancel(&self, world: &EngineAndServer, sent: &Sent) -> Request {
+        match self.holds_tickets() {
+            true => self.ask(world, "tools/call", with_ticket("deferral_cancel", sent)),
+            false => self.ask(world, "tasks/cancel", json!({ "taskId": task_id(sent) })),
+        }
+    }
+}
+
+fn with_ticket(tool: &str, sent: &Sent) -> Value {
+    json!({ "name": tool, "arguments": { "ticket": EngineAndServer::ticket_in(&sent.last().expect("a ticket")) } })
+}
+
+fn task_id(sent: &Sent) -> String {
+    let said = sent.last().expect("a handle");
+    said["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no task: {said}")).to_owned()
 }
 
 /// So many calls that have run for longer than until they are tasks.
-async fn call(world: &EngineAndServer, calls: usize) -> Vec<Sent> {
-    call_as(world, &client(Ending::Fetched), calls).await
-}
-
-async fn call_as(world: &EngineAndServer, client: &Modern, calls: usize) -> Vec<Sent> {
-    let sent = (0..calls).map(|_| world.ask(client, "tools/call", json!({ "name": "t" })).sent());
+async fn call_as(world: &EngineAndServer, client: &Client, calls: usize) -> Vec<Sent> {
+    let sent = (0..calls).map(|_| client.ask(world, "tools/call", json!({ "name": "t" })).sent());
     let sent = sent.collect();
     sleep(AFTER + Duration::from_millis(100)).await;
     sent
 }
 
-async fn end_tasks(world: &EngineAndServer, ending: Ending, tasks: usize) {
-    let client = client(ending);
+async fn end_tasks(world: &EngineAndServer, client: &Client, ending: Ending, tasks: usize) {
     if ending == Ending::AnsweredWhileStored {
         world.store.stalls(&[Op::Insert]);
     }
     let first = world.server.calls();
-    let sent = call_as(world, &client, tasks).await;
+    let sent = call_as(world, client, tasks).await;
     let calls = first..world.server.calls();
     assert_eq!(calls.len(), tasks);
-    let id = |sent: &Sent| {
-        let said = messages(&sent.received).pop().expect("a handle");
-        said["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no task: {said}")).to_owned()
-    };
     match ending {
         Ending::Fetched | Ending::Expired => {
             calls.for_each(|call| world.server.says(call, "done"));
@@ -254,16 +355,18 @@ async fn end_tasks(world: &EngineAndServer, ending: Ending, tasks: usize) {
         }
         Ending::ConnectionLost => world.server.dies(),
         Ending::CancelledByClient => {
-            let about = |sent: &Sent| json!({ "taskId": id(sent) });
-            let cancels = sent.iter().map(|sent| world.ask(&client, "tasks/cancel", about(sent)).served());
+            let cancels = sent.iter().map(|sent| client.cancel(world, sent).served());
             for said in join_all(cancels).await {
                 assert!(said["error"].is_null(), "{said}");
             }
         }
         Ending::CancelledByOperator => {
-            let cancels = sent.iter().map(|sent| {
-                let (operators, id) = (Arc::clone(&world.operators), id(sent));
-                async move { operators.cancel(&id).await.map(drop) }
+            // A ticket does not say which task it is.
+            let recent = world.store.recent(false, None, tasks).await.expect("it answers");
+            assert_eq!(recent.len(), tasks);
+            let cancels = recent.into_iter().map(|(_, record)| {
+                let operators = Arc::clone(&world.operators);
+                async move { operators.cancel(record.id.as_str()).await.map(drop) }
             });
             assert!(join_all(cancels).await.iter().all(Result::is_ok));
         }
@@ -286,10 +389,11 @@ async fn end_tasks(world: &EngineAndServer, ending: Ending, tasks: usize) {
     settle().await;
     sleep(Duration::from_secs(1)).await;
     if ending == Ending::Fetched {
-        let about = |sent: &Sent| json!({ "taskId": id(sent) });
-        let polls = sent.iter().map(|sent| world.ask(&client, "tasks/get", about(sent)).served());
-        for said in join_all(polls).await {
-            assert_eq!(said["result"]["status"], "completed", "{said}");
+        for said in join_all(sent.iter().map(|sent| client.fetch(world, sent).served())).await {
+            match client.holds_tickets() {
+                true => assert_eq!(said["result"]["content"][0]["text"], "done", "{said}"),
+                false => assert_eq!(said["result"]["status"], "completed", "{said}"),
+            }
         }
     }
 }

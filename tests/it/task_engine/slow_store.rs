@@ -118,6 +118,81 @@ fn a_client_that_disconnects_while_its_task_is_being_stored_cancels_its_call_at_
     });
 }
 
+/// Its first client leaves while the task is stored, and it comes back before the task is forgotten.
+#[test]
+fn a_client_that_comes_back_is_not_given_a_task_that_is_about_to_be_forgotten() {
+    runtime().block_on(async {
+        let world = Setup::new().start();
+        let client = Modern { takes_tasks: true, can_be_asked: true, ..Modern::default() };
+        let first = world.ask(&client, "tools/call", json!({ "name": "t" })).sent();
+        settle().await;
+        world.server.asks(0, "q");
+        sleep(Duration::from_millis(100)).await;
+        let asked = first.last().expect("a question")["result"].take();
+        let key = asked["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
+        let again = json!({
+            "name": "t", "requestState": asked["requestState"],
+            "inputResponses": { key: { "action": "accept", "content": {} } },
+        });
+        let second = world.ask(&client, "tools/call", again.clone()).sent();
+        settle().await;
+        world.store.stalls(&[Op::Insert]);
+        sleep(AFTER + Duration::from_millis(100)).await;
+        second.leaves();
+        settle().await;
+        world.store.stalls(&[Op::Remove]);
+        settle().await;
+        let third = world.ask(&client, "tools/call", again).sent();
+        settle().await;
+        assert_eq!(third.last(), None, "it is not known yet whether the task is forgotten");
+        world.store.stalls(&[]);
+        settle().await;
+        let said = third.last().expect("an answer");
+        assert_eq!(said["error"]["code"], -32602, "{said}");
+        assert_eq!(world.ledger.census().await.expect("it answers").1.tasks, 0);
+    });
+}
+
+/// What is asked while the task is being stored has the room of its record, and keeps it where that cannot be stored.
+#[test]
+fn a_call_that_is_asked_while_its_task_is_stored_counts_once() {
+    for is_stored in [true, false] {
+        runtime().block_on(async {
+            let world = Setup::new().quotas(|quotas| quotas.tasks_per_principal = 2).start();
+            let client =
+                |number| Modern { takes_tasks: true, can_be_asked: true, number, ..Modern::default() };
+            world.store.stalls(&[Op::Insert]);
+            let first = world.ask(&client(1), "tools/call", json!({ "name": "t" })).sent();
+            sleep(AFTER + Duration::from_millis(100)).await;
+            world.server.asks(0, "q");
+            settle().await;
+            let second = world.ask(&client(2), "tools/call", json!({ "name": "t" })).sent();
+            settle().await;
+            world.server.asks(1, "r");
+            sleep(Duration::from_millis(100)).await;
+            let asked = second.last().expect("there is room for two");
+            assert_eq!(asked["result"]["resultType"], "input_required", "{asked}");
+            if !is_stored {
+                world.store.fails(&[Op::Insert]);
+            }
+            world.store.stalls(&[]);
+            sleep(Duration::from_millis(100)).await;
+            let shown = first.last().expect("an answer");
+            let expected = if is_stored { "task" } else { "input_required" };
+            assert_eq!(shown["result"]["resultType"], expected, "{shown}");
+            // Neither less nor more than both: a third has no room.
+            world.store.works();
+            let third = world.ask(&client(3), "tools/call", json!({ "name": "t" })).sent();
+            settle().await;
+            world.server.asks(2, "s");
+            settle().await;
+            let received = world.server.received();
+            assert!(received.iter().any(|it| it.contains("limits.tasks_per_principal")), "{received:?}");
+            drop(third);
+        });
+    }
+}
+
 #[test]
 fn of_a_burst_of_calls_no_more_become_tasks_than_the_quota_allows() {
     for is_of_all in [false, true] {

@@ -10,6 +10,7 @@ use deferral::internals::{
     store::{MemoryStore, Store, StoreError, UpdateOutcome},
     task::{Record, TaskEvent, TaskId, TaskPrincipal, TaskSharing, TaskState},
 };
+use futures_util::{FutureExt, poll};
 use std::{
     sync::{
         Arc,
@@ -40,21 +41,39 @@ async fn a_task_that_the_store_refuses_does_not_exist() {
     let (ledger, store, clock) = ledger(TaskQuotas::default());
     let record = record(&clock);
     store.fails(&[Op::Insert]);
-    assert_eq!(ledger.admit(record.clone(), false).await.err(), Some(TaskAdmissionError::StoreFailed));
+    assert_eq!(ledger.admit(record.clone()).await.err(), Some(TaskAdmissionError::StoreFailed));
     assert_eq!(ledger.working(), 0);
     store.fails(&EVERYTHING);
     assert!(ledger.load(&record.id).await.is_err(), "nothing is known of it");
     store.works();
     assert!(ledger.load(&record.id).await.expect("it answers").is_none());
-    let _custody = ledger.admit(record, false).await.expect("its place was given back");
+    let _custody = ledger.admit(record).await.expect("its place was given back");
     assert_eq!(ledger.working(), 1);
+}
+
+#[tokio::test]
+async fn a_task_whose_store_has_counted_it_and_not_answered_counts_once() {
+    let (ledger, store, clock) = ledger(TaskQuotas { tasks_per_principal: 2, ..TaskQuotas::default() });
+    store.yields();
+    let first = record(&clock);
+    let second = Record { id: TaskId::from_entropy([8; 16]), ..first.clone() };
+    let third = Record { id: TaskId::from_entropy([9; 16]), ..first.clone() };
+    let mut storing = Box::pin(ledger.admit(first));
+    while store.usage(&[1; 16]).tasks == 0 {
+        assert!(poll!(&mut storing).is_pending());
+        // There is room for both, and for no more.
+        assert!(ledger.admit(third.clone()).now_or_never().is_none());
+    }
+    let _second = ledger.admit(second).await.expect("there is room for one more");
+    assert_eq!(ledger.admit(third).await.err(), Some(TaskAdmissionError::Full("limits.tasks_per_principal")));
+    let _first = storing.await.expect("it had room");
 }
 
 #[tokio::test]
 async fn a_task_is_known_while_the_store_fails_for_as_long_as_its_call_is_held() {
     let (ledger, store, clock) = ledger(TaskQuotas::default());
     let record = record(&clock);
-    let custody = ledger.admit(record.clone(), false).await.expect("there is room");
+    let custody = ledger.admit(record.clone()).await.expect("there is room");
     let words = TaskEvent::Progressed { message: "half way".to_owned() };
     assert!(matches!(ledger.change(&record.id, &words).await, Ok(UpdateOutcome::Applied { .. })));
     store.fails(&EVERYTHING);
@@ -71,7 +90,7 @@ async fn a_task_is_known_while_the_store_fails_for_as_long_as_its_call_is_held()
 async fn an_unstored_change_is_retried_and_shown_to_no_client() {
     let (ledger, store, clock) = ledger(TaskQuotas::default());
     let record = record(&clock);
-    let custody = ledger.admit(record.clone(), false).await.expect("there is room");
+    let custody = ledger.admit(record.clone()).await.expect("there is room");
     let (_drain, overdue) = Drain::new();
     store.fails(&[Op::Swap]);
     let keeping = tokio::spawn(async move { (custody.persist(returned(1), &overdue).await, custody) });
@@ -96,7 +115,7 @@ async fn an_unstored_change_is_retried_and_shown_to_no_client() {
 async fn unstored_bytes_are_bounded() {
     let (ledger, store, clock) = ledger(TaskQuotas { stored_bytes: 4000, ..TaskQuotas::default() });
     let record = record(&clock);
-    let custody = ledger.admit(record.clone(), false).await.expect("there is room");
+    let custody = ledger.admit(record.clone()).await.expect("there is room");
     let (_drain, overdue) = Drain::new();
     store.fails(&[Op::Swap]);
     let keeping = tokio::spawn(async move { custody.persist(returned(5000), &overdue).await });
@@ -112,7 +131,7 @@ async fn unstored_bytes_are_bounded() {
 async fn a_task_that_could_not_be_removed_ends_and_its_lease_is_not_renewed() {
     let (ledger, store, clock) = ledger(TaskQuotas::default());
     let record = record(&clock);
-    let custody = ledger.admit(record.clone(), false).await.expect("there is room");
+    let custody = ledger.admit(record.clone()).await.expect("there is room");
     store.fails(&[Op::Remove]);
     custody.discard().await;
     store.works();
@@ -201,7 +220,7 @@ async fn a_step_of_the_wall_clock_is_stored_before_a_task_is_created_or_ends() {
     let record = world.record();
     assert_eq!(record.created, early.created, "no time has passed");
     assert_eq!(record.wall(record.created).to_string(), "2026-07-28T18:30:00.000Z");
-    let _custody = world.ledger.admit(record.clone(), false).await.expect("there is room");
+    let _custody = world.ledger.admit(record.clone()).await.expect("there is room");
     assert_eq!(world.kept(), Some(28_800_000));
     world.steps_to(NOON - EIGHT_HOURS);
     let ended = world.ledger.change(&record.id, &returned(1)).await.expect("kept");
@@ -215,7 +234,7 @@ async fn a_step_of_the_wall_clock_is_stored_before_a_task_is_created_or_ends() {
 async fn the_sweep_stores_a_step_of_the_wall_clock_without_other_activity() {
     let world = SteppedLedger::start();
     let record = world.record();
-    let _custody = world.ledger.admit(record, false).await.expect("there is room");
+    let _custody = world.ledger.admit(record).await.expect("there is room");
     let (_drain, stopping) = Drain::new();
     let sweeping = tokio::spawn(Arc::clone(&world.ledger).maintain(Vec::new(), stopping));
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -240,7 +259,7 @@ async fn the_time_line_is_stored_each_minute_while_there_are_tasks() {
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(store.kept_clock(), None, "nothing is stored without tasks");
     let record = record(&clock);
-    let custody = ledger.admit(record.clone(), false).await.expect("there is room");
+    let custody = ledger.admit(record.clone()).await.expect("there is room");
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_secs(61)).await;
         let kept = store.kept_clock().expect("it is kept");

@@ -385,6 +385,59 @@ async fn what_a_holder_did_not_declare_that_waits_in_another_session_is_declined
 }
 
 #[tokio::test]
+async fn a_holder_that_cannot_be_asked_leaves_it_to_another_that_waits() {
+    for able_is_first in [true, false] {
+        let world = setup().route(SOON).route(PATIENT).start().await;
+        let able = holder_declaring(&world, r#"{"elicitation":{}}"#).await;
+        let (call, held) = deferred(&world.server, &able).await;
+        let (id, events) = (call.id(), call.stream());
+        let unable = holder_declaring(&world, "{}").await;
+        let (asked, other) = if able_is_first {
+            let asked = shown(&able, "deferral_result", &held).await;
+            (asked, shown(&unable, "deferral_result", &held).await)
+        } else {
+            let other = shown(&unable, "deferral_result", &held).await;
+            (shown(&able, "deferral_result", &held).await, other)
+        };
+        // What is asked behind both has been made behind them.
+        for client in [&able, &unable] {
+            list(client).await;
+        }
+        events.send(&json!({ "jsonrpc": "2.0", "id": 40, "method": "elicitation/create", "params": {} }));
+        events.send(&json!({ "jsonrpc": "2.0", "id": 41, "method": "sampling/createMessage", "params": {} }));
+        let declined = world.server.seen(|seen| seen.answers(&json!(41))).await;
+        assert_eq!(declined.json["error"]["code"], -32601, "nobody can be asked that");
+        let mut stream = asked.stream().await;
+        let question = stream.next().await;
+        assert_eq!(question["method"], "elicitation/create", "{question}");
+        let answer = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "accept", "content": {} } });
+        able.post(&answer.to_string()).await.answer().await;
+        let answered = world.server.seen(|seen| seen.answers(&json!(40))).await;
+        assert_eq!(answered.json["result"]["action"], "accept", "{able_is_first}");
+        events.result(&id, json!({ "content": [{ "type": "text", "text": "done" }] }));
+        let last = other.answer().await;
+        assert!(!last.body.contains("elicitation/create"), "{last:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_holder_that_cannot_be_asked_declines_once_the_other_has_left() {
+    let world = setup().route(SOON).route(PATIENT).start().await;
+    let able = holder_declaring(&world, r#"{"elicitation":{}}"#).await;
+    let (call, held) = deferred(&world.server, &able).await;
+    let events = call.stream();
+    let unable = holder_declaring(&world, "{}").await;
+    let asked = shown(&able, "deferral_result", &held).await;
+    let _waits = shown(&unable, "deferral_result", &held).await;
+    events.send(&json!({ "jsonrpc": "2.0", "id": 40, "method": "elicitation/create", "params": {} }));
+    let mut stream = asked.stream().await;
+    assert_eq!(stream.next().await["method"], "elicitation/create");
+    stream.leave();
+    let declined = world.server.seen(|seen| seen.answers(&json!(40))).await;
+    assert_eq!(declined.json["error"]["code"], -32601);
+}
+
+#[tokio::test]
 async fn a_ticket_is_good_after_the_proxy_has_been_killed() {
     let mut place = crate::proxy::restart::Place::before(|options| {
         crate::proxy::call_resumption::keeps_events(options);

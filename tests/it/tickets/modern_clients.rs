@@ -5,6 +5,7 @@ use crate::{
     proxy::proxy_and_server::{ProxyAndServer, Setup},
     support::{
         legacy_server::Call,
+        limit_hits::counts,
         modern_client::{Answer, Client},
     },
 };
@@ -112,8 +113,53 @@ async fn what_a_holder_did_not_declare_that_waits_is_declined_at_once() {
     let waiting = client.send("tools/call", params).await;
     let declined = world.server.seen(|seen| seen.answers(&json!(40))).await;
     assert_eq!(declined.json["error"]["code"], -32601);
+    let questions = |outcome: &str| -> f64 {
+        let labels = format!("outcome=\"{outcome}\"");
+        let is_one = |name: &String| name.starts_with("deferral_questions_total") && name.contains(&labels);
+        counts().into_iter().filter(|(name, _)| is_one(name)).map(|(_, count)| count).sum()
+    };
+    assert_eq!((questions("refused"), questions("answered")), (1.0, 0.0), "nobody has answered it");
     events.result(&id, json!({ "content": [{ "type": "text", "text": "done" }] }));
     assert_eq!(waiting.answer().await.result()["content"][0]["text"], "done");
+}
+
+#[tokio::test]
+async fn a_holder_that_cannot_be_asked_leaves_it_to_another_that_can_also_while_that_answers() {
+    let world = world(NAMED).await;
+    let (able, unable) = (holder(&world).declaring(json!({ "elicitation": {} })), holder(&world));
+    let (call, held) = deferred(&world, &able).await;
+    let (id, events) = (call.id(), call.stream());
+    let params = json!({ "name": "deferral_result", "arguments": { "ticket": held } });
+    let other = unable.send("tools/call", params.clone()).await;
+    let waiting = able.send("tools/call", params).await;
+    // What is asked behind both has been made behind them.
+    for client in [&able, &unable] {
+        client.ask("tools/list", json!({})).await.result();
+    }
+    let question = json!({ "mode": "form", "message": "who?", "requestedSchema": { "type": "object", "properties": {} } });
+    events.send(&json!({ "jsonrpc": "2.0", "id": 40, "method": "elicitation/create", "params": question }));
+    let asked = waiting.answer().await.result();
+    assert_eq!(asked["resultType"], "input_required", "{asked:#}");
+    // The one that can be asked does not wait meanwhile, and this is one more that cannot be.
+    let third = unable
+        .send("tools/call", json!({ "name": "deferral_result", "arguments": { "ticket": held } }))
+        .await;
+    unable.ask("tools/list", json!({})).await.result();
+    assert_eq!(world.server.count(|seen| seen.answers(&json!(40))), 0);
+    let key = asked["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
+    let params = json!({
+        "name": "deferral_result",
+        "arguments": { "ticket": held },
+        "inputResponses": { key: { "action": "accept", "content": {} } },
+        "requestState": asked["requestState"],
+    });
+    let again = able.send("tools/call", params).await;
+    let answered = world.server.seen(|seen| seen.answers(&json!(40))).await;
+    assert_eq!(answered.json["result"]["action"], "accept");
+    events.result(&id, json!({ "content": [{ "type": "text", "text": "done" }] }));
+    for waiting in [again, other, third] {
+        assert_eq!(waiting.answer().await.result()["content"][0]["text"], "done");
+    }
 }
 
 #[tokio::test]

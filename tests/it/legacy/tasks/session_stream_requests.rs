@@ -2,7 +2,7 @@
 
 use super::task_client::{
     Call, Canned, ProxyAndServer, Stream, Tasker, Value, beyond_status, json, pong, question, related, setup,
-    up_to_mark, world,
+    soon, up_to_mark, world,
 };
 use crate::{
     front::listener_and_service::Lines,
@@ -65,6 +65,104 @@ async fn an_input_request_on_the_sessions_stream_belongs_to_the_only_task() {
         assert_eq!(client.result(&task).await.text(), "done");
         assert_eq!(world.server.count(|seen| seen.answers(&json!(3))), 1);
     }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_listen_is_asked_in_its_request_for_the_result() {
+    for waits_first in [false, true] {
+        let world = world(ALWAYS).await;
+        let client = Tasker::hello(&world).await;
+        let (task, call) = client.makes(&world).await;
+        let opened = world.server.seen(|seen| seen.http == http::Method::GET).await;
+        assert_eq!(opened.session(), "s1", "the stream is opened in the client's session");
+        let early = if waits_first { Some(client.waits(&task).await) } else { None };
+        says(&world, &question(3, "who?")).await;
+        client.becomes(&task, "input_required").await;
+        let mut waiting = match early {
+            Some(waiting) => waiting,
+            None => client.waits(&task).await,
+        };
+        let put = beyond_status(&mut waiting).await;
+        assert_eq!((related(&put), &put["params"]["message"]), (&json!(task), &json!("who?")));
+        client.answers(&put["id"], json!({ "action": "accept", "content": {} })).await;
+        let seen = world.server.seen(|seen| seen.answers(&json!(3))).await;
+        assert_eq!((seen.session(), &seen.json["result"]["action"]), ("s1", &json!("accept")));
+        client.becomes(&task, "working").await;
+        call.says("done");
+        assert_eq!(beyond_status(&mut waiting).await["result"]["content"][0]["text"], "done");
+    }
+}
+
+#[tokio::test]
+async fn the_stream_that_is_read_for_a_client_is_open_before_its_call_and_ends_with_its_last_task() {
+    let world = world(ALWAYS).await;
+    let client = Tasker::hello(&world).await;
+    let (first, first_call) = client.makes(&world).await;
+    let place = |is_it: fn(&Seen) -> bool| world.server.log().iter().position(is_it);
+    let (get, called) =
+        (place(|seen| seen.http == http::Method::GET), place(|seen| seen.method() == "tools/call"));
+    assert!(get.is_some() && get < called, "{get:?} {called:?}");
+    let (second, second_call) = client.makes(&world).await;
+    first_call.says("done");
+    client.becomes(&first, "completed").await;
+    assert!(world.server.listening("s1").is_some(), "another task runs");
+    says(&world, &question(3, "who?")).await;
+    client.becomes(&second, "input_required").await;
+    second_call.says("done");
+    client.becomes(&second, "completed").await;
+    soon("its stream is closed", async {
+        while world.server.listening("s1").is_some() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(world.server.count(|seen| seen.http == http::Method::GET), 1);
+}
+
+#[tokio::test]
+async fn a_client_that_begins_to_listen_takes_its_stream_over_and_gives_it_back() {
+    // As SDKs have it: one stream for a session, and the next is refused while that is open.
+    let conflicts = AtomicUsize::new(0);
+    let world = setup()
+        .server(move |options| {
+            let refused = move |seen: &Seen| {
+                let is_second = seen.http == http::Method::GET && conflicts.fetch_add(1, Relaxed) == 1;
+                is_second.then(|| Canned::status(409)).or_else(|| pong(seen))
+            };
+            *options = std::mem::take(options).hook(refused);
+        })
+        .route(ALWAYS)
+        .start()
+        .await;
+    let client = Tasker::hello(&world).await;
+    let (task, _call) = client.makes(&world).await;
+    let ours = world.server.listener("s1").await;
+    let mut stream = client.listens().await;
+    ours.left().await;
+    says(&world, &question(3, "who?")).await;
+    let put = beyond_status(&mut stream).await;
+    assert_eq!(related(&put), &json!(task));
+    client.answers(&put["id"], json!({ "action": "accept", "content": {} })).await;
+    client.becomes(&task, "working").await;
+    stream.leave();
+    let is_get = |seen: &Seen| seen.http == http::Method::GET;
+    world.server.last_of(4, is_get).await;
+    says(&world, &question(4, "and now?")).await;
+    let put = beyond_status(&mut client.waits(&task).await).await;
+    assert_eq!(put["params"]["message"], "and now?");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_read_for_a_client_answers_pings_and_leaves_other_requests_alone() {
+    let world = world(ALWAYS).await;
+    let client = Tasker::hello(&world).await;
+    let (task, _call) = client.makes(&world).await;
+    says(&world, &json!({ "jsonrpc": "2.0", "id": 8, "method": "x/other" })).await;
+    says(&world, &json!({ "jsonrpc": "2.0", "id": 9, "method": "ping" })).await;
+    let pong = world.server.seen(|seen| seen.answers(&json!(9))).await;
+    assert_eq!((pong.session(), &pong.json["result"]), ("s1", &json!({})));
+    assert_eq!(world.server.count(|seen| seen.answers(&json!(8))), 0);
+    assert_eq!(client.get(&task).await["status"], "working");
 }
 
 #[tokio::test]
