@@ -1,4 +1,4 @@
-//! The removal of denied tools (mode `deny`) from a server's list.
+//! Removes denied tools (`mode: deny`) from a server's tool list.
 //!
 //! A page keeps its cursor even if no tool is left on it, because clients continue with the cursor.
 
@@ -8,12 +8,13 @@ use crate::protocol::{
 };
 use bytes::Bytes;
 
-/// A server's response to `tools/list` without the denied tools. `None` if nothing changes.
+/// Removes the denied tools from a server's response to `tools/list`. Returns `None` if nothing changes, or
+/// if the message is no such response.
 pub fn hide(answer: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let listed = result.get("tools")?;
     let tools = items(&listed)?;
-    // Two readers may read the name from different members of that name.
+    // All members called `name` are checked: readers disagree about which of several counts.
     let is_hidden = |tool: &Bytes| {
         let Ok(tool) = JsonObject::read(tool) else { return false };
         let mut names = tool.members().filter(|(key, _)| key == "name");
@@ -31,7 +32,8 @@ pub fn hide(answer: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
     let start = |at: usize| tools[at].as_ptr() as usize - listed.as_ptr() as usize;
     let mut is_behind = false;
     for (at, is_hidden) in hidden.into_iter().enumerate() {
-        // The comma before the tool is removed if a tool stays before it; else the comma behind it.
+        // The comma before the tool is removed with it if a tool stays before it, otherwise the comma after
+        // it.
         let part = match (is_hidden, is_behind) {
             (false, _) => {
                 is_behind = true;

@@ -11,16 +11,19 @@ use crate::{
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-/// The parts of a server's description, raw.
+/// The parts of a server's description, as the raw JSON from its response to `initialize`.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerDescription<'a> {
+    /// The server's `capabilities` object.
     pub capabilities: &'a Bytes,
+    /// The server's `serverInfo` object.
     pub server_info: &'a Bytes,
+    /// The server's `instructions`, a JSON string; `None` if it has none.
     pub instructions: Option<&'a Bytes>,
 }
 
-/// The result of `server/discover` (2026-07-28, *Discovery*): the server's own capabilities, and the tasks
-/// extension.
+/// Builds the result of `server/discover` (2026-07-28, *Discovery*): the server's own capabilities with the
+/// tasks extension added.
 pub fn discover(server: ServerDescription<'_>) -> Vec<u8> {
     let versions: Vec<_> = modern::SERVED.iter().map(|revision| revision.as_str()).collect();
     let mut out = Vec::with_capacity(512);
@@ -38,7 +41,7 @@ pub fn discover(server: ServerDescription<'_>) -> Vec<u8> {
     out
 }
 
-/// Whether the server declared the capability that a method needs.
+/// Whether the server's `capabilities` contain the capability that a method needs.
 pub fn declares(capabilities: &Payload, needs: RequiredCapability) -> bool {
     let member = match needs {
         RequiredCapability::Nothing => return true,
@@ -50,14 +53,15 @@ pub fn declares(capabilities: &Payload, needs: RequiredCapability) -> bool {
     capabilities.object().is_some_and(|object| object.contains(member))
 }
 
-/// Whether the server declared change notifications: `listChanged` or `subscribe` of a member.
+/// Whether the server declared a kind of notifications: the flag `listChanged` or `subscribe` of a member of
+/// its `capabilities`, such as `tools`.
 pub fn declares_flag(capabilities: &Payload, member: &str, flag: &str) -> bool {
     let member = capabilities.get(member).and_then(|member| JsonObject::read(&member).ok());
     member.is_some_and(|member| member.raw(flag) == Some(b"true"))
 }
 
-/// The value of the extension is exactly `{}`: with any member, clients in the field assume that the server
-/// has no tasks.
+/// Adds the tasks extension to the server's capabilities. The value is exactly `{}`: with any member, clients
+/// in the field assume that the server has no tasks.
 fn capabilities(raw: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(raw) else {
         return json!({ "extensions": { meta::TASKS_EXTENSION: {} } }).to_string().into();

@@ -1,4 +1,4 @@
-//! The input requests of one call as its client receives them, and the validation of its input responses.
+//! Writes the input requests of a call for a modern client, and validates the client's input responses.
 
 use super::form::{self, invalid};
 use crate::{
@@ -14,11 +14,11 @@ use serde_json::Value;
 pub use crate::protocol::input_keys::InputKeys;
 pub use form::InvalidAnswer;
 
-/// Validates an input response. Returns the response for the server: the client's bytes without `resultType`,
-/// which only the client's era has.
+/// Validates a client's input response. Returns the response for the server: the client's bytes without
+/// `resultType`, a member that only the client's era has.
 ///
 /// # Errors
-/// [`InvalidAnswer`] names the invalid member. The input request then stays unanswered.
+/// [`InvalidAnswer`], which names the invalid member. The input request then stays unanswered.
 pub fn check_answer(question: &InputRequest, answer: &Bytes) -> Result<Bytes, InvalidAnswer> {
     let object =
         JsonObject::read(answer).map_err(|_| InvalidAnswer { at: None, must: "must be an object".into() })?;
@@ -32,7 +32,7 @@ pub fn check_answer(question: &InputRequest, answer: &Bytes) -> Result<Bytes, In
     Ok(edit.apply())
 }
 
-/// 2026-07-28, *Elicitation, Response Actions*.
+/// Checks the response to an elicitation (2026-07-28, *Elicitation, Response Actions*).
 fn check_elicitation(question: &InputRequest, answer: &JsonObject) -> Result<(), InvalidAnswer> {
     match string_member(answer, "action")?.as_str() {
         "accept" => {}
@@ -41,7 +41,7 @@ fn check_elicitation(question: &InputRequest, answer: &JsonObject) -> Result<(),
     }
     let params = question.params().and_then(|params| JsonObject::read(&params).ok());
     let asks_by_form = params.as_ref().is_none_or(|params| match params.get("mode") {
-        // An elicitation without a mode is from before there were two.
+        // Revisions before 2025-11-25 have no `mode`, only forms.
         None => true,
         Some(_) => params.string("mode").as_deref() == Some("form"),
     });
@@ -52,7 +52,7 @@ fn check_elicitation(question: &InputRequest, answer: &JsonObject) -> Result<(),
     form::check(schema.as_ref(), unique_member(answer, "content")?.as_ref())
 }
 
-/// 2026-07-28, *Sampling, Result Fields*.
+/// Checks the response to a sampling request (2026-07-28, *Sampling, Result Fields*).
 fn check_sampling(answer: &JsonObject) -> Result<(), InvalidAnswer> {
     if !matches!(string_member(answer, "role")?.as_str(), "user" | "assistant") {
         return Err(invalid("role", "must be \"user\" or \"assistant\""));
@@ -71,7 +71,7 @@ fn check_sampling(answer: &JsonObject) -> Result<(), InvalidAnswer> {
     Err(invalid("content", "must be content blocks, each with its `type`"))
 }
 
-/// 2026-07-28, *Roots, Data Types*.
+/// Checks the response to a roots request (2026-07-28, *Roots, Data Types*).
 fn check_roots(answer: &JsonObject) -> Result<(), InvalidAnswer> {
     let roots = unique_member(answer, "roots")?.ok_or_else(|| invalid("roots", "is required"))?;
     let roots = items(&roots).ok_or_else(|| invalid("roots", "must be a list"))?;
@@ -82,12 +82,12 @@ fn check_roots(answer: &JsonObject) -> Result<(), InvalidAnswer> {
     }
 }
 
-/// The response for the server to an input request that no client will answer: a result if the kind has one
-/// for it, else an error.
+/// Returns the response that the server gets to an input request that no client will answer: a result if the
+/// kind of request has one for this case, otherwise an error.
 ///
 /// # Errors
-/// The error to respond with: `-32603`. The `-1` of *Sampling, Error Handling* (2025-11-25) would mean that a
-/// user had decided.
+/// The error to respond with: `-32603`. The code `-1` of *Sampling, Error Handling* (2025-11-25) would mean
+/// that a user had rejected the request.
 pub fn cancelled_answer(kind: InputKind) -> Result<Bytes, ErrorObject> {
     match kind {
         InputKind::Elicitation => Ok(Bytes::from_static(br#"{"action":"cancel"}"#)),
@@ -97,14 +97,14 @@ pub fn cancelled_answer(kind: InputKind) -> Result<Bytes, ErrorObject> {
     }
 }
 
-/// `-32021` for a call that failed after its server had sent an input request that this client did not
-/// declare.
+/// Builds the error `-32021` for a call that failed because its server had sent an input request for a
+/// capability that this client did not declare. `missing` is that capability.
 pub fn input_refused(missing: &Value) -> ErrorObject {
     ErrorObject::missing_capability("The server asked for something this client did not declare", missing)
 }
 
-/// The result that sends input requests to a client (2026-07-28, *InputRequiredResult*). Without input
-/// requests it only asks the client to retry.
+/// Builds the result that sends input requests to a client (2026-07-28, *InputRequiredResult*). Without input
+/// requests the result only tells the client to retry.
 pub fn input_required<'a>(
     questions: impl IntoIterator<Item = (&'a str, &'a InputRequest)>,
     request_state: &str,
@@ -132,14 +132,14 @@ pub fn input_required<'a>(
     out
 }
 
-/// A member that must be a string.
+/// Reads a member that is required and must be a string.
 fn string_member(answer: &JsonObject, key: &str) -> Result<String, InvalidAnswer> {
     let raw = unique_member(answer, key)?.ok_or_else(|| invalid(key, "is required"))?;
     serde_json::from_slice(&raw).map_err(|_| invalid(key, "must be a string"))
 }
 
-/// A member that is read here, if it is not repeated. Readers may disagree about a repeated member, so a
-/// check here might not cover what the server reads.
+/// Returns a member; `None` if it is absent. A repeated member is an error: readers disagree about which one
+/// counts, so the server might read a value that was not checked.
 fn unique_member(answer: &JsonObject, key: &str) -> Result<Option<Bytes>, InvalidAnswer> {
     match answer.members().filter(|(name, _)| name == key).count() {
         0 => Ok(None),
@@ -148,6 +148,7 @@ fn unique_member(answer: &JsonObject, key: &str) -> Result<Option<Bytes>, Invali
     }
 }
 
+/// Appends the text as a JSON string.
 fn write_string(text: &str, out: &mut Vec<u8>) {
     serde_json::to_writer(out, text).expect("a string is written to memory");
 }

@@ -1,34 +1,34 @@
-//! One call in flight, from its start to its one outcome.
+//! The state machine of one call in flight, from its start to its single outcome.
 //!
 //! An [`Exchange`] is a pure state machine: events enter through `handle_*`, actions come from
 //! [`Exchange::poll_action`], and [`Exchange::poll_timeout`] is its next deadline. It guarantees for every
 //! order of events:
 //!
-//! - there is one outcome, and it is answered once;
+//! - a call has one outcome, and the client gets one response;
 //! - a task's handle is sent only after the task is stored;
-//! - a call whose client disconnected before it received a response, an input request or a handle is
+//! - a call whose client disconnected before the client received a response, an input request or a handle is
 //!   cancelled, once, unless the server had already responded;
 //! - an input request is sent on the call itself before a task exists, and placed in the task afterwards.
 //!
 //! [`InputDelivery`] determines how a client receives input requests on the call itself, and what its
-//! disconnect means. A server can request input in two ways: its call continues and waits for the response
-//! ([`Exchange::handle_input_request`]), or it ends the call with `input_required`, so that nothing is in
-//! flight until the call is retried with all responses ([`Exchange::handle_input_required`]).
+//! disconnect means. A server can request input in two ways: the call continues and waits for the response
+//! ([`Exchange::handle_input_request`]), or the server ends the call with `input_required`, so that nothing
+//! is in flight until the call is retried with all responses ([`Exchange::handle_input_required`]).
 //!
-//! `F` is the server's final response; the exchange never reads it. Input requests are numbers here; the code
-//! that carries out the actions has their contents.
+//! `F` is the server's final response; the exchange never reads it. Input requests are represented by
+//! numbers; the code that carries out the actions has their contents.
 
 use std::{
     collections::{BTreeSet, VecDeque},
     time::{Duration, Instant},
 };
 
-/// The actions to carry out, in order.
+/// An action for the caller to carry out. `F` is the server's final response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExchangeAction<F> {
     /// Respond to the client's request with the server's final response.
     Reply(F),
-    /// Respond to the client's request with these input requests; it will retry with input responses.
+    /// Respond to the client's request with these input requests; the client will retry with input responses.
     RequestInput(BTreeSet<InputNumber>),
     /// Send an input request on the response stream of the client's request.
     RequestOnStream(InputNumber),
@@ -38,7 +38,7 @@ pub enum ExchangeAction<F> {
     ReplyTask,
     /// Place an input request in the task.
     RequestInTask(InputNumber),
-    /// Withdraw an input request, wherever it was sent.
+    /// Withdraw an input request from the client: from its stream or from the task.
     Withdraw(InputNumber),
     /// Retry the call at the server with all input responses.
     RetryUpstream,
@@ -60,47 +60,51 @@ pub type InputNumber = u32;
 /// The time limits of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallDeadlines {
-    /// When a call becomes a task, counted from its start and again from each retry. At zero the call is a
-    /// task immediately, whatever arrives meanwhile.
+    /// The threshold: how long a call runs before it becomes a task, counted from its start and again from
+    /// each retry; `None` if it may not become one. At zero the call becomes a task immediately, even if a
+    /// response arrives meanwhile.
     pub defer_after: Option<Duration>,
-    /// How long to wait for further input requests after the first.
+    /// How long to wait for further input requests after the first, before all are sent to the client
+    /// together.
     pub settle: Duration,
-    /// How long an unanswered input request may wait for its client.
+    /// How long a parked call waits for its client's retry before it is cancelled.
     pub park: Duration,
-    /// How long an unanswered input request in a task may block the server; `None` for the life of the task.
-    /// It does not apply to a call that the server ended with `input_required`, which blocks nothing.
+    /// How long an unanswered input request in a task may block the server before it is declined; `None` for
+    /// the life of the task. The limit does not apply to a call that the server ended with `input_required`,
+    /// because nothing is blocked.
     pub input_timeout: Option<Duration>,
 }
 
 /// How a client receives input requests before there is a task, and what its disconnect means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputDelivery {
-    /// In the response to its request; the client retries with the input responses. A disconnect before the
-    /// response cancels the call (2026-07-28, *Multi Round-Trip Requests*; *Cancellation*).
+    /// Input requests are the response to the client's request, which the client retries with the input
+    /// responses. A disconnect before the response cancels the call (2026-07-28, *Multi Round-Trip Requests*;
+    /// *Cancellation*).
     RoundTrips,
-    /// On the response stream of its request, which continues. A disconnect does not cancel the call, and the
-    /// client is owed the result: as a task, if the call may become one (2025-11-25, *Sending Messages to the
-    /// Server*).
+    /// Input requests are sent on the response stream of the client's request, which continues. A disconnect
+    /// does not cancel the call, and the client is owed the result: as a task, if the call may become one
+    /// (2025-11-25, *Sending Messages to the Server*).
     Stream,
-    /// Like `Stream`, but the client could not find its task by itself. After a disconnect the call becomes
-    /// no task, and input requests are declined.
+    /// Like `Stream`, but the client has no task support and could not find a task by itself: after a
+    /// disconnect the call becomes no task, and input requests are declined.
     Ticket,
 }
 
-/// One call in flight.
+/// The state of one call in flight. `F` is the server's final response.
 #[derive(Clone, Debug)]
 pub struct Exchange<F> {
     state: ExchangeState<F>,
     manner: InputDelivery,
     deadlines: CallDeadlines,
-    /// The unanswered input requests of a call that the server ended with `input_required`. While there are
-    /// any, the server has no call.
+    /// The unanswered input requests of a call that the server ended with `input_required`; `None` while the
+    /// server works at the call.
     awaited_inputs: Option<BTreeSet<InputNumber>>,
-    /// When input requests in the task expire, in ascending order.
+    /// The times at which input requests in the task expire, in ascending order.
     input_expiries: VecDeque<(Instant, InputNumber)>,
-    /// A client that is owed its result has disconnected.
+    /// Whether the client has disconnected although it is still owed the result.
     has_disconnected: bool,
-    /// For a call that is observed only.
+    /// Present for a call that is only observed and never becomes a task (`mode: observe`).
     observed: Option<Box<DeferObservation>>,
     actions: VecDeque<ExchangeAction<F>>,
 }
@@ -108,47 +112,57 @@ pub struct Exchange<F> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ExchangeState<F> {
     /// The client waits for the response to its request. The call becomes a task at `defer_at`, if set,
-    /// unless an input request comes first.
+    /// unless an input request arrives first; at `settle_at` the open input requests are sent to the client.
     Inline { defer_at: Option<Instant>, asked: BTreeSet<InputNumber>, settle_at: Option<Instant> },
     /// The client has received input requests and will retry. The final response may arrive meanwhile.
     Parked { asked: BTreeSet<InputNumber>, word: Option<Box<F>>, expires_at: Instant },
     /// The task is being stored. Input requests and the final response may arrive meanwhile.
     Deferring { asked: BTreeSet<InputNumber>, word: Option<Box<F>> },
-    /// The task is being stored but no longer needed: its client has disconnected, or has its response.
+    /// The task is being stored but no longer needed, because its client has disconnected or has been sent
+    /// the response.
     Abandoned,
-    /// The handle is being written to the client's socket.
+    /// The handle is being written to the client's socket; `is_settled` tells whether the outcome of the call
+    /// is known already.
     CommittingHandle { settled: bool },
     /// The client has the handle; the call continues without the client.
     Deferred,
-    /// Nothing is left to decide.
+    /// The exchange is complete; no further action will follow.
     Done,
 }
 
-/// A call that would become a task if it were not observed only.
+/// The observation whether a call would have become a task.
 #[derive(Clone, Debug)]
 struct DeferObservation {
     after: Duration,
-    /// When, unless an input request comes first. Counts from the start, and again from each retry.
+    /// When the threshold passes, unless an input request arrives first; counted from the start and again
+    /// from each retry. `None` if the call can no longer become a task.
     due: Option<Instant>,
     is_over_threshold: bool,
 }
 
-/// The state of an exchange, for output.
+/// The phase of an exchange, for logs and metrics: its state without data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExchangePhase {
+    /// The client waits for the response to its request.
     Inline,
+    /// The client has input requests; its retry is awaited.
     Parked,
+    /// The task is being stored.
     Deferring,
+    /// The task is being stored, but is no longer needed.
     Abandoned,
+    /// The handle is being sent to the client.
     CommittingHandle,
+    /// The client has the handle; the call continues as a task.
     Deferred,
+    /// The exchange is complete.
     Done,
 }
 
 // === impl CallDeadlines ===
 
 impl CallDeadlines {
-    /// Whether the call is a task immediately, not only once it is slow.
+    /// Whether the call becomes a task immediately, without regard to its duration.
     fn is_at_once(&self) -> bool {
         self.defer_after == Some(Duration::ZERO)
     }
@@ -157,7 +171,7 @@ impl CallDeadlines {
 // === impl Exchange ===
 
 impl<F> Exchange<F> {
-    /// A call that is sent at `now`.
+    /// Creates the exchange of a call that is sent to the server at `now`.
     pub fn new(manner: InputDelivery, deadlines: CallDeadlines, now: Instant) -> Self {
         let state = ExchangeState::Inline {
             defer_at: deadlines.defer_after.map(|after| now + after),
@@ -167,7 +181,8 @@ impl<F> Exchange<F> {
         Self::with_state(manner, deadlines, state)
     }
 
-    /// A call that is stored as a task before it is sent, and whose client has the handle.
+    /// Creates the exchange of a call that was stored as a task before it is sent, and whose client has the
+    /// handle.
     pub fn stored_task(manner: InputDelivery, deadlines: CallDeadlines) -> Self {
         Self::with_state(manner, deadlines, ExchangeState::Deferred)
     }
@@ -185,15 +200,15 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// Makes the call observed only: it becomes no task, but [`Exchange::would_defer`] reports whether it
-    /// would have with this threshold.
+    /// Makes the call observed only: the call becomes no task, but [`Exchange::would_defer`] reports whether
+    /// it would have become one after the threshold `after`, counted from `since`.
     pub fn observe(&mut self, after: Duration, since: Instant) {
         let observed = DeferObservation { after, due: Some(since + after), is_over_threshold: false };
         self.observed = Some(Box::new(observed));
     }
 
-    /// Passes the current time of an observed call, before each event without a time, so that a threshold
-    /// that has passed takes precedence.
+    /// Passes the current time to an observed call. Must precede each event that carries no time, so that a
+    /// threshold that has passed takes precedence.
     pub fn observe_time(&mut self, now: Instant) {
         if let (Some(observed), ExchangeState::Inline { settle_at: None, .. }) =
             (&mut self.observed, &self.state)
@@ -203,12 +218,12 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// Whether an observed call would have become a task by now.
+    /// Whether an observed call has run longer than its threshold, and so would have become a task.
     pub fn would_defer(&self) -> bool {
         self.observed.as_ref().is_some_and(|observed| observed.is_over_threshold)
     }
 
-    /// The server's final response, or that there will be none.
+    /// Handles the server's final response, or the failure that takes its place.
     pub fn handle_final(&mut self, word: F) {
         self.awaited_inputs = None;
         match &mut self.state {
@@ -222,7 +237,8 @@ impl<F> Exchange<F> {
                 self.actions.push_back(ExchangeAction::Reply(word));
                 self.state = ExchangeState::Done;
             }
-            // The client does not wait for the store: its task is removed once it is stored.
+            // The client does not wait for the store: it gets the response now, and the task is removed once
+            // it is stored.
             ExchangeState::Deferring { word: pending, .. } => {
                 if self.deadlines.is_at_once()
                     || self.has_disconnected && self.manner == InputDelivery::Stream
@@ -233,7 +249,8 @@ impl<F> Exchange<F> {
                     self.state = ExchangeState::Abandoned;
                 }
             }
-            // Kept for the retry: a server that timed out has reported that in its response.
+            // The response is kept for the client's retry: a server whose own timeout passed reports that in
+            // its response.
             ExchangeState::Parked { word: pending, .. } => *pending = Some(Box::new(word)),
             ExchangeState::CommittingHandle { settled } => {
                 if !*settled {
@@ -249,7 +266,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The server sends an input request that the client may receive.
+    /// Handles an input request of the server for a capability that the client declared.
     pub fn handle_input_request(&mut self, ask: InputNumber, now: Instant) {
         self.observe_time(now);
         if !self.request_input(&BTreeSet::from([ask]), now) {
@@ -257,7 +274,8 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The server ends the call with these input requests: it is retried once all of them are answered.
+    /// Handles the end of the server's call with these input requests (`input_required`); the call is retried
+    /// once all of them are answered.
     pub fn handle_input_required(&mut self, asks: BTreeSet<InputNumber>, now: Instant) {
         self.observe_time(now);
         self.awaited_inputs = Some(asks.clone());
@@ -265,7 +283,7 @@ impl<F> Exchange<F> {
             self.awaited_inputs = None;
             return;
         }
-        // No further input request will follow.
+        // No further input request will follow, so the client gets these without the settle time.
         if self.manner == InputDelivery::RoundTrips
             && matches!(&self.state, ExchangeState::Inline { asked, .. } if !asked.is_empty())
         {
@@ -280,7 +298,7 @@ impl<F> Exchange<F> {
             ExchangeState::Inline { .. } if self.has_disconnected && self.manner == InputDelivery::Ticket => {
                 return false;
             }
-            // The threshold has passed, although no timeout was handled yet.
+            // The threshold has passed, although its timeout has not been handled yet.
             ExchangeState::Inline { asked, defer_at: Some(at), .. } if asked.is_empty() && *at <= now => {
                 self.state = ExchangeState::Deferring { asked: asks.clone(), word: None };
                 self.actions.push_back(ExchangeAction::Store);
@@ -295,7 +313,8 @@ impl<F> Exchange<F> {
                     }
                 }
             }
-            // Sent in the next round, after the client's retry.
+            // The input requests are sent in the next round: after the client's retry, or in the task once it
+            // is stored.
             ExchangeState::Parked { asked, .. } | ExchangeState::Deferring { asked, .. } => {
                 asked.extend(asks)
             }
@@ -309,7 +328,8 @@ impl<F> Exchange<F> {
         true
     }
 
-    /// An input request in the task or on the stream has been answered.
+    /// Handles the response to an input request in the task or on the stream; the response has been sent to
+    /// the server.
     pub fn handle_input_answered(&mut self, ask: InputNumber) {
         match &mut self.state {
             ExchangeState::Inline { asked, .. }
@@ -329,6 +349,7 @@ impl<F> Exchange<F> {
         self.retry_if_answered();
     }
 
+    /// Places an input request in the task, and starts its timeout.
     fn request_input_in_task(&mut self, ask: InputNumber, now: Instant) {
         self.actions.push_back(ExchangeAction::RequestInTask(ask));
         if let Some(turn) = self.deadlines.input_timeout.filter(|_| self.awaited_inputs.is_none()) {
@@ -336,14 +357,14 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// Retries the call once all input requests are answered with which the server ended it.
+    /// Retries the call at the server once all input requests with which the server ended it are answered.
     fn retry_if_answered(&mut self) {
         if self.awaited_inputs.take_if(|asks| asks.is_empty()).is_some() && !self.is_done() {
             self.actions.push_back(ExchangeAction::RetryUpstream);
         }
     }
 
-    /// Sends the input requests to the client and waits for its retry.
+    /// Parks the call: sends the open input requests to the client, and waits for its retry.
     fn park(&mut self, now: Instant) {
         let ExchangeState::Inline { asked, .. } = &mut self.state else { return };
         let asked = std::mem::take(asked);
@@ -351,7 +372,7 @@ impl<F> Exchange<F> {
         self.state = ExchangeState::Parked { asked, word: None, expires_at: now + self.deadlines.park };
     }
 
-    /// The server withdrew an input request.
+    /// Handles the withdrawal of an input request by the server.
     pub fn handle_input_withdrawn(&mut self, ask: InputNumber) {
         self.input_expiries.retain(|(_, lapses)| *lapses != ask);
         match &mut self.state {
@@ -377,10 +398,10 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The client's retry answered some input requests; the responses have been sent to the server. If the
-    /// client of an earlier request still waits, both wait.
+    /// Handles a client's retry with responses to the `answered` input requests, which have been sent to the
+    /// server. If the client's earlier request still waits for its response, both requests wait.
     ///
-    /// `defer_after` is the threshold for this request: a client may not declare tasks on each.
+    /// `defer_after` is the threshold for this request; `None` if the client did not declare tasks on it.
     pub fn handle_retry(
         &mut self,
         answered: &BTreeSet<InputNumber>,
@@ -423,8 +444,8 @@ impl<F> Exchange<F> {
         self.retry_if_answered();
     }
 
-    /// The proxy drains, and its tasks outlive it: a call that may become a task does so now, so that its
-    /// client can get the result from the next process.
+    /// Handles the drain of a proxy whose tasks outlive the process: a call that may become a task becomes
+    /// one now, so that its client can get the result from the next process.
     pub fn handle_drain(&mut self, now: Instant) {
         if let ExchangeState::Inline { defer_at: Some(at), settle_at: None, .. } = &mut self.state {
             *at = now.min(*at);
@@ -432,8 +453,8 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The proxy drains, and its tasks end with it: no task is made any more. The call stays synchronous,
-    /// because the next process could not return the result of a task.
+    /// Handles the drain of a proxy whose tasks end with the process: the call no longer becomes a task,
+    /// because the next process could not return the result.
     pub fn handle_tasks_disabled(&mut self) {
         self.deadlines.defer_after = None;
         if let ExchangeState::Inline { defer_at, .. } = &mut self.state {
@@ -444,7 +465,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The proxy shuts down: a parked call's client can no longer retry.
+    /// Handles the shutdown of the proxy: a parked call ends, because its client can no longer retry.
     pub fn handle_shutdown(&mut self, now: Instant) {
         if let ExchangeState::Parked { expires_at, .. } = &mut self.state {
             *expires_at = now;
@@ -452,7 +473,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The deadline of [`Exchange::poll_timeout`] may have passed.
+    /// Handles the timeouts that have passed at `now`. Called at the deadline of [`Exchange::poll_timeout`].
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some((_, ask)) = self.input_expiries.front().copied().filter(|(at, _)| *at <= now) {
             self.input_expiries.pop_front();
@@ -464,7 +485,8 @@ impl<F> Exchange<F> {
             }
         }
         match &mut self.state {
-            // An input request takes precedence over the threshold: it is still on the call itself.
+            // An open input request takes precedence over the threshold, because it has to be sent on the
+            // call itself.
             ExchangeState::Inline { settle_at: Some(at), .. } => {
                 if *at <= now {
                     self.park(now);
@@ -490,15 +512,15 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// Makes the call a task.
+    /// Begins to make the call a task: the task has to be stored first.
     fn defer(&mut self) {
         let ExchangeState::Inline { asked, .. } = &mut self.state else { return };
         self.state = ExchangeState::Deferring { asked: std::mem::take(asked), word: None };
         self.actions.push_back(ExchangeAction::Store);
     }
 
-    /// The store has the task, or has refused it (it failed, or a quota is full): then the call stays
-    /// synchronous.
+    /// Handles the result of [`ExchangeAction::Store`]. If the task was not stored (the store failed, or a
+    /// quota is full), the call stays synchronous.
     pub fn handle_stored(&mut self, stored: bool, now: Instant) {
         match (std::mem::replace(&mut self.state, ExchangeState::Done), stored) {
             (ExchangeState::Deferring { word: None, asked }, true) => {
@@ -537,8 +559,8 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// Sends the handle to the client. If a disconnect does not cancel the call, the task is committed
-    /// immediately.
+    /// Begins to send the handle to the client. Where a disconnect does not cancel the call, the handle
+    /// counts as delivered immediately.
     fn commit_handle(&mut self, settled: bool) {
         self.state = ExchangeState::CommittingHandle { settled };
         if self.manner != InputDelivery::RoundTrips {
@@ -546,16 +568,17 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The client's socket has accepted the handle. From here on the task lives without the client.
+    /// Handles the delivery of the handle to the client's socket. From then on the task does not depend on
+    /// the client's connection.
     pub fn handle_committed(&mut self) {
         if let ExchangeState::CommittingHandle { settled } = self.state {
             self.state = if settled { ExchangeState::Done } else { ExchangeState::Deferred };
         }
     }
 
-    /// The client disconnected. This has no effect once it has received input requests or the handle, because
-    /// it will return. It also has none if a disconnect does not cancel the call; but then no client waits,
-    /// so the call becomes a task immediately if it may.
+    /// Handles the disconnect of the client. There is no effect once the client has received input requests
+    /// or the handle, because it will return. With `InputDelivery::Stream` the call is not cancelled, but
+    /// becomes a task immediately if it may, because no client waits any more.
     pub fn handle_disconnect(&mut self) {
         match self.manner {
             InputDelivery::RoundTrips => self.abandon(),
@@ -576,14 +599,15 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The client cancelled its own request (2025-11-25, *Cancellation*). That does not end a task.
+    /// Handles the client's cancellation of its own request (2025-11-25, *Cancellation*), which does not end
+    /// a task.
     pub fn handle_request_cancelled(&mut self) {
         if matches!(self.state, ExchangeState::Inline { .. } | ExchangeState::Deferring { .. }) {
             self.abandon();
         }
     }
 
-    /// Abandons a call that is no task yet, or whose handle no client has.
+    /// Abandons a call that is not a task yet, or whose handle has not reached the client.
     fn abandon(&mut self) {
         match &self.state {
             ExchangeState::Inline { .. } => {
@@ -610,7 +634,8 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The task was cancelled, and its record is updated. The canceller had the handle.
+    /// Handles the cancellation of the task by a client that has its handle. The task record has been updated
+    /// already.
     pub fn handle_task_cancelled(&mut self) {
         match self.state {
             ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
@@ -626,7 +651,7 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// The task continues in another process.
+    /// Handles the transfer of the task to another process, which continues the call.
     pub fn handle_released(&mut self) {
         if matches!(self.state, ExchangeState::Deferred) {
             self.actions.clear();
@@ -634,16 +659,19 @@ impl<F> Exchange<F> {
         }
     }
 
+    /// Returns the next action to carry out, in order; `None` if there is none now.
     pub fn poll_action(&mut self) -> Option<ExchangeAction<F>> {
         let action = self.actions.pop_front();
         if self.actions.is_empty() {
-            // An empty queue would keep its capacity as long as a task takes.
+            // Replaces the empty queue, which would otherwise keep its capacity for the whole life of the
+            // task.
             self.actions = VecDeque::new();
         }
         action
     }
 
-    /// The next deadline of the exchange.
+    /// Returns the next time at which [`Exchange::handle_timeout`] must be called; `None` if no timeout is
+    /// pending.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.state {
             ExchangeState::Inline { settle_at: Some(at), .. } => Some(at),
@@ -659,12 +687,12 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// How long the call runs before it becomes a task, if it may.
+    /// Returns how long the call runs before it becomes a task; `None` if it may not become one.
     pub fn threshold(&self) -> Option<Duration> {
         self.deadlines.defer_after
     }
 
-    /// Whether it may become a task, and waits for the threshold.
+    /// Whether the call will become a task when the threshold passes.
     pub fn can_defer(&self) -> bool {
         matches!(self.state, ExchangeState::Inline { defer_at: Some(_), settle_at: None, .. })
     }
@@ -674,7 +702,7 @@ impl<F> Exchange<F> {
         self.has_disconnected
     }
 
-    /// Whether the outcome of the call is still open.
+    /// Whether the server's final response has not arrived, and can still change the outcome.
     pub fn is_unsettled(&self) -> bool {
         match &self.state {
             ExchangeState::Inline { .. } | ExchangeState::Deferred => true,
@@ -684,21 +712,22 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// Whether a client waits for the response to its request, so that notifications are for it.
+    /// Whether a client waits for the response to its request, and so can receive notifications on it.
     pub fn has_waiting_client(&self) -> bool {
         matches!(self.state, ExchangeState::Inline { .. } | ExchangeState::Deferring { .. })
     }
 
-    /// Whether nothing is left to decide. Actions may still be queued.
+    /// Whether the exchange is complete. Actions may still be queued.
     pub fn is_done(&self) -> bool {
         matches!(self.state, ExchangeState::Done)
     }
 
-    /// Whether the server has the call, and its final response is awaited.
+    /// Whether the server works at the call, and its final response is awaited.
     pub fn awaits_server(&self) -> bool {
         self.awaited_inputs.is_none() && self.is_unsettled()
     }
 
+    /// Returns the current phase.
     pub fn phase(&self) -> ExchangePhase {
         match self.state {
             ExchangeState::Inline { .. } => ExchangePhase::Inline,

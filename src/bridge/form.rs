@@ -1,10 +1,10 @@
-//! Validation of a filled-in form against its schema.
+//! Validates the content of a filled-in elicitation form against its schema.
 //!
 //! A server that elicits by form sends a flat object schema of strings, numbers, booleans and choices
-//! (2026-07-28, *Elicitation, Requested Schema*). A client with an invalid response is asked again, so a
-//! wrong refusal would repeat forever: any unknown keyword accepts, and the server validates itself. The
-//! known keywords are exact: lengths count characters, numbers are compared by value, and `5.0` is an
-//! integer.
+//! (2026-07-28, *Elicitation, Requested Schema*). A client that sends an invalid response gets the form
+//! again, so a wrong refusal would repeat forever: an unknown keyword accepts any value, and the server
+//! validates itself. The known keywords are checked exactly: lengths count characters, numbers are compared
+//! by value, and `5.0` is an integer.
 
 use crate::protocol::{
     canonical,
@@ -13,20 +13,21 @@ use crate::protocol::{
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashSet};
 
-/// The invalid part of a response, and the requirement. Never contains the client's values.
+/// Error: a part of an input response is invalid. Names the part and the requirement, never the client's
+/// values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} {must}", .at.as_ref().map_or_else(|| "the answer".into(), |at| format!("`{at}`")))]
 pub struct InvalidAnswer {
-    /// The member, as a path: `content.colors[2]`. `None` for the whole response.
+    /// The path of the invalid member, such as `content.colors[2]`; `None` for the whole response.
     pub at: Option<String>,
-    /// The requirement: `must be at least 18`.
+    /// The requirement, such as `must be at least 18`.
     pub must: String,
 }
 
-/// The filled-in form: members by key.
+/// The members of a filled-in form by key, as raw JSON.
 type FormContent = BTreeMap<String, Bytes>;
 
-/// The types that a schema can name.
+/// The values of the `type` keyword of a schema.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SchemaType {
     String,
@@ -47,7 +48,7 @@ const DEPTH: usize = 8;
 /// required members.
 ///
 /// # Errors
-/// [`InvalidAnswer`] names the first invalid member.
+/// [`InvalidAnswer`], which names the first invalid member.
 pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(), InvalidAnswer> {
     let content = match content {
         Some(raw) => read(raw)?,
@@ -78,11 +79,12 @@ pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(
     Ok(())
 }
 
+/// Reads the members of the content.
 fn read(raw: &Bytes) -> Result<FormContent, InvalidAnswer> {
     let object = JsonObject::read(raw).map_err(|_| invalid("content", "must be an object"))?;
     let mut content = FormContent::new();
     for (key, answer) in object.members() {
-        // Readers may disagree about a repeated member.
+        // A repeated member is refused, because readers disagree about which one counts.
         if content.contains_key(&*key) {
             return Err(invalid(&member(&key), "must be given once"));
         }
@@ -91,7 +93,8 @@ fn read(raw: &Bytes) -> Result<FormContent, InvalidAnswer> {
     Ok(content)
 }
 
-/// Validates one value against one schema, with `levels` of nesting left.
+/// Validates one value at this path against one schema. `depth_left` is the number of levels that are still
+/// followed; at 0 any value is accepted.
 fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), InvalidAnswer> {
     let (Ok(schema), Some(levels)) = (JsonObject::read(schema), levels.checked_sub(1)) else { return Ok(()) };
     let wanted = schema.get("type").and_then(|raw| types_of(&raw));
@@ -102,7 +105,7 @@ fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), 
         return Err(invalid(at, format!("must be {}", names.join(" or "))));
     }
     let offered = schema.get("enum").and_then(|raw| items(&raw));
-    // Computed once: there may be many choices, and the value may be long.
+    // The canonical form is computed once: there may be many choices, and the value may be long.
     let meant = offered.as_ref().map(|_| canonical::value(answer)).unwrap_or_default();
     let is_meant = |choice: &Bytes| choice == answer || canonical::value(choice) == meant;
     if offered.is_some_and(|offered| !offered.iter().any(is_meant))
@@ -111,7 +114,8 @@ fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), 
         return Err(invalid(at, CHOICE));
     }
     for branches in ["anyOf", "oneOf"] {
-        // At least one, also for `oneOf`: an unknown branch accepts, so two may match.
+        // One matching branch suffices, also for `oneOf`: an unknown branch accepts any value, so that two
+        // branches may match.
         let branches = schema.get(branches).and_then(|raw| items(&raw)).unwrap_or_default();
         if !branches.is_empty() && branches.iter().all(|branch| value(branch, answer, at, levels).is_err()) {
             return Err(invalid(at, CHOICE));
@@ -126,7 +130,7 @@ fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), 
 }
 
 fn string(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAnswer> {
-    // Half of a surrogate pair is no text with a length.
+    // A string with half of a surrogate pair has no length in characters, and is accepted.
     let Ok(text) = serde_json::from_slice::<String>(answer) else { return Ok(()) };
     check_bounds(schema, ["minLength", "maxLength"], count(text.chars().count()), " characters", at)?;
     match schema.string("format").as_deref() {
@@ -143,7 +147,8 @@ fn string(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAn
 fn number(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAnswer> {
     let Some(number) = float(answer) else { return Ok(()) };
     check_bounds(schema, ["minimum", "maximum"], number, "", at)?;
-    // Rounding preserves order but may make two numbers equal, so equality is checked exactly.
+    // Rounding to `f64` preserves the order of two numbers but may make them equal, so equality is checked
+    // exactly.
     let excluded = |key| schema.get(key).filter(|bound| canonical::is_equal(bound, answer));
     if let Some(bound) = bound(schema, "exclusiveMinimum")
         && (number < bound || excluded("exclusiveMinimum").is_some())
@@ -166,7 +171,7 @@ fn array(schema: &JsonObject, answer: &Bytes, at: &str, levels: usize) -> Result
     answers.try_for_each(|(index, answer)| value(&schema, answer, &format!("{at}[{index}]"), levels))
 }
 
-/// Checks that a measure is between the bounds of a schema, inclusive.
+/// Checks that `measure` is between the bounds that these two keywords of the schema set, inclusive.
 fn check_bounds(
     schema: &JsonObject,
     [least, most]: [&str; 2],
@@ -187,12 +192,12 @@ fn check_bounds(
     Ok(())
 }
 
-/// A keyword whose value is a number; any other value is no bound.
+/// Reads a keyword whose value is a number; `None` for any other value.
 fn bound(schema: &JsonObject, key: &str) -> Option<f64> {
     float(&schema.get(key)?)
 }
 
-/// A JSON number, rounded. `1e400` is infinite.
+/// Parses a JSON number, rounded to `f64`; `1e400` becomes infinite.
 fn float(raw: &Bytes) -> Option<f64> {
     let text = std::str::from_utf8(raw).ok()?;
     text.starts_with(|first: char| first == '-' || first.is_ascii_digit()).then(|| text.parse().ok())?
@@ -203,7 +208,7 @@ fn count(count: usize) -> f64 {
     count as f64
 }
 
-/// The types of a `type` keyword, one or several; `None` if one is unknown.
+/// Parses the value of a `type` keyword, one name or several; `None` if a name is unknown.
 fn types_of(raw: &Bytes) -> Option<Vec<SchemaType>> {
     let names = serde_json::from_slice::<String>(raw).map(|name| vec![name]).ok();
     names.or_else(|| list(raw))?.iter().map(|name| SchemaType::parse(name)).collect()
@@ -244,6 +249,7 @@ impl SchemaType {
         }
     }
 
+    /// Returns the type in words for error messages, such as `a list`.
     const fn described(self) -> &'static str {
         match self {
             Self::String => "a string",
@@ -257,8 +263,8 @@ impl SchemaType {
     }
 }
 
-// The formats of the specification, checked loosely: each refuses only clearly invalid text. Any other format
-// accepts.
+// The formats of the specification are checked loosely: each check refuses only clearly invalid text, and any
+// other format accepts all text.
 
 fn is_email(text: &str) -> bool {
     let printable = !text.chars().any(|char| char.is_whitespace() || char.is_control());
@@ -274,22 +280,26 @@ fn is_uri(text: &str) -> bool {
 }
 
 fn is_date(text: &str) -> bool {
-    // Ten characters: the parser also accepts a date with a time.
+    // The length is checked, because the parser also accepts a date with a time.
     text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok()
 }
 
-/// With an offset as in RFC 3339, or without one as browser forms send it.
+/// Whether the text is a date with a time, with an offset as in RFC 3339, or without an offset as browser
+/// forms send it.
 fn is_date_time(text: &str) -> bool {
     text.len() > 10
         && (text.parse::<jiff::Timestamp>().is_ok() || text.parse::<jiff::civil::DateTime>().is_ok())
 }
 
+/// The requirement that a value with an `enum`, `const`, `anyOf` or `oneOf` violates.
 const CHOICE: &str = "must be one of the values that were offered";
 
+/// Returns the path of a member of the content.
 fn member(key: &str) -> String {
     format!("content.{key}")
 }
 
+/// Builds the error for the member at this path; `must` is the requirement, such as `must be a list`.
 pub(super) fn invalid(at: &str, must: impl Into<String>) -> InvalidAnswer {
     InvalidAnswer { at: Some(at.to_owned()), must: must.into() }
 }

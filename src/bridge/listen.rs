@@ -7,19 +7,25 @@ use crate::protocol::{
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// The notifications that a client subscribes to. It must receive no others.
+/// The notifications that a client subscribes to. The client must not receive any other notification on the
+/// stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SubscriptionFilter {
+    /// Whether changes of the tool list are requested.
     #[serde(skip_serializing_if = "is_false")]
     pub tools_list_changed: bool,
+    /// Whether changes of the prompt list are requested.
     #[serde(skip_serializing_if = "is_false")]
     pub prompts_list_changed: bool,
+    /// Whether changes of the resource list are requested.
     #[serde(skip_serializing_if = "is_false")]
     pub resources_list_changed: bool,
+    /// The URIs of the resources whose updates are requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub resource_subscriptions: Vec<String>,
-    /// Tasks extension, *Task Status Notifications*.
+    /// The ids of tasks whose status notifications are requested (tasks extension, *Task Status
+    /// Notifications*).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub task_ids: Vec<String>,
 }
@@ -29,7 +35,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// The filter is invalid.
+/// Error: the filter of a `subscriptions/listen` request is invalid, for this reason.
 #[derive(Debug, thiserror::Error)]
 #[error("params.notifications is not a filter: {0}")]
 pub struct InvalidFilter(String);
@@ -37,14 +43,14 @@ pub struct InvalidFilter(String);
 // === impl SubscriptionFilter ===
 
 impl SubscriptionFilter {
-    /// Reads the filter of a listen request.
+    /// Reads the filter in the parameters of a `subscriptions/listen` request.
     ///
     /// # Errors
-    /// [`InvalidFilter`] with the reason.
+    /// [`InvalidFilter`] if `params.notifications` is missing or has a wrong type.
     pub fn read(params: Option<&Payload>) -> Result<Self, InvalidFilter> {
         let missing = || InvalidFilter("it is required".into());
         let raw = params.and_then(|params| params.get("notifications")).ok_or_else(missing)?;
-        // serde would read an array as the members in their order.
+        // The value must be an object: serde would also read an array as the members in their order.
         JsonObject::read(&raw).map_err(|error| InvalidFilter(error.to_string()))?;
         serde_json::from_slice(&raw).map_err(|error| InvalidFilter(error.to_string()))
     }
@@ -69,12 +75,13 @@ impl SubscriptionFilter {
     }
 }
 
-/// The `_meta` with the subscription id: the listen request's id, as the client spelled it.
+/// Builds the `_meta` object with the subscription id, which is the id of the listen request as the client
+/// spelled it.
 pub fn subscription_meta(id: &RequestId) -> Vec<u8> {
     [br#"{"io.modelcontextprotocol/subscriptionId":"#, &**id.as_bytes(), b"}"].concat()
 }
 
-/// The first message of a subscription, with the accepted part of the filter.
+/// Builds the first message of a subscription, which names the accepted part of the filter.
 pub fn acknowledgement(id: &RequestId, honoured: &SubscriptionFilter) -> Bytes {
     let honoured = serde_json::to_vec(honoured).expect("a filter is written to memory");
     let about = subscription_meta(id);
@@ -82,7 +89,8 @@ pub fn acknowledgement(id: &RequestId, honoured: &SubscriptionFilter) -> Bytes {
     crate::dialect::modern::notification(&Method::SubscriptionsAcknowledged, &params)
 }
 
-/// A notification of the server for this subscription: its own params with the subscription id.
+/// Builds a server's notification for this subscription: `params` with the subscription id added to its
+/// `_meta`.
 pub fn tagged_notification(id: &RequestId, method: &Method, params: Option<&Bytes>) -> Bytes {
     let object = params.and_then(|raw| JsonObject::read(raw).ok());
     let params = match &object {
@@ -104,10 +112,10 @@ pub fn tagged_notification(id: &RequestId, method: &Method, params: Option<&Byte
     crate::dialect::modern::notification(method, &params)
 }
 
-/// The last messages of a subscription that the proxy ends: the cancellation page of the specification
-/// requires `notifications/cancelled`, the subscriptions page the result.
+/// Builds the last two messages of a subscription that the proxy ends: `notifications/cancelled`, which the
+/// cancellation page of the specification requires, and the result, which the subscriptions page requires.
 ///
-/// The result has the server info, as every result does (2026-07-28, *Base Protocol, `_meta`*).
+/// The result contains the server info, like every result (2026-07-28, *Base Protocol, `_meta`*).
 pub fn closing_messages(id: &RequestId, server_info: &[u8]) -> (Bytes, Bytes) {
     let (about, id_bytes) = (subscription_meta(id), &**id.as_bytes());
     let why = br#","reason":"the server is shutting down","_meta":"#;

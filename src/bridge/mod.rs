@@ -1,12 +1,13 @@
-//! The path of one client call between the dialects. Pure: [`crate::proxy`] carries out the decisions made
-//! here.
+//! Handles one client call between the dialects of client and server. Pure, without I/O: [`crate::proxy`]
+//! carries out the decisions made here.
 //!
 //! [`plan`](mod@plan) chooses once how a call is handled; [`Exchange`] follows one call from its start to its
-//! one outcome; [`listen`] writes the messages of a subscription. [`elicit`] handles the input requests of a
-//! server, and [`request_state`] finds the call again when the client retries with input responses.
+//! one outcome; [`listen`] writes the messages of a subscription. [`elicit`] writes the input requests of a
+//! server for the client and validates the input responses, and [`request_state`] connects the client's retry
+//! with its call.
 //!
-//! A client without task support may hold a ticket: [`ticket`] makes the edits for it, and [`ticket_seal`]
-//! seals a task's id into a ticket.
+//! A client without task support may get a ticket instead of a task: [`ticket`] edits the server's messages
+//! for such a client, and [`ticket_seal`] seals a task's id into a ticket.
 //!
 //! A call that needs no translation is relayed: [`ResponseRelay`] follows its response from its first byte to
 //! its end.

@@ -1,5 +1,5 @@
-//! Offers the tasks of 2025-11-25 on behalf of a server without tasks: the additions to its responses, and
-//! the removals from a call that becomes a task.
+//! Offers the tasks of 2025-11-25 on behalf of a server without tasks: adds task support to its responses,
+//! and removes the task parameters from calls.
 //!
 //! Every other byte of these messages is preserved ([`crate::manual::passthrough`]).
 
@@ -17,7 +17,8 @@ use bytes::Bytes;
 use serde_json::json;
 use std::time::Duration;
 
-/// The prefix of the ids of input requests that the proxy sends to clients; servers use numbers.
+/// The prefix of the ids of input requests that the proxy sends to clients, by which it recognises the
+/// responses.
 const PREFIX: &str = "deferral:";
 
 /// The task support of a server, from its response to `initialize`.
@@ -25,20 +26,22 @@ const PREFIX: &str = "deferral:";
 pub enum ServerTaskSupport {
     /// The server has tasks of its own: nothing is added.
     Native,
-    /// The server has no tasks. `offer` is its response with the proxy's tasks added, if it has tools.
+    /// The server has no tasks. `offer` is the server's response with the proxy's tasks added; `None` if the
+    /// server has no tools.
     Missing { offer: Option<Bytes> },
 }
 
 /// The task parameters of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskParam {
-    /// The requested retention of the task, from its creation on.
+    /// The requested retention of the task, counted from its creation; `None` if the client requested none,
+    /// `Duration::MAX` for unlimited.
     pub ttl: Option<Duration>,
-    /// It is in `_meta`, as in a draft of SEP-1686, instead of `params.task`.
+    /// Whether the parameters were in `_meta`, as in a draft of SEP-1686, instead of in `params.task`.
     pub is_draft: bool,
 }
 
-/// `params.task` is invalid.
+/// Error: `params.task` of a call is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTaskParam {
     #[error("params.task must be an object")]
@@ -47,11 +50,12 @@ pub enum InvalidTaskParam {
     Ttl,
 }
 
-/// Reads a server's response to `initialize`. `lists` is whether a client's tasks can be distinguished from
-/// others', so that they can be listed (2025-11-25, *Tasks, Task Isolation and Access Control*).
+/// Reads the task support of a server from its response to `initialize`. `can_list` tells whether a client's
+/// tasks can be distinguished from those of others, so that `tasks/list` can be offered (2025-11-25, *Tasks,
+/// Task Isolation and Access Control*).
 ///
-/// `None` if it is no such response, or if it does not determine task support: a server with tasks need not
-/// declare them in a revision without tasks.
+/// `None` if the message is not such a response, or if the response does not determine task support: a server
+/// with tasks need not declare them when it negotiates a revision without tasks.
 pub fn task_support(answer: &Frame, lists: bool) -> Option<ServerTaskSupport> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let capabilities = JsonObject::read(&result.get("capabilities")?).ok()?;
@@ -76,11 +80,11 @@ pub fn task_support(answer: &Frame, lists: bool) -> Option<ServerTaskSupport> {
     Some(ServerTaskSupport::Missing { offer: Some(patch.apply()) })
 }
 
-/// A server's response to `tools/list` with `execution.taskSupport` set on each tool according to `mode`.
-/// `None` if nothing changes.
+/// Sets `execution.taskSupport` on each tool in a server's response to `tools/list`, according to the tool's
+/// `mode`. Returns `None` if nothing changes.
 ///
-/// A tool that cannot be a task has `forbidden` or no value, whatever the server declares about tasks that it
-/// does not have.
+/// A tool that cannot run as a task gets the value `forbidden` or none, whatever the server declares about
+/// tasks that it does not have.
 pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let tools = items(&result.get("tools")?)?;
@@ -99,6 +103,7 @@ pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes
     changes.then(|| patch.apply())
 }
 
+/// Sets `execution.taskSupport` of one tool (`None`: not supported). Returns whether the tool changes.
 fn set_support(tool: &JsonObject, support: Option<&'static str>, patch: &mut BytesPatch) -> bool {
     let execution = tool.get("execution").map(|raw| JsonObject::read(&raw));
     match (execution, support) {
@@ -124,47 +129,50 @@ fn set_support(tool: &JsonObject, support: Option<&'static str>, patch: &mut Byt
     true
 }
 
-/// The task parameters of a `tools/call`, if it requests a task.
+/// Reads the task parameters of a `tools/call`; `None` if the call requests no task.
 ///
 /// # Errors
-/// [`InvalidTaskParam`].
+/// [`InvalidTaskParam`] if `params.task` is not an object or its `ttl` is not a number of milliseconds.
 pub fn task_param(params: &Payload) -> Result<Option<TaskParam>, InvalidTaskParam> {
     let Some(task) = params.get("task") else { return Ok(draft_task_param(params)) };
     let task = JsonObject::read(&task).map_err(|_| InvalidTaskParam::NotAnObject)?;
     Ok(Some(TaskParam { ttl: requested_ttl(task.get("ttl"))?, is_draft: false }))
 }
 
-/// The task parameters in `_meta`. An invalid value there is not for the proxy, and ignored.
+/// Reads the task parameters in `_meta` of a draft of SEP-1686. An invalid value is ignored: the key may mean
+/// something else to the server.
 fn draft_task_param(params: &Payload) -> Option<TaskParam> {
     let task = JsonObject::read(&params.meta()?.get(meta::DRAFT_TASK)?).ok()?;
-    // An earlier draft called it `keepAlive`.
+    // An earlier draft of SEP-1686 calls the member `keepAlive`.
     let ttl = requested_ttl(task.get("ttl").or_else(|| task.get("keepAlive"))).ok()?;
     Some(TaskParam { ttl, is_draft: true })
 }
 
+/// Reads a `ttl` in milliseconds; `None` if it is absent.
 fn requested_ttl(ttl: Option<Bytes>) -> Result<Option<Duration>, InvalidTaskParam> {
     Ok(match ttl {
         None => None,
-        // Unlimited: as long as is granted.
+        // `null` requests unlimited retention; the policy caps it.
         Some(raw) if raw == "null" => Some(Duration::MAX),
         Some(raw) => {
             let millis: f64 = serde_json::from_slice(&raw).map_err(|_| InvalidTaskParam::Ttl)?;
             if millis < 0.0 {
                 return Err(InvalidTaskParam::Ttl);
             }
-            // The cast saturates.
+            // The cast from `f64` saturates.
             Some(Duration::from_millis(millis as u64))
         }
     })
 }
 
-/// The progress token in the `_meta` of a call.
+/// Returns the raw JSON of the progress token in the `_meta` of a call's parameters.
 pub fn progress_token(params: &Payload) -> Option<Bytes> {
     params.meta()?.get(meta::PROGRESS_TOKEN)
 }
 
-/// The call as it is sent in the client's session: with the proxy's id, without `params.task` (or its draft),
-/// and with a progress token, which is the proxy's if the client sent none.
+/// Rewrites a client's call for sending in the client's own session: with the id `call_id` of the proxy,
+/// without `params.task` (or its draft), and with a progress token, which is the proxy's if the client sent
+/// none.
 pub fn call(message: &Frame, hop: u64) -> Bytes {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
     let Kind::Request { id, params, .. } = message.kind() else { return message.as_bytes().clone() };
@@ -182,7 +190,7 @@ pub fn call(message: &Frame, hop: u64) -> Bytes {
             inner.remove(meta::DRAFT_TASK);
             inner.add_to(&mut patch);
         }
-        // `_meta` is no object.
+        // `_meta` is present but not an object, and stays unchanged.
         None if object.contains("_meta") => {}
         None => {
             edit.set("_meta", Bytes::from([br#"{"progressToken":"#, &**number.as_bytes(), b"}"].concat()));
@@ -192,7 +200,7 @@ pub fn call(message: &Frame, hop: u64) -> Bytes {
     patch.apply()
 }
 
-/// The call without `params.task` (or its draft).
+/// Returns the call without `params.task` (or its draft), otherwise unchanged.
 pub fn without_task(message: &Frame) -> Bytes {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
     if let Some((params, object)) = message.params().and_then(|params| Some((params, params.object()?))) {
@@ -208,7 +216,8 @@ pub fn without_task(message: &Frame) -> Bytes {
     patch.apply()
 }
 
-/// A message of the server with its task in `_meta`, on one line. `id` replaces a request's own id.
+/// Adds the related task to the `_meta` of a server's message, and puts the message on one line. `id`, if
+/// present, replaces the id of a request.
 pub fn with_related_task(message: &Frame, task: &str, id: Option<&RequestId>) -> Bytes {
     let (own, params) = match message.kind() {
         Kind::Request { id, params, .. } => (Some(id), params),
@@ -235,7 +244,7 @@ pub fn with_related_task(message: &Frame, task: &str, id: Option<&RequestId>) ->
             edit.add_to(&mut patch);
             to_single_line(patch.apply())
         }
-        // A request without params gets some.
+        // A message without `params` gets `params` with a `_meta`.
         Some((None, _)) | None => {
             let Ok(whole) = JsonObject::read(message.as_bytes()) else {
                 return to_single_line(patch.apply());
@@ -248,7 +257,7 @@ pub fn with_related_task(message: &Frame, task: &str, id: Option<&RequestId>) ->
     }
 }
 
-/// A request of the server with the proxy's id, on one line.
+/// Replaces the id of a server's request with an id of the proxy, and puts the message on one line.
 pub fn with_id(message: &Frame, id: &RequestId) -> Bytes {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
     if let Kind::Request { id: own, .. } = message.kind() {
@@ -257,8 +266,8 @@ pub fn with_id(message: &Frame, id: &RequestId) -> Bytes {
     to_single_line(patch.apply())
 }
 
-/// A stored input request (`{method, params}`) as a request with this id, and with its task in `_meta` if the
-/// client knows the task.
+/// Builds a JSON-RPC request with this id from a stored input request (`{method, params}`). `task` is added
+/// to the `_meta` if the client knows the task.
 pub fn input_request_message(question: &InputRequest, id: &RequestId, task: Option<&str>) -> Bytes {
     let about = match task {
         Some(task) => format!(r#"{{"{}":{}}}"#, meta::RELATED_TASK, json!({ "taskId": task })),
@@ -277,26 +286,28 @@ pub fn input_request_message(question: &InputRequest, id: &RequestId, task: Opti
     [head.as_bytes(), &params, b"}"].concat().into()
 }
 
-/// The id of a task's input request. It contains the task and the key, so that the response finds them
-/// without stored state.
+/// Builds the id of a task's input request. The id contains the task's id and the key of the input request,
+/// so that the response can be attributed without stored state.
 pub fn input_request_id(task: &TaskId, key: &str) -> RequestId {
     let text = serde_json::to_string(&format!("{PREFIX}{}:{key}", task.as_str()));
     RequestId::from_token(text.expect("a string is written to memory").into()).expect("a string is an id")
 }
 
-/// Whether an id is that of an input request of the proxy.
+/// Whether an id was built by [`input_request_id`] of this or another process.
 pub fn is_own_input_request(id: &RequestId) -> bool {
     id.value().starts_with(br#""deferral:"#)
 }
 
-/// The task and the key in the id of an input request.
+/// Reads the task's id and the key of the input request from an id; `None` if [`input_request_id`] did not
+/// build the id.
 pub fn parse_input_request_id(id: &RequestId) -> Option<(TaskId, String)> {
     let text: String = serde_json::from_slice(id.as_bytes()).ok()?;
     let (task, key) = text.strip_prefix(PREFIX)?.split_once(':')?;
     Some((TaskId::parse(task)?, key.to_owned()))
 }
 
-/// A client's response without its task, which the server does not know.
+/// Removes the related task from the `_meta` of a client's response: the server does not know the proxy's
+/// task.
 pub fn without_related_task(result: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(result) else { return result.clone() };
     let Some(Ok(about)) = object.get("_meta").map(|raw| JsonObject::read(&raw)) else {

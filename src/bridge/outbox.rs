@@ -1,12 +1,12 @@
-//! The stream on which a legacy client receives the messages of its task.
+//! Chooses the stream on which a legacy client receives the messages of its task.
 //!
-//! A task of 2025-11-25 has no connection of its own. The server's input requests go to the stream that the
-//! client's session listens on, if there is one; otherwise to a waiting `tasks/result` (2025-11-25, *Tasks,
-//! Input Required Status*). Never to both, because the client would receive them twice; and not only to
-//! `tasks/result`, because some clients call that only once the task has ended (`WIRE`, B 1, rule 3). An
-//! input request whose stream broke before the response is sent again on the next stream.
+//! A task of 2025-11-25 has no connection of its own. The server's input requests are sent on the GET stream
+//! of the client's session, if it is open; otherwise on the response of a waiting `tasks/result` (2025-11-25,
+//! *Tasks, Input Required Status*). An input request is never sent on both, because the client would receive
+//! it twice; and not only on `tasks/result`, which some clients call only once the task has ended (`WIRE`, B
+//! 1, rule 3). An input request whose stream broke before the response is sent again on the next stream.
 //!
-//! A [`TaskOutbox`] is a pure state machine: streams and input requests are numbers here.
+//! A [`TaskOutbox`] is a pure state machine: streams and input requests are represented by numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,18 +19,18 @@ pub type InputNumber = u32;
 /// The open input requests of a task, and the streams for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskOutbox {
-    /// The stream that the session listens on.
+    /// The open GET stream of the session.
     listen_stream: Option<StreamId>,
-    /// Requests that wait for the result; the largest number is the latest.
+    /// The streams of waiting `tasks/result` requests; the largest number is the latest request.
     result_requests: BTreeSet<StreamId>,
-    /// The open input requests, each with the stream it was sent on.
+    /// The open input requests, each with the stream on which it was sent; `None` if it is still to be sent.
     open: BTreeMap<InputNumber, Option<StreamId>>,
 }
 
 // === impl TaskOutbox ===
 
 impl TaskOutbox {
-    /// The session listens on this stream now, or on none.
+    /// Handles a change of the session's GET stream; `None` if it was closed.
     pub fn handle_listen_stream(&mut self, line: Option<StreamId>) {
         if let Some(gone) =
             std::mem::replace(&mut self.listen_stream, line).filter(|gone| Some(*gone) != line)
@@ -39,35 +39,39 @@ impl TaskOutbox {
         }
     }
 
-    /// A request waits for the result.
+    /// Handles a new `tasks/result` request that waits on this stream.
     pub fn handle_result_request(&mut self, line: StreamId) {
         self.result_requests.insert(line);
     }
 
-    /// A request no longer waits.
+    /// Handles the end of a `tasks/result` request: the input requests that were sent on its stream are sent
+    /// again elsewhere.
     pub fn handle_result_disconnect(&mut self, line: StreamId) {
         if self.result_requests.remove(&line) {
             self.release(line);
         }
     }
 
-    /// The server sent an input request.
+    /// Handles a new input request of the server.
     pub fn handle_input_request(&mut self, ask: InputNumber) {
         self.open.entry(ask).or_default();
     }
 
-    /// An input request was answered or withdrawn. Returns the stream it was sent on, if any.
+    /// Handles an input request that was answered or withdrawn. Returns the stream on which it was sent;
+    /// `None` if it was not sent.
     pub fn handle_input_closed(&mut self, ask: InputNumber) -> Option<StreamId> {
         self.open.remove(&ask).flatten()
     }
 
-    /// The stream for messages: the session's own stream first, then the latest waiting request.
+    /// Returns the stream for messages of the task: the session's GET stream, else that of the latest waiting
+    /// `tasks/result`; `None` if neither is open.
     pub fn current_stream(&self) -> Option<StreamId> {
         self.listen_stream.or_else(|| self.result_requests.last().copied())
     }
 
-    /// The next question to put, and where: of the requests that wait, only where it `can` be put to that client. It
-    /// counts as put; where that fails, the line is gone.
+    /// Returns the next input request to send and its stream, and records it as sent. A stream of a
+    /// `tasks/result` request is used only if `can_deliver` allows the input request there. If the send
+    /// fails, the stream must be reported as closed.
     pub fn poll_delivery(
         &mut self,
         can: impl Fn(InputNumber, StreamId) -> bool,
@@ -81,11 +85,12 @@ impl TaskOutbox {
         })
     }
 
-    /// Whether a question has been put somewhere.
+    /// Whether this input request has been sent on a stream that is still open.
     pub fn is_put(&self, ask: InputNumber) -> bool {
         self.open.get(&ask).is_some_and(Option::is_some)
     }
 
+    /// Marks the input requests that were sent on a closed stream as still to be sent.
     fn release(&mut self, gone: StreamId) {
         for place in self.open.values_mut().filter(|place| **place == Some(gone)) {
             *place = None;

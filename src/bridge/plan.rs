@@ -1,9 +1,9 @@
 //! Chooses, before anything is sent, how a call is handled: relayed, driven, or refused. The choice depends
-//! on the operator's policy for the tool, and on what the client declared or requested. It is made only here.
+//! on the operator's policy for the tool, and on what the client declared or requested. No other module makes
+//! this choice.
 //!
-//! [`plan`] handles a call of a 2026-07-28 client; its server is of the other era, so it is never relayed.
-//! [`plan_legacy`] handles a call of a legacy client to a legacy server: it is relayed unless the proxy makes
-//! a task of it.
+//! [`plan`] handles a call of a 2026-07-28 client to a legacy server, which is never relayed. [`plan_legacy`]
+//! handles a call of a legacy client to a legacy server, which is relayed unless the proxy makes it a task.
 
 use super::offer::{InvalidTaskParam, TaskParam};
 use crate::{
@@ -17,48 +17,50 @@ use std::time::Duration;
 /// How a call is handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// The request and its response are relayed.
+    /// Relay the request and its response.
     Relay,
-    /// Like `Relay`, without the task parameters.
+    /// Relay the request without its task parameters, and its response.
     RelayWithoutTask,
-    /// The proxy sends the call and follows it to its end.
+    /// The proxy makes the call itself, and tracks it to its end.
     Drive(DriveMode),
-    /// Refused before anything is sent, with this error.
+    /// Refuse the call with this error before anything is sent.
     Refuse(ErrorObject),
 }
 
-/// When a driven call becomes a task.
+/// When a call that the proxy makes becomes a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriveMode {
-    /// Never: the client waits for the response.
+    /// The call never becomes a task: the client waits for the response.
     Inline,
-    /// Never; recorded if it would have become a task after this time.
+    /// The call never becomes a task; the proxy records whether it would have become one after this time.
     Observe { after: Duration },
-    /// If the server has not responded after this time; immediately at zero.
+    /// The call becomes a task if the server has not responded after this time; at zero, immediately.
     Defer { after: Duration },
-    /// After this time its client, which does not support tasks, is answered with a ticket.
+    /// If the server has not responded after this time, the client, which does not support tasks, gets a
+    /// ticket.
     Ticket { after: Duration },
-    /// Before it is sent: it is stored first, and refused if a quota is full.
+    /// The call is a task before it is sent: it is stored first, and refused if a quota is full.
     Task,
 }
 
 /// The task parameters of a legacy client's `tools/call`.
 #[derive(Clone, Copy, Debug)]
 pub struct LegacyToolCall<'a> {
+    /// The name of the tool.
     pub tool: &'a str,
-    /// Its `params.task`, if its revision has tasks.
+    /// The call's `params.task`; `Ok(None)` if it is absent or the client's revision has no tasks.
     pub task_param: Result<Option<TaskParam>, InvalidTaskParam>,
     /// Whether the operator named the client as one that accepts unsolicited tasks (SEP-2229, draft).
     pub accepts_unsolicited: bool,
-    /// The time after which the client is answered with a ticket, if it may be.
+    /// The time after which the client gets a ticket instead of the result; `None` if it may not get one.
     pub ticket: Option<Duration>,
 }
 
-/// The plan for `call`, of a client of 2026-07-28. [`Mode`] describes each mode.
+/// Returns the plan for a call of a client of 2026-07-28. [`Mode`] describes the effect of each mode.
 ///
 /// Only `tools/call` ever becomes a task (tasks extension, *Supported Methods*), and only for a client that
-/// declares the extension on this very request (*Capability Negotiation*). `ticket` is the time after which
-/// another client is answered with a ticket, if it may be.
+/// declares the extension on this very request (*Capability Negotiation*). `ticket_after` is the time after
+/// which any other client gets a ticket instead of the result; `None` if it may not get one.
 pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Duration>) -> Plan {
     if call.method != Method::ToolsCall {
         return Plan::Drive(DriveMode::Inline);
@@ -86,8 +88,9 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Du
     }
 }
 
-/// The plan for a `tools/call` of a legacy client whose server, as far as is known, has no tasks of its own.
-/// If it has, the caller relays the call whatever this plan is (2025-11-25, *Tasks, Tool-Level Negotiation*).
+/// Returns the plan for a `tools/call` of a legacy client, under the assumption that the server has no tasks
+/// of its own. If it has, the proxy relays the call whatever this plan is (2025-11-25, *Tasks, Tool-Level
+/// Negotiation*).
 pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
     let takes_unasked = call.accepts_unsolicited && policy.mode.makes_tasks();
     let refuse = |code, words: String| Plan::Refuse(ErrorObject::new(code, words));
@@ -95,8 +98,8 @@ pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
         return Plan::Refuse(denied_error(call.tool));
     }
     if call.accepts_unsolicited && !policy.mode.makes_tasks() {
-        // Such a receiver ignores `params.task` with any contents (SEP-2229, draft, *Task Support and
-        // Handling*).
+        // A receiver that accepts unsolicited tasks ignores `params.task` with any contents (SEP-2229, draft,
+        // *Task Support and Handling*); so the parameter is removed.
         let says_nothing = matches!(call.task_param, Ok(None));
         return if says_nothing { Plan::Relay } else { Plan::RelayWithoutTask };
     }
@@ -120,11 +123,13 @@ pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
     }
 }
 
+/// Returns the mode with the threshold of the policy: zero for `mode: always`.
 fn defer_mode(policy: &ToolPolicy) -> DriveMode {
     DriveMode::Defer { after: if policy.mode == Mode::Always { Duration::ZERO } else { policy.after } }
 }
 
-/// `-32021` naming the tasks extension (tasks extension, *Capability Negotiation*).
+/// Builds the error `-32021`, which names the tasks extension as the missing capability (tasks extension,
+/// *Capability Negotiation*).
 pub fn tasks_required() -> ErrorObject {
     ErrorObject::missing_capability(
         "This needs the tasks extension, which the client did not declare",
@@ -132,7 +137,7 @@ pub fn tasks_required() -> ErrorObject {
     )
 }
 
-/// The refusal of a call of a denied tool: `-32602`, as for an unknown tool (2026-07-28 and 2025-11-25,
+/// Builds the error for a call of a denied tool: `-32602`, as for an unknown tool (2026-07-28 and 2025-11-25,
 /// *Tools, Error Handling*).
 pub fn denied_error(tool: &str) -> ErrorObject {
     ErrorObject::new(
@@ -141,7 +146,7 @@ pub fn denied_error(tool: &str) -> ErrorObject {
     )
 }
 
-/// The capability that a client needs to get a task.
+/// Returns the client capability that is required for tasks, as JSON.
 pub fn tasks() -> Value {
     json!({ "extensions": { meta::TASKS_EXTENSION: {} } })
 }

@@ -1,13 +1,15 @@
-//! A response being relayed to a client of its server's era.
+//! The state machine of a response that is relayed to a client of its server's era.
 //!
 //! The server's bytes are forwarded as they arrive. Between its events the relay inserts keep-alive messages
 //! ([`KeepAliveTimer`]) and other events of the proxy. A client whose stream ends without the response would
 //! wait forever (`WIRE`, B 1, rule 20), so the stream gets the error as its last event, unless the client has
-//! cancelled its requests. If the server ended a stream whose events have ids, the client resumes it itself.
-//! If such a stream broke, the relay resumes it, because only the server knows whether there is more.
+//! cancelled its requests. If the server ended a stream whose events have ids, the client resumes the stream
+//! itself. If the connection of such a stream broke, the relay resumes it, because only the server knows
+//! whether more events follow.
 //!
 //! Events enter through `handle_*`, with the time passed in; actions come from
-//! [`ResponseRelay::poll_action`], and must be drained before the next event, so that none is queued.
+//! [`ResponseRelay::poll_action`], and must be drained before the next event is passed in, so that no action
+//! is queued.
 
 use crate::{
     dialect::legacy::{self, ResponseTracker, ResumePosition},
@@ -22,86 +24,92 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use std::{mem, time::Instant};
 
-/// The actions to carry out. `L` is the reason why no response will come.
+/// An action for the caller to carry out. `L` is the reason why no response will arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RelayAction<L> {
     /// Forward these bytes.
     Send(Bytes),
-    /// Forward these bytes; they complete the responses, with this status.
+    /// Forward these bytes, which complete the responses to all requests; the last response has this status.
     SendAnswered(Bytes, ResponseStatus),
-    /// Forward these bytes; the body ends with them.
+    /// Forward these bytes, and end the body after them.
     End(Bytes, RelayOutcome<L>),
-    /// Abort the body: the bytes sent so far must not appear complete.
+    /// Abort the body, so that the client does not take the bytes sent so far for a complete body.
     Abort(RelayOutcome<L>),
-    /// Find out which of these requests still need a response ([`ResponseRelay::handle_unanswered`]).
+    /// Determine which of these requests still need a response, and report them
+    /// ([`ResponseRelay::handle_unanswered`]).
     ResolveUnanswered(SmallVec<[RequestId; 1]>),
-    /// Resume the server's stream from here ([`ResponseRelay::handle_resumed`]).
+    /// Resume the server's stream from this position, and report the outcome
+    /// ([`ResponseRelay::handle_resumed`]).
     Resume(ResumePosition),
-    /// Keep the unanswered requests for a client that resumes from here.
+    /// Store these unanswered requests for a client that resumes the stream from this position.
     KeepForResume(ResumePosition, SmallVec<[RequestId; 1]>),
-    /// Drop the server's stream without cancelling: the server keeps the rest for the client.
+    /// Drop the server's stream without cancelling the requests: the server keeps the remaining events for
+    /// the client.
     Release,
     /// Cancel the requests at the server, because the proxy shuts down.
     Cancel,
-    /// Cancel the requests at the server, because the client's deadline has passed.
+    /// Cancel the requests at the server, because the deadline for the client has passed.
     CancelOverdue,
 }
 
-/// The result of a response, as far as a relay can tell.
+/// The kind of result of a response, as far as the relay can recognise it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStatus {
-    /// As its HTTP status.
+    /// No error was recognised; the HTTP status decides.
     Plain,
-    /// A JSON-RPC error.
+    /// The response is a JSON-RPC error.
     Error,
-    /// A tool error.
+    /// The response is a tool result with `isError: true`.
     ToolError,
 }
 
-/// The outcome of the relayed response.
+/// The outcome of a relayed response. `L` is the reason why no response arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RelayOutcome<L> {
     /// The server has sent the whole response.
     Completed(ResponseStatus),
-    /// The client will resume the rest.
+    /// The stream has ended before the response; the client will resume it.
     Resumable,
     /// The client has cancelled all its requests.
     Cancelled,
-    /// No response will come.
+    /// No response will arrive, for this reason; the client has been sent an error where possible.
     Lost(L),
-    /// The client's deadline has passed.
+    /// The deadline for the client has passed; the client has been sent this error where possible.
     TimedOut(ErrorObject),
 }
 
-/// The reason why no response will come.
+/// The reason why no response will arrive from the server.
 pub trait LossReason: Clone {
-    /// Whether the connection broke, so that the stream might be resumed.
+    /// Whether the connection broke, so that the stream may be resumed.
     fn is_connection_loss(&self) -> bool;
     /// Whether the proxy shuts down, so that the client resumes at the next process.
     fn is_shutdown(&self) -> bool;
+    /// The JSON-RPC error that the client gets.
     fn error(&self) -> ErrorObject;
-    /// The response ended without an answer.
+    /// The reason for a stream that ended without the responses to all requests.
     fn unanswered() -> Self;
-    /// The response ended before it began.
+    /// The reason for a response with an empty body.
     fn empty() -> Self;
+    /// The reason for requests that are unanswered when the proxy shuts down.
     fn shutdown() -> Self;
 }
 
-/// A relayed response.
+/// A response that is being relayed. `L` is the reason why no response will arrive.
 #[derive(Debug)]
 pub struct ResponseRelay<L> {
     kind: RelayBody,
     state: RelayState<L>,
     keep_alive: KeepAliveTimer,
-    /// Mostly one, which needs no allocation.
+    /// The actions that have not been polled yet; mostly a single one, which needs no allocation.
     actions: SmallVec<[RelayAction<L>; 1]>,
 }
 
 #[derive(Debug)]
 enum RelayBody {
     Events(ResponseTracker),
-    /// The ids in `unsaid` are unanswered until the first byte. The document is inspected only if its HTTP
-    /// status does not determine the result.
+    /// A body that is not an event stream. The requests in `unanswered` can be answered by an error until the
+    /// first byte has been forwarded. The body is inspected for errors only if `needs_inspection`, because
+    /// its HTTP status does not determine the result.
     Document {
         glance: KindSniffer,
         said: ResponseStatus,
@@ -112,35 +120,39 @@ enum RelayBody {
 
 #[derive(Debug)]
 enum RelayState<L> {
-    /// The server's bytes are forwarded.
+    /// The server's bytes are forwarded as they arrive.
     Flowing,
-    /// The server's bytes have ended, and the unanswered requests are being determined. Then the stream is
-    /// resumed from this position, if there is one; else the loss is reported.
+    /// The server's bytes have ended, and the unanswered requests are being determined. Afterwards the stream
+    /// is resumed from this position, if present; otherwise the loss is reported to the client.
     Resolving(Option<ResumePosition>, L),
     /// The server's stream is being resumed.
     Resuming,
     Ended,
 }
 
-/// The state of a relay.
+/// The phase of a relay: its state without data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPhase {
+    /// The server's bytes are forwarded.
     Flowing,
+    /// The server's bytes have ended; the unanswered requests are being determined.
     Resolving,
+    /// The server's stream is being resumed.
     Resuming,
+    /// The relay has ended; no further action follows.
     Ended,
 }
 
 // === impl ResponseRelay ===
 
 impl<L: LossReason> ResponseRelay<L> {
-    /// An event stream.
+    /// Creates the relay of an event stream.
     pub fn of_events(answers: ResponseTracker, silence: KeepAliveTimer) -> Self {
         Self::new(RelayBody::Events(answers), silence)
     }
 
-    /// A document that answers these requests. `is_read` is whether it must be inspected, because its status
-    /// does not determine the result.
+    /// Creates the relay of a document that answers the requests in `unanswered`. `needs_inspection` tells
+    /// whether the document must be inspected for errors, because its status does not determine the result.
     pub fn of_document(unsaid: SmallVec<[RequestId; 1]>, is_read: bool, silence: KeepAliveTimer) -> Self {
         let glance = KindSniffer::default();
         Self::new(RelayBody::Document { glance, said: ResponseStatus::Plain, unsaid, is_read }, silence)
@@ -150,7 +162,7 @@ impl<L: LossReason> ResponseRelay<L> {
         Self { kind, state: RelayState::Flowing, keep_alive: silence, actions: SmallVec::new() }
     }
 
-    /// The next bytes of the server; `is_last` is whether they are known to be the last.
+    /// Handles the next bytes of the server; `is_last` tells whether they are known to be the last.
     pub fn handle_chunk(&mut self, bytes: Bytes, is_last: bool) {
         match (&self.state, bytes.is_empty(), is_last) {
             (RelayState::Flowing, false, _) => {}
@@ -171,7 +183,7 @@ impl<L: LossReason> ResponseRelay<L> {
                 }
                 let said = match answers.last_response() {
                     Some(MessageKind::Error) if waited => ResponseStatus::Error,
-                    // Most servers write the member last, so this chunk contains it.
+                    // Most servers write `isError` as the last member, so the last chunk contains it.
                     Some(_) | None if waited && tool_result::contains_error_flag(&bytes) => {
                         ResponseStatus::ToolError
                     }
@@ -197,7 +209,8 @@ impl<L: LossReason> ResponseRelay<L> {
         if is_answered {
             self.keep_alive.stop_waiting();
         }
-        // The writer of a body of known length does not poll again after its last byte.
+        // The end is reported with the last bytes: the writer of a body of known length does not poll again
+        // after them.
         match (is_last, is_answered) {
             (true, _) => self.end(bytes, RelayOutcome::Completed(said)),
             (false, true) => self.actions.push(RelayAction::SendAnswered(bytes, said)),
@@ -205,7 +218,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The server's bytes have ended, regularly or with this loss.
+    /// Handles the end of the server's bytes: regular, or with this loss.
     pub fn handle_end(&mut self, lost: Option<L>) {
         if !matches!(self.state, RelayState::Flowing) {
             return;
@@ -225,12 +238,13 @@ impl<L: LossReason> ResponseRelay<L> {
             }
         };
         match lost {
-            // No request is unanswered on this stream.
+            // All requests on this stream have been answered.
             lost if !answers.has_unanswered() => {
                 let verdict = lost.map_or(RelayOutcome::Completed(ResponseStatus::Plain), RelayOutcome::Lost);
                 self.end(Bytes::new(), verdict);
             }
-            // The server ended the stream, or the client moves to the next process: the client resumes it.
+            // The server ended the stream, or the proxy shuts down: the client resumes the stream itself,
+            // then perhaps at another process.
             lost if answers.is_resumable() && lost.as_ref().is_none_or(L::is_shutdown) => {
                 self.actions.push(RelayAction::Release);
                 self.keep_for_resume();
@@ -244,7 +258,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// These requests are still unanswered.
+    /// Handles the result of [`RelayAction::ResolveUnanswered`]: the requests that still need a response.
     pub fn handle_unanswered(&mut self, owed: SmallVec<[RequestId; 1]>) {
         let (RelayBody::Events(answers), RelayState::Resolving(from, lost)) =
             (&mut self.kind, &mut self.state)
@@ -252,7 +266,7 @@ impl<L: LossReason> ResponseRelay<L> {
             return;
         };
         match from.take() {
-            // The client has cancelled all of them and does not wait.
+            // The client has cancelled all its requests and waits for no response.
             _ if owed.is_empty() => self.end(Bytes::new(), RelayOutcome::Cancelled),
             Some(from) => {
                 answers.count_resume();
@@ -267,7 +281,8 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The server's stream was resumed, or failed to resume for this reason.
+    /// Handles the result of [`RelayAction::Resume`]: the server's stream was resumed, or failed to resume
+    /// for this reason.
     pub fn handle_resumed(&mut self, outcome: Result<(), L>) {
         if !matches!(self.state, RelayState::Resuming) {
             return;
@@ -284,7 +299,8 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// Inserts an event of the proxy, if that is [possible](ResponseRelay::can_insert).
+    /// Inserts an event of the proxy into the stream, if an insertion is
+    /// [possible](ResponseRelay::can_insert); otherwise the event is dropped.
     pub fn handle_own_event(&mut self, bytes: Bytes) {
         if self.can_insert() {
             self.keep_alive.record_bytes();
@@ -292,7 +308,8 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The deadline of [`ResponseRelay::poll_timeout`] may have passed.
+    /// Handles the timeouts that have passed at `now`. Called at the deadline of
+    /// [`ResponseRelay::poll_timeout`].
     pub fn handle_timeout(&mut self, now: Instant) {
         if !self.is_waiting() {
             return;
@@ -309,7 +326,7 @@ impl<L: LossReason> ResponseRelay<L> {
                         let words = answers.closing_errors(&error);
                         self.end(words, RelayOutcome::TimedOut(error));
                     }
-                    // A document that has begun cannot contain an error.
+                    // A document whose first bytes have been sent cannot carry an error any more.
                     RelayBody::Document { unsaid, .. } if unsaid.is_empty() => {
                         self.abort(RelayOutcome::TimedOut(error));
                     }
@@ -322,7 +339,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The proxy shuts down.
+    /// Handles the shutdown of the proxy: the client resumes the stream at another process, or gets an error.
     pub fn handle_shutdown(&mut self) {
         match self.state {
             RelayState::Flowing => self.handle_end(Some(L::shutdown())),
@@ -334,7 +351,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The client disconnected; it may return.
+    /// Handles the client's disconnect: stores the unanswered requests for a client that returns.
     pub fn handle_disconnect(&mut self) {
         if !matches!(self.state, RelayState::Ended) {
             self.keep_for_resume();
@@ -342,11 +359,13 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
+    /// Returns the next action to carry out, in order; `None` if there is none now.
     pub fn poll_action(&mut self) -> Option<RelayAction<L>> {
         (!self.actions.is_empty()).then(|| self.actions.remove(0))
     }
 
-    /// The next deadline of the relay.
+    /// Returns the next time at which [`ResponseRelay::handle_timeout`] must be called; `None` if no timeout
+    /// is pending.
     pub fn poll_timeout(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         if !self.is_waiting() {
             return None;
@@ -355,8 +374,8 @@ impl<L: LossReason> ResponseRelay<L> {
         self.keep_alive.poll_timeout(now, may_speak)
     }
 
-    /// Whether an event of the proxy can be inserted: the server's current event has ended, or will not be
-    /// completed.
+    /// Whether an event of the proxy can be inserted now: the body is an event stream, and the server's
+    /// current event has ended or will not be completed.
     pub fn can_insert(&self) -> bool {
         match (&self.kind, &self.state) {
             (RelayBody::Events(answers), RelayState::Flowing) => answers.is_between_events(),
@@ -366,7 +385,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// The ids of earlier events, from which a client that lost later ones may resume
+    /// Returns the ids of earlier events, after which a client that lost later ones may resume
     /// ([`ResponseTracker::earlier_ids`]).
     pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
         let answers = match &self.kind {
@@ -376,6 +395,7 @@ impl<L: LossReason> ResponseRelay<L> {
         answers.into_iter().flat_map(ResponseTracker::earlier_ids)
     }
 
+    /// Returns the current phase.
     pub fn phase(&self) -> RelayPhase {
         match self.state {
             RelayState::Flowing => RelayPhase::Flowing,
@@ -385,7 +405,7 @@ impl<L: LossReason> ResponseRelay<L> {
         }
     }
 
-    /// Whether bytes of the server are awaited.
+    /// Whether bytes of the server are awaited, so that keep-alive messages apply.
     fn is_waiting(&self) -> bool {
         matches!(self.state, RelayState::Flowing | RelayState::Resuming)
     }
@@ -396,7 +416,7 @@ impl<L: LossReason> ResponseRelay<L> {
         self.actions.push(RelayAction::Send(bytes));
     }
 
-    /// The end of an event that was cut off.
+    /// Returns the bytes that end an event that was cut off; empty if no event is open.
     fn abandon_event(&mut self) -> Bytes {
         match &mut self.kind {
             RelayBody::Events(answers) => answers.abandon_event(),
@@ -411,7 +431,8 @@ impl<L: LossReason> ResponseRelay<L> {
         self.state = RelayState::Resolving(from, lost);
     }
 
-    /// Keeps the unanswered requests for a client that resumes the stream.
+    /// Stores the unanswered requests for a client that resumes the stream; without effect if the stream
+    /// cannot be resumed.
     fn keep_for_resume(&mut self) {
         if let RelayBody::Events(answers) = &self.kind
             && answers.has_unanswered()

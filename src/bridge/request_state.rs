@@ -2,17 +2,17 @@
 //! Round-Trip Requests, Server Requirements*).
 //!
 //! The state is 102 bytes in 136 characters. It is sealed, so that it reveals nothing and cannot be forged or
-//! altered. It is bound to the caller, the route and the request; it contains the round, so that no two are
-//! equal; and it expires. Only its one canonical spelling is accepted: a decoder that ignores trailing text
-//! or spare bits would accept an altered state.
+//! altered. It is bound to the caller, the route and the request; it contains the round, so that no two
+//! states are equal; and it expires. Only the one canonical spelling of a state is accepted: a decoder that
+//! ignores trailing text or spare bits would accept an altered state.
 //!
 //! ```text
 //! version 1 | key id 4 | nonce 12 | kind 1 | call 16 | node 8 | round 4 | expires 8 | binding 32 | tag 16
 //! '------ authenticated -------'   '------------------- encrypted ---------------------------'
 //! ```
 //!
-//! A seal cannot guarantee that a state is used only once: the owner of the parked calls sends each of them a
-//! response once.
+//! A seal cannot guarantee that a state is used only once: the registry of parked calls ensures that each
+//! call gets the responses of a round once.
 
 use super::ticket_seal::TicketSeal;
 use crate::{
@@ -30,22 +30,25 @@ use std::fmt;
 /// The contents of a `requestState`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestState {
+    /// The call that the retry continues.
     pub target: RetryTarget,
-    /// The process that issued it, by a number drawn at its start: no other has the call.
+    /// The random number that identifies the process that issued the state: only this process has the parked
+    /// call.
     pub node: u64,
-    /// The number of rounds of input requests, counted from one.
+    /// The round of input requests to which the state belongs, counted from one.
     pub round: u32,
-    /// The first moment at which the state is expired.
+    /// The time from which on the state is refused as expired.
     pub expires: Timestamp,
+    /// The digest of the request for which the state was issued.
     pub binding: RequestBinding,
 }
 
 /// The call that a retry belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetryTarget {
-    /// A parked call.
+    /// A parked call, by the id of the task that it may become.
     Parked(TaskId),
-    /// A call that ended in `-32042`, to be sent again.
+    /// A call that ended with `-32042` (URL elicitation required), to be sent again.
     Restart,
 }
 
@@ -54,24 +57,27 @@ pub enum RetryTarget {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RequestBinding([u8; 32]);
 
-/// The keys that seal states. The first seals; each opens, so that keys can be rotated while older states are
-/// in use. Replicas with the same keys open each other's states.
+/// The keys that seal and open states and tickets. One key seals; every key opens, so that keys can be
+/// rotated while older states are in use. Replicas with the same keys open each other's states.
 pub struct SealKeyring {
+    /// The key that seals, and also opens.
     pub(super) sealing: SealKey,
+    /// Further keys that only open.
     pub(super) older: Vec<SealKey>,
 }
 
+/// One secret key, with its id and the keys derived from it.
 pub(super) struct SealKey {
     id: [u8; 4],
     cipher: LessSafeKey,
-    /// For tickets.
+    /// The keys for tickets, derived from the same secret.
     pub(super) seal: TicketSeal,
 }
 
-/// Why a `requestState` is refused: `-32602`.
+/// The reason why a `requestState` is refused; the client gets the error `-32602`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestStateError {
-    /// Altered, forged, of another server, or sealed with a key that is no longer configured.
+    /// The state is altered, forged, of another server, or sealed with a key that is no longer configured.
     #[error("`requestState` is not one of this server's")]
     Malformed,
     #[error("`requestState` belongs to another request or caller")]
@@ -80,31 +86,36 @@ pub enum RequestStateError {
     Expired,
 }
 
+/// The version of the sealed format, the first byte of a state.
 const VERSION: u8 = 1;
 const KEY_ID: usize = 4;
-/// The unencrypted, authenticated part.
+/// The length of the part that is authenticated but not encrypted, in bytes.
 const HEADER: usize = 1 + KEY_ID;
 const PAYLOAD: usize = 1 + 16 + 8 + 4 + 8 + 32;
 const TAG: usize = 16;
+/// The length of a sealed state, in bytes.
 const SEALED: usize = HEADER + NONCE_LEN + PAYLOAD + TAG;
+/// The length of a sealed state as base64url text, in characters.
 const TEXT: usize = (SEALED * 4).div_ceil(3);
 
+/// The `kind` byte of [`RetryTarget::Parked`].
 const PARKED: u8 = 0;
+/// The `kind` byte of [`RetryTarget::Restart`].
 const AGAIN: u8 = 1;
 
-/// Members of the parameters that differ between rounds, or describe one hop.
+/// Members of `params` that are not part of the binding: they differ between rounds, or describe one hop.
 const NOT_BOUND: [&str; 4] = ["_meta", "inputResponses", "requestState", "task"];
 
 // === impl SealKeyring ===
 
 impl SealKeyring {
-    /// `sealing` and `older` are secret random bytes.
+    /// Creates the keyring from secret random bytes: `sealing` seals, and `older` keys only open.
     pub fn new(sealing: [u8; 32], older: &[[u8; 32]]) -> Self {
         Self { sealing: SealKey::new(&sealing), older: older.iter().map(SealKey::new).collect() }
     }
 
-    /// The text that [`SealKeyring::open`] turns into `state` again. `nonce` must be random and new each
-    /// time: two states under one nonce would reveal both. Random 96 bits suffice for some four thousand
+    /// Seals a state into the text that [`SealKeyring::open`] opens. `nonce` must be random and new each
+    /// time: two states under one nonce would reveal both. Random 96 bits suffice for about four thousand
     /// million states under one key.
     pub fn seal(&self, state: &RequestState, nonce: [u8; NONCE_LEN]) -> String {
         let header = self.sealing.header();
@@ -117,13 +128,13 @@ impl SealKeyring {
         URL_SAFE_NO_PAD.encode([&header[..], &nonce, &sealed].concat())
     }
 
-    /// Opens the state of a retry: unaltered, issued with one of the keys, for this request of this caller,
-    /// and not expired.
+    /// Opens the state of a client's retry. The state must be unaltered, sealed with one of the keys, issued
+    /// for this request of this caller, and not expired.
     ///
     /// # Errors
-    /// [`RequestStateError`]. For a state that is both foreign and expired it is the former. `binding` is
-    /// computed only for a state that opens, because it is a digest of the whole request: any client can send
-    /// a forged state with megabytes of arguments.
+    /// [`RequestStateError`]; `Foreign` for a state that is both foreign and expired. `binding` is computed
+    /// only for a state that opens, because it is a digest of the whole request: any client can send a forged
+    /// state with megabytes of arguments.
     pub fn open(
         &self,
         text: &str,
@@ -140,15 +151,16 @@ impl SealKeyring {
         Ok(state)
     }
 
+    /// Decrypts a state without checking its binding or expiry; `None` if no key opens it.
     fn unseal(&self, text: &str) -> Option<RequestState> {
         if text.len() != TEXT {
             return None;
         }
-        // Strict: no padding, no foreign characters, no spare bits.
+        // The decoder is strict: it accepts no padding, no other alphabet, and no spare bits.
         let sealed = URL_SAFE_NO_PAD.decode(text).ok()?;
         let (header, rest) = sealed.split_first_chunk::<HEADER>()?;
         let (nonce, rest) = rest.split_first_chunk::<NONCE_LEN>()?;
-        // Key ids may coincide, so each key with that id is tried.
+        // Key ids may coincide, so every key with a matching id is tried.
         [&self.sealing].into_iter().chain(&self.older).filter(|key| key.header() == *header).find_map(|key| {
             let mut payload = rest.to_vec();
             let nonce = Nonce::assume_unique_for_key(*nonce);
@@ -158,7 +170,7 @@ impl SealKeyring {
 }
 
 impl fmt::Debug for SealKeyring {
-    /// Only the number of keys: the rest is secret.
+    /// Prints only the number of keys: their bytes are secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keyring").field("keys", &(1 + self.older.len())).finish()
     }
@@ -169,7 +181,8 @@ impl fmt::Debug for SealKeyring {
 impl SealKey {
     fn new(key: &[u8; 32]) -> Self {
         let cipher = UnboundKey::new(&AES_256_GCM, key).expect("the key has the cipher's length");
-        // Derived, not numbered: replicas may list their keys in different orders.
+        // The key id is derived from the key, not from its position: replicas may list their keys in
+        // different orders.
         let mut id = Context::new(&SHA256);
         id.update(b"deferral requestState key id\0");
         id.update(key);
@@ -177,6 +190,7 @@ impl SealKey {
         Self { id, cipher: LessSafeKey::new(cipher), seal: TicketSeal::new(key) }
     }
 
+    /// Returns the unencrypted header of states sealed with this key.
     fn header(&self) -> [u8; HEADER] {
         let mut header = [VERSION; HEADER];
         header[1..].copy_from_slice(&self.id);
@@ -224,9 +238,9 @@ impl RequestState {
 // === impl RequestBinding ===
 
 impl RequestBinding {
-    /// The digest of a request. Its parameters count by value ([`canonical`]), without those that differ
-    /// between rounds: a client may serialize them anew for its retry. Absent parameters equal parameters
-    /// without any member that counts.
+    /// Computes the binding of a request. The parameters are compared by value ([`canonical`]), without the
+    /// members that differ between rounds: a client may serialize them anew for its retry. Absent parameters
+    /// equal parameters without any bound member.
     pub fn of(
         principal: Principal,
         route: &str,
@@ -260,7 +274,7 @@ impl fmt::Debug for RequestBinding {
     }
 }
 
-/// The canonical form of the parameters that are bound.
+/// Returns the canonical form of the bound parameters.
 fn bound_params(params: Option<&Payload>) -> Vec<u8> {
     let Some(params) = params else { return canonical::value(b"{}") };
     let Some(object) = params.object() else { return canonical::value(params) };

@@ -1,6 +1,6 @@
-//! Edits of a server's messages for ticket holders: two tools are added to its list, and tools that may
-//! answer with a ticket lose their `outputSchema`, because clients refuse a result without
-//! `structuredContent` where there is one.
+//! Edits a server's tool list for clients that get tickets: adds the two ticket tools, and removes the
+//! `outputSchema` of tools whose calls may return a ticket, because clients refuse a result without
+//! `structuredContent` if the tool has a schema.
 //!
 //! Every other byte of these messages is preserved.
 
@@ -11,32 +11,36 @@ use crate::protocol::{
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-/// The names of the ticket tools, as this client knows them.
+/// The names of the two ticket tools in the tool list of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TicketToolNames {
-    /// Waits for the result of a call.
+    /// The tool that waits for the result of a call.
     pub result: Box<str>,
-    /// Cancels the call.
+    /// The tool that cancels a call.
     pub cancel: Box<str>,
 }
 
 /// The action of a ticket tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TicketAction {
+    /// Wait for the result of the ticket's call.
     Result,
+    /// Cancel the ticket's call.
     Cancel,
 }
 
+/// The default name of the tool that waits for a result.
 const RESULT: &str = "deferral_result";
+/// The default name of the tool that cancels a call.
 const CANCEL: &str = "deferral_cancel";
 
 // === impl TicketToolNames ===
 
 impl TicketToolNames {
-    /// The prefix of the proxy's tool names; a server's tool may have it, too.
+    /// The prefix of the names of the ticket tools. A server's own tool may have it, too.
     pub const PREFIX: &str = "deferral_";
 
-    /// Names that the server does not use.
+    /// Chooses names that the server's own tools do not use, by appending a number if necessary.
     pub fn avoiding(is_taken: impl Fn(&str) -> bool) -> Self {
         let free = |name: &str| {
             let suffixed = (2..).map(|n: u32| format!("{name}_{n}"));
@@ -46,7 +50,7 @@ impl TicketToolNames {
         Self { result: free(RESULT), cancel: free(CANCEL) }
     }
 
-    /// The action of this tool, if it is one of the ticket tools.
+    /// Returns the action of this tool; `None` if it is not one of these ticket tools.
     pub fn action_of(&self, tool: &str) -> Option<TicketAction> {
         match () {
             () if *self.result == *tool => Some(TicketAction::Result),
@@ -55,7 +59,8 @@ impl TicketToolNames {
         }
     }
 
-    /// The action of this tool, if it may be a ticket tool under any of its names.
+    /// Returns the action that a tool of this name has if it is a ticket tool: the default name with or
+    /// without an appended number. `None` for any other name.
     pub fn possible_action(tool: &str) -> Option<TicketAction> {
         let is = |name: &str| {
             let rest = tool.strip_prefix(name)?;
@@ -66,7 +71,7 @@ impl TicketToolNames {
         is(RESULT).map(|()| TicketAction::Result).or_else(|| is(CANCEL).map(|()| TicketAction::Cancel))
     }
 
-    /// Their descriptions, schemas and annotations for `tools/list`.
+    /// Returns the definitions of the two ticket tools for `tools/list`.
     fn definitions(&self) -> [Value; 2] {
         let schema = json!({
             "type": "object",
@@ -108,9 +113,10 @@ impl TicketToolNames {
 /// The relevant parts of a page of `tools/list`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolListPage {
-    /// The tool names that collide, or nearly collide, with the proxy's.
+    /// The tool names of the server that begin with [`TicketToolNames::PREFIX`], and so may collide with the
+    /// ticket tools.
     pub similar_names: Vec<String>,
-    /// No page follows.
+    /// Whether no page follows.
     pub is_last: bool,
 }
 
@@ -121,12 +127,14 @@ pub fn read_page(answer: &Frame) -> Option<ToolListPage> {
     let names = tools.iter().filter_map(|tool| JsonObject::read(tool).ok()?.string("name"));
     Some(ToolListPage {
         similar_names: names.filter(|name| name.starts_with(TicketToolNames::PREFIX)).collect(),
-        // Clients also stop at an empty cursor.
+        // An empty cursor counts as the end, because clients stop at it.
         is_last: result.get("nextCursor").is_none_or(|next| next == "null" || next == "\"\""),
     })
 }
 
-/// A server's response to `tools/list` as a ticket holder receives it. `None` if nothing changes.
+/// Edits a server's response to `tools/list` for a client that gets tickets: appends the ticket tools `names`
+/// (given for the last page only), and removes the `outputSchema` of tools that `may_defer`. Returns `None`
+/// if nothing changes.
 pub fn with_ticket_tools(
     answer: &Frame,
     added: Option<&TicketToolNames>,
@@ -155,7 +163,7 @@ pub fn with_ticket_tools(
     changes.then(|| patch.apply())
 }
 
-/// The ticket argument of a call of a ticket tool.
+/// Returns the `ticket` argument in the parameters of a call of a ticket tool.
 pub fn ticket_argument(params: Option<&Payload>) -> Option<String> {
     let ticket = JsonObject::read(&params?.get("arguments")?).ok()?.string("ticket")?;
     Some(ticket.trim().to_owned())

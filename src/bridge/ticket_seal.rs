@@ -1,9 +1,9 @@
-//! Seals a task's id into a ticket, so that tickets cannot be forged, and tickets and ids cannot be used for
-//! each other.
+//! Seals a task's id into a ticket, so that tickets cannot be forged, and a ticket and a task id cannot be
+//! used in place of each other.
 //!
 //! The seal is synthetic (as in RFC 5297): the tag is a keyed digest of the id, and the id is masked with a
-//! keyed digest of the tag. So a task always has the same ticket, and it is short, because a model copies it
-//! letter by letter.
+//! keyed digest of the tag. So a task always has the same ticket, and the ticket is short, because a model
+//! copies it letter by letter.
 //!
 //! ```text
 //! tk_ | base64url( tag 16 | id 16, hidden )
@@ -15,15 +15,16 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use ring::hmac::{self, HMAC_SHA256};
 use subtle::ConstantTimeEq;
 
-/// The keys that seal tickets.
+/// The two keys that seal tickets, derived from one secret.
 pub(super) struct TicketSeal {
     tag: hmac::Key,
     mask: hmac::Key,
 }
 
+/// The beginning of every ticket.
 const PREFIX: &str = "tk_";
 
-/// Whether a text has the form of a ticket.
+/// Whether a text begins like a ticket. The ticket may still be invalid.
 pub fn is_ticket(text: &str) -> bool {
     text.starts_with(PREFIX)
 }
@@ -31,12 +32,12 @@ pub fn is_ticket(text: &str) -> bool {
 // === impl SealKeyring ===
 
 impl SealKeyring {
-    /// The ticket of this task.
+    /// Returns the ticket of this task, always the same for one sealing key.
     pub fn seal_ticket(&self, task: &TaskId) -> String {
         format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(self.sealing.seal.seal(task.entropy())))
     }
 
-    /// The task of a ticket, if one of the keys opens it.
+    /// Returns the task of a ticket; `None` if no key opens it, or the text is not a ticket.
     pub fn open_ticket(&self, ticket: &str) -> Option<TaskId> {
         let sealed = URL_SAFE_NO_PAD.decode(ticket.strip_prefix(PREFIX)?).ok()?.try_into().ok()?;
         let keys = [&self.sealing].into_iter().chain(&self.older);
@@ -47,6 +48,7 @@ impl SealKeyring {
 // === impl TicketSeal ===
 
 impl TicketSeal {
+    /// Derives the two keys from a secret of 32 random bytes.
     pub(super) fn new(key: &[u8; 32]) -> Self {
         let from = hmac::Key::new(HMAC_SHA256, key);
         let derived = |label: &[u8]| hmac::Key::new(HMAC_SHA256, hmac::sign(&from, label).as_ref());
@@ -67,13 +69,14 @@ impl TicketSeal {
         bool::from(truncated_digest(&self.tag, &id).ct_eq(tag)).then_some(id)
     }
 
-    /// Masks an id with the digest of a tag. Applying it twice restores the id.
+    /// Masks an id with the digest of a tag. Applying the mask twice restores the id.
     fn apply_mask(&self, tag: &[u8], mut id: [u8; 16]) -> [u8; 16] {
         id.iter_mut().zip(truncated_digest(&self.mask, tag)).for_each(|(byte, mask)| *byte ^= mask);
         id
     }
 }
 
+/// Returns the first 128 bits of the HMAC-SHA256 of `data`.
 fn truncated_digest(key: &hmac::Key, of: &[u8]) -> [u8; 16] {
     *hmac::sign(key, of).as_ref().first_chunk().expect("a digest has 32 bytes")
 }

@@ -1,4 +1,4 @@
-//! The parts of a server's `tools/list` that a call needs.
+//! The parts of a server's `tools/list` that are needed to make calls.
 
 use crate::protocol::headers::{ParamHeader, param_headers};
 use bytes::Bytes;
@@ -6,14 +6,15 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::HashMap};
 
-/// The parameters of a server's tools that are mirrored into headers, from all pages.
+/// The parameters of a server's tools that a call must mirror into HTTP headers (`x-mcp-header`), collected
+/// from all pages of `tools/list`.
 #[derive(Clone, Debug, Default)]
 pub struct ToolParamHeaders {
-    /// Only tools with mirrored parameters: most servers have none.
+    /// The mirrored parameters by tool name. Contains only tools that have some: most servers have none.
     mirrored: HashMap<Box<str>, Box<[ParamHeader]>>,
 }
 
-/// A page of `tools/list` is invalid.
+/// Error: a page of `tools/list` is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("a page of tools/list could not be read: {0}")]
 pub struct InvalidToolPage(#[source] serde_json::Error);
@@ -21,11 +22,11 @@ pub struct InvalidToolPage(#[source] serde_json::Error);
 // === impl ToolParamHeaders ===
 
 impl ToolParamHeaders {
-    /// Adds one page, the raw result of `tools/list`, and reports the names of its tools; returns the raw
-    /// cursor of the next page.
+    /// Adds one page, the raw result of `tools/list`, and passes the name of each of its tools to `on_tool`.
+    /// Returns the raw cursor of the next page; `None` on the last page.
     ///
     /// # Errors
-    /// [`InvalidToolPage`].
+    /// [`InvalidToolPage`] if the page is not a list of tools with names and schemas.
     pub fn add_page(
         &mut self,
         result: &Bytes,
@@ -43,7 +44,7 @@ impl ToolParamHeaders {
         Ok(page.next_cursor.map(|raw| result.slice_ref(raw.get().as_bytes())))
     }
 
-    /// The parameters of `tool` that must be mirrored into headers.
+    /// Returns the parameters of `tool` that must be mirrored into headers; empty for a tool without any.
     pub fn mirrored(&self, tool: &str) -> &[ParamHeader] {
         self.mirrored.get(tool).map(|headers| &**headers).unwrap_or_default()
     }

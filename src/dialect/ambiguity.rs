@@ -1,8 +1,8 @@
-//! Messages of a legacy client that its server may read differently than the proxy.
+//! Detects messages of a legacy client that its server may parse differently than the proxy.
 //!
 //! A legacy client's messages are relayed byte for byte, and its server may accept more than the proxy, read
 //! the other of two members of one name, or ignore the case of names. Where a decision depends on the content
-//! of a message, it is therefore not enough that the proxy can read it: it must be unambiguous.
+//! of a message, the message must therefore be unambiguous, not only readable to the proxy.
 
 use crate::protocol::{
     ErrorObject, Frame, FrameError, Kind, Method, Payload, code, frame::is_like, splice::JsonObject,
@@ -13,12 +13,13 @@ use serde::{
 };
 use std::fmt;
 
-/// Why a message is ambiguous.
+/// The reason why a message is ambiguous.
 #[derive(Debug, thiserror::Error)]
 pub enum MessageAmbiguity {
     #[error("the body is not a readable message: {0}")]
     Unreadable(#[source] FrameError),
-    /// A member that a decision depends on occurs twice, or in a case that some readers accept.
+    /// A member on which a decision depends occurs twice, or in a spelling of another case that some parsers
+    /// accept.
     #[error("`{0}` occurs twice, or in another case than it is defined in")]
     Member(&'static str),
     #[error("`params.name` must be a string")]
@@ -27,23 +28,25 @@ pub enum MessageAmbiguity {
     NoId,
 }
 
-/// Collects the methods in a JSON text, even if it is cut off or repeats them.
+/// Collects the values of `method` in a JSON text, even if the text is cut off or repeats the member.
 struct MethodCollector<'a>(&'a mut Vec<String>);
 
-/// The maximum number of collected methods, and of characters of each.
+/// The maximum number of collected methods.
 const SHOWN: usize = 8;
+/// The maximum length of a collected method, in characters.
 const SHOWN_OF_ONE: usize = 200;
 
-/// The methods in a body that contains no valid messages, for the log; empty if there are none.
+/// Returns the methods in a body that contains no valid messages, separated by commas, for the log; empty if
+/// none is found.
 pub fn named_methods(body: &[u8]) -> String {
     let mut methods = Vec::new();
-    // Methods found before an error count.
+    // A syntax error ends the search; the methods found before it are kept.
     let _ = MethodCollector(&mut methods).deserialize(&mut serde_json::Deserializer::from_slice(body));
     methods.join(",")
 }
 
-/// Why it is unknown which tool a server would call for this message; `None` if it is known. `target` is the
-/// message's tool, if it names exactly one.
+/// Returns the reason why it is unknown which tool a server would call for this message; `None` if it is
+/// known. `target` is the tool that the message names, if it names exactly one.
 pub(super) fn find(frame: &Frame, target: Option<&str>) -> Option<MessageAmbiguity> {
     if let Some(member) = frame.ambiguous_member() {
         return Some(MessageAmbiguity::Member(member));
@@ -64,7 +67,8 @@ pub(super) fn find(frame: &Frame, target: Option<&str>) -> Option<MessageAmbigui
     }
 }
 
-/// Whether another reader might read the name of the tool from another member.
+/// Whether another parser might read the name of the tool from another member than `name`, or from a repeated
+/// one.
 fn has_two_names(params: &JsonObject) -> bool {
     let mut alike = params.members().map(|(key, _)| key).filter(|key| is_like(key, "name"));
     alike.next().is_some_and(|key| key != "name") || alike.next().is_some()
@@ -73,7 +77,7 @@ fn has_two_names(params: &JsonObject) -> bool {
 // === impl MessageAmbiguity ===
 
 impl MessageAmbiguity {
-    /// The error to respond with. `why` names the decision that depends on the message.
+    /// Builds the error to respond with. `reason` says which decision depends on the message.
     pub fn error(&self, why: &str) -> ErrorObject {
         let code = match self {
             Self::Unreadable(FrameError::Syntax(_)) => code::PARSE_ERROR,

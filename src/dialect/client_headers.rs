@@ -1,5 +1,5 @@
-//! Which client headers are forwarded to the server, and which of them distinguish sessions. One rule for all
-//! revisions.
+//! Classifies the headers of clients: which are forwarded to the server, and which distinguish sessions. The
+//! same rule holds for all revisions.
 //!
 //! A legacy client's message is relayed with all headers except those of the hop. For a client of 2026-07-28
 //! the proxy writes messages of its own in a session that it opens. There, headers that describe one message
@@ -11,27 +11,30 @@ use http::{
     header::{AUTHORIZATION, CONNECTION, COOKIE},
 };
 
-/// How far a client's header is forwarded.
+/// How far a header of a client's request is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderScope {
-    /// Not beyond the proxy: it describes one connection (RFC 9110, 7.6.1), or the front has handled it.
-    /// `accept-encoding` is included, because an encoded response could be neither read nor observed.
+    /// Not forwarded: the header describes one connection (RFC 9110, 7.6.1), or the proxy itself has handled
+    /// it. `accept-encoding` is included, because a response with a content coding could be neither read nor
+    /// observed.
     Hop,
-    /// With its message only: it describes a body, or belongs to the protocol of one revision.
+    /// Forwarded with a relayed message only: the header describes a body, or belongs to the protocol of one
+    /// revision.
     Message,
-    /// To the server with the request that contained it. It does not identify the caller.
+    /// Forwarded with the request that contained the header, which does not identify the caller.
     Request,
-    /// To the server with each message of the session; only requests with equal headers share the session.
+    /// Forwarded with each message of the upstream session; only requests with equal headers of this scope
+    /// share a session.
     Session,
 }
 
 // === impl HeaderScope ===
 
 impl HeaderScope {
-    /// The scope of the header of this name.
+    /// Returns the scope of the header of this name.
     pub fn of(name: &HeaderName) -> Self {
         let name = name.as_str();
-        // Switches on the first letter, because this runs for each header of each request.
+        // Matches the first letter first, because this function runs for each header of each request.
         match name.as_bytes().first() {
             Some(b'a') => match name {
                 "accept" => Self::Message,
@@ -92,15 +95,15 @@ impl HeaderScope {
         }
     }
 
-    /// Whether it is forwarded with a relayed message.
+    /// Whether headers of this scope are forwarded with a relayed message.
     pub fn is_relayed(self) -> bool {
         self != Self::Hop
     }
 }
 
 /// Removes the headers that `Connection` declares as hop-by-hop (RFC 9110, 7.6.1). Headers that identify the
-/// caller, that are `kept`, or that change the meaning of the message cannot be removed this way: a proxy in
-/// front may have added them to a request whose `Connection` the client wrote.
+/// caller, that are in `kept`, or that change the meaning of the message cannot be removed this way: a proxy
+/// in front may have added them to a request whose `Connection` the client wrote.
 pub fn remove_named_by_connection<'a>(
     headers: &mut HeaderMap,
     kept: impl Iterator<Item = &'a HeaderName> + Clone,

@@ -3,30 +3,30 @@
 use crate::protocol::splice::JsonObject;
 use bytes::Bytes;
 
-/// A client's `clientInfo` (`Implementation`), raw JSON in an allocation of its own. Empty if it is absent or
-/// invalid. Sessions with servers over HTTP are opened with it.
+/// A client's `clientInfo` (`Implementation`) as raw JSON, in an allocation of its own; empty if the client
+/// sent none or an invalid one. The proxy opens sessions with HTTP servers under this info.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientInfo(Bytes);
 
-/// The object is larger than the limit.
+/// Error: a client's `clientInfo` is larger than [`LARGEST`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{length} bytes exceed the limit of {LARGEST}; send less")]
 pub struct ClientInfoTooLarge {
     length: usize,
 }
 
-/// The maximum size of `clientInfo`, in bytes. It may contain icons, and is retained as long as the sessions
-/// that are opened with it.
+/// The maximum size of `clientInfo`, in bytes. The object may contain icons, and is kept as long as the
+/// sessions that are opened with it.
 pub const LARGEST: usize = 64 << 10;
 
 // === impl ClientInfo ===
 
 impl ClientInfo {
-    /// Reads a client's `clientInfo`. One without a name and a version, which are required (2025-11-25,
+    /// Reads a client's `clientInfo`. An object without a name and a version, which are required (2025-11-25,
     /// *Implementation*), is treated as absent: a server would refuse the handshake.
     ///
     /// # Errors
-    /// [`ClientInfoTooLarge`]
+    /// [`ClientInfoTooLarge`] if the object is larger than [`LARGEST`].
     pub fn read(raw: &Bytes) -> Result<Self, ClientInfoTooLarge> {
         if raw.len() > LARGEST {
             return Err(ClientInfoTooLarge { length: raw.len() });
@@ -34,16 +34,16 @@ impl ClientInfo {
         let says_who =
             |info: &JsonObject| ["name", "version"].iter().all(|member| info.string(member).is_some());
         let is_one = JsonObject::read(raw).is_ok_and(|info| says_who(&info));
-        // A copy, because a slice would keep the request alive.
+        // The info is copied, because a slice would keep the whole request alive.
         Ok(if is_one { Self(Bytes::copy_from_slice(raw)) } else { Self::default() })
     }
 
-    /// The object as it was sent, if it was valid.
+    /// Returns the raw object as the client sent it; `None` if it was absent or invalid.
     pub fn as_bytes(&self) -> Option<&Bytes> {
         (!self.0.is_empty()).then_some(&self.0)
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the memory that the info keeps alive, in bytes.
     pub fn retained_bytes(&self) -> usize {
         self.0.len()
     }

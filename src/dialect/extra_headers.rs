@@ -1,4 +1,4 @@
-//! Headers that most requests do not have.
+//! A compact map for headers that most requests do not have.
 
 use http::HeaderMap;
 use std::{
@@ -7,8 +7,8 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-/// Headers that are retained as long as a call waits, and shared by its owners. An empty map would take a
-/// hundred bytes in each place.
+/// Headers that are kept as long as a call waits, shared by its owners. Without headers nothing is allocated:
+/// an empty `HeaderMap` would take a hundred bytes for each owner.
 #[derive(Clone, Default)]
 pub struct ExtraHeaders(Option<Arc<HeaderMap>>);
 
@@ -17,12 +17,12 @@ static NONE: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 // === impl ExtraHeaders ===
 
 impl ExtraHeaders {
-    /// The map, for changes. Other owners keep the previous map.
+    /// Returns the map for changes, copied first if it has other owners, which keep the previous map.
     pub fn to_mut(&mut self) -> &mut HeaderMap {
         Arc::make_mut(self.0.get_or_insert_default())
     }
 
-    /// Whether both share one map, or both are empty.
+    /// Whether both share one map, or both are empty. Equal but separate maps are not the same.
     pub fn is_same_map(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),

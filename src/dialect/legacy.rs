@@ -20,57 +20,62 @@ use http::HeaderValue;
 use smallvec::SmallVec;
 use std::{collections::HashSet, fmt, time::Duration};
 
-/// The messages of one POST.
+/// The messages in the body of one POST of a legacy client.
 #[derive(Debug, Default)]
 pub struct LegacyPost {
-    /// One, or those of a batch (2025-03-26), in order.
+    /// The single message, or the messages of a batch (2025-03-26) in order.
     pub messages: SmallVec<[ClientMessage; 1]>,
+    /// Whether the body is a batch (a JSON array).
     pub is_batch: bool,
-    /// Why it is unknown which tools a server would call for it, if it is.
+    /// The reason why it is unknown which tools a server would call for this POST; `None` if it is known.
     pub ambiguity: Option<Box<MessageAmbiguity>>,
-    /// The methods in a body that contains no valid messages; for the log.
+    /// The methods in a body that contains no valid messages, for the log; `None` if the body is valid or
+    /// none is found.
     pub unread_methods: Option<Box<str>>,
-    /// A message does not declare JSON-RPC 2.0 ([`Frame::is_json_rpc`]).
+    /// Whether a message does not declare JSON-RPC 2.0 ([`Frame::is_json_rpc`]).
     pub is_unversioned: bool,
 }
 
-/// One message of a client.
+/// One message of a legacy client, with the parts that the proxy's decisions need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientMessage {
+    /// A request of the client.
     Request {
         id: RequestId,
         method: Method,
         /// The tool, prompt, resource or task that the request names.
         target: Option<String>,
     },
+    /// Any notification but a cancellation.
     Notification(Method),
-    /// The client cancels the request with this id; `None` if it names none.
+    /// The client cancels the request with this id; `None` if the message names no valid id.
     Cancelled(Option<RequestId>),
-    /// The client's response to the server's request with this id; `None` if the error names none.
+    /// The client's response to the server's request with this id; `None` for an error without an id.
     Response(Option<RequestId>),
 }
 
-/// Tracks which requests of a POST have been answered.
+/// Tracks on an event stream which requests of a POST have been answered.
 #[derive(Debug)]
 pub struct ResponseTracker {
-    /// The requests, in order. Some of a batch may have been answered.
+    /// The requests in the order of the POST, those of a batch including answered ones.
     requests: SmallVec<[RequestId; 1]>,
     observer: StreamObserver,
-    /// Only for several requests: a single one needs no matching and no decoding.
+    /// Present for several requests only: a single request needs no decoding, because the first response
+    /// answers it.
     batch: Option<Box<BatchTracker>>,
     last_response: Option<MessageKind>,
-    /// Consecutive resumptions that delivered no message.
+    /// The number of consecutive resumptions after which no message arrived.
     fruitless_resumes: u32,
 }
 
-/// Where an event stream can be resumed.
+/// The position after which an event stream can be resumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumePosition {
     /// The id of the last event that had one.
     pub last_id: HeaderValue,
-    /// The server's delay before a resumption.
+    /// The delay before a resumption that the server requested (`retry` field); `None` if it requested none.
     pub retry: Option<Duration>,
-    /// Consecutive resumptions that delivered no message.
+    /// The number of consecutive resumptions after which no message arrived.
     pub fruitless_resumes: u32,
 }
 
@@ -83,17 +88,18 @@ struct BatchTracker {
     open: HashSet<RequestId>,
 }
 
-/// The beginning of the hash of a session id, for the log.
+/// The first 8 bytes of the hash of a session id, which identify the session in the log without revealing its
+/// id.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SessionTag([u8; 8]);
 
 // === impl LegacyPost ===
 
 impl LegacyPost {
-    /// Reads the messages of a body, without the checks that the server does itself.
+    /// Reads the messages of a body. Checks that the server does itself are omitted.
     ///
     /// # Errors
-    /// [`FrameError`] if any part of it is no message.
+    /// [`FrameError`] if any part of the body is not a message.
     pub fn read(messages: &mut MessageReader) -> Result<Self, FrameError> {
         let mut post = Self { is_batch: messages.is_batch(), ..Self::default() };
         messages.try_for_each(|frame| {
@@ -103,14 +109,14 @@ impl LegacyPost {
         Ok(post)
     }
 
-    /// The post of one parsed message.
+    /// Creates the post of one parsed message.
     pub fn of(frame: &Frame) -> Self {
         let mut post = Self::default();
         post.take(frame);
         post
     }
 
-    /// The post of a body that could not be read.
+    /// Creates the post of a body that could not be parsed; it has no messages, and is ambiguous.
     pub fn unreadable(body: &[u8], error: FrameError) -> Self {
         let methods = ambiguity::named_methods(body);
         Self {
@@ -120,6 +126,7 @@ impl LegacyPost {
         }
     }
 
+    /// Adds one message.
     fn take(&mut self, frame: &Frame) {
         let message = ClientMessage::of(frame);
         let target = match &message {
@@ -131,7 +138,7 @@ impl LegacyPost {
         self.messages.push(message);
     }
 
-    /// The ids of the requests that it cancels (2025-11-25, *Cancellation*).
+    /// Returns the ids of the requests that the post cancels (2025-11-25, *Cancellation*).
     pub fn cancelled_ids(&self) -> impl Iterator<Item = &RequestId> {
         self.messages.iter().filter_map(|message| match message {
             ClientMessage::Cancelled(id) => id.as_ref(),
@@ -141,7 +148,8 @@ impl LegacyPost {
         })
     }
 
-    /// The tools that it calls, in order; an empty name if one cannot be read.
+    /// Returns the names of the tools that the post calls, in order; an empty name for a call whose tool
+    /// cannot be read.
     pub fn called_tools(&self) -> impl Iterator<Item = &str> {
         self.messages.iter().filter_map(|message| match message {
             ClientMessage::Request { method: Method::ToolsCall, target, .. } => {
@@ -154,7 +162,7 @@ impl LegacyPost {
         })
     }
 
-    /// Whether it completes the handshake (`notifications/initialized`).
+    /// Whether the post completes the handshake (`notifications/initialized`).
     pub fn completes_handshake(&self) -> bool {
         self.messages.contains(&ClientMessage::Notification(Method::Initialized))
     }
@@ -166,7 +174,7 @@ impl LegacyPost {
         )
     }
 
-    /// The ids of its requests. A repeated id is returned once.
+    /// Returns the ids of the requests in the post; a repeated id only once.
     pub fn request_ids(&self) -> SmallVec<[RequestId; 1]> {
         let ids = self.messages.iter().filter_map(|message| match message {
             ClientMessage::Request { id, .. } => Some(id),
@@ -183,7 +191,7 @@ impl LegacyPost {
 // === impl ClientMessage ===
 
 impl ClientMessage {
-    /// Copies its parts, because slices would keep the whole message alive.
+    /// Reads the parts of a message. They are copied, because slices would keep the whole message alive.
     fn of(frame: &Frame) -> Self {
         match frame.kind() {
             Kind::Request { id, method, params } => Self::Request {
@@ -201,7 +209,7 @@ impl ClientMessage {
         }
     }
 
-    /// Its method; `response` for a response.
+    /// Returns the message's method for the log; `response` for a response.
     pub fn name(&self) -> &str {
         match self {
             Self::Request { method, .. } | Self::Notification(method) => method.as_str(),
@@ -211,7 +219,8 @@ impl ClientMessage {
     }
 }
 
-/// `None` if the member is repeated, because the server might read the other one.
+/// Reads the name of the tool, prompt, resource or task in the parameters of a request. `None` if the member
+/// is missing or repeated, because the server might read the other one.
 fn target(method: &Method, params: Option<&Payload>) -> Option<String> {
     let key = match method {
         Method::ResourcesSubscribe | Method::ResourcesUnsubscribe => "uri",
@@ -224,8 +233,8 @@ fn target(method: &Method, params: Option<&Payload>) -> Option<String> {
 // === impl ResponseTracker ===
 
 impl ResponseTracker {
-    /// A tracker without any response yet. `limit` is the maximum size of one message of a batch response, in
-    /// bytes; after a larger one the tracker no longer matches responses to requests.
+    /// Creates a tracker for the requests in `waiting`. `limit` is the maximum size of one message of a batch
+    /// response, in bytes; after a larger message the tracker counts all requests as answered.
     pub fn new(waiting: SmallVec<[RequestId; 1]>, limit: usize) -> Self {
         let batch = (waiting.len() > 1).then(|| {
             let open = waiting.iter().cloned().collect();
@@ -240,18 +249,19 @@ impl ResponseTracker {
         }
     }
 
-    /// A tracker that also collects the server's messages.
+    /// Makes the tracker also collect the server's notifications and requests
+    /// ([`ResponseTracker::take_messages`]).
     pub fn collecting_messages(mut self) -> Self {
         self.observer = StreamObserver::collecting_messages();
         self
     }
 
-    /// The server's notifications and requests since the last call ([`StreamObserver::take_messages`]).
+    /// Takes the server's notifications and requests since the last call ([`StreamObserver::take_messages`]).
     pub fn take_messages(&mut self) -> Vec<Vec<u8>> {
         self.observer.take_messages()
     }
 
-    /// Stops tracking all requests but these.
+    /// Tracks only these requests from now on.
     pub fn retain(&mut self, owed: SmallVec<[RequestId; 1]>) {
         if let Some(batch) = &mut self.batch {
             batch.open = owed.iter().cloned().collect();
@@ -291,7 +301,7 @@ impl ResponseTracker {
         }
     }
 
-    /// Whether a request is unanswered.
+    /// Whether any tracked request is unanswered.
     pub fn has_unanswered(&self) -> bool {
         match &self.batch {
             Some(batch) => !batch.open.is_empty(),
@@ -299,7 +309,7 @@ impl ResponseTracker {
         }
     }
 
-    /// The unanswered requests, in the order of the post.
+    /// Returns the unanswered requests in the order of the post.
     pub fn unanswered(&self) -> SmallVec<[RequestId; 1]> {
         match &self.batch {
             Some(batch) => self.requests.iter().filter(|id| batch.open.contains(*id)).cloned().collect(),
@@ -307,17 +317,18 @@ impl ResponseTracker {
         }
     }
 
-    /// The kind of the last response observed.
+    /// Returns the kind of the last response on the stream; `None` before the first.
     pub fn last_response(&self) -> Option<MessageKind> {
         self.last_response
     }
 
-    /// Whether the client can resume the stream from here.
+    /// Whether the client can resume the stream, if it ends here.
     pub fn is_resumable(&self) -> bool {
         self.observer.is_resumable()
     }
 
-    /// Where the proxy can resume the stream ([`StreamObserver::last_id`]).
+    /// Returns the position after which the stream can be resumed ([`StreamObserver::last_id`]); `None` if no
+    /// event had an id.
     pub fn resume_position(&self) -> Option<ResumePosition> {
         let last_id = HeaderValue::from_bytes(self.observer.last_id()?).ok()?;
         Some(ResumePosition {
@@ -327,23 +338,23 @@ impl ResponseTracker {
         })
     }
 
-    /// The ids of the events before the last one ([`StreamObserver::earlier_ids`]).
+    /// Returns the ids of the events before the last event ([`StreamObserver::earlier_ids`]).
     pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
         self.observer.earlier_ids()
     }
 
-    /// Counts one more resumption.
+    /// Counts one more resumption; the count is reset when a message arrives.
     pub fn count_resume(&mut self) {
         self.fruitless_resumes = self.fruitless_resumes.saturating_add(1);
     }
 
-    /// The stream continues after the event with this id.
+    /// Records that the stream begins after the event with this id, because it resumes another.
     pub fn resume_after(&mut self, id: &[u8]) {
         self.observer.resume_after(id);
     }
 
-    /// Abandons an event that was cut off; the returned bytes must be sent before anything else
-    /// ([`StreamObserver::abandon_event`]).
+    /// Abandons an event that was cut off. The returned bytes end the event for the client, and must be sent
+    /// before any other bytes ([`StreamObserver::abandon_event`]).
     pub fn abandon_event(&mut self) -> Bytes {
         if let Some(batch) = self.batch.as_mut().filter(|_| !self.observer.is_between_events()) {
             batch.decoder = EventDecoder::new(batch.limit);
@@ -351,13 +362,13 @@ impl ResponseTracker {
         self.observer.abandon_event().into()
     }
 
-    /// Whether the proxy's own event can be inserted here.
+    /// Whether no event is open on the stream, so that an event of the proxy can be inserted.
     pub fn is_between_events(&self) -> bool {
         self.observer.is_between_events()
     }
 
-    /// The end of a stream that broke off: an error for each unanswered request. A client without one would
-    /// wait forever (`WIRE`, B 1, rule 20).
+    /// Returns the last bytes of a stream that broke off: an error for each unanswered request. A client that
+    /// gets no response would wait forever (`WIRE`, B 1, rule 20).
     pub fn closing_errors(&mut self, error: &ErrorObject) -> Bytes {
         let mut words = self.observer.abandon_event();
         for id in &self.unanswered() {
@@ -367,7 +378,7 @@ impl ResponseTracker {
     }
 }
 
-/// The ids of the responses in an event's data, including a batch.
+/// Returns the ids and kinds of the responses in the data of an event, which may be a batch.
 fn responses(data: &Bytes) -> impl Iterator<Item = (RequestId, MessageKind)> {
     let text = sse::decode_lossy(data).unwrap_or_else(|| data.clone());
     MessageReader::of(text).filter_map(|frame| match frame.ok()?.kind() {
@@ -377,41 +388,44 @@ fn responses(data: &Bytes) -> impl Iterator<Item = (RequestId, MessageKind)> {
     })
 }
 
-/// One message as a named event, as servers of this era write it. `json` contains no line break.
+/// Writes one message as an SSE event named `message`, as servers of this era do. `json` must contain no line
+/// break.
 pub fn event(json: &[u8]) -> Bytes {
     [b"event: message\ndata: ", json, b"\n\n"].concat().into()
 }
 
-/// The revision in the headers of a session's requests, if it is a known one.
+/// Returns the revision that a request's `MCP-Protocol-Version` header names; `None` if the header is missing
+/// or the revision unknown.
 pub fn revision(headers: &http::HeaderMap) -> Option<Revision> {
     Revision::parse(headers.get(&PROTOCOL_VERSION)?.to_str().ok()?)
 }
 
-/// The revision that an `initialize` requests, if it names one. An unknown revision is assumed to be newer.
+/// Returns the revision that the parameters of an `initialize` request; `None` if they name none. An unknown
+/// revision counts as the newest legacy revision.
 pub fn requested_revision(params: &Payload) -> Option<Revision> {
     let version = params.string("protocolVersion")?;
     Some(Revision::parse(&version).unwrap_or(Revision::NEWEST_LEGACY))
 }
 
-/// The revision in the result of an `initialize`, as the server spells it.
+/// Returns the revision in a response to `initialize`, as the server spells it; `None` for any other message.
 pub fn negotiated_revision(answer: &Frame) -> Option<String> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     result.string("protocolVersion")
 }
 
-/// A response with this result, which is on one line.
+/// Writes a JSON-RPC response with this result, which must be on one line.
 pub fn success(id: &RequestId, result: &[u8]) -> Bytes {
     super::modern::success_response(id, result)
 }
 
-/// A notification with these params.
+/// Writes a JSON-RPC notification with these raw params.
 pub fn notification(method: &Method, params: &[u8]) -> Bytes {
     [br#"{"jsonrpc":"2.0","method":""#, method.as_str().as_bytes(), br#"","params":"#, params, b"}"]
         .concat()
         .into()
 }
 
-/// The notification that cancels a request (2025-11-25, *Cancellation*).
+/// Writes the notification that cancels a request (2025-11-25, *Cancellation*).
 pub fn cancelled_notification(request: &RequestId, reason: &str) -> Bytes {
     let reason = serde_json::to_string(reason).expect("a string is written to memory");
     let params =
@@ -419,7 +433,8 @@ pub fn cancelled_notification(request: &RequestId, reason: &str) -> Bytes {
     notification(&Method::Cancelled, &params)
 }
 
-/// The JSON document that refuses all requests of a POST: one error response, or a batch of them.
+/// Writes the JSON document that refuses all requests of a POST: one error response, or a batch of error
+/// responses. Without requests the error has no id.
 pub fn error_responses(waiting: &[RequestId], error: &ErrorObject) -> Bytes {
     match waiting {
         [] => error_response(None, error),
@@ -434,6 +449,7 @@ pub fn error_responses(waiting: &[RequestId], error: &ErrorObject) -> Bytes {
 // === impl SessionTag ===
 
 impl SessionTag {
+    /// Hashes a session id.
     pub fn of(session: &[u8]) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, session);
         let mut tag = [0; 8];

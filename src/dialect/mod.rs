@@ -1,7 +1,7 @@
-//! Requests of both eras, read into neutral values.
+//! Reads requests of both eras into values that do not depend on the era.
 //!
-//! [`modern`] turns a message of 2026-07-28 into one [`Call`] with a [`Caller`] beside it; the modern path
-//! works on calls. [`legacy`] reads only as much of a legacy message as the proxy's decisions need, because
+//! [`modern`] converts a message of 2026-07-28 to a [`Call`], on which the modern path works, and its origin
+//! to a [`Caller`]. [`legacy`] reads only as much of a legacy message as the proxy's decisions need, because
 //! its bytes are relayed. [`translate`] converts messages between a legacy server and a 2026-07-28 client.
 
 pub mod ambiguity;
@@ -31,19 +31,20 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-/// One request of a client.
+/// One request of a client to its server: a tool call, or any other method.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// The whole message as it was sent. `params` and the other raw parts are slices of it.
     pub bytes: Bytes,
-    /// The client's id for it.
+    /// The id of the request, as the client chose it.
     pub id: RequestId,
+    /// The method, such as `tools/call`.
     pub method: Method,
-    /// The object of parameters; absent where none was sent.
+    /// The parameters of the request; `None` if the client sent none.
     pub params: Option<Payload>,
     /// The subject of the call: a tool's or prompt's name, a resource's URI, a task's id.
     pub target: Option<String>,
-    /// The client's progress token, a raw JSON token.
+    /// The client's progress token as raw JSON; `None` if the client wants no progress.
     pub progress_token: Option<Bytes>,
     /// The least severe log message that the client wants; `None` for no log messages.
     pub log_level: Option<LogLevel>,
@@ -51,46 +52,50 @@ pub struct Call {
     pub headers: ExtraHeaders,
     /// The client's implementation info.
     pub client_info: ClientInfo,
-    /// The span of the call, if it is traced: the client's request as the proxy received it, and once the
-    /// call is sent, the span that the server receives.
+    /// The trace context of the call; `None` without tracing. Before the call is sent, this is the span of
+    /// the client's request; afterwards, the span that the server receives.
     pub trace: Option<Arc<TraceContext>>,
 }
 
-/// The origin of a call.
+/// The caller of a request: its identity, and the capabilities of its client.
 #[derive(Clone, Debug)]
 pub struct Caller {
+    /// The principal that the request acts for.
     pub principal: Principal,
-    /// The headers that identify the caller to the server; never stored.
+    /// The headers that identify the caller to the server; never written to the store.
     pub credentials: Credentials,
+    /// The capabilities that the client declared on the request.
     pub capabilities: Arc<Capabilities>,
+    /// The client's `clientInfo`.
     pub client_info: ClientInfo,
-    /// All headers of the request, if the ticket policy matches by header. Never forwarded.
+    /// All headers of the request, for a ticket policy that matches by header; otherwise `None`. Never
+    /// forwarded.
     pub match_headers: Option<Arc<HeaderMap>>,
     /// Membership in the rollouts of the route, in their order; `None` if the route has no rollout.
     pub rollout_membership: Option<Arc<[bool]>>,
 }
 
-/// Identifies a caller for sharing: the hash of what the route identifies callers by, or
-/// [`Principal::ANONYMOUS`] without any.
+/// Who a request acts for: a 128-bit hash of the property by which the route identifies callers, or
+/// [`Principal::ANONYMOUS`] without credentials. Tasks, sessions and quotas belong to a principal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Principal([u8; 16]);
 
-/// The key from which principals are derived.
+/// The secret key of the keyed hash that derives principals; without a key, the hash is not keyed.
 #[derive(Clone, Debug, Default)]
 pub struct PrincipalKey(Option<ring::hmac::Key>);
 
-/// The headers by which a server may identify the caller: those of [`HeaderScope::Session`]. Callers with
-/// different credentials share no session. Cheap to clone.
+/// The headers by which a server may identify the caller ([`HeaderScope::Session`]). Callers with different
+/// credentials share no upstream session. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Credentials(Option<Arc<CredentialHeaders>>);
 
-/// At least one header.
+/// The headers of [`Credentials`], at least one, and their digest.
 struct CredentialHeaders {
     headers: HeaderMap,
     digest: [u8; 16],
 }
 
-/// The severities of RFC 5424, the least severe first.
+/// The log levels of MCP (the severities of RFC 5424), the least severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LogLevel {
     Debug,
@@ -106,7 +111,8 @@ pub enum LogLevel {
 // === impl Call ===
 
 impl Call {
-    /// A copy without the bytes: what is needed after the call has been sent.
+    /// Returns a copy with the parts that are needed after the call has been sent: without the message bytes,
+    /// parameters and headers.
     pub fn without_bytes(&self) -> Self {
         Self {
             bytes: Bytes::new(),
@@ -114,7 +120,7 @@ impl Call {
             method: self.method.clone(),
             params: None,
             target: self.target.clone(),
-            // A slice would keep all of the bytes alive.
+            // The token is copied, because a slice would keep the whole message alive.
             progress_token: self.progress_token.as_deref().map(Bytes::copy_from_slice),
             log_level: self.log_level,
             headers: ExtraHeaders::default(),
@@ -127,13 +133,13 @@ impl Call {
 // === impl PrincipalKey ===
 
 impl PrincipalKey {
-    /// A key for principals that outlive the process: without it, a stored principal can neither be
-    /// attributed nor guessed.
+    /// Creates a key from secret bytes, for principals that are stored: nobody without the key can find out
+    /// whose they are.
     pub fn new(key: &[u8; 32]) -> Self {
         Self(Some(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, key)))
     }
 
-    /// Derives a principal from what identifies the caller.
+    /// Derives a principal from the parts that identify the caller, such as the value of a header.
     pub fn principal(&self, parts: &[&[u8]]) -> Principal {
         let Some(key) = &self.0 else { return Principal::of(parts) };
         let mut tag = ring::hmac::Context::with_key(key);
@@ -150,30 +156,32 @@ impl PrincipalKey {
 // === impl Principal ===
 
 impl Principal {
-    /// All callers without credentials.
+    /// The common principal of all callers without credentials.
     pub const ANONYMOUS: Self = Self([0; 16]);
 
-    /// Derives a principal from what identifies the caller, without a key: the input must not be guessable if
-    /// the digest leaves the process ([`PrincipalKey`]).
+    /// Derives a principal from the parts that identify the caller, without a key: the parts must not be
+    /// guessable if the digest leaves the process ([`PrincipalKey`]).
     pub fn of(parts: &[&[u8]]) -> Self {
         Self(digest(parts))
     }
 
+    /// Whether this is the common principal of callers without credentials.
     pub fn is_anonymous(&self) -> bool {
         *self == Self::ANONYMOUS
     }
 
+    /// Returns the 16 bytes of the hash.
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
 
-    /// A stored principal.
+    /// Restores a principal from its stored bytes.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 }
 
-/// 128 bits of the SHA-256 of parts, each with its length.
+/// Returns the first 128 bits of the SHA-256 of the parts, each preceded by its length.
 fn digest(parts: &[&[u8]]) -> [u8; 16] {
     let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
     for part in parts {
@@ -186,12 +194,14 @@ fn digest(parts: &[&[u8]]) -> [u8; 16] {
 }
 
 impl fmt::Display for Principal {
-    /// The first half in hexadecimal: enough to distinguish callers in a log.
+    /// Formats the first half in hexadecimal, which suffices to distinguish callers in a log; `anonymous`
+    /// without credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_anonymous() {
             return f.write_str("anonymous");
         }
-        // Hand-written for speed: it is in every access log line.
+        // The digits are written without `format!` for speed: a principal is in every entry of the access
+        // log.
         let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
         let mut digits = [0; 16];
         for (pair, byte) in digits.chunks_exact_mut(2).zip(self.0) {
@@ -210,6 +220,7 @@ impl fmt::Debug for Principal {
 // === impl Credentials ===
 
 impl Credentials {
+    /// Creates credentials from these headers, all of which identify the caller.
     pub fn new(headers: HeaderMap) -> Self {
         if headers.is_empty() {
             return Self::default();
@@ -226,7 +237,8 @@ impl Credentials {
         Self(Some(Arc::new(CredentialHeaders { headers, digest })))
     }
 
-    /// The credentials among a request's headers, with the headers that `forward` names.
+    /// Reads the credentials from a request's headers: those of [`HeaderScope::Session`], and those whose
+    /// names are in `configured`.
     pub fn from_request(headers: &HeaderMap, forward: &[HeaderName]) -> Self {
         let mut shown = HeaderMap::new();
         for (name, value) in session_headers(headers, forward) {
@@ -235,38 +247,41 @@ impl Credentials {
         Self::new(shown)
     }
 
-    /// Whether they are what [`Credentials::from_request`] would return, in the same order.
+    /// Whether [`Credentials::from_request`] would return the same headers in the same order.
     pub fn matches_request(&self, headers: &HeaderMap, forward: &[HeaderName]) -> bool {
         session_headers(headers, forward).eq(self.headers())
     }
 
+    /// Returns the headers; an empty map without credentials.
     pub fn headers(&self) -> &HeaderMap {
         static NONE: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
         self.0.as_ref().map_or_else(|| &*NONE, |shown| &shown.headers)
     }
 
-    /// A digest that is equal for equal headers in any order, and for no others.
+    /// Returns a digest that is equal exactly for equal headers, whatever the order of their names.
     pub fn digest(&self) -> [u8; 16] {
         self.0.as_ref().map_or([0; 16], |shown| shown.digest)
     }
 
-    /// Whether there are none.
+    /// Whether there are no credentials.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Whether a server may identify the caller by any of them: by any header that is not known to be
+    /// Whether a server may identify the caller by any of the headers, that is, by any header not known to be
     /// impersonal.
     pub fn can_identify_caller(&self) -> bool {
         self.headers().keys().any(|name| !is_impersonal(name))
     }
 
-    /// Bytes of their names and values.
+    /// Returns the total length of the names and values, in bytes.
     pub fn retained_bytes(&self) -> usize {
         self.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
     }
 }
 
+/// Returns the headers that select an upstream session: those of [`HeaderScope::Session`], and the configured
+/// ones.
 fn session_headers<'a>(
     headers: &'a HeaderMap,
     forward: &[HeaderName],
@@ -301,8 +316,8 @@ fn is_impersonal(name: &HeaderName) -> bool {
     known || name.starts_with("sec-")
 }
 
-/// A copy in an allocation of its own. A value that hyper read is a slice of the connection's read buffer;
-/// kept for the length of a call, it would keep 8 KiB or more alive.
+/// Copies a value to an allocation of its own. A value that hyper read is a slice of the connection's read
+/// buffer; kept for the length of a call, it would keep 8 KiB or more alive.
 pub fn detached(value: &HeaderValue) -> HeaderValue {
     let mut own = HeaderValue::from_bytes(value.as_bytes()).expect("a header value is one");
     own.set_sensitive(value.is_sensitive());
@@ -310,7 +325,7 @@ pub fn detached(value: &HeaderValue) -> HeaderValue {
 }
 
 impl fmt::Debug for Credentials {
-    /// Names only: values are secrets.
+    /// Prints only the names: the values are secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.headers().keys()).finish()
     }
@@ -319,6 +334,7 @@ impl fmt::Debug for Credentials {
 // === impl LogLevel ===
 
 impl LogLevel {
+    /// All levels, the least severe first.
     pub const ALL: [Self; 8] = [
         Self::Debug,
         Self::Info,
@@ -330,6 +346,7 @@ impl LogLevel {
         Self::Emergency,
     ];
 
+    /// Returns the name of the level in MCP messages, such as `warning`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Debug => "debug",
@@ -343,6 +360,7 @@ impl LogLevel {
         }
     }
 
+    /// Parses the name of a level in an MCP message; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|level| level.as_str() == text)
     }

@@ -1,5 +1,5 @@
-//! Self-contained requests (2026-07-28 and later): every request states its version and its client's
-//! capabilities in `_meta`, and mirrors in headers what routers read.
+//! Self-contained requests (2026-07-28 and later): every request states its revision and its client's
+//! capabilities in `_meta`, and repeats in headers the values by which routers route.
 
 use super::{Call, ClientInfo, ClientProfile, ExtraHeaders, HeaderScope, LogLevel, detached};
 use crate::protocol::{
@@ -12,40 +12,44 @@ use http::{HeaderMap, HeaderName, StatusCode};
 use serde_json::{Value, json, value::RawValue};
 use std::{borrow::Cow, sync::Arc};
 
-/// A request that is refused before it is processed.
+/// The refusal of a request before it is processed: the HTTP status and the JSON-RPC error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRefusal {
+    /// The HTTP status of the response.
     pub status: StatusCode,
-    /// `None` only if it could not be read.
+    /// The id of the refused request; `None` only if the id could not be read.
     pub id: Option<RequestId>,
+    /// The JSON-RPC error of the response.
     pub error: ErrorObject,
 }
 
-/// The content of one HTTP body.
+/// The message in one HTTP body of a 2026-07-28 client.
 #[derive(Debug)]
 pub enum ModernMessage {
+    /// A request, with the capabilities that the client declared on it.
     Request(Arc<Call>, Arc<Capabilities>),
-    /// A notification: accepted with 202, without any effect in this revision over HTTP.
+    /// A notification, which is accepted with 202 and has no effect in this revision over HTTP.
     Notification,
 }
 
-/// The revisions that a self-contained request may name.
+/// The revisions that a self-contained (session-less) request may name.
 pub const SUPPORTED: [Revision; 1] = [Revision::V2026_07_28];
 
-/// The revisions that are served at one address in front of a legacy server, the newest first. Clients of
-/// legacy revisions open a session with `initialize` (2026-07-28, *Versioning*: an error names the same
+/// All revisions that the proxy serves at one address in front of a legacy server, the newest first. Clients
+/// of legacy revisions open a session with `initialize` (2026-07-28, *Versioning*: an error names the same
 /// revisions as `server/discover`).
 pub const SERVED: [Revision; 4] =
     [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
 
 /// Reads one message of a 2026-07-28 client. The checks run in an order that satisfies every conformance
-/// probe: JSON, shape, version header, `_meta`, agreement of the two, version, `Mcp-Method`, method,
-/// `Mcp-Name` (2026-07-28, *Streamable HTTP, Server Validation*).
+/// probe: JSON, shape, version header, `_meta`, agreement of header and `_meta`, version, `Mcp-Method`,
+/// method, `Mcp-Name` (2026-07-28, *Streamable HTTP, Server Validation*).
 ///
-/// `before` is the profile of the client's previous request, if known: unchanged parts are not parsed again.
+/// `previous` is the profile of the client's previous request, if known: unchanged parts are not parsed
+/// again.
 ///
 /// # Errors
-/// [`RequestRefusal`] has the status and the error to respond with.
+/// [`RequestRefusal`], with the status and the error to respond with, if a check fails.
 pub fn read(
     frame: Result<Frame, FrameError>,
     headers: &HeaderMap,
@@ -102,14 +106,15 @@ pub fn read(
     Ok(ModernMessage::Request(Arc::new(call), about.capabilities))
 }
 
-/// The refusal of a method that is not served. The status is 404 with a JSON-RPC error, to distinguish it
-/// from a missing endpoint (2026-07-28, *Protocol Version Header*).
+/// Builds the refusal of a method that is not served. The status is 404 with a JSON-RPC error, to distinguish
+/// it from a missing endpoint (2026-07-28, *Protocol Version Header*).
 pub fn not_served(id: RequestId, method: &Method) -> RequestRefusal {
     let error = ErrorObject::new(code::METHOD_NOT_FOUND, format!("Method not found: {method}"));
     RequestRefusal { status: StatusCode::NOT_FOUND, id: Some(id), error }
 }
 
-/// The refusal of a message that does not declare JSON-RPC 2.0 (JSON-RPC 2.0, section 4; MCP, *Messages*).
+/// Builds the refusal of a message that does not declare JSON-RPC 2.0 (JSON-RPC 2.0, section 4; MCP,
+/// *Messages*).
 pub fn not_json_rpc(id: Option<RequestId>) -> RequestRefusal {
     RequestRefusal::new(
         id,
@@ -117,7 +122,7 @@ pub fn not_json_rpc(id: Option<RequestId>) -> RequestRefusal {
     )
 }
 
-/// `-32022` with the served revisions and the requested one.
+/// Builds the error `-32022`, which names the served revisions and the requested one.
 pub fn unsupported_version(requested: &str) -> ErrorObject {
     let supported: Vec<_> = SERVED.iter().map(|revision| revision.as_str()).collect();
     let message = match Revision::parse(requested).map(Revision::era) {
@@ -133,7 +138,7 @@ pub fn unsupported_version(requested: &str) -> ErrorObject {
     ErrorObject::with_data(code::UNSUPPORTED_VERSION, message, &data)
 }
 
-/// A whole JSON-RPC error response on one line; without `id` if it could not be read.
+/// Writes a JSON-RPC error response on one line; without `id` if the id of the request could not be read.
 pub fn error_response(id: Option<&RequestId>, error: &ErrorObject) -> Bytes {
     let error = frame::to_single_line(error.as_bytes().clone());
     let mut out = BytesMut::with_capacity(48 + error.len() + id.map_or(0, |id| id.as_bytes().len()));
@@ -149,7 +154,7 @@ pub fn error_response(id: Option<&RequestId>, error: &ErrorObject) -> Bytes {
     out.freeze()
 }
 
-/// A whole JSON-RPC response on one line, with a result of the proxy.
+/// Writes a JSON-RPC response on one line. `result` is raw JSON, also on one line.
 pub fn success_response(id: &RequestId, result: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(40 + result.len() + id.as_bytes().len());
     out.put_slice(br#"{"jsonrpc":"2.0","id":"#);
@@ -160,7 +165,7 @@ pub fn success_response(id: &RequestId, result: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// A whole notification on one line, with params of the proxy.
+/// Writes a JSON-RPC notification on one line. `params` is raw JSON, also on one line.
 pub fn notification(method: &Method, params: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(48 + method.as_str().len() + params.len());
     out.put_slice(br#"{"jsonrpc":"2.0","method":""#);
@@ -171,7 +176,7 @@ pub fn notification(method: &Method, params: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// A `_meta` object with only the server info.
+/// Writes a `_meta` object that contains only the server info (raw JSON).
 pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(48 + server_info.len());
     out.extend_from_slice(br#"{"io.modelcontextprotocol/serverInfo":"#);
@@ -180,7 +185,7 @@ pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A whole result of the proxy: with `resultType` and the server info.
+/// Completes a result of the proxy with `resultType` and the server info (raw JSON), and serializes it.
 pub fn complete(mut result: Value, server_info: &[u8]) -> Vec<u8> {
     result["resultType"] = "complete".into();
     if let Ok(server_info) = serde_json::from_slice::<Value>(server_info) {
@@ -189,8 +194,8 @@ pub fn complete(mut result: Value, server_info: &[u8]) -> Vec<u8> {
     result.to_string().into_bytes()
 }
 
-/// Translates a server's notification during a call for the client; `None` if the client did not request it,
-/// or receives it on another stream.
+/// Translates a server's notification during a call for the client of the call. `None` if the client did not
+/// request such notifications, or receives them on another stream.
 pub fn notification_for(call: &Call, frame: &Frame) -> Option<Bytes> {
     let Kind::Notification { method, params } = frame.kind() else { return None };
     match method {
@@ -202,13 +207,14 @@ pub fn notification_for(call: &Call, frame: &Frame) -> Option<Bytes> {
             edit.add_to(&mut patch);
             Some(frame::to_single_line(patch.apply()))
         }
-        // 2026-07-28, *Logging*: no log messages for a request without a level.
+        // A request without a log level gets no log messages (2026-07-28, *Logging*).
         Method::Message => {
             let wanted = call.log_level?;
             let level = LogLevel::parse(&params.as_ref()?.string("level")?)?;
             (level >= wanted).then(|| frame::to_single_line(frame.as_bytes().clone()))
         }
-        // These go to `subscriptions/listen` streams, or are about a request.
+        // Change notifications are sent on `subscriptions/listen` streams, and a cancellation is for the
+        // proxy, which made the request.
         Method::ToolsListChanged
         | Method::PromptsListChanged
         | Method::ResourcesListChanged
@@ -229,12 +235,12 @@ pub fn has_no_contents(result: &Bytes) -> bool {
         .unwrap_or(false)
 }
 
-/// `-32602` with the URI of the unknown resource (2026-07-28, *Resources, Error Handling*).
+/// Builds the error `-32602` with the URI of the unknown resource (2026-07-28, *Resources, Error Handling*).
 pub fn no_such_resource(uri: &str) -> ErrorObject {
     ErrorObject::with_data(code::INVALID_PARAMS, format!("Resource not found: {uri}"), &json!({ "uri": uri }))
 }
 
-/// A request of the proxy, with these params.
+/// Creates a call that the proxy itself makes, with these params (raw JSON).
 pub fn request(method: &Method, params: &str) -> Call {
     let body = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{params}}}"#);
     let frame = Frame::parse(body.into()).expect("what is written here is a message");
@@ -258,17 +264,18 @@ pub fn request(method: &Method, params: &str) -> Call {
 // === impl RequestRefusal ===
 
 impl RequestRefusal {
+    /// Creates a refusal with status 400.
     fn new(id: Option<RequestId>, error: ErrorObject) -> Self {
         Self { status: StatusCode::BAD_REQUEST, id, error }
     }
 
-    /// The JSON-RPC error response to answer with.
+    /// Writes the JSON-RPC error response.
     pub fn body(&self) -> Bytes {
         error_response(self.id.as_ref(), &self.error)
     }
 }
 
-/// The contents of a request's `_meta`.
+/// The contents of the `_meta` of a request.
 struct RequestMeta {
     version: String,
     capabilities: Arc<Capabilities>,
@@ -280,7 +287,7 @@ struct RequestMeta {
 /// Refuses a body that is nested deeper than `limit` levels.
 ///
 /// # Errors
-/// [`RequestRefusal`], without an id.
+/// [`RequestRefusal`] without an id, if `depth` is greater than `limit`.
 pub fn check_depth(depth: usize, limit: usize) -> Result<(), RequestRefusal> {
     if depth > limit {
         return Err(unreadable(&FrameError::Depth { limit }));
@@ -288,6 +295,7 @@ pub fn check_depth(depth: usize, limit: usize) -> Result<(), RequestRefusal> {
     Ok(())
 }
 
+/// Builds the refusal of a body that is not a valid message.
 fn unreadable(error: &FrameError) -> RequestRefusal {
     let (id, code) = match error {
         FrameError::Syntax(_) => (None, code::PARSE_ERROR),
@@ -297,7 +305,7 @@ fn unreadable(error: &FrameError) -> RequestRefusal {
     RequestRefusal::new(id, ErrorObject::new(code, error.to_string()))
 }
 
-/// The params and the contents of their `_meta` (2026-07-28, *Per-request protocol fields*).
+/// Reads the params and the contents of their `_meta` (2026-07-28, *Per-request protocol fields*).
 fn read_meta<'a>(
     params: Option<&'a Payload>,
     before: Option<&ClientProfile>,
@@ -311,7 +319,8 @@ fn read_meta<'a>(
         None if params.contains("_meta") => return Err(wrong("params._meta must be an object".into())),
         None => return Err(absent(meta::PROTOCOL_VERSION)),
     };
-    // Readers may disagree about a repeated member, so a check here might not cover what the server executes.
+    // A repeated member is refused, because parsers disagree about which one counts: a check here might not
+    // cover what the server executes.
     if let Some(key) = params.repeated_key().or_else(|| about.repeated_key()) {
         return Err(wrong(format!("`{key}` occurs twice")));
     }
@@ -348,8 +357,8 @@ fn read_meta<'a>(
     Ok((params, RequestMeta { version, capabilities, client_info, progress_token, log_level }))
 }
 
-/// The subject of the call, once `Mcp-Name` agrees. The header may be absent for `tasks/*`: clients in the
-/// field omit it, and the proxy does not route by it.
+/// Reads the subject of the call, and checks that the `Mcp-Name` header names the same. The header may be
+/// absent for `tasks/*`: clients in the field omit it, and the proxy does not route by it.
 fn read_target(
     method: &Method,
     params: &JsonObject,
@@ -372,19 +381,20 @@ fn read_target(
     Ok(target)
 }
 
-/// The value of a header that may occur once, as it is spelled: the sentinel is only for names and parameters
-/// (2026-07-28, *Value Encoding*).
+/// Reads a header that may occur only once, without decoding: the base64 sentinel is only for names and
+/// parameters (2026-07-28, *Value Encoding*).
 fn single_value<'a>(lines: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, ErrorObject> {
     let mut values = lines.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
         return Err(mismatch(format!("{} occurs twice", spec_name(name))));
     }
-    // Bytes beyond ASCII match nothing, and the error quotes them.
+    // A value with bytes beyond ASCII matches no expected value, and is quoted in the error.
     Ok(Some(headers::text(value)))
 }
 
-/// The headers that are forwarded with this request only.
+/// Copies the headers that are forwarded with this request only; shares those of the previous request if they
+/// are equal.
 fn request_headers(headers: &HeaderMap, before: Option<&ClientProfile>) -> ExtraHeaders {
     let passed = || headers.iter().filter(|(name, _)| HeaderScope::of(name) == HeaderScope::Request);
     if let Some(before) = before
@@ -411,7 +421,7 @@ fn mismatch(message: String) -> ErrorObject {
     ErrorObject::new(code::HEADER_MISMATCH, format!("Header mismatch: {message}"))
 }
 
-/// A header's name in the spelling of the specification.
+/// Returns the name of a header in the spelling of the specification.
 fn spec_name(name: &HeaderName) -> &str {
     match name.as_str() {
         "mcp-protocol-version" => "MCP-Protocol-Version",

@@ -1,4 +1,4 @@
-//! The response to a call, on its way from its server to its receivers.
+//! The response to a call, with the edits for the client that receives it.
 
 use super::{
     Call,
@@ -9,37 +9,40 @@ use crate::protocol::{
 };
 use bytes::Bytes;
 
-/// A response: the server's own bytes, and how they must be edited. The edits are made when the response is
-/// written, once for each receiver, so that the common case is one pass and one allocation.
+/// A response to a call: the server's own bytes, and whether they must be translated. The edits are made when
+/// the response is written, once for each receiver, so that the common case is one pass and one allocation.
 #[derive(Clone, Debug)]
 pub struct CallResponse {
     frame: Frame,
-    /// The server info, if the response must be translated.
+    /// The server info to add to the translated response; `None` if the response needs no translation.
     server_info: Option<Bytes>,
 }
 
 // === impl CallResponse ===
 
 impl CallResponse {
-    /// A response in the era of its receiver.
+    /// Creates a response that already is in the era of its receiver.
     pub fn relayed(frame: Frame) -> Self {
         Self { frame, server_info: None }
     }
 
-    /// A response of a legacy server with this info, to be translated for a client of 2026-07-28.
+    /// Creates a response of a legacy server with this `serverInfo`, to be translated for a client of
+    /// 2026-07-28.
     pub fn translated(frame: Frame, server_info: Bytes) -> Self {
         Self { frame, server_info: Some(server_info) }
     }
 
-    /// The message as the server sent it: if valid, a [`Kind::Success`] or [`Kind::Failure`] frame.
+    /// Returns the message as the server sent it: a [`Kind::Success`] or [`Kind::Failure`] frame, unless the
+    /// server's message is invalid.
     pub fn frame(&self) -> &Frame {
         &self.frame
     }
 
-    /// The whole message of a success for the client of `call`, and whether it is a tool error (`isError`).
+    /// Writes the whole response message of a success for the client of `call`. Also returns whether the
+    /// result is a tool error (`isError`).
     ///
     /// # Errors
-    /// [`InvalidResult`].
+    /// [`InvalidResult`] if the response is no success or its result is not an object.
     pub fn message(&self, call: &Call) -> Result<(Bytes, bool), InvalidResult> {
         if let Some(server_info) = &self.server_info {
             return translate::response(call, &self.frame, server_info);
@@ -51,21 +54,22 @@ impl CallResponse {
         Ok((to_single_line(patch.apply()), is_error))
     }
 
-    /// The result of a success in the era of its client, without the response around it, for storage in a
-    /// task.
+    /// Returns the result object of a success in the era of its client, without the JSON-RPC message, for
+    /// storage in a task.
     ///
     /// # Errors
-    /// [`InvalidResult`].
+    /// [`InvalidResult`] if the response is no success or its result is not an object.
     pub fn result(&self, method: &Method) -> Result<Bytes, InvalidResult> {
         let Kind::Success { result, .. } = self.frame.kind() else { return Err(InvalidResult) };
         match &self.server_info {
             Some(server_info) => translate::result(method, result, server_info),
-            // A copy, because a slice would keep the server's whole message alive.
+            // The result is copied, because a slice would keep the server's whole message alive.
             None => Ok(to_single_line(Bytes::copy_from_slice(result))),
         }
     }
 
-    /// The error of a failure for the client of `call`.
+    /// Returns the error of a failure, translated for the client of `call`; `None` if the response is a
+    /// success.
     pub fn error(&self, call: &Call) -> Option<ErrorObject> {
         let Kind::Failure { error, .. } = self.frame.kind() else { return None };
         Some(match &self.server_info {
@@ -74,8 +78,8 @@ impl CallResponse {
         })
     }
 
-    /// The URLs that must be visited before the call is sent again, each with its key, if the call ended with
-    /// `-32042`.
+    /// Returns the URLs that the user must visit before the call is sent again, as input requests with their
+    /// keys, if the call ended with `-32042`; otherwise `None`.
     pub fn required_urls(&self) -> Option<Vec<(String, InputRequest)>> {
         let (Kind::Failure { error, .. }, Some(_)) = (self.frame.kind(), &self.server_info) else {
             return None;

@@ -1,9 +1,9 @@
 //! Session ids bound to the principal that opened the session.
 //!
 //! A server's session id is a bearer secret: every client that knows it could use the session. If only the
-//! proxy knows the principal, the server cannot check the caller. Then the client receives the id with a tag
-//! appended, a keyed digest of id and principal. No state is kept: the tag is checked against the principal
-//! of each later request, also after a restart and by other processes with the same key.
+//! proxy knows the principal, the server cannot check the caller. In this case the proxy appends a tag to the
+//! id, a keyed digest of id and principal. No state is kept: the tag is checked against the principal of each
+//! later request, also after a restart and by other processes with the same key.
 
 use super::Principal;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -12,24 +12,24 @@ use ring::hmac;
 use std::fmt;
 use subtle::ConstantTimeEq;
 
-/// Seals and opens session ids. One key seals; the older ones only open, so that keys can be rotated.
+/// Seals and opens session ids. One key seals; the older keys only open, so that keys can be rotated.
 pub struct SessionSeal {
     sealing: hmac::Key,
     older: Vec<hmac::Key>,
 }
 
-/// Bytes of the digest in a tag: 128 bits.
+/// The length of the digest in a tag, in bytes: 128 bits.
 const TAG: usize = 16;
-/// Characters of a tag, in base64 for URLs without padding.
+/// The length of a tag in characters, as base64url without padding.
 const TAG_TEXT: usize = (TAG * 4).div_ceil(3);
-/// Separates id and tag. Session ids are visible ASCII (2025-11-25, *Session Management*).
+/// The separator between id and tag. Session ids are visible ASCII (2025-11-25, *Session Management*).
 const SEPARATOR: u8 = b'.';
 
 // === impl SessionSeal ===
 
 impl SessionSeal {
-    /// `sealing` and `older` are secret random bytes. They may have other uses, too: the keys are derived
-    /// from them (one step of HKDF, RFC 5869, 2.3).
+    /// Creates a seal from secret random bytes: `sealing` seals, and `older` keys only open. The bytes may
+    /// have other uses, too: the keys are derived from them (one step of HKDF, RFC 5869, 2.3).
     pub fn new(sealing: [u8; 32], older: impl IntoIterator<Item = [u8; 32]>) -> Self {
         let derived = |bytes: [u8; 32]| {
             let secret = hmac::Key::new(hmac::HMAC_SHA256, &bytes);
@@ -38,7 +38,7 @@ impl SessionSeal {
         Self { sealing: derived(sealing), older: older.into_iter().map(derived).collect() }
     }
 
-    /// The sealed id for the client: `ID.TAG`.
+    /// Returns the sealed id for the client, `ID.TAG`, which opens for this principal only.
     pub fn seal(&self, principal: Principal, id: &HeaderValue) -> HeaderValue {
         let mut text = Vec::with_capacity(id.len() + 1 + TAG_TEXT);
         text.extend_from_slice(id.as_bytes());
@@ -47,7 +47,8 @@ impl SessionSeal {
         HeaderValue::from_bytes(&text).expect("a header value with visible ASCII behind it is one")
     }
 
-    /// The server's own id; `None` if the tag is missing, was altered, or belongs to another principal.
+    /// Opens a client's sealed id. Returns the server's own id; `None` if the tag is missing, was altered, or
+    /// belongs to another principal.
     pub fn open(&self, principal: Principal, sealed: &HeaderValue) -> Option<HeaderValue> {
         let bytes = sealed.as_bytes();
         let (id, rest) = bytes.split_at_checked(bytes.len().checked_sub(TAG_TEXT + 1)?)?;
@@ -64,6 +65,7 @@ impl fmt::Debug for SessionSeal {
     }
 }
 
+/// Computes the tag of a session id for a principal, as text.
 fn tag(key: &hmac::Key, principal: Principal, id: &[u8]) -> [u8; TAG_TEXT] {
     let mut context = hmac::Context::with_key(key);
     // The principal has a fixed length, so that no part of an id can be read as part of it.

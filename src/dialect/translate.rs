@@ -1,9 +1,9 @@
 //! Translation between a legacy server and a 2026-07-28 client, in both directions.
 //!
-//! Together with the members that [`InputRequest`] removes, these are all edits between that pair. The list
-//! is in [`crate::manual::passthrough`], and a property test compares the two. Only `upstream` uses this
-//! module: no layer above it knows that a server is legacy. Messages between a legacy client and its server
-//! are edited in `proxy::relay`.
+//! This module makes all edits of messages between such a pair, except for the members that [`InputRequest`]
+//! removes. The list is in [`crate::manual::passthrough`], and a property test compares the two. Only
+//! `upstream` uses this module: no layer above it knows that a server is legacy. Messages between a legacy
+//! client and its server are edited in `proxy::relay`.
 
 use super::{Call, modern};
 use crate::protocol::{
@@ -15,14 +15,14 @@ use crate::protocol::{
 use bytes::Bytes;
 use serde_json::json;
 
-/// A server's result that cannot be forwarded.
+/// Error: a server's result cannot be forwarded, because it is not an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the result is not an object")]
 pub struct InvalidResult;
 
-/// The message for the server: the client's own with the id of the proxy's hop, the proxy's progress token or
-/// none, and without the members of the client's era. The call's id and params must be slices of its bytes,
-/// as they are after reading.
+/// Translates a client's request for the server: with the id `hop_id` of the proxy, a progress token of the
+/// proxy or none, and without the members of the client's era. The id and params of `call` must be slices of
+/// `call.bytes`, as they are after reading.
 pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
     let mut patch = BytesPatch::new(call.bytes.clone());
     let hop = RequestId::from_number(hop);
@@ -66,13 +66,14 @@ pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
     patch.apply()
 }
 
-/// Whether a notification is forwarded: one that 2026-07-28 has, or an unknown one.
+/// Whether a server's notification is forwarded to the client: any method that 2026-07-28 has, or an unknown
+/// one.
 pub fn is_forwarded(notification: &Method) -> bool {
-    // It belongs to an `elicitationId`, which 2026-07-28 does not have.
+    // `notifications/elicitation/complete` refers to an `elicitationId`, which 2026-07-28 does not have.
     *notification != Method::ElicitationComplete
 }
 
-/// The server's capabilities, without the tasks of 2025-11-25.
+/// Returns a server's capabilities without the tasks of 2025-11-25.
 pub fn capabilities(raw: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(raw) else { return raw.clone() };
     let mut edit = ObjectEdit::new(&object);
@@ -80,11 +81,11 @@ pub fn capabilities(raw: &Bytes) -> Bytes {
     edit.apply()
 }
 
-/// Translates the server's successful response: its bytes, with the client's id and a result of the client's
-/// era. Also returns whether the result is a tool error (`isError`).
+/// Translates a server's successful response: the same bytes with the client's id and a result of the
+/// client's era. Also returns whether the result is a tool error (`isError`).
 ///
 /// # Errors
-/// [`InvalidResult`].
+/// [`InvalidResult`] if the message is no success or its result is not an object.
 pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes, bool), InvalidResult> {
     let Kind::Success { id, result } = said.kind() else { return Err(InvalidResult) };
     let mut patch = BytesPatch::new(said.as_bytes().clone());
@@ -93,18 +94,19 @@ pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes,
     Ok((frame::to_single_line(patch.apply()), is_error))
 }
 
-/// Translates the server's result without the response around it, for storage in a task.
+/// Translates a server's result object without its JSON-RPC message, for storage in a task.
 ///
 /// # Errors
-/// [`InvalidResult`].
+/// [`InvalidResult`] if the result is not an object.
 pub fn result(method: &Method, result: &Payload, server_info: &[u8]) -> Result<Bytes, InvalidResult> {
-    // The patch always changes the bytes, so the result does not keep the server's whole message alive.
+    // The patch always changes the bytes, so the translated result does not keep the server's whole message
+    // alive.
     let mut patch = BytesPatch::new(Bytes::clone(result));
     translate_result(method, result, server_info, &mut patch)?;
     Ok(frame::to_single_line(patch.apply()))
 }
 
-/// Returns whether it is a tool error.
+/// Adds the edits that translate a server's result to `patch`. Returns whether the result is a tool error.
 fn translate_result(
     method: &Method,
     result: &Payload,
@@ -125,7 +127,7 @@ fn translate_result(
                 .set_if_absent(meta::SERVER_INFO, Bytes::copy_from_slice(server_info));
             inner.add_to(patch);
         }
-        // `_meta` is no object.
+        // `_meta` is present but not an object, and stays unchanged.
         None if object.contains("_meta") => {}
         None => drop(edit.set("_meta", modern::server_info_meta(server_info))),
     }
@@ -164,7 +166,7 @@ fn drop_task_support(tools: &Bytes, patch: &mut BytesPatch) {
 pub fn error(call: &Call, error: &Bytes) -> ErrorObject {
     let error = ErrorObject::from_raw(error.clone()).into_modern();
     match call.target.as_deref() {
-        // 2026-07-28, *Resources, Error Handling*: the error names the resource.
+        // The error must name the resource (2026-07-28, *Resources, Error Handling*).
         Some(uri) if call.method == Method::ResourcesRead && error.code() == code::INVALID_PARAMS => {
             with_resource_uri(&error, uri)
         }
@@ -172,7 +174,7 @@ pub fn error(call: &Call, error: &Bytes) -> ErrorObject {
     }
 }
 
-/// The same error with the resource in its `data`, unless the server has set `data`.
+/// Adds the URI of the resource to the `data` of an error, unless the server has set `data`.
 fn with_resource_uri(error: &ErrorObject, uri: &str) -> ErrorObject {
     let Ok(object) = JsonObject::read(error.as_bytes()) else { return error.clone() };
     let mut edit = ObjectEdit::new(&object);
@@ -180,9 +182,9 @@ fn with_resource_uri(error: &ErrorObject, uri: &str) -> ErrorObject {
     ErrorObject::from_raw(edit.apply())
 }
 
-/// The URLs that must be visited before the call is sent again: the `data.elicitations` of a `-32042`
-/// (2025-11-25, *URL Elicitation Required Error*), as input requests with their keys. `None` for any other
-/// error, and if the list is empty or contains an invalid elicitation.
+/// Reads the URLs that the user must visit before the call is sent again: the `data.elicitations` of an error
+/// `-32042` (2025-11-25, *URL Elicitation Required Error*), as input requests with their keys. `None` for any
+/// other error, and if the list is empty or contains an invalid elicitation.
 pub fn required_urls(error: &Bytes) -> Option<Vec<(String, InputRequest)>> {
     let mut keys = InputKeys::default();
     if ErrorObject::from_raw(error.clone()).code() != code::URL_ELICITATION_REQUIRED {
@@ -195,7 +197,7 @@ pub fn required_urls(error: &Bytes) -> Option<Vec<(String, InputRequest)>> {
     (!questions.is_empty()).then_some(questions)
 }
 
-/// A complete URL elicitation; `None` for any other value.
+/// Reads a URL elicitation as an input request; `None` if a required member is missing.
 fn url_elicitation(elicitation: &Bytes) -> Option<InputRequest> {
     let params = JsonObject::read(elicitation).ok()?;
     let complete = params.string("mode").as_deref() == Some("url")

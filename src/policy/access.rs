@@ -1,7 +1,7 @@
 //! Checks of the host and origin of requests.
 //!
-//! A web page can make a browser send requests to a server on the user's own machine (DNS rebinding). Checks
-//! of `Host` and `Origin` prevent it (2026-07-28, *Streamable HTTP, Security*).
+//! A web page can make a browser send requests to a server on the user's own machine (DNS rebinding). The
+//! checks of `Host` and `Origin` prevent such requests (2026-07-28, *Streamable HTTP, Security*).
 
 use crate::protocol::{
     headers::text,
@@ -12,39 +12,41 @@ use http::{
     header::{HOST, ORIGIN},
 };
 
-/// The hosts that the proxy serves, and the origins whose pages may call it.
+/// The host names that requests may address, and the web origins whose pages may send requests (`access`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessPolicy {
-    /// Host names in addition to `localhost` and IP addresses, which are always allowed: a rebinding attack
-    /// needs a name. `*` turns the check off.
+    /// Allowed host names in addition to `localhost` and IP addresses, which are always allowed because a
+    /// rebinding attack needs a name. `*` allows every host.
     pub hosts: Vec<String>,
-    /// Origins (`https://app.example.com`) in addition to those of the hosts themselves. `*` turns the check
-    /// off.
+    /// Allowed origins, such as `https://app.example.com`, in addition to the origins on `hosts`, `localhost`
+    /// and loopback addresses. `*` allows every origin.
     pub origins: Vec<String>,
 }
 
-/// Proof that a request's `Host` and `TextOrigin` were checked.
+/// Proof that the `Host` and the `Origin` of a request were checked; only [`AccessPolicy`] can create one.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessProof(());
 
-/// Why a request is denied.
+/// The reason why a request is denied, with the host or origin that is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDenial {
     #[error(
         "host `{0}` is not served here; to serve it, start with `--host {name}` or add `{name}` to access.hosts of the configuration",
         name = without_port(.0)
     )]
+    /// The host of the request is not served.
     Host(String),
     #[error(
         "origin `{0}` may not call this server; to let it, add `{0}` to access.origins of the configuration"
     )]
+    /// The origin of the request is not allowed.
     Origin(String),
 }
 
 // === impl AccessDenial ===
 
 impl AccessDenial {
-    /// The denied host or origin.
+    /// Returns the denied host and the denied origin; exactly one of them is present.
     pub fn values(&self) -> (Option<&str>, Option<&str>) {
         match self {
             Self::Host(host) => (Some(host), None),
@@ -56,11 +58,11 @@ impl AccessDenial {
 // === impl AccessPolicy ===
 
 impl AccessPolicy {
-    /// Checks each host and origin of a request, even if there are several: adding an allowed one must not
-    /// help an attacker.
+    /// Checks every host and origin in the head of a request, even if there are several, so that an attacker
+    /// gains nothing by adding an allowed one.
     ///
     /// # Errors
-    /// [`AccessDenial`] names what is not allowed and the setting that would allow it.
+    /// [`AccessDenial`], whose text names the denied value and the setting that would allow it.
     pub fn check_head(&self, uri: &Uri, headers: &HeaderMap) -> Result<AccessProof, AccessDenial> {
         let mut checked = self.check(uri.authority().map(|authority| authority.as_str()), None)?;
         for host in headers.get_all(HOST) {
@@ -73,10 +75,10 @@ impl AccessPolicy {
     }
 
     /// Checks the host and the origin of a request. `host` is the authority (HTTP/2) or the `Host` header; a
-    /// request without one is allowed, because no browser sends it.
+    /// request without a host is allowed, because no browser sends such a request.
     ///
     /// # Errors
-    /// As [`AccessPolicy::check_head`].
+    /// [`AccessDenial`], as for [`AccessPolicy::check_head`].
     pub fn check(&self, host: Option<&str>, origin: Option<&str>) -> Result<AccessProof, AccessDenial> {
         if let Some(host) = host
             && !self.is_served_host(host)
@@ -104,7 +106,8 @@ impl AccessPolicy {
         if self.origins.iter().any(|known| known == "*" || known.eq_ignore_ascii_case(origin)) {
             return true;
         }
-        // A page of this proxy, or of this machine. Any other address may serve an untrusted page.
+        // Pages on the configured hosts and on this machine are allowed. Any other address may serve an
+        // untrusted page.
         let Some((scheme, authority)) = origin.split_once("://") else { return false };
         if !is_scheme(scheme) {
             return false;
@@ -129,7 +132,7 @@ fn is_scheme(scheme: &str) -> bool {
     scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(is_rest)
 }
 
-/// An authority without its port, as in the configuration.
+/// Returns an authority without its port, as host names are written in the configuration.
 fn without_port(authority: &str) -> &str {
     authority.rsplit_once(':').map_or(authority, |(name, _)| name)
 }

@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-/// Limits on the `tools/call` of a route, or of the tools of one rule together. A call must satisfy those of
-/// its rule and those of its route.
+/// Limits on the `tools/call` requests of a route, or of all tools of one rule together. A call must satisfy
+/// the limits of its rule and those of its route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallLimits {
     /// Concurrent calls at the server, of all callers. Further calls wait in a queue. Default none.
@@ -18,9 +18,10 @@ pub struct CallLimits {
 /// The queue of calls that wait for a permit ([`CallLimits::concurrency`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallQueue {
-    /// Calls of one caller in one queue (`limits.queue`). A further call is refused.
+    /// The maximum number of queued calls of one caller (`limits.queue`). A further call is refused. Default
+    /// 1024.
     pub length: usize,
-    /// The longest wait of a call that is no task (`timeouts.queue`).
+    /// How long a call that is not a task may wait in the queue (`timeouts.queue`). Default 30 s.
     pub max_wait: Duration,
 }
 

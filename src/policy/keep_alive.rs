@@ -1,46 +1,47 @@
-//! The keep-alive schedule of a client that waits for a slow call: progress notifications, if it sent a
-//! progress token; comments, which keep the connection open; and an error at the deadline.
+//! The keep-alive schedule of a client that waits for a slow call: progress notifications, if the client sent
+//! a progress token; comments, which keep the connection open; and an error at the deadline.
 //!
-//! Two silences are measured. Any byte ends the silence for comments. Progress addresses the client's own
-//! timeout, which comments do not reset, so only a message ends that silence: of the server, or of the proxy.
-//! The deadline counts from the request, whatever is sent.
+//! Two idle times are measured. The idle time for comments is reset by any byte. Progress notifications
+//! address the client's own timeout, which comments do not reset, so their idle time is reset only by a
+//! message of the server or of the proxy. The deadline counts from the request, whatever is sent.
 
 use super::WaitPolicy;
 use crate::protocol::{ErrorObject, ProgressHeartbeat, code};
 use bytes::Bytes;
 use std::{mem, time::Instant};
 
-/// The keep-alive timer of one client.
+/// The keep-alive timer of one waiting client. Reads no clock itself: the time is passed in.
 #[derive(Debug)]
 pub struct KeepAliveTimer {
     held: WaitPolicy,
-    /// For a client that sent a progress token.
+    /// The writer of progress notifications; `None` if the client sent no progress token, or progress is off.
     heartbeat: Option<Box<ProgressHeartbeat>>,
     began: Instant,
     /// When the client last received a byte.
     last_byte_at: Instant,
     /// When the client last received a message.
     last_message_at: Instant,
-    /// What the client has received since the clock was last read.
+    /// The traffic to the client since the clock was last read.
     recent: RecentTraffic,
 }
 
 /// The next keep-alive action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeepAliveStep {
-    /// Send this message to the client, a notification on one line.
+    /// Send this progress notification, a JSON message on one line, to the client.
     Progress(Bytes),
-    /// Send a comment to the client.
+    /// Send an SSE comment to the client.
     Comment,
     /// Send an error to the client ([`KeepAliveTimer::deadline_error`]) and cancel the call.
     Deadline,
 }
 
-/// Why a wait for the start of a response is over.
+/// The reason why the wait for the start of a response has ended without the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStart {
-    /// The proxy must start the response without the server.
+    /// The proxy must start the response itself, to keep the connection alive.
     Due,
+    /// The client's deadline has passed: the response is an error.
     Deadline,
 }
 
@@ -51,7 +52,7 @@ enum RecentTraffic {
     Message,
 }
 
-/// A pending step, in ascending order of precedence.
+/// A step with its time, in ascending order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PendingStep {
     Comment,
@@ -62,7 +63,8 @@ enum PendingStep {
 // === impl KeepAliveTimer ===
 
 impl KeepAliveTimer {
-    /// `began` is when the request arrived; `heartbeat` is for a client that sent a progress token.
+    /// Creates the timer of a request that arrived at `started_at`. `heartbeat` is present if the client sent
+    /// a progress token.
     pub fn new(held: WaitPolicy, heartbeat: Option<ProgressHeartbeat>, began: Instant) -> Self {
         let heartbeat = heartbeat.filter(|_| held.progress.is_some()).map(Box::new);
         Self {
@@ -88,19 +90,21 @@ impl KeepAliveTimer {
     /// Records that a message of the server was sent to the client.
     pub fn record_message(&mut self, message: &[u8]) {
         self.recent = RecentTraffic::Message;
-        // Most clients have no heartbeat, and their messages need not be read.
+        // Only a heartbeat has to parse the message, to continue from the server's progress values; most
+        // clients have none.
         if let Some(heartbeat) = &mut self.heartbeat {
             heartbeat.observe(message);
         }
     }
 
-    /// Records that the call has been answered: its connection may stay open, but the client no longer waits.
+    /// Records that the call has been answered: the connection may stay open for further events, but only
+    /// comments are sent from then on.
     pub fn stop_waiting(&mut self) {
         self.heartbeat = None;
         self.held.deadline = None;
     }
 
-    /// The error at the deadline.
+    /// Builds the error that the client gets at the deadline.
     pub fn deadline_error(&self) -> ErrorObject {
         let limit = self.held.deadline.unwrap_or_default();
         ErrorObject::new(
@@ -109,8 +113,9 @@ impl KeepAliveTimer {
         )
     }
 
-    /// When the next step is due. `may_speak` is whether an event can be inserted here; the deadline does not
-    /// depend on that. Reads the clock only if something was sent since the last call.
+    /// Returns the time at which the next step is due; `None` if no step is pending. `can_insert` tells
+    /// whether an event can be inserted into the response now; the deadline does not depend on it. The clock
+    /// is read only if something was sent since the last call.
     pub fn poll_timeout(&mut self, now: impl FnOnce() -> Instant, may_speak: bool) -> Option<Instant> {
         match mem::replace(&mut self.recent, RecentTraffic::Nothing) {
             RecentTraffic::Nothing => {}
@@ -123,7 +128,8 @@ impl KeepAliveTimer {
         self.steps(may_speak).iter().flatten().map(|(due, _)| *due).min()
     }
 
-    /// The step to take at this time, if one is due; of several the one with the highest precedence.
+    /// Returns the step to take at `now`; `None` if none is due. Of several due steps the one with the
+    /// highest precedence is returned.
     pub fn handle_timeout(&mut self, now: Instant, may_speak: bool) -> Option<KeepAliveStep> {
         let reached = self.steps(may_speak).into_iter().flatten().filter(|(at, _)| *at <= now);
         let next = reached.map(|(_, next)| next).max()?;
@@ -142,9 +148,9 @@ impl KeepAliveTimer {
         }
     }
 
-    /// When the proxy must start or end a response whose server has sent nothing; `may_begin` is whether it
-    /// can start one. It waits for the longer of the two silences, because the response then loses the
-    /// server's status and headers.
+    /// Returns when the proxy must start, or end, a response while the server has sent nothing;
+    /// `can_begin_early` tells whether the proxy can start one. The start waits for the longer of the two
+    /// idle times, because an early response loses the server's status and headers.
     pub fn response_start(&self, may_begin: bool) -> Option<(Instant, ResponseStart)> {
         let begins = self.held.comments.max(self.held.progress.unwrap_or_default());
         let begins = may_begin.then(|| (self.began + begins, ResponseStart::Due));
@@ -152,7 +158,7 @@ impl KeepAliveTimer {
         begins.into_iter().chain(ends).min_by_key(|(due, _)| *due)
     }
 
-    /// The pending steps and their times.
+    /// Returns the pending steps with their times.
     fn steps(&self, may_speak: bool) -> [Option<(Instant, PendingStep)>; 3] {
         let comment = may_speak.then(|| (self.last_byte_at + self.held.comments, PendingStep::Comment));
         let progress = self.held.progress.filter(|_| may_speak && self.heartbeat.is_some());

@@ -1,8 +1,9 @@
-//! Quotas of tasks.
+//! Quotas on tasks, of one principal and in total.
 
 use std::time::Duration;
 
-/// Bounds on tasks. A call that exceeds one stays synchronous; running tasks are never evicted.
+/// Quotas on tasks (`limits`). A call that would exceed a quota stays synchronous; running tasks are never
+/// evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskQuotas {
     /// Stored tasks of one principal, including ended ones. Default 10 000.
@@ -19,7 +20,7 @@ pub struct TaskQuotas {
     /// `tasks/*` requests of one principal in a second. High, because some clients start polling at 20 ms.
     /// Default 1 000.
     pub polls_per_second: u32,
-    /// Lookups of unknown tasks by one principal in a minute. Default 600.
+    /// Lookups of unknown tasks by one principal in a minute; bounds the guessing of task ids. Default 600.
     pub misses_per_minute: u32,
     /// Open `subscriptions/listen` streams of one principal. Default 100.
     pub listens_per_principal: usize,

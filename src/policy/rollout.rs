@@ -1,4 +1,4 @@
-//! The share of callers to which a policy already applies.
+//! Gradual rollout: the share of callers to which a route's mode already applies.
 //!
 //! A caller's position is determined only by its identity and the route: it is the same after a restart, in
 //! every replica, and for every share. A caller that is included at 10 % is included at 25 %.
@@ -11,25 +11,28 @@ use http::{
 use ring::digest::{Context, SHA256};
 use std::{fmt, sync::Arc};
 
-/// The callers to which the mode applies; for all others it is `observe`.
+/// The callers to which the mode applies (`rollout`). For all other callers the mode is `observe`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
+    /// The share of callers that are included.
     pub share: RolloutShare,
+    /// The property by which callers are distributed.
     pub by: RolloutBasis,
-    /// Callers whose keys match one of these are included at any share, unless they match one of `never`.
+    /// Callers that match one of these patterns are included at any share, unless they match one of `never`.
     pub always: Vec<NamePattern>,
-    /// Callers whose keys match one of these are excluded.
+    /// Callers that match one of these patterns are excluded at any share.
     pub never: Vec<NamePattern>,
 }
 
-/// A share in millionths: 0 for no caller, a million for all.
+/// The share of callers in millionths: 0 for no caller, 1,000,000 for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RolloutShare(u32);
 
-/// What determines a caller's position.
+/// The property of a request that determines whether its caller is in the share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RolloutBasis {
-    /// The caller's principal on the route. A caller without credentials has no position.
+    /// The caller's principal on the route. A caller without credentials is included only in a share of 100
+    /// %.
     #[default]
     Principal,
     /// The `Mcp-Session-Id`, which revisions before 2026-07-28 have.
@@ -38,13 +41,14 @@ pub enum RolloutBasis {
     Header(HeaderName),
 }
 
-/// The parts of a request's head that determine a caller's position.
+/// The parts of a request's head by which a caller is included in a rollout.
 #[derive(Clone, Copy, Debug)]
 pub struct CallerHead<'a> {
+    /// All headers of the request.
     pub headers: &'a HeaderMap,
-    /// The name of the caller's access token.
+    /// The name of the caller's access token; `None` without one.
     pub token: Option<&'a str>,
-    /// The principal as in the log.
+    /// The principal in the form of the log: 16 hexadecimal digits or `anonymous`.
     pub principal: &'a str,
 }
 
@@ -52,9 +56,10 @@ pub struct CallerHead<'a> {
 /// order. `None` if the route has no rollout.
 pub type RolloutMembership = Option<Arc<[bool]>>;
 
-/// The key of one caller in one rollout.
+/// The properties of a caller that one rollout compares.
 struct RolloutKey<'a> {
-    /// The input of the position; there is no position without any.
+    /// The input of the hash that assigns the caller's position in `0..MILLION`; a caller without any part
+    /// has no position.
     parts: Vec<&'a [u8]>,
     /// The names that `always` and `never` match.
     names: Vec<&'a str>,
@@ -62,21 +67,23 @@ struct RolloutKey<'a> {
 
 const MILLION: u32 = 1_000_000;
 
-/// Whether a caller is a member of the rollout of the rule with this number, or of `defer`.
+/// Whether a caller with this membership is a member of the rollout of the rule with this index; `None` for
+/// the rollout of `defer`.
 pub(super) fn admits(standing: &RolloutMembership, rule: Option<usize>) -> bool {
     let number = rule.map_or(0, |rule| rule + 1);
     standing.as_ref().is_none_or(|all| all.get(number).copied().unwrap_or(true))
 }
 
-/// The header of the session id.
+/// The name of the session id header.
 const SESSION: &str = "mcp-session-id";
 
 // === impl RolloutShare ===
 
 impl RolloutShare {
+    /// All callers.
     pub const ALL: Self = Self(MILLION);
 
-    /// `None` for more than a million.
+    /// Creates a share of `millionths`; `None` for more than 1,000,000.
     pub fn of_millionths(millionths: u32) -> Option<Self> {
         (millionths <= MILLION).then_some(Self(millionths))
     }
@@ -112,8 +119,8 @@ impl fmt::Display for RolloutBasis {
 // === impl Rollout ===
 
 impl Rollout {
-    /// Whether the caller with this head is a member, on the route of this path, which identifies callers by
-    /// `source`.
+    /// Whether the caller of a request with this head is a member of the rollout. `path` is the path of the
+    /// route, and `source` is how the route identifies callers.
     pub fn admits(&self, path: &str, source: &PrincipalSource, head: CallerHead<'_>) -> bool {
         let key = self.key(source, head);
         let is_named = |patterns: &[NamePattern]| {
@@ -122,12 +129,13 @@ impl Rollout {
         if is_named(&self.never) {
             return false;
         }
-        // A caller without a key has no position; a share of all includes it.
+        // A caller without a key has no position, and is included only in a share of 100 %.
         self.share == RolloutShare::ALL
             || is_named(&self.always)
             || !key.parts.is_empty() && bucket_of(path, &key.parts) < self.share.0
     }
 
+    /// Reads the caller's key for this rollout from the head of its request.
     fn key<'a>(&self, source: &'a PrincipalSource, head: CallerHead<'a>) -> RolloutKey<'a> {
         match (&self.by, source) {
             (RolloutBasis::Session, _) => RolloutKey::from_header(head.headers, SESSION),
@@ -139,7 +147,7 @@ impl Rollout {
             }
             (RolloutBasis::Principal, PrincipalSource::Authorization) => {
                 let RolloutKey { parts, .. } = RolloutKey::from_header(head.headers, AUTHORIZATION);
-                // The header is a secret: callers are not named by it.
+                // The value of `Authorization` is a secret, so patterns cannot match it.
                 RolloutKey { parts, names: Vec::new() }.with_token(head.token).with_principal(head.principal)
             }
         }
@@ -147,7 +155,7 @@ impl Rollout {
 }
 
 impl fmt::Display for Rollout {
-    /// For example `25% by principal`.
+    /// Formats the rollout as in `25% by principal`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} by {}", self.share, self.by)
     }
@@ -164,7 +172,8 @@ impl<'a> RolloutKey<'a> {
         }
     }
 
-    /// Distinguishes callers that share a token by the rest of the key.
+    /// Adds the name of the token to the key. Callers that share a token are still distinguished by the rest
+    /// of the key.
     fn with_token(mut self, token: Option<&'a str>) -> Self {
         if let Some(token) = token {
             self.parts.insert(0, token.as_bytes());
@@ -173,14 +182,16 @@ impl<'a> RolloutKey<'a> {
         self
     }
 
+    /// Adds the principal to the names that patterns match.
     fn with_principal(mut self, principal: &'a str) -> Self {
         self.names.push(principal);
         self
     }
 }
 
-/// The position of a caller on the route of this path, in `0..MILLION`: the first eight bytes of a SHA-256
-/// over the path and each part of the key, with a zero byte before each part. No header contains a zero byte.
+/// Computes the position of a caller on the route of this path, in `0..MILLION`: the first eight bytes of a
+/// SHA-256 over the path and each part of the key, with a zero byte before each part. No header contains a
+/// zero byte.
 fn bucket_of(path: &str, key: &[&[u8]]) -> u32 {
     let mut digest = Context::new(&SHA256);
     digest.update(path.as_bytes());

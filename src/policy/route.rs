@@ -1,4 +1,4 @@
-//! The route of a call, and the policies of its server.
+//! A route of the proxy, and the policies for its calls.
 
 use super::{
     CallLimits, CallQueue, CallerHead, DeferPolicy, Mode, NamePattern, Rollout, RolloutBasis,
@@ -12,39 +12,49 @@ use std::{fmt, sync::Arc, time::Duration};
 pub struct Route {
     /// The path that clients use, `/mcp` by default. Also the route's name.
     pub path: Arc<str>,
+    /// The deferral policy of all tools that no rule overrides.
     pub defer: DeferPolicy,
-    /// The first match applies.
+    /// The overrides for tools, in order; the first rule that matches a tool's name applies.
     pub tools: Vec<ToolRule>,
-    /// For all its `tools/call` together.
+    /// Limits on all `tools/call` requests of the route together.
     pub limits: CallLimits,
+    /// The bounds of the queue for calls that exceed a concurrency limit.
     pub queue: CallQueue,
-    /// The timeout of a call at the server, if it is shorter than the server's own timeout, which is the
-    /// longest of all tools.
+    /// The timeout of a call at the server. `None` if it equals the server's own timeout, which is the
+    /// longest of all tools of the route.
     pub timeout: Option<Duration>,
+    /// How callers are identified.
     pub principal: PrincipalSource,
+    /// The handling of a server's input requests (`questions`).
     pub questions: InputPolicy,
+    /// The tasks of 2025-11-25 for legacy clients (`tasks`).
     pub legacy_tasks: LegacyTaskPolicy,
+    /// The resumption of event streams and calls (`resume`).
     pub resume: ResumePolicy,
+    /// Keep-alive and limits for clients that wait without a task (`held`).
     pub held: WaitPolicy,
+    /// The tickets for clients without task support (`tickets`).
     pub tickets: TicketPolicy,
-    /// Headers in addition to `Authorization` and cookies by which the server identifies the caller. They are
-    /// forwarded, and callers that differ in them share no session.
+    /// Request headers that select the upstream session in addition to those that do so by default: callers
+    /// that differ in these headers share no session.
     pub forward: Vec<HeaderName>,
-    /// Adds `Forwarded` to the requests that are sent to the server (RFC 7239). Off by default.
+    /// Whether the `Forwarded` header (RFC 7239) is added to requests to the server. Off by default.
     pub forwarded: bool,
-    /// Headers of every response of the route, which replace the server's own of these names.
+    /// Headers that are set on every response of the route; they replace the server's headers of the same
+    /// names.
     pub response_headers: ResponseHeaders,
-    /// Turns an empty `resources/read` result into the error for an unknown resource. Off by default.
+    /// Whether an empty `resources/read` result is converted to the error for an unknown resource. Off by
+    /// default.
     pub empty_contents_is_error: bool,
 }
 
-/// Configured headers: each name once.
+/// Configured response headers; each name occurs once.
 pub type ResponseHeaders = Vec<(HeaderName, HeaderValue)>;
 
 /// How a route identifies callers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PrincipalSource {
-    /// The hash of the `Authorization` value. A refreshed token is another principal.
+    /// The hash of the `Authorization` value; so a client with a refreshed token is another principal.
     #[default]
     Authorization,
     /// The value of a header that a trusted proxy in front sets.
@@ -57,81 +67,87 @@ pub struct InputPolicy {
     /// How long to wait for further input requests after the first, so that parallel ones are sent together.
     /// Adds to the latency of every input request. Default 25 ms.
     pub settle: Duration,
-    /// How long an unanswered input request may wait before a task exists. The server's call, its session and
-    /// a few KiB of memory wait with it. Default 5 min.
+    /// How long a call without a task may wait for input responses. The server's call, its session and a few
+    /// KiB of memory are held meanwhile. Default 5 min.
     pub park: Duration,
 }
 
 /// Keep-alive messages and limits for a client that waits for a slow `tools/call`, `prompts/get` or
-/// `resources/read` without a task, so that neither it nor an intermediary times out.
+/// `resources/read` without a task, so that neither the client nor an intermediary times out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPolicy {
-    /// The silence after which a client that sent a progress token gets a progress notification; `None` for
-    /// never. Each takes about 150 bytes. Default 10 s.
+    /// The time without a message after which a client that sent a progress token gets a progress
+    /// notification; `None` for never. A notification takes about 150 bytes. Default 10 s.
     pub progress: Option<Duration>,
-    /// The silence after which a response becomes an event stream and the stream gets a comment, which keeps
-    /// the connection open. From then on an error cannot have an HTTP status of its own, so a shorter time
-    /// costs some clients a clear error; after a longer one an intermediary may time out. Applies to all
-    /// waiting requests. Default 5 s.
+    /// The time without a byte after which a response becomes an event stream and the stream gets a comment,
+    /// which keeps the connection open. From then on an error cannot have an HTTP status of its own, so a
+    /// shorter time costs some clients a clear error; after a longer one an intermediary may time out.
+    /// Applies to all waiting requests. Default 5 s.
     pub comments: Duration,
-    /// How long a client may wait, counted from its request. After that it gets an error, and the call is
-    /// cancelled at the server. Default none; the server's own timeout is `upstream::Timeouts::call`.
+    /// How long a client may wait, counted from its request. Afterwards the client gets an error, and the
+    /// call is cancelled at the server. Default none; the server's own timeout is `upstream::Timeouts::call`.
     pub deadline: Option<Duration>,
-    /// How long a `tools/call` may run before a client without task support is answered with a ticket.
-    /// Default none: it waits.
+    /// How long a `tools/call` may run before a client without task support gets a ticket instead of the
+    /// result. Default none: the client waits.
     pub ticket: Option<Duration>,
 }
 
 /// The tasks that the proxy provides for clients of 2025-11-25.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegacyTaskPolicy {
-    /// The longest retention that a client can request for its task, at least a second. Default 24 h.
+    /// The maximum retention that a client can request for its task, at least a second. Default 24 h.
     pub max_ttl: Duration,
     /// Whether a task whose tool returned an error is `completed` instead of `failed`, which the revision
     /// requires: some clients drop the result of a failed task. Off by default.
     pub errors_complete: bool,
-    /// A text with which a model can continue while the task works.
+    /// A text in the response that creates a task, with which the client's model can continue while the task
+    /// works.
     pub immediate_response: Option<String>,
-    /// Whether a caller finds in one era the tasks it made in the other. Off by default, and never for
-    /// callers without credentials.
+    /// Whether a caller can access, in a session of one era, the tasks that it created in the other. Off by
+    /// default, and never for callers without credentials.
     pub across_eras: bool,
+    /// The clients that may get tasks that they did not request.
     pub unsolicited: UnsolicitedTasks,
 }
 
-/// Whether legacy clients can resume responses of a server without event ids, and how long calls wait for
-/// their resumption after a restart.
+/// Resumption of event streams by legacy clients if the server sets no event ids, and of calls after a
+/// restart (`resume`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumePolicy {
-    /// Whether events get ids and are kept. Off by default: it takes memory and work for each such response.
+    /// Whether the proxy assigns event ids and buffers the events. Off by default, because each such response
+    /// takes memory and work.
     pub mint: bool,
-    /// How long a response is kept after its end. Default 5 min.
+    /// How long a buffered response is kept after its end. Default 5 min.
     pub keep: Duration,
-    /// The maximum size of the kept end of one response, in bytes. Default 1 MiB.
+    /// The maximum size of the buffered events of one response, in bytes; older events are dropped. Default 1
+    /// MiB.
     pub bytes: usize,
-    /// How long a call of the previous process waits until its caller sends its credentials again, which the
-    /// resumption requires. Default 5 min.
+    /// How long a call of the previous process waits for a request of its caller, whose credentials the
+    /// resumption at the server needs. Default 5 min.
     pub wait: Duration,
-    /// The maximum number of kept responses; further ones get no ids. Default 1000.
+    /// The maximum number of buffered responses; events of further responses get no ids. Default 1000.
     pub streams: usize,
 }
 
-/// The clients that may get a task without requesting one (SEP-2229, draft). Clients without support for it
-/// fail, and only their operator knows them.
+/// The clients that may get a task without requesting one (SEP-2229, draft). Clients that do not support
+/// unsolicited tasks fail, and no declaration shows the support, so the operator must name the clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum UnsolicitedTasks {
+    /// No client gets unsolicited tasks.
     #[default]
     Never,
+    /// Every client gets unsolicited tasks.
     Always,
-    /// Clients that one of these matches.
+    /// Clients that match one of these.
     Matching(Vec<ClientMatch>),
 }
 
 /// How a client is recognised. Never by `clientInfo`, which the client chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientMatch {
-    /// A header of its requests, with this value.
+    /// The client's requests have this header with this value.
     Header(HeaderName, String),
-    /// Its principal as in the log: the first 16 hexadecimal digits of its hash.
+    /// The client's principal as it appears in the log: the first 16 hexadecimal digits of its hash.
     Principal(String),
 }
 
@@ -179,7 +195,8 @@ impl Default for LegacyTaskPolicy {
 // === impl UnsolicitedTasks ===
 
 impl UnsolicitedTasks {
-    /// Whether it applies to a client with these headers and this principal, as in the log.
+    /// Whether a client may get unsolicited tasks. `principal` returns the client's principal as it appears
+    /// in the log.
     pub fn applies_to(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
         let signs = match self {
             Self::Never => return false,
@@ -193,7 +210,8 @@ impl UnsolicitedTasks {
 // === impl ClientMatch ===
 
 impl ClientMatch {
-    /// Whether it matches a client with these headers and this principal, as in the log.
+    /// Whether a client with these request headers matches. `principal` returns the client's principal as it
+    /// appears in the log.
     pub(super) fn matches(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
         match self {
             Self::Header(name, value) => headers.get_all(name).iter().any(|sent| sent == value.as_str()),
@@ -213,12 +231,12 @@ impl Default for InputPolicy {
 // === impl Route ===
 
 impl Route {
-    /// The policy of a tool on this route, for members of all rollouts.
+    /// Returns the policy of a tool on this route for members of all rollouts.
     pub fn tool_policy(&self, tool: &str) -> ToolPolicy {
         self.tool_policy_for(tool, &RolloutMembership::default())
     }
 
-    /// The policy of a tool on this route, for a caller with this rollout membership.
+    /// Returns the policy of a tool on this route for a caller with this rollout membership.
     pub fn tool_policy_for(&self, tool: &str, standing: &RolloutMembership) -> ToolPolicy {
         let mut policy = self.defer.tool_policy(&self.tools, tool, standing);
         if let (TicketAfter::Inherited, Some(after)) = (policy.ticket, self.held.ticket) {
@@ -227,45 +245,46 @@ impl Route {
         policy
     }
 
-    /// The rule of a tool: the first that matches, whatever it sets.
+    /// Returns the first rule that matches the name of the tool, whatever the rule sets.
     fn rule(&self, tool: &str) -> Option<&ToolRule> {
         self.tools.iter().find(|rule| rule.matches.matches(tool))
     }
 
-    /// The pattern of the rule that sets the mode of a tool; `None` if the mode is the route's own.
+    /// Returns the pattern of the rule that sets the mode of a tool; `None` if the tool has the route's mode.
     pub fn mode_rule(&self, tool: &str) -> Option<&NamePattern> {
         self.rule(tool).filter(|rule| rule.mode.is_some()).map(|rule| &rule.matches)
     }
 
-    /// The pattern of the rule that sets the mode or the threshold of a tool.
+    /// Returns the pattern of the rule that sets the mode or the threshold of a tool; `None` if the tool has
+    /// those of the route.
     pub fn threshold_rule(&self, tool: &str) -> Option<&NamePattern> {
         let sets = |rule: &&ToolRule| rule.mode.is_some() || rule.after.is_some();
         self.rule(tool).filter(sets).map(|rule| &rule.matches)
     }
 
-    /// The pattern of the rule that sets this ticket time for a tool; `None` if the route or the ticket
-    /// holder sets it.
+    /// Returns the pattern of the rule that sets this ticket time for a tool; `None` if the route or the
+    /// ticket holder sets the time.
     pub fn ticket_rule(&self, tool: &str, after: Duration) -> Option<&NamePattern> {
         let rule = self.rule(tool).filter(|rule| rule.ticket == TicketAfter::After(after));
         rule.map(|rule| &rule.matches)
     }
 
-    /// The timeout of a call of this tool at the server, if it differs from the server's own.
+    /// Returns the timeout of a call of this tool at the server; `None` if the server's own timeout applies.
     pub fn call_timeout(&self, tool: &str) -> Option<Duration> {
         self.rule(tool).and_then(|rule| rule.timeout).or(self.timeout)
     }
 
-    /// Whether calls may have a timeout of their own.
+    /// Whether any call may have a timeout that differs from the server's own.
     pub fn has_timeouts(&self) -> bool {
         self.timeout.is_some() || self.tools.iter().any(|rule| rule.timeout.is_some())
     }
 
-    /// Whether the tool is denied: its calls are refused, and it is hidden.
+    /// Whether the tool is denied (`mode: deny`): its calls are refused, and it is hidden from lists.
     pub fn denies(&self, tool: &str) -> bool {
         self.rule(tool).is_some_and(|rule| rule.mode == Some(Mode::Deny))
     }
 
-    /// Whether any tool is denied.
+    /// Whether any rule denies tools (`mode: deny`).
     pub fn denies_tools(&self) -> bool {
         self.tools.iter().any(|rule| rule.mode == Some(Mode::Deny))
     }
@@ -275,13 +294,15 @@ impl Route {
         self.modes().any(|mode| mode == Mode::Observe) || self.rollouts().flatten().next().is_some()
     }
 
-    /// The rollout that applies to a tool, if there is one.
+    /// Returns the rollout that applies to a tool: that of its rule, else that of the route; `None` without a
+    /// rollout.
     pub fn rollout(&self, tool: &str) -> Option<&Rollout> {
         let of_rule = self.rule(tool).and_then(|rule| rule.rollout.as_deref());
         of_rule.or(self.defer.rollout.as_deref())
     }
 
-    /// The caller's membership in each rollout of the route. Costs nothing without a rollout.
+    /// Determines the caller's membership in each rollout of the route; `None`, at no cost, without a
+    /// rollout. `token` is the name of the caller's access token.
     pub fn rollout_membership(
         &self,
         headers: &HeaderMap,
@@ -297,42 +318,44 @@ impl Route {
         Some(self.rollouts().map(|rollout| rollout.is_none_or(admits)).collect())
     }
 
-    /// The rollout of `defer`, and those of the rules.
+    /// Returns the rollout of `defer`, then that of each rule; `None` where there is none.
     fn rollouts(&self) -> impl Iterator<Item = Option<&Rollout>> {
         let of_rules = self.tools.iter().map(|rule| rule.rollout.as_deref());
         [self.defer.rollout.as_deref()].into_iter().chain(of_rules)
     }
 
-    /// Whether tasks of 2025-11-25 are offered to a caller with this membership that begins a session. If
-    /// that depends on the session, whose id is not known yet, the answer is yes, and the list of tools
+    /// Whether tasks of 2025-11-25 are offered to a caller with this membership when it begins a session. If
+    /// the membership depends on the session, whose id is not known yet, tasks are offered, and `tools/list`
     /// decides for each tool.
     pub fn offers_tasks(&self, standing: &RolloutMembership) -> bool {
         let by_session = |rollout: &Rollout| rollout.by == RolloutBasis::Session;
         self.has_tasks() && (self.defers_for(standing) || self.rollouts().flatten().any(by_session))
     }
 
-    /// Whether any tool's calls may become tasks for a caller with this membership. True without a rollout:
-    /// then only the modes decide.
+    /// Whether calls of any tool may become tasks for a caller with this membership. Always true without a
+    /// rollout: only the modes decide then.
     pub fn defers_for(&self, standing: &RolloutMembership) -> bool {
         standing.is_none() || self.modes_for(standing).any(Mode::makes_tasks)
     }
 
-    /// Whether any call may be answered with a ticket.
+    /// Whether any call on the route may get a ticket instead of its result.
     pub fn has_tickets(&self) -> bool {
         let is_after = |rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_));
         self.held.ticket.is_some() || self.tools.iter().any(is_after) || self.tickets.has_thresholds()
     }
 
-    /// Whether any tool may be run as a task of 2025-11-25.
+    /// Whether calls of any tool may become tasks, for some caller.
     pub fn has_tasks(&self) -> bool {
         self.modes().any(Mode::makes_tasks)
     }
 
-    /// Whether any tool must be run as a task, by a caller with this membership.
+    /// Whether any tool must be called as a task (`mode: required`) by a caller with this membership.
     pub fn requires_tasks(&self, standing: &RolloutMembership) -> bool {
         self.modes_for(standing).any(|mode| mode == Mode::Required)
     }
 
+    /// Returns the modes that apply to a caller with this membership: a mode that makes tasks only if the
+    /// caller is a member of its rollout.
     fn modes_for(&self, standing: &RolloutMembership) -> impl Iterator<Item = Mode> {
         let of_rules = self.tools.iter().enumerate().map(|(number, rule)| {
             let own = rule.rollout.is_some().then_some(number);
@@ -342,6 +365,7 @@ impl Route {
         all.filter(|(mode, own)| !mode.makes_tasks() || rollout::admits(standing, *own)).map(|(mode, _)| mode)
     }
 
+    /// Returns the modes of the route and of its rules.
     fn modes(&self) -> impl Iterator<Item = Mode> {
         self.tools.iter().filter_map(|rule| rule.mode).chain([self.defer.mode])
     }

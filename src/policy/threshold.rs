@@ -1,4 +1,4 @@
-//! Modes and thresholds of deferral, by tool.
+//! Modes and thresholds of deferral for each tool.
 
 use super::{CallLimits, Rollout, RolloutMembership, TicketAfter, rollout};
 use serde_json::Value;
@@ -7,72 +7,86 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 /// Whether and when a call becomes a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// A task once the threshold has passed, for clients that declare the extension.
+    /// A call becomes a task once the threshold has passed, for clients that declare the tasks extension.
     #[default]
     Auto,
-    /// The call stays synchronous.
+    /// A call stays synchronous.
     Never,
-    /// A task immediately, for clients that declare the extension.
+    /// A call becomes a task immediately, for clients that declare the tasks extension.
     Always,
-    /// As `Auto`; clients that do not declare the extension are refused.
+    /// As `Auto`, but calls of clients that do not declare the tasks extension are refused.
     Required,
-    /// The call stays synchronous, and is recorded if it would have become a task.
+    /// A call stays synchronous; the proxy records whether it would have become a task.
     Observe,
-    /// Hidden from `tools/list`, and refused like an unknown tool. Only for rules of tools.
+    /// The tool is hidden from `tools/list`, and calls of it are refused like those of an unknown tool. Only
+    /// in rules for tools, not for a route.
     Deny,
 }
 
-/// The default of every tool of a route; rules override it.
+/// The deferral policy of all tools of a route (`defer`), which rules for tools override.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeferPolicy {
+    /// The mode of tools that no rule overrides.
     pub mode: Mode,
-    /// The latency threshold. Default 5 s.
+    /// How long a call runs before it becomes a task. Default 5 s.
     pub after: Duration,
-    /// How long the result of a finished task is kept, at least [`SHORTEST_RETENTION`]. Default 1 h.
+    /// How long the result of a finished task is kept, at least [`MIN_RETENTION`]. Default 1 h.
     pub retention: Duration,
-    /// The rollout; all callers if not set.
+    /// The rollout of the policy; `None` for all callers.
     pub rollout: Option<Arc<Rollout>>,
 }
 
-/// The shortest retention of a result; a shorter setting is raised to it.
+/// The minimum retention of a result; a shorter setting is raised to this value.
 pub const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
-/// The overrides for matching tools.
+/// The overrides of the route's policy for the tools whose names match (`tools`). `None` means the route's
+/// setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolRule {
+    /// The pattern that the names of the rule's tools match.
     pub matches: NamePattern,
+    /// The mode of the tools; `None` for the route's mode.
     pub mode: Option<Mode>,
+    /// How long a call runs before it becomes a task; `None` for the route's threshold.
     pub after: Option<Duration>,
-    /// The rollout; the route's if not set.
+    /// The rollout of the rule; `None` for the route's rollout.
     pub rollout: Option<Arc<Rollout>>,
+    /// When a call of the tools gets a ticket instead of its result.
     pub ticket: TicketAfter,
-    /// For the calls of these tools together, in addition to those of the route.
+    /// Limits on the calls of all tools of the rule together, in addition to the limits of the route.
     pub limits: CallLimits,
-    /// The timeout of a call at the server; the route's if not set.
+    /// The timeout of a call at the server; `None` for the route's timeout.
     pub timeout: Option<Duration>,
-    /// Names for the tool's input requests, in order.
+    /// The keys for the tool's input requests, in the order in which the requests arrive.
     pub keys: Arc<[String]>,
-    /// The capabilities that a client must declare to call it: an object of objects, in the shape of
+    /// The capabilities that a client must declare to call the tools: an object of objects, in the shape of
     /// `requiredCapabilities`.
     pub requires: Option<Arc<Value>>,
 }
 
-/// The policy of one tool, with all rules applied. Looked up for each call, so it shares the data of its
-/// rule.
+/// The policy of one tool for one caller, with the rules and the rollout applied. Computed for each call, so
+/// it shares the data of its rule.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolPolicy {
+    /// The mode for this caller.
     pub mode: Mode,
+    /// How long a call runs before it becomes a task.
     pub after: Duration,
+    /// When a call of the tool gets a ticket instead of its result.
     pub ticket: TicketAfter,
+    /// How long the result of a finished task is kept.
     pub retention: Duration,
+    /// The keys for the tool's input requests, in the order in which the requests arrive.
     pub keys: Arc<[String]>,
+    /// The capabilities that a client must declare to call the tool, in the shape of `requiredCapabilities`;
+    /// `None` for no requirement.
     pub requires: Option<Arc<Value>>,
-    /// The caller is not a member of the rollout, and `mode` would differ if it were.
+    /// Whether `mode` is `observe` only because the caller is not a member of the rollout.
     pub is_outside_rollout: bool,
 }
 
-/// A name with `*` (any run of characters) and `?` (any one character), as in a shell. Parsed once; matching
-/// allocates nothing.
+/// A pattern for names with `*` (any run of characters) and `?` (any one character), as in a shell. Parsed
+/// once; matching allocates nothing.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct NamePattern {
     text: Box<str>,
@@ -84,12 +98,13 @@ pub struct NamePattern {
 enum PatternShape {
     /// No wildcard: this exact name.
     Name,
-    /// One `*`, at the end: a prefix of this many bytes of the text.
+    /// One `*`, at the end: names that begin with this number of bytes of the text.
     Prefix(usize),
+    /// Any other pattern, as characters.
     Wildcard(Box<[char]>),
 }
 
-/// A word that is no mode.
+/// Error: the text is not the name of a mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown mode `{0}`; use auto, never, always, required, observe or, for a tool, deny")]
 pub struct UnknownMode(pub String);
@@ -97,10 +112,11 @@ pub struct UnknownMode(pub String);
 // === impl Mode ===
 
 impl Mode {
-    /// Every mode.
+    /// All modes, in the order of their declaration.
     pub const ALL: [Self; 6] =
         [Self::Auto, Self::Never, Self::Always, Self::Required, Self::Observe, Self::Deny];
 
+    /// Returns the name of the mode as written in the configuration, such as `auto`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -112,7 +128,7 @@ impl Mode {
         }
     }
 
-    /// Whether a client that requests a task gets one.
+    /// Whether calls can become tasks in this mode.
     pub const fn makes_tasks(self) -> bool {
         match self {
             Self::Auto | Self::Always | Self::Required => true,
@@ -149,8 +165,9 @@ impl Default for DeferPolicy {
 }
 
 impl DeferPolicy {
-    /// The policy of `tool` for a caller with this membership: the first matching rule overrides the route's
-    /// default. For a caller outside the rollout a mode that would make tasks becomes `observe`.
+    /// Returns the policy of `tool` for a caller with this rollout membership: the first matching rule
+    /// overrides the route's default. For a caller outside the rollout a mode that would make tasks becomes
+    /// `observe`.
     pub fn tool_policy(&self, rules: &[ToolRule], tool: &str, standing: &RolloutMembership) -> ToolPolicy {
         let found = rules.iter().enumerate().find(|(_, rule)| rule.matches.matches(tool));
         let policy = self.inside_rollout(found.map(|(_, rule)| rule));
@@ -161,7 +178,7 @@ impl DeferPolicy {
         }
     }
 
-    /// The policy of this rule for members of the rollout.
+    /// Returns the policy of a tool with this rule (`None` for no rule) for members of the rollout.
     fn inside_rollout(&self, rule: Option<&ToolRule>) -> ToolPolicy {
         ToolPolicy {
             mode: rule.and_then(|rule| rule.mode).unwrap_or(self.mode),
@@ -178,7 +195,7 @@ impl DeferPolicy {
 // === impl ToolPolicy ===
 
 impl ToolPolicy {
-    /// The policy for a caller outside the rollout.
+    /// Converts the policy to that for a caller outside the rollout: `observe` with the same threshold.
     fn outside_rollout(self) -> Self {
         let after = if self.mode == Mode::Always { Duration::ZERO } else { self.after };
         Self { mode: Mode::Observe, after, is_outside_rollout: true, ..self }
@@ -188,6 +205,7 @@ impl ToolPolicy {
 // === impl NamePattern ===
 
 impl NamePattern {
+    /// Parses a pattern. Every text is a valid pattern.
     pub fn new(text: impl Into<Box<str>>) -> Self {
         let text = text.into();
         let shape = match text.find(['*', '?']) {
@@ -198,12 +216,13 @@ impl NamePattern {
         Self { text, shape }
     }
 
+    /// Returns the pattern as written in the configuration.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether the whole `name` matches. Takes at most as many steps as the name has characters, times those
-    /// of the pattern.
+    /// Whether the pattern matches the whole `name`. Takes at most as many steps as the product of the
+    /// lengths of name and pattern.
     pub fn matches(&self, name: &str) -> bool {
         match &self.shape {
             PatternShape::Name => *self.text == *name,
@@ -213,9 +232,11 @@ impl NamePattern {
     }
 }
 
+/// Matches a name against a pattern with wildcards, backtracking to the last `*` only.
 fn matches_wildcard(pattern: &[char], name: &str) -> bool {
     let (mut at, mut rest) = (0, name.chars());
-    // The position behind the last star, and the part of the name that the star has not consumed.
+    // The position after the last `*` of the pattern, and the part of the name that this `*` has not
+    // consumed.
     let mut star = None;
     loop {
         let before = rest.clone();

@@ -1,4 +1,5 @@
-//! Which clients get tickets, and when: clients without task support that time out before a slow tool ends.
+//! Selects the clients that get tickets, and when: clients without task support that would time out before a
+//! slow tool ends.
 
 use super::{ClientMatch, Mode, NamePattern, ToolPolicy};
 use http::HeaderMap;
@@ -7,65 +8,72 @@ use std::{sync::Arc, time::Duration};
 /// The ticket settings of a route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TicketPolicy {
-    /// The clients that get tickets; if not set, all clients without task support. The first match applies.
+    /// The clients that get tickets, in order; the first match applies. `None` for all clients without task
+    /// support.
     pub holders: Option<Vec<TicketHolder>>,
-    /// How long a request for a result waits. If not set, as long as the call has waited.
+    /// How long a call of the result tool waits for the result. `None`: as long as the first call ran before
+    /// its ticket.
     pub wait: Option<Duration>,
-    /// The text for the model; replaces the default text.
+    /// The text of a ticket for the client's model; `None` for the default text.
     pub text: Option<Arc<str>>,
 }
 
-/// A client that gets tickets.
+/// An entry of the configuration for clients that get tickets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TicketHolder {
+    /// How the client is recognised.
     pub sign: HolderMatch,
-    /// The time until the ticket, if the route or the tool does not set one. Of both the shorter applies.
+    /// The time after which a call gets a ticket. If the route or the tool also sets one, the shorter time
+    /// applies.
     pub after: Option<Duration>,
-    /// How long a request for a result waits, for this holder.
+    /// How long a call of the result tool waits, for this holder; `None` for the route's setting.
     pub wait: Option<Duration>,
 }
 
 /// How a ticket holder is recognised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HolderMatch {
+    /// By a request header or the principal.
     Client(ClientMatch),
-    /// Its `clientInfo.name`: a hint, which any client can set.
+    /// By the client's `clientInfo.name`, a hint that any client can set.
     Name(NamePattern),
 }
 
-/// When a tool's call is answered with a ticket.
+/// The time after which a call of a tool gets a ticket instead of its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TicketAfter {
-    /// Not set: the holder's own entry applies, if it has one.
+    /// Not set: the time of the ticket holder applies, if it has one.
     #[default]
     Inherited,
+    /// Calls of the tool get no tickets.
     Never,
+    /// After the call has run for this time.
     After(Duration),
 }
 
-/// The ticket settings of one client, for any tool.
+/// The ticket settings of one client before those of a tool are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TicketGrant {
     after: Option<Duration>,
     wait: Option<Duration>,
-    /// The operator has named the client, instead of enabling tickets for all.
+    /// Whether the operator has named the client, instead of enabling tickets for all clients.
     pub is_named: bool,
 }
 
-/// The ticket settings of one client and one tool.
+/// The ticket settings for calls of one tool by one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TicketTerms {
-    /// How long the call may run before it is answered with a ticket.
+    /// How long the call may run before the client gets a ticket.
     pub after: Duration,
-    /// How long a request for its result waits.
+    /// How long a call of the result tool waits for the result.
     pub wait: Duration,
 }
 
 // === impl TicketPolicy ===
 
 impl TicketPolicy {
-    /// The grant for a client with these headers, this principal (as in the log) and this `clientInfo.name`;
-    /// `None` if it gets no tickets.
+    /// Returns the grant for a client with these request headers and this `clientInfo.name`; `None` if the
+    /// client gets no tickets. `principal` returns the client's principal as it appears in the log.
     pub fn grant_for(
         &self,
         headers: &HeaderMap,
@@ -83,12 +91,13 @@ impl TicketPolicy {
         Some(TicketGrant { after: *after, wait: wait.or(self.wait), is_named: true })
     }
 
-    /// Whether any holder has a time of its own, independent of the route and its tools.
+    /// Whether any holder sets a ticket time itself, so that tickets are possible without a time of the route
+    /// or a tool.
     pub fn has_thresholds(&self) -> bool {
         self.holders.iter().flatten().any(|holder| holder.after.is_some())
     }
 
-    /// Whether any holder is recognised by a header.
+    /// Whether any holder is recognised by a request header, so that headers must be available for a match.
     pub fn needs_headers(&self) -> bool {
         let is_header = |sign: &HolderMatch| matches!(sign, HolderMatch::Client(ClientMatch::Header(..)));
         self.holders.iter().flatten().any(|holder| is_header(&holder.sign))
@@ -98,13 +107,14 @@ impl TicketPolicy {
 // === impl TicketGrant ===
 
 impl TicketGrant {
-    /// How long a request for a result waits, before the first ticket sets it.
+    /// Returns how long a call of the result tool waits if the terms of the ticket are unknown; `None` if
+    /// neither the client nor the route sets a time.
     pub fn result_wait(&self) -> Option<Duration> {
         self.wait.or(self.after)
     }
 
-    /// The settings for calls with this tool policy. `None` if the calls never give tickets: they never
-    /// become tasks, or run only as tasks.
+    /// Returns the settings for calls with this tool policy; `None` if such calls never get tickets, because
+    /// they never become tasks or run only as tasks.
     pub fn terms(&self, policy: &ToolPolicy) -> Option<TicketTerms> {
         match policy.mode {
             Mode::Auto | Mode::Always => {}

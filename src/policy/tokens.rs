@@ -1,9 +1,9 @@
 //! The bearer tokens that authenticate clients (RFC 6750).
 //!
 //! A token identifies its client: the principal is the token's name, so that a new token under the same name
-//! is the same caller. Only the digest of a token is stored, and a presented token is compared with all of
-//! them in constant time: the duration reveals neither which token it resembled nor how much of it was
-//! correct.
+//! is the same caller. Only the digest of a token is stored, and a presented token is compared with all
+//! stored tokens in constant time: the duration reveals neither which token it resembled nor how much of it
+//! was correct.
 
 use http::{
     HeaderMap, HeaderValue,
@@ -13,24 +13,27 @@ use ring::digest::{SHA256, digest};
 use std::{fmt, sync::Arc};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-/// The accepted tokens. If empty, no token is required.
+/// The access tokens that a route accepts (`access.tokens`). If empty, requests need no token.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct TokenSet(Vec<Arc<AccessToken>>);
 
-/// A stored token: its name, and the digest of its text.
+/// An accepted access token: the name of its owner, and the SHA-256 of its text.
 #[derive(PartialEq, Eq)]
 pub struct AccessToken {
     name: Arc<str>,
     digest: [u8; 32],
 }
 
-/// Why a request is not authenticated.
+/// The reason why a request is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
+    /// The request has no bearer token.
     #[error("a token is required: send `Authorization: Bearer TOKEN` (access.tokens)")]
     NoToken,
+    /// The request has a bearer token that is not accepted.
     #[error("the token is not valid (access.tokens)")]
     WrongToken,
+    /// The request has several `Authorization` headers.
     #[error("the request has several `Authorization` headers; send one")]
     Several,
 }
@@ -45,20 +48,21 @@ impl TokenSet {
         Self(tokens.into_iter().map(token).collect())
     }
 
+    /// Whether there are no tokens, so that requests need none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The names of all tokens; a name with several tokens is repeated.
+    /// Returns the names of the owners of all tokens; a name with several tokens is repeated.
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.0.iter().map(|token| &token.name)
     }
 
-    /// The token of a request. It is removed from the headers, because it is for the proxy, and no server may
-    /// see it.
+    /// Authenticates a request by its bearer token. The token is removed from the headers, because it is
+    /// meant for the proxy and no server may see it.
     ///
     /// # Errors
-    /// [`TokenError`]
+    /// [`TokenError`] if the request has no token, an unknown token, or several `Authorization` headers.
     pub fn take(&self, headers: &mut HeaderMap) -> Result<Arc<AccessToken>, TokenError> {
         let Entry::Occupied(shown) = headers.entry(AUTHORIZATION) else { return Err(TokenError::NoToken) };
         if shown.iter().count() > 1 {
@@ -70,12 +74,13 @@ impl TokenSet {
         Ok(token)
     }
 
-    /// Whether a request that was admitted with this token, or without one, would be admitted as the same
-    /// caller now.
+    /// Whether a request that was authenticated with this token (`None` for no token) before a reload would
+    /// be authenticated as the same caller now.
     pub fn admits(&self, shown: Option<&AccessToken>) -> bool {
         shown.map_or(self.is_empty(), |shown| self.0.iter().any(|known| **known == *shown))
     }
 
+    /// Finds a token by its text, in constant time for all stored tokens.
     fn find(&self, token: &[u8]) -> Option<Arc<AccessToken>> {
         let shown = digest_of(token);
         let mut found = u64::MAX;
@@ -87,21 +92,21 @@ impl TokenSet {
 }
 
 impl AccessToken {
-    /// The name of its owner.
+    /// Returns the name of the token's owner.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
 impl fmt::Debug for AccessToken {
-    /// Only the name.
+    /// Prints only the name, not the digest.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.name.fmt(f)
     }
 }
 
 impl fmt::Debug for TokenSet {
-    /// Only the names.
+    /// Prints only the names, not the digests.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(&self.0).finish()
     }
@@ -110,7 +115,8 @@ impl fmt::Debug for TokenSet {
 // === impl TokenError ===
 
 impl TokenError {
-    /// The value of `WWW-Authenticate` (RFC 6750, 3): an error only if a token was presented.
+    /// Returns the value of the `WWW-Authenticate` response header (RFC 6750, 3), which names an error only
+    /// if a token was presented.
     pub fn challenge(self) -> HeaderValue {
         HeaderValue::from_static(match self {
             Self::NoToken => r#"Bearer realm="deferral""#,
@@ -119,15 +125,16 @@ impl TokenError {
     }
 }
 
-/// The bearer token of a request, if it has exactly one.
+/// Returns the bearer token of a request; `None` unless the request has exactly one `Authorization` header,
+/// and that is a bearer token.
 pub fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     let mut shown = headers.get_all(AUTHORIZATION).iter();
     let one = shown.next()?;
     parse_bearer(one).filter(|_| shown.next().is_none())
 }
 
-/// The token of an `Authorization` value, if it has the scheme. The scheme is case-insensitive (RFC 9110,
-/// 11.1), and blanks follow it.
+/// Returns the token in an `Authorization` value; `None` for another scheme than `Bearer`. The scheme is
+/// case-insensitive (RFC 9110, 11.1), and blanks follow it.
 fn parse_bearer(authorization: &HeaderValue) -> Option<&[u8]> {
     let (scheme, rest) = authorization.as_bytes().split_at_checked(BEARER.len())?;
     let token = rest.trim_ascii();

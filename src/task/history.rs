@@ -1,6 +1,6 @@
 //! The cause and the history of a task, for operators.
 //!
-//! They are stored with the task, so they are available after a restart. No decision depends on them.
+//! Both are stored with the task, so they are available after a restart. No decision depends on them.
 
 use crate::protocol::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -9,32 +9,33 @@ use std::time::Duration;
 /// How a call became a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskCause {
+    /// The trigger of the task.
     pub by: TaskTrigger,
-    /// The mode of its tool, as the configuration spells it.
+    /// The mode of the tool, as written in the configuration.
     pub mode: String,
-    /// The threshold of its tool; for a ticket, the time after which its client was answered with one.
+    /// The threshold of the tool; for a ticket, the time after which the client got the ticket.
     #[serde(rename = "after_ms", with = "millis")]
     pub after: Duration,
     /// The pattern of the tool's rule that set the mode or the time; `None` if no rule did: a setting of the
     /// route, or of a ticket holder.
     #[serde(default)]
     pub rule: Option<String>,
-    /// The rollout that included its caller, as in `25% by principal`; `None` without a rollout.
+    /// The rollout that included the caller, as in `25% by principal`; `None` without a rollout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<String>,
 }
 
-/// The trigger that made a call a task.
+/// The event or setting that made a call a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskTrigger {
     /// The call had run as long as the threshold.
     Threshold,
-    /// Its mode is `always`.
+    /// The mode of the tool is `always`.
     Mode,
     /// The client requested a task (2025-11-25, `params.task`).
     Request,
-    /// The call had run as long as its client may wait without a ticket.
+    /// The call had run for the ticket time, after which its client gets a ticket.
     Ticket,
     /// The client disconnected, and is owed the result.
     Departure,
@@ -42,31 +43,33 @@ pub enum TaskTrigger {
     Stop,
 }
 
-/// The history of a task, the oldest entry first. Consecutive changes of one kind are one entry.
+/// The history of a task, the oldest entry first. Consecutive changes of one kind are merged into one entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TaskHistory(Vec<HistoryEntry>);
 
-/// Consecutive changes of one kind.
+/// An entry of the history: one change, or consecutive changes of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryEntry {
+    /// The kind of the change.
     pub what: HistoryKind,
     /// The time of the first change.
     pub at: Timestamp,
-    /// The last change and the number of changes, if there was more than one.
+    /// The repetitions of the change; `None` if there was a single change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again: Option<Repeats>,
 }
 
-/// The repetitions of a change.
+/// The repetitions of a change in one history entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repeats {
+    /// The time of the last change.
     pub until: Timestamp,
     /// The number of changes, including the first.
     pub times: u32,
 }
 
-/// The kind of a change.
+/// The kind of a change to a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HistoryKind {
@@ -84,25 +87,25 @@ pub enum HistoryKind {
     ToolFailed,
     /// The call ended in an error.
     Failed,
-    /// It was cancelled.
+    /// The task was cancelled.
     Cancelled,
-    /// Entries that were dropped here, because there were too many.
+    /// Several entries that were merged into this one, because the history was too long.
     Omitted,
 }
 
-/// The maximum number of entries of one task. The first and the last half are kept; a stored entry takes some
-/// 80 bytes.
+/// The maximum number of history entries of one task. The first half and the last half are kept, and those
+/// between are merged. A stored entry takes about 80 bytes.
 pub const ENTRIES: usize = 32;
 
 // === impl TaskHistory ===
 
 impl TaskHistory {
-    /// The entries in order.
+    /// Returns the entries, the oldest first.
     pub fn entries(&self) -> &[HistoryEntry] {
         &self.0
     }
 
-    /// The history with one more change at `now`.
+    /// Returns the history with one more change at `now`, merged with the last entry if both are of one kind.
     #[must_use]
     pub fn with(&self, what: HistoryKind, now: Timestamp) -> Self {
         let mut moments = self.0.clone();
@@ -111,7 +114,7 @@ impl TaskHistory {
             _ => moments.push(HistoryEntry { what, at: now, again: None }),
         }
         if moments.len() > ENTRIES {
-            // The middle entry stands for itself and the next one.
+            // The middle entry and the next one are merged.
             let next = moments.remove(ENTRIES / 2 + 1);
             let middle = &mut moments[ENTRIES / 2];
             let Repeats { until, times } = next.repeats();
@@ -125,12 +128,13 @@ impl TaskHistory {
 // === impl HistoryEntry ===
 
 impl HistoryEntry {
+    /// Adds `count` changes, the last at `until`.
     fn extend(&mut self, until: Timestamp, more: u32) {
         let times = self.repeats().times.saturating_add(more);
         self.again = Some(Repeats { until, times });
     }
 
-    /// The last change and the number of changes.
+    /// Returns the time of the last change and the number of changes; a single change counts as one.
     pub fn repeats(&self) -> Repeats {
         self.again.unwrap_or(Repeats { until: self.at, times: 1 })
     }

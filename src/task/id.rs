@@ -11,11 +11,11 @@ use std::{fmt, sync::Arc};
 #[serde(try_from = "String")]
 pub struct TaskId(Arc<str>);
 
-/// The beginning of an id, for the log. It distinguishes tasks, and does not give access to them.
+/// The first 8 digits of a task id, for the log: they distinguish tasks, but do not give access to them.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskTag<'a>(&'a TaskId);
 
-/// The text is not the id of a task.
+/// Error: the text does not have the form of a task id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a task id is 32 lower-case hexadecimal digits")]
 pub struct InvalidTaskId;
@@ -23,27 +23,28 @@ pub struct InvalidTaskId;
 // === impl TaskId ===
 
 impl TaskId {
-    /// A new id from entropy.
+    /// Creates an id from 128 random bits.
     pub fn from_entropy(entropy: [u8; 16]) -> Self {
         Self(format!("{:032x}", u128::from_be_bytes(entropy)).into())
     }
 
-    /// Parses an id; `None` for text that cannot be one.
+    /// Parses an id; `None` if the text is not 32 lower-case hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let ours = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         ours.then(|| Self(text.into()))
     }
 
+    /// Returns the whole id, 32 hexadecimal digits; a secret of the caller, not for logs.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The short form for the log.
+    /// Returns the short form for the log.
     pub fn tag(&self) -> TaskTag<'_> {
         TaskTag(self)
     }
 
-    /// The entropy of the id.
+    /// Returns the 128 random bits of the id.
     pub fn entropy(&self) -> [u8; 16] {
         u128::from_str_radix(&self.0, 16).expect("an id is 32 hexadecimal digits").to_be_bytes()
     }
@@ -62,7 +63,7 @@ impl TryFrom<String> for TaskId {
     }
 }
 
-// No `Display` for `TaskId`: callers must choose between the id and its tag.
+// `TaskId` has no `Display`, so that callers must choose between the secret id and its tag.
 impl fmt::Display for TaskTag<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.0[..TaskTag::DIGITS])

@@ -1,49 +1,51 @@
 //! The state machine of a task.
 //!
 //! [`apply`] reads no clock, draws no random numbers and touches no store. The same record, event and time
-//! give the same result, so a store may call it again after losing a race.
+//! give the same result, so a store may apply an event again after a concurrent update.
 
 use super::{HistoryKind, InputAnswer, Record, TaskState, retention};
 use crate::protocol::{Timestamp, frame::to_single_line, status_message::shorten, tool_result};
 use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// An event of a task.
+/// An event that may change a task record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskEvent {
-    /// The server reported progress as text. Long texts are truncated, here and below, because they are sent
-    /// with every poll.
+    /// The server reported progress as text. Long messages are truncated, here and in the other events,
+    /// because they are sent with every poll.
     Progressed { message: String },
     /// The server sent an input request. `request` is the raw `{method, params}` object; `key` must be new to
     /// the task.
     InputRequested { key: String, request: Bytes },
     /// The server withdrew an input request, or no client can answer it any more.
     InputWithdrawn { key: String },
-    /// The client sent input responses. Keys that are not outstanding are ignored. If they `are_stored`,
-    /// another process can deliver them.
+    /// The client sent input responses, by key. Keys that are not outstanding are ignored. `are_stored` keeps
+    /// the responses in the record, so that another process can deliver them to the server.
     InputAnswered { answers: BTreeMap<String, InputAnswer>, are_stored: bool },
     /// The server has received the responses under these keys.
     InputDelivered { keys: Vec<String> },
-    /// The call returned a result, raw (possibly with `isError: true`).
+    /// The call returned a result, a raw object that may have `isError: true`.
     Returned { result: Bytes },
-    /// The call ended in a JSON-RPC error, raw; `message` is its text.
+    /// The call ended with a JSON-RPC error, a raw object; `message` is the text of the error.
     Failed { error: Bytes, message: Option<String> },
     /// The task was cancelled.
     Cancelled { by: Canceller },
-    /// The server has sent its `serverInfo`, after the task was created.
+    /// The server sent its `serverInfo` after the task was created.
     ServerDescribed { server_info: Bytes },
-    /// A check whether the `ttl` of a working task must be extended.
+    /// The sweeper checks whether the `ttl` of a working task must be extended.
     TtlRenewed,
 }
 
 /// Who cancelled a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Canceller {
+    /// The client that made the call.
     Client,
+    /// An operator of the proxy.
     Operator,
 }
 
-/// An action to take once the new record is stored.
+/// An action to carry out once the new record is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskEffect {
     /// Send the server the response to the input request under this key.
@@ -54,7 +56,7 @@ pub enum TaskEffect {
     Announce,
 }
 
-/// Why an event changes nothing.
+/// The reason why an event does not change a task record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EventRefusal {
     #[error("the task has already ended")]
@@ -68,7 +70,7 @@ pub enum EventRefusal {
 // === impl TaskEvent ===
 
 impl TaskEvent {
-    /// The client of the task cancelled it.
+    /// The cancellation of a task by its client.
     pub const CANCELLED_BY_CLIENT: Self = Self::Cancelled { by: Canceller::Client };
 
     /// Whether the event ends the task.
@@ -99,8 +101,8 @@ pub fn apply(
     if record.state.is_ended() {
         return Err(EventRefusal::Ended);
     }
-    // Another replica's clock may be behind. A task's time never goes back, neither before its last change
-    // nor before its last renewal, which its ttl determines.
+    // The clock of another replica may be behind. A task's time never goes back, neither before its last
+    // change nor before its last renewal, which its ttl determines.
     let now = now.max(record.updated).max(record.granted_at());
     match event {
         TaskEvent::Progressed { message } => apply_progress(record, message, now),
@@ -114,7 +116,8 @@ pub fn apply(
         TaskEvent::InputDelivered { keys } => apply_delivery(record, &keys),
         TaskEvent::ServerDescribed { server_info } => apply_description(record, &server_info),
         TaskEvent::Returned { result } => {
-            // A progress message beside a result would be misleading. The reason of a tool error is not.
+            // The last progress message is removed, because it would be misleading beside a result; a tool
+            // error gets its text as the message.
             let is_error = tool_result::is_error(&result);
             let message = is_error.then(|| failure_message(tool_result::first_text(&result), TOOL_FAILED));
             let result = to_single_line(result);
@@ -145,6 +148,7 @@ pub fn apply(
     }
 }
 
+/// The new record and the effects of an event, or the reason why the event changes nothing.
 type TransitionResult = Result<(Record, Vec<TaskEffect>), EventRefusal>;
 
 fn apply_progress(record: &Record, message: String, now: Timestamp) -> TransitionResult {
@@ -160,8 +164,8 @@ fn apply_progress(record: &Record, message: String, now: Timestamp) -> Transitio
 }
 
 fn apply_input_request(record: &Record, key: String, request: Bytes, now: Timestamp) -> TransitionResult {
-    // A client answers each key once and matches responses by key, so a key identifies one input request for
-    // the task's whole life (tasks extension, *Task Update Requests*).
+    // A client answers each key once and matches input requests by key, so a key identifies one input request
+    // for the task's whole life (tasks extension, *Task Update Requests*).
     if record.keys_used.contains(&key) {
         return Err(EventRefusal::Unchanged);
     }
@@ -217,7 +221,7 @@ fn apply_delivery(record: &Record, keys: &[String]) -> TransitionResult {
     if next.undelivered.len() == record.undelivered.len() {
         return Err(EventRefusal::Unchanged);
     }
-    // Invisible to clients.
+    // Delivery is invisible to clients, so no watcher is notified.
     Ok((next, vec![]))
 }
 
@@ -227,7 +231,7 @@ fn apply_description(record: &Record, server_info: &Bytes) -> TransitionResult {
     if next.server_info == record.server_info {
         return Err(EventRefusal::Unchanged);
     }
-    // Not part of the task's state.
+    // The server info is not part of the task's state, so no watcher is notified.
     Ok((next, vec![]))
 }
 
@@ -236,11 +240,11 @@ fn apply_renewal(record: &Record, now: Timestamp) -> TransitionResult {
     if ttl == record.ttl {
         return Err(EventRefusal::Unchanged);
     }
-    // No reason to notify a client.
+    // An extended `ttl` is no change that a client has to be notified of.
     Ok((Record { ttl, ..record.clone() }, vec![]))
 }
 
-/// The outstanding input requests, if any.
+/// Returns the outstanding input requests by key; `None` if there are none.
 fn outstanding(record: &Record) -> Option<&BTreeMap<String, Bytes>> {
     match &record.state {
         TaskState::InputRequired { outstanding } => Some(outstanding),
@@ -251,12 +255,12 @@ fn outstanding(record: &Record) -> Option<&BTreeMap<String, Bytes>> {
     }
 }
 
-/// The state of a live task with these input requests.
+/// Returns the state of a live task with these outstanding input requests.
 fn state_for(left: BTreeMap<String, Bytes>) -> TaskState {
     if left.is_empty() { TaskState::Working } else { TaskState::InputRequired { outstanding: left } }
 }
 
-/// The record in another state, or changed within its state, with its times and its history updated.
+/// Returns the record with this state, which may be the same, and with its times and its history updated.
 fn transition(record: &Record, state: TaskState, what: HistoryKind, now: Timestamp) -> Record {
     let same_status = state.status() == record.state.status();
     Record {
@@ -287,14 +291,14 @@ fn transition(record: &Record, state: TaskState, what: HistoryKind, now: Timesta
     }
 }
 
-/// The status message of a failed task: never empty, even if the reason is unknown (2025-11-25, *Tasks, Task
-/// Execution Errors*).
+/// Returns the status message of a failed task: never empty, even if the reason is unknown (2025-11-25,
+/// *Tasks, Task Execution Errors*).
 fn failure_message(words: Option<String>, otherwise: &str) -> String {
     let words = words.filter(|words| !words.trim().is_empty());
     words.map_or_else(|| otherwise.to_owned(), shorten)
 }
 
-/// The status message of a cancelled task.
+/// Returns the status message of a cancelled task.
 const fn cancelled_by(canceller: Canceller) -> &'static str {
     match canceller {
         Canceller::Client => "the task was cancelled by its client",

@@ -1,16 +1,16 @@
 //! The life of one task, as a pure function of its events.
 //!
 //! A [`Record`] has the shape of the tasks extension (SEP-2663); [`apply`] moves it from one state to the
-//! next; [`view`] shows it. Nothing here waits, reads a clock or knows where records are stored: the time is
-//! an argument, and actions are returned as [`TaskEffect`]s.
+//! next; [`view`] writes it for clients. Nothing here waits, reads a clock or depends on where records are
+//! stored: the time is an argument, and actions are returned as [`TaskEffect`]s.
 //!
 //! Begin with [`record`], then [`machine`]. Each other module has one subject:
 //!
 //! * [`id`]: ids that cannot be guessed
 //! * [`history`]: the cause and the history of a task, for operators
-//! * [`owner`]: access to a task
+//! * [`owner`]: the callers that have access to a task
 //! * [`retention`]: the lifetime, poll interval and expiry of a task
-//! * [`view`]: a record as clients see it
+//! * [`view`]: the messages that show a record to clients
 
 pub mod history;
 pub mod id;

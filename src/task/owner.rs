@@ -1,21 +1,22 @@
-//! Access to a task.
+//! The callers that have access to a task.
 
 use super::Record;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The principal and route that a task belongs to. Any other caller gets the response of an unknown task.
+/// The principal and the route to which a task belongs. Any other caller gets the response of an unknown
+/// task.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TaskPrincipal {
-    /// The digest of what identifies the caller.
+    /// The bytes of the caller's [`Principal`](crate::dialect::Principal).
     pub principal: [u8; 16],
-    /// The path of the route the call came in on.
+    /// The path of the route on which the call was received.
     pub route: Arc<str>,
-    /// Which of the principal's calls share their tasks.
+    /// The calls of the principal that have access to each other's tasks.
     pub scope: TaskSharing,
 }
 
-/// Which of a principal's calls share their tasks.
+/// The calls of one principal that have access to each other's tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TaskSharing {
     /// Calls of 2026-07-28; also those of legacy revisions, if the operator allows access across eras.
@@ -23,15 +24,16 @@ pub enum TaskSharing {
     Principal,
     /// Calls of legacy revisions.
     Legacy,
-    /// Calls of one session of a legacy revision, named by its digest, if nothing else distinguishes callers.
-    /// It restricts lists only; by its id a task is found from other sessions, too.
+    /// Calls of one session of a legacy revision, identified by its digest, if nothing else distinguishes
+    /// callers. Only `tasks/list` is restricted to the session; by its id a task is accessible from other
+    /// sessions, too.
     Session([u8; 16]),
 }
 
 // === impl TaskSharing ===
 
 impl TaskSharing {
-    /// Whether only clients of legacy revisions made its tasks.
+    /// Whether only clients of legacy revisions create tasks with this sharing.
     fn is_legacy(self) -> bool {
         match self {
             Self::Principal => false,
@@ -43,8 +45,9 @@ impl TaskSharing {
 // === impl TaskPrincipal ===
 
 impl TaskPrincipal {
-    /// Whether `record` belongs to this principal, which knows its id; the session that made it does not
-    /// matter then. If nothing but the session distinguishes callers, the id alone gives access.
+    /// Whether this caller, which knows the id of the task, has access to `record`. The session that created
+    /// the task does not matter; so if nothing but the session distinguishes callers, the id alone gives
+    /// access.
     pub fn owns(&self, record: &Record) -> bool {
         let Self { principal, route, scope } = &record.owner;
         *principal == self.principal && *route == self.route && scope.is_legacy() == self.scope.is_legacy()

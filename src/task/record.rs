@@ -12,70 +12,75 @@ use std::{
     time::Duration,
 };
 
-/// A task as a store keeps it. It contains no handles, channels or instants, because it is compared, swapped,
-/// and outlives the process.
+/// A task as it is stored. Contains no handles, channels or instants, because stores compare and swap
+/// records, and a record outlives the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
+    /// The id of the task, which is also its handle.
     pub id: TaskId,
+    /// The principal and the route to which the task belongs.
     pub owner: TaskPrincipal,
     /// The tool that was called.
     pub tool: Box<str>,
+    /// The time at which the task was created.
     pub created: Timestamp,
-    /// Offset of the wall clock at that time. All times of the task are displayed with it: a displayed time never
-    /// changes, and differences between two of them are real durations, whatever steps the wall clock makes meanwhile.
+    /// The offset of the wall clock at the creation, with which all times of the task are displayed. So a
+    /// displayed time never changes, and the difference of two displayed times is a real duration, whatever
+    /// steps the wall clock makes.
     pub clock_offset: ClockOffset,
-    /// How long its call had run when it became a task.
+    /// How long the call had run when it became a task.
     pub waited: Duration,
-    /// The last change that a client can see. An extension of `ttl` alone is none.
+    /// The time of the last change that a client can see; an extension of `ttl` alone does not count.
     pub updated: Timestamp,
-    /// When the status last changed; the poll interval grows with the time since.
+    /// The time of the last change of the status; the poll interval grows with the time since then.
     pub status_since: Timestamp,
-    /// Counts from `created`, in whole milliseconds. Never shortened while the task works; at its end it
-    /// becomes the elapsed time plus `retention`.
+    /// The lifetime that clients see, counted from `created`, in whole milliseconds. Never shortened while
+    /// the task works; at the end of the task it becomes the elapsed time plus `retention`.
     pub ttl: Duration,
     /// How long the result is kept after the end of the task.
     pub retention: Duration,
-    /// The `serverInfo` of the upstream, a raw object of at most [`MAX_SERVER_INFO`]. `None` until the server
+    /// The server's `serverInfo`, a raw object of at most [`MAX_SERVER_INFO`] bytes; `None` until the server
     /// has sent it. Tasks of one server share the bytes.
     pub server_info: Option<Bytes>,
-    /// The span of the request that made the call, if it is traced.
+    /// The trace context of the request that made the call; `None` without tracing.
     pub trace: Option<Box<TraceContext>>,
-    /// How the task is shown to its client.
+    /// The form in which the task is shown to the client of its call.
     pub view: TaskView,
     /// Whether the proxy has translated the result to 2026-07-28.
     pub is_translated: bool,
-    /// The server's last progress message, or why the task ended.
+    /// The status message: the server's last progress message, or the reason why the task ended.
     pub message: Option<String>,
-    /// All keys of the task's input requests, so that none is used twice (tasks extension, *Task Update
-    /// Requests*). Shared, because it rarely changes.
+    /// All keys that the task's input requests have used, so that no key is used twice (tasks extension,
+    /// *Task Update Requests*). Shared, because it rarely changes.
     pub keys_used: Arc<BTreeSet<String>>,
-    /// Input responses that the server may not have received, by key. Only while the task works, and only if
-    /// another process may have to deliver them.
+    /// Input responses that the server may not have received, by key. Present only while the task works, and
+    /// only if another process may have to deliver them.
     pub undelivered: BTreeMap<String, InputAnswer>,
     /// How the call became a task. Shared, as it never changes.
     pub cause: Option<Arc<TaskCause>>,
-    /// The history of its changes.
+    /// The history of the task's changes, for operators.
     pub history: TaskHistory,
+    /// The state of the task, with the data of the state.
     pub state: TaskState,
 }
 
-/// The maximum size of the stored `serverInfo`, in bytes. Icons may take megabytes.
+/// The maximum size of a stored `serverInfo`, in bytes. The limit exists because icons may take megabytes.
 pub const MAX_SERVER_INFO: usize = 1 << 10;
 
-/// How a task is shown to the client of its call. Other clients see a task, unless it is a ticket: a ticket
-/// holder does not support tasks.
+/// The form in which a task is shown to the client of its call. A task is visible to the principal's other
+/// clients, too, but a ticket is not: its client does not support tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskView {
-    /// As in the tasks extension.
+    /// A task of the tasks extension (SEP-2663).
     Extension,
-    /// As in 2025-11-25.
+    /// An experimental task of 2025-11-25.
     Experimental,
-    /// As a ticket.
+    /// A ticket, for a client without task support.
     Ticket,
 }
 
-/// The response to an input request, as in JSON-RPC: a result or an error, raw.
+/// The response to an input request: the raw JSON-RPC result (`Ok`) or error (`Err`) object.
 pub type InputAnswer = Result<Bytes, Bytes>;
 
 /// The state of a task. Each state contains exactly what is valid in it. Raw values are on one line, because
@@ -83,27 +88,30 @@ pub type InputAnswer = Result<Bytes, Bytes>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskState {
     Working,
-    /// Waiting for the client. Never empty. Values are raw `{method, params}` objects.
+    /// The task waits for input responses of the client. `outstanding` holds the unanswered input requests by
+    /// key, as raw `{method, params}` objects; never empty.
     InputRequired {
         outstanding: BTreeMap<String, Bytes>,
     },
-    /// `result` is the raw result object of the call; `is_error` whether it is a tool error.
+    /// The call returned a result. `result` is the raw result object; `is_error` tells whether it is a tool
+    /// error.
     Completed {
         result: Bytes,
         is_error: bool,
     },
-    /// `error` is the raw JSON-RPC error object.
+    /// The call failed. `error` is the raw JSON-RPC error object.
     Failed {
         error: Bytes,
     },
+    /// The task was cancelled and has no result.
     Cancelled,
 }
 
 // === impl Record ===
 
 impl Record {
-    /// A task that starts to work at `now`. Its result will be kept for `retention` (from
-    /// [`retention::SHORTEST`] to [`retention::LONGEST`]).
+    /// Creates a task that starts to work at `now`. Its result will be kept for `retention` (from
+    /// [`retention::MIN_RETENTION`] to [`retention::MAX_RETENTION`]) after its end.
     pub fn new(
         id: TaskId,
         owner: TaskPrincipal,
@@ -136,13 +144,13 @@ impl Record {
         }
     }
 
-    /// A time of the record as it is displayed.
+    /// Converts a time of the record to the wall-clock time that is displayed.
     pub fn wall(&self, time: Timestamp) -> WallTime {
         time + self.clock_offset
     }
 
-    /// Sets the `serverInfo`; only its name, version and title if the whole object is too large to be stored
-    /// with each task.
+    /// Sets the `serverInfo`; only its name, version and title if the whole object is larger than
+    /// [`MAX_SERVER_INFO`].
     pub fn set_server_info(&mut self, server_info: &Bytes) {
         let Ok(about) = JsonObject::read(server_info) else { return };
         let fits = |server_info: &Bytes| server_info.len() <= MAX_SERVER_INFO;
@@ -155,8 +163,8 @@ impl Record {
             });
     }
 
-    /// The size of the variable parts of this record, in bytes: the server's results, input requests and
-    /// messages. Counted against the quota of stored bytes.
+    /// Returns the size of the variable parts of this record, in bytes: the server's results, input requests
+    /// and messages. Counted against the quota of stored bytes.
     pub fn stored_bytes(&self) -> usize {
         let state = match &self.state {
             TaskState::Working | TaskState::Cancelled => 0,
@@ -180,7 +188,8 @@ impl Record {
 // === impl TaskState ===
 
 impl TaskState {
-    /// The status in both revisions.
+    /// Returns the `status` of the task in messages of both revisions, without the conversion of tool errors
+    /// that 2025-11-25 requires.
     pub const fn status(&self) -> &'static str {
         match self {
             Self::Working => "working",

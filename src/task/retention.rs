@@ -1,37 +1,37 @@
 //! The lifetime, poll interval and expiry of tasks.
 //!
-//! `ttlMs` counts from creation, and a client may give up a task once it has passed (tasks extension, *Task
-//! Polling*). So the end of a working task is always kept well ahead: a *grant* is the larger of its
-//! retention and [`SHORTEST_GRANT`], and a new one is given whenever no more than half of the last is left.
-//! When the task ends, its result is kept for exactly its retention, as the operator configured. Only if that
-//! is less than a grant can the end shorten what a client has seen, and then no client is asked to wait
-//! longer between two polls than half of it.
+//! `ttlMs` counts from creation, and a client may give up a task once that time has passed (tasks extension,
+//! *Task Polling*). So the end of a working task is always kept well ahead: a *grant* is the larger of its
+//! retention and [`MIN_GRANT`], and the task gets a new grant whenever no more than half of the last one
+//! remains. When the task ends, its result is kept for exactly its retention, as the operator configured.
+//! Only if the retention is shorter than a grant can the end of the task shorten a `ttlMs` that a client has
+//! seen; the poll interval is therefore at most half of the retention.
 //!
-//! Only ended tasks expire. A process renews each working task.
+//! Only ended tasks expire: the process that runs a working task renews it.
 
 use super::Record;
 use crate::protocol::Timestamp;
 use std::time::Duration;
 
-/// The bounds of `pollIntervalMs`: the least and the greatest.
+/// The bounds of `pollIntervalMs`: minimum and maximum.
 pub type PollBounds = (Duration, Duration);
 
-/// The shortest grant of a working task: many times the interval at which the sweeper renews tasks.
+/// The minimum grant of a working task: many times the interval at which the sweeper renews tasks.
 pub const SHORTEST_GRANT: Duration = Duration::from_secs(60);
 
-/// The shortest retention. A result that is removed at once could not be fetched.
+/// The minimum retention: a result that is removed immediately could not be fetched.
 pub const SHORTEST: Duration = Duration::from_secs(1);
 
-/// The longest retention: a hundred years. Sums of longer times could exceed the range of ISO 8601 and of
+/// The maximum retention: a hundred years. Sums of longer times could exceed the range of ISO 8601 and of
 /// JavaScript.
 pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 // === impl Record ===
 
 impl Record {
-    /// When the sweeper must process the record: to renew a live one
+    /// Returns when the sweeper must process the record: to renew a live task
     /// ([`TaskEvent::TtlRenewed`](super::TaskEvent::TtlRenewed) has an effect from then on), or to remove an
-    /// ended one.
+    /// ended task.
     pub fn due_at(&self) -> Timestamp {
         if self.state.is_ended() {
             return self.expires_at();
@@ -39,15 +39,16 @@ impl Record {
         self.created + self.ttl.saturating_sub(grant(self.retention) / 2)
     }
 
-    /// Whether the record has expired. Never before the task has ended.
+    /// Whether the retention of the task has passed. A task that has not ended never expires.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.state.is_ended() && self.expires_at() <= now
     }
 
-    /// The interval at which a client should poll, in whole milliseconds: about a tenth of the time since the
-    /// status changed, so that a result is seen within ten per cent of the time it took and a long job is not
-    /// polled a thousand times. At most half of the retention, so that a client that follows it finds the
-    /// result. The least of `bounds` once the task has ended, and never zero, because clients refuse that.
+    /// Returns the interval at which a client should poll, in whole milliseconds: about a tenth of the time
+    /// since the status changed, so that a result is seen within ten per cent of the time it took and a long
+    /// job is not polled a thousand times. At most half of the retention, so that a client that follows the
+    /// interval finds the result. The minimum of `bounds` once the task has ended, and never zero, because
+    /// clients refuse zero.
     pub fn poll_interval(&self, now: Timestamp, bounds: PollBounds) -> Duration {
         let (least, greatest) = bounds;
         let wished = match self.state.is_ended() {
@@ -57,35 +58,36 @@ impl Record {
         whole_millis(wished.min(greatest).max(least)).max(Duration::from_millis(1))
     }
 
-    /// The time of the current grant.
+    /// Returns the time at which the current grant began.
     pub(super) fn granted_at(&self) -> Timestamp {
         self.created + self.ttl.saturating_sub(grant(self.retention))
     }
 
-    /// The end of the current grant.
+    /// Returns the end of the current grant, or of the retention of an ended task.
     fn expires_at(&self) -> Timestamp {
         self.created + self.ttl
     }
 }
 
-/// A retention in whole milliseconds, from [`SHORTEST`] to [`LONGEST`].
+/// Limits a retention to the range from [`MIN_RETENTION`] to [`MAX_RETENTION`], in whole milliseconds.
 pub(crate) fn clamp_retention(retention: Duration) -> Duration {
     whole_millis(retention.clamp(SHORTEST, LONGEST))
 }
 
-/// The grant of a live task with this retention.
+/// Returns the length of a grant for a live task with this retention.
 pub(super) fn grant(retention: Duration) -> Duration {
     retention.max(SHORTEST_GRANT)
 }
 
-/// The ttl of a task that is alive at `now`.
+/// Returns the ttl of a task that is alive at `now`: extended if no more than half of the current grant
+/// remains.
 pub(super) fn live_ttl(record: &Record, now: Timestamp) -> Duration {
     let elapsed = now.since(record.created);
     let grant = grant(record.retention);
     if record.ttl.saturating_sub(elapsed) <= grant / 2 { record.ttl.max(elapsed + grant) } else { record.ttl }
 }
 
-/// The ttl of a task that ends at `now`.
+/// Returns the ttl of a task that ends at `now`: the elapsed time plus the retention.
 pub(super) fn final_ttl(record: &Record, now: Timestamp) -> Duration {
     now.since(record.created) + record.retention
 }

@@ -13,7 +13,7 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Admits a number of calls at a time.
+/// Limits the calls that run at a time, and queues the others.
 pub(super) struct ConcurrencyGate {
     state: Mutex<GateState>,
 }
@@ -21,7 +21,8 @@ pub(super) struct ConcurrencyGate {
 struct GateState {
     limit: usize,
     running: usize,
-    /// The callers with queued calls, by turn. Each caller occurs once.
+    /// Callers with queued calls, in the order in which they are served next. Each caller occurs once; the
+    /// key is its `CallerQueue::rotation_key`.
     rotation: BTreeMap<u64, Principal>,
     waiting: HashMap<Principal, CallerQueue>,
     /// Calls that continue after input responses and were admitted before.
@@ -32,7 +33,7 @@ struct GateState {
 
 /// The queued calls of one caller.
 struct CallerQueue {
-    /// The caller's position in the rotation.
+    /// The caller's key in `GateState::rotation`.
     turn: u64,
     /// In the order of arrival. Never empty.
     waiters: BTreeMap<u64, QueuedCall>,
@@ -47,7 +48,7 @@ struct QueuedCall {
 /// The class of a call that requests a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdmissionClass {
-    /// A new call, admitted to the queue if its caller has fewer than this many calls in it.
+    /// A new call; queued only if its caller has fewer than this number of calls in the queue.
     New(usize),
     /// A call that has already waited at another gate.
     Admitted,
@@ -55,34 +56,39 @@ pub(super) enum AdmissionClass {
     Continuing,
 }
 
-/// A permit for the calls of one message; dropped when they have left the server.
+/// A permit for the calls of one message. Dropping the permit frees its capacity, and admits queued calls.
 pub(super) struct ConcurrencyPermit {
     gate: Arc<ConcurrencyGate>,
     weight: usize,
 }
 
-/// A place in the queue; resolves to the permit. Dropping it frees the place.
+/// A position in the queue of a gate: a future that resolves to the permit. Dropping the position leaves the
+/// queue.
 pub(super) struct QueuePosition {
     gate: Arc<ConcurrencyGate>,
-    /// None for a call that continues.
+    /// `None` for a call that continues after input responses: such calls have a queue that is common to all
+    /// callers.
     principal: Option<Principal>,
     number: u64,
     permit: oneshot::Receiver<ConcurrencyPermit>,
 }
 
-/// The call is admitted at once, or queued.
+/// The outcome of entering a gate: the call is admitted at once, or queued.
 pub(super) enum GateEntry {
+    /// The call is admitted with this permit.
     Admitted(ConcurrencyPermit),
+    /// The call waits in the queue at this position.
     Queued(QueuePosition),
 }
 
-/// The caller has the maximum number of calls in the queue.
+/// Error: the caller already has the maximum number of calls in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueFull;
 
 // === impl ConcurrencyGate ===
 
 impl ConcurrencyGate {
+    /// Creates a gate for `limit` concurrent calls.
     pub(super) fn new(limit: usize) -> Arc<Self> {
         let state = GateState {
             limit,
@@ -101,12 +107,15 @@ impl ConcurrencyGate {
         self.admit_waiting();
     }
 
+    /// Returns the maximum number of concurrent calls.
     pub(super) fn limit(&self) -> usize {
         self.state.lock().limit
     }
 
+    /// Requests a permit for `weight` calls of one message: admits the message at once or queues it.
+    ///
     /// # Errors
-    /// [`QueueFull`].
+    /// [`QueueFull`] if `class` is [`AdmissionClass::New`] and the caller has too many queued calls.
     pub(super) fn enter(
         self: &Arc<Self>,
         principal: Principal,
@@ -158,7 +167,8 @@ impl ConcurrencyGate {
     }
 }
 
-/// A message with more calls than the limit is admitted alone: the limit may have been lowered.
+/// Whether a message with `weight` calls can be admitted. A message with more calls than the limit is
+/// admitted when no other call runs: the limit may have been lowered after the message was queued.
 fn has_room(running: usize, limit: usize, weight: usize) -> bool {
     running == 0 || running.saturating_add(weight) <= limit
 }
@@ -170,7 +180,8 @@ impl GateState {
         has_room(self.running, self.limit, weight)
     }
 
-    /// The next call to admit, if there is a free permit for it.
+    /// Removes the next call to admit from the queue, and counts it as running; `None` if the queue is empty
+    /// or the call has to wait.
     fn next(&mut self) -> Option<QueuedCall> {
         if let Some(first) = self.continuing.first_entry() {
             let weight = first.get().weight;
@@ -254,7 +265,7 @@ impl Future for QueuePosition {
 impl Drop for QueuePosition {
     fn drop(&mut self) {
         self.gate.state.lock().remove(self.principal, self.number);
-        // The next message may need fewer permits.
+        // The next queued message may hold fewer calls than this one, and so be admitted at once.
         self.gate.admit_waiting();
     }
 }

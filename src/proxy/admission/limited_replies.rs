@@ -15,29 +15,32 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The limits of a driven call.
+/// The limits of a call that the proxy makes, as a task or as a call that may become one.
 pub(in crate::proxy) struct LimitedCall {
     /// The gates that the call passes each time it is sent.
     pub(in crate::proxy) path: Option<GatePath>,
-    /// The timeout of the call at the server, where it differs from the server's own (`timeouts.call`).
+    /// The timeout of the call at the server; `None` if the server's own timeout (`timeouts.call`) applies.
     pub(in crate::proxy) timeout: Option<Duration>,
+    /// Tells whether the call has become a task, for which no queue timeout applies; `None` for a call that
+    /// cannot become one.
     pub(in crate::proxy) deferral: Option<Deferral>,
 }
 
-/// Resolves once a call has left the queue, or has ended.
+/// Resolves when a queued call has left the queue or has ended.
 pub(in crate::proxy) type DequeueSignal = oneshot::Receiver<()>;
 
 /// The wait in the queue: resolves with the permits; the sender signals that the call has left the queue.
 type QueueWait = (BoxFuture<'static, Result<AdmissionPermits, CallError>>, oneshot::Sender<()>);
 
-/// The replies of such a call.
+/// The replies of a call with limits: waits for the permits, then relays the server's replies until the
+/// timeout.
 struct LimitedReplies {
     turn: Option<QueueWait>,
     timeout: Option<Duration>,
     alarm: Option<PooledTimer>,
     clock: Arc<dyn Clock>,
-    /// None after the end. Dropped before the permits, so that the call is cancelled before another one is
-    /// sent.
+    /// The replies of the server; `None` after the end. Dropped before `permits`, so that this call is
+    /// cancelled before the next queued call is sent.
     replies: Option<UpstreamEvents>,
     permits: Option<AdmissionPermits>,
 }
@@ -45,7 +48,8 @@ struct LimitedReplies {
 // === impl LimitedCall ===
 
 impl LimitedCall {
-    /// Applies the limits to the replies. The second value resolves when a queued call leaves the queue.
+    /// Applies the limits to the replies of the call. `admission` is `None` if the call needs no permits. The
+    /// returned signal resolves when the call leaves the queue; `None` if the call is not queued.
     pub(in crate::proxy) fn limit(
         &self,
         turn: Option<PendingAdmission>,
@@ -80,7 +84,7 @@ impl LimitedCall {
         (limited.boxed(), dequeued)
     }
 
-    /// Applies the limits to a call that is sent again.
+    /// Applies the limits to a call that is sent again, and readmits the call at its gates.
     pub(in crate::proxy) fn limit_again(
         &self,
         replies: UpstreamEvents,
@@ -108,7 +112,7 @@ impl Stream for LimitedReplies {
         if let Some((turn, _)) = &mut this.turn {
             let outcome = ready!(turn.poll_unpin(cx));
             if let Some((_, dequeued)) = this.turn.take() {
-                // The receiver may be gone.
+                // The send fails if the receiver has been dropped, which is not an error.
                 let _ = dequeued.send(());
             }
             match outcome {

@@ -1,13 +1,13 @@
 //! Limits on the calls of a route and of the tools of its rules: concurrent calls at the server
-//! (`concurrency`), and calls of one caller in a minute (`calls_per_minute`).
+//! (`concurrency`), and calls of one caller (principal) in a minute (`calls_per_minute`).
 //!
 //! A call is admitted once, when it is certain to be sent: it enters the gates of its rule and of its route,
 //! and is counted. Then it waits ([`PendingAdmission`]) and holds its permits ([`AdmissionPermits`]) for as
 //! long as it is at the server. The wait is part of the call: the threshold passes meanwhile, a task
-//! continues to wait, and a client that disconnects or cancels frees the place before anything is sent.
+//! continues to wait, and a client that disconnects or cancels leaves the queue before anything is sent.
 //!
-//! Gates and allowances outlive a reload ([`LimiterRegistry`]): queued calls keep their places, and the new
-//! limits apply to all later calls. A route without such limits has no limiters.
+//! Gates and allowances outlive a reload ([`LimiterRegistry`]): queued calls keep their positions, and the
+//! new limits apply to all later calls. A route without such limits has no limiters.
 
 mod gate;
 mod limited_replies;
@@ -44,7 +44,7 @@ enum LimitScope {
     Route,
 }
 
-/// The limiters of one scope.
+/// The concurrency gate and the rate limit of one scope; each is `None` if the scope has no such limit.
 #[derive(Clone)]
 struct ScopeLimiter {
     scope: LimitScope,
@@ -52,14 +52,16 @@ struct ScopeLimiter {
     rate: Option<Arc<RateLimit>>,
 }
 
-/// The limiters that outlive a reload.
+/// The limiters of a route by scope, kept across configuration reloads so that queued calls keep their
+/// positions and callers their used allowances.
 #[derive(Default)]
 pub(super) struct LimiterRegistry(Mutex<BTreeMap<LimitScope, ScopeLimiter>>);
 
 /// The limiters of a route and its rules, by the current configuration.
 pub(super) struct CallLimiters {
     route: Option<ScopeLimiter>,
-    /// Indexed by the position of the rule.
+    /// The limiters of the tool rules, indexed by the position of the rule in the configuration; `None` for a
+    /// rule without limits.
     rules: Box<[Option<ScopeLimiter>]>,
     queue: CallQueue,
 }
@@ -67,11 +69,13 @@ pub(super) struct CallLimiters {
 /// The reason why a call is not admitted.
 #[derive(Clone, Debug)]
 pub(super) enum CallLimitError {
-    /// The caller has the maximum number of calls in the queue.
+    /// The caller already has `queue` calls in the queue of the scope, the maximum; `running` is the
+    /// concurrency limit.
     QueueFull { scope: String, running: usize, queue: usize },
-    /// A batch holds more calls than may run at a time.
+    /// A batch holds `calls` calls of the scope, of which at most `limit` may run at a time.
     BatchTooLarge { scope: String, calls: usize, limit: usize },
-    /// The caller has used its allowance of calls.
+    /// The caller has made `per_minute` calls of the scope within a minute; the next call is allowed after
+    /// `wait`.
     RateLimited { scope: String, per_minute: u32, wait: Duration },
 }
 
@@ -80,16 +84,21 @@ pub(super) struct PendingAdmission {
     principal: Principal,
     patience: Duration,
     permits: AdmissionPermits,
+    /// The position in the queue of the gate that the call waits at, with the name of the gate's scope;
+    /// `None` if the call does not wait.
     waiting: Option<(QueuePosition, String)>,
-    /// Gates that the call has not entered yet, the next first.
+    /// Gates that the call has not entered yet in their order, each with the number of calls in the message
+    /// and the name of its scope.
     ahead: SmallVec<[(Arc<ConcurrencyGate>, usize, String); 2]>,
 }
 
-/// The permits of a call at the server; dropped when it has left the server.
+/// The concurrency permits of a call, one for each of its gates; dropped when the server has finished with
+/// the call.
 #[derive(Default)]
 pub(super) struct AdmissionPermits(SmallVec<[ConcurrencyPermit; 2]>);
 
-/// The gates of a call, passed again when it continues after input responses.
+/// The concurrency gates that apply to a call, kept so that the call can be readmitted when it continues
+/// after input responses.
 #[derive(Clone)]
 pub(super) struct GatePath {
     principal: Principal,
@@ -100,8 +109,9 @@ pub(super) struct GatePath {
 // === impl LimiterRegistry ===
 
 impl LimiterRegistry {
-    /// The limiters of this route; `None` if it has no limits, so that its calls cost nothing. Existing gates
-    /// and allowances are kept with the new limits. A gate that is no longer configured admits all its calls.
+    /// Returns the limiters of this route; `None` if the route has no limits, so that its calls cost nothing.
+    /// Existing gates and allowances are kept with the new limits. A gate that is no longer configured admits
+    /// all its calls.
     pub(super) fn limiters(&self, route: &Route) -> Option<Arc<CallLimiters>> {
         let mut known = self.0.lock();
         let before = std::mem::take(&mut *known);
@@ -157,7 +167,7 @@ impl ScopeLimiter {
 // === impl CallLimiters ===
 
 impl CallLimiters {
-    /// The limiters of this tool's calls: those of its rule, and the route's.
+    /// Returns the limiters that apply to calls of this tool: those of its rule, then those of the route.
     fn limiters_for(&self, route: &Route, tool: &str) -> impl Iterator<Item = &ScopeLimiter> {
         let rule = route.tools.iter().position(|rule| rule.matches.matches(tool));
         let rule = rule.and_then(|at| self.rules.get(at)?.as_ref());
@@ -167,7 +177,7 @@ impl CallLimiters {
     /// Admits the calls of one message, a single call or a batch: all of them, or none.
     ///
     /// # Errors
-    /// [`CallLimitError`]: nothing was counted.
+    /// [`CallLimitError`] if a limit is reached; then none of the calls is counted.
     pub(super) fn admit<'a>(
         &self,
         route: &Route,
@@ -191,7 +201,8 @@ impl CallLimiters {
                 }
             }
         }
-        // One lock order for all calls: otherwise two batches could wait for each other.
+        // The limiters are sorted so that all calls take locks in one order: otherwise two batches could
+        // deadlock.
         limiters.sort_by(|(one, _), (other, _)| one.scope.cmp(&other.scope));
         for (limiter, calls) in &limiters {
             if let Some(gate) = &limiter.gate {
@@ -203,7 +214,7 @@ impl CallLimiters {
     }
 }
 
-/// Counts the calls against the allowances of their caller: all of them, or none.
+/// Counts the calls against the per-minute allowances of their caller: all of the calls, or none.
 fn count_calls(
     limiters: &[(&ScopeLimiter, usize)],
     route: &Route,
@@ -215,7 +226,7 @@ fn count_calls(
         Some((*limiter, rate, u32::try_from(*calls).unwrap_or(u32::MAX), rate.allowance(principal)))
     });
     let rates: SmallVec<[_; 2]> = rates.collect();
-    // Locked in the sorted order.
+    // The allowances are locked in the sorted order of their limiters, so that two batches cannot deadlock.
     let mut held: SmallVec<[_; 2]> = rates.iter().map(|(.., allowance)| allowance.lock()).collect();
     let mut after: SmallVec<[_; 2]> = SmallVec::new();
     for ((limiter, rate, calls, _), allowance) in rates.iter().zip(&held) {
@@ -266,7 +277,7 @@ impl PendingAdmission {
         self.waiting.is_none()
     }
 
-    /// The permits of a call that need not wait.
+    /// Returns the permits of a call that need not wait.
     ///
     /// # Errors
     /// The admission itself, if the call has to wait.
@@ -274,10 +285,11 @@ impl PendingAdmission {
         if self.is_ready() { Ok(self.permits) } else { Err(Box::new(self)) }
     }
 
-    /// Waits at all gates. A call that is not a task waits at most for the queue timeout.
+    /// Waits until the call holds the permits of all its gates. A call for which `is_task` returns false
+    /// waits at most for the queue timeout; a task waits without limit.
     ///
     /// # Errors
-    /// [`CallError::ConcurrencyTimeout`].
+    /// [`CallError::ConcurrencyTimeout`] if the queue timeout passes first.
     pub(super) async fn wait(mut self, is_task: impl Fn() -> bool) -> Result<AdmissionPermits, CallError> {
         let mut patience = pin!(sleep(self.patience));
         let mut is_patient = false;
@@ -301,7 +313,7 @@ impl PendingAdmission {
             };
             let permit = loop {
                 tokio::select! {
-                    // A permit that arrives at the deadline is used.
+                    // A permit that arrives at the moment of the queue timeout is used.
                     biased;
                     permit = &mut place => break permit,
                     () = &mut patience, if !is_patient => {
@@ -320,7 +332,7 @@ impl PendingAdmission {
 // === impl GatePath ===
 
 impl GatePath {
-    /// The gates of this tool's calls; `None` if there are none.
+    /// Returns the gates that apply to calls of this tool; `None` if there are none.
     pub(super) fn of(
         limiters: &CallLimiters,
         route: &Route,
@@ -333,7 +345,8 @@ impl GatePath {
         (!gates.is_empty()).then_some(Self { principal, patience: limiters.queue.max_wait, gates })
     }
 
-    /// Enters the gates again for a call that continues: it precedes new calls and is never refused.
+    /// Enters the gates again for a call that continues after input responses: the call precedes new calls
+    /// and is never refused.
     pub(super) fn readmit(&self) -> PendingAdmission {
         let mut turn = PendingAdmission {
             principal: self.principal,
@@ -360,7 +373,7 @@ impl GatePath {
 // === impl CallLimitError ===
 
 impl CallLimitError {
-    /// The error for the client. Counts a hit of the limit.
+    /// Returns the JSON-RPC error for the client, and counts one hit of the limit in the metrics.
     pub(super) fn error(&self) -> ErrorObject {
         match self {
             Self::QueueFull { scope, running, queue } => {
@@ -393,7 +406,7 @@ impl CallLimitError {
         }
     }
 
-    /// When to retry, if that is known.
+    /// Returns the value of the `Retry-After` header, in seconds; `None` if the time is not known.
     pub(super) fn retry_after(&self) -> Option<HeaderValue> {
         match self {
             Self::RateLimited { wait, .. } => Some(seconds(*wait).into()),
@@ -402,7 +415,7 @@ impl CallLimitError {
     }
 }
 
-/// Whole seconds, rounded up.
+/// Returns the duration in whole seconds, rounded up.
 fn seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }

@@ -17,30 +17,35 @@ const MAX_CALLERS: usize = 16 << 10;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The allowances of all callers.
+/// A limit on the calls of each caller in a minute, with the allowances of all callers.
 pub(super) struct RateLimit {
+    /// The maximum number of calls of one caller in a minute.
     pub(super) per_minute: NonZeroU32,
     whole_at: RecentMap<Principal, CallAllowance>,
 }
 
-/// When the allowance of a caller is complete again.
+/// The time at which the allowance of a caller is complete again; `None` before the caller's first call.
 pub(super) type CallAllowance = Arc<Mutex<Option<Instant>>>;
 
 // === impl RateLimit ===
 
 impl RateLimit {
+    /// Creates a limit of `per_minute` calls for each caller.
     pub(super) fn new(per_minute: NonZeroU32) -> Self {
         Self { per_minute, whole_at: RecentMap::new(MAX_CALLERS) }
     }
 
+    /// Returns the allowance of this caller, shared with concurrent calls; a new caller's allowance is
+    /// complete.
     pub(super) fn allowance(&self, principal: Principal) -> CallAllowance {
         self.whole_at.get_or_insert_with(principal, Arc::default)
     }
 
-    /// The new completion time of an allowance that is complete at `whole_at`, after this number of calls.
+    /// Computes when an allowance that is complete at `full_at` is complete again after this number of
+    /// further calls. `None` for `full_at` means a complete allowance.
     ///
     /// # Errors
-    /// The time to wait until that many calls are allowed.
+    /// The time to wait until this number of calls is allowed.
     pub(super) fn check(
         &self,
         whole_at: Option<Instant>,

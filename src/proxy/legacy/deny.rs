@@ -1,4 +1,4 @@
-//! Calls of tools that a rule denies (`mode: deny`), in any form.
+//! Refuses calls of tools that a rule denies (`mode: deny`), whatever the form of the message.
 //!
 //! A server may parse a message differently ([`ambiguity`](crate::dialect::ambiguity)), and runs the calls in
 //! a batch. On a route that denies a tool a message must therefore be unambiguous; a batch with a denied call
@@ -17,16 +17,18 @@ use crate::{
 };
 use http::StatusCode;
 
-/// The error text for an ambiguous message.
+/// The reason in the error for an ambiguous message ([`ambiguity`](crate::dialect::ambiguity)).
 const AMBIGUITY_REASON: &str = "calls on this route are denied (mode: deny) or limited (concurrency, calls_per_minute), so a message must be \
                    one that can be read in one way";
 
-/// Whether messages have to be checked.
+/// Whether the messages of this request have to be checked: a POST on a route that denies tools or limits
+/// calls.
 pub(super) fn can_refuse(shared: &RouteContext, passage: &LegacyRequest) -> bool {
     (shared.route.denies_tools() || shared.limiters.is_some()) && passage.method == http::Method::POST
 }
 
-/// The refusal of a POST, if something in it must not reach the server.
+/// Returns the refusal of a POST that holds a denied call, an ambiguous message, or a `tools/list` in a
+/// batch; `None` if the request may be relayed.
 pub(super) fn refuse(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -41,11 +43,12 @@ pub(super) fn refuse(
     Some(refused(status, &waiting, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
 }
 
+/// Returns the error for the first message of the POST that must not reach the server.
 fn violation(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> Option<ErrorObject> {
     if let Some(ambiguity) = &passage.post.ambiguity {
         return Some(ambiguity.error(AMBIGUITY_REASON));
     }
-    // A ticket tool is the proxy's own, whatever the server's rules say.
+    // A ticket tool is the proxy's own; the rules for the server's tools do not apply.
     if super::ticket_call::is_ticket_call(shared, client, passage) {
         return None;
     }

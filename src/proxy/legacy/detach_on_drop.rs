@@ -1,9 +1,9 @@
 //! Completes the dispatch of a call whose client disconnects before the call is sent.
 //!
 //! A disconnect is not a cancellation (2025-11-25, *Sending Messages to the Server*): a call that the server
-//! would have received over a direct connection is sent here, too. The checks before it is sent (whether its
-//! session exists, whether its server has tasks of its own) run in a task that outlives the client. Once
-//! dispatched, the call handles a disconnect itself.
+//! would have received over a direct connection is sent here, too. The checks before the call is sent
+//! (whether its session exists, whether its server has tasks of its own) then continue in a background task.
+//! Once dispatched, the call handles a disconnect itself.
 
 use crate::{proxy::LegacyResponse, runtime::DrainWatch, telemetry::Limit};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -17,30 +17,33 @@ use std::{
     task::{Context, Poll},
 };
 
-/// Whether the dispatch of a call is decided. Set directly before the first step of the dispatch, without an
-/// await in between.
+/// A flag that is set once the dispatch of a call is decided: directly before the first step of the dispatch,
+/// without an await in between.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DispatchFlag(Arc<AtomicBool>);
 
-/// A call that is being dispatched. If it is dropped before the decision, it continues in the background
-/// until the decision.
+/// A call that is being dispatched: a future that continues in the background, until the decision, if it is
+/// dropped before the decision.
 pub(super) struct DetachOnDrop {
     call: Option<BoxFuture<'static, LegacyResponse>>,
     decided: DispatchFlag,
     work: DrainWatch,
 }
 
-/// The permit of a call without a client.
+/// A permit for a call that is dispatched after its client has disconnected; released on drop.
 struct DetachedPermit;
 
-/// Calls without clients that are dispatched at a time; further ones are dropped. Each holds its message.
+/// The maximum number of calls that are dispatched at a time after their clients have disconnected; further
+/// calls are dropped. Each call holds its message in memory.
 const MAX_DETACHED: usize = 1000;
 
+/// The number of `DetachedPermit`s in use.
 static DETACHED: AtomicUsize = AtomicUsize::new(0);
 
 // === impl DispatchFlag ===
 
 impl DispatchFlag {
+    /// Records that the dispatch is decided.
     pub(super) fn set(&self) {
         self.0.store(true, Relaxed);
     }
@@ -53,6 +56,7 @@ impl DispatchFlag {
 // === impl DetachOnDrop ===
 
 impl DetachOnDrop {
+    /// Wraps the future of a call. `drain` runs the future if it is dropped before `dispatch_flag` is set.
     pub(super) fn new(
         work: DrainWatch,
         decided: DispatchFlag,
@@ -86,8 +90,8 @@ impl Drop for DetachOnDrop {
         let decided = self.decided.clone();
         self.work.spawn(async move {
             let _departed = departed;
-            // The response is dropped; after the decision, dropping the call means that its client has
-            // disconnected.
+            // The response is dropped. Once the dispatch is decided, the future is dropped too, by which the
+            // call learns that its client has disconnected.
             poll_fn(|cx| match call.poll_unpin(cx).is_ready() || decided.is_set() {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
@@ -100,6 +104,7 @@ impl Drop for DetachOnDrop {
 // === impl DetachedPermit ===
 
 impl DetachedPermit {
+    /// Returns `None` if `MAX_DETACHED` permits are in use.
     fn new() -> Option<Self> {
         DETACHED
             .fetch_update(Relaxed, Relaxed, |count| (count < MAX_DETACHED).then_some(count + 1))

@@ -1,15 +1,15 @@
-//! Requests of legacy clients in front of a legacy server: which are relayed, and which are served by the
-//! proxy.
+//! Requests of legacy clients in front of a legacy server: which are relayed, and which the proxy serves.
 //!
 //! Requests are relayed, and the server's responses come back unchanged ([`relay`]). If the server has no
 //! tasks of its own, some messages are intercepted, because the proxy serves the tasks of 2025-11-25: `deny`
 //! refuses calls of denied tools; `task_capability` adds tasks to the server's capabilities; `require_task`
-//! refuses what must not reach the server in any form; `task_call` makes a call a task,
-//! [`CallDriver`](super::drive) runs it, and `answers::experimental` responds for it, in an existing session
-//! (`ping`). `session_delete` ends sessions; `detach_on_drop` completes the dispatch of a call whose client
-//! disconnects before it is sent. The state of a session is in [`session`](super::session).
+//! refuses messages that would run a tool other than as the required task; `task_call` makes a call a task,
+//! [`CallDriver`](super::drive) runs it, and `answers::experimental` responds for the task, once `ping` has
+//! shown that the session exists. `session_delete` ends sessions; `detach_on_drop` completes the dispatch of
+//! a call whose client disconnects before it is sent. The state of a session is in
+//! [`session`](super::session).
 //!
-//! A client of another revision, or of a server with tasks, is not affected.
+//! Requests of clients of other revisions, and requests to servers with tasks of their own, are relayed.
 
 mod deny;
 mod detach_on_drop;
@@ -43,17 +43,18 @@ use detach_on_drop::{DetachOnDrop, DispatchFlag};
 use http::{StatusCode, header::RETRY_AFTER};
 use std::sync::Arc;
 
-/// What to do with a request.
+/// The decision about a client's request.
 enum RequestDisposition {
-    /// Relay it to the server, and edit its response like this.
+    /// Relay the request to the server; apply the edit, if present, to the response.
     Relay(Option<ResponseEdit>),
-    /// Relay this message in its place.
+    /// Relay this message in place of the client's message.
     RelayAs(Frame),
-    /// Respond with this.
+    /// Send this response to the client; the server receives nothing.
     Respond(LegacyResponse),
 }
 
-/// Serves one request of a legacy client.
+/// Serves one HTTP request of a legacy client in front of a legacy server: relays it, or responds in the
+/// server's place.
 pub(super) async fn serve(shared: Arc<RouteContext>, passage: LegacyRequest) -> LegacyResponse {
     let client = LegacyClient::of(passage.principal, &passage.headers, &shared.sessions.revisions);
     if let Some(gone) = session_delete::closed_session_reply(&shared, &client, &passage) {
@@ -65,7 +66,7 @@ pub(super) async fn serve(shared: Arc<RouteContext>, passage: LegacyRequest) -> 
     {
         return stopping_reply(&passage);
     }
-    // Boxed, so that its future does not enlarge that of every call.
+    // The future of a DELETE is boxed, so that it does not enlarge the future of every call.
     if passage.method == http::Method::DELETE {
         return Box::pin(session_delete::delete_session(shared, client, passage)).await;
     }
@@ -73,8 +74,8 @@ pub(super) async fn serve(shared: Arc<RouteContext>, passage: LegacyRequest) -> 
         return carry_out(shared, client, passage, RequestDisposition::Relay(None)).await;
     }
     let decided = DispatchFlag::default();
-    // A call outlives its client, and so does a change of a task; a request that waits for the result of
-    // another call does not.
+    // A call and a change of a task continue after their client disconnects; a request that waits for the
+    // result of another call ends.
     let outlives = passage.post.can_request_input()
         && !ticket_call::is_ticket_call(&shared, &client, &passage)
         || is_task_change(&passage);
@@ -90,7 +91,7 @@ pub(super) async fn serve(shared: Arc<RouteContext>, passage: LegacyRequest) -> 
     }
 }
 
-/// Whether a request cancels a task, or responds to an input request.
+/// Whether the request cancels a task, or carries the response to an input request.
 fn is_task_change(passage: &LegacyRequest) -> bool {
     matches!(
         &passage.post.messages[..],
@@ -98,7 +99,7 @@ fn is_task_change(passage: &LegacyRequest) -> bool {
     )
 }
 
-/// Carries out the decision about a request.
+/// Applies the decision about a request: relays the request, or returns the prepared response.
 async fn carry_out(
     shared: Arc<RouteContext>,
     client: LegacyClient,
@@ -136,7 +137,8 @@ async fn carry_out(
     }
 }
 
-/// Admits the calls in a request, if they have limits.
+/// Admits the calls in a request to the concurrency and rate limits. Returns `None` if the request holds no
+/// call with limits.
 fn admit(shared: &RouteContext, passage: &LegacyRequest) -> Result<Option<PendingAdmission>, CallLimitError> {
     if shared.limiters.is_none() {
         return Ok(None);
@@ -148,7 +150,7 @@ fn admit(shared: &RouteContext, passage: &LegacyRequest) -> Result<Option<Pendin
     shared.admit(tools, passage.principal)
 }
 
-/// The refusal of a request whose calls are not admitted; nothing is sent.
+/// Builds the response to a request whose calls are not admitted; nothing is sent to the server.
 fn not_admitted(passage: &LegacyRequest, refused: &CallLimitError) -> LegacyResponse {
     let error = refused.error();
     let account = AccessSummary::failed(RequestOutcome::Refused, &error);
@@ -157,7 +159,7 @@ fn not_admitted(passage: &LegacyRequest, refused: &CallLimitError) -> LegacyResp
     passed
 }
 
-/// Whether a request begins new work: it is neither about a task, nor a response, nor a ping.
+/// Whether a request begins new work: the request is neither about a task, nor a response, nor a ping.
 fn is_new_work(passage: &LegacyRequest) -> bool {
     passage.post.messages.iter().any(|message| match message {
         ClientMessage::Request { method, .. } => !method.is_about_legacy_tasks() && *method != Method::Ping,
@@ -165,7 +167,8 @@ fn is_new_work(passage: &LegacyRequest) -> bool {
     })
 }
 
-/// The refusal of new work while the proxy stops; nothing is sent. Another process may serve it.
+/// Builds the 503 response to new work while the proxy shuts down; nothing is sent to the server. Another
+/// process may serve the retry.
 fn stopping_reply(passage: &LegacyRequest) -> LegacyResponse {
     let (status, account) = (StatusCode::SERVICE_UNAVAILABLE, AccessSummary::of(RequestOutcome::ProxyFailed));
     let mut refused = legacy_http::refused(status, &passage.post.request_ids(), &stopping_error(), account);
@@ -173,9 +176,9 @@ fn stopping_reply(passage: &LegacyRequest) -> LegacyResponse {
     refused
 }
 
-/// Whether a request may be intercepted. Cheap: most requests are relayed.
+/// Whether a request may have to be intercepted. The check is cheap, because most requests are relayed.
 fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
-    // The server's capabilities are recorded on any route.
+    // An `initialize` is intercepted on every route, to record the server's capabilities.
     if let [ClientMessage::Request { method: Method::Initialize, .. }] = &passage.post.messages[..] {
         return true;
     }
@@ -188,8 +191,9 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, passage: &Le
         return true;
     }
     if !shared.route.has_tasks() {
-        // No tasks are offered, so none are understood. For a client that the operator named for unsolicited
-        // tasks, `params.task` is removed (SEP-2229, draft), because not every server would ignore it.
+        // A route without tasks intercepts only calls of clients that the operator named for unsolicited
+        // tasks: `params.task` is removed (SEP-2229, draft), because not every server would ignore the
+        // parameter.
         return matches!(
             &passage.post.messages[..],
             [ClientMessage::Request { method: Method::ToolsCall, .. }]
@@ -217,16 +221,18 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, passage: &Le
     }
 }
 
-/// Whether tasks were offered to this caller, or the operator named it as one that knows them.
+/// Whether this caller may use tasks: the route offers them to the caller, or the operator has named the
+/// client for unsolicited tasks.
 fn is_offered(shared: &RouteContext, passage: &LegacyRequest) -> bool {
     shared.route.offers_tasks(&passage.standing) || task_call::is_named_unsolicited(shared, passage)
 }
 
-/// Whether a call requests a task.
+/// Whether a call requests a task with `params.task`, valid or not.
 fn has_task_param(passage: &LegacyRequest) -> bool {
     passage.params().is_some_and(|params| !matches!(offer::task_param(params), Ok(None)))
 }
 
+/// Decides how a request is served. Sets the flag when the dispatch of a call is decided.
 async fn decide(
     shared: &Arc<RouteContext>,
     client: &LegacyClient,
@@ -298,12 +304,13 @@ async fn decide(
     }
 }
 
-/// Cancels a call that waits in the proxy's queue. Returns whether it was there.
+/// Cancels a call that waits in the proxy's queue. Returns whether the call was in the queue.
 fn withdraw_queued(shared: &RouteContext, client: &LegacyClient, id: &RequestId) -> bool {
     client.session.is_some_and(|session| shared.sessions.pending_requests.withdraw_queued(session, id))
 }
 
-/// Decides about a `tools/call`: relayed, or a task of the proxy.
+/// Decides whether a `tools/call` is relayed, refused, or made by the proxy as a task or as a call that may
+/// become one.
 async fn call(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
@@ -318,7 +325,8 @@ async fn call(
     let Some(params) = message.params() else { return RequestDisposition::Relay(None) };
     let wish = match client.has_task_support() {
         true => offer::task_param(params),
-        // A receiver without task support ignores the parameter.
+        // A proxy that has not declared task support to the client ignores `params.task` (2025-11-25,
+        // *Tasks*).
         false => Ok(None),
     };
     let takes_unasked = task_call::can_take_unsolicited(shared, client, passage);
@@ -330,7 +338,7 @@ async fn call(
         &policy,
     );
     let is_ticket = matches!(plan, Plan::Drive(DriveMode::Ticket { .. }));
-    // The server's own tasks are irrelevant to a client without task support.
+    // Tickets are for clients without task support, to which the server's own tasks are irrelevant.
     let is_its_own = || shared.server_has_tasks(passage.principal, &passage.headers);
     if plan == Plan::Relay || !is_ticket && is_its_own().await {
         return RequestDisposition::Relay(None);
@@ -342,8 +350,8 @@ async fn call(
             return plain.map_or(RequestDisposition::Relay(None), RequestDisposition::RelayAs);
         }
         Plan::Refuse(error) => return RequestDisposition::Respond(refusal(id, &error)),
-        // The proxy began to stop while the server was asked for its capabilities. This client cannot read a
-        // plain result.
+        // The proxy began to shut down while the server's capabilities were requested. This client requires a
+        // task, and cannot read a plain result.
         Plan::Drive(DriveMode::Task) if !shared.makes_tasks() => {
             return RequestDisposition::Respond(stopping_reply(passage));
         }

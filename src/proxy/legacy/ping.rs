@@ -1,8 +1,8 @@
 //! Checks with the server whether a client's session exists.
 //!
 //! The proxy must not respond in the server's place in a session that has ended, or never existed
-//! ([`SessionPresence`](crate::proxy::session)). A session that is not known to exist is checked by a `ping`
-//! in it.
+//! ([`SessionPresence`](crate::proxy::session)). For a session that is not known to exist, the proxy sends
+//! the server a `ping` in the session.
 
 use crate::{
     proxy::{
@@ -16,14 +16,15 @@ use http::Method;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How long a server may take to confirm a session.
+/// The time in which a server has to confirm a session; after it the session is assumed to exist.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The bytes of a server's refusal that are relayed.
+/// The maximum length of a server's refusal that is relayed, in bytes; a longer body is left out.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 
-/// The server's refusal, if it refuses the session of this request. A server that cannot be reached proves
-/// nothing: the proxy's tasks can still be fetched.
+/// Returns the server's HTTP response if the server refuses the session of this request; `None` if the
+/// session exists or its state is unknown. A server that cannot be reached proves nothing: the proxy's tasks
+/// can still be fetched.
 pub(super) async fn check_session(
     shared: &RouteContext,
     passage: &LegacyRequest,
@@ -36,7 +37,8 @@ pub(super) async fn check_session(
     let ping = passage.session().request(Method::POST, body.into(), RequestPurpose::Idempotent);
     let answer = match timeout(PING_TIMEOUT, shared.upstream.forward(ping)).await {
         Ok(Ok(answer)) if answer.status.is_client_error() => answer,
-        // A server that is too busy to respond is assumed to have the session: one wait is enough.
+        // A server that does not respond in time is assumed to have the session, so that only one request
+        // waits for the ping.
         Ok(Ok(_)) | Err(_) => {
             presence.learn(key);
             return None;

@@ -1,8 +1,10 @@
-//! Messages that are refused as a whole, because a policy forbids one of them or cannot be applied.
+//! Refuses messages as a whole if they would run a tool that must be a task (`mode: required`) in another
+//! form.
 //!
 //! A single `tools/call` is checked where it becomes a task. This module checks all other forms in which a
-//! server would still run one: a batch, and whatever a server may parse differently
-//! ([`ambiguity`](crate::dialect::ambiguity)). It applies only to routes on which a tool must be a task.
+//! server would still run a call: a batch, and a message that a server may parse differently
+//! ([`ambiguity`](crate::dialect::ambiguity)). The check applies only to routes on which a tool must be a
+//! task.
 
 use crate::{
     dialect::legacy::ClientMessage,
@@ -15,16 +17,18 @@ use crate::{
 };
 use http::StatusCode;
 
-/// The error text for an ambiguous message.
+/// The reason in the error for an ambiguous message ([`ambiguity`](crate::dialect::ambiguity)).
 const AMBIGUITY_REASON: &str =
     "tools here run as tasks only (mode: required), so a message must be one that can be read in one way";
 
-/// Whether messages have to be checked.
+/// Whether the messages of this request have to be checked: a POST on a route with a tool that must be a
+/// task.
 pub(super) fn can_refuse(shared: &RouteContext, passage: &LegacyRequest) -> bool {
     shared.route.requires_tasks(&passage.standing) && passage.method == http::Method::POST
 }
 
-/// The refusal of a POST, if something in it must not reach the server.
+/// Returns the refusal of a POST that is ambiguous or whose batch calls a tool that must be a task; `None` if
+/// the request may be relayed. A server with tasks of its own enforces its own requirements.
 pub(super) async fn refuse(shared: &RouteContext, passage: &LegacyRequest) -> Option<LegacyResponse> {
     if !can_refuse(shared, passage) {
         return None;
@@ -38,6 +42,7 @@ pub(super) async fn refuse(shared: &RouteContext, passage: &LegacyRequest) -> Op
     Some(refused(status, &waiting, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
 }
 
+/// Returns the error for the first message of the POST that must not reach the server.
 fn violation(shared: &RouteContext, passage: &LegacyRequest) -> Option<ErrorObject> {
     if let Some(ambiguity) = &passage.post.ambiguity {
         return Some(ambiguity.error(AMBIGUITY_REASON));

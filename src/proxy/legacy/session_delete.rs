@@ -1,12 +1,11 @@
-//! The end of a legacy client's session, for its client and for its server.
+//! Ends legacy clients' sessions, for the client and at the server.
 //!
 //! A client ends its session by a DELETE (2025-11-25, *Session Management*), which is normally relayed. If
-//! the server must not receive it, or not yet, the proxy [responds](respond_locally): the session is over for
-//! its client from then on, whatever the server still keeps of it, and [`delete_at_server`] ends it there
-//! later.
+//! the server must not receive the DELETE, or not yet, the proxy [responds](respond_locally): from then on
+//! the session is closed for its client, and [`delete_at_server`] ends it at the server later.
 //!
-//! Some servers must never receive it ([`Revision::survives_delete`](crate::protocol::Revision)). A server is
-//! judged by the newest revision that it offers itself: a client may be older than its server.
+//! Some servers must never receive a DELETE ([`Revision::survives_delete`](crate::protocol::Revision)). The
+//! newest revision that the server itself offers decides: a client may be older than its server.
 
 use crate::{
     dialect::legacy::ClientMessage,
@@ -27,7 +26,8 @@ use http::{
 };
 use std::sync::Arc;
 
-/// Handles the DELETE of a client's session.
+/// Handles the DELETE of a client's session: relays it to the server, or closes the session in the proxy
+/// only.
 pub(super) async fn delete_session(
     shared: Arc<RouteContext>,
     client: LegacyClient,
@@ -36,7 +36,7 @@ pub(super) async fn delete_session(
     let Some(key) = client.session else {
         return relay::forward(shared, client, passage, None, (None, None)).await;
     };
-    // The tasks in the session continue: the server receives the DELETE after the last of them.
+    // Tasks in the session continue: the server receives the DELETE after the last task has ended.
     let end_later = || {
         let (shared, session) = (Arc::clone(&shared), passage.session());
         move || {
@@ -62,15 +62,15 @@ pub(super) async fn delete_session(
 }
 
 /// Responds to a client's DELETE in the server's place. Later requests in this session are
-/// [refused](closed_session_reply).
+/// [refused](closed_session_response).
 fn respond_locally(shared: &RouteContext, key: SessionKey) -> LegacyResponse {
     shared.sessions.pending_requests.close_session(key);
     shared.sessions.presence.forget(key);
     legacy_http::empty_response(StatusCode::OK)
 }
 
-/// Ends a session at its server after its client was answered. A server that does not survive a DELETE, or
-/// cannot be reached, expires the session by itself.
+/// Ends a session at its server after the proxy has responded to the client's DELETE. A server that does not
+/// survive a DELETE, or cannot be reached, expires the session by itself.
 async fn delete_at_server(shared: &RouteContext, mut session: ClientSession) {
     if !matches!(shared.server_survives_delete(session.principal, &session.headers).await, Ok(true)) {
         return;
@@ -83,8 +83,8 @@ async fn delete_at_server(shared: &RouteContext, mut session: ClientSession) {
     }
 }
 
-/// The refusal of a request in a session that its client has ended (2025-11-25, *Session Management*). `None`
-/// for any other request, and for `initialize`, which begins a new session.
+/// Returns the 404 response to a request in a session that its client has ended (2025-11-25, *Session
+/// Management*). `None` for any other request, and for `initialize`, which begins a new session.
 pub(super) fn closed_session_reply(
     shared: &RouteContext,
     client: &LegacyClient,

@@ -1,17 +1,16 @@
-//! A `tools/call` of a client of 2025-11-25 that the proxy makes: as a task, or as a call that may become a
-//! task.
+//! Makes `tools/call` requests of clients of 2025-11-25: as a task, or as a call that may become a task.
 //!
 //! The call is made in the client's own session, without `params.task`, and a runtime task runs it
 //! ([`CallDriver`]) from the start: it does not depend on a connection of the client, and a disconnect
 //! cancels nothing (2025-11-25, *Sending Messages to the Server*).
 //!
-//! A call whose client requests a task [is one](as_task) before it is sent, and the client gets the task at
-//! once. Another call may become a task unsolicited (SEP-2229, draft), only for clients that the operator
-//! named: others would not understand the response. Its client [waits](on_stream) and receives the server's
-//! messages meanwhile, input requests unchanged. A response before the threshold is a plain response, also
-//! for a client that requested a task. At the threshold the call becomes a task, which the client gets as the
-//! result; if the client disconnects, it becomes a task at once, which the client finds in `tasks/list`. The
-//! events of such a response have no ids, and it cannot be resumed.
+//! A call whose client requests a task [becomes a task](start_as_task) before it is sent, and the client gets
+//! the task at once. Another call may become a task unsolicited (SEP-2229, draft), only for clients that the
+//! operator named: others would not understand the response. Its client [waits](respond_on_stream) and
+//! receives the server's messages meanwhile, input requests unchanged. A response before the threshold is a
+//! plain response, also for a client that requested a task. At the threshold the call becomes a task, which
+//! the client gets as the result; if the client disconnects, it becomes a task at once, which the client
+//! finds in `tasks/list`. The events of such a response have no ids, so the client cannot resume it.
 
 use crate::{
     bridge::offer::{self, TaskParam},
@@ -39,13 +38,14 @@ use tokio::{
     time::{error::Elapsed, timeout},
 };
 
-/// Messages that are buffered for a client that reads slowly, before the server is blocked.
+/// The number of messages buffered for a client that reads slowly; a full buffer blocks the reading from the
+/// server.
 const MESSAGE_BUFFER: usize = 16;
 
-/// The user agent of the official SDK for Python.
+/// The beginning of the `User-Agent` of the official SDK for Python, which uses httpx.
 const PYTHON_SDK_AGENT: &str = "python-httpx/";
 
-/// Whether the client understands an unsolicited task.
+/// Whether the client can be sent an unsolicited task: it has task support, and the operator has named it.
 pub(super) fn can_take_unsolicited(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -54,15 +54,17 @@ pub(super) fn can_take_unsolicited(
     client.has_task_support() && is_named_unsolicited(shared, passage)
 }
 
-/// Whether the operator has named the client for unsolicited tasks.
+/// Whether the operator has named the client for unsolicited tasks (`legacy_tasks.unsolicited`).
 pub(super) fn is_named_unsolicited(shared: &RouteContext, passage: &LegacyRequest) -> bool {
     shared.route.legacy_tasks.unsolicited.applies_to(&passage.headers, || passage.principal.to_string())
 }
 
-/// A call in its client's own session, with its replies and its span.
+/// A call in its client's own session that is ready to run, and its replies, which send the call when they
+/// are polled.
 type PreparedCall = (NativeForm, NativeReplies);
 
-/// Prepares the call of `message` in its client's own session. Nothing is sent before the replies are polled.
+/// Prepares the call of `message` in its client's own session. The call is sent when the returned replies are
+/// polled first.
 pub(super) fn prepare_call(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
@@ -72,8 +74,8 @@ pub(super) fn prepare_call(
     (wish, ticketing): (Option<TaskParam>, Option<TicketOptions>),
     turn: Option<PendingAdmission>,
 ) -> PreparedCall {
-    // The proxy emulates the session of a client of a stdio server: its calls are made in the proxy's
-    // sessions.
+    // The proxy emulates the session of a client of a stdio server: the client's calls are made in the
+    // proxy's sessions.
     let number = match shared.upstream.address() {
         Some(_) => shared.sessions.client_ids.next_of_ours(client.session),
         None => own_ids::next(),
@@ -90,7 +92,7 @@ pub(super) fn prepare_call(
     let call = NativeCall { id: number, method: Method::ToolsCall, body, deferral: Some(deferral.clone()) };
     let token = message.params().and_then(offer::progress_token);
     let wants_progress = token.is_some();
-    // Copied: a slice would keep the whole message in memory.
+    // The token is copied: a slice would keep the whole message in memory.
     let token = token.and_then(RequestId::from_token).map(|token| token.detached());
     let (replies, call) = shared.upstream.call_in(session, call);
     let limits = shared.call_limits(tool, passage.principal, Some(&deferral));
@@ -121,9 +123,9 @@ pub(super) fn prepare_call(
     (native, NativeReplies { replies, span, limits, dequeued })
 }
 
-/// The task result format for the client. FastMCP 2.14 cannot be distinguished from the official SDK for
-/// Python, on which it is built; that SDK reads both formats, so all clients with its user agent get the one
-/// for both.
+/// Selects the task result format for the client. FastMCP 2.14 cannot be distinguished from the official SDK
+/// for Python, on which it is built; that SDK reads both formats, so all clients with its user agent get the
+/// draft format.
 fn reader(passage: &LegacyRequest, wish: Option<TaskParam>) -> TaskResultFormat {
     let by = passage.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
     match wish.is_some_and(|wish| wish.is_draft)
@@ -134,7 +136,7 @@ fn reader(passage: &LegacyRequest, wish: Option<TaskParam>) -> TaskResultFormat 
     }
 }
 
-/// Makes the task, and starts the call.
+/// Creates the task, starts the call, and responds with the task.
 pub(super) async fn as_task(
     shared: &Arc<RouteContext>,
     (call, replies): PreparedCall,
@@ -142,12 +144,12 @@ pub(super) async fn as_task(
 ) -> LegacyResponse {
     let (made, receiver) = oneshot::channel();
     let work = Arc::clone(shared);
-    // Spawned from the start: a client that disconnects while the task is stored must not leave a task
-    // without a driver.
+    // The driver runs in a task of its own from the start: a client that disconnects while the record is
+    // stored must not leave a stored task without a driver.
     shared.stopping.spawn(async move {
         match CallDriver::as_task(&work, call, replies).await {
             Ok((mut driver, created)) => {
-                // A client that has disconnected finds it in `tasks/list`.
+                // The send fails if the client has disconnected; it finds the task in `tasks/list`.
                 let _ = made.send(Ok((driver.id().clone(), created)));
                 driver.is_listened_to().await;
                 driver.run().await;
@@ -160,13 +162,15 @@ pub(super) async fn as_task(
             let account = AccessSummary { task: Some(task), ..AccessSummary::of(RequestOutcome::Task) };
             legacy_http::success(id, &created, account)
         }
-        // Never a plain result instead, which the client could not distinguish from the task's.
+        // A call that cannot become a task is refused, not run plainly: the client could not distinguish a
+        // plain result from that of a task.
         Ok(Err(no_room)) => legacy_http::refusal(id, &ErrorObject::new(code::BUSY, no_room.to_string())),
         Err(_) => legacy_http::refusal(id, &lost_error(&CallError::Closing)),
     }
 }
 
-/// Starts the call, and waits with its client.
+/// Starts the call, and responds when it ends or becomes a task: as a document, or as an event stream if the
+/// call takes longer than `keep_alive`.
 pub(super) async fn on_stream(
     shared: &Arc<RouteContext>,
     (call, replies): PreparedCall,
@@ -180,7 +184,8 @@ pub(super) async fn on_stream(
     let driver = CallDriver::on_stream(shared, call, replies, after, waiter);
     let waits =
         session.map(|session| shared.sessions.waiting_calls.register(session, &id, driver.id().clone()));
-    // Spawned from the start: the call does not depend on its client's connection.
+    // The driver runs in a task of its own from the start: the call does not depend on its client's
+    // connection.
     shared.stopping.spawn(async move {
         driver.run().await;
         drop(waits);
@@ -201,7 +206,8 @@ pub(super) async fn on_stream(
     stream_response(ResponseBody::Pieces(stream::once(ready(first)).chain(rest).boxed()))
 }
 
-/// The piece of the response stream for a message to a waiting client.
+/// Converts a message for a waiting client to the next piece of its response stream. A timeout (`Elapsed`)
+/// becomes an SSE comment.
 fn to_piece(received: Result<Option<ReplyItem>, Elapsed>) -> BodyPiece {
     match received {
         Ok(Some(ReplyItem::Notification(message))) => BodyPiece::of(sse::message(&message)),
@@ -211,15 +217,16 @@ fn to_piece(received: Result<Option<ReplyItem>, Elapsed>) -> BodyPiece {
         Ok(Some(ReplyItem::Reply(reply))) => {
             BodyPiece { commit: reply.commit, ..BodyPiece::last(sse::message(&reply.body), reply.account) }
         }
-        // The client has cancelled its request and is owed no response: some clients fail on an unexpected
-        // one.
+        // The channel closes without a reply after the client has cancelled its request: no response is owed,
+        // and some clients fail on an unexpected response.
         Ok(None) => BodyPiece::end(),
         Err(_silence) => BodyPiece::of(sse::KEEP_ALIVE),
     }
 }
 
-/// Cancels requests of the client (2025-11-25, *Cancellation*) that wait in this module; the server receives
-/// their cancellation under the ids that it knows. Returns whether all were found.
+/// Cancels requests of the client (2025-11-25, *Cancellation*) whose calls the proxy makes; the server
+/// receives the cancellations under the ids that the proxy used. Returns whether the proxy makes all of these
+/// calls.
 pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     let Some(session) = client.session else { return false };
     let mut all = true;

@@ -1,4 +1,4 @@
-//! Tasks of 2025-11-25 in the capabilities of servers: added for servers without tasks of their own.
+//! Adds the tasks of 2025-11-25 to the capabilities of servers without tasks of their own.
 
 use crate::{
     bridge::offer::{self, ServerTaskSupport},
@@ -15,7 +15,8 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Whether the proxy makes tasks for this client.
+/// Whether the proxy offers tasks to this client: the client has task support, and the server has no tasks of
+/// its own.
 pub(super) async fn is_offered(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -24,8 +25,9 @@ pub(super) async fn is_offered(
     client.has_task_support() && !shared.server_has_tasks(client.principal, &passage.headers).await
 }
 
-/// The edit of the response to this `initialize`. On a route without tasks the response stays unchanged, and
-/// only its content is recorded.
+/// Builds the edit of the response to an `initialize` with these `params`: adds the task capability, and
+/// records the revision and the session. On a route without tasks the response stays unchanged, and only its
+/// content is recorded.
 pub(super) fn edit_initialize(
     shared: Arc<RouteContext>,
     params: Option<&Payload>,
@@ -61,7 +63,7 @@ pub(super) fn edit_initialize(
     })
 }
 
-/// The edit of the response to `tools/list`.
+/// Builds the edit of the response to `tools/list`, which marks the tools that can or must run as tasks.
 pub(super) fn edit_tool_list(shared: Arc<RouteContext>, standing: RolloutMembership) -> ResponseEdit {
     Box::new(move |answer, _| {
         offer::tools(answer, |tool| {

@@ -28,7 +28,7 @@ use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::timeout};
 
-/// Whether a request calls a tool that takes a ticket, and so begins no new work.
+/// Whether the request calls one of the proxy's ticket tools, which begin no new work.
 pub(super) fn is_ticket_call(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     let [ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. }] =
         &passage.post.messages[..]
@@ -39,8 +39,8 @@ pub(super) fn is_ticket_call(shared: &RouteContext, client: &LegacyClient, passa
         .is_some()
 }
 
-/// Whether a request may be intercepted for tickets. Existing tickets stay valid, whatever the configuration
-/// says now.
+/// Whether a request may have to be intercepted for tickets. Existing tickets stay valid after a reload of
+/// the configuration.
 pub(super) fn can_concern(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     match &passage.post.messages[..] {
         [ClientMessage::Request { method: Method::ToolsList, .. }] => shared.route.has_tickets(),
@@ -60,7 +60,8 @@ pub(super) fn can_concern(shared: &RouteContext, client: &LegacyClient, passage:
     }
 }
 
-/// The edit of the response to `tools/list` for a ticket holder, applied after the edit `before`.
+/// Builds the edit of the response to `tools/list` that adds the ticket tools; it is applied after
+/// `previous_edit`.
 pub(super) fn edit_tool_list(
     shared: &Arc<RouteContext>,
     client: &LegacyClient,
@@ -74,7 +75,8 @@ pub(super) fn edit_tool_list(
         let frame = changed.clone().and_then(|bytes| Frame::parse(bytes).ok());
         let answer = frame.as_ref().unwrap_or(answer);
         tickets::edit_tool_list(&shared, answer, (holding, &standing), |names| {
-            // Without a session the proxy does not know who has the tools; the operator has named the client.
+            // Without a session nothing is recorded: the operator has named the client, which counts as
+            // having the ticket tools.
             session.is_none_or(|session| {
                 shared.sessions.ticket_holders.set_given(session, names);
                 true
@@ -84,7 +86,7 @@ pub(super) fn edit_tool_list(
     })
 }
 
-/// Serves a call of a tool that takes a ticket; `None` for a tool of the server.
+/// Serves a call of one of the proxy's ticket tools; `None` for a tool of the server.
 pub(super) async fn serve(
     shared: &Arc<RouteContext>,
     passage: &LegacyRequest,
@@ -136,8 +138,9 @@ pub(super) async fn serve(
     Some(respond(waiting, passage.keep_alive).await)
 }
 
-/// Cancels requests that wait with a ticket (2025-11-25, *Cancellation*); their calls continue. Returns
-/// whether all were found; the server does not know these requests.
+/// Cancels the client's requests that wait for the result of a ticket (2025-11-25, *Cancellation*); the calls
+/// of the tickets continue. Returns whether all the requests were found; the server does not know these
+/// requests.
 pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
     let Some(session) = client.session else { return false };
     let mut all = true;
@@ -150,21 +153,22 @@ pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, passa
     all
 }
 
-/// A client that waits for a result with a ticket.
+/// A client's request that waits for the result of a ticket's call.
 struct TicketWait {
     watch: Box<ResultWatch>,
     id: RequestId,
     /// Present if the client gave a progress token.
     heartbeat: Option<ProgressHeartbeat>,
-    /// Notified when the client cancels its request: then no response is owed, and some clients fail on one.
+    /// Notified when the client cancels its request: then no response is owed, and some clients fail on an
+    /// unexpected response.
     cancelled: Arc<Notify>,
-    /// The client's declaration in its handshake, if it is known.
+    /// The capabilities that the client declared in `initialize`; `None` if they are not known.
     declaration: Option<Arc<ClientDeclaration>>,
     _registered: Option<RequestRegistration<Arc<Notify>>>,
     is_over: bool,
 }
 
-/// Responds with a document if the result is there within a moment, otherwise on a stream.
+/// Responds with a document if the result arrives within `keep_alive`, otherwise with an event stream.
 async fn respond(mut waiting: TicketWait, keep_alive: Duration) -> LegacyResponse {
     let first = match timeout(keep_alive, waiting.next()).await {
         Ok(TicketWaitEvent::Response(body, account, commit)) => return task_end(body, account, commit),
@@ -189,11 +193,12 @@ async fn respond(mut waiting: TicketWait, keep_alive: Duration) -> LegacyRespons
     stream_response(ResponseBody::Pieces(stream::once(std::future::ready(first)).chain(rest).boxed()))
 }
 
-/// The next event of the wait.
+/// An event of the wait for a ticket's result, as it is sent to the client.
 enum TicketWaitEvent {
-    /// An SSE event.
+    /// An SSE event to relay to the client.
     Message(Bytes),
-    /// The response; the commit is confirmed on delivery if the call has ended with it.
+    /// The JSON-RPC response to the request. The commit is present if the response is the result of the call,
+    /// and is confirmed on delivery.
     Response(Bytes, AccessSummary, Option<DeliveryCommit>),
     /// The end without a response, because the client cancelled its request.
     Cancelled,
@@ -202,6 +207,7 @@ enum TicketWaitEvent {
 // === impl TicketWait ===
 
 impl TicketWait {
+    /// Waits for the next event to send to the client.
     async fn next(&mut self) -> TicketWaitEvent {
         loop {
             let next = tokio::select! {
@@ -223,7 +229,8 @@ impl TicketWait {
                         return TicketWaitEvent::Message(sse::message(&beat));
                     }
                 }
-                // What it can be asked is put on this very stream, or on the session's.
+                // Input requests that the client can receive are put on this stream, or on the session's GET
+                // stream.
                 WatchEvent::InputRequired(record) => drop(self.watch.requests(&record)),
                 WatchEvent::Ended(record, commit) => return self.ended(&record, commit),
                 WatchEvent::StillRunning(record) => {
@@ -255,8 +262,8 @@ impl TicketWait {
         }
     }
 
-    /// Whether the client may receive this event: not an input request for an undeclared capability, which is
-    /// declined.
+    /// Whether the client may receive this event. An input request for a capability that the client did not
+    /// declare is not delivered.
     fn can_deliver(&self, event: &Bytes) -> bool {
         let Some(known) = &self.declaration else { return true };
         let Some(Ok(message)) = sse::data(event).map(Frame::parse) else { return true };
@@ -266,7 +273,7 @@ impl TicketWait {
         }
     }
 
-    /// The response that the call itself would have had.
+    /// Builds the response for a call that has ended: the result or error of the call.
     fn ended(&mut self, record: &Record, commit: DeliveryCommit) -> TicketWaitEvent {
         self.is_over = true;
         let (shown, origin) = (Some(record.state.status()), record.trace.clone());
@@ -286,6 +293,7 @@ impl TicketWait {
         TicketWaitEvent::Response(body, account, Some(commit))
     }
 
+    /// Builds the final response with this result, and ends the wait.
     fn last(&mut self, result: &Value, account: AccessSummary) -> TicketWaitEvent {
         self.is_over = true;
         TicketWaitEvent::Response(legacy::success(&self.id, result.to_string().as_bytes()), account, None)

@@ -1,8 +1,9 @@
-//! The body of a response, including one that the proxy began because its server was silent for too long.
+//! The body of a response, including a response that the proxy began because its server was silent for too
+//! long.
 //!
-//! The server's response then becomes the rest of an event stream. An event stream continues as it is; a
-//! document becomes the last event, and so does the error of an HTTP status. The late status and headers are
-//! dropped: for a call they add nothing to the body.
+//! In the latter case the server's response becomes the rest of an event stream. An event stream of the
+//! server is continued unchanged; a document, or the error of an HTTP status, becomes the last event. The
+//! server's status and headers are dropped: for a call they add nothing to the body.
 
 use super::requester::Requester;
 use crate::{
@@ -16,26 +17,28 @@ use http::StatusCode;
 use smallvec::smallvec;
 use std::task::{Context, Poll, ready};
 
-/// The body of a response.
+/// The source of the body of a relayed response.
 pub(super) enum UpstreamBody {
     /// The server's body.
     Streaming(upstream::HttpResponseBody),
-    /// The server has not begun.
+    /// The server has not begun its response; the proxy has begun an event stream.
     Pending(BoxFuture<'static, UpstreamStart>),
     /// The server's body has been relayed completely.
     Ended,
 }
 
-/// The beginning of the server's response.
+/// The beginning of a server's response that arrives after the proxy has begun an event stream.
 pub(super) enum UpstreamStart {
+    /// The body of an event stream.
     Events(upstream::HttpResponseBody),
-    /// The response, on one line.
+    /// A complete JSON-RPC message on one line; empty if no response is owed any more.
     Document(Bytes),
+    /// The failure of the request.
     Lost(CallError),
 }
 
-/// Waits for the server to begin, and for the complete body if it is a document. `id` is the single request
-/// that it answers.
+/// Waits until the server begins its response, and for the complete body if the response is a document. `id`
+/// is the single request that the response answers.
 async fn await_start(
     forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
     id: RequestId,
@@ -64,20 +67,21 @@ async fn await_start(
     let (limit, status) = (forwarded.limit, forwarded.status);
     let document = forwarded.collect(limit).await?;
     if document.is_empty() {
-        // A request that was only accepted may still be served.
+        // A request that was accepted with 202 may still run at the server.
         return Err(match status {
             StatusCode::ACCEPTED => CallError::Broken("the answer was empty".to_owned()),
             _ => empty_response_error(),
         });
     }
-    // Clients cannot parse anything else, and some would then wait for ever.
+    // Only JSON-RPC messages are relayed: clients cannot parse anything else, and some would then wait for
+    // ever.
     match Frame::parse(document) {
         Ok(frame) => Ok(UpstreamStart::Document(frame::to_single_line(frame.as_bytes().clone()))),
         Err(error) => Err(CallError::Invalid(error.to_string())),
     }
 }
 
-/// A request with an empty response: there will be no other.
+/// Returns the error for an empty response to a request: no further response will follow.
 pub(super) fn empty_response_error() -> CallError {
     CallError::Invalid("it is empty, without a response to the request".to_owned())
 }
@@ -85,7 +89,8 @@ pub(super) fn empty_response_error() -> CallError {
 // === impl UpstreamBody ===
 
 impl UpstreamBody {
-    /// The body of a response that the proxy has begun; `forwarding` is still pending.
+    /// Creates the body of a response that the proxy has begun; `forwarding` resolves to the server's
+    /// response.
     pub(super) fn deferred(
         forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
         id: RequestId,
@@ -98,7 +103,7 @@ impl UpstreamBody {
         )
     }
 
-    /// The next chunk.
+    /// Polls for the next chunk of the body.
     pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
         loop {
             let chunk = match self {
@@ -119,7 +124,7 @@ impl UpstreamBody {
         }
     }
 
-    /// Whether nothing more is to come.
+    /// Whether the body has ended.
     pub(super) fn is_over(&self) -> bool {
         match self {
             Self::Streaming(body) => body.is_end(),
@@ -128,7 +133,7 @@ impl UpstreamBody {
         }
     }
 
-    /// The server's body, if it has begun.
+    /// Returns the server's body, if the server has begun its response.
     pub(super) fn streaming(&mut self) -> Option<&mut upstream::HttpResponseBody> {
         match self {
             Self::Streaming(body) => Some(body),
@@ -136,14 +141,14 @@ impl UpstreamBody {
         }
     }
 
-    /// Resolves with whether the broken body was resumed.
+    /// Polls the resumption of a body that broke off; `Ok` if the body was resumed.
     pub(super) fn poll_resumed(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         // The server has not begun: there is nothing to resume.
         let nothing = || Poll::Ready(Err(CallError::Broken("the response has not begun".to_owned())));
         self.streaming().map_or_else(nothing, |body| body.poll_resumed(cx))
     }
 
-    /// All requests have been answered: the rest of the body need not be read to its end.
+    /// Records that all requests have been answered, so that the body need not be read to its end.
     pub(super) fn mark_answered(&mut self) {
         self.streaming().into_iter().for_each(|body| body.mark_answered());
     }

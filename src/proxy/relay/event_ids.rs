@@ -1,10 +1,10 @@
 //! Event ids for servers that send none, so that a client can resume a broken response.
 //!
-//! Off unless a route has `resume: { mint: true }`. A background task then reads the response from the start
-//! into a buffer, and readers read the buffer: the client that called, and after a disconnect the client that
-//! resumes with `Last-Event-ID` (2025-11-25, *Resumability and Redelivery*). Each event gets an id in front
-//! of the server's fields, `deferral-STREAM-NUMBER`. A stream whose server sends ids is left unchanged: the
-//! server redelivers.
+//! Off unless a route has `resume: { mint: true }`. A background task then reads the server's response from
+//! the start into a buffer, and readers read the buffer: the client that called, and after a disconnect the
+//! client that resumes with `Last-Event-ID` (2025-11-25, *Resumability and Redelivery*). Each event gets an
+//! id in front of the server's fields, `deferral-STREAM-NUMBER`. A stream whose server sends ids is left
+//! unchanged: the server redelivers.
 //!
 //! Bounds: `resume.bytes` of a response, `resume.keep` after its end, and `resume.streams` buffered responses
 //! at a time, beyond which responses get no ids.
@@ -34,19 +34,19 @@ use smallvec::SmallVec;
 use std::{collections::VecDeque, sync::Arc};
 use tokio::{sync::watch, time::sleep};
 
-/// The buffered responses, by the names of their streams.
+/// The buffered responses of a route, by the random names of their streams (the `STREAM` of an event id).
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct ReplayBuffers {
     buffers: DashMap<[u8; 16], Arc<ReplayBuffer>>,
 }
 
-/// One buffered response.
+/// A response that is buffered with event ids, for its client and for clients that resume it.
 #[derive(Debug)]
 struct ReplayBuffer {
     name: [u8; 16],
-    /// The session that owns it.
+    /// The session in which the response may be resumed.
     session: Option<SessionKey>,
-    /// The requests that it answers.
+    /// The JSON-RPC requests that the response answers.
     waiting: SmallVec<[RequestId; 1]>,
     /// The buffer size in bytes.
     limit: usize,
@@ -54,61 +54,65 @@ struct ReplayBuffer {
     changed: watch::Sender<()>,
 }
 
-/// The buffered events. The lock guards a few lines each time.
+/// The events of one response that are buffered, and the positions of their readers. The lock is held
+/// briefly: never during an await.
 #[derive(Debug, Default)]
 struct ReplayLog {
     entries: VecDeque<ReplayEntry>,
-    /// The number of dropped events: the position of the first buffered one.
+    /// The number of events dropped from the front, which is the position of the first buffered event.
     first: u64,
     bytes: usize,
-    /// The last assigned id.
+    /// The number in the last assigned event id.
     last_id: Option<u64>,
-    /// The stream has sent an event without an assigned id, which cannot be sent again: it is too large, or
-    /// has an id of the server.
+    /// Whether the stream has sent an event without an assigned id, which cannot be sent again: the event is
+    /// too large, or has an id of the server.
     has_unnumbered: bool,
-    /// The number and the position of each reader.
+    /// The reader number and the position of the next unread event of each reader.
     readers: Vec<(u64, u64)>,
     next_reader: u64,
     end: Option<(AccessSummary, BodyContinuation)>,
 }
 
-/// An event, with the access summary of the call if it is known by then.
+/// A buffered event, and the access summary of the call if it is known when the event arrives.
 #[derive(Clone, Debug)]
 struct ReplayEntry {
     event: NumberedEvent,
     account: Option<AccessSummary>,
 }
 
-/// A reader of the buffer; dropped when its client disconnects.
+/// A client's reader of a buffer; dropped when the client disconnects.
 struct ReplayReader {
     buffer: Arc<ReplayBuffer>,
     number: u64,
     at: u64,
-    /// Before this position only events with ids are sent: to a client that resumes, old comments are
+    /// Events before this position are sent only if they have ids: to a client that resumes, old comments are
     /// useless.
     replay_until: u64,
     changed: watch::Receiver<()>,
     is_over: bool,
 }
 
-/// The outcome of a resumption.
+/// The outcome of a lookup of the event after which a client resumes.
 enum ReplayLookup {
+    /// A reader of the events that follow the requested one.
     Rest(ReplayReader),
-    /// The event belongs to this response, and what follows it is no longer buffered.
+    /// The event belongs to this response, but the events that follow are no longer buffered.
     Overflowed,
-    /// No event of this response has that id.
+    /// No event of this response has the requested id.
     Unknown,
 }
 
-/// How a response is buffered.
+/// The properties of a request that are needed to buffer its response.
 pub(in crate::proxy) struct ReplayParams {
     session: Option<SessionKey>,
     waiting: SmallVec<[RequestId; 1]>,
+    /// Whether the stream begins with an empty event that has an id, so that the client can resume before the
+    /// first message.
     primes: bool,
 }
 
-/// The parameters for buffering the response to this request, if it is buffered: calls and other requests on
-/// a route with `mint`.
+/// Returns the parameters for buffering the response to this request; `None` if the response is not buffered.
+/// Buffered are responses to POSTs that may request input (such as calls), on a route with `resume.mint`.
 pub(in crate::proxy) fn replay_params(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -123,7 +127,8 @@ pub(in crate::proxy) fn replay_params(
     })
 }
 
-/// Buffers a response and assigns event ids, if it is an event stream.
+/// Buffers a response and assigns event ids. A response that is not an event stream, or exceeds
+/// `resume.streams`, is returned unchanged.
 pub(in crate::proxy) fn buffer_response(
     shared: &Arc<RouteContext>,
     terms: ReplayParams,
@@ -158,7 +163,7 @@ pub(in crate::proxy) fn buffer_response(
     LegacyResponse { status, headers, body: ResponseBody::Pieces(reader.into_pieces()) }
 }
 
-/// Reads a response to its end, and removes its buffer after a while.
+/// Reads a response to its end into its buffer, and removes the buffer after `resume.keep`.
 async fn pump(
     shared: Arc<RouteContext>,
     kept: Arc<ReplayBuffer>,
@@ -166,7 +171,7 @@ async fn pump(
     mut minter: EventIdAssigner,
 ) {
     let resume = shared.route.resume;
-    // The access summary, until there is an event to attach it to.
+    // The access summary waits here until an event arrives to which it can be attached.
     let mut summary = None;
     let mut end = BodyContinuation::End;
     while let Some(BodyPiece { bytes, account, then, .. }) = pieces.next().await {
@@ -195,7 +200,8 @@ async fn pump(
     shared.replay_buffers.buffers.remove(&kept.name);
 }
 
-/// The response to a client that resumes a buffered stream; `None` for any other request.
+/// Builds the response to a client that resumes a buffered stream; `None` for any other request. A stream
+/// that is no longer buffered gives 400.
 pub(in crate::proxy) fn resume(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -225,7 +231,8 @@ pub(in crate::proxy) fn resume(
 // === impl ReplayBuffer ===
 
 impl ReplayBuffer {
-    /// Adds events. Waits for the readers, but not for disconnected ones.
+    /// Adds events, then waits while the buffer is too large and a connected reader has not read the oldest
+    /// event.
     async fn add(&self, entries: Vec<ReplayEntry>, limit: usize) {
         let mut changed = self.changed.subscribe();
         {
@@ -247,17 +254,18 @@ impl ReplayBuffer {
         }
     }
 
+    /// Records the end of the response, with its access summary.
     fn end(&self, account: AccessSummary, then: BodyContinuation) {
         self.log.lock().end = Some((account, then));
         self.changed.send_replace(());
     }
 
-    /// A reader from the beginning.
+    /// Returns a reader that starts at the first event.
     fn read_all(self: &Arc<Self>) -> ReplayReader {
         self.reader(0, 0)
     }
 
-    /// A reader after the event with this id.
+    /// Returns a reader that starts after the event with this number.
     fn replay_after(self: &Arc<Self>, id: u64) -> ReplayLookup {
         let (at, until) = {
             let log = self.log.lock();
@@ -271,8 +279,8 @@ impl ReplayBuffer {
             let found =
                 log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.event.number {
                     Some(kept) if kept == id => Some(place + 1),
-                    // The event itself may be dropped and the next one still buffered. A client may send any
-                    // number.
+                    // The event itself may have been dropped while the next event is still buffered.
+                    // `checked_add`, because a client may send any number.
                     Some(kept) if id.checked_add(1) == Some(kept) => Some(place),
                     _ => None,
                 });
@@ -284,8 +292,8 @@ impl ReplayBuffer {
         ReplayLookup::Rest(self.reader(at, until))
     }
 
-    /// The response to a client that resumes too late: an HTTP error would answer none of its requests, and
-    /// it would wait for ever.
+    /// Builds the response to a client that resumes too late: an event stream with errors, because an HTTP
+    /// error would answer none of its requests and leave it waiting for ever.
     fn overflowed(&self) -> LegacyResponse {
         let words = format!(
             "the rest of this response cannot be sent again: it is larger than {} bytes (resume.bytes) or has event ids of \
@@ -300,6 +308,7 @@ impl ReplayBuffer {
         ))
     }
 
+    /// Registers a reader that starts at this position.
     fn reader(self: &Arc<Self>, at: u64, again_until: u64) -> ReplayReader {
         let mut log = self.log.lock();
         let number = log.next_reader;
@@ -322,8 +331,8 @@ impl ReplayBuffer {
 // === impl ReplayLog ===
 
 impl ReplayLog {
-    /// Drops the oldest events that all readers have read, while the buffer is too large. Returns whether it
-    /// is small enough: unread events of a reader are kept.
+    /// Drops the oldest events that all readers have read, while the buffer is larger than `limit` bytes.
+    /// Returns whether the buffer is small enough: an event that a reader has not read is kept.
     fn shrink(&mut self, limit: usize) -> bool {
         let unread = self.readers.iter().map(|(_, at)| *at).min();
         while self.bytes > limit {
@@ -358,12 +367,12 @@ impl ReplayReader {
             if let Some(piece) = self.take() {
                 return Some(piece);
             }
-            // The sender lives in the buffer.
+            // The wait cannot fail: the sender is owned by the buffer, which this reader keeps alive.
             let _ = self.changed.changed().await;
         }
     }
 
-    /// The next piece, if there is one.
+    /// Returns the next piece of the response; `None` if no new event is buffered yet.
     fn take(&mut self) -> Option<BodyPiece> {
         let mut log = self.buffer.log.lock();
         let from = self.at;
@@ -383,7 +392,7 @@ impl ReplayReader {
         let end = log.end.clone();
         drop(log);
         if self.at != from {
-            // The writer may have waited for it.
+            // `ReplayBuffer::add` may be waiting for this reader to advance.
             self.buffer.changed.send_replace(());
         }
         if found.is_some() {

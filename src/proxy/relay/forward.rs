@@ -1,12 +1,13 @@
 //! A legacy client's request on its way to a legacy server, and the beginning of the response.
 //!
-//! Bytes are relayed as they come; the proxy adds what keeps a client from waiting for ever
-//! (`forwarded_request`; for an event stream that ends without the response, `response`).
+//! Bytes are relayed as they arrive. The proxy adds error responses where a client would otherwise wait for
+//! ever: `forwarded_request` if the server gives no response, `response` if an event stream ends without the
+//! response.
 //!
 //! A server may be silent until it is done, and then respond with JSON. The proxy waits as long as a client
-//! can be expected to wait in silence; then, if the client accepts event streams, it begins one, and the
-//! server's response follows on it (`deferred_head`). Only calls get an early response: the response to a
-//! handshake, a list or a notification may be a status.
+//! can be expected to wait in silence; then, if the client accepts event streams, the proxy begins an event
+//! stream, and the server's response follows on that stream (`deferred_head`). Only calls get an early
+//! response: the response to a handshake, a list or a notification may be a status.
 
 use super::{
     deferred_head::{self, UpstreamBody},
@@ -53,11 +54,12 @@ use std::{future::Future, sync::Arc, time::Duration};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-/// A JSON response of at most this length is relayed as a whole, so that one that breaks off is still a clear
-/// error. A longer one, or one of unknown length, is streamed.
+/// The maximum length, in bytes, of a JSON response that is read completely before it is relayed, so that a
+/// response that breaks off becomes a clear error. A longer response, or one of unknown length, is streamed.
 const MAX_WHOLE: u64 = 64 << 10;
 
-/// The pauses before a server is asked again that takes a stream which the proxy has just closed for open.
+/// The pauses between the attempts to open a session's GET stream while the server responds 409: the server
+/// has not noticed yet that the proxy has closed its own stream.
 const CONFLICT_PAUSES: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(100),
@@ -65,28 +67,28 @@ const CONFLICT_PAUSES: [Duration; 4] = [
     Duration::from_millis(400),
 ];
 
-/// The context in which a response is relayed.
+/// The state that is needed to relay the response to a request.
 struct RelayContext {
     request: ForwardedRequest,
-    /// The requests that it answers.
+    /// The JSON-RPC requests that the response answers.
     waiting: SmallVec<[RequestId; 1]>,
     edit: Option<ResponseEdit>,
-    /// The response may contain a list of tools, some of which are denied.
+    /// Whether the response may contain a list of tools, from which denied tools are removed.
     hides_tools: bool,
     listener: Option<SessionListener>,
     keep_alive: KeepAlive,
 }
 
-/// A session that listens on the response.
+/// The session whose own stream (GET) the response is.
 struct SessionListener {
     key: SessionKey,
-    /// The stream continues a broken one.
+    /// Whether the stream continues a broken stream (`Last-Event-ID`).
     resumed: bool,
     expected: Arc<ExpectedStream>,
 }
 
-/// Relays one request, and returns the response for the client. Not an async function: the future that waits
-/// for a call does not hold its request.
+/// Relays one request to the server, and resolves to the response for the client. Not an async function, so
+/// that the future, which may wait for a long call, does not hold the client's request.
 pub(in crate::proxy) fn forward(
     shared: Arc<RouteContext>,
     client: LegacyClient,
@@ -122,7 +124,8 @@ pub(in crate::proxy) fn forward(
         trace: _,
     } = passage;
     let waiting = if left.is_empty() { post.request_ids() } else { left };
-    // A client that only listens can listen elsewhere; shutdown waits for a client that waits for a response.
+    // Shutdown closes GET streams at once, because their clients can reconnect to another process; it waits
+    // for other requests until their clients have been answered.
     let (stopping, work) = match method {
         Method::GET => (shared.closing.clone(), None),
         _ => (shared.overdue.clone(), Some(shared.stopping.track())),
@@ -193,7 +196,7 @@ pub(in crate::proxy) fn forward(
     wait(forwarding, terms, is_waited_for, may_begin)
 }
 
-/// The timeout of the calls in a request, if it differs from the server's.
+/// Returns the timeout of the calls in a request; `None` if the server's timeout applies.
 fn call_timeout(route: &Route, post: &LegacyPost) -> Option<Duration> {
     if !route.has_timeouts() || !post.can_request_input() {
         return None;
@@ -202,12 +205,13 @@ fn call_timeout(route: &Route, post: &LegacyPost) -> Option<Duration> {
     if calls.peek().is_none() {
         return route.timeout;
     }
-    // A batch has the longest timeout of its calls.
+    // A batch gets the longest timeout of its calls; if a call has none, the server's timeout applies.
     calls.collect::<Option<Vec<_>>>()?.into_iter().max()
 }
 
-/// Sends calls once they have their permits, and holds the permits for as long as the server works at them,
-/// whether or not the client stays. Calls that are cancelled in the queue are never sent.
+/// Sends calls once they have their concurrency permits, and holds the permits for as long as the server
+/// works at the calls, whether or not the client stays connected. Calls that are cancelled in the queue are
+/// never sent.
 fn in_turn(
     upstream: Arc<dyn Upstream>,
     mut forward: HttpRequest,
@@ -235,8 +239,9 @@ fn in_turn(
     .boxed()
 }
 
-/// Asks for a session's stream that the proxy has read in place of its client. A server that serves one at a time may
-/// take a moment to notice that the other is closed.
+/// Opens a session's GET stream for its client after the proxy has stopped reading the stream itself. A
+/// server that allows one stream at a time may take a moment to notice that the proxy's is closed, and
+/// responds 409 until then.
 async fn listen_alone(
     upstream: &dyn Upstream,
     forward: HttpRequest,
@@ -253,7 +258,7 @@ async fn listen_alone(
     upstream.forward(forward).await
 }
 
-/// The interest in the response of calls with permits.
+/// A response interest that also holds the concurrency permits of the calls until the response has been read.
 struct PermittedInterest {
     interest: Arc<dyn ResponseInterest>,
     _permits: AdmissionPermits,
@@ -273,12 +278,13 @@ impl ResponseInterest for PermittedInterest {
     }
 }
 
-/// Puts the trace context into the request, and begins the span of the call, if it is traced. Notifications
-/// and batches have none.
+/// Adds the trace context to the request, and begins the span of a single JSON-RPC request, if tracing is on.
+/// Notifications and batches have no span.
 fn traced(shared: &RouteContext, mut passage: LegacyRequest) -> (CallSpan, LegacyRequest) {
     let span = match &passage.post.messages[..] {
         [ClientMessage::Request { id, method, target }] => {
-            // A stdio server is sent an id of the proxy, which is chosen when the message is written.
+            // The span of a call to a stdio server has no id: the proxy replaces the id when it writes the
+            // message.
             let id = shared.upstream.address().map(|_| id);
             CallSpan::begin(shared, passage.trace.as_deref(), (method, target.as_deref()), id)
         }
@@ -293,7 +299,8 @@ fn traced(shared: &RouteContext, mut passage: LegacyRequest) -> (CallSpan, Legac
     (span, passage)
 }
 
-/// Waits for the server to begin its response, or, if `may_begin`, until the proxy begins one.
+/// Waits until the server begins its response. If `is_awaited`, the keep-alive limits the wait: the proxy
+/// begins the response itself (only if `can_begin_early`), or ends the request at its deadline.
 async fn wait(
     mut forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
     mut terms: Box<RelayContext>,
@@ -301,7 +308,7 @@ async fn wait(
     may_begin: bool,
 ) -> LegacyResponse {
     let forwarded = tokio::select! {
-        // An available response is relayed before anything else that is due.
+        // A response that is available takes precedence over shutdown and the keep-alive timer.
         biased;
         forwarded = &mut forwarding => forwarded,
         () = terms.request.stopping.stopped() => Err(CallError::Closing),
@@ -322,7 +329,7 @@ async fn wait(
     }
 }
 
-/// Handles cancellations by the client.
+/// Records the cancellations of requests in the client's message (`notifications/cancelled`).
 fn cancel_requests(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) {
     if let Some(key) = client.session {
         for id in passage.post.cancelled_ids() {
@@ -332,7 +339,8 @@ fn cancel_requests(shared: &RouteContext, client: &LegacyClient, passage: &Legac
     }
 }
 
-/// Registers the request in its session, if the proxy makes tasks there: they may send messages on it.
+/// Registers the request in its session if the session may have tasks or tickets of the proxy, whose messages
+/// may be sent on the stream of the response. Returns the listener of a GET stream, or the entry of a call.
 fn register_in_session(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -363,6 +371,7 @@ fn register_in_session(
     }
 }
 
+/// Classifies a request by how the server's connection is used and whether the request can be repeated.
 fn purpose(method: &Method, post: &LegacyPost, waiting: &[RequestId]) -> RequestPurpose {
     match *method {
         Method::GET if waiting.is_empty() => RequestPurpose::Listen,
@@ -370,14 +379,15 @@ fn purpose(method: &Method, post: &LegacyPost, waiting: &[RequestId]) -> Request
         _ if post.can_request_input() => RequestPurpose::Call,
         _ if !waiting.is_empty() && post.messages.iter().all(is_repeatable) => RequestPurpose::Idempotent,
         _ if !waiting.is_empty() => RequestPurpose::NonIdempotent,
-        // Only by itself: other notifications must not be sent twice.
+        // `notifications/initialized` counts only on its own: other notifications in a batch must not be sent
+        // twice.
         _ if post.completes_handshake() && post.messages.len() == 1 => RequestPurpose::Initialized,
         _ => RequestPurpose::Notify,
     }
 }
 
-/// Whether the response may contain a list of tools: it was requested, or a stream that could carry one is
-/// opened.
+/// Whether the response may contain a list of tools: the request is a `tools/list`, or opens a GET stream, on
+/// which the response to one may be redelivered.
 fn can_list_tools(passage: &LegacyRequest) -> bool {
     let lists = |message: &ClientMessage| {
         matches!(message, ClientMessage::Request { method: protocol::Method::ToolsList, .. })
@@ -385,6 +395,7 @@ fn can_list_tools(passage: &LegacyRequest) -> bool {
     passage.method == Method::GET || passage.post.messages.iter().any(lists)
 }
 
+/// Whether the message can be sent to the server twice without a further effect.
 fn is_repeatable(message: &ClientMessage) -> bool {
     match message {
         ClientMessage::Request { method, .. } => method.is_repeatable(),
@@ -392,14 +403,15 @@ fn is_repeatable(message: &ClientMessage) -> bool {
     }
 }
 
-/// Whether the proxy can begin an event stream before the server does: the client waits for one response, or
-/// resumes one, and accepts event streams.
+/// Whether the proxy can begin an event stream before the server responds: the client waits for one response,
+/// or resumes one, and accepts event streams.
 fn can_begin(passage: &LegacyRequest) -> bool {
-    // The response to a batch is a batch, which is not a message of an event stream.
+    // A batch is excluded: the response to a batch is a batch, which is not a message of an event stream.
     passage.post.messages.len() <= 1 && !passage.post.is_batch && accepts(&passage.headers, EVENT_STREAM)
 }
 
-/// The heartbeat of a client that gave its single call a progress token.
+/// Builds the progress heartbeat of a call; `None` if the route sends no progress, or the call has no
+/// progress token.
 fn heartbeat(
     shared: &RouteContext,
     client: &LegacyClient,
@@ -410,7 +422,7 @@ fn heartbeat(
     Some(ProgressHeartbeat::new(token.detached().as_bytes().clone(), client.has_progress_messages()))
 }
 
-/// Begins a response before its server does.
+/// Begins an event stream for the client before the server has responded.
 fn begin_early(
     forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
     terms: RelayContext,
@@ -422,13 +434,14 @@ fn begin_early(
     let relay = ResponseRelay::of_events(answers(waiting, &silence, &sent.requester, 0), silence);
     let mut relaying = RelayedResponse::new(sent, relay, body, RequestOutcome::Result, timer);
     if hides {
-        // The event limit of the server is not known before it has begun.
+        // The default event limit applies: the server's own is not known before the server has responded.
         relaying.hide_tools(upstream::UpstreamLimits::default().result_bytes);
     }
     stream_response(ResponseBody::Pieces(relaying.boxed()))
 }
 
-/// `limit` is for one message of a batch's response, in bytes.
+/// Tracks which of the requests in `waiting` the relayed response has answered. `limit` is the maximum length
+/// of one message of a batch's response, in bytes.
 fn answers(
     waiting: SmallVec<[RequestId; 1]>,
     silence: &KeepAliveTimer,
@@ -445,7 +458,8 @@ fn answers(
     answers
 }
 
-/// Relays the response that the server has begun.
+/// Relays a response of the server whose status and headers have arrived: as a whole, as a stream, or
+/// replaced by an error.
 async fn answer(forwarded: HttpResponse, mut terms: Box<RelayContext>) -> LegacyResponse {
     let status = forwarded.status;
     let is_waited_for = !terms.waiting.is_empty();
@@ -456,10 +470,10 @@ async fn answer(forwarded: HttpResponse, mut terms: Box<RelayContext>) -> Legacy
         return Box::pin(terms.request.refused_by(forwarded, &terms.waiting)).await;
     }
     if forwarded.headers.contains_key(CONTENT_ENCODING) {
-        // An encoded body cannot be read, and is not edited.
+        // A body with a content coding cannot be parsed, and so is not edited.
         (terms.edit, terms.hides_tools) = (None, false);
     }
-    // A request that is only accepted (202) is answered on the session's own stream.
+    // A response of 202 is no answer: the server answers the request on the session's own stream.
     let is_answer = is_waited_for && status.is_success() && status != StatusCode::ACCEPTED;
     if is_answer && forwarded.body.is_end() && terms.request.requester.resumed.is_none() {
         return Box::pin(terms.request.refused(&terms.waiting, &deferred_head::empty_response_error())).await;
@@ -480,7 +494,7 @@ async fn answer(forwarded: HttpResponse, mut terms: Box<RelayContext>) -> Legacy
     }
 }
 
-/// Relays a document after reading it completely.
+/// Relays a response that is not an event stream, after reading and editing its complete body.
 async fn document(
     status: StatusCode,
     mut headers: HeaderMap,
@@ -522,14 +536,14 @@ async fn document(
     terms.request.full_response(status, headers, body)
 }
 
-/// Relays a response as it comes.
+/// Relays the body of a response as it arrives.
 fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -> LegacyResponse {
     let is_events = forwarded.is_events();
     let HttpResponse { status, mut headers, body, limit } = forwarded;
     let RelayContext { request: sent, waiting, edit, hides_tools: hides, listener: listens, keep_alive } =
         terms;
-    // Until something of it is sent, an error can replace it; the error has another length and no content
-    // coding.
+    // Before its first bytes are sent, the body can be replaced by an error, which has another length and no
+    // content coding: so only a response without these headers can be replaced.
     let may_be_replaced =
         is_answer && !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
     if body.is_end() {
@@ -550,7 +564,7 @@ fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -
     };
     let mut relaying = RelayedResponse::new(sent, relay, UpstreamBody::Streaming(body), outcome, timer);
     if is_events {
-        // Comments are inserted between its events, and perhaps an error after them.
+        // Comments may be inserted between the events, and an error after them, so the length changes.
         headers.remove(CONTENT_LENGTH);
     }
     if is_events && status.is_success() {
@@ -577,8 +591,8 @@ fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -
     LegacyResponse { status, headers, body: ResponseBody::Pieces(relaying.boxed()) }
 }
 
-/// Resumes a response for a client. A failure is reported on an event stream: an HTTP error would answer no
-/// request, and some clients would wait for ever.
+/// Relays the response to a request that resumes a broken stream. A failure is reported on an event stream:
+/// an HTTP error would answer no request, and some clients would wait for ever.
 async fn resume_response(
     forwarded: Result<HttpResponse, CallError>,
     mut terms: Box<RelayContext>,
@@ -587,13 +601,13 @@ async fn resume_response(
         Ok(forwarded) if forwarded.status.is_success() && forwarded.is_events() => {
             return answer(forwarded, terms).await;
         }
-        // It may retry with other credentials.
+        // 401 and 403 are relayed unchanged: the client may retry with other credentials.
         Ok(forwarded) if matches!(forwarded.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
             terms.waiting.clear();
             return answer(forwarded, terms).await;
         }
         Ok(forwarded) => forwarded.resume_refusal(terms.request.requester.is_in_session()).await,
-        // The next process can resume it.
+        // At shutdown the client gets an HTTP error, and can resume the response at the next process.
         Err(lost @ CallError::Closing) => {
             return transport_error(&lost, terms.request.summarize(outcome_of(&lost)));
         }
@@ -610,7 +624,8 @@ async fn resume_response(
     stream_response(ResponseBody::Whole(ResponseTracker::new(owed, 0).closing_errors(&error), account))
 }
 
-/// The deadline has passed before the response began.
+/// Cancels the calls whose deadline (`held.deadline`) has passed before the response began, and builds the
+/// error response.
 fn time_out(terms: &mut RelayContext) -> LegacyResponse {
     terms.request.cancel_overdue();
     Limit::HeldDeadline.record_hit();

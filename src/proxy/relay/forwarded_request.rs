@@ -1,7 +1,8 @@
-//! A relayed request, and the response to its client if the server gives none.
+//! A request that is relayed to the server, and the error responses to its client if the server gives no
+//! usable response.
 //!
-//! If a server responds with an HTTP error or cannot be reached, released clients would wait for ever
-//! (`WIRE`, B 1, rule 19): they get the JSON-RPC error in a 200.
+//! If a server responds with an HTTP error or cannot be reached, published clients would wait for ever
+//! (`WIRE`, B 1, rule 19): the proxy sends them the JSON-RPC error with status 200.
 
 use super::requester::Requester;
 use crate::{
@@ -27,30 +28,35 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use std::{sync::Arc, time::Instant};
 
-/// A relayed request.
+/// The state of a request while it is relayed, and of its response.
 pub(super) struct ForwardedRequest {
+    /// The shared state of the route.
     pub(super) shared: Arc<RouteContext>,
+    /// When the proxy began to serve the request.
     pub(super) began: Instant,
-    /// Delays shutdown; none if the client only listens.
+    /// Delays shutdown while the request is in flight; `None` for a GET stream.
     pub(super) _work: Option<TaskToken>,
+    /// The JSON-RPC requests to which responses are owed.
     pub(super) requester: Requester,
-    /// It belongs to a handshake, so no call can have run because of it.
+    /// Whether the request belongs to a handshake: then its failure means that no call has run.
     pub(super) is_handshake: bool,
-    /// The client's own call, if it is one.
+    /// The entry of the call among the session's calls in flight; `None` if the request is not a call.
     pub(super) call: Option<Arc<ClientCall>>,
-    /// The session for the cancellation of a call with a deadline.
+    /// The session in which a call is cancelled at its deadline; `None` without a deadline.
     pub(super) cancel_session: Option<Box<ClientSession>>,
-    /// When the proxy stops waiting for it.
+    /// Resolves at the stage of shutdown at which the proxy no longer waits for this request.
     pub(super) stopping: DrainWatch,
     /// The span of the call at the server. Locked to record the outcome.
     pub(super) span: Mutex<CallSpan>,
-    /// Present if the call is only observed. Locked to record the outcome.
+    /// The record of a call on a route that only observes; `None` for other requests. Locked to record the
+    /// outcome.
     pub(super) observed: Mutex<Option<Box<ObservedCall>>>,
 }
 
 // === impl ForwardedRequest ===
 
 impl ForwardedRequest {
+    /// Records the outcome in the span and in the observed call, and returns the access summary.
     pub(super) fn summarize(&self, outcome: RequestOutcome) -> AccessSummary {
         self.span.lock().record_outcome(outcome);
         if let Some(observed) = &mut *self.observed.lock() {
@@ -60,19 +66,21 @@ impl ForwardedRequest {
         AccessSummary { upstream, ..AccessSummary::of(outcome) }
     }
 
-    /// Records that the server does not work at the request any more.
+    /// Records that the server no longer works at the request.
     pub(super) fn mark_ended(&self) {
         self.call.iter().for_each(|call| call.mark_answered());
     }
 
-    /// The same after a failure, unless the call may still run.
+    /// Records after a failure that the server no longer works at the request, unless the call may still run
+    /// there.
     pub(super) fn mark_lost(&self, lost: &CallError) {
         if !lost.may_still_run() {
             self.mark_ended();
         }
     }
 
-    /// Cancels the calls at the server (2025-11-25, *Cancellation*). Later messages about them are ignored.
+    /// Cancels calls whose deadline has passed at the server (2025-11-25, *Cancellation*); later messages
+    /// about them are ignored. A call in the proxy's queue is dropped without a message.
     pub(super) fn cancel_overdue(&mut self) {
         let is_queued = self.requester.pending.is_queued();
         if let Some(session) = self.cancel_session.take()
@@ -84,7 +92,7 @@ impl ForwardedRequest {
         }
     }
 
-    /// A complete response.
+    /// Builds a complete response, with the outcome that its status and body show.
     pub(super) fn full_response(
         &self,
         status: StatusCode,
@@ -109,7 +117,7 @@ impl ForwardedRequest {
         LegacyResponse { status, headers, body: ResponseBody::Whole(body, account) }
     }
 
-    /// The response for an HTTP error of the server.
+    /// Builds the response to the client after the server responded with an HTTP error.
     pub(super) async fn refused_by(&self, forwarded: HttpResponse, waiting: &[RequestId]) -> LegacyResponse {
         let error = match forwarded.read_error().await {
             Ok(error) => error,
@@ -121,7 +129,7 @@ impl ForwardedRequest {
         }
     }
 
-    /// The response for a failure without a response of the server.
+    /// Builds the response to the client after a failure without a response of the server.
     pub(super) async fn refused(&self, waiting: &[RequestId], lost: &CallError) -> LegacyResponse {
         let not_sent = self.is_handshake.then(|| lost.clone().into_not_sent());
         let lost = not_sent.as_ref().unwrap_or(lost);
@@ -135,7 +143,7 @@ impl ForwardedRequest {
         self.failed(&owed, &lost_error(lost), outcome_of(lost))
     }
 
-    /// The error for each waiting request.
+    /// Builds the response with this error for each of the requests in `waiting`.
     pub(super) fn failed(
         &self,
         waiting: &[RequestId],
@@ -145,18 +153,22 @@ impl ForwardedRequest {
         refused(StatusCode::OK, waiting, error, self.summarize(outcome).with_reason(error))
     }
 
-    /// The client has cancelled its requests: the stream just ends.
+    /// Builds the empty event stream for a client that has cancelled its requests, to which no response is
+    /// owed.
     pub(super) fn unanswered(&self) -> LegacyResponse {
         stream_response(ResponseBody::Whole(Bytes::new(), self.summarize(RequestOutcome::Disconnected)))
     }
 }
 
-/// No request waits for a response: the HTTP status reports the error.
+/// Builds the HTTP error response to a message without requests, for which only the status can report an
+/// error.
 pub(in crate::proxy) fn transport_error(lost: &CallError, account: AccessSummary) -> LegacyResponse {
     let error = lost_error(lost);
     refused(status_of_fault(lost.fault()), &[], &error, account.with_reason(&error))
 }
 
+/// Returns the outcome that the HTTP status of a response shows: 5xx `UpstreamFailed`, 4xx `ServerError`,
+/// otherwise `Result`.
 pub(super) fn outcome_of_status(status: StatusCode) -> RequestOutcome {
     match status {
         _ if status.is_server_error() => RequestOutcome::UpstreamFailed,
@@ -165,7 +177,7 @@ pub(super) fn outcome_of_status(status: StatusCode) -> RequestOutcome {
     }
 }
 
-/// The code and status of a server's error, without its text.
+/// Formats the status and the JSON-RPC code of a server's error for the access log, without the error's text.
 fn error_numbers(status: StatusCode, body: &Bytes) -> String {
     let error = Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::of(&frame));
     let code = error.map(|error| error.code());

@@ -1,4 +1,4 @@
-//! The requests that a response is owed to.
+//! The JSON-RPC requests to which a relayed HTTP request owes responses.
 
 use crate::{
     dialect::{Principal, legacy::ResumePosition},
@@ -15,19 +15,21 @@ use http::{HeaderValue, Method};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The requests of a POST or of a resumed stream, and their session.
+/// The JSON-RPC requests of a POST or of a resumed stream, their session and their principal.
 #[derive(Clone)]
 pub(super) struct Requester {
+    /// The registration of the requests, which records their cancellation.
     pub(super) pending: Arc<PendingRequest>,
     unfinished: Arc<UnfinishedStreams>,
     principal: Principal,
-    /// The client resumes the response after this event.
+    /// The `Last-Event-ID` of a client that resumes a known stream; otherwise `None`.
     pub(super) resumed: Option<HeaderValue>,
 }
 
 // === impl Requester ===
 
 impl Requester {
+    /// Creates the requester for the JSON-RPC requests in this HTTP request.
     pub(super) fn of(sessions: &LegacySessions, client: &LegacyClient, passage: &LegacyRequest) -> Self {
         Self {
             pending: PendingRequest::new(
@@ -41,8 +43,8 @@ impl Requester {
         }
     }
 
-    /// The unanswered requests of the stream that the request resumes; empty if it resumes none, or none that
-    /// is known.
+    /// Takes over the stream that the request resumes (`Last-Event-ID`), and returns the requests that the
+    /// stream has not answered; empty if the request resumes no known stream.
     pub(super) fn resume(&mut self, passage: &LegacyRequest) -> SmallVec<[RequestId; 1]> {
         let last_id = passage.headers.get(&LAST_EVENT_ID).filter(|_| passage.method == Method::GET);
         let left = last_id.and_then(|last_id| self.unfinished.get(self.event_key(last_id.as_bytes())));
@@ -52,12 +54,14 @@ impl Requester {
         waiting
     }
 
+    /// Whether the requests were made in an MCP session.
     pub(super) fn is_in_session(&self) -> bool {
         self.pending.key.is_some()
     }
 
-    /// Stores the unanswered requests of a stream that ends, or whose client disconnects. The client may have
-    /// lost the last events, and may resume after an `earlier` one.
+    /// Stores the unanswered requests of a stream that ends, or whose client disconnects, so that the client
+    /// can resume it. The client may have lost the last events, so the stream is stored under the `earlier`
+    /// event ids as well.
     pub(super) fn save_unfinished<'a>(
         &self,
         behind: &'a ResumePosition,
@@ -69,24 +73,26 @@ impl Requester {
         }
     }
 
-    /// The requests whose background read must end before the server is asked for the rest: it may send the
-    /// rest to one connection only.
+    /// Returns the requests whose background read must end before the stream is resumed at the server, which
+    /// may serve a stream on one connection only. `None` if no stream is resumed.
     pub(super) fn pending_reader(&self) -> Option<Arc<PendingRequest>> {
         self.resumed.is_some().then(|| Arc::clone(&self.pending))
     }
 
-    /// Removes the stored stream: all its requests have been answered.
+    /// Removes the stored stream once all its requests have been answered.
     pub(super) fn mark_answered(&self) {
         if let Some(last_id) = &self.resumed {
             self.unfinished.remove(self.event_key(last_id.as_bytes()));
         }
     }
 
+    /// Returns the key under which a stream that is resumable after this event is stored.
     fn event_key(&self, last_id: &[u8]) -> EventKey {
         EventKey::of(self.principal, self.pending.key, last_id)
     }
 
-    /// The outcome for an error of the server.
+    /// Returns the outcome for an error of the server: an error after the client's cancellation counts as a
+    /// disconnect.
     pub(super) fn error_outcome(&self) -> RequestOutcome {
         if self.pending.is_cancelled() { RequestOutcome::Disconnected } else { RequestOutcome::ServerError }
     }

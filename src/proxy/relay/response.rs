@@ -1,4 +1,4 @@
-//! A response that is being relayed to a legacy client: carries out what [`ResponseRelay`] decides.
+//! Relays a response to a legacy client: executes the actions that [`ResponseRelay`] decides on.
 //!
 //! Reads the server's body, edits its bytes where needed, and records the outcome: for the log, for clients
 //! that resume the stream (`requester`), and for the session that listens.
@@ -32,45 +32,54 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// A response that is being relayed.
+/// The body of a response that is being relayed to a legacy client, as a stream of pieces.
 pub(super) struct RelayedResponse {
+    /// The request to which this is the response.
     pub(super) request: ForwardedRequest,
     relay: ResponseRelay<CallError>,
     body: UpstreamBody,
-    /// The outcome for the log, as far as it is known.
+    /// The outcome for the access log, as far as it is known yet.
     outcome: RequestOutcome,
     timer: LazyTimer,
     /// Removes denied tools from lists, before any other edit.
     tool_filter: Option<Box<ResponseEditor>>,
+    /// The edits of the server's bytes, after the removal of denied tools.
     pub(super) changes: StreamEdits,
-    /// Determines which requests are still owed a response.
+    /// A future that determines which requests are still owed a response; present during
+    /// `RelayPhase::Resolving`.
     owed: Option<BoxFuture<'static, SmallVec<[RequestId; 1]>>>,
-    /// Resolves at shutdown. Created on the first wait: most responses are there at once.
+    /// Resolves at shutdown. Created on the first wait, because most responses arrive without one.
     stop: Option<BoxFuture<'static, ()>>,
 }
 
-/// Edits a response; `None` leaves it unchanged. The second argument is the session that the response names.
+/// Edits a response message; returns `None` to leave it unchanged. The second argument is the value of the
+/// `Mcp-Session-Id` header of the response.
 pub(in crate::proxy) type ResponseEdit = Box<dyn FnMut(&Frame, Option<&HeaderValue>) -> Option<Bytes> + Send>;
 
-/// An event stream whose response is edited.
+/// The edit of the response message on an event stream.
 pub(super) struct EditedStream {
+    /// The edit of the response message.
     pub(super) edit: ResponseEdit,
+    /// The value of the `Mcp-Session-Id` header of the response.
     pub(super) in_session: Option<HeaderValue>,
+    /// The parser that finds the response message on the stream.
     pub(super) editor: ResponseEditor,
 }
 
-/// Edits of the relayed bytes.
+/// The kind of edit that is applied to the relayed bytes.
 pub(super) enum StreamEdits {
     None,
-    /// One message is edited.
+    /// The response message on the stream is edited.
     Edited(Box<EditedStream>),
-    /// The session listens on the stream: events are removed, and messages of the proxy are inserted.
+    /// The stream is a session's own GET stream: events about the proxy's calls are removed, and messages of
+    /// the proxy are inserted.
     SessionStream(Box<SessionStream>),
 }
 
 // === impl RelayedResponse ===
 
 impl RelayedResponse {
+    /// Creates the relayed response. `outcome` is the one that its HTTP status shows.
     pub(super) fn new(
         sent: ForwardedRequest,
         relay: ResponseRelay<CallError>,
@@ -91,12 +100,13 @@ impl RelayedResponse {
         }
     }
 
-    /// Removes denied tools from every list on the stream. `limit` is for one event, in bytes.
+    /// Removes denied tools from every tool list on the stream. `limit` is the maximum length of one event,
+    /// in bytes.
     pub(super) fn hide_tools(&mut self, limit: usize) {
         self.tool_filter = Some(Box::new(ResponseEditor::for_all_responses(limit)));
     }
 
-    /// Passes the next event to the relay.
+    /// Passes the next event (bytes, end, resumption, shutdown or timeout) to the relay.
     fn poll_next_event(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.relay.phase() {
             RelayPhase::Flowing => match self.body.poll_chunk(cx) {
@@ -160,7 +170,8 @@ impl RelayedResponse {
         Poll::Ready(())
     }
 
-    /// The edited form of the server's next bytes.
+    /// Returns the edited form of the server's next bytes; on the last bytes, with everything that the
+    /// editors have buffered.
     fn edit(&mut self, bytes: Bytes) -> Bytes {
         let is_over = self.body.is_over();
         let bytes = match &mut self.tool_filter {
@@ -185,7 +196,7 @@ impl RelayedResponse {
         if rest.is_empty() { bytes } else { [bytes, rest].concat().into() }
     }
 
-    /// Carries out one action. Returns the piece to send, if there is one.
+    /// Executes one action of the relay. Returns the piece to send to the client, if the action sends one.
     fn carry_out(&mut self, action: RelayAction<CallError>) -> Option<BodyPiece> {
         match action {
             RelayAction::Send(bytes) => return Some(BodyPiece::of(bytes)),
@@ -239,13 +250,15 @@ impl RelayedResponse {
         self.request.summarize(self.outcome)
     }
 
+    /// Records the outcome of the response, and returns its access summary.
     fn finish(&mut self, verdict: RelayOutcome<CallError>) -> AccessSummary {
         let (outcome, error) = match verdict {
             RelayOutcome::Completed(status) => return self.finish_answered(status),
             RelayOutcome::Resumable => return self.request.summarize(self.outcome),
             RelayOutcome::Cancelled => return self.request.summarize(RequestOutcome::Disconnected),
             RelayOutcome::Lost(lost) => {
-                // At shutdown the server still works at the call, and is notified when the body is dropped.
+                // At shutdown the server still works at the call. The body is not marked as answered, so that
+                // the server is notified when the body is dropped.
                 if !lost.is_shutdown() {
                     self.body.mark_answered();
                 }
@@ -281,7 +294,7 @@ impl Stream for RelayedResponse {
 }
 
 impl Drop for RelayedResponse {
-    /// The client may have disconnected.
+    /// Reports a disconnect to the relay, which ignores it if the response has ended.
     fn drop(&mut self) {
         self.relay.handle_disconnect();
         while let Some(action) = self.relay.poll_action() {

@@ -4,8 +4,9 @@
 //! client, but an input request during a task belongs to the task: it must name its task, and must be sent
 //! where the client waits for the result (2025-11-25, *Tasks, Input Required Status*); and progress under a
 //! token of the proxy is meaningless to the client. Such events are removed and passed to the call
-//! ([`InFlightCalls`]). Everything else is relayed byte for byte: as it comes while no call of the proxy is
-//! in flight, otherwise event by event, because an event must be complete before it can be attributed.
+//! ([`InFlightCalls`]). All other bytes are relayed unchanged: as they arrive while no call of the proxy is
+//! in flight, otherwise event by event, because an event must be complete before it can be attributed to a
+//! call.
 
 use crate::{
     protocol::sse::MessageFilter,
@@ -14,20 +15,21 @@ use crate::{
 use bytes::Bytes;
 use std::sync::Arc;
 
-/// One stream of a session.
+/// The GET stream of one session while it is relayed.
 pub(super) struct SessionStream {
     route: Arc<str>,
     in_flight: Arc<InFlightCalls>,
     key: SessionKey,
     sieve: MessageFilter,
-    /// Messages of the proxy for the stream.
+    /// The registration of the stream, with the proxy's messages to insert into it.
     pub(super) stream: GetStream,
 }
 
 // === impl SessionStream ===
 
 impl SessionStream {
-    /// `resumed` is whether it continues a broken stream; `limit` is for one event, in bytes.
+    /// Opens the stream of a session. `is_resumed` tells whether the stream continues a broken one; `limit`
+    /// is the maximum length of one event, in bytes.
     pub(super) fn open(
         (route, sessions): (&Arc<str>, &LegacySessions),
         key: SessionKey,
@@ -43,7 +45,7 @@ impl SessionStream {
         }
     }
 
-    /// Takes the next chunk; returns the bytes to relay. An empty result is not the end.
+    /// Takes the next chunk of the server; returns the bytes to relay. An empty result does not mean the end.
     pub(super) fn feed(&mut self, chunk: Bytes) -> Bytes {
         let (route, in_flight, key) = (&self.route, &self.in_flight, self.key);
         self.sieve.feed(
@@ -53,7 +55,7 @@ impl SessionStream {
         )
     }
 
-    /// The buffered rest at the end of the stream.
+    /// Returns the bytes that are still buffered at the end of the stream.
     pub(super) fn rest(&mut self) -> Bytes {
         self.sieve.finish()
     }

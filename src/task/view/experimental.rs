@@ -1,8 +1,8 @@
-//! A record as 2025-11-25 shows it (*Tasks*).
+//! Writes a task record as an experimental task of 2025-11-25 (*Tasks*).
 //!
-//! The task is flat in every response but the first, where it is nested; its result is never in it. Every
-//! view has every member of the revision: clients of that time refuse a task without `ttl` or `lastUpdatedAt`
-//! (`WIRE`, B 1, rule 11).
+//! The members of the task are at the top level of every response but the first, in which the task is nested;
+//! the result of the call is never in the task. Every view has every member of the revision: clients of that
+//! time refuse a task without `ttl` or `lastUpdatedAt` (`WIRE`, B 1, rule 11).
 
 use super::ObjectWriter;
 use crate::{
@@ -15,21 +15,22 @@ use crate::{
 use bytes::Bytes;
 use serde_json::json;
 
-/// The options of the view on a route.
+/// The options of a route for this view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewOptions {
-    /// The least and the greatest `pollInterval`.
+    /// The minimum and the maximum `pollInterval`.
     pub poll: PollBounds,
+    /// The status of tasks whose tool returned an error.
     pub tool_errors: ToolErrors,
 }
 
 /// The status of a task whose tool returned `isError: true`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ToolErrors {
-    /// `failed`, as in the revision (2025-11-25, *Tasks, Task Execution Errors*).
+    /// `failed`, as the revision requires (2025-11-25, *Tasks, Task Execution Errors*).
     #[default]
     Failed,
-    /// `completed`: clients in the field drop the result of a failed task (`WIRE`, B 1, rule 4).
+    /// `completed`, because clients in the field drop the result of a failed task (`WIRE`, B 1, rule 4).
     Completed,
 }
 
@@ -38,16 +39,15 @@ pub enum ToolErrors {
 pub enum TaskResultFormat {
     /// As published in the revision.
     Published,
-    /// For a client that reads it as the call's own result, which must have `content`, and finds its task by
-    /// `modelcontextprotocol.io/task` in `_meta`. FastMCP 2.14 does so, by a draft of SEP-1686. The task is
-    /// also where the revision has it.
+    /// The published form and, in addition, that of a draft of SEP-1686, which FastMCP 2.14 reads: a call
+    /// result with `content`, whose `_meta` names the task under `modelcontextprotocol.io/task`.
     Draft,
 }
 
-/// The outcome of a call that became a task, as the call itself would have been answered.
+/// The outcome of a call that became a task: the response that the call itself would have had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskOutcome {
-    /// The raw result object, with the task it belongs to in `_meta`.
+    /// The raw result object, whose `_meta` names the task.
     Result(Bytes),
     /// The raw error object.
     Error(Bytes),
@@ -55,7 +55,7 @@ pub enum TaskOutcome {
     Cancelled,
 }
 
-/// The `CreateTaskResult`. `immediate` is a text with which the model can continue
+/// Writes the `CreateTaskResult`. `immediate_response` is a text with which the model can continue
 /// (`io.modelcontextprotocol/model-immediate-response`).
 pub fn created(
     record: &Record,
@@ -89,14 +89,16 @@ pub fn created(
     out.finish()
 }
 
-/// The task object: the result of `tasks/get` and `tasks/cancel`, the params of `notifications/tasks/status`.
+/// Writes the task object: the result of `tasks/get` and `tasks/cancel`, and the params of
+/// `notifications/tasks/status`.
 pub fn task_object(record: &Record, now: Timestamp, terms: ViewOptions) -> Vec<u8> {
     let mut out = ObjectWriter::with_capacity(384 + record.message.as_ref().map_or(0, String::len));
     task(&mut out, record, now, terms);
     out.finish()
 }
 
-/// The result of `tasks/list`: one page, and the cursor of the next if there is one.
+/// Writes the result of `tasks/list`: one page of tasks; `next` is the cursor of the next page, if there is
+/// one.
 pub fn task_list<'a>(
     records: impl IntoIterator<Item = &'a Record>,
     next: Option<&str>,
@@ -118,7 +120,7 @@ pub fn task_list<'a>(
     out.finish()
 }
 
-/// The status, with this revision's handling of tool errors.
+/// Returns the status of a task for this revision, with the configured handling of tool errors.
 pub fn status(record: &Record, tool_errors: ToolErrors) -> &'static str {
     match (&record.state, tool_errors) {
         (TaskState::Completed { is_error: true, .. }, ToolErrors::Failed) => "failed",
@@ -126,10 +128,10 @@ pub fn status(record: &Record, tool_errors: ToolErrors) -> &'static str {
     }
 }
 
-/// The response of `tasks/result`; `None` until the task has ended.
+/// Returns the outcome for the response to `tasks/result`; `None` until the task has ended.
 ///
-/// The result of a 2026-07-28 client's call is in that revision: `resultType` and the server info are
-/// removed.
+/// A result that was translated to 2026-07-28 loses the members of that revision, `resultType` and the server
+/// info.
 pub fn outcome(record: &Record) -> Option<TaskOutcome> {
     match &record.state {
         TaskState::Working | TaskState::InputRequired { .. } => None,
@@ -139,11 +141,12 @@ pub fn outcome(record: &Record) -> Option<TaskOutcome> {
     }
 }
 
-/// The value of `io.modelcontextprotocol/related_task-task`.
+/// Returns the value of `io.modelcontextprotocol/related-task` in `_meta`, which names the task.
 pub fn related_task(record: &Record) -> Vec<u8> {
     json!({ "taskId": record.id.as_str() }).to_string().into()
 }
 
+/// Adds the related task to the `_meta` of a result, and removes the members of 2026-07-28.
 fn related_result(record: &Record, result: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(result) else { return result.clone() };
     let mut edit = ObjectEdit::new(&object);
@@ -165,7 +168,7 @@ fn related_result(record: &Record, result: &Bytes) -> Bytes {
     edit.apply()
 }
 
-/// The members of a task.
+/// Writes the members of a task.
 fn task(out: &mut ObjectWriter, record: &Record, now: Timestamp, terms: ViewOptions) {
     out.string("taskId", record.id.as_str());
     out.string("status", status(record, terms.tool_errors));

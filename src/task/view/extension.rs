@@ -1,11 +1,11 @@
-//! A record as the tasks extension shows it.
+//! Writes a task record as a task of the tasks extension (SEP-2663).
 //!
 //! Three messages show a task: the handle that replaces a call's result, the response to `tasks/get`, and the
 //! notification. Each is written into one buffer, because a result may be megabytes long: it is copied once,
 //! and never parsed into values. Every field of the extension is in every view, and numbers are integers:
 //! clients refuse a task without `ttlMs` or with a fraction.
 //!
-//! `meta` is a raw `_meta` object of the caller, with the server info or the subscription id.
+//! `meta` is the raw `_meta` object for the message, with the server info or the subscription id.
 
 use super::ObjectWriter;
 use crate::{
@@ -18,8 +18,8 @@ use crate::{
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// The `CreateTaskResult` of the extension: flat, `resultType: "task"`, without result, error or input
-/// requests in any state.
+/// Writes the `CreateTaskResult` of the extension: the members of the task at the top level with `resultType:
+/// "task"`, without result, error or input requests in any state.
 pub fn created(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
     let mut view = ExtensionWriter::with_capacity(record, meta, 0);
     view.0.string("resultType", "task");
@@ -27,8 +27,8 @@ pub fn created(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option
     view.finish(meta)
 }
 
-/// The `GetTaskResult` of the extension: `resultType: "complete"` and the detailed task. The inlined result
-/// has its own `resultType` (added if the server's has none).
+/// Writes the `GetTaskResult` of the extension: `resultType: "complete"` and the detailed task. The result of
+/// the call inside the task has its own `resultType` (added if the server's result has none).
 pub fn detailed(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
     let mut view = ExtensionWriter::with_capacity(record, meta, record.stored_bytes());
     view.0.string("resultType", "complete");
@@ -37,8 +37,8 @@ pub fn detailed(record: &Record, now: Timestamp, bounds: PollBounds, meta: Optio
     view.finish(meta)
 }
 
-/// The params of `notifications/tasks`: the detailed task, identical to the response of `tasks/get` at this
-/// moment except for `resultType`, which belongs to results.
+/// Writes the params of `notifications/tasks`: the detailed task, identical to the response of `tasks/get` at
+/// this moment except for `resultType`, which belongs to results.
 pub fn notification_params(
     record: &Record,
     now: Timestamp,
@@ -51,20 +51,20 @@ pub fn notification_params(
     view.finish(meta)
 }
 
-/// Writes a view.
+/// Writes the messages of this view.
 struct ExtensionWriter(ObjectWriter);
 
 // === impl ExtensionWriter ===
 
 impl ExtensionWriter {
-    /// Allocates space for the whole view, so that a large result is not copied again.
+    /// Allocates space for the whole message, so that a large result is not copied again.
     fn with_capacity(record: &Record, meta: Option<&[u8]>, details: usize) -> Self {
         // The fixed fields take about 260 bytes; few keys need quoting.
         let message = record.message.as_ref().map_or(0, String::len);
         Self(ObjectWriter::with_capacity(384 + message + details + meta.map_or(0, <[u8]>::len)))
     }
 
-    /// The members that every view of a task has.
+    /// Writes the members that every message about a task has.
     fn task(&mut self, record: &Record, now: Timestamp, bounds: PollBounds) {
         self.0.string("taskId", record.id.as_str());
         self.0.string("status", record.state.status());
@@ -77,7 +77,7 @@ impl ExtensionWriter {
         self.0.number("pollIntervalMs", record.poll_interval(now, bounds).as_millis());
     }
 
-    /// The members that belong to one status.
+    /// Writes the members that depend on the status: input requests, result or error.
     fn details(&mut self, record: &Record) {
         match &record.state {
             TaskState::Working | TaskState::Cancelled => {}
@@ -105,8 +105,8 @@ impl ExtensionWriter {
         self.0.raw(b"}");
     }
 
-    /// The result of the call. A missing `resultType` is added: the published client library refuses a
-    /// completed task whose result lacks it, although the extension's own example does.
+    /// Writes the result of the call. A missing `resultType` is added: the published client library refuses a
+    /// completed task whose result lacks the member, although the extension's own example lacks it, too.
     fn result(&mut self, result: &Bytes) {
         self.0.key("result");
         let rest = match JsonObject::read(result) {
@@ -138,8 +138,8 @@ impl ExtensionWriter {
     }
 }
 
-/// The result of a legacy call without the members that have another meaning here: a legacy server's
-/// `resultType` is an unknown member, and the server may have tasks of its own.
+/// Removes the members of a legacy result that have another meaning in 2026-07-28: `resultType`, which is an
+/// unknown member in legacy revisions, and the related task, which would be a task of the server's own.
 fn to_modern(result: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(result) else { return result.clone() };
     let mut edit = ObjectEdit::new(&object);

@@ -1,10 +1,10 @@
-//! A record as clients see it.
+//! Writes a task record as messages for clients.
 //!
-//! One record has three views: that of the tasks extension ([`extension`], for 2026-07-28), that of the
-//! experimental tasks of 2025-11-25 ([`experimental`]), and that of clients without task support, whose model
-//! holds a [`ticket`]. They differ in more than names. In the first the result is in the task; in the second
-//! it is fetched by a separate request, and a tool error makes the task a failed one; in the third it is the
-//! result of another tool.
+//! A record has three views: the task of the tasks extension ([`extension`], for 2026-07-28), the
+//! experimental task of 2025-11-25 ([`experimental`]), and the [`ticket`] for clients without task support.
+//! They differ in more than names: in the first, the result is in the task; in the second, the result is
+//! fetched by a separate request, and a tool error makes the task `failed`; in the third, the result is that
+//! of another tool.
 
 pub mod experimental;
 pub mod extension;
@@ -16,23 +16,26 @@ struct ObjectWriter(Vec<u8>);
 // === impl ObjectWriter ===
 
 impl ObjectWriter {
+    /// Begins an object in a buffer of this capacity, in bytes.
     fn with_capacity(bytes: usize) -> Self {
         let mut out = Vec::with_capacity(bytes);
         out.push(b'{');
         Self(out)
     }
 
+    /// Writes a member whose value is a string.
     fn string(&mut self, key: &str, value: &str) {
         self.key(key);
         self.quoted(value);
     }
 
+    /// Writes a member whose value is a number.
     fn number(&mut self, key: &str, value: u128) {
         self.key(key);
         self.raw(itoa::Buffer::new().format(value).as_bytes());
     }
 
-    /// Writes the key of the next member. All keys here need no escaping.
+    /// Writes the key of the next member, which must not need escaping.
     fn key(&mut self, key: &str) {
         if self.0.last() != Some(&b'{') {
             self.0.push(b',');
@@ -42,14 +45,17 @@ impl ObjectWriter {
         self.0.extend_from_slice(b"\":");
     }
 
+    /// Writes a string as JSON.
     fn quoted(&mut self, text: &str) {
         serde_json::to_writer(&mut self.0, text).expect("a string is written to memory");
     }
 
+    /// Writes raw JSON.
     fn raw(&mut self, json: &[u8]) {
         self.0.extend_from_slice(json);
     }
 
+    /// Ends the object, and returns its bytes.
     fn finish(mut self) -> Vec<u8> {
         self.0.push(b'}');
         self.0

@@ -1,8 +1,9 @@
-//! A record as clients without task support see it: an ordinary result of their call, as text for the model.
+//! Writes a task record for clients without task support: as an ordinary result of their call, with text for
+//! the model.
 //!
-//! The text says which tool runs, for how long, its last progress, and how to continue. A model knows nothing
-//! of tasks, so the text must be complete: it names the tools to call and their one argument. `_meta` has the
-//! same for programs, under [`meta::TICKET`].
+//! The text states which tool runs, for how long, its last progress, and how to continue. A model knows
+//! nothing of tasks, so the text must be complete: it names the tools to call and their one argument. `_meta`
+//! contains the same values for programs, under [`meta::TICKET`].
 
 use crate::{
     protocol::{
@@ -15,31 +16,35 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The placeholders of a configured text.
+/// The placeholders that a configured ticket text may contain.
 pub const PLACEHOLDERS: [&str; 7] =
     ["{tool}", "{elapsed}", "{progress}", "{ticket}", "{result}", "{cancel}", "{wait}"];
-/// The placeholders that must be in a configured text: without them no model can fetch the result.
+/// The placeholders that a configured ticket text must contain: without them no model can fetch the result.
 pub const REQUIRED_PLACEHOLDERS: [&str; 2] = ["{ticket}", "{result}"];
 
+/// The text of a ticket for the model, if none is configured.
 const DEFAULT_TEXT: &str = "{tool} is still running, {elapsed} so far{progress}. This is not its result yet. To get it, call the tool \
      {result} with {\"ticket\": \"{ticket}\"}: it waits up to {wait}, and is to be called again for as long as it says \
      that {tool} is still running. Do not call {tool} again for this; it runs only once. To stop it, call {cancel} \
      with the same ticket.";
 
-/// The values for the text of a ticket.
+/// The values for the placeholders in the text of a ticket.
 #[derive(Clone, Copy, Debug)]
 pub struct TicketPrompt<'a> {
+    /// The ticket.
     pub ticket: &'a str,
-    /// The names of the tools that take the ticket, as this client knows them.
+    /// The name of the tool that waits for the result, in the tool list of this client.
     pub result: &'a str,
+    /// The name of the tool that cancels the call, in the tool list of this client.
     pub cancel: &'a str,
-    /// How long the result tool waits.
+    /// How long a call of the result tool waits.
     pub wait: Duration,
-    /// The configured text.
+    /// The configured text; `None` for the default text.
     pub text: Option<&'a str>,
 }
 
-/// The result of a call, or of a call of the result tool, while the tool is running.
+/// Writes the result of a call, or of a call of the result tool, while the tool is still running: the ticket
+/// and how to use it.
 pub fn running(record: &Record, now: Timestamp, terms: &TicketPrompt<'_>) -> Value {
     let elapsed = record.waited + now.since(record.created);
     let progress = record.message.as_deref().map(|said| format!(" (last progress: {said})"));
@@ -70,18 +75,19 @@ pub fn running(record: &Record, now: Timestamp, terms: &TicketPrompt<'_>) -> Val
     json!({ "content": [{ "type": "text", "text": text }], "_meta": { meta::TICKET: about } })
 }
 
-/// The outcome of a call, exactly as it would have been answered.
+/// The outcome of a call: the response that the call would have had without a ticket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
     /// The raw result object.
     Result(Bytes),
     /// The raw error object.
     Error(Bytes),
+    /// The call was cancelled and has no result.
     Cancelled,
 }
 
-/// The outcome of a call, for a client of 2026-07-28 if `modern`, else of a legacy revision; `None` while it
-/// runs.
+/// Returns the outcome of a call, for a client of 2026-07-28 if `is_modern`, otherwise for a client of a
+/// legacy revision; `None` while the call runs.
 pub fn outcome(record: &Record, modern: bool) -> Option<CallOutcome> {
     match &record.state {
         TaskState::Working | TaskState::InputRequired { .. } => None,
@@ -94,7 +100,7 @@ pub fn outcome(record: &Record, modern: bool) -> Option<CallOutcome> {
     }
 }
 
-/// A result of 2026-07-28 without the members that legacy revisions do not have.
+/// Removes the members that legacy revisions do not have from a result of 2026-07-28.
 fn to_legacy(result: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(result) else { return result.clone() };
     let mut edit = ObjectEdit::new(&object);
@@ -107,12 +113,12 @@ fn to_legacy(result: &Bytes) -> Bytes {
     edit.apply()
 }
 
-/// The result of cancelling a tool.
+/// Writes the result of the cancel tool for a call that was cancelled.
 pub fn cancelled(tool: &str) -> Value {
     json!({ "content": [{ "type": "text", "text": format!("{tool} was asked to stop. It has no result.") }] })
 }
 
-/// The result of cancelling a tool that has ended.
+/// Writes the result of the cancel tool for a call that has ended already.
 pub fn already_ended(record: &Record, result_tool: &str) -> Value {
     let tool = &record.tool;
     let text = match record.state {
@@ -122,15 +128,16 @@ pub fn already_ended(record: &Record, result_tool: &str) -> Value {
     json!({ "content": [{ "type": "text", "text": text }] })
 }
 
-/// The result for a ticket that is unknown, belongs to another principal, or has expired. The text is the
-/// same in all cases.
+/// Writes the result of a ticket tool for a ticket that is unknown, belongs to another principal, or has
+/// expired. The text is the same in all cases.
 pub fn unknown_ticket() -> Value {
     let text =
         "This ticket is not known: it is not written exactly as it was given, or its result has expired.";
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
-/// The result if a ticket cannot be processed at present, for this reason. The ticket stays valid.
+/// Writes the result of a ticket tool if the ticket cannot be processed at present, for this reason. The
+/// ticket stays valid.
 pub fn busy(reason: &str) -> Value {
     let text = format!(
         "This is not possible at the moment: {reason}. The ticket is still valid: wait a little, then call this again with \
@@ -139,13 +146,13 @@ pub fn busy(reason: &str) -> Value {
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
-/// The result of a ticket tool that was called without a ticket.
+/// Writes the result of a ticket tool that was called without a ticket; `name` is the tool.
 pub fn missing_ticket(name: &str) -> Value {
     let text = format!("{name} needs the argument `ticket`: the ticket, exactly as it was given.");
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
-/// The placeholders in a text: `{`, lower-case letters, `}`.
+/// Finds the placeholders in a text: lower-case letters in braces, such as `{tool}`.
 pub fn placeholders(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -163,7 +170,8 @@ pub fn placeholders(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A text with its placeholders replaced. Replacements are not searched for placeholders.
+/// Replaces the placeholders in a text; those without a value stay. The inserted values are not searched for
+/// placeholders.
 fn fill_placeholders(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
     let mut out = String::with_capacity(text.len() + 128);
     let mut rest = text;
@@ -177,7 +185,7 @@ fn fill_placeholders(text: &str, value: impl Fn(&str) -> Option<String>) -> Stri
     out
 }
 
-/// A duration for a model: `45 s`, `2 min 5 s`, `1 h 3 min`.
+/// Formats a duration for a model: `45 s`, `2 min 5 s`, `1 h 3 min`.
 fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let two = |most: u64, unit: &str, rest: u64, small: &str| match rest {
