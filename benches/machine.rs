@@ -102,12 +102,14 @@ fn views(size: usize) {
     Group::new(format!("a task with a result of {size} bytes, as it is shown"))
         .case("a copy of the result, for comparison", size, || black_box(&result).to_vec())
         .case("view::extension::detailed, completed", size, || {
-            view::extension::detailed(&completed, now, BOUNDS, None)
+            view::extension::get_task_result(&completed, now, BOUNDS, None)
         })
         .case("view::extension::detailed, working", 0, || {
-            view::extension::detailed(&record, now, BOUNDS, None)
+            view::extension::get_task_result(&record, now, BOUNDS, None)
         })
-        .case("view::extension::created", 0, || view::extension::created(&record, now, BOUNDS, None))
+        .case("view::extension::created", 0, || {
+            view::extension::create_task_result(&record, now, BOUNDS, None)
+        })
         .run();
 }
 

@@ -43,14 +43,14 @@ fn result_out(size: usize, call: &Call, whole: &Bytes) {
         })
         .case("Frame::parse", whole.len(), || Frame::parse(whole.clone()).expect("a response"))
         .case("raise::response", whole.len(), || {
-            raise::response(call, &frame, SERVER_INFO).expect("a result")
+            raise::translate_response(call, &frame, SERVER_INFO).expect("a result")
         })
         .case("raise::result, for a task to keep", whole.len(), || {
-            raise::result(&Method::ToolsCall, result, SERVER_INFO).expect("a result")
+            raise::translate_bare_result(&Method::ToolsCall, result, SERVER_INFO).expect("a result")
         })
         .case("parse and raise", whole.len(), || {
             let frame = Frame::parse(whole.clone()).expect("a response");
-            raise::response(call, &frame, SERVER_INFO).expect("a result")
+            raise::translate_response(call, &frame, SERVER_INFO).expect("a result")
         })
         .run();
 }
@@ -64,17 +64,17 @@ fn request_in(size: usize, body: &Bytes, headers: &HeaderMap) {
         })
         .case("Frame::parse", body.len(), || Frame::parse(body.clone()).expect("a request"))
         .case("modern::read", body.len(), || {
-            modern::read(Frame::parse(body.clone()), headers, None).expect("a good request")
+            modern::read_message(Frame::parse(body.clone()), headers, None).expect("a good request")
         })
-        .case("raise::request", body.len(), || raise::request(black_box(&call), 7, false))
+        .case("raise::request", body.len(), || raise::translate_request(black_box(&call), 7, false))
         .case("raise::request with a progress token", body.len(), || {
-            raise::request(black_box(&call), 7, true)
+            raise::translate_request(black_box(&call), 7, true)
         })
         .run();
 }
 
 fn call_of(body: &Bytes, headers: &HeaderMap) -> Arc<Call> {
-    match modern::read(Frame::parse(body.clone()), headers, None) {
+    match modern::read_message(Frame::parse(body.clone()), headers, None) {
         Ok(ModernMessage::Request(call, _)) => call,
         Ok(ModernMessage::Notification) | Err(_) => panic!("a good request"),
     }

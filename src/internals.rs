@@ -11,7 +11,7 @@ pub mod bridge {
     pub use crate::bridge::{Exchange, ExchangeAction, ToolParamHeaders};
 
     pub mod elicit {
-        pub use crate::bridge::elicit::check_answer;
+        pub use crate::bridge::elicit::check_input_response;
     }
 
     pub mod exchange {
@@ -19,7 +19,7 @@ pub mod bridge {
     }
 
     pub mod offer {
-        pub use crate::bridge::offer::{ServerTaskSupport, call, task_support, tools};
+        pub use crate::bridge::offer::{ServerTaskSupport, edit_tool_list, read_task_support, rewrite_call};
     }
 
     pub mod relay {
@@ -52,11 +52,13 @@ pub mod dialect {
     }
 
     pub mod modern {
-        pub use crate::dialect::modern::{ModernMessage, notification_for, read, request};
+        pub use crate::dialect::modern::{ModernMessage, build_call, read_message, translate_notification};
     }
 
     pub mod raise {
-        pub use crate::dialect::translate::{error, request, response, result};
+        pub use crate::dialect::translate::{
+            translate_bare_result, translate_error, translate_request, translate_response,
+        };
     }
 }
 
@@ -69,8 +71,8 @@ pub mod front {
 pub mod policy {
     pub use crate::policy::{
         AccessPolicy, ClientMatch, DeferPolicy, HolderMatch, InputPolicy, KeepAliveTimer, LegacyTaskPolicy,
-        Mode, NamePattern, PrincipalSource, ResumePolicy, Route, SHORTEST_RETENTION, TaskQuotas,
-        TicketHolder, TicketPolicy, TokenSet, UnsolicitedTasks, WaitPolicy,
+        MIN_RETENTION, Mode, NamePattern, PrincipalSource, ResumePolicy, Route, TaskQuotas, TicketHolder,
+        TicketPolicy, TokenSet, UnsolicitedTasks, WaitPolicy,
     };
 }
 
@@ -152,19 +154,21 @@ pub mod task {
     };
 
     pub mod retention {
-        pub use crate::task::retention::SHORTEST;
+        pub use crate::task::retention::MIN_RETENTION;
     }
 
     pub mod view {
         pub mod experimental {
             pub use crate::task::view::experimental::{
-                TaskOutcome, TaskResultFormat, ToolErrors, ViewOptions, created, outcome, status, task_list,
-                task_object,
+                TaskOutcome, TaskResultFormat, ToolErrors, ViewOptions, create_task_result, task_list,
+                task_object, task_outcome, task_status,
             };
         }
 
         pub mod extension {
-            pub use crate::task::view::extension::{created, detailed, notification_params};
+            pub use crate::task::view::extension::{
+                create_task_result, get_task_result, notification_params,
+            };
         }
     }
 }

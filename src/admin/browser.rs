@@ -39,7 +39,7 @@ impl BrowserRefusal {
     pub(super) fn log(&self, head: &Parts) {
         let page = head.headers.get(ORIGIN).map(text);
         let (host, origin) = match self {
-            Self::Denied(denied) => denied.values(),
+            Self::Denied(denied) => denied.denied_values(),
             Self::CrossSite => (None, page.as_deref()),
         };
         let client = head.extensions.get().and_then(|PeerAddress(address)| *address);

@@ -54,9 +54,9 @@ impl TokenGate {
             RequiredAccess::Read => self.is_exposed,
             RequiredAccess::Change => true,
         };
-        match needs_token.then(|| self.tokens.take(headers)) {
+        match needs_token.then(|| self.tokens.authenticate(headers)) {
             None | Some(Ok(_)) => Ok(()),
-            Some(Err(TokenError::WrongToken))
+            Some(Err(TokenError::InvalidToken))
                 if bearer_token(headers).is_some_and(|token| self.sign_in.use_session(token)) =>
             {
                 Ok(())
@@ -70,8 +70,8 @@ impl TokenGate {
             TokenError::NoToken => {
                 "this request requires the admin token: send `Authorization: Bearer TOKEN`"
             }
-            TokenError::WrongToken => "this is not the admin token",
-            TokenError::Several => "the request has several `Authorization` headers; send one",
+            TokenError::InvalidToken => "this is not the admin token",
+            TokenError::SeveralHeaders => "the request has several `Authorization` headers; send one",
         };
         let mut answer = problem(StatusCode::UNAUTHORIZED, &format!("{why} ({})", self.token_hint));
         answer.headers_mut().insert(WWW_AUTHENTICATE, refused.challenge());

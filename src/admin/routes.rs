@@ -52,7 +52,7 @@ fn of(RouteEntry { route, server, upstream }: &RouteEntry) -> RouteView<'_> {
         path: &route.path,
         mode: defer.mode.as_str(),
         after_ms: defer.after.as_millis(),
-        ticket_ms: route.held.ticket.map(|ticket| ticket.as_millis()),
+        ticket_ms: route.wait_policy.ticket_after.map(|ticket| ticket.as_millis()),
         rollout: defer.rollout.as_ref().map(ToString::to_string),
         tools: route.tools.iter().map(|rule| tool(rule, defer)).collect(),
         server,

@@ -118,7 +118,8 @@ pub(super) async fn show_task(parts: &AdminParts, name: &str) -> AdminResponse {
         Ok(TaskLookup::One(task)) => {
             let mut body = task_json(parts, &task, parts.operators.now());
             let record = &task.record;
-            body["waited_ms"] = json!(u64::try_from(record.waited.as_millis()).unwrap_or(u64::MAX));
+            body["waited_ms"] =
+                json!(u64::try_from(record.elapsed_before_task.as_millis()).unwrap_or(u64::MAX));
             body["cause"] = json!(record.cause);
             body["life"] = record.history.entries().iter().map(|it| moment(record, it)).collect();
             shown(StatusCode::OK, &body)
@@ -194,10 +195,10 @@ fn task_json(parts: &AdminParts, seen: &TaskSummary, now: ClockReading) -> Value
         tool: &record.tool,
         status: record.state.status(),
         view: record.view,
-        created: record.wall(record.created).to_string(),
+        created: record.to_wall_time(record.created).to_string(),
         age_ms: now.time.since(record.created).as_millis(),
-        updated: record.wall(record.updated).to_string(),
-        status_since: record.wall(record.status_since).to_string(),
+        updated: record.to_wall_time(record.updated).to_string(),
+        status_since: record.to_wall_time(record.status_since).to_string(),
         ttl_ms: record.ttl.as_millis(),
         // A time in the future: displayed with the current offset, not with that of the task.
         kept_until: (record.created + record.ttl + now.offset).to_string(),
@@ -217,8 +218,8 @@ fn moment(record: &Record, moment: &HistoryEntry) -> Value {
     let again = moment.repeats();
     json!({
         "what": moment.what,
-        "at": record.wall(moment.at).to_string(),
-        "until": record.wall(again.until).to_string(),
+        "at": record.to_wall_time(moment.at).to_string(),
+        "until": record.to_wall_time(again.until).to_string(),
         "times": again.times,
     })
 }

@@ -10,39 +10,39 @@ use bytes::Bytes;
 
 /// Removes the denied tools from a server's response to `tools/list`. Returns `None` if nothing changes, or
 /// if the message is no such response.
-pub fn hide(answer: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
-    let Kind::Success { result, .. } = answer.kind() else { return None };
-    let listed = result.get("tools")?;
-    let tools = items(&listed)?;
+pub fn remove_denied_tools(response: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
+    let Kind::Success { result, .. } = response.kind() else { return None };
+    let list = result.get("tools")?;
+    let tools = items(&list)?;
     // All members called `name` are checked: readers disagree about which of several counts.
-    let is_hidden = |tool: &Bytes| {
+    let must_hide = |tool: &Bytes| {
         let Ok(tool) = JsonObject::read(tool) else { return false };
         let mut names = tool.members().filter(|(key, _)| key == "name");
         names.any(|(_, name)| serde_json::from_slice::<String>(&name).is_ok_and(|name| is_denied(&name)))
     };
-    let hidden: Vec<bool> = tools.iter().map(is_hidden).collect();
+    let hidden: Vec<bool> = tools.iter().map(must_hide).collect();
     if !hidden.contains(&true) {
         return None;
     }
-    let mut patch = BytesPatch::new(answer.as_bytes().clone());
+    let mut patch = BytesPatch::new(response.as_bytes().clone());
     if !hidden.contains(&false) {
-        patch.replace(&listed, Bytes::from_static(b"[]"));
+        patch.replace(&list, Bytes::from_static(b"[]"));
         return Some(patch.apply());
     }
-    let start = |at: usize| tools[at].as_ptr() as usize - listed.as_ptr() as usize;
-    let mut is_behind = false;
-    for (at, is_hidden) in hidden.into_iter().enumerate() {
+    let start = |index: usize| tools[index].as_ptr() as usize - list.as_ptr() as usize;
+    let mut has_kept_tool = false;
+    for (index, is_hidden) in hidden.into_iter().enumerate() {
         // The comma before the tool is removed with it if a tool stays before it, otherwise the comma after
         // it.
-        let part = match (is_hidden, is_behind) {
+        let range = match (is_hidden, has_kept_tool) {
             (false, _) => {
-                is_behind = true;
+                has_kept_tool = true;
                 continue;
             }
-            (true, true) => start(at - 1) + tools[at - 1].len()..start(at) + tools[at].len(),
-            (true, false) => start(at)..start(at + 1),
+            (true, true) => start(index - 1) + tools[index - 1].len()..start(index) + tools[index].len(),
+            (true, false) => start(index)..start(index + 1),
         };
-        patch.replace(&listed.slice(part), Bytes::new());
+        patch.replace(&list.slice(range), Bytes::new());
     }
     Some(patch.apply())
 }
@@ -54,7 +54,7 @@ mod tests {
     fn hidden(tools: &str, rest: &str) -> Option<String> {
         let text = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"tools":{tools}{rest}}}}}"#);
         let answer = Frame::parse(text.into()).expect("a message");
-        let seen = hide(&answer, |name| name.starts_with("rm"))?;
+        let seen = remove_denied_tools(&answer, |name| name.starts_with("rm"))?;
         let seen = String::from_utf8(seen.to_vec()).expect("text");
         serde_json::from_str::<serde_json::Value>(&seen).expect("it stays JSON");
         let tools =

@@ -24,13 +24,13 @@ pub struct ServerDescription<'a> {
 
 /// Builds the result of `server/discover` (2026-07-28, *Discovery*): the server's own capabilities with the
 /// tasks extension added.
-pub fn discover(server: ServerDescription<'_>) -> Vec<u8> {
-    let versions: Vec<_> = modern::SERVED.iter().map(|revision| revision.as_str()).collect();
+pub fn build_discover_result(server: ServerDescription<'_>) -> Vec<u8> {
+    let versions: Vec<_> = modern::SERVED_REVISIONS.iter().map(|revision| revision.as_str()).collect();
     let mut out = Vec::with_capacity(512);
     out.extend_from_slice(br#"{"resultType":"complete","supportedVersions":"#);
     serde_json::to_writer(&mut out, &versions).expect("strings are written to memory");
     out.extend_from_slice(br#","capabilities":"#);
-    out.extend_from_slice(&capabilities(server.capabilities));
+    out.extend_from_slice(&with_tasks_extension(server.capabilities));
     if let Some(instructions) = server.instructions {
         out.extend_from_slice(br#","instructions":"#);
         out.extend_from_slice(instructions);
@@ -42,8 +42,8 @@ pub fn discover(server: ServerDescription<'_>) -> Vec<u8> {
 }
 
 /// Whether the server's `capabilities` contain the capability that a method needs.
-pub fn declares(capabilities: &Payload, needs: RequiredCapability) -> bool {
-    let member = match needs {
+pub fn has_capability(capabilities: &Payload, required: RequiredCapability) -> bool {
+    let member = match required {
         RequiredCapability::Nothing => return true,
         RequiredCapability::Tools => "tools",
         RequiredCapability::Prompts => "prompts",
@@ -55,14 +55,14 @@ pub fn declares(capabilities: &Payload, needs: RequiredCapability) -> bool {
 
 /// Whether the server declared a kind of notifications: the flag `listChanged` or `subscribe` of a member of
 /// its `capabilities`, such as `tools`.
-pub fn declares_flag(capabilities: &Payload, member: &str, flag: &str) -> bool {
+pub fn has_flag(capabilities: &Payload, member: &str, flag: &str) -> bool {
     let member = capabilities.get(member).and_then(|member| JsonObject::read(&member).ok());
     member.is_some_and(|member| member.raw(flag) == Some(b"true"))
 }
 
 /// Adds the tasks extension to the server's capabilities. The value is exactly `{}`: with any member, clients
 /// in the field assume that the server has no tasks.
-fn capabilities(raw: &Bytes) -> Bytes {
+fn with_tasks_extension(raw: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(raw) else {
         return json!({ "extensions": { meta::TASKS_EXTENSION: {} } }).to_string().into();
     };
@@ -87,12 +87,12 @@ mod tests {
     fn the_extension_is_added_to_what_the_server_declares() {
         let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"x":1e400}"#);
         assert_eq!(
-            capabilities(&raw),
+            with_tasks_extension(&raw),
             r#"{"tools":{"listChanged":true},"x":1e400,"extensions":{"io.modelcontextprotocol/tasks":{}}}"#
         );
         let raw = Bytes::from_static(br#"{"extensions":{"a/b":{"v":1}}}"#);
         assert_eq!(
-            capabilities(&raw),
+            with_tasks_extension(&raw),
             r#"{"extensions":{"a/b":{"v":1},"io.modelcontextprotocol/tasks":{}}}"#
         );
     }
@@ -101,16 +101,16 @@ mod tests {
     fn flags_are_read_from_their_member() {
         let raw = r#"{"tools":{"listChanged":true},"resources":{"subscribe":false}}"#;
         let raw = Payload::read(raw.into());
-        assert!(declares(&raw, RequiredCapability::Tools));
-        assert!(!declares(&raw, RequiredCapability::Prompts));
-        assert!(declares_flag(&raw, "tools", "listChanged"));
-        assert!(!declares_flag(&raw, "resources", "subscribe"));
-        assert!(!declares_flag(&raw, "prompts", "listChanged"));
+        assert!(has_capability(&raw, RequiredCapability::Tools));
+        assert!(!has_capability(&raw, RequiredCapability::Prompts));
+        assert!(has_flag(&raw, "tools", "listChanged"));
+        assert!(!has_flag(&raw, "resources", "subscribe"));
+        assert!(!has_flag(&raw, "prompts", "listChanged"));
     }
 
     #[test]
     fn a_discover_result_is_valid_json_with_all_it_needs() {
-        let text = discover(ServerDescription {
+        let text = build_discover_result(ServerDescription {
             capabilities: &Bytes::from_static(b"{}"),
             server_info: &Bytes::from_static(br#"{"name":"s","version":"1"}"#),
             instructions: Some(&Bytes::from_static(br#""Use well.""#)),

@@ -1,6 +1,6 @@
 //! Writes the input requests of a call for a modern client, and validates the client's input responses.
 
-use super::form::{self, invalid};
+use super::form::{self, invalid_answer};
 use crate::{
     dialect::modern::server_info_meta,
     protocol::{
@@ -19,11 +19,11 @@ pub use form::InvalidAnswer;
 ///
 /// # Errors
 /// [`InvalidAnswer`], which names the invalid member. The input request then stays unanswered.
-pub fn check_answer(question: &InputRequest, answer: &Bytes) -> Result<Bytes, InvalidAnswer> {
-    let object =
-        JsonObject::read(answer).map_err(|_| InvalidAnswer { at: None, must: "must be an object".into() })?;
-    match question.kind() {
-        InputKind::Elicitation => check_elicitation(question, &object)?,
+pub fn check_input_response(input_request: &InputRequest, response: &Bytes) -> Result<Bytes, InvalidAnswer> {
+    let object = JsonObject::read(response)
+        .map_err(|_| InvalidAnswer { at: None, must: "must be an object".into() })?;
+    match input_request.kind() {
+        InputKind::Elicitation => check_elicitation(input_request, &object)?,
         InputKind::Sampling => check_sampling(&object)?,
         InputKind::Roots => check_roots(&object)?,
     }
@@ -33,51 +33,52 @@ pub fn check_answer(question: &InputRequest, answer: &Bytes) -> Result<Bytes, In
 }
 
 /// Checks the response to an elicitation (2026-07-28, *Elicitation, Response Actions*).
-fn check_elicitation(question: &InputRequest, answer: &JsonObject) -> Result<(), InvalidAnswer> {
-    match string_member(answer, "action")?.as_str() {
+fn check_elicitation(input_request: &InputRequest, response: &JsonObject) -> Result<(), InvalidAnswer> {
+    match string_member(response, "action")?.as_str() {
         "accept" => {}
         "decline" | "cancel" => return Ok(()),
-        _ => return Err(invalid("action", "must be \"accept\", \"decline\" or \"cancel\"")),
+        _ => return Err(invalid_answer("action", "must be \"accept\", \"decline\" or \"cancel\"")),
     }
-    let params = question.params().and_then(|params| JsonObject::read(&params).ok());
-    let asks_by_form = params.as_ref().is_none_or(|params| match params.get("mode") {
+    let params = input_request.params().and_then(|params| JsonObject::read(&params).ok());
+    let is_form = params.as_ref().is_none_or(|params| match params.get("mode") {
         // Revisions before 2025-11-25 have no `mode`, only forms.
         None => true,
         Some(_) => params.string("mode").as_deref() == Some("form"),
     });
-    if !asks_by_form {
+    if !is_form {
         return Ok(());
     }
     let schema = params.and_then(|params| params.get("requestedSchema"));
-    form::check(schema.as_ref(), unique_member(answer, "content")?.as_ref())
+    form::check_form(schema.as_ref(), unique_member(response, "content")?.as_ref())
 }
 
 /// Checks the response to a sampling request (2026-07-28, *Sampling, Result Fields*).
-fn check_sampling(answer: &JsonObject) -> Result<(), InvalidAnswer> {
-    if !matches!(string_member(answer, "role")?.as_str(), "user" | "assistant") {
-        return Err(invalid("role", "must be \"user\" or \"assistant\""));
+fn check_sampling(response: &JsonObject) -> Result<(), InvalidAnswer> {
+    if !matches!(string_member(response, "role")?.as_str(), "user" | "assistant") {
+        return Err(invalid_answer("role", "must be \"user\" or \"assistant\""));
     }
-    string_member(answer, "model")?;
-    let content = unique_member(answer, "content")?.ok_or_else(|| invalid("content", "is required"))?;
+    string_member(response, "model")?;
+    let content =
+        unique_member(response, "content")?.ok_or_else(|| invalid_answer("content", "is required"))?;
     let blocks = match content.first() {
         Some(b'{') => vec![content],
         Some(b'[') => items(&content).unwrap_or_default(),
-        _ => return Err(invalid("content", "must be a content block or a list of them")),
+        _ => return Err(invalid_answer("content", "must be a content block or a list of them")),
     };
     let is_block = |block: &Bytes| JsonObject::read(block).is_ok_and(|block| block.string("type").is_some());
     if blocks.iter().all(is_block) {
         return Ok(());
     }
-    Err(invalid("content", "must be content blocks, each with its `type`"))
+    Err(invalid_answer("content", "must be content blocks, each with its `type`"))
 }
 
 /// Checks the response to a roots request (2026-07-28, *Roots, Data Types*).
-fn check_roots(answer: &JsonObject) -> Result<(), InvalidAnswer> {
-    let roots = unique_member(answer, "roots")?.ok_or_else(|| invalid("roots", "is required"))?;
-    let roots = items(&roots).ok_or_else(|| invalid("roots", "must be a list"))?;
+fn check_roots(response: &JsonObject) -> Result<(), InvalidAnswer> {
+    let roots = unique_member(response, "roots")?.ok_or_else(|| invalid_answer("roots", "is required"))?;
+    let roots = items(&roots).ok_or_else(|| invalid_answer("roots", "must be a list"))?;
     let is_root = |root: &Bytes| JsonObject::read(root).is_ok_and(|root| root.string("uri").is_some());
     match roots.iter().position(|root| !is_root(root)) {
-        Some(at) => Err(invalid(&format!("roots[{at}]"), "must be an object with a `uri`")),
+        Some(index) => Err(invalid_answer(&format!("roots[{index}]"), "must be an object with a `uri`")),
         None => Ok(()),
     }
 }
@@ -88,7 +89,7 @@ fn check_roots(answer: &JsonObject) -> Result<(), InvalidAnswer> {
 /// # Errors
 /// The error to respond with: `-32603`. The code `-1` of *Sampling, Error Handling* (2025-11-25) would mean
 /// that a user had rejected the request.
-pub fn cancelled_answer(kind: InputKind) -> Result<Bytes, ErrorObject> {
+pub fn cancelled_response(kind: InputKind) -> Result<Bytes, ErrorObject> {
     match kind {
         InputKind::Elicitation => Ok(Bytes::from_static(br#"{"action":"cancel"}"#)),
         InputKind::Sampling | InputKind::Roots => {
@@ -99,29 +100,29 @@ pub fn cancelled_answer(kind: InputKind) -> Result<Bytes, ErrorObject> {
 
 /// Builds the error `-32021` for a call that failed because its server had sent an input request for a
 /// capability that this client did not declare. `missing` is that capability.
-pub fn input_refused(missing: &Value) -> ErrorObject {
+pub fn input_refused_error(missing: &Value) -> ErrorObject {
     ErrorObject::missing_capability("The server asked for something this client did not declare", missing)
 }
 
 /// Builds the result that sends input requests to a client (2026-07-28, *InputRequiredResult*). Without input
 /// requests the result only tells the client to retry.
-pub fn input_required<'a>(
-    questions: impl IntoIterator<Item = (&'a str, &'a InputRequest)>,
+pub fn input_required_result<'a>(
+    input_requests: impl IntoIterator<Item = (&'a str, &'a InputRequest)>,
     request_state: &str,
     server_info: &[u8],
 ) -> Vec<u8> {
     let mut out = br#"{"resultType":"input_required""#.to_vec();
-    let mut before: &[u8] = br#","inputRequests":{"#;
-    let mut asks = false;
-    for (key, question) in questions {
-        out.extend_from_slice(before);
+    let mut separator: &[u8] = br#","inputRequests":{"#;
+    let mut has_requests = false;
+    for (key, input_request) in input_requests {
+        out.extend_from_slice(separator);
         write_string(key, &mut out);
         out.push(b':');
-        out.extend_from_slice(question.as_bytes());
-        before = b",";
-        asks = true;
+        out.extend_from_slice(input_request.as_bytes());
+        separator = b",";
+        has_requests = true;
     }
-    if asks {
+    if has_requests {
         out.push(b'}');
     }
     out.extend_from_slice(br#","requestState":"#);
@@ -133,18 +134,18 @@ pub fn input_required<'a>(
 }
 
 /// Reads a member that is required and must be a string.
-fn string_member(answer: &JsonObject, key: &str) -> Result<String, InvalidAnswer> {
-    let raw = unique_member(answer, key)?.ok_or_else(|| invalid(key, "is required"))?;
-    serde_json::from_slice(&raw).map_err(|_| invalid(key, "must be a string"))
+fn string_member(response: &JsonObject, key: &str) -> Result<String, InvalidAnswer> {
+    let raw = unique_member(response, key)?.ok_or_else(|| invalid_answer(key, "is required"))?;
+    serde_json::from_slice(&raw).map_err(|_| invalid_answer(key, "must be a string"))
 }
 
 /// Returns a member; `None` if it is absent. A repeated member is an error: readers disagree about which one
 /// counts, so the server might read a value that was not checked.
-fn unique_member(answer: &JsonObject, key: &str) -> Result<Option<Bytes>, InvalidAnswer> {
-    match answer.members().filter(|(name, _)| name == key).count() {
+fn unique_member(response: &JsonObject, key: &str) -> Result<Option<Bytes>, InvalidAnswer> {
+    match response.members().filter(|(name, _)| name == key).count() {
         0 => Ok(None),
-        1 => Ok(answer.get(key)),
-        _ => Err(invalid(key, "must be given once")),
+        1 => Ok(response.get(key)),
+        _ => Err(invalid_answer(key, "must be given once")),
     }
 }
 
@@ -161,20 +162,20 @@ mod tests {
 
     const KINDS: [InputKind; 3] = InputKind::ALL;
 
-    fn question(kind: InputKind, params: &'static str) -> InputRequest {
+    fn input_request(kind: InputKind, params: &'static str) -> InputRequest {
         InputRequest::new(kind, Some(&Bytes::from_static(params.as_bytes())))
     }
 
     /// The error of a response, or the bytes for the server.
     fn checked(question: &InputRequest, answer: &str) -> Result<String, String> {
-        check_answer(question, &Bytes::copy_from_slice(answer.as_bytes()))
+        check_input_response(question, &Bytes::copy_from_slice(answer.as_bytes()))
             .map(|bytes| String::from_utf8(bytes.to_vec()).expect("utf-8"))
             .map_err(|invalid| invalid.to_string())
     }
 
     #[test]
     fn an_input_response_reaches_the_server_unchanged() {
-        let form = question(
+        let form = input_request(
             InputKind::Elicitation,
             r#"{"message":"?","requestedSchema":{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}}"#,
         );
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn an_elicitation_is_answered_by_one_of_three_actions() {
-        let form = question(
+        let form = input_request(
             InputKind::Elicitation,
             r#"{"requestedSchema":{"type":"object","properties":{"n":{"type":"string"}},"required":["n"]}}"#,
         );
@@ -237,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_sampled_message_has_a_role_a_model_and_content() {
-        let question = question(InputKind::Sampling, r#"{"messages":[],"maxTokens":1}"#);
+        let question = input_request(InputKind::Sampling, r#"{"messages":[],"maxTokens":1}"#);
         for fine in [
             r#"{"role":"assistant","content":{"type":"text","text":"x"},"model":"m","stopReason":"endTurn"}"#,
             r#"{"role":"user","content":[{"type":"tool_use"},{"type":"vendor"}],"model":""}"#,
@@ -286,23 +287,26 @@ mod tests {
     #[test]
     fn a_cancelled_answer_is_valid() {
         for kind in KINDS {
-            match cancelled_answer(kind) {
+            match cancelled_response(kind) {
                 Ok(answer) => {
-                    assert_eq!(check_answer(&InputRequest::new(kind, None), &answer), Ok(answer.clone()));
+                    assert_eq!(
+                        check_input_response(&InputRequest::new(kind, None), &answer),
+                        Ok(answer.clone())
+                    );
                 }
                 Err(error) => {
                     assert_eq!((error.code(), &*error.message()), (-32603, "the client did not answer"))
                 }
             }
         }
-        assert!(cancelled_answer(InputKind::Elicitation).is_ok());
+        assert!(cancelled_response(InputKind::Elicitation).is_ok());
     }
 
     #[test]
     fn an_input_required_result_has_the_questions_the_state_and_the_server() {
-        let ask = question(InputKind::Elicitation, r#"{"message":"?"}"#);
+        let ask = input_request(InputKind::Elicitation, r#"{"message":"?"}"#);
         let roots = InputRequest::new(InputKind::Roots, None);
-        let result = input_required([("b\"", &ask), ("a", &roots)], "state\n", br#"{"name":"s"}"#);
+        let result = input_required_result([("b\"", &ask), ("a", &roots)], "state\n", br#"{"name":"s"}"#);
         assert_eq!(
             String::from_utf8(result).expect("utf-8"),
             concat!(
@@ -315,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_result_without_input_requests_only_asks_for_a_retry() {
-        let result: Value = serde_json::from_slice(&input_required([], "s", b"{}")).expect("valid");
+        let result: Value = serde_json::from_slice(&input_required_result([], "s", b"{}")).expect("valid");
         assert_eq!(
             result,
             json!({ "resultType": "input_required", "requestState": "s", "_meta": { meta::SERVER_INFO: {} } })

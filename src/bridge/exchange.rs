@@ -95,7 +95,7 @@ pub enum InputDelivery {
 #[derive(Clone, Debug)]
 pub struct Exchange<F> {
     state: ExchangeState<F>,
-    manner: InputDelivery,
+    delivery: InputDelivery,
     deadlines: CallDeadlines,
     /// The unanswered input requests of a call that the server ended with `input_required`; `None` while the
     /// server works at the call.
@@ -113,17 +113,17 @@ pub struct Exchange<F> {
 enum ExchangeState<F> {
     /// The client waits for the response to its request. The call becomes a task at `defer_at`, if set,
     /// unless an input request arrives first; at `settle_at` the open input requests are sent to the client.
-    Inline { defer_at: Option<Instant>, asked: BTreeSet<InputNumber>, settle_at: Option<Instant> },
+    Inline { defer_at: Option<Instant>, open_inputs: BTreeSet<InputNumber>, settle_at: Option<Instant> },
     /// The client has received input requests and will retry. The final response may arrive meanwhile.
-    Parked { asked: BTreeSet<InputNumber>, word: Option<Box<F>>, expires_at: Instant },
+    Parked { open_inputs: BTreeSet<InputNumber>, response: Option<Box<F>>, expires_at: Instant },
     /// The task is being stored. Input requests and the final response may arrive meanwhile.
-    Deferring { asked: BTreeSet<InputNumber>, word: Option<Box<F>> },
+    Deferring { open_inputs: BTreeSet<InputNumber>, response: Option<Box<F>> },
     /// The task is being stored but no longer needed, because its client has disconnected or has been sent
     /// the response.
     Abandoned,
     /// The handle is being written to the client's socket; `is_settled` tells whether the outcome of the call
     /// is known already.
-    CommittingHandle { settled: bool },
+    CommittingHandle { is_settled: bool },
     /// The client has the handle; the call continues without the client.
     Deferred,
     /// The exchange is complete; no further action will follow.
@@ -136,7 +136,7 @@ struct DeferObservation {
     after: Duration,
     /// When the threshold passes, unless an input request arrives first; counted from the start and again
     /// from each retry. `None` if the call can no longer become a task.
-    due: Option<Instant>,
+    due_at: Option<Instant>,
     is_over_threshold: bool,
 }
 
@@ -163,7 +163,7 @@ pub enum ExchangePhase {
 
 impl CallDeadlines {
     /// Whether the call becomes a task immediately, without regard to its duration.
-    fn is_at_once(&self) -> bool {
+    fn defers_immediately(&self) -> bool {
         self.defer_after == Some(Duration::ZERO)
     }
 }
@@ -172,25 +172,25 @@ impl CallDeadlines {
 
 impl<F> Exchange<F> {
     /// Creates the exchange of a call that is sent to the server at `now`.
-    pub fn new(manner: InputDelivery, deadlines: CallDeadlines, now: Instant) -> Self {
+    pub fn new(delivery: InputDelivery, deadlines: CallDeadlines, now: Instant) -> Self {
         let state = ExchangeState::Inline {
             defer_at: deadlines.defer_after.map(|after| now + after),
-            asked: BTreeSet::new(),
+            open_inputs: BTreeSet::new(),
             settle_at: None,
         };
-        Self::with_state(manner, deadlines, state)
+        Self::with_state(delivery, deadlines, state)
     }
 
     /// Creates the exchange of a call that was stored as a task before it is sent, and whose client has the
     /// handle.
-    pub fn stored_task(manner: InputDelivery, deadlines: CallDeadlines) -> Self {
-        Self::with_state(manner, deadlines, ExchangeState::Deferred)
+    pub fn stored_task(delivery: InputDelivery, deadlines: CallDeadlines) -> Self {
+        Self::with_state(delivery, deadlines, ExchangeState::Deferred)
     }
 
-    fn with_state(manner: InputDelivery, deadlines: CallDeadlines, state: ExchangeState<F>) -> Self {
+    fn with_state(delivery: InputDelivery, deadlines: CallDeadlines, state: ExchangeState<F>) -> Self {
         Self {
             state,
-            manner,
+            delivery,
             deadlines,
             awaited_inputs: None,
             input_expiries: VecDeque::new(),
@@ -203,8 +203,8 @@ impl<F> Exchange<F> {
     /// Makes the call observed only: the call becomes no task, but [`Exchange::would_defer`] reports whether
     /// it would have become one after the threshold `after`, counted from `since`.
     pub fn observe(&mut self, after: Duration, since: Instant) {
-        let observed = DeferObservation { after, due: Some(since + after), is_over_threshold: false };
-        self.observed = Some(Box::new(observed));
+        let observation = DeferObservation { after, due_at: Some(since + after), is_over_threshold: false };
+        self.observed = Some(Box::new(observation));
     }
 
     /// Passes the current time to an observed call. Must precede each event that carries no time, so that a
@@ -212,7 +212,7 @@ impl<F> Exchange<F> {
     pub fn observe_time(&mut self, now: Instant) {
         if let (Some(observed), ExchangeState::Inline { settle_at: None, .. }) =
             (&mut self.observed, &self.state)
-            && observed.due.is_some_and(|due| due <= now)
+            && observed.due_at.is_some_and(|due| due <= now)
         {
             observed.is_over_threshold = true;
         }
@@ -224,42 +224,45 @@ impl<F> Exchange<F> {
     }
 
     /// Handles the server's final response, or the failure that takes its place.
-    pub fn handle_final(&mut self, word: F) {
+    pub fn handle_final(&mut self, response: F) {
         self.awaited_inputs = None;
         match &mut self.state {
-            ExchangeState::Inline { defer_at: Some(_), asked, .. }
-                if self.deadlines.is_at_once() && asked.is_empty() =>
+            ExchangeState::Inline { defer_at: Some(_), open_inputs, .. }
+                if self.deadlines.defers_immediately() && open_inputs.is_empty() =>
             {
-                self.state = ExchangeState::Deferring { asked: BTreeSet::new(), word: Some(Box::new(word)) };
+                self.state = ExchangeState::Deferring {
+                    open_inputs: BTreeSet::new(),
+                    response: Some(Box::new(response)),
+                };
                 self.actions.push_back(ExchangeAction::Store);
             }
             ExchangeState::Inline { .. } => {
-                self.actions.push_back(ExchangeAction::Reply(word));
+                self.actions.push_back(ExchangeAction::Reply(response));
                 self.state = ExchangeState::Done;
             }
             // The client does not wait for the store: it gets the response now, and the task is removed once
             // it is stored.
-            ExchangeState::Deferring { word: pending, .. } => {
-                if self.deadlines.is_at_once()
-                    || self.has_disconnected && self.manner == InputDelivery::Stream
+            ExchangeState::Deferring { response: pending, .. } => {
+                if self.deadlines.defers_immediately()
+                    || self.has_disconnected && self.delivery == InputDelivery::Stream
                 {
-                    *pending = Some(Box::new(word));
+                    *pending = Some(Box::new(response));
                 } else {
-                    self.actions.push_back(ExchangeAction::Reply(word));
+                    self.actions.push_back(ExchangeAction::Reply(response));
                     self.state = ExchangeState::Abandoned;
                 }
             }
             // The response is kept for the client's retry: a server whose own timeout passed reports that in
             // its response.
-            ExchangeState::Parked { word: pending, .. } => *pending = Some(Box::new(word)),
-            ExchangeState::CommittingHandle { settled } => {
-                if !*settled {
-                    self.actions.push_back(ExchangeAction::StoreResult(word));
-                    *settled = true;
+            ExchangeState::Parked { response: pending, .. } => *pending = Some(Box::new(response)),
+            ExchangeState::CommittingHandle { is_settled } => {
+                if !*is_settled {
+                    self.actions.push_back(ExchangeAction::StoreResult(response));
+                    *is_settled = true;
                 }
             }
             ExchangeState::Deferred => {
-                self.actions.push_back(ExchangeAction::StoreResult(word));
+                self.actions.push_back(ExchangeAction::StoreResult(response));
                 self.state = ExchangeState::Done;
             }
             ExchangeState::Abandoned | ExchangeState::Done => {}
@@ -267,25 +270,25 @@ impl<F> Exchange<F> {
     }
 
     /// Handles an input request of the server for a capability that the client declared.
-    pub fn handle_input_request(&mut self, ask: InputNumber, now: Instant) {
+    pub fn handle_input_request(&mut self, input: InputNumber, now: Instant) {
         self.observe_time(now);
-        if !self.request_input(&BTreeSet::from([ask]), now) {
-            self.actions.push_back(ExchangeAction::Decline(ask));
+        if !self.request_input(&BTreeSet::from([input]), now) {
+            self.actions.push_back(ExchangeAction::Decline(input));
         }
     }
 
     /// Handles the end of the server's call with these input requests (`input_required`); the call is retried
     /// once all of them are answered.
-    pub fn handle_input_required(&mut self, asks: BTreeSet<InputNumber>, now: Instant) {
+    pub fn handle_input_required(&mut self, inputs: BTreeSet<InputNumber>, now: Instant) {
         self.observe_time(now);
-        self.awaited_inputs = Some(asks.clone());
-        if !self.request_input(&asks, now) {
+        self.awaited_inputs = Some(inputs.clone());
+        if !self.request_input(&inputs, now) {
             self.awaited_inputs = None;
             return;
         }
         // No further input request will follow, so the client gets these without the settle time.
-        if self.manner == InputDelivery::RoundTrips
-            && matches!(&self.state, ExchangeState::Inline { asked, .. } if !asked.is_empty())
+        if self.delivery == InputDelivery::RoundTrips
+            && matches!(&self.state, ExchangeState::Inline { open_inputs, .. } if !open_inputs.is_empty())
         {
             self.park(now);
         }
@@ -293,35 +296,39 @@ impl<F> Exchange<F> {
     }
 
     /// Sends input requests to the client; returns false if no client can answer them.
-    fn request_input(&mut self, asks: &BTreeSet<InputNumber>, now: Instant) -> bool {
+    fn request_input(&mut self, inputs: &BTreeSet<InputNumber>, now: Instant) -> bool {
         match &mut self.state {
-            ExchangeState::Inline { .. } if self.has_disconnected && self.manner == InputDelivery::Ticket => {
+            ExchangeState::Inline { .. }
+                if self.has_disconnected && self.delivery == InputDelivery::Ticket =>
+            {
                 return false;
             }
             // The threshold has passed, although its timeout has not been handled yet.
-            ExchangeState::Inline { asked, defer_at: Some(at), .. } if asked.is_empty() && *at <= now => {
-                self.state = ExchangeState::Deferring { asked: asks.clone(), word: None };
+            ExchangeState::Inline { open_inputs, defer_at: Some(at), .. }
+                if open_inputs.is_empty() && *at <= now =>
+            {
+                self.state = ExchangeState::Deferring { open_inputs: inputs.clone(), response: None };
                 self.actions.push_back(ExchangeAction::Store);
             }
-            ExchangeState::Inline { asked, settle_at, .. } => {
-                asked.extend(asks);
-                match self.manner {
-                    InputDelivery::RoundTrips if asked.is_empty() => {}
+            ExchangeState::Inline { open_inputs, settle_at, .. } => {
+                open_inputs.extend(inputs);
+                match self.delivery {
+                    InputDelivery::RoundTrips if open_inputs.is_empty() => {}
                     InputDelivery::RoundTrips => drop(settle_at.get_or_insert(now + self.deadlines.settle)),
                     InputDelivery::Stream | InputDelivery::Ticket => {
-                        self.actions.extend(asks.iter().copied().map(ExchangeAction::RequestOnStream))
+                        self.actions.extend(inputs.iter().copied().map(ExchangeAction::RequestOnStream))
                     }
                 }
             }
             // The input requests are sent in the next round: after the client's retry, or in the task once it
             // is stored.
-            ExchangeState::Parked { asked, .. } | ExchangeState::Deferring { asked, .. } => {
-                asked.extend(asks)
+            ExchangeState::Parked { open_inputs, .. } | ExchangeState::Deferring { open_inputs, .. } => {
+                open_inputs.extend(inputs)
             }
-            ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
-                asks.iter().for_each(|ask| self.request_input_in_task(*ask, now));
+            ExchangeState::CommittingHandle { is_settled: false } | ExchangeState::Deferred => {
+                inputs.iter().for_each(|input| self.request_input_in_task(*input, now));
             }
-            ExchangeState::CommittingHandle { settled: true }
+            ExchangeState::CommittingHandle { is_settled: true }
             | ExchangeState::Abandoned
             | ExchangeState::Done => return false,
         }
@@ -330,69 +337,70 @@ impl<F> Exchange<F> {
 
     /// Handles the response to an input request in the task or on the stream; the response has been sent to
     /// the server.
-    pub fn handle_input_answered(&mut self, ask: InputNumber) {
+    pub fn handle_input_answered(&mut self, input: InputNumber) {
         match &mut self.state {
-            ExchangeState::Inline { asked, .. }
-            | ExchangeState::Parked { asked, .. }
-            | ExchangeState::Deferring { asked, .. } => {
-                asked.remove(&ask);
+            ExchangeState::Inline { open_inputs, .. }
+            | ExchangeState::Parked { open_inputs, .. }
+            | ExchangeState::Deferring { open_inputs, .. } => {
+                open_inputs.remove(&input);
             }
             ExchangeState::Abandoned
             | ExchangeState::CommittingHandle { .. }
             | ExchangeState::Deferred
             | ExchangeState::Done => {}
         }
-        if let Some(asks) = &mut self.awaited_inputs {
-            asks.remove(&ask);
+        if let Some(inputs) = &mut self.awaited_inputs {
+            inputs.remove(&input);
         }
-        self.input_expiries.retain(|(_, lapses)| *lapses != ask);
+        self.input_expiries.retain(|(_, expiring)| *expiring != input);
         self.retry_if_answered();
     }
 
     /// Places an input request in the task, and starts its timeout.
-    fn request_input_in_task(&mut self, ask: InputNumber, now: Instant) {
-        self.actions.push_back(ExchangeAction::RequestInTask(ask));
-        if let Some(turn) = self.deadlines.input_timeout.filter(|_| self.awaited_inputs.is_none()) {
-            self.input_expiries.push_back((now + turn, ask));
+    fn request_input_in_task(&mut self, input: InputNumber, now: Instant) {
+        self.actions.push_back(ExchangeAction::RequestInTask(input));
+        if let Some(timeout) = self.deadlines.input_timeout.filter(|_| self.awaited_inputs.is_none()) {
+            self.input_expiries.push_back((now + timeout, input));
         }
     }
 
     /// Retries the call at the server once all input requests with which the server ended it are answered.
     fn retry_if_answered(&mut self) {
-        if self.awaited_inputs.take_if(|asks| asks.is_empty()).is_some() && !self.is_done() {
+        if self.awaited_inputs.take_if(|inputs| inputs.is_empty()).is_some() && !self.is_done() {
             self.actions.push_back(ExchangeAction::RetryUpstream);
         }
     }
 
     /// Parks the call: sends the open input requests to the client, and waits for its retry.
     fn park(&mut self, now: Instant) {
-        let ExchangeState::Inline { asked, .. } = &mut self.state else { return };
-        let asked = std::mem::take(asked);
-        self.actions.push_back(ExchangeAction::RequestInput(asked.clone()));
-        self.state = ExchangeState::Parked { asked, word: None, expires_at: now + self.deadlines.park };
+        let ExchangeState::Inline { open_inputs, .. } = &mut self.state else { return };
+        let open_inputs = std::mem::take(open_inputs);
+        self.actions.push_back(ExchangeAction::RequestInput(open_inputs.clone()));
+        self.state =
+            ExchangeState::Parked { open_inputs, response: None, expires_at: now + self.deadlines.park };
     }
 
     /// Handles the withdrawal of an input request by the server.
-    pub fn handle_input_withdrawn(&mut self, ask: InputNumber) {
-        self.input_expiries.retain(|(_, lapses)| *lapses != ask);
+    pub fn handle_input_withdrawn(&mut self, input: InputNumber) {
+        self.input_expiries.retain(|(_, expiring)| *expiring != input);
         match &mut self.state {
-            ExchangeState::Inline { asked, settle_at, .. } => {
-                if asked.remove(&ask) {
-                    self.actions.push_back(ExchangeAction::Withdraw(ask));
+            ExchangeState::Inline { open_inputs, settle_at, .. } => {
+                if open_inputs.remove(&input) {
+                    self.actions.push_back(ExchangeAction::Withdraw(input));
                 }
-                if asked.is_empty() {
+                if open_inputs.is_empty() {
                     *settle_at = None;
                 }
             }
-            ExchangeState::Parked { asked, .. } | ExchangeState::Deferring { asked, .. } => {
-                if asked.remove(&ask) {
-                    self.actions.push_back(ExchangeAction::Withdraw(ask));
+            ExchangeState::Parked { open_inputs, .. } | ExchangeState::Deferring { open_inputs, .. } => {
+                if open_inputs.remove(&input) {
+                    self.actions.push_back(ExchangeAction::Withdraw(input));
                 }
             }
-            ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
-                self.actions.push_back(ExchangeAction::Withdraw(ask));
+            ExchangeState::CommittingHandle { is_settled: false } | ExchangeState::Deferred => {
+                self.actions.push_back(ExchangeAction::Withdraw(input));
             }
-            ExchangeState::CommittingHandle { settled: true }
+            ExchangeState::CommittingHandle { is_settled: true }
             | ExchangeState::Abandoned
             | ExchangeState::Done => {}
         }
@@ -409,33 +417,35 @@ impl<F> Exchange<F> {
         now: Instant,
     ) {
         self.deadlines.defer_after = defer_after;
-        if let Some(asks) = &mut self.awaited_inputs {
-            asks.retain(|ask| !answered.contains(ask));
+        if let Some(inputs) = &mut self.awaited_inputs {
+            inputs.retain(|input| !answered.contains(input));
         }
         match &mut self.state {
-            ExchangeState::Parked { asked, word, .. } => {
-                if let (Some(observed), None) = (&mut self.observed, &word) {
-                    observed.due = Some(now + observed.after);
+            ExchangeState::Parked { open_inputs, response, .. } => {
+                if let (Some(observed), None) = (&mut self.observed, &response) {
+                    observed.due_at = Some(now + observed.after);
                 }
-                if let Some(word) = word.take() {
-                    self.actions.push_back(ExchangeAction::Reply(*word));
+                if let Some(response) = response.take() {
+                    self.actions.push_back(ExchangeAction::Reply(*response));
                     self.state = ExchangeState::Done;
                     return;
                 }
-                asked.retain(|ask| !answered.contains(ask));
-                let asked = std::mem::take(asked);
+                open_inputs.retain(|input| !answered.contains(input));
+                let open_inputs = std::mem::take(open_inputs);
                 // The remaining input requests are sent again, together with the server's next ones.
-                let settle_at = (!asked.is_empty()).then(|| now + self.deadlines.settle);
+                let settle_at = (!open_inputs.is_empty()).then(|| now + self.deadlines.settle);
                 let defer_at = self.deadlines.defer_after.map(|after| now + after);
-                self.state = ExchangeState::Inline { defer_at, asked, settle_at };
+                self.state = ExchangeState::Inline { defer_at, open_inputs, settle_at };
             }
-            ExchangeState::Inline { asked, settle_at, .. } => {
-                asked.retain(|ask| !answered.contains(ask));
-                if asked.is_empty() {
+            ExchangeState::Inline { open_inputs, settle_at, .. } => {
+                open_inputs.retain(|input| !answered.contains(input));
+                if open_inputs.is_empty() {
                     *settle_at = None;
                 }
             }
-            ExchangeState::Deferring { asked, .. } => asked.retain(|ask| !answered.contains(ask)),
+            ExchangeState::Deferring { open_inputs, .. } => {
+                open_inputs.retain(|input| !answered.contains(input))
+            }
             ExchangeState::Abandoned
             | ExchangeState::CommittingHandle { .. }
             | ExchangeState::Deferred
@@ -461,7 +471,7 @@ impl<F> Exchange<F> {
             *defer_at = None;
         }
         if let Some(observed) = &mut self.observed {
-            observed.due = None;
+            observed.due_at = None;
         }
     }
 
@@ -475,13 +485,13 @@ impl<F> Exchange<F> {
 
     /// Handles the timeouts that have passed at `now`. Called at the deadline of [`Exchange::poll_timeout`].
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some((_, ask)) = self.input_expiries.front().copied().filter(|(at, _)| *at <= now) {
+        while let Some((_, input)) = self.input_expiries.front().copied().filter(|(at, _)| *at <= now) {
             self.input_expiries.pop_front();
             if matches!(
                 self.state,
-                ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred
+                ExchangeState::CommittingHandle { is_settled: false } | ExchangeState::Deferred
             ) {
-                self.actions.push_back(ExchangeAction::ExpireInput(ask));
+                self.actions.push_back(ExchangeAction::ExpireInput(input));
             }
         }
         match &mut self.state {
@@ -493,11 +503,11 @@ impl<F> Exchange<F> {
                 }
             }
             ExchangeState::Inline { defer_at: Some(at), .. } if *at <= now => self.defer(),
-            ExchangeState::Parked { asked, word, expires_at } if *expires_at <= now => {
-                let asked = std::mem::take(asked);
-                let spoke = word.is_some();
-                self.actions.extend(asked.into_iter().map(ExchangeAction::Decline));
-                if !spoke {
+            ExchangeState::Parked { open_inputs, response, expires_at } if *expires_at <= now => {
+                let open_inputs = std::mem::take(open_inputs);
+                let has_response = response.is_some();
+                self.actions.extend(open_inputs.into_iter().map(ExchangeAction::Decline));
+                if !has_response {
                     self.actions.push_back(ExchangeAction::CancelUpstream);
                 }
                 self.state = ExchangeState::Done;
@@ -514,44 +524,44 @@ impl<F> Exchange<F> {
 
     /// Begins to make the call a task: the task has to be stored first.
     fn defer(&mut self) {
-        let ExchangeState::Inline { asked, .. } = &mut self.state else { return };
-        self.state = ExchangeState::Deferring { asked: std::mem::take(asked), word: None };
+        let ExchangeState::Inline { open_inputs, .. } = &mut self.state else { return };
+        self.state = ExchangeState::Deferring { open_inputs: std::mem::take(open_inputs), response: None };
         self.actions.push_back(ExchangeAction::Store);
     }
 
     /// Handles the result of [`ExchangeAction::Store`]. If the task was not stored (the store failed, or a
     /// quota is full), the call stays synchronous.
-    pub fn handle_stored(&mut self, stored: bool, now: Instant) {
-        match (std::mem::replace(&mut self.state, ExchangeState::Done), stored) {
-            (ExchangeState::Deferring { word: None, asked }, true) => {
+    pub fn handle_stored(&mut self, is_stored: bool, now: Instant) {
+        match (std::mem::replace(&mut self.state, ExchangeState::Done), is_stored) {
+            (ExchangeState::Deferring { response: None, open_inputs }, true) => {
                 self.actions.push_back(ExchangeAction::ReplyTask);
-                asked.into_iter().for_each(|ask| self.request_input_in_task(ask, now));
+                open_inputs.into_iter().for_each(|input| self.request_input_in_task(input, now));
                 self.commit_handle(false);
             }
-            (ExchangeState::Deferring { word: None, asked }, false) => {
-                let settle_at = match self.manner {
-                    InputDelivery::RoundTrips => (!asked.is_empty()).then_some(now),
+            (ExchangeState::Deferring { response: None, open_inputs }, false) => {
+                let settle_at = match self.delivery {
+                    InputDelivery::RoundTrips => (!open_inputs.is_empty()).then_some(now),
                     InputDelivery::Stream | InputDelivery::Ticket => {
-                        self.actions.extend(asked.iter().copied().map(ExchangeAction::RequestOnStream));
+                        self.actions.extend(open_inputs.iter().copied().map(ExchangeAction::RequestOnStream));
                         None
                     }
                 };
-                self.state = ExchangeState::Inline { defer_at: None, asked, settle_at };
+                self.state = ExchangeState::Inline { defer_at: None, open_inputs, settle_at };
             }
-            (ExchangeState::Deferring { word: Some(word), asked }, true)
-                if self.deadlines.is_at_once()
-                    || self.has_disconnected && self.manner == InputDelivery::Stream =>
+            (ExchangeState::Deferring { response: Some(response), open_inputs }, true)
+                if self.deadlines.defers_immediately()
+                    || self.has_disconnected && self.delivery == InputDelivery::Stream =>
             {
                 self.actions.push_back(ExchangeAction::ReplyTask);
-                self.actions.extend(asked.into_iter().map(ExchangeAction::Decline));
-                self.actions.push_back(ExchangeAction::StoreResult(*word));
+                self.actions.extend(open_inputs.into_iter().map(ExchangeAction::Decline));
+                self.actions.push_back(ExchangeAction::StoreResult(*response));
                 self.commit_handle(true);
             }
-            (ExchangeState::Deferring { word: Some(word), .. }, stored) => {
-                if stored {
+            (ExchangeState::Deferring { response: Some(response), .. }, is_stored) => {
+                if is_stored {
                     self.actions.push_back(ExchangeAction::RemoveTask);
                 }
-                self.actions.push_back(ExchangeAction::Reply(*word));
+                self.actions.push_back(ExchangeAction::Reply(*response));
             }
             (ExchangeState::Abandoned, true) => self.actions.push_back(ExchangeAction::RemoveTask),
             (ExchangeState::Abandoned, false) => {}
@@ -561,9 +571,9 @@ impl<F> Exchange<F> {
 
     /// Begins to send the handle to the client. Where a disconnect does not cancel the call, the handle
     /// counts as delivered immediately.
-    fn commit_handle(&mut self, settled: bool) {
-        self.state = ExchangeState::CommittingHandle { settled };
-        if self.manner != InputDelivery::RoundTrips {
+    fn commit_handle(&mut self, is_settled: bool) {
+        self.state = ExchangeState::CommittingHandle { is_settled };
+        if self.delivery != InputDelivery::RoundTrips {
             self.handle_committed();
         }
     }
@@ -571,8 +581,8 @@ impl<F> Exchange<F> {
     /// Handles the delivery of the handle to the client's socket. From then on the task does not depend on
     /// the client's connection.
     pub fn handle_committed(&mut self) {
-        if let ExchangeState::CommittingHandle { settled } = self.state {
-            self.state = if settled { ExchangeState::Done } else { ExchangeState::Deferred };
+        if let ExchangeState::CommittingHandle { is_settled } = self.state {
+            self.state = if is_settled { ExchangeState::Done } else { ExchangeState::Deferred };
         }
     }
 
@@ -580,7 +590,7 @@ impl<F> Exchange<F> {
     /// or the handle, because it will return. With `InputDelivery::Stream` the call is not cancelled, but
     /// becomes a task immediately if it may, because no client waits any more.
     pub fn handle_disconnect(&mut self) {
-        match self.manner {
+        match self.delivery {
             InputDelivery::RoundTrips => self.abandon(),
             InputDelivery::Stream => {
                 self.has_disconnected = true;
@@ -591,9 +601,9 @@ impl<F> Exchange<F> {
             InputDelivery::Ticket => {
                 self.has_disconnected = true;
                 // No client is left to receive a ticket or an input request.
-                if let ExchangeState::Inline { defer_at, asked, .. } = &mut self.state {
+                if let ExchangeState::Inline { defer_at, open_inputs, .. } = &mut self.state {
                     *defer_at = None;
-                    self.actions.extend(std::mem::take(asked).into_iter().map(ExchangeAction::Decline));
+                    self.actions.extend(std::mem::take(open_inputs).into_iter().map(ExchangeAction::Decline));
                 }
             }
         }
@@ -614,14 +624,14 @@ impl<F> Exchange<F> {
                 self.actions.push_back(ExchangeAction::CancelUpstream);
                 self.state = ExchangeState::Done;
             }
-            ExchangeState::Deferring { word, .. } => {
-                if word.is_none() {
+            ExchangeState::Deferring { response, .. } => {
+                if response.is_none() {
                     self.actions.push_back(ExchangeAction::CancelUpstream);
                 }
                 self.state = ExchangeState::Abandoned;
             }
-            ExchangeState::CommittingHandle { settled } => {
-                if !settled {
+            ExchangeState::CommittingHandle { is_settled } => {
+                if !is_settled {
                     self.actions.push_back(ExchangeAction::CancelUpstream);
                 }
                 self.actions.push_back(ExchangeAction::RemoveTask);
@@ -638,11 +648,11 @@ impl<F> Exchange<F> {
     /// already.
     pub fn handle_task_cancelled(&mut self) {
         match self.state {
-            ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
+            ExchangeState::CommittingHandle { is_settled: false } | ExchangeState::Deferred => {
                 self.actions.push_back(ExchangeAction::CancelUpstream);
                 self.state = ExchangeState::Done;
             }
-            ExchangeState::CommittingHandle { settled: true } => self.state = ExchangeState::Done,
+            ExchangeState::CommittingHandle { is_settled: true } => self.state = ExchangeState::Done,
             ExchangeState::Inline { .. }
             | ExchangeState::Parked { .. }
             | ExchangeState::Deferring { .. }
@@ -677,12 +687,12 @@ impl<F> Exchange<F> {
             ExchangeState::Inline { settle_at: Some(at), .. } => Some(at),
             ExchangeState::Inline { defer_at, .. } => defer_at,
             ExchangeState::Parked { expires_at, .. } => Some(expires_at),
-            ExchangeState::CommittingHandle { settled: false } | ExchangeState::Deferred => {
+            ExchangeState::CommittingHandle { is_settled: false } | ExchangeState::Deferred => {
                 self.input_expiries.front().map(|(at, _)| *at)
             }
             ExchangeState::Deferring { .. }
             | ExchangeState::Abandoned
-            | ExchangeState::CommittingHandle { settled: true }
+            | ExchangeState::CommittingHandle { is_settled: true }
             | ExchangeState::Done => None,
         }
     }
@@ -703,11 +713,13 @@ impl<F> Exchange<F> {
     }
 
     /// Whether the server's final response has not arrived, and can still change the outcome.
-    pub fn is_unsettled(&self) -> bool {
+    pub fn is_outcome_open(&self) -> bool {
         match &self.state {
             ExchangeState::Inline { .. } | ExchangeState::Deferred => true,
-            ExchangeState::Deferring { word, .. } | ExchangeState::Parked { word, .. } => word.is_none(),
-            ExchangeState::CommittingHandle { settled } => !settled,
+            ExchangeState::Deferring { response, .. } | ExchangeState::Parked { response, .. } => {
+                response.is_none()
+            }
+            ExchangeState::CommittingHandle { is_settled } => !is_settled,
             ExchangeState::Abandoned | ExchangeState::Done => false,
         }
     }
@@ -723,8 +735,8 @@ impl<F> Exchange<F> {
     }
 
     /// Whether the server works at the call, and its final response is awaited.
-    pub fn awaits_server(&self) -> bool {
-        self.awaited_inputs.is_none() && self.is_unsettled()
+    pub fn is_awaiting_server(&self) -> bool {
+        self.awaited_inputs.is_none() && self.is_outcome_open()
     }
 
     /// Returns the current phase.

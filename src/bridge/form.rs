@@ -41,7 +41,7 @@ enum SchemaType {
 
 /// The maximum depth at which a schema is followed into `items`, `anyOf` and `oneOf`. The specification uses
 /// two levels; deeper schemas accept any value.
-const DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// Validates the content of an accepted form against its `requestedSchema`. Missing content counts as an
 /// empty form, and `null` as a missing optional member: clients in the field send both for a form without
@@ -49,21 +49,21 @@ const DEPTH: usize = 8;
 ///
 /// # Errors
 /// [`InvalidAnswer`], which names the first invalid member.
-pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(), InvalidAnswer> {
+pub(super) fn check_form(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(), InvalidAnswer> {
     let content = match content {
-        Some(raw) => read(raw)?,
+        Some(raw) => read_content(raw)?,
         None => FormContent::new(),
     };
     let Some(Ok(schema)) = schema.map(JsonObject::read) else { return Ok(()) };
     if schema
         .get("type")
-        .is_some_and(|types| !matches!(types_of(&types).as_deref(), Some([SchemaType::Object])))
+        .is_some_and(|types| !matches!(parse_types(&types).as_deref(), Some([SchemaType::Object])))
     {
         return Ok(());
     }
-    let required = schema.get("required").and_then(|raw| list::<String>(&raw)).unwrap_or_default();
+    let required = schema.get("required").and_then(|raw| parse_list::<String>(&raw)).unwrap_or_default();
     if let Some(key) = required.iter().find(|key| !content.contains_key(*key)) {
-        return Err(invalid(&member(key), "is required"));
+        return Err(invalid_answer(&member_path(key), "is required"));
     }
     let required: HashSet<_> = required.iter().map(String::as_str).collect();
     let Some(Ok(properties)) = schema.get("properties").map(|raw| JsonObject::read(&raw)) else {
@@ -74,19 +74,19 @@ pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(
         if answer == "null" && !required.contains(&*key) {
             continue;
         }
-        value(&property, answer, &member(&key), DEPTH)?;
+        check_value(&property, answer, &member_path(&key), MAX_DEPTH)?;
     }
     Ok(())
 }
 
 /// Reads the members of the content.
-fn read(raw: &Bytes) -> Result<FormContent, InvalidAnswer> {
-    let object = JsonObject::read(raw).map_err(|_| invalid("content", "must be an object"))?;
+fn read_content(raw: &Bytes) -> Result<FormContent, InvalidAnswer> {
+    let object = JsonObject::read(raw).map_err(|_| invalid_answer("content", "must be an object"))?;
     let mut content = FormContent::new();
     for (key, answer) in object.members() {
         // A repeated member is refused, because readers disagree about which one counts.
         if content.contains_key(&*key) {
-            return Err(invalid(&member(&key), "must be given once"));
+            return Err(invalid_answer(&member_path(&key), "must be given once"));
         }
         content.insert(key.into_owned(), answer);
     }
@@ -95,126 +95,136 @@ fn read(raw: &Bytes) -> Result<FormContent, InvalidAnswer> {
 
 /// Validates one value at this path against one schema. `depth_left` is the number of levels that are still
 /// followed; at 0 any value is accepted.
-fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), InvalidAnswer> {
-    let (Ok(schema), Some(levels)) = (JsonObject::read(schema), levels.checked_sub(1)) else { return Ok(()) };
-    let wanted = schema.get("type").and_then(|raw| types_of(&raw));
-    if let Some(wanted) = wanted
-        && !wanted.iter().any(|wanted| wanted.fits(answer))
+fn check_value(schema: &Bytes, answer: &Bytes, path: &str, depth_left: usize) -> Result<(), InvalidAnswer> {
+    let (Ok(schema), Some(depth_left)) = (JsonObject::read(schema), depth_left.checked_sub(1)) else {
+        return Ok(());
+    };
+    let types = schema.get("type").and_then(|raw| parse_types(&raw));
+    if let Some(types) = types
+        && !types.iter().any(|schema_type| schema_type.matches(answer))
     {
-        let names: Vec<_> = wanted.iter().map(|wanted| wanted.described()).collect();
-        return Err(invalid(at, format!("must be {}", names.join(" or "))));
+        let names: Vec<_> = types.iter().map(|schema_type| schema_type.description()).collect();
+        return Err(invalid_answer(path, format!("must be {}", names.join(" or "))));
     }
-    let offered = schema.get("enum").and_then(|raw| items(&raw));
+    let choices = schema.get("enum").and_then(|raw| items(&raw));
     // The canonical form is computed once: there may be many choices, and the value may be long.
-    let meant = offered.as_ref().map(|_| canonical::value(answer)).unwrap_or_default();
-    let is_meant = |choice: &Bytes| choice == answer || canonical::value(choice) == meant;
-    if offered.is_some_and(|offered| !offered.iter().any(is_meant))
+    let canonical_answer = choices.as_ref().map(|_| canonical::value(answer)).unwrap_or_default();
+    let is_chosen = |choice: &Bytes| choice == answer || canonical::value(choice) == canonical_answer;
+    if choices.is_some_and(|choices| !choices.iter().any(is_chosen))
         || schema.get("const").is_some_and(|only| !canonical::is_equal(&only, answer))
     {
-        return Err(invalid(at, CHOICE));
+        return Err(invalid_answer(path, NOT_OFFERED));
     }
     for branches in ["anyOf", "oneOf"] {
         // One matching branch suffices, also for `oneOf`: an unknown branch accepts any value, so that two
         // branches may match.
         let branches = schema.get(branches).and_then(|raw| items(&raw)).unwrap_or_default();
-        if !branches.is_empty() && branches.iter().all(|branch| value(branch, answer, at, levels).is_err()) {
-            return Err(invalid(at, CHOICE));
+        if !branches.is_empty()
+            && branches.iter().all(|branch| check_value(branch, answer, path, depth_left).is_err())
+        {
+            return Err(invalid_answer(path, NOT_OFFERED));
         }
     }
     match answer.first() {
-        Some(b'"') => string(&schema, answer, at),
-        Some(b'[') => array(&schema, answer, at, levels),
-        Some(b'-' | b'0'..=b'9') => number(&schema, answer, at),
+        Some(b'"') => check_string(&schema, answer, path),
+        Some(b'[') => check_array(&schema, answer, path, depth_left),
+        Some(b'-' | b'0'..=b'9') => check_number(&schema, answer, path),
         _ => Ok(()),
     }
 }
 
-fn string(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAnswer> {
+fn check_string(schema: &JsonObject, answer: &Bytes, path: &str) -> Result<(), InvalidAnswer> {
     // A string with half of a surrogate pair has no length in characters, and is accepted.
     let Ok(text) = serde_json::from_slice::<String>(answer) else { return Ok(()) };
-    check_bounds(schema, ["minLength", "maxLength"], count(text.chars().count()), " characters", at)?;
+    check_bounds(schema, ["minLength", "maxLength"], to_float(text.chars().count()), " characters", path)?;
     match schema.string("format").as_deref() {
-        Some("email") if !is_email(&text) => Err(invalid(at, "must be an email address")),
-        Some("uri") if !is_uri(&text) => Err(invalid(at, "must be an absolute URI")),
-        Some("date") if !is_date(&text) => Err(invalid(at, "must be a date, as in 2026-07-28")),
+        Some("email") if !is_email(&text) => Err(invalid_answer(path, "must be an email address")),
+        Some("uri") if !is_uri(&text) => Err(invalid_answer(path, "must be an absolute URI")),
+        Some("date") if !is_date(&text) => Err(invalid_answer(path, "must be a date, as in 2026-07-28")),
         Some("date-time") if !is_date_time(&text) => {
-            Err(invalid(at, "must be a date with a time, as in 2026-07-28T10:30:00Z"))
+            Err(invalid_answer(path, "must be a date with a time, as in 2026-07-28T10:30:00Z"))
         }
         _ => Ok(()),
     }
 }
 
-fn number(schema: &JsonObject, answer: &Bytes, at: &str) -> Result<(), InvalidAnswer> {
-    let Some(number) = float(answer) else { return Ok(()) };
-    check_bounds(schema, ["minimum", "maximum"], number, "", at)?;
+fn check_number(schema: &JsonObject, answer: &Bytes, path: &str) -> Result<(), InvalidAnswer> {
+    let Some(number) = parse_number(answer) else { return Ok(()) };
+    check_bounds(schema, ["minimum", "maximum"], number, "", path)?;
     // Rounding to `f64` preserves the order of two numbers but may make them equal, so equality is checked
     // exactly.
-    let excluded = |key| schema.get(key).filter(|bound| canonical::is_equal(bound, answer));
-    if let Some(bound) = bound(schema, "exclusiveMinimum")
-        && (number < bound || excluded("exclusiveMinimum").is_some())
+    let is_excluded = |key| schema.get(key).filter(|bound| canonical::is_equal(bound, answer));
+    if let Some(bound) = number_keyword(schema, "exclusiveMinimum")
+        && (number < bound || is_excluded("exclusiveMinimum").is_some())
     {
-        return Err(invalid(at, format!("must be more than {bound}")));
+        return Err(invalid_answer(path, format!("must be more than {bound}")));
     }
-    if let Some(bound) = bound(schema, "exclusiveMaximum")
-        && (number > bound || excluded("exclusiveMaximum").is_some())
+    if let Some(bound) = number_keyword(schema, "exclusiveMaximum")
+        && (number > bound || is_excluded("exclusiveMaximum").is_some())
     {
-        return Err(invalid(at, format!("must be less than {bound}")));
+        return Err(invalid_answer(path, format!("must be less than {bound}")));
     }
     Ok(())
 }
 
-fn array(schema: &JsonObject, answer: &Bytes, at: &str, levels: usize) -> Result<(), InvalidAnswer> {
+fn check_array(
+    schema: &JsonObject,
+    answer: &Bytes,
+    path: &str,
+    depth_left: usize,
+) -> Result<(), InvalidAnswer> {
     let Some(answers) = items(answer) else { return Ok(()) };
-    check_bounds(schema, ["minItems", "maxItems"], count(answers.len()), " items", at)?;
+    check_bounds(schema, ["minItems", "maxItems"], to_float(answers.len()), " items", path)?;
     let Some(schema) = schema.get("items") else { return Ok(()) };
     let mut answers = answers.iter().enumerate();
-    answers.try_for_each(|(index, answer)| value(&schema, answer, &format!("{at}[{index}]"), levels))
+    answers
+        .try_for_each(|(index, answer)| check_value(&schema, answer, &format!("{path}[{index}]"), depth_left))
 }
 
 /// Checks that `measure` is between the bounds that these two keywords of the schema set, inclusive.
 fn check_bounds(
     schema: &JsonObject,
-    [least, most]: [&str; 2],
+    [minimum_key, maximum_key]: [&str; 2],
     measure: f64,
     unit: &str,
-    at: &str,
+    path: &str,
 ) -> Result<(), InvalidAnswer> {
-    if let Some(least) = bound(schema, least)
+    if let Some(least) = number_keyword(schema, minimum_key)
         && measure < least
     {
-        return Err(invalid(at, format!("must be at least {least}{unit}")));
+        return Err(invalid_answer(path, format!("must be at least {least}{unit}")));
     }
-    if let Some(most) = bound(schema, most)
+    if let Some(most) = number_keyword(schema, maximum_key)
         && measure > most
     {
-        return Err(invalid(at, format!("must be at most {most}{unit}")));
+        return Err(invalid_answer(path, format!("must be at most {most}{unit}")));
     }
     Ok(())
 }
 
 /// Reads a keyword whose value is a number; `None` for any other value.
-fn bound(schema: &JsonObject, key: &str) -> Option<f64> {
-    float(&schema.get(key)?)
+fn number_keyword(schema: &JsonObject, key: &str) -> Option<f64> {
+    parse_number(&schema.get(key)?)
 }
 
 /// Parses a JSON number, rounded to `f64`; `1e400` becomes infinite.
-fn float(raw: &Bytes) -> Option<f64> {
+fn parse_number(raw: &Bytes) -> Option<f64> {
     let text = std::str::from_utf8(raw).ok()?;
     text.starts_with(|first: char| first == '-' || first.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 #[expect(clippy::cast_precision_loss, reason = "no message has 2^53 characters")]
-fn count(count: usize) -> f64 {
+fn to_float(count: usize) -> f64 {
     count as f64
 }
 
 /// Parses the value of a `type` keyword, one name or several; `None` if a name is unknown.
-fn types_of(raw: &Bytes) -> Option<Vec<SchemaType>> {
+fn parse_types(raw: &Bytes) -> Option<Vec<SchemaType>> {
     let names = serde_json::from_slice::<String>(raw).map(|name| vec![name]).ok();
-    names.or_else(|| list(raw))?.iter().map(|name| SchemaType::parse(name)).collect()
+    names.or_else(|| parse_list(raw))?.iter().map(|name| SchemaType::parse(name)).collect()
 }
 
-fn list<T: serde::de::DeserializeOwned>(raw: &Bytes) -> Option<Vec<T>> {
+fn parse_list<T: serde::de::DeserializeOwned>(raw: &Bytes) -> Option<Vec<T>> {
     serde_json::from_slice(raw).ok()
 }
 
@@ -235,7 +245,7 @@ impl SchemaType {
     }
 
     /// Whether a raw JSON value is of this type.
-    fn fits(self, raw: &Bytes) -> bool {
+    fn matches(self, raw: &Bytes) -> bool {
         let first = raw.first().copied().unwrap_or_default();
         let is_number = first == b'-' || first.is_ascii_digit();
         match self {
@@ -250,7 +260,7 @@ impl SchemaType {
     }
 
     /// Returns the type in words for error messages, such as `a list`.
-    const fn described(self) -> &'static str {
+    const fn description(self) -> &'static str {
         match self {
             Self::String => "a string",
             Self::Number => "a number",
@@ -292,16 +302,16 @@ fn is_date_time(text: &str) -> bool {
 }
 
 /// The requirement that a value with an `enum`, `const`, `anyOf` or `oneOf` violates.
-const CHOICE: &str = "must be one of the values that were offered";
+const NOT_OFFERED: &str = "must be one of the values that were offered";
 
 /// Returns the path of a member of the content.
-fn member(key: &str) -> String {
+fn member_path(key: &str) -> String {
     format!("content.{key}")
 }
 
 /// Builds the error for the member at this path; `must` is the requirement, such as `must be a list`.
-pub(super) fn invalid(at: &str, must: impl Into<String>) -> InvalidAnswer {
-    InvalidAnswer { at: Some(at.to_owned()), must: must.into() }
+pub(super) fn invalid_answer(path: &str, must: impl Into<String>) -> InvalidAnswer {
+    InvalidAnswer { at: Some(path.to_owned()), must: must.into() }
 }
 
 #[cfg(test)]
@@ -315,25 +325,27 @@ mod tests {
     }
 
     /// The error of `content` as the response to a form with these properties.
-    fn wrong(properties: &Value, required: &[&str], content: &str) -> Option<String> {
+    fn error_of_content(properties: &Value, required: &[&str], content: &str) -> Option<String> {
         let schema = json!({ "type": "object", "properties": properties, "required": required });
-        check(Some(&raw(schema.to_string())), Some(&raw(content))).err().map(|invalid| invalid.to_string())
+        check_form(Some(&raw(schema.to_string())), Some(&raw(content)))
+            .err()
+            .map(|invalid| invalid.to_string())
     }
 
     /// The error of one value under the key `x`.
-    fn wrong_value(property: &Value, answer: &str) -> Option<String> {
-        wrong(&json!({ "x": property }), &["x"], &format!("{{\"x\":{answer}}}"))
+    fn error_of_value(property: &Value, answer: &str) -> Option<String> {
+        error_of_content(&json!({ "x": property }), &["x"], &format!("{{\"x\":{answer}}}"))
     }
 
     fn accepts(property: &Value, answers: &[&str]) {
         for answer in answers {
-            assert_eq!(wrong_value(property, answer), None, "{answer} for {property}");
+            assert_eq!(error_of_value(property, answer), None, "{answer} for {property}");
         }
     }
 
     fn refuses(property: &Value, answers: &[&str], must: &str) {
         for answer in answers {
-            let wrong = wrong_value(property, answer);
+            let wrong = error_of_value(property, answer);
             assert_eq!(wrong.as_deref(), Some(&*format!("`content.x` {must}")), "{answer} for {property}");
         }
     }
@@ -341,39 +353,48 @@ mod tests {
     #[test]
     fn required_members_must_be_present() {
         let form = json!({ "name": { "type": "string" }, "age": { "type": "integer" } });
-        assert_eq!(wrong(&form, &["name"], r#"{"name":"x"}"#), None);
-        assert_eq!(wrong(&form, &["name"], r#"{"age":1}"#).as_deref(), Some("`content.name` is required"));
-        assert_eq!(wrong(&form, &["other"], "{}").as_deref(), Some("`content.other` is required"));
-        assert_eq!(wrong(&form, &[], "{}"), None);
+        assert_eq!(error_of_content(&form, &["name"], r#"{"name":"x"}"#), None);
+        assert_eq!(
+            error_of_content(&form, &["name"], r#"{"age":1}"#).as_deref(),
+            Some("`content.name` is required")
+        );
+        assert_eq!(error_of_content(&form, &["other"], "{}").as_deref(), Some("`content.other` is required"));
+        assert_eq!(error_of_content(&form, &[], "{}"), None);
     }
 
     #[test]
     fn content_left_out_is_a_form_without_answers() {
         let schema =
             |required: &str| raw(format!(r#"{{"type":"object","properties":{{}},"required":[{required}]}}"#));
-        assert_eq!(check(Some(&schema("")), None), Ok(()));
-        assert_eq!(check(Some(&schema("\"a\"")), None), Err(invalid("content.a", "is required")));
+        assert_eq!(check_form(Some(&schema("")), None), Ok(()));
+        assert_eq!(check_form(Some(&schema("\"a\"")), None), Err(invalid_answer("content.a", "is required")));
     }
 
     #[test]
     fn null_is_no_answer() {
         let form = json!({ "x": { "type": "string" } });
-        assert_eq!(wrong(&form, &[], r#"{"x":null}"#), None);
-        assert_eq!(wrong(&form, &["x"], r#"{"x":null}"#).as_deref(), Some("`content.x` must be a string"));
+        assert_eq!(error_of_content(&form, &[], r#"{"x":null}"#), None);
+        assert_eq!(
+            error_of_content(&form, &["x"], r#"{"x":null}"#).as_deref(),
+            Some("`content.x` must be a string")
+        );
     }
 
     #[test]
     fn members_that_the_form_does_not_have_are_accepted() {
-        assert_eq!(wrong(&json!({}), &[], r#"{"x":{"deep":[1e400]},"y":null}"#), None);
+        assert_eq!(error_of_content(&json!({}), &[], r#"{"x":{"deep":[1e400]},"y":null}"#), None);
     }
 
     #[test]
     fn content_is_an_object_with_each_member_once() {
         for content in ["null", "[]", "7", "\"x\""] {
-            assert_eq!(wrong(&json!({}), &[], content).as_deref(), Some("`content` must be an object"));
+            assert_eq!(
+                error_of_content(&json!({}), &[], content).as_deref(),
+                Some("`content` must be an object")
+            );
         }
         assert_eq!(
-            wrong(&json!({}), &[], r#"{"x":1,"\u0078":2}"#).as_deref(),
+            error_of_content(&json!({}), &[], r#"{"x":1,"\u0078":2}"#).as_deref(),
             Some("`content.x` must be given once")
         );
     }
@@ -430,7 +451,7 @@ mod tests {
             json!({ "type": "string", "oneOf": [{ "const": "red", "title": "Red" }, { "const": "green", "title": "G" }] }),
         ] {
             accepts(&property, &["\"red\"", r#""gr\u0065en""#]);
-            refuses(&property, &["\"Red\"", "\"\""], CHOICE);
+            refuses(&property, &["\"Red\"", "\"\""], NOT_OFFERED);
             refuses(&property, &["1"], "must be a string");
         }
         accepts(&json!({ "enum": [1, null] }), &["1.0", "null"]);
@@ -446,8 +467,8 @@ mod tests {
             accepts(&property, &[r#"["a"]"#, r#"["c", "a"]"#]);
             refuses(&property, &["[]"], "must be at least 1 items");
             refuses(&property, &[r#"["a","b","c"]"#], "must be at most 2 items");
-            let wrong = wrong_value(&property, r#"["a","d"]"#);
-            assert_eq!(wrong, Some(format!("`content.x[1]` {CHOICE}")));
+            let wrong = error_of_value(&property, r#"["a","d"]"#);
+            assert_eq!(wrong, Some(format!("`content.x[1]` {NOT_OFFERED}")));
         }
     }
 
@@ -474,10 +495,10 @@ mod tests {
         ] {
             let property = json!({ "type": "string", "format": format });
             for text in good {
-                assert_eq!(wrong_value(&property, &json!(text).to_string()), None, "{text} as {format}");
+                assert_eq!(error_of_value(&property, &json!(text).to_string()), None, "{text} as {format}");
             }
             for text in bad {
-                assert_ne!(wrong_value(&property, &json!(text).to_string()), None, "{text} as {format}");
+                assert_ne!(error_of_value(&property, &json!(text).to_string()), None, "{text} as {format}");
             }
         }
     }
@@ -496,9 +517,9 @@ mod tests {
             r#"{"properties":{"x":{"type":7,"minLength":"many","enum":{},"anyOf":3,"format":[]}}}"#,
             r##"{"properties":{"x":{"$ref":"#/$defs/x","not":{},"pattern":"^$"}}}"##,
         ] {
-            assert_eq!(check(Some(&raw(schema)), Some(&raw(r#"{"x":"y"}"#))), Ok(()), "{schema}");
+            assert_eq!(check_form(Some(&raw(schema)), Some(&raw(r#"{"x":"y"}"#))), Ok(()), "{schema}");
         }
-        assert_eq!(check(None, Some(&raw("{}"))), Ok(()));
+        assert_eq!(check_form(None, Some(&raw("{}"))), Ok(()));
     }
 
     #[test]
@@ -515,14 +536,14 @@ mod tests {
         fn a_length_within_its_bounds_is_accepted_and_no_other(text in ".{0,8}", least in 0usize..8, more in 0usize..4) {
             let property = json!({ "type": "string", "minLength": least, "maxLength": least + more });
             let fits = (least..=least + more).contains(&text.chars().count());
-            prop_assert_eq!(wrong_value(&property, &json!(text).to_string()).is_none(), fits);
+            prop_assert_eq!(error_of_value(&property, &json!(text).to_string()).is_none(), fits);
         }
 
         #[test]
         fn no_answer_and_no_schema_is_too_odd_to_look_at(
             schema in "[{}\\[\\]\":,a-c0-9]{0,24}", content in "[{}\\[\\]\":,a-c0-9]{0,24}",
         ) {
-            let _ = check(Some(&raw(schema)), Some(&raw(content)));
+            let _ = check_form(Some(&raw(schema)), Some(&raw(content)));
         }
     }
 }

@@ -56,7 +56,7 @@ impl SubscriptionFilter {
     }
 
     /// Whether the subscription includes changes of this list.
-    pub fn wants_list(&self, list: ListKind) -> bool {
+    pub fn includes_list(&self, list: ListKind) -> bool {
         match list {
             ListKind::Tools => self.tools_list_changed,
             ListKind::Prompts => self.prompts_list_changed,
@@ -66,7 +66,7 @@ impl SubscriptionFilter {
 
     /// Whether the subscription includes updates of this resource: a subscribed resource, or a resource
     /// inside one (2026-07-28, `notifications/resources/updated`: the URI may be that of a sub-resource).
-    pub fn wants_resource(&self, uri: &str) -> bool {
+    pub fn includes_resource(&self, uri: &str) -> bool {
         self.resource_subscriptions.iter().any(|subscribed| {
             uri.strip_prefix(&**subscribed).is_some_and(|rest| {
                 rest.is_empty() || subscribed.ends_with('/') || rest.starts_with(['/', '?', '#'])
@@ -82,10 +82,10 @@ pub fn subscription_meta(id: &RequestId) -> Vec<u8> {
 }
 
 /// Builds the first message of a subscription, which names the accepted part of the filter.
-pub fn acknowledgement(id: &RequestId, honoured: &SubscriptionFilter) -> Bytes {
-    let honoured = serde_json::to_vec(honoured).expect("a filter is written to memory");
-    let about = subscription_meta(id);
-    let params = [br#"{"_meta":"#, &*about, br#","notifications":"#, &honoured, b"}"].concat();
+pub fn acknowledged_message(id: &RequestId, accepted: &SubscriptionFilter) -> Bytes {
+    let accepted_json = serde_json::to_vec(accepted).expect("a filter is written to memory");
+    let meta_json = subscription_meta(id);
+    let params = [br#"{"_meta":"#, &*meta_json, br#","notifications":"#, &accepted_json, b"}"].concat();
     crate::dialect::modern::notification(&Method::SubscriptionsAcknowledged, &params)
 }
 
@@ -96,16 +96,16 @@ pub fn tagged_notification(id: &RequestId, method: &Method, params: Option<&Byte
     let params = match &object {
         None => [br#"{"_meta":"#, &*subscription_meta(id), b"}"].concat().into(),
         Some(object) => {
-            let about = match object.get("_meta").map(|raw| JsonObject::read(&raw)) {
-                Some(Ok(about)) => {
-                    let mut edit = ObjectEdit::new(&about);
+            let meta_json = match object.get("_meta").map(|raw| JsonObject::read(&raw)) {
+                Some(Ok(meta_object)) => {
+                    let mut edit = ObjectEdit::new(&meta_object);
                     edit.set(meta::SUBSCRIPTION_ID, id.as_bytes().clone());
                     edit.apply()
                 }
                 _ => subscription_meta(id).into(),
             };
             let mut edit = ObjectEdit::new(object);
-            edit.set("_meta", about);
+            edit.set("_meta", meta_json);
             crate::protocol::frame::to_single_line(edit.apply())
         }
     };
@@ -117,12 +117,12 @@ pub fn tagged_notification(id: &RequestId, method: &Method, params: Option<&Byte
 ///
 /// The result contains the server info, like every result (2026-07-28, *Base Protocol, `_meta`*).
 pub fn closing_messages(id: &RequestId, server_info: &[u8]) -> (Bytes, Bytes) {
-    let (about, id_bytes) = (subscription_meta(id), &**id.as_bytes());
-    let why = br#","reason":"the server is shutting down","_meta":"#;
-    let params = [br#"{"requestId":"#, id_bytes, why, &about, b"}"].concat();
+    let (meta_json, id_bytes) = (subscription_meta(id), &**id.as_bytes());
+    let reason_part = br#","reason":"the server is shutting down","_meta":"#;
+    let params = [br#"{"requestId":"#, id_bytes, reason_part, &meta_json, b"}"].concat();
     let head = br#"{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":"#;
-    let who = br#","io.modelcontextprotocol/serverInfo":"#;
-    let result = [&head[..], id_bytes, who, server_info, b"}}"].concat();
+    let server_info_part = br#","io.modelcontextprotocol/serverInfo":"#;
+    let result = [&head[..], id_bytes, server_info_part, server_info, b"}}"].concat();
     (
         crate::dialect::modern::notification(&Method::Cancelled, &params),
         crate::dialect::modern::success_response(id, &result),
@@ -149,7 +149,7 @@ mod tests {
             ("file:///", false),
             ("db://x", false),
         ] {
-            assert_eq!(filter.wants_resource(uri), wanted, "{uri}");
+            assert_eq!(filter.includes_resource(uri), wanted, "{uri}");
         }
     }
 
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn the_subscription_id_keeps_its_json_type() {
         for token in ["1", "\"1\"", "9007199254740993"] {
-            let text = acknowledgement(
+            let text = acknowledged_message(
                 &id(token),
                 &SubscriptionFilter { tools_list_changed: true, ..SubscriptionFilter::default() },
             );

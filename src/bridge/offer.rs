@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// The prefix of the ids of input requests that the proxy sends to clients, by which it recognises the
 /// responses.
-const PREFIX: &str = "deferral:";
+const INPUT_REQUEST_ID_PREFIX: &str = "deferral:";
 
 /// The task support of a server, from its response to `initialize`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,8 +56,8 @@ pub enum InvalidTaskParam {
 ///
 /// `None` if the message is not such a response, or if the response does not determine task support: a server
 /// with tasks need not declare them when it negotiates a revision without tasks.
-pub fn task_support(answer: &Frame, lists: bool) -> Option<ServerTaskSupport> {
-    let Kind::Success { result, .. } = answer.kind() else { return None };
+pub fn read_task_support(response: &Frame, can_list: bool) -> Option<ServerTaskSupport> {
+    let Kind::Success { result, .. } = response.kind() else { return None };
     let capabilities = JsonObject::read(&result.get("capabilities")?).ok()?;
     if capabilities.contains("tasks") {
         return Some(ServerTaskSupport::Native);
@@ -70,12 +70,12 @@ pub fn task_support(answer: &Frame, lists: bool) -> Option<ServerTaskSupport> {
         return Some(ServerTaskSupport::Missing { offer: None });
     }
     let mut tasks = json!({ "cancel": {}, "requests": { "tools": { "call": {} } } });
-    if lists {
+    if can_list {
         tasks["list"] = json!({});
     }
     let mut edit = ObjectEdit::new(&capabilities);
     edit.set("tasks", tasks.to_string());
-    let mut patch = BytesPatch::new(answer.as_bytes().clone());
+    let mut patch = BytesPatch::new(response.as_bytes().clone());
     edit.add_to(&mut patch);
     Some(ServerTaskSupport::Missing { offer: Some(patch.apply()) })
 }
@@ -85,11 +85,11 @@ pub fn task_support(answer: &Frame, lists: bool) -> Option<ServerTaskSupport> {
 ///
 /// A tool that cannot run as a task gets the value `forbidden` or none, whatever the server declares about
 /// tasks that it does not have.
-pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes> {
-    let Kind::Success { result, .. } = answer.kind() else { return None };
+pub fn edit_tool_list(response: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes> {
+    let Kind::Success { result, .. } = response.kind() else { return None };
     let tools = items(&result.get("tools")?)?;
-    let mut patch = BytesPatch::new(answer.as_bytes().clone());
-    let mut changes = false;
+    let mut patch = BytesPatch::new(response.as_bytes().clone());
+    let mut has_changes = false;
     for tool in &tools {
         let Ok(tool) = JsonObject::read(tool) else { continue };
         let Some(name) = tool.string("name") else { continue };
@@ -98,9 +98,9 @@ pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes
             Mode::Required => Some("\"required\""),
             Mode::Never | Mode::Observe | Mode::Deny => None,
         };
-        changes |= set_support(&tool, support, &mut patch);
+        has_changes |= set_support(&tool, support, &mut patch);
     }
-    changes.then(|| patch.apply())
+    has_changes.then(|| patch.apply())
 }
 
 /// Sets `execution.taskSupport` of one tool (`None`: not supported). Returns whether the tool changes.
@@ -108,13 +108,15 @@ fn set_support(tool: &JsonObject, support: Option<&'static str>, patch: &mut Byt
     let execution = tool.get("execution").map(|raw| JsonObject::read(&raw));
     match (execution, support) {
         (Some(Ok(execution)), support) => {
-            let said = execution.get("taskSupport");
+            let current = execution.get("taskSupport");
             let mut inner = ObjectEdit::new(&execution);
-            match (support, said.as_deref()) {
-                (Some(support), said) if said != Some(support.as_bytes()) => {
+            match (support, current.as_deref()) {
+                (Some(support), current) if current != Some(support.as_bytes()) => {
                     inner.set("taskSupport", support)
                 }
-                (None, Some(said)) if said != b"\"forbidden\"" => inner.set("taskSupport", "\"forbidden\""),
+                (None, Some(current)) if current != b"\"forbidden\"" => {
+                    inner.set("taskSupport", "\"forbidden\"")
+                }
                 _ => return false,
             };
             inner.add_to(patch);
@@ -133,23 +135,23 @@ fn set_support(tool: &JsonObject, support: Option<&'static str>, patch: &mut Byt
 ///
 /// # Errors
 /// [`InvalidTaskParam`] if `params.task` is not an object or its `ttl` is not a number of milliseconds.
-pub fn task_param(params: &Payload) -> Result<Option<TaskParam>, InvalidTaskParam> {
-    let Some(task) = params.get("task") else { return Ok(draft_task_param(params)) };
+pub fn read_task_param(params: &Payload) -> Result<Option<TaskParam>, InvalidTaskParam> {
+    let Some(task) = params.get("task") else { return Ok(read_draft_task_param(params)) };
     let task = JsonObject::read(&task).map_err(|_| InvalidTaskParam::NotAnObject)?;
-    Ok(Some(TaskParam { ttl: requested_ttl(task.get("ttl"))?, is_draft: false }))
+    Ok(Some(TaskParam { ttl: read_ttl(task.get("ttl"))?, is_draft: false }))
 }
 
 /// Reads the task parameters in `_meta` of a draft of SEP-1686. An invalid value is ignored: the key may mean
 /// something else to the server.
-fn draft_task_param(params: &Payload) -> Option<TaskParam> {
+fn read_draft_task_param(params: &Payload) -> Option<TaskParam> {
     let task = JsonObject::read(&params.meta()?.get(meta::DRAFT_TASK)?).ok()?;
     // An earlier draft of SEP-1686 calls the member `keepAlive`.
-    let ttl = requested_ttl(task.get("ttl").or_else(|| task.get("keepAlive"))).ok()?;
+    let ttl = read_ttl(task.get("ttl").or_else(|| task.get("keepAlive"))).ok()?;
     Some(TaskParam { ttl, is_draft: true })
 }
 
 /// Reads a `ttl` in milliseconds; `None` if it is absent.
-fn requested_ttl(ttl: Option<Bytes>) -> Result<Option<Duration>, InvalidTaskParam> {
+fn read_ttl(ttl: Option<Bytes>) -> Result<Option<Duration>, InvalidTaskParam> {
     Ok(match ttl {
         None => None,
         // `null` requests unlimited retention; the policy caps it.
@@ -173,27 +175,27 @@ pub fn progress_token(params: &Payload) -> Option<Bytes> {
 /// Rewrites a client's call for sending in the client's own session: with the id `call_id` of the proxy,
 /// without `params.task` (or its draft), and with a progress token, which is the proxy's if the client sent
 /// none.
-pub fn call(message: &Frame, hop: u64) -> Bytes {
+pub fn rewrite_call(message: &Frame, call_id: u64) -> Bytes {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
     let Kind::Request { id, params, .. } = message.kind() else { return message.as_bytes().clone() };
-    let number = RequestId::from_number(hop);
-    patch.replace(id.as_bytes(), number.as_bytes().clone());
+    let proxy_id = RequestId::from_number(call_id);
+    patch.replace(id.as_bytes(), proxy_id.as_bytes().clone());
     let Some((params, object)) = params.as_ref().and_then(|params| Some((params, params.object()?))) else {
         return patch.apply();
     };
     let mut edit = ObjectEdit::new(object);
     edit.remove("task");
     match params.meta() {
-        Some(about) => {
-            let mut inner = ObjectEdit::new(about);
-            inner.set_if_absent(meta::PROGRESS_TOKEN, number.as_bytes().clone());
+        Some(meta_object) => {
+            let mut inner = ObjectEdit::new(meta_object);
+            inner.set_if_absent(meta::PROGRESS_TOKEN, proxy_id.as_bytes().clone());
             inner.remove(meta::DRAFT_TASK);
             inner.add_to(&mut patch);
         }
         // `_meta` is present but not an object, and stays unchanged.
         None if object.contains("_meta") => {}
         None => {
-            edit.set("_meta", Bytes::from([br#"{"progressToken":"#, &**number.as_bytes(), b"}"].concat()));
+            edit.set("_meta", Bytes::from([br#"{"progressToken":"#, &**proxy_id.as_bytes(), b"}"].concat()));
         }
     }
     edit.add_to(&mut patch);
@@ -201,13 +203,13 @@ pub fn call(message: &Frame, hop: u64) -> Bytes {
 }
 
 /// Returns the call without `params.task` (or its draft), otherwise unchanged.
-pub fn without_task(message: &Frame) -> Bytes {
+pub fn remove_task_param(message: &Frame) -> Bytes {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
     if let Some((params, object)) = message.params().and_then(|params| Some((params, params.object()?))) {
         let mut edit = ObjectEdit::new(object);
         edit.remove("task");
-        if let Some(about) = params.meta() {
-            let mut inner = ObjectEdit::new(about);
+        if let Some(meta_object) = params.meta() {
+            let mut inner = ObjectEdit::new(meta_object);
             inner.remove(meta::DRAFT_TASK);
             inner.add_to(&mut patch);
         }
@@ -219,27 +221,27 @@ pub fn without_task(message: &Frame) -> Bytes {
 /// Adds the related task to the `_meta` of a server's message, and puts the message on one line. `id`, if
 /// present, replaces the id of a request.
 pub fn with_related_task(message: &Frame, task: &str, id: Option<&RequestId>) -> Bytes {
-    let (own, params) = match message.kind() {
+    let (original_id, params) = match message.kind() {
         Kind::Request { id, params, .. } => (Some(id), params),
         Kind::Notification { params, .. } => (None, params),
         Kind::Success { .. } | Kind::Failure { .. } => return to_single_line(message.as_bytes().clone()),
     };
     let mut patch = BytesPatch::new(message.as_bytes().clone());
-    if let (Some(own), Some(id)) = (own, id) {
-        patch.replace(own.as_bytes(), id.as_bytes().clone());
+    if let (Some(replaced_id), Some(id)) = (original_id, id) {
+        patch.replace(replaced_id.as_bytes(), id.as_bytes().clone());
     }
     let related = json!({ "taskId": task }).to_string();
-    let about = format!(r#"{{"{}":{related}}}"#, meta::RELATED_TASK);
+    let meta_json = format!(r#"{{"{}":{related}}}"#, meta::RELATED_TASK);
     match params.as_ref().map(|params| (params.object(), params.meta())) {
-        Some((Some(params), inner)) => {
+        Some((Some(params), meta_object)) => {
             let mut edit = ObjectEdit::new(params);
-            match inner {
-                Some(inner) => {
-                    let mut inner = ObjectEdit::new(inner);
+            match meta_object {
+                Some(meta_object) => {
+                    let mut inner = ObjectEdit::new(meta_object);
                     inner.set(meta::RELATED_TASK, related);
                     inner.add_to(&mut patch);
                 }
-                None => drop(edit.set("_meta", about)),
+                None => drop(edit.set("_meta", meta_json)),
             }
             edit.add_to(&mut patch);
             to_single_line(patch.apply())
@@ -250,7 +252,7 @@ pub fn with_related_task(message: &Frame, task: &str, id: Option<&RequestId>) ->
                 return to_single_line(patch.apply());
             };
             let mut edit = ObjectEdit::new(&whole);
-            edit.set("params", format!(r#"{{"_meta":{about}}}"#));
+            edit.set("params", format!(r#"{{"_meta":{meta_json}}}"#));
             edit.add_to(&mut patch);
             to_single_line(patch.apply())
         }
@@ -260,28 +262,28 @@ pub fn with_related_task(message: &Frame, task: &str, id: Option<&RequestId>) ->
 /// Replaces the id of a server's request with an id of the proxy, and puts the message on one line.
 pub fn with_id(message: &Frame, id: &RequestId) -> Bytes {
     let mut patch = BytesPatch::new(message.as_bytes().clone());
-    if let Kind::Request { id: own, .. } = message.kind() {
-        patch.replace(own.as_bytes(), id.as_bytes().clone());
+    if let Kind::Request { id: original_id, .. } = message.kind() {
+        patch.replace(original_id.as_bytes(), id.as_bytes().clone());
     }
     to_single_line(patch.apply())
 }
 
 /// Builds a JSON-RPC request with this id from a stored input request (`{method, params}`). `task` is added
 /// to the `_meta` if the client knows the task.
-pub fn input_request_message(question: &InputRequest, id: &RequestId, task: Option<&str>) -> Bytes {
-    let about = match task {
+pub fn input_request_message(input_request: &InputRequest, id: &RequestId, task: Option<&str>) -> Bytes {
+    let meta_json = match task {
         Some(task) => format!(r#"{{"{}":{}}}"#, meta::RELATED_TASK, json!({ "taskId": task })),
         None => "{}".to_owned(),
     };
-    let params = match question.params().as_ref().map(JsonObject::read) {
+    let params = match input_request.params().as_ref().map(JsonObject::read) {
         Some(Ok(params)) => {
             let mut edit = ObjectEdit::new(&params);
-            edit.set("_meta", about);
+            edit.set("_meta", meta_json);
             edit.apply()
         }
-        Some(Err(_)) | None => format!(r#"{{"_meta":{about}}}"#).into(),
+        Some(Err(_)) | None => format!(r#"{{"_meta":{meta_json}}}"#).into(),
     };
-    let method = question.kind().method();
+    let method = input_request.kind().method();
     let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":"#);
     [head.as_bytes(), &params, b"}"].concat().into()
 }
@@ -289,7 +291,7 @@ pub fn input_request_message(question: &InputRequest, id: &RequestId, task: Opti
 /// Builds the id of a task's input request. The id contains the task's id and the key of the input request,
 /// so that the response can be attributed without stored state.
 pub fn input_request_id(task: &TaskId, key: &str) -> RequestId {
-    let text = serde_json::to_string(&format!("{PREFIX}{}:{key}", task.as_str()));
+    let text = serde_json::to_string(&format!("{INPUT_REQUEST_ID_PREFIX}{}:{key}", task.as_str()));
     RequestId::from_token(text.expect("a string is written to memory").into()).expect("a string is an id")
 }
 
@@ -302,7 +304,7 @@ pub fn is_own_input_request(id: &RequestId) -> bool {
 /// build the id.
 pub fn parse_input_request_id(id: &RequestId) -> Option<(TaskId, String)> {
     let text: String = serde_json::from_slice(id.as_bytes()).ok()?;
-    let (task, key) = text.strip_prefix(PREFIX)?.split_once(':')?;
+    let (task, key) = text.strip_prefix(INPUT_REQUEST_ID_PREFIX)?.split_once(':')?;
     Some((TaskId::parse(task)?, key.to_owned()))
 }
 
@@ -310,14 +312,14 @@ pub fn parse_input_request_id(id: &RequestId) -> Option<(TaskId, String)> {
 /// task.
 pub fn without_related_task(result: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(result) else { return result.clone() };
-    let Some(Ok(about)) = object.get("_meta").map(|raw| JsonObject::read(&raw)) else {
+    let Some(Ok(meta_object)) = object.get("_meta").map(|raw| JsonObject::read(&raw)) else {
         return result.clone();
     };
-    if !about.contains(meta::RELATED_TASK) {
+    if !meta_object.contains(meta::RELATED_TASK) {
         return result.clone();
     }
     let mut patch = BytesPatch::new(result.clone());
-    let mut inner = ObjectEdit::new(&about);
+    let mut inner = ObjectEdit::new(&meta_object);
     inner.remove(meta::RELATED_TASK);
     if inner.leaves_empty() {
         let mut edit = ObjectEdit::new(&object);
@@ -347,11 +349,12 @@ mod tests {
         let answer = frame(
             r#"{ "id":0,"jsonrpc":"2.0", "result":{"capabilities":{"tools":{ "listChanged" :true}},"protocolVersion":"2025-11-25","x":1e400} }"#,
         );
-        let Some(ServerTaskSupport::Missing { offer: Some(offer) }) = task_support(&answer, true) else {
+        let Some(ServerTaskSupport::Missing { offer: Some(offer) }) = read_task_support(&answer, true) else {
             panic!("offered")
         };
         expect![[r#"{ "id":0,"jsonrpc":"2.0", "result":{"capabilities":{"tools":{ "listChanged" :true},"tasks":{"cancel":{},"list":{},"requests":{"tools":{"call":{}}}}},"protocolVersion":"2025-11-25","x":1e400} }"#]].assert_eq(&text(&offer));
-        let Some(ServerTaskSupport::Missing { offer: Some(offer) }) = task_support(&answer, false) else {
+        let Some(ServerTaskSupport::Missing { offer: Some(offer) }) = read_task_support(&answer, false)
+        else {
             panic!("offered")
         };
         assert!(!text(&offer).contains("list\":{}"), "nobody's list");
@@ -364,13 +367,13 @@ mod tests {
                 r#"{{"jsonrpc":"2.0","id":0,"result":{{"protocolVersion":"{version}","capabilities":{capabilities}}}}}"#
             ))
         };
-        let of = |version, capabilities| task_support(&answer(version, capabilities), true);
+        let of = |version, capabilities| read_task_support(&answer(version, capabilities), true);
         assert_eq!(of("2025-06-18", r#"{"tools":{}}"#), None, "it may have tasks in a newer one");
         assert_eq!(of("2025-06-18", r#"{"tools":{},"tasks":{}}"#), Some(ServerTaskSupport::Native));
         assert_eq!(of("2025-11-25", r#"{"prompts":{}}"#), Some(ServerTaskSupport::Missing { offer: None }));
         assert_eq!(of("2025-11-25", r#"{"tools":{},"tasks":{}}"#), Some(ServerTaskSupport::Native));
         assert_eq!(
-            task_support(&frame(r#"{"jsonrpc":"2.0","id":0,"error":{"code":1,"message":""}}"#), true),
+            read_task_support(&frame(r#"{"jsonrpc":"2.0","id":0,"error":{"code":1,"message":""}}"#), true),
             None
         );
     }
@@ -381,24 +384,27 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"auto","n":1.0},{"name":"required","execution":{"x":1}},{"name":"never"},{"name":"never","execution":{"taskSupport":"optional"}},{"name":"auto","execution":{"taskSupport":"forbidden"}},{"name":"never","execution":{"taskSupport":"forbidden"}}],"nextCursor":"c"}}"#,
         );
         let mode = |name: &str| name.parse::<Mode>().expect("a mode");
-        let edited = tools(&answer, mode).expect("changes");
+        let edited = edit_tool_list(&answer, mode).expect("changes");
         expect![[r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"auto","n":1.0,"execution":{"taskSupport":"optional"}},{"name":"required","execution":{"x":1,"taskSupport":"required"}},{"name":"never"},{"name":"never","execution":{"taskSupport":"forbidden"}},{"name":"auto","execution":{"taskSupport":"optional"}},{"name":"never","execution":{"taskSupport":"forbidden"}}],"nextCursor":"c"}}"#]].assert_eq(&text(&edited));
         assert_eq!(
-            tools(&answer, |_| Mode::Never).map(|edited| text(&edited).contains("optional")),
+            edit_tool_list(&answer, |_| Mode::Never).map(|edited| text(&edited).contains("optional")),
             Some(false)
         );
         assert_eq!(
-            tools(&frame(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a"}]}}"#), |_| Mode::Never),
+            edit_tool_list(&frame(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a"}]}}"#), |_| {
+                Mode::Never
+            }),
             None
         );
     }
 
     #[test]
     fn a_task_param_is_read_strictly() {
-        let of = |task: &str| task_param(&Payload::read(format!(r#"{{"name":"a","task":{task}}}"#).into()));
+        let of =
+            |task: &str| read_task_param(&Payload::read(format!(r#"{{"name":"a","task":{task}}}"#).into()));
         let of_draft = |draft: &str| {
             let params = format!(r#"{{"name":"a","_meta":{{"modelcontextprotocol.io/task":{draft}}}}}"#);
-            task_param(&Payload::read(params.into()))
+            read_task_param(&Payload::read(params.into()))
         };
         let ttl = |millis| Ok(Some(TaskParam { ttl: Some(Duration::from_millis(millis)), is_draft: false }));
         assert_eq!(of("{}"), Ok(Some(TaskParam { ttl: None, is_draft: false })));
@@ -411,7 +417,7 @@ mod tests {
         for wrong in [r#"{"ttl":"1"}"#, r#"{"ttl":-1}"#, r#"{"ttl":{}}"#] {
             assert_eq!(of(wrong), Err(InvalidTaskParam::Ttl), "{wrong}");
         }
-        assert_eq!(task_param(&Payload::read(Bytes::from_static(br#"{"name":"task"}"#))), Ok(None));
+        assert_eq!(read_task_param(&Payload::read(Bytes::from_static(br#"{"name":"task"}"#))), Ok(None));
         for (draft, millis) in
             [(r#"{"ttl":7}"#, Some(7)), (r#"{"taskId":"t","keepAlive":7}"#, Some(7)), ("{}", None)]
         {
@@ -425,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_call_loses_its_task_param_and_gets_a_progress_token() {
-        let sent = |message: &str| text(&call(&frame(message), 9));
+        let sent = |message: &str| text(&rewrite_call(&frame(message), 9));
         expect![[r#"{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"a", "arguments":{ },"_meta":{"progressToken":9}}}"#]].assert_eq(&sent(
             r#"{"jsonrpc":"2.0","id":"x","method":"tools/call","params":{"name":"a","task":{"ttl":1}, "arguments":{ }}}"#,
         ));

@@ -20,9 +20,9 @@ pub type InputNumber = u32;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskOutbox {
     /// The open GET stream of the session.
-    listen_stream: Option<StreamId>,
+    get_stream: Option<StreamId>,
     /// The streams of waiting `tasks/result` requests; the largest number is the latest request.
-    result_requests: BTreeSet<StreamId>,
+    result_streams: BTreeSet<StreamId>,
     /// The open input requests, each with the stream on which it was sent; `None` if it is still to be sent.
     open: BTreeMap<InputNumber, Option<StreamId>>,
 }
@@ -31,42 +31,42 @@ pub struct TaskOutbox {
 
 impl TaskOutbox {
     /// Handles a change of the session's GET stream; `None` if it was closed.
-    pub fn handle_listen_stream(&mut self, line: Option<StreamId>) {
-        if let Some(gone) =
-            std::mem::replace(&mut self.listen_stream, line).filter(|gone| Some(*gone) != line)
+    pub fn handle_get_stream(&mut self, stream: Option<StreamId>) {
+        if let Some(closed) = std::mem::replace(&mut self.get_stream, stream)
+            .filter(|closed_stream| Some(*closed_stream) != stream)
         {
-            self.release(gone);
+            self.requeue_sent_on(closed);
         }
     }
 
     /// Handles a new `tasks/result` request that waits on this stream.
-    pub fn handle_result_request(&mut self, line: StreamId) {
-        self.result_requests.insert(line);
+    pub fn handle_result_request(&mut self, stream: StreamId) {
+        self.result_streams.insert(stream);
     }
 
     /// Handles the end of a `tasks/result` request: the input requests that were sent on its stream are sent
     /// again elsewhere.
-    pub fn handle_result_disconnect(&mut self, line: StreamId) {
-        if self.result_requests.remove(&line) {
-            self.release(line);
+    pub fn handle_result_disconnect(&mut self, stream: StreamId) {
+        if self.result_streams.remove(&stream) {
+            self.requeue_sent_on(stream);
         }
     }
 
     /// Handles a new input request of the server.
-    pub fn handle_input_request(&mut self, ask: InputNumber) {
-        self.open.entry(ask).or_default();
+    pub fn handle_input_request(&mut self, input: InputNumber) {
+        self.open.entry(input).or_default();
     }
 
     /// Handles an input request that was answered or withdrawn. Returns the stream on which it was sent;
     /// `None` if it was not sent.
-    pub fn handle_input_closed(&mut self, ask: InputNumber) -> Option<StreamId> {
-        self.open.remove(&ask).flatten()
+    pub fn handle_input_closed(&mut self, input: InputNumber) -> Option<StreamId> {
+        self.open.remove(&input).flatten()
     }
 
     /// Returns the stream for messages of the task: the session's GET stream, else that of the latest waiting
     /// `tasks/result`; `None` if neither is open.
     pub fn current_stream(&self) -> Option<StreamId> {
-        self.listen_stream.or_else(|| self.result_requests.last().copied())
+        self.get_stream.or_else(|| self.result_streams.last().copied())
     }
 
     /// Returns the next input request to send and its stream, and records it as sent. A stream of a
@@ -74,26 +74,27 @@ impl TaskOutbox {
     /// fails, the stream must be reported as closed.
     pub fn poll_delivery(
         &mut self,
-        can: impl Fn(InputNumber, StreamId) -> bool,
+        can_deliver: impl Fn(InputNumber, StreamId) -> bool,
     ) -> Option<(InputNumber, StreamId)> {
-        let Self { listen_stream: listening, result_requests: waiting, open } = self;
-        open.iter_mut().filter(|(_, place)| place.is_none()).find_map(|(ask, place)| {
-            let able = || waiting.iter().rev().copied().find(|line| can(*ask, *line));
-            let line = listening.or_else(able)?;
-            *place = Some(line);
-            Some((*ask, line))
+        let Self { get_stream, result_streams, open } = self;
+        open.iter_mut().filter(|(_, sent_on)| sent_on.is_none()).find_map(|(input, delivery_stream)| {
+            let find_result_stream =
+                || result_streams.iter().rev().copied().find(|stream| can_deliver(*input, *stream));
+            let stream = get_stream.or_else(find_result_stream)?;
+            *delivery_stream = Some(stream);
+            Some((*input, stream))
         })
     }
 
     /// Whether this input request has been sent on a stream that is still open.
-    pub fn is_put(&self, ask: InputNumber) -> bool {
-        self.open.get(&ask).is_some_and(Option::is_some)
+    pub fn is_sent(&self, input: InputNumber) -> bool {
+        self.open.get(&input).is_some_and(Option::is_some)
     }
 
     /// Marks the input requests that were sent on a closed stream as still to be sent.
-    fn release(&mut self, gone: StreamId) {
-        for place in self.open.values_mut().filter(|place| **place == Some(gone)) {
-            *place = None;
+    fn requeue_sent_on(&mut self, closed: StreamId) {
+        for sent_on in self.open.values_mut().filter(|place| **place == Some(closed)) {
+            *sent_on = None;
         }
     }
 }
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn puts(outbox: &mut TaskOutbox) -> Vec<(InputNumber, StreamId)> {
+    fn deliver_all(outbox: &mut TaskOutbox) -> Vec<(InputNumber, StreamId)> {
         std::iter::from_fn(|| outbox.poll_delivery(|_, _| true)).collect()
     }
 
@@ -111,10 +112,10 @@ mod tests {
     fn an_input_request_goes_to_the_stream_that_the_session_listens_on() {
         let mut outbox = TaskOutbox::default();
         outbox.handle_result_request(1);
-        outbox.handle_listen_stream(Some(2));
+        outbox.handle_get_stream(Some(2));
         outbox.handle_input_request(0);
-        assert_eq!(puts(&mut outbox), [(0, 2)]);
-        assert_eq!(puts(&mut outbox), [], "once");
+        assert_eq!(deliver_all(&mut outbox), [(0, 2)]);
+        assert_eq!(deliver_all(&mut outbox), [], "once");
         assert_eq!(outbox.handle_input_closed(0), Some(2));
     }
 
@@ -122,30 +123,30 @@ mod tests {
     fn without_a_listen_stream_an_input_request_waits_for_a_result_request() {
         let mut outbox = TaskOutbox::default();
         outbox.handle_input_request(0);
-        assert_eq!(puts(&mut outbox), []);
+        assert_eq!(deliver_all(&mut outbox), []);
         outbox.handle_result_request(7);
-        assert_eq!(puts(&mut outbox), [(0, 7)]);
-        outbox.handle_listen_stream(Some(8));
-        assert_eq!(puts(&mut outbox), [], "not on both");
+        assert_eq!(deliver_all(&mut outbox), [(0, 7)]);
+        outbox.handle_get_stream(Some(8));
+        assert_eq!(deliver_all(&mut outbox), [], "not on both");
         outbox.handle_input_request(1);
-        assert_eq!(puts(&mut outbox), [(1, 8)]);
+        assert_eq!(deliver_all(&mut outbox), [(1, 8)]);
     }
 
     #[test]
     fn an_input_request_whose_stream_broke_is_sent_again_on_the_next() {
         let mut outbox = TaskOutbox::default();
-        outbox.handle_listen_stream(Some(1));
+        outbox.handle_get_stream(Some(1));
         outbox.handle_input_request(0);
         outbox.handle_input_request(1);
-        assert_eq!(puts(&mut outbox), [(0, 1), (1, 1)]);
+        assert_eq!(deliver_all(&mut outbox), [(0, 1), (1, 1)]);
         outbox.handle_input_closed(1);
-        outbox.handle_listen_stream(None);
-        assert_eq!(puts(&mut outbox), []);
+        outbox.handle_get_stream(None);
+        assert_eq!(deliver_all(&mut outbox), []);
         outbox.handle_result_request(2);
-        assert_eq!(puts(&mut outbox), [(0, 2)]);
+        assert_eq!(deliver_all(&mut outbox), [(0, 2)]);
         outbox.handle_result_disconnect(2);
-        outbox.handle_listen_stream(Some(3));
-        assert_eq!(puts(&mut outbox), [(0, 3)]);
+        outbox.handle_get_stream(Some(3));
+        assert_eq!(deliver_all(&mut outbox), [(0, 3)]);
     }
 
     #[test]
@@ -158,7 +159,7 @@ mod tests {
         let can = |ask, line| ask == 1 || line == 9;
         assert_eq!(outbox.poll_delivery(can), Some((1, 8)));
         assert_eq!(outbox.poll_delivery(can), None);
-        assert!(outbox.is_put(1) && !outbox.is_put(0));
+        assert!(outbox.is_sent(1) && !outbox.is_sent(0));
         outbox.handle_result_request(9);
         assert_eq!(outbox.poll_delivery(can), Some((0, 9)));
     }
@@ -193,7 +194,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Listening(line) => {
-                        outbox.handle_listen_stream(line);
+                        outbox.handle_get_stream(line);
                         if let Some(old) = listening.take() { living.remove(&old); }
                         listening = line;
                         living.extend(line);

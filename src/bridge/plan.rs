@@ -53,7 +53,7 @@ pub struct LegacyToolCall<'a> {
     /// Whether the operator named the client as one that accepts unsolicited tasks (SEP-2229, draft).
     pub accepts_unsolicited: bool,
     /// The time after which the client gets a ticket instead of the result; `None` if it may not get one.
-    pub ticket: Option<Duration>,
+    pub ticket_after: Option<Duration>,
 }
 
 /// Returns the plan for a call of a client of 2026-07-28. [`Mode`] describes the effect of each mode.
@@ -61,7 +61,7 @@ pub struct LegacyToolCall<'a> {
 /// Only `tools/call` ever becomes a task (tasks extension, *Supported Methods*), and only for a client that
 /// declares the extension on this very request (*Capability Negotiation*). `ticket_after` is the time after
 /// which any other client gets a ticket instead of the result; `None` if it may not get one.
-pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Duration>) -> Plan {
+pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket_after: Option<Duration>) -> Plan {
     if call.method != Method::ToolsCall {
         return Plan::Drive(DriveMode::Inline);
     }
@@ -80,8 +80,8 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Du
         (Mode::Auto | Mode::Required | Mode::Always, true) => Plan::Drive(defer_mode(policy)),
         (Mode::Observe, _) => Plan::Drive(DriveMode::Observe { after: policy.after }),
         (Mode::Never | Mode::Deny, _) => Plan::Drive(DriveMode::Inline),
-        (Mode::Required, false) => Plan::Refuse(tasks_required()),
-        (Mode::Auto | Mode::Always, false) => Plan::Drive(match ticket {
+        (Mode::Required, false) => Plan::Refuse(tasks_required_error()),
+        (Mode::Auto | Mode::Always, false) => Plan::Drive(match ticket_after {
             Some(after) => DriveMode::Ticket { after },
             None => DriveMode::Inline,
         }),
@@ -92,20 +92,20 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Du
 /// of its own. If it has, the proxy relays the call whatever this plan is (2025-11-25, *Tasks, Tool-Level
 /// Negotiation*).
 pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
-    let takes_unasked = call.accepts_unsolicited && policy.mode.makes_tasks();
-    let refuse = |code, words: String| Plan::Refuse(ErrorObject::new(code, words));
+    let accepts_unsolicited = call.accepts_unsolicited && policy.mode.makes_tasks();
+    let refuse = |code, message: String| Plan::Refuse(ErrorObject::new(code, message));
     if policy.mode == Mode::Deny {
         return Plan::Refuse(denied_error(call.tool));
     }
     if call.accepts_unsolicited && !policy.mode.makes_tasks() {
         // A receiver that accepts unsolicited tasks ignores `params.task` with any contents (SEP-2229, draft,
         // *Task Support and Handling*); so the parameter is removed.
-        let says_nothing = matches!(call.task_param, Ok(None));
-        return if says_nothing { Plan::Relay } else { Plan::RelayWithoutTask };
+        let has_no_task_param = matches!(call.task_param, Ok(None));
+        return if has_no_task_param { Plan::Relay } else { Plan::RelayWithoutTask };
     }
     match call.task_param {
-        Ok(None) if takes_unasked => Plan::Drive(defer_mode(policy)),
-        Ok(None) => match (policy.mode, call.ticket) {
+        Ok(None) if accepts_unsolicited => Plan::Drive(defer_mode(policy)),
+        Ok(None) => match (policy.mode, call.ticket_after) {
             (Mode::Required, _) => refuse(
                 code::METHOD_NOT_FOUND,
                 format!("the tool {} runs as a task only: call it with params.task (2025-11-25)", call.tool),
@@ -113,12 +113,12 @@ pub fn plan_legacy(call: &LegacyToolCall<'_>, policy: &ToolPolicy) -> Plan {
             (Mode::Auto | Mode::Always, Some(after)) => Plan::Drive(DriveMode::Ticket { after }),
             (Mode::Auto | Mode::Always, None) | (Mode::Never | Mode::Observe | Mode::Deny, _) => Plan::Relay,
         },
-        Err(wrong) => refuse(code::INVALID_PARAMS, wrong.to_string()),
+        Err(invalid) => refuse(code::INVALID_PARAMS, invalid.to_string()),
         Ok(Some(_)) if !policy.mode.makes_tasks() => refuse(
             code::METHOD_NOT_FOUND,
             format!("the tool {} does not run as a task: call it without params.task", call.tool),
         ),
-        Ok(Some(_)) if takes_unasked => Plan::Drive(defer_mode(policy)),
+        Ok(Some(_)) if accepts_unsolicited => Plan::Drive(defer_mode(policy)),
         Ok(Some(_)) => Plan::Drive(DriveMode::Task),
     }
 }
@@ -130,10 +130,10 @@ fn defer_mode(policy: &ToolPolicy) -> DriveMode {
 
 /// Builds the error `-32021`, which names the tasks extension as the missing capability (tasks extension,
 /// *Capability Negotiation*).
-pub fn tasks_required() -> ErrorObject {
+pub fn tasks_required_error() -> ErrorObject {
     ErrorObject::missing_capability(
         "This needs the tasks extension, which the client did not declare",
-        &tasks(),
+        &tasks_capability(),
     )
 }
 
@@ -147,7 +147,7 @@ pub fn denied_error(tool: &str) -> ErrorObject {
 }
 
 /// Returns the client capability that is required for tasks, as JSON.
-pub fn tasks() -> Value {
+pub fn tasks_capability() -> Value {
     json!({ "extensions": { meta::TASKS_EXTENSION: {} } })
 }
 
@@ -169,7 +169,7 @@ mod tests {
         ToolPolicy { mode, after: Duration::from_secs(5), ..ToolPolicy::default() }
     }
 
-    fn shown(plan: Plan) -> String {
+    fn format_plan(plan: Plan) -> String {
         match plan {
             Plan::Relay => "relay".to_owned(),
             Plan::RelayWithoutTask => "relay without task".to_owned(),
@@ -211,9 +211,10 @@ mod tests {
     fn the_plan_of_a_modern_clients_call_in_every_mode() {
         let mut table = String::new();
         for mode in MODES {
-            for (declares, capabilities) in [("tasks", tasks()), ("none", json!({}))] {
-                let plans = [None, Some(TICKET)]
-                    .map(|ticket| shown(plan(&call(), &caller(capabilities.clone()), &policy(mode), ticket)));
+            for (declares, capabilities) in [("tasks", tasks_capability()), ("none", json!({}))] {
+                let plans = [None, Some(TICKET)].map(|ticket| {
+                    format_plan(plan(&call(), &caller(capabilities.clone()), &policy(mode), ticket))
+                });
                 table +=
                     &format!("{:8} | {declares:5} | {:21} | {}\n", format!("{mode:?}"), plans[0], plans[1]);
             }
@@ -239,23 +240,22 @@ mod tests {
     /// a ticket.
     #[test]
     fn the_plan_of_a_legacy_clients_call_in_every_mode() {
-        let wish = TaskParam { ttl: None, is_draft: false };
-        let wishes =
-            [("plain", Ok(None)), ("a task", Ok(Some(wish))), ("unread", Err(InvalidTaskParam::NotAnObject))];
+        let task_param = TaskParam { ttl: None, is_draft: false };
+        let task_params = [
+            ("plain", Ok(None)),
+            ("a task", Ok(Some(task_param))),
+            ("unread", Err(InvalidTaskParam::NotAnObject)),
+        ];
         let mut table = String::new();
         for mode in MODES {
-            for (asked, wish) in wishes {
+            for (label, task_param) in task_params {
                 let columns = [(None, false), (None, true), (Some(TICKET), false), (Some(TICKET), true)];
-                let plans = columns.map(|(ticket, takes_unasked)| {
-                    let call = LegacyToolCall {
-                        tool: "t",
-                        task_param: wish,
-                        accepts_unsolicited: takes_unasked,
-                        ticket,
-                    };
-                    format!("{:20}", shown(plan_legacy(&call, &policy(mode))))
+                let plans = columns.map(|(ticket, accepts_unsolicited)| {
+                    let call =
+                        LegacyToolCall { tool: "t", task_param, accepts_unsolicited, ticket_after: ticket };
+                    format!("{:20}", format_plan(plan_legacy(&call, &policy(mode))))
                 });
-                let row = format!("{:8} | {asked:6} | {}", format!("{mode:?}"), plans.join(" | "));
+                let row = format!("{:8} | {label:6} | {}", format!("{mode:?}"), plans.join(" | "));
                 table += &format!("{}\n", row.trim_end());
             }
         }

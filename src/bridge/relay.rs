@@ -111,10 +111,10 @@ enum RelayBody {
     /// first byte has been forwarded. The body is inspected for errors only if `needs_inspection`, because
     /// its HTTP status does not determine the result.
     Document {
-        glance: KindSniffer,
-        said: ResponseStatus,
-        unsaid: SmallVec<[RequestId; 1]>,
-        is_read: bool,
+        sniffer: KindSniffer,
+        status: ResponseStatus,
+        unanswered: SmallVec<[RequestId; 1]>,
+        needs_inspection: bool,
     },
 }
 
@@ -147,19 +147,26 @@ pub enum RelayPhase {
 
 impl<L: LossReason> ResponseRelay<L> {
     /// Creates the relay of an event stream.
-    pub fn of_events(answers: ResponseTracker, silence: KeepAliveTimer) -> Self {
-        Self::new(RelayBody::Events(answers), silence)
+    pub fn for_events(tracker: ResponseTracker, keep_alive: KeepAliveTimer) -> Self {
+        Self::new(RelayBody::Events(tracker), keep_alive)
     }
 
     /// Creates the relay of a document that answers the requests in `unanswered`. `needs_inspection` tells
     /// whether the document must be inspected for errors, because its status does not determine the result.
-    pub fn of_document(unsaid: SmallVec<[RequestId; 1]>, is_read: bool, silence: KeepAliveTimer) -> Self {
-        let glance = KindSniffer::default();
-        Self::new(RelayBody::Document { glance, said: ResponseStatus::Plain, unsaid, is_read }, silence)
+    pub fn for_document(
+        unanswered: SmallVec<[RequestId; 1]>,
+        needs_inspection: bool,
+        keep_alive: KeepAliveTimer,
+    ) -> Self {
+        let sniffer = KindSniffer::default();
+        Self::new(
+            RelayBody::Document { sniffer, status: ResponseStatus::Plain, unanswered, needs_inspection },
+            keep_alive,
+        )
     }
 
-    fn new(kind: RelayBody, silence: KeepAliveTimer) -> Self {
-        Self { kind, state: RelayState::Flowing, keep_alive: silence, actions: SmallVec::new() }
+    fn new(kind: RelayBody, keep_alive: KeepAliveTimer) -> Self {
+        Self { kind, state: RelayState::Flowing, keep_alive, actions: SmallVec::new() }
     }
 
     /// Handles the next bytes of the server; `is_last` tells whether they are known to be the last.
@@ -173,29 +180,29 @@ impl<L: LossReason> ResponseRelay<L> {
             }
         }
         self.keep_alive.record_bytes();
-        let (said, is_answered) = match &mut self.kind {
-            RelayBody::Events(answers) => {
-                let waited = answers.has_unanswered();
-                answers.observe(&bytes);
-                answers.take_messages().iter().for_each(|message| self.keep_alive.record_message(message));
-                if answers.has_unanswered() {
+        let (status, is_answered) = match &mut self.kind {
+            RelayBody::Events(tracker) => {
+                let was_unanswered = tracker.has_unanswered();
+                tracker.observe(&bytes);
+                tracker.take_messages().iter().for_each(|message| self.keep_alive.record_message(message));
+                if tracker.has_unanswered() {
                     return self.actions.push(RelayAction::Send(bytes));
                 }
-                let said = match answers.last_response() {
-                    Some(MessageKind::Error) if waited => ResponseStatus::Error,
+                let status = match tracker.last_response() {
+                    Some(MessageKind::Error) if was_unanswered => ResponseStatus::Error,
                     // Most servers write `isError` as the last member, so the last chunk contains it.
-                    Some(_) | None if waited && tool_result::contains_error_flag(&bytes) => {
+                    Some(_) | None if was_unanswered && tool_result::contains_error_flag(&bytes) => {
                         ResponseStatus::ToolError
                     }
                     Some(_) | None => ResponseStatus::Plain,
                 };
-                (said, waited)
+                (status, was_unanswered)
             }
-            RelayBody::Document { glance, said, unsaid, is_read } => {
-                unsaid.clear();
-                if *is_read && *said == ResponseStatus::Plain {
-                    glance.feed(&bytes);
-                    *said = match glance.kind() {
+            RelayBody::Document { sniffer, status, unanswered, needs_inspection } => {
+                unanswered.clear();
+                if *needs_inspection && *status == ResponseStatus::Plain {
+                    sniffer.feed(&bytes);
+                    *status = match sniffer.kind() {
                         Some(MessageKind::Error) => ResponseStatus::Error,
                         Some(_) | None if tool_result::contains_error_flag(&bytes) => {
                             ResponseStatus::ToolError
@@ -203,7 +210,7 @@ impl<L: LossReason> ResponseRelay<L> {
                         Some(_) | None => ResponseStatus::Plain,
                     };
                 }
-                (*said, false)
+                (*status, false)
             }
         };
         if is_answered {
@@ -212,71 +219,74 @@ impl<L: LossReason> ResponseRelay<L> {
         // The end is reported with the last bytes: the writer of a body of known length does not poll again
         // after them.
         match (is_last, is_answered) {
-            (true, _) => self.end(bytes, RelayOutcome::Completed(said)),
-            (false, true) => self.actions.push(RelayAction::SendAnswered(bytes, said)),
+            (true, _) => self.end(bytes, RelayOutcome::Completed(status)),
+            (false, true) => self.actions.push(RelayAction::SendAnswered(bytes, status)),
             (false, false) => self.actions.push(RelayAction::Send(bytes)),
         }
     }
 
     /// Handles the end of the server's bytes: regular, or with this loss.
-    pub fn handle_end(&mut self, lost: Option<L>) {
+    pub fn handle_end(&mut self, loss: Option<L>) {
         if !matches!(self.state, RelayState::Flowing) {
             return;
         }
-        let answers = match &mut self.kind {
-            RelayBody::Events(answers) => answers,
-            RelayBody::Document { said, unsaid, .. } => {
-                let (said, unsaid) = (*said, mem::take(unsaid));
-                return match lost {
-                    None if unsaid.is_empty() => self.end(Bytes::new(), RelayOutcome::Completed(said)),
-                    Some(lost) if unsaid.is_empty() => self.abort(RelayOutcome::Lost(lost)),
-                    lost => {
-                        let lost = lost.unwrap_or_else(L::empty);
-                        self.end(legacy::error_responses(&unsaid, &lost.error()), RelayOutcome::Lost(lost));
+        let tracker = match &mut self.kind {
+            RelayBody::Events(tracker) => tracker,
+            RelayBody::Document { status, unanswered, .. } => {
+                let (status, unanswered) = (*status, mem::take(unanswered));
+                return match loss {
+                    None if unanswered.is_empty() => self.end(Bytes::new(), RelayOutcome::Completed(status)),
+                    Some(loss) if unanswered.is_empty() => self.abort(RelayOutcome::Lost(loss)),
+                    loss => {
+                        let loss = loss.unwrap_or_else(L::empty);
+                        self.end(
+                            legacy::error_responses(&unanswered, &loss.error()),
+                            RelayOutcome::Lost(loss),
+                        );
                     }
                 };
             }
         };
-        match lost {
+        match loss {
             // All requests on this stream have been answered.
-            lost if !answers.has_unanswered() => {
-                let verdict = lost.map_or(RelayOutcome::Completed(ResponseStatus::Plain), RelayOutcome::Lost);
-                self.end(Bytes::new(), verdict);
+            loss if !tracker.has_unanswered() => {
+                let outcome = loss.map_or(RelayOutcome::Completed(ResponseStatus::Plain), RelayOutcome::Lost);
+                self.end(Bytes::new(), outcome);
             }
             // The server ended the stream, or the proxy shuts down: the client resumes the stream itself,
             // then perhaps at another process.
-            lost if answers.is_resumable() && lost.as_ref().is_none_or(L::is_shutdown) => {
+            loss if tracker.is_resumable() && loss.as_ref().is_none_or(L::is_shutdown) => {
                 self.actions.push(RelayAction::Release);
-                self.keep_for_resume();
+                self.store_for_resume();
                 self.end(Bytes::new(), RelayOutcome::Resumable);
             }
-            lost => {
-                let from =
-                    answers.resume_position().filter(|_| lost.as_ref().is_some_and(L::is_connection_loss));
-                self.resolve_unanswered(from, lost.unwrap_or_else(L::unanswered));
+            loss => {
+                let position =
+                    tracker.resume_position().filter(|_| loss.as_ref().is_some_and(L::is_connection_loss));
+                self.resolve_unanswered(position, loss.unwrap_or_else(L::unanswered));
             }
         }
     }
 
     /// Handles the result of [`RelayAction::ResolveUnanswered`]: the requests that still need a response.
     pub fn handle_unanswered(&mut self, owed: SmallVec<[RequestId; 1]>) {
-        let (RelayBody::Events(answers), RelayState::Resolving(from, lost)) =
+        let (RelayBody::Events(tracker), RelayState::Resolving(position, loss)) =
             (&mut self.kind, &mut self.state)
         else {
             return;
         };
-        match from.take() {
+        match position.take() {
             // The client has cancelled all its requests and waits for no response.
             _ if owed.is_empty() => self.end(Bytes::new(), RelayOutcome::Cancelled),
-            Some(from) => {
-                answers.count_resume();
-                self.actions.push(RelayAction::Resume(from));
+            Some(position) => {
+                tracker.count_resume();
+                self.actions.push(RelayAction::Resume(position));
                 self.state = RelayState::Resuming;
             }
             None => {
-                answers.retain(owed);
-                let (words, lost) = (answers.closing_errors(&lost.error()), lost.clone());
-                self.end(words, RelayOutcome::Lost(lost));
+                tracker.retain_unanswered(owed);
+                let (error_events, loss) = (tracker.closing_errors(&loss.error()), loss.clone());
+                self.end(error_events, RelayOutcome::Lost(loss));
             }
         }
     }
@@ -290,12 +300,12 @@ impl<L: LossReason> ResponseRelay<L> {
         match outcome {
             Ok(()) => {
                 self.state = RelayState::Flowing;
-                let void = self.abandon_event();
-                if !void.is_empty() {
-                    self.actions.push(RelayAction::Send(void));
+                let event_end = self.abandon_event();
+                if !event_end.is_empty() {
+                    self.actions.push(RelayAction::Send(event_end));
                 }
             }
-            Err(lost) => self.resolve_unanswered(None, lost),
+            Err(loss) => self.resolve_unanswered(None, loss),
         }
     }
 
@@ -317,21 +327,21 @@ impl<L: LossReason> ResponseRelay<L> {
         match self.keep_alive.handle_timeout(now, self.can_insert()) {
             None => {}
             Some(KeepAliveStep::Comment) => self.insert(sse::KEEP_ALIVE),
-            Some(KeepAliveStep::Progress(message)) => self.insert(legacy::event(&message)),
+            Some(KeepAliveStep::Progress(message)) => self.insert(legacy::message_event(&message)),
             Some(KeepAliveStep::Deadline) => {
                 self.actions.push(RelayAction::CancelOverdue);
                 let error = self.keep_alive.deadline_error();
                 match &mut self.kind {
-                    RelayBody::Events(answers) => {
-                        let words = answers.closing_errors(&error);
-                        self.end(words, RelayOutcome::TimedOut(error));
+                    RelayBody::Events(tracker) => {
+                        let error_events = tracker.closing_errors(&error);
+                        self.end(error_events, RelayOutcome::TimedOut(error));
                     }
                     // A document whose first bytes have been sent cannot carry an error any more.
-                    RelayBody::Document { unsaid, .. } if unsaid.is_empty() => {
+                    RelayBody::Document { unanswered, .. } if unanswered.is_empty() => {
                         self.abort(RelayOutcome::TimedOut(error));
                     }
-                    RelayBody::Document { unsaid, .. } => {
-                        let refusal = legacy::error_responses(unsaid, &error);
+                    RelayBody::Document { unanswered, .. } => {
+                        let refusal = legacy::error_responses(unanswered, &error);
                         self.end(refusal, RelayOutcome::TimedOut(error));
                     }
                 }
@@ -354,7 +364,7 @@ impl<L: LossReason> ResponseRelay<L> {
     /// Handles the client's disconnect: stores the unanswered requests for a client that returns.
     pub fn handle_disconnect(&mut self) {
         if !matches!(self.state, RelayState::Ended) {
-            self.keep_for_resume();
+            self.store_for_resume();
             self.state = RelayState::Ended;
         }
     }
@@ -370,15 +380,15 @@ impl<L: LossReason> ResponseRelay<L> {
         if !self.is_waiting() {
             return None;
         }
-        let may_speak = self.can_insert();
-        self.keep_alive.poll_timeout(now, may_speak)
+        let can_insert = self.can_insert();
+        self.keep_alive.poll_timeout(now, can_insert)
     }
 
     /// Whether an event of the proxy can be inserted now: the body is an event stream, and the server's
     /// current event has ended or will not be completed.
     pub fn can_insert(&self) -> bool {
         match (&self.kind, &self.state) {
-            (RelayBody::Events(answers), RelayState::Flowing) => answers.is_between_events(),
+            (RelayBody::Events(tracker), RelayState::Flowing) => tracker.is_between_events(),
             (RelayBody::Events(_), RelayState::Resuming) => true,
             (RelayBody::Events(_), RelayState::Resolving(..) | RelayState::Ended)
             | (RelayBody::Document { .. }, _) => false,
@@ -388,11 +398,11 @@ impl<L: LossReason> ResponseRelay<L> {
     /// Returns the ids of earlier events, after which a client that lost later ones may resume
     /// ([`ResponseTracker::earlier_ids`]).
     pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
-        let answers = match &self.kind {
-            RelayBody::Events(answers) => Some(answers),
+        let tracker = match &self.kind {
+            RelayBody::Events(tracker) => Some(tracker),
             RelayBody::Document { .. } => None,
         };
-        answers.into_iter().flat_map(ResponseTracker::earlier_ids)
+        tracker.into_iter().flat_map(ResponseTracker::earlier_ids)
     }
 
     /// Returns the current phase.
@@ -411,44 +421,44 @@ impl<L: LossReason> ResponseRelay<L> {
     }
 
     fn insert(&mut self, bytes: Bytes) {
-        let void = self.abandon_event();
-        let bytes = if void.is_empty() { bytes } else { [void, bytes].concat().into() };
+        let event_end = self.abandon_event();
+        let bytes = if event_end.is_empty() { bytes } else { [event_end, bytes].concat().into() };
         self.actions.push(RelayAction::Send(bytes));
     }
 
     /// Returns the bytes that end an event that was cut off; empty if no event is open.
     fn abandon_event(&mut self) -> Bytes {
         match &mut self.kind {
-            RelayBody::Events(answers) => answers.abandon_event(),
+            RelayBody::Events(tracker) => tracker.abandon_event(),
             RelayBody::Document { .. } => Bytes::new(),
         }
     }
 
-    fn resolve_unanswered(&mut self, from: Option<ResumePosition>, lost: L) {
-        if let RelayBody::Events(answers) = &self.kind {
-            self.actions.push(RelayAction::ResolveUnanswered(answers.unanswered()));
+    fn resolve_unanswered(&mut self, position: Option<ResumePosition>, loss: L) {
+        if let RelayBody::Events(tracker) = &self.kind {
+            self.actions.push(RelayAction::ResolveUnanswered(tracker.unanswered()));
         }
-        self.state = RelayState::Resolving(from, lost);
+        self.state = RelayState::Resolving(position, loss);
     }
 
     /// Stores the unanswered requests for a client that resumes the stream; without effect if the stream
     /// cannot be resumed.
-    fn keep_for_resume(&mut self) {
-        if let RelayBody::Events(answers) = &self.kind
-            && answers.has_unanswered()
-            && let Some(anchor) = answers.resume_position()
+    fn store_for_resume(&mut self) {
+        if let RelayBody::Events(tracker) = &self.kind
+            && tracker.has_unanswered()
+            && let Some(position) = tracker.resume_position()
         {
-            self.actions.push(RelayAction::KeepForResume(anchor, answers.unanswered()));
+            self.actions.push(RelayAction::KeepForResume(position, tracker.unanswered()));
         }
     }
 
-    fn end(&mut self, bytes: Bytes, verdict: RelayOutcome<L>) {
-        self.actions.push(RelayAction::End(bytes, verdict));
+    fn end(&mut self, bytes: Bytes, outcome: RelayOutcome<L>) {
+        self.actions.push(RelayAction::End(bytes, outcome));
         self.state = RelayState::Ended;
     }
 
-    fn abort(&mut self, verdict: RelayOutcome<L>) {
-        self.actions.push(RelayAction::Abort(verdict));
+    fn abort(&mut self, outcome: RelayOutcome<L>) {
+        self.actions.push(RelayAction::Abort(outcome));
         self.state = RelayState::Ended;
     }
 }

@@ -61,9 +61,9 @@ pub struct RequestBinding([u8; 32]);
 /// rotated while older states are in use. Replicas with the same keys open each other's states.
 pub struct SealKeyring {
     /// The key that seals, and also opens.
-    pub(super) sealing: SealKey,
+    pub(super) sealing_key: SealKey,
     /// Further keys that only open.
-    pub(super) older: Vec<SealKey>,
+    pub(super) older_keys: Vec<SealKey>,
 }
 
 /// One secret key, with its id and the keys derived from it.
@@ -71,7 +71,7 @@ pub(super) struct SealKey {
     id: [u8; 4],
     cipher: LessSafeKey,
     /// The keys for tickets, derived from the same secret.
-    pub(super) seal: TicketSeal,
+    pub(super) ticket_seal: TicketSeal,
 }
 
 /// The reason why a `requestState` is refused; the client gets the error `-32602`.
@@ -87,41 +87,41 @@ pub enum RequestStateError {
 }
 
 /// The version of the sealed format, the first byte of a state.
-const VERSION: u8 = 1;
-const KEY_ID: usize = 4;
+const FORMAT_VERSION: u8 = 1;
+const KEY_ID_LEN: usize = 4;
 /// The length of the part that is authenticated but not encrypted, in bytes.
-const HEADER: usize = 1 + KEY_ID;
-const PAYLOAD: usize = 1 + 16 + 8 + 4 + 8 + 32;
-const TAG: usize = 16;
+const HEADER_LEN: usize = 1 + KEY_ID_LEN;
+const PAYLOAD_LEN: usize = 1 + 16 + 8 + 4 + 8 + 32;
+const TAG_LEN: usize = 16;
 /// The length of a sealed state, in bytes.
-const SEALED: usize = HEADER + NONCE_LEN + PAYLOAD + TAG;
+const SEALED_LEN: usize = HEADER_LEN + NONCE_LEN + PAYLOAD_LEN + TAG_LEN;
 /// The length of a sealed state as base64url text, in characters.
-const TEXT: usize = (SEALED * 4).div_ceil(3);
+const TEXT_LEN: usize = (SEALED_LEN * 4).div_ceil(3);
 
 /// The `kind` byte of [`RetryTarget::Parked`].
-const PARKED: u8 = 0;
+const KIND_PARKED: u8 = 0;
 /// The `kind` byte of [`RetryTarget::Restart`].
-const AGAIN: u8 = 1;
+const KIND_RESTART: u8 = 1;
 
 /// Members of `params` that are not part of the binding: they differ between rounds, or describe one hop.
-const NOT_BOUND: [&str; 4] = ["_meta", "inputResponses", "requestState", "task"];
+const UNBOUND_PARAMS: [&str; 4] = ["_meta", "inputResponses", "requestState", "task"];
 
 // === impl SealKeyring ===
 
 impl SealKeyring {
     /// Creates the keyring from secret random bytes: `sealing` seals, and `older` keys only open.
     pub fn new(sealing: [u8; 32], older: &[[u8; 32]]) -> Self {
-        Self { sealing: SealKey::new(&sealing), older: older.iter().map(SealKey::new).collect() }
+        Self { sealing_key: SealKey::new(&sealing), older_keys: older.iter().map(SealKey::new).collect() }
     }
 
     /// Seals a state into the text that [`SealKeyring::open`] opens. `nonce` must be random and new each
     /// time: two states under one nonce would reveal both. Random 96 bits suffice for about four thousand
     /// million states under one key.
     pub fn seal(&self, state: &RequestState, nonce: [u8; NONCE_LEN]) -> String {
-        let header = self.sealing.header();
-        let mut sealed = Vec::with_capacity(PAYLOAD + TAG);
+        let header = self.sealing_key.header();
+        let mut sealed = Vec::with_capacity(PAYLOAD_LEN + TAG_LEN);
         state.write(&mut sealed);
-        self.sealing
+        self.sealing_key
             .cipher
             .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(header), &mut sealed)
             .expect("a state is far shorter than the cipher allows");
@@ -153,26 +153,30 @@ impl SealKeyring {
 
     /// Decrypts a state without checking its binding or expiry; `None` if no key opens it.
     fn unseal(&self, text: &str) -> Option<RequestState> {
-        if text.len() != TEXT {
+        if text.len() != TEXT_LEN {
             return None;
         }
         // The decoder is strict: it accepts no padding, no other alphabet, and no spare bits.
         let sealed = URL_SAFE_NO_PAD.decode(text).ok()?;
-        let (header, rest) = sealed.split_first_chunk::<HEADER>()?;
+        let (header, rest) = sealed.split_first_chunk::<HEADER_LEN>()?;
         let (nonce, rest) = rest.split_first_chunk::<NONCE_LEN>()?;
         // Key ids may coincide, so every key with a matching id is tried.
-        [&self.sealing].into_iter().chain(&self.older).filter(|key| key.header() == *header).find_map(|key| {
-            let mut payload = rest.to_vec();
-            let nonce = Nonce::assume_unique_for_key(*nonce);
-            RequestState::read(key.cipher.open_in_place(nonce, Aad::from(*header), &mut payload).ok()?)
-        })
+        [&self.sealing_key]
+            .into_iter()
+            .chain(&self.older_keys)
+            .filter(|key| key.header() == *header)
+            .find_map(|key| {
+                let mut payload = rest.to_vec();
+                let nonce = Nonce::assume_unique_for_key(*nonce);
+                RequestState::read(key.cipher.open_in_place(nonce, Aad::from(*header), &mut payload).ok()?)
+            })
     }
 }
 
 impl fmt::Debug for SealKeyring {
     /// Prints only the number of keys: their bytes are secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keyring").field("keys", &(1 + self.older.len())).finish()
+        f.debug_struct("Keyring").field("keys", &(1 + self.older_keys.len())).finish()
     }
 }
 
@@ -187,12 +191,12 @@ impl SealKey {
         id.update(b"deferral requestState key id\0");
         id.update(key);
         let id = *id.finish().as_ref().first_chunk().expect("a digest is longer than an id");
-        Self { id, cipher: LessSafeKey::new(cipher), seal: TicketSeal::new(key) }
+        Self { id, cipher: LessSafeKey::new(cipher), ticket_seal: TicketSeal::new(key) }
     }
 
     /// Returns the unencrypted header of states sealed with this key.
-    fn header(&self) -> [u8; HEADER] {
-        let mut header = [VERSION; HEADER];
+    fn header(&self) -> [u8; HEADER_LEN] {
+        let mut header = [FORMAT_VERSION; HEADER_LEN];
         header[1..].copy_from_slice(&self.id);
         header
     }
@@ -203,8 +207,8 @@ impl SealKey {
 impl RequestState {
     fn write(&self, out: &mut Vec<u8>) {
         let (kind, call) = match &self.target {
-            RetryTarget::Parked(call) => (PARKED, call.entropy()),
-            RetryTarget::Restart => (AGAIN, [0; 16]),
+            RetryTarget::Parked(call) => (KIND_PARKED, call.entropy()),
+            RetryTarget::Restart => (KIND_RESTART, [0; 16]),
         };
         out.push(kind);
         out.extend_from_slice(&call);
@@ -220,13 +224,13 @@ impl RequestState {
         let (&node, rest) = rest.split_first_chunk()?;
         let (&round, rest) = rest.split_first_chunk()?;
         let (&expires, rest) = rest.split_first_chunk()?;
-        let resumes = match kind {
-            PARKED => RetryTarget::Parked(TaskId::from_entropy(call)),
-            AGAIN => RetryTarget::Restart,
+        let target = match kind {
+            KIND_PARKED => RetryTarget::Parked(TaskId::from_entropy(call)),
+            KIND_RESTART => RetryTarget::Restart,
             _ => return None,
         };
         Some(Self {
-            target: resumes,
+            target,
             node: u64::from_be_bytes(node),
             round: u32::from_be_bytes(round),
             expires: Timestamp::from_millis(u64::from_be_bytes(expires)),
@@ -241,7 +245,7 @@ impl RequestBinding {
     /// Computes the binding of a request. The parameters are compared by value ([`canonical`]), without the
     /// members that differ between rounds: a client may serialize them anew for its retry. Absent parameters
     /// equal parameters without any bound member.
-    pub fn of(
+    pub fn for_request(
         principal: Principal,
         route: &str,
         method: &Method,
@@ -249,17 +253,17 @@ impl RequestBinding {
         params: Option<&Payload>,
     ) -> Self {
         let mut digest = Context::new(&SHA256);
-        let mut part = |part: &[u8]| {
+        let mut add_part = |part: &[u8]| {
             digest.update(&(part.len() as u64).to_be_bytes());
             digest.update(part);
         };
-        part(b"deferral requestState binding");
-        part(principal.as_bytes());
-        part(route.as_bytes());
-        part(method.as_str().as_bytes());
-        part(if target.is_some() { b"about" } else { b"" });
-        part(target.unwrap_or_default().as_bytes());
-        part(&bound_params(params));
+        add_part(b"deferral requestState binding");
+        add_part(principal.as_bytes());
+        add_part(route.as_bytes());
+        add_part(method.as_str().as_bytes());
+        add_part(if target.is_some() { b"about" } else { b"" });
+        add_part(target.unwrap_or_default().as_bytes());
+        add_part(&bound_params(params));
         Self::from_digest(&digest.finish())
     }
 
@@ -279,7 +283,7 @@ fn bound_params(params: Option<&Payload>) -> Vec<u8> {
     let Some(params) = params else { return canonical::value(b"{}") };
     let Some(object) = params.object() else { return canonical::value(params) };
     let mut edit = ObjectEdit::new(object);
-    for key in NOT_BOUND {
+    for key in UNBOUND_PARAMS {
         edit.remove(key);
     }
     canonical::value(&edit.apply())
@@ -297,7 +301,13 @@ mod tests {
 
     fn binding(params: &str) -> RequestBinding {
         let params = Payload::read(Bytes::copy_from_slice(params.as_bytes()));
-        RequestBinding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, Some("t"), Some(&params))
+        RequestBinding::for_request(
+            Principal::ANONYMOUS,
+            "/mcp",
+            &Method::ToolsCall,
+            Some("t"),
+            Some(&params),
+        )
     }
 
     fn state() -> RequestState {
@@ -305,7 +315,7 @@ mod tests {
         RequestState { target: resumes, node: 7, round: 1, expires: LATER, binding: binding("{}") }
     }
 
-    fn ring() -> SealKeyring {
+    fn keyring() -> SealKeyring {
         SealKeyring::new([1; 32], &[])
     }
 
@@ -314,50 +324,50 @@ mod tests {
         for resumes in [RetryTarget::Parked(TaskId::from_entropy([0xfe; 16])), RetryTarget::Restart] {
             for (round, node) in [(0, 0), (1, u64::MAX), (u32::MAX, 1)] {
                 let state = RequestState { target: resumes.clone(), node, round, ..state() };
-                let text = ring().seal(&state, NONCE);
+                let text = keyring().seal(&state, NONCE);
                 assert_eq!(text.len(), 136);
                 assert!(
                     text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_')),
                     "{text}"
                 );
-                assert_eq!(ring().open(&text, || state.binding, NOW), Ok(state));
+                assert_eq!(keyring().open(&text, || state.binding, NOW), Ok(state));
             }
         }
     }
 
     #[test]
     fn the_binding_is_not_computed_for_a_forged_state() {
-        let altered = ring().seal(&state(), NONCE).replace(|c: char| c.is_ascii_digit(), "_");
+        let altered = keyring().seal(&state(), NONCE).replace(|c: char| c.is_ascii_digit(), "_");
         let unasked = || unreachable!("the digest is not needed");
-        assert_eq!(ring().open(&altered, unasked, NOW), Err(RequestStateError::Malformed));
-        assert_eq!(ring().open("", unasked, NOW), Err(RequestStateError::Malformed));
+        assert_eq!(keyring().open(&altered, unasked, NOW), Err(RequestStateError::Malformed));
+        assert_eq!(keyring().open("", unasked, NOW), Err(RequestStateError::Malformed));
     }
 
     #[test]
     fn a_foreign_state_is_reported_as_foreign_even_if_expired() {
-        let text = ring().seal(&state(), NONCE);
+        let text = keyring().seal(&state(), NONCE);
         let other = binding(r#"{"arguments":{}}"#);
-        assert_eq!(ring().open(&text, || other, NOW), Err(RequestStateError::Foreign));
-        assert_eq!(ring().open(&text, || other, LATER), Err(RequestStateError::Foreign));
+        assert_eq!(keyring().open(&text, || other, NOW), Err(RequestStateError::Foreign));
+        assert_eq!(keyring().open(&text, || other, LATER), Err(RequestStateError::Foreign));
     }
 
     #[test]
     fn a_state_is_refused_from_its_expiry_on() {
-        let text = ring().seal(&state(), NONCE);
+        let text = keyring().seal(&state(), NONCE);
         let just_before = Timestamp::from_millis(LATER.as_millis() - 1);
-        assert_eq!(ring().open(&text, || state().binding, just_before), Ok(state()));
-        assert_eq!(ring().open(&text, || state().binding, LATER), Err(RequestStateError::Expired));
+        assert_eq!(keyring().open(&text, || state().binding, just_before), Ok(state()));
+        assert_eq!(keyring().open(&text, || state().binding, LATER), Err(RequestStateError::Expired));
     }
 
     #[test]
     fn a_new_key_seals_and_the_old_ones_still_open() {
-        let old = ring().seal(&state(), NONCE);
+        let old = keyring().seal(&state(), NONCE);
         let rotated = SealKeyring::new([2; 32], &[[3; 32], [1; 32]]);
         let new = rotated.seal(&state(), NONCE);
         for text in [&old, &new] {
             assert_eq!(rotated.open(text, || state().binding, NOW), Ok(state()));
         }
-        assert_eq!(ring().open(&new, || state().binding, NOW), Err(RequestStateError::Malformed));
+        assert_eq!(keyring().open(&new, || state().binding, NOW), Err(RequestStateError::Malformed));
         assert_eq!(
             SealKeyring::new([2; 32], &[]).open(&old, || state().binding, NOW),
             Err(RequestStateError::Malformed)
@@ -366,14 +376,14 @@ mod tests {
 
     #[test]
     fn two_states_under_different_nonces_or_rounds_differ() {
-        let one = ring().seal(&state(), NONCE);
-        assert_ne!(one, ring().seal(&state(), [6; NONCE_LEN]));
-        assert_ne!(one, ring().seal(&RequestState { round: 2, ..state() }, NONCE));
+        let one = keyring().seal(&state(), NONCE);
+        assert_ne!(one, keyring().seal(&state(), [6; NONCE_LEN]));
+        assert_ne!(one, keyring().seal(&RequestState { round: 2, ..state() }, NONCE));
     }
 
     #[test]
     fn text_in_any_other_spelling_is_not_ours() {
-        let text = ring().seal(&state(), NONCE);
+        let text = keyring().seal(&state(), NONCE);
         let standard = text.replace('-', "+").replace('_', "/");
         assert_ne!(standard, text, "the example has a character that differs");
         for other in [
@@ -391,7 +401,7 @@ mod tests {
             "\u{e9}".repeat(68),
         ] {
             assert_eq!(
-                ring().open(&other, || state().binding, NOW),
+                keyring().open(&other, || state().binding, NOW),
                 Err(RequestStateError::Malformed),
                 "{other}"
             );
@@ -401,14 +411,14 @@ mod tests {
     #[test]
     fn every_character_of_a_state_counts() {
         const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=. ";
-        let text = ring().seal(&state(), NONCE);
+        let text = keyring().seal(&state(), NONCE);
         for at in 0..text.len() {
             for &with in ALPHABET.iter().filter(|with| **with != text.as_bytes()[at]) {
                 let mut altered = text.clone().into_bytes();
                 altered[at] = with;
                 let altered = String::from_utf8(altered).expect("ascii");
                 assert_eq!(
-                    ring().open(&altered, || state().binding, NOW),
+                    keyring().open(&altered, || state().binding, NOW),
                     Err(RequestStateError::Malformed),
                     "{altered}"
                 );
@@ -440,7 +450,13 @@ mod tests {
     fn no_parameters_are_the_same_as_none_that_count() {
         let of = |params: Option<&'static str>| {
             let params = params.map(|text| Payload::read(Bytes::from_static(text.as_bytes())));
-            RequestBinding::of(Principal::ANONYMOUS, "/mcp", &Method::PromptsGet, Some("p"), params.as_ref())
+            RequestBinding::for_request(
+                Principal::ANONYMOUS,
+                "/mcp",
+                &Method::PromptsGet,
+                Some("p"),
+                params.as_ref(),
+            )
         };
         assert_eq!(of(None), of(Some("{}")));
         assert_eq!(of(None), of(Some(r#"{"inputResponses":{}}"#)));
@@ -449,15 +465,15 @@ mod tests {
 
     #[test]
     fn a_binding_depends_on_caller_route_and_request() {
-        let someone = Principal::of(&[b"someone"]);
+        let someone = Principal::derive(&[b"someone"]);
         let bindings = [
-            RequestBinding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, Some("t"), None),
-            RequestBinding::of(someone, "/mcp", &Method::ToolsCall, Some("t"), None),
-            RequestBinding::of(someone, "/mc", &Method::ToolsCall, Some("pt"), None),
-            RequestBinding::of(someone, "/mcp", &Method::PromptsGet, Some("t"), None),
-            RequestBinding::of(someone, "/mcp", &Method::ToolsCall, Some("u"), None),
-            RequestBinding::of(someone, "/mcp", &Method::ToolsCall, Some(""), None),
-            RequestBinding::of(someone, "/mcp", &Method::ToolsCall, None, None),
+            RequestBinding::for_request(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, Some("t"), None),
+            RequestBinding::for_request(someone, "/mcp", &Method::ToolsCall, Some("t"), None),
+            RequestBinding::for_request(someone, "/mc", &Method::ToolsCall, Some("pt"), None),
+            RequestBinding::for_request(someone, "/mcp", &Method::PromptsGet, Some("t"), None),
+            RequestBinding::for_request(someone, "/mcp", &Method::ToolsCall, Some("u"), None),
+            RequestBinding::for_request(someone, "/mcp", &Method::ToolsCall, Some(""), None),
+            RequestBinding::for_request(someone, "/mcp", &Method::ToolsCall, None, None),
         ];
         for (at, one) in bindings.iter().enumerate() {
             assert!(bindings[at + 1..].iter().all(|other| other != one), "{at}");
@@ -466,7 +482,7 @@ mod tests {
 
     #[test]
     fn nothing_secret_is_printed() {
-        let printed = format!("{:?} {:?}", ring(), binding("{}"));
+        let printed = format!("{:?} {:?}", keyring(), binding("{}"));
         assert_eq!(printed, "Keyring { keys: 1 } Binding(..)");
     }
 
@@ -485,7 +501,7 @@ mod tests {
         #[test]
         fn text_that_was_not_sealed_here_is_refused(text in "[A-Za-z0-9_-]{136}", any in ".{0,200}") {
             for text in [text, any] {
-                prop_assert_eq!(ring().open(&text, || state().binding, NOW), Err(RequestStateError::Malformed));
+                prop_assert_eq!(keyring().open(&text, || state().binding, NOW), Err(RequestStateError::Malformed));
             }
         }
     }

@@ -30,9 +30,9 @@ pub enum TicketAction {
 }
 
 /// The default name of the tool that waits for a result.
-const RESULT: &str = "deferral_result";
+const RESULT_TOOL: &str = "deferral_result";
 /// The default name of the tool that cancels a call.
-const CANCEL: &str = "deferral_cancel";
+const CANCEL_TOOL: &str = "deferral_cancel";
 
 // === impl TicketToolNames ===
 
@@ -41,13 +41,13 @@ impl TicketToolNames {
     pub const PREFIX: &str = "deferral_";
 
     /// Chooses names that the server's own tools do not use, by appending a number if necessary.
-    pub fn avoiding(is_taken: impl Fn(&str) -> bool) -> Self {
-        let free = |name: &str| {
+    pub fn choose_unused(is_taken: impl Fn(&str) -> bool) -> Self {
+        let unused = |name: &str| {
             let suffixed = (2..).map(|n: u32| format!("{name}_{n}"));
             let mut names = std::iter::once(name.to_owned()).chain(suffixed);
             names.find(|name| !is_taken(name)).expect("there are always more names").into()
         };
-        Self { result: free(RESULT), cancel: free(CANCEL) }
+        Self { result: unused(RESULT_TOOL), cancel: unused(CANCEL_TOOL) }
     }
 
     /// Returns the action of this tool; `None` if it is not one of these ticket tools.
@@ -62,13 +62,15 @@ impl TicketToolNames {
     /// Returns the action that a tool of this name has if it is a ticket tool: the default name with or
     /// without an appended number. `None` for any other name.
     pub fn possible_action(tool: &str) -> Option<TicketAction> {
-        let is = |name: &str| {
+        let is_variant_of = |name: &str| {
             let rest = tool.strip_prefix(name)?;
             let digits = rest.strip_prefix('_').unwrap_or_default();
             (rest.is_empty() || !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
                 .then_some(())
         };
-        is(RESULT).map(|()| TicketAction::Result).or_else(|| is(CANCEL).map(|()| TicketAction::Cancel))
+        is_variant_of(RESULT_TOOL)
+            .map(|()| TicketAction::Result)
+            .or_else(|| is_variant_of(CANCEL_TOOL).map(|()| TicketAction::Cancel))
     }
 
     /// Returns the definitions of the two ticket tools for `tools/list`.
@@ -81,11 +83,11 @@ impl TicketToolNames {
             "required": ["ticket"],
             "additionalProperties": false,
         });
-        let annotations = |title: &str, reads: bool| {
+        let annotations = |title: &str, is_read_only: bool| {
             json!({
                 "title": title,
-                "readOnlyHint": reads,
-                "destructiveHint": !reads,
+                "readOnlyHint": is_read_only,
+                "destructiveHint": !is_read_only,
                 "idempotentHint": true,
                 "openWorldHint": false,
             })
@@ -121,8 +123,8 @@ pub struct ToolListPage {
 }
 
 /// Reads a server's response to `tools/list`; `None` for any other message.
-pub fn read_page(answer: &Frame) -> Option<ToolListPage> {
-    let Kind::Success { result, .. } = answer.kind() else { return None };
+pub fn read_tool_list_page(response: &Frame) -> Option<ToolListPage> {
+    let Kind::Success { result, .. } = response.kind() else { return None };
     let tools = items(&result.get("tools")?)?;
     let names = tools.iter().filter_map(|tool| JsonObject::read(tool).ok()?.string("name"));
     Some(ToolListPage {
@@ -136,31 +138,31 @@ pub fn read_page(answer: &Frame) -> Option<ToolListPage> {
 /// (given for the last page only), and removes the `outputSchema` of tools that `may_defer`. Returns `None`
 /// if nothing changes.
 pub fn with_ticket_tools(
-    answer: &Frame,
-    added: Option<&TicketToolNames>,
+    response: &Frame,
+    names: Option<&TicketToolNames>,
     may_defer: impl Fn(&str) -> bool,
 ) -> Option<Bytes> {
-    let Kind::Success { result, .. } = answer.kind() else { return None };
-    let listed = result.get("tools")?;
-    let tools = items(&listed)?;
-    let mut patch = BytesPatch::new(answer.as_bytes().clone());
-    let mut changes = false;
+    let Kind::Success { result, .. } = response.kind() else { return None };
+    let list = result.get("tools")?;
+    let tools = items(&list)?;
+    let mut patch = BytesPatch::new(response.as_bytes().clone());
+    let mut has_changes = false;
     for tool in tools.iter().filter_map(|tool| JsonObject::read(tool).ok()) {
         if tool.contains("outputSchema") && tool.string("name").is_some_and(|name| may_defer(&name)) {
             let mut edit = ObjectEdit::new(&tool);
             edit.remove("outputSchema");
             edit.add_to(&mut patch);
-            changes = true;
+            has_changes = true;
         }
     }
-    if let Some(names) = added {
-        let end = listed.slice(listed.len() - 1..);
-        let added = names.definitions().map(|tool| tool.to_string()).join(",");
+    if let Some(names) = names {
+        let end = list.slice(list.len() - 1..);
+        let definitions = names.definitions().map(|tool| tool.to_string()).join(",");
         let comma = if tools.is_empty() { "" } else { "," };
-        patch.replace(&end, format!("{comma}{added}]").into());
-        changes = true;
+        patch.replace(&end, format!("{comma}{definitions}]").into());
+        has_changes = true;
     }
-    changes.then(|| patch.apply())
+    has_changes.then(|| patch.apply())
 }
 
 /// Returns the `ticket` argument in the parameters of a call of a ticket tool.
@@ -184,11 +186,11 @@ mod tests {
 
     #[test]
     fn a_name_that_the_server_uses_gets_a_suffix() {
-        let names = TicketToolNames::avoiding(|_| false);
-        assert_eq!((&*names.result, &*names.cancel), (RESULT, CANCEL));
+        let names = TicketToolNames::choose_unused(|_| false);
+        assert_eq!((&*names.result, &*names.cancel), (RESULT_TOOL, CANCEL_TOOL));
         let names =
-            TicketToolNames::avoiding(|name| ["deferral_result", "deferral_result_2"].contains(&name));
-        assert_eq!((&*names.result, &*names.cancel), ("deferral_result_3", CANCEL));
+            TicketToolNames::choose_unused(|name| ["deferral_result", "deferral_result_2"].contains(&name));
+        assert_eq!((&*names.result, &*names.cancel), ("deferral_result_3", CANCEL_TOOL));
         assert_eq!(names.action_of("deferral_result_3"), Some(TicketAction::Result));
         assert_eq!(names.action_of("deferral_cancel"), Some(TicketAction::Cancel));
         assert_eq!(names.action_of("deferral_result"), None);
@@ -208,7 +210,7 @@ mod tests {
         let answer = listing(
             r#"[ {"name":"a","outputSchema":{"type":"object"},"x":1e5},{"name":"b","outputSchema":{}} ]"#,
         );
-        let names = TicketToolNames::avoiding(|_| false);
+        let names = TicketToolNames::choose_unused(|_| false);
         let seen = text(with_ticket_tools(&answer, Some(&names), |tool| tool == "a").expect("it changes"));
         let (theirs, ours) = seen.split_once(r#"} ,{"annotations""#).expect("ours stand behind theirs");
         assert_eq!(
@@ -227,7 +229,8 @@ mod tests {
 
     #[test]
     fn a_page_says_whether_there_are_more_and_which_names_could_be_ours() {
-        let page_of = |text: &str| read_page(&Frame::parse(text.to_owned().into()).expect("a message"));
+        let page_of =
+            |text: &str| read_tool_list_page(&Frame::parse(text.to_owned().into()).expect("a message"));
         let last =
             page_of(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"deferral_x"},{"name":"a"}]}}"#);
         assert_eq!(last, Some(ToolListPage { similar_names: vec!["deferral_x".to_owned()], is_last: true }));

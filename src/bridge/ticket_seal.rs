@@ -18,15 +18,15 @@ use subtle::ConstantTimeEq;
 /// The two keys that seal tickets, derived from one secret.
 pub(super) struct TicketSeal {
     tag: hmac::Key,
-    mask: hmac::Key,
+    mask_byte: hmac::Key,
 }
 
 /// The beginning of every ticket.
-const PREFIX: &str = "tk_";
+const TICKET_PREFIX: &str = "tk_";
 
 /// Whether a text begins like a ticket. The ticket may still be invalid.
 pub fn is_ticket(text: &str) -> bool {
-    text.starts_with(PREFIX)
+    text.starts_with(TICKET_PREFIX)
 }
 
 // === impl SealKeyring ===
@@ -34,14 +34,17 @@ pub fn is_ticket(text: &str) -> bool {
 impl SealKeyring {
     /// Returns the ticket of this task, always the same for one sealing key.
     pub fn seal_ticket(&self, task: &TaskId) -> String {
-        format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(self.sealing.seal.seal(task.entropy())))
+        format!(
+            "{TICKET_PREFIX}{}",
+            URL_SAFE_NO_PAD.encode(self.sealing_key.ticket_seal.seal(task.entropy()))
+        )
     }
 
     /// Returns the task of a ticket; `None` if no key opens it, or the text is not a ticket.
     pub fn open_ticket(&self, ticket: &str) -> Option<TaskId> {
-        let sealed = URL_SAFE_NO_PAD.decode(ticket.strip_prefix(PREFIX)?).ok()?.try_into().ok()?;
-        let keys = [&self.sealing].into_iter().chain(&self.older);
-        keys.into_iter().find_map(|key| key.seal.open(&sealed)).map(TaskId::from_entropy)
+        let sealed = URL_SAFE_NO_PAD.decode(ticket.strip_prefix(TICKET_PREFIX)?).ok()?.try_into().ok()?;
+        let keys = [&self.sealing_key].into_iter().chain(&self.older_keys);
+        keys.into_iter().find_map(|key| key.ticket_seal.open(&sealed)).map(TaskId::from_entropy)
     }
 }
 
@@ -50,9 +53,9 @@ impl SealKeyring {
 impl TicketSeal {
     /// Derives the two keys from a secret of 32 random bytes.
     pub(super) fn new(key: &[u8; 32]) -> Self {
-        let from = hmac::Key::new(HMAC_SHA256, key);
-        let derived = |label: &[u8]| hmac::Key::new(HMAC_SHA256, hmac::sign(&from, label).as_ref());
-        Self { tag: derived(b"deferral ticket tag"), mask: derived(b"deferral ticket mask") }
+        let base_key = hmac::Key::new(HMAC_SHA256, key);
+        let derive_key = |label: &[u8]| hmac::Key::new(HMAC_SHA256, hmac::sign(&base_key, label).as_ref());
+        Self { tag: derive_key(b"deferral ticket tag"), mask_byte: derive_key(b"deferral ticket mask") }
     }
 
     fn seal(&self, id: [u8; 16]) -> [u8; 32] {
@@ -64,21 +67,21 @@ impl TicketSeal {
     }
 
     fn open(&self, sealed: &[u8; 32]) -> Option<[u8; 16]> {
-        let (tag, hidden) = sealed.split_at(16);
-        let id = self.apply_mask(tag, hidden.try_into().ok()?);
+        let (tag, masked_id) = sealed.split_at(16);
+        let id = self.apply_mask(tag, masked_id.try_into().ok()?);
         bool::from(truncated_digest(&self.tag, &id).ct_eq(tag)).then_some(id)
     }
 
     /// Masks an id with the digest of a tag. Applying the mask twice restores the id.
     fn apply_mask(&self, tag: &[u8], mut id: [u8; 16]) -> [u8; 16] {
-        id.iter_mut().zip(truncated_digest(&self.mask, tag)).for_each(|(byte, mask)| *byte ^= mask);
+        id.iter_mut().zip(truncated_digest(&self.mask_byte, tag)).for_each(|(byte, mask)| *byte ^= mask);
         id
     }
 }
 
 /// Returns the first 128 bits of the HMAC-SHA256 of `data`.
-fn truncated_digest(key: &hmac::Key, of: &[u8]) -> [u8; 16] {
-    *hmac::sign(key, of).as_ref().first_chunk().expect("a digest has 32 bytes")
+fn truncated_digest(key: &hmac::Key, data: &[u8]) -> [u8; 16] {
+    *hmac::sign(key, data).as_ref().first_chunk().expect("a digest has 32 bytes")
 }
 
 #[cfg(test)]
@@ -93,7 +96,7 @@ mod tests {
         assert_eq!(ticket.len(), 46);
         assert_eq!(keyring.seal_ticket(&task), ticket, "a task always has the same ticket");
         assert_eq!(keyring.open_ticket(&ticket), Some(task.clone()));
-        for at in PREFIX.len()..ticket.len() {
+        for at in TICKET_PREFIX.len()..ticket.len() {
             let mut altered = ticket.clone().into_bytes();
             altered[at] = if altered[at] == b'A' { b'E' } else { b'A' };
             let altered = String::from_utf8(altered).expect("ASCII");

@@ -11,7 +11,7 @@ use std::{borrow::Cow, collections::HashMap};
 #[derive(Clone, Debug, Default)]
 pub struct ToolParamHeaders {
     /// The mirrored parameters by tool name. Contains only tools that have some: most servers have none.
-    mirrored: HashMap<Box<str>, Box<[ParamHeader]>>,
+    by_tool: HashMap<Box<str>, Box<[ParamHeader]>>,
 }
 
 /// Error: a page of `tools/list` is invalid.
@@ -30,23 +30,23 @@ impl ToolParamHeaders {
     pub fn add_page(
         &mut self,
         result: &Bytes,
-        mut named: impl FnMut(&str),
+        mut on_tool: impl FnMut(&str),
     ) -> Result<Option<Bytes>, InvalidToolPage> {
         let page: ToolsPage<'_> = serde_json::from_slice(result).map_err(InvalidToolPage)?;
         for tool in page.tools {
-            named(&tool.name);
+            on_tool(&tool.name);
             let schema = result.slice_ref(tool.input_schema.get().as_bytes());
             let mirrored = param_headers(&schema);
             if !mirrored.is_empty() {
-                self.mirrored.insert(tool.name.into(), mirrored.into());
+                self.by_tool.insert(tool.name.into(), mirrored.into());
             }
         }
         Ok(page.next_cursor.map(|raw| result.slice_ref(raw.get().as_bytes())))
     }
 
     /// Returns the parameters of `tool` that must be mirrored into headers; empty for a tool without any.
-    pub fn mirrored(&self, tool: &str) -> &[ParamHeader] {
-        self.mirrored.get(tool).map(|headers| &**headers).unwrap_or_default()
+    pub fn headers_of_tool(&self, tool: &str) -> &[ParamHeader] {
+        self.by_tool.get(tool).map(|headers| &**headers).unwrap_or_default()
     }
 }
 

@@ -648,8 +648,8 @@ pub(super) fn warn_short_retention(
         return;
     }
     let shown = show_duration(*value);
-    let kept = match *value < policy::SHORTEST_RETENTION {
-        true => format!("counts as {}", show_duration(policy::SHORTEST_RETENTION)),
+    let kept = match *value < policy::MIN_RETENTION {
+        true => format!("counts as {}", show_duration(policy::MIN_RETENTION)),
         false => "is short".to_owned(),
     };
     let message = format!(

@@ -263,7 +263,7 @@ pub(super) fn timeouts(s: &mut SectionReader<'_, '_>) -> TimeoutKeys {
         keep_alive: time(
             "keep_alive",
             "Silence on a response after which an SSE comment keeps its connection open.",
-            WaitPolicy::default().comments,
+            WaitPolicy::default().comment_after,
         ),
     }
 }

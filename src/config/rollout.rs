@@ -29,7 +29,7 @@ fn rollout_type() -> ValueType<'static, Rollout> {
         NodeValue::Map(_) => read(node, report),
         NodeValue::List(_) | NodeValue::Scalar { .. } => leaf(node, report, share).map(|share| Rollout {
             share,
-            by: RolloutBasis::default(),
+            basis: RolloutBasis::default(),
             always: Vec::new(),
             never: Vec::new(),
         }),
@@ -73,7 +73,7 @@ fn rollout_keys(s: &mut SectionReader<'_, '_>) -> Option<Rollout> {
     }
     let plain = |names: Vec<SpannedValue<_>>| names.into_iter().map(|name| name.value).collect();
     let (always, never) = (plain(always), plain(never));
-    Some(Rollout { share: written.ok()?, by: by.ok().unwrap_or_default(), always, never })
+    Some(Rollout { share: written.ok()?, basis: by.ok().unwrap_or_default(), always, never })
 }
 
 /// Warns of `by: session`: clients of 2026-07-28 have no session.
@@ -123,7 +123,7 @@ fn share(text: &str) -> Result<RolloutShare, InvalidValue> {
     if rest.len() > 4 {
         return invalid("is finer than 0.0001%");
     }
-    let millionths = format!("{whole}{rest:0<4}").parse().ok().and_then(RolloutShare::of_millionths);
+    let millionths = format!("{whole}{rest:0<4}").parse().ok().and_then(RolloutShare::from_millionths);
     millionths.map_or_else(|| invalid("is more than 100%"), Ok)
 }
 
@@ -144,7 +144,7 @@ pub(super) fn warn_anonymous<'a>(
 ) {
     for SpannedValue { place, value: rollout } in rollouts {
         let admits_anonymous = rollout.always.iter().any(|pattern| pattern.matches("anonymous"));
-        if rollout.by == RolloutBasis::Principal && rollout.share.is_partial() && !admits_anonymous {
+        if rollout.basis == RolloutBasis::Principal && rollout.share.is_partial() && !admits_anonymous {
             let message = format!(
                 "warning: clients without `Authorization` are outside this rollout until its share is \
                  100%, so none of their calls becomes a task; if yours send none, set `principal: {{ \

@@ -83,7 +83,7 @@ pub(super) fn route(
     for after in tickets_of_tools {
         cross_checks::check_ticket(&after, held.deadline, of_route, s);
     }
-    let has_times = held.ticket.is_some()
+    let has_times = held.ticket_after.is_some()
         || tools.iter().any(|rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_)));
     let tickets = s
         .key(
@@ -126,14 +126,14 @@ pub(super) fn route(
                 "Tasks of revision 2025-11-25, for clients of that revision whose server does not support them.",
             )
             .read_section("`tasks`", legacy_tasks),
-        held,
+        wait_policy: held,
         tickets,
-        questions: s
+        input_policy: s
             .key("questions", "Input requests of the server during a call: elicitation, sampling, roots.")
             .read_section("`questions`", questions),
-        forward: cross_checks::reject_repeated(forward, s, |name| format!("`{name}` is listed twice; remove one of the two")),
+        session_headers: cross_checks::reject_repeated(forward, s, |name| format!("`{name}` is listed twice; remove one of the two")),
         // Set below, from a key of `upstream`.
-        forwarded: false,
+        adds_forwarded_header: false,
         response_headers: s
             .key("response", "Responses to clients of the route.")
             .read_section("`response`", |s| {
@@ -152,7 +152,7 @@ pub(super) fn route(
             .read_or(boolean(), false),
     };
     let config = server.map(|(server, reached)| {
-        let route = policy::Route { forwarded: reached.forwarded, ..route };
+        let route = policy::Route { adds_forwarded_header: reached.forwarded, ..route };
         let timeouts = upstream::UpstreamTimeouts { call: longest, ..timeouts.upstream };
         let upstream = upstream::Config { timeouts, limits: limits_of_server, ..reached };
         RouteConfig { route, server, upstream }
@@ -316,24 +316,24 @@ fn legacy_tasks(s: &mut SectionReader<'_, '_>) -> LegacyTaskPolicy {
         .read_spanned_or(unsolicited(), UnsolicitedSetting::Never);
     LegacyTaskPolicy {
         max_ttl: max_ttl.value,
-        errors_complete: s
+        completes_on_tool_error: s
             .key(
                 "tool_errors",
                 "Final status of a task whose tool returned an error: `failed`, as the revision \
                  specifies, or `completed`, for clients that drop the result of a failed task.",
             )
-            .read_or(tool_errors(), defaults.errors_complete),
+            .read_or(tool_errors(), defaults.completes_on_tool_error),
         immediate_response: s
             .key("immediate_response", "Text for the model to continue with while a task is working.")
             .read(text())
             .ok(),
-        across_eras: s
+        is_shared_across_eras: s
             .key(
                 "across_eras",
                 "Let a principal use in one era (modern, legacy) the tasks that it made in the other. \
                  Never applies to clients without credentials.",
             )
-            .read_or(boolean(), defaults.across_eras),
+            .read_or(boolean(), defaults.is_shared_across_eras),
         unsolicited: cross_checks::unsolicited(unsolicited, s),
     }
 }
@@ -358,17 +358,17 @@ fn held(
             "How long a `tools/call` may run before a client without task support gets a ticket, with \
              which its model fetches the result, or `off`.",
         )
-        .read_spanned_or(duration_or_off(), defaults.ticket);
+        .read_spanned_or(duration_or_off(), defaults.ticket_after);
     cross_checks::check_ticket(&ticket, deadline.value, call, s);
     WaitPolicy {
-        progress: s
+        progress_after: s
             .key(
                 "progress",
                 "Silence after which a client that sent a progress token gets a progress notification, or \
                  `off`.",
             )
-            .read_or(duration_or_off(), defaults.progress),
-        comments: s
+            .read_or(duration_or_off(), defaults.progress_after),
+        comment_after: s
             .key(
                 "comments",
                 "Silence after which an SSE comment keeps the connection open. Default: \
@@ -378,34 +378,34 @@ fn held(
             .ok()
             .unwrap_or(keep_alive),
         deadline: deadline.value,
-        ticket: ticket.value,
+        ticket_after: ticket.value,
     }
 }
 
 fn resume(s: &mut SectionReader<'_, '_>) -> ResumePolicy {
     let defaults = ResumePolicy::default();
     ResumePolicy {
-        mint: s
+        assigns_event_ids: s
             .key(
                 "mint",
                 "Add ids to the events of responses, and buffer them for resumption. Responses in which the server sets ids are not changed.",
             )
-            .read_or(boolean(), defaults.mint),
-        keep: s
+            .read_or(boolean(), defaults.assigns_event_ids),
+        keep_for: s
             .key("keep", "How long a response is buffered after its end.")
-            .read_or(positive_duration(), defaults.keep),
-        wait: s
+            .read_or(positive_duration(), defaults.keep_for),
+        credentials_timeout: s
             .key(
                 "wait",
                 "How long a call of the previous process waits after a restart for its client, whose \
                  credentials are needed to resume it. Requires a store on disk.",
             )
-            .read_or(positive_duration(), defaults.wait),
-        bytes: s
+            .read_or(positive_duration(), defaults.credentials_timeout),
+        max_bytes: s
             .key("bytes", "Bytes buffered of one response: the latest.")
-            .read_or(size(1), defaults.bytes),
-        streams: s
+            .read_or(size(1), defaults.max_bytes),
+        max_streams: s
             .key("streams", "Responses buffered at a time. Further ones get no event ids.")
-            .read_or(count(1), defaults.streams),
+            .read_or(count(1), defaults.max_streams),
     }
 }

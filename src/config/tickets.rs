@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     policy::{HolderMatch, TicketAfter, TicketHolder, TicketPolicy},
-    task::view::ticket::{PLACEHOLDERS, REQUIRED_PLACEHOLDERS, placeholders},
+    task::view::ticket::{PLACEHOLDERS, REQUIRED_PLACEHOLDERS, find_placeholders},
 };
 use serde_json::Value as Json;
 
@@ -45,7 +45,7 @@ pub(super) fn tickets(s: &mut SectionReader<'_, '_>, has_times: bool) -> TicketP
     );
     let tickets = TicketPolicy {
         holders: holders.ok().map(|holders| holders.into_iter().map(|holder| holder.value).collect()),
-        wait: wait.read(positive_duration()).ok(),
+        result_wait: wait.read(positive_duration()).ok(),
         text: s
             .key(
                 "text",
@@ -91,7 +91,7 @@ fn holder(s: &mut SectionReader<'_, '_>) -> Option<TicketHolder> {
     let after = after.read(positive_duration()).ok();
     let wait = s.key("wait", "How long one call of `deferral_result` of this client waits for the result.");
     let wait = wait.read(positive_duration()).ok();
-    Some(TicketHolder { sign: sign?, after, wait })
+    Some(TicketHolder { client_match: sign?, after, result_wait: wait })
 }
 
 /// The text for the model, with placeholders for the call.
@@ -102,7 +102,7 @@ fn ticket_text() -> ValueType<'static, String> {
             let why = format!("must contain `{missing}`, without which the model cannot fetch the result");
             return Err(InvalidValue(why));
         }
-        match placeholders(text).find(|place| !PLACEHOLDERS.contains(place)) {
+        match find_placeholders(text).find(|place| !PLACEHOLDERS.contains(place)) {
             Some(unknown) => Err(InvalidValue(format!(
                 "unknown placeholder `{unknown}`; there are {}",
                 PLACEHOLDERS.join(", ")

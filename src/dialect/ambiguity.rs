@@ -32,13 +32,13 @@ pub enum MessageAmbiguity {
 struct MethodCollector<'a>(&'a mut Vec<String>);
 
 /// The maximum number of collected methods.
-const SHOWN: usize = 8;
+const MAX_METHODS: usize = 8;
 /// The maximum length of a collected method, in characters.
-const SHOWN_OF_ONE: usize = 200;
+const MAX_METHOD_CHARS: usize = 200;
 
 /// Returns the methods in a body that contains no valid messages, separated by commas, for the log; empty if
 /// none is found.
-pub fn named_methods(body: &[u8]) -> String {
+pub fn collect_methods(body: &[u8]) -> String {
     let mut methods = Vec::new();
     // A syntax error ends the search; the methods found before it are kept.
     let _ = MethodCollector(&mut methods).deserialize(&mut serde_json::Deserializer::from_slice(body));
@@ -47,15 +47,16 @@ pub fn named_methods(body: &[u8]) -> String {
 
 /// Returns the reason why it is unknown which tool a server would call for this message; `None` if it is
 /// known. `target` is the tool that the message names, if it names exactly one.
-pub(super) fn find(frame: &Frame, target: Option<&str>) -> Option<MessageAmbiguity> {
+pub(super) fn find_ambiguity(frame: &Frame, target: Option<&str>) -> Option<MessageAmbiguity> {
     if let Some(member) = frame.ambiguous_member() {
         return Some(MessageAmbiguity::Member(member));
     }
     match frame.kind() {
         Kind::Request { method: Method::ToolsCall, params, .. } => {
-            let alike = params.as_ref().and_then(Payload::object).is_some_and(has_two_names);
+            let has_ambiguous_name =
+                params.as_ref().and_then(Payload::object).is_some_and(has_ambiguous_tool_name);
             match target {
-                _ if alike => Some(MessageAmbiguity::Member("params.name")),
+                _ if has_ambiguous_name => Some(MessageAmbiguity::Member("params.name")),
                 None => Some(MessageAmbiguity::NoName),
                 Some(_) => None,
             }
@@ -69,16 +70,16 @@ pub(super) fn find(frame: &Frame, target: Option<&str>) -> Option<MessageAmbigui
 
 /// Whether another parser might read the name of the tool from another member than `name`, or from a repeated
 /// one.
-fn has_two_names(params: &JsonObject) -> bool {
-    let mut alike = params.members().map(|(key, _)| key).filter(|key| is_like(key, "name"));
-    alike.next().is_some_and(|key| key != "name") || alike.next().is_some()
+fn has_ambiguous_tool_name(params: &JsonObject) -> bool {
+    let mut candidates = params.members().map(|(key, _)| key).filter(|key| is_like(key, "name"));
+    candidates.next().is_some_and(|key| key != "name") || candidates.next().is_some()
 }
 
 // === impl MessageAmbiguity ===
 
 impl MessageAmbiguity {
     /// Builds the error to respond with. `reason` says which decision depends on the message.
-    pub fn error(&self, why: &str) -> ErrorObject {
+    pub fn error(&self, reason: &str) -> ErrorObject {
         let code = match self {
             Self::Unreadable(FrameError::Syntax(_)) => code::PARSE_ERROR,
             Self::Unreadable(
@@ -91,7 +92,7 @@ impl MessageAmbiguity {
             | Self::NoId => code::INVALID_REQUEST,
             Self::Member(_) | Self::NoName => code::INVALID_PARAMS,
         };
-        ErrorObject::new(code, format!("{self}; {why}"))
+        ErrorObject::new(code, format!("{self}; {reason}"))
     }
 }
 
@@ -119,8 +120,8 @@ impl<'de> Visitor<'de> for MethodCollector<'_> {
                 continue;
             }
             let method: String = members.next_value()?;
-            if self.0.len() < SHOWN {
-                self.0.push(method.chars().take(SHOWN_OF_ONE).collect());
+            if self.0.len() < MAX_METHODS {
+                self.0.push(method.chars().take(MAX_METHOD_CHARS).collect());
             }
         }
         Ok(())
@@ -136,8 +137,8 @@ impl<'de> Visitor<'de> for MethodCollector<'_> {
 mod tests {
     use super::{super::legacy::LegacyPost, *};
 
-    fn of(text: &str) -> Option<MessageAmbiguity> {
-        LegacyPost::of(&Frame::parse(text.to_owned().into()).expect("a message"))
+    fn ambiguity_of(text: &str) -> Option<MessageAmbiguity> {
+        LegacyPost::from_frame(&Frame::parse(text.to_owned().into()).expect("a message"))
             .ambiguity
             .map(|ambiguity| *ambiguity)
     }
@@ -150,7 +151,7 @@ mod tests {
             r#"{"id":1,"method":"resources/read","params":{"name":1,"name":2}}"#,
             r#"{"id":1,"result":{}}"#,
         ] {
-            assert!(of(clear).is_none(), "{clear}: {:?}", of(clear));
+            assert!(ambiguity_of(clear).is_none(), "{clear}: {:?}", ambiguity_of(clear));
         }
     }
 
@@ -158,15 +159,15 @@ mod tests {
     fn a_tool_that_is_named_twice_or_not_at_all_is_ambiguous() {
         for params in [r#"{"name":"a","name":"b"}"#, r#"{"Name":"a"}"#, r#"{"name":"a","n\u0041me":"b"}"#] {
             let text = format!(r#"{{"id":1,"method":"tools/call","params":{params}}}"#);
-            assert!(matches!(of(&text), Some(MessageAmbiguity::Member("params.name"))), "{params}");
+            assert!(matches!(ambiguity_of(&text), Some(MessageAmbiguity::Member("params.name"))), "{params}");
         }
         for params in ["{}", "[]", r#"{"name":7}"#] {
             let text = format!(r#"{{"id":1,"method":"tools/call","params":{params}}}"#);
-            assert!(matches!(of(&text), Some(MessageAmbiguity::NoName)), "{params}");
+            assert!(matches!(ambiguity_of(&text), Some(MessageAmbiguity::NoName)), "{params}");
         }
-        assert!(matches!(of(r#"{"method":"tools/call"}"#), Some(MessageAmbiguity::NoId)));
+        assert!(matches!(ambiguity_of(r#"{"method":"tools/call"}"#), Some(MessageAmbiguity::NoId)));
         assert!(matches!(
-            of(r#"{"id":1,"method":"m","Params":{}}"#),
+            ambiguity_of(r#"{"id":1,"method":"m","Params":{}}"#),
             Some(MessageAmbiguity::Member("params"))
         ));
     }
@@ -179,9 +180,9 @@ mod tests {
             (r#"{"method":7}"#, ""),
             ("nothing", ""),
         ] {
-            assert_eq!(named_methods(body.as_bytes()), found, "{body}");
+            assert_eq!(collect_methods(body.as_bytes()), found, "{body}");
         }
         let many = format!("[{}", r#"{"method":"m"},"#.repeat(20));
-        assert_eq!(named_methods(many.as_bytes()).split(',').count(), SHOWN);
+        assert_eq!(collect_methods(many.as_bytes()).split(',').count(), MAX_METHODS);
     }
 }

@@ -32,7 +32,7 @@ pub enum HeaderScope {
 
 impl HeaderScope {
     /// Returns the scope of the header of this name.
-    pub fn of(name: &HeaderName) -> Self {
+    pub fn for_header(name: &HeaderName) -> Self {
         let name = name.as_str();
         // Matches the first letter first, because this function runs for each header of each request.
         match name.as_bytes().first() {
@@ -108,16 +108,16 @@ pub fn remove_named_by_connection<'a>(
     headers: &mut HeaderMap,
     kept: impl Iterator<Item = &'a HeaderName> + Clone,
 ) {
-    let is_usual =
+    let is_common =
         |value: &[u8]| value.eq_ignore_ascii_case(b"keep-alive") || value.eq_ignore_ascii_case(b"close");
-    if headers.get_all(CONNECTION).iter().all(|value| is_usual(value.as_bytes())) {
+    if headers.get_all(CONNECTION).iter().all(|value| is_common(value.as_bytes())) {
         return;
     }
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let names = values.flat_map(|value| value.split(','));
     let names: Vec<_> = names
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-        .filter(|name| match HeaderScope::of(name) {
+        .filter(|name| match HeaderScope::for_header(name) {
             HeaderScope::Hop | HeaderScope::Message => false,
             HeaderScope::Request | HeaderScope::Session => !name.as_str().starts_with("mcp-"),
         })
@@ -134,7 +134,7 @@ mod tests {
     use http::HeaderValue;
 
     fn scope(name: &'static str) -> HeaderScope {
-        HeaderScope::of(&HeaderName::from_static(name))
+        HeaderScope::for_header(&HeaderName::from_static(name))
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
             "accept",
             "x-other",
         ];
-        let left = |connection: &[&'static str]| {
+        let remaining = |connection: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in connection {
                 headers.append(CONNECTION, HeaderValue::from_static(value));
@@ -236,10 +236,10 @@ mod tests {
             names.into_iter().filter(|name| headers.contains_key(*name)).collect::<Vec<_>>()
         };
         for connection in [&[][..], &["Keep-Alive"], &["close"], &["upgrade, HTTP2-Settings", "a b, ,"]] {
-            assert_eq!(left(connection), names, "{connection:?}");
+            assert_eq!(remaining(connection), names, "{connection:?}");
         }
         let all = "close, X-Hop,x-user , Authorization, cookie, Mcp-Session-Id, mcp-param-a, accept";
-        assert_eq!(left(&[all]), [&names[1..]].concat());
-        assert_eq!(left(&["keep-alive", "x-hop", "x-other"]), names[1..7]);
+        assert_eq!(remaining(&[all]), [&names[1..]].concat());
+        assert_eq!(remaining(&["keep-alive", "x-hop", "x-other"]), names[1..7]);
     }
 }

@@ -31,11 +31,11 @@ impl ClientInfo {
         if raw.len() > LARGEST {
             return Err(ClientInfoTooLarge { length: raw.len() });
         }
-        let says_who =
+        let has_name_and_version =
             |info: &JsonObject| ["name", "version"].iter().all(|member| info.string(member).is_some());
-        let is_one = JsonObject::read(raw).is_ok_and(|info| says_who(&info));
+        let is_valid = JsonObject::read(raw).is_ok_and(|info| has_name_and_version(&info));
         // The info is copied, because a slice would keep the whole request alive.
-        Ok(if is_one { Self(Bytes::copy_from_slice(raw)) } else { Self::default() })
+        Ok(if is_valid { Self(Bytes::copy_from_slice(raw)) } else { Self::default() })
     }
 
     /// Returns the raw object as the client sent it; `None` if it was absent or invalid.

@@ -22,7 +22,11 @@ pub struct ClientProfile {
 
 impl ClientProfile {
     /// Creates the profile of a request with these values.
-    pub fn of(capabilities: &Arc<Capabilities>, client_info: &ClientInfo, headers: &ExtraHeaders) -> Self {
+    pub fn for_request(
+        capabilities: &Arc<Capabilities>,
+        client_info: &ClientInfo,
+        headers: &ExtraHeaders,
+    ) -> Self {
         Self {
             capabilities: Arc::clone(capabilities),
             client_info: client_info.clone(),

@@ -12,7 +12,7 @@ use std::{
 #[derive(Clone, Default)]
 pub struct ExtraHeaders(Option<Arc<HeaderMap>>);
 
-static NONE: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
+static EMPTY: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 
 // === impl ExtraHeaders ===
 
@@ -42,7 +42,7 @@ impl Deref for ExtraHeaders {
     type Target = HeaderMap;
 
     fn deref(&self) -> &HeaderMap {
-        self.0.as_deref().unwrap_or_else(|| &NONE)
+        self.0.as_deref().unwrap_or_else(|| &EMPTY)
     }
 }
 

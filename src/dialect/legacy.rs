@@ -85,7 +85,7 @@ struct BatchTracker {
     decoder: EventDecoder,
     /// The maximum size of one message, in bytes.
     limit: usize,
-    open: HashSet<RequestId>,
+    unanswered: HashSet<RequestId>,
 }
 
 /// The first 8 bytes of the hash of a session id, which identify the session in the log without revealing its
@@ -103,22 +103,22 @@ impl LegacyPost {
     pub fn read(messages: &mut MessageReader) -> Result<Self, FrameError> {
         let mut post = Self { is_batch: messages.is_batch(), ..Self::default() };
         messages.try_for_each(|frame| {
-            post.take(&frame?);
+            post.add_message(&frame?);
             Ok(())
         })?;
         Ok(post)
     }
 
     /// Creates the post of one parsed message.
-    pub fn of(frame: &Frame) -> Self {
+    pub fn from_frame(frame: &Frame) -> Self {
         let mut post = Self::default();
-        post.take(frame);
+        post.add_message(frame);
         post
     }
 
     /// Creates the post of a body that could not be parsed; it has no messages, and is ambiguous.
     pub fn unreadable(body: &[u8], error: FrameError) -> Self {
-        let methods = ambiguity::named_methods(body);
+        let methods = ambiguity::collect_methods(body);
         Self {
             ambiguity: Some(MessageAmbiguity::Unreadable(error).into()),
             unread_methods: (!methods.is_empty()).then(|| methods.into()),
@@ -127,14 +127,15 @@ impl LegacyPost {
     }
 
     /// Adds one message.
-    fn take(&mut self, frame: &Frame) {
-        let message = ClientMessage::of(frame);
+    fn add_message(&mut self, frame: &Frame) {
+        let message = ClientMessage::from_frame(frame);
         let target = match &message {
             ClientMessage::Request { target, .. } => target.as_deref(),
             ClientMessage::Notification(_) | ClientMessage::Cancelled(_) | ClientMessage::Response(_) => None,
         };
         self.is_unversioned |= !frame.is_json_rpc();
-        self.ambiguity = self.ambiguity.take().or_else(|| ambiguity::find(frame, target).map(Box::new));
+        self.ambiguity =
+            self.ambiguity.take().or_else(|| ambiguity::find_ambiguity(frame, target).map(Box::new));
         self.messages.push(message);
     }
 
@@ -192,12 +193,12 @@ impl LegacyPost {
 
 impl ClientMessage {
     /// Reads the parts of a message. They are copied, because slices would keep the whole message alive.
-    fn of(frame: &Frame) -> Self {
+    fn from_frame(frame: &Frame) -> Self {
         match frame.kind() {
             Kind::Request { id, method, params } => Self::Request {
                 id: id.detached(),
                 method: method.clone(),
-                target: target(method, params.as_ref()),
+                target: read_target(method, params.as_ref()),
             },
             Kind::Notification { method: Method::Cancelled, params } => {
                 let id = params.as_ref().and_then(|params| RequestId::from_token(params.get("requestId")?));
@@ -210,7 +211,7 @@ impl ClientMessage {
     }
 
     /// Returns the message's method for the log; `response` for a response.
-    pub fn name(&self) -> &str {
+    pub fn method_name(&self) -> &str {
         match self {
             Self::Request { method, .. } | Self::Notification(method) => method.as_str(),
             Self::Cancelled(_) => Method::Cancelled.as_str(),
@@ -221,7 +222,7 @@ impl ClientMessage {
 
 /// Reads the name of the tool, prompt, resource or task in the parameters of a request. `None` if the member
 /// is missing or repeated, because the server might read the other one.
-fn target(method: &Method, params: Option<&Payload>) -> Option<String> {
+fn read_target(method: &Method, params: Option<&Payload>) -> Option<String> {
     let key = match method {
         Method::ResourcesSubscribe | Method::ResourcesUnsubscribe => "uri",
         Method::TasksResult => "taskId",
@@ -237,8 +238,8 @@ impl ResponseTracker {
     /// response, in bytes; after a larger message the tracker counts all requests as answered.
     pub fn new(waiting: SmallVec<[RequestId; 1]>, limit: usize) -> Self {
         let batch = (waiting.len() > 1).then(|| {
-            let open = waiting.iter().cloned().collect();
-            Box::new(BatchTracker { decoder: EventDecoder::new(limit), limit, open })
+            let unanswered = waiting.iter().cloned().collect();
+            Box::new(BatchTracker { decoder: EventDecoder::new(limit), limit, unanswered })
         });
         Self {
             requests: waiting,
@@ -262,11 +263,11 @@ impl ResponseTracker {
     }
 
     /// Tracks only these requests from now on.
-    pub fn retain(&mut self, owed: SmallVec<[RequestId; 1]>) {
+    pub fn retain_unanswered(&mut self, unanswered: SmallVec<[RequestId; 1]>) {
         if let Some(batch) = &mut self.batch {
-            batch.open = owed.iter().cloned().collect();
+            batch.unanswered = unanswered.iter().cloned().collect();
         }
-        self.requests = owed;
+        self.requests = unanswered;
     }
 
     /// Observes the next chunk of the response stream.
@@ -276,8 +277,8 @@ impl ResponseTracker {
             self.fruitless_resumes = 0;
         }
         let Some(batch) = &mut self.batch else {
-            if let Some(gist) = self.observer.response() {
-                self.last_response = Some(gist);
+            if let Some(kind) = self.observer.response() {
+                self.last_response = Some(kind);
                 self.requests.clear();
             }
             return;
@@ -286,9 +287,9 @@ impl ResponseTracker {
         loop {
             match batch.decoder.next_event() {
                 Ok(Some(event)) => {
-                    for (id, gist) in responses(&event.data) {
-                        batch.open.remove(&id);
-                        self.last_response = Some(gist);
+                    for (id, kind) in read_responses(&event.data) {
+                        batch.unanswered.remove(&id);
+                        self.last_response = Some(kind);
                     }
                 }
                 Ok(None) => return,
@@ -304,7 +305,7 @@ impl ResponseTracker {
     /// Whether any tracked request is unanswered.
     pub fn has_unanswered(&self) -> bool {
         match &self.batch {
-            Some(batch) => !batch.open.is_empty(),
+            Some(batch) => !batch.unanswered.is_empty(),
             None => !self.requests.is_empty(),
         }
     }
@@ -312,7 +313,9 @@ impl ResponseTracker {
     /// Returns the unanswered requests in the order of the post.
     pub fn unanswered(&self) -> SmallVec<[RequestId; 1]> {
         match &self.batch {
-            Some(batch) => self.requests.iter().filter(|id| batch.open.contains(*id)).cloned().collect(),
+            Some(batch) => {
+                self.requests.iter().filter(|id| batch.unanswered.contains(*id)).cloned().collect()
+            }
             None => self.requests.clone(),
         }
     }
@@ -370,16 +373,16 @@ impl ResponseTracker {
     /// Returns the last bytes of a stream that broke off: an error for each unanswered request. A client that
     /// gets no response would wait forever (`WIRE`, B 1, rule 20).
     pub fn closing_errors(&mut self, error: &ErrorObject) -> Bytes {
-        let mut words = self.observer.abandon_event();
+        let mut events = self.observer.abandon_event();
         for id in &self.unanswered() {
-            words.extend_from_slice(&event(&error_response(Some(id), error)));
+            events.extend_from_slice(&message_event(&error_response(Some(id), error)));
         }
-        words.into()
+        events.into()
     }
 }
 
 /// Returns the ids and kinds of the responses in the data of an event, which may be a batch.
-fn responses(data: &Bytes) -> impl Iterator<Item = (RequestId, MessageKind)> {
+fn read_responses(data: &Bytes) -> impl Iterator<Item = (RequestId, MessageKind)> {
     let text = sse::decode_lossy(data).unwrap_or_else(|| data.clone());
     MessageReader::of(text).filter_map(|frame| match frame.ok()?.kind() {
         Kind::Success { id, .. } => Some((id.clone(), MessageKind::Result)),
@@ -390,13 +393,13 @@ fn responses(data: &Bytes) -> impl Iterator<Item = (RequestId, MessageKind)> {
 
 /// Writes one message as an SSE event named `message`, as servers of this era do. `json` must contain no line
 /// break.
-pub fn event(json: &[u8]) -> Bytes {
+pub fn message_event(json: &[u8]) -> Bytes {
     [b"event: message\ndata: ", json, b"\n\n"].concat().into()
 }
 
 /// Returns the revision that a request's `MCP-Protocol-Version` header names; `None` if the header is missing
 /// or the revision unknown.
-pub fn revision(headers: &http::HeaderMap) -> Option<Revision> {
+pub fn header_revision(headers: &http::HeaderMap) -> Option<Revision> {
     Revision::parse(headers.get(&PROTOCOL_VERSION)?.to_str().ok()?)
 }
 
@@ -408,13 +411,13 @@ pub fn requested_revision(params: &Payload) -> Option<Revision> {
 }
 
 /// Returns the revision in a response to `initialize`, as the server spells it; `None` for any other message.
-pub fn negotiated_revision(answer: &Frame) -> Option<String> {
-    let Kind::Success { result, .. } = answer.kind() else { return None };
+pub fn negotiated_revision(response: &Frame) -> Option<String> {
+    let Kind::Success { result, .. } = response.kind() else { return None };
     result.string("protocolVersion")
 }
 
 /// Writes a JSON-RPC response with this result, which must be on one line.
-pub fn success(id: &RequestId, result: &[u8]) -> Bytes {
+pub fn success_response(id: &RequestId, result: &[u8]) -> Bytes {
     super::modern::success_response(id, result)
 }
 
@@ -439,8 +442,8 @@ pub fn error_responses(waiting: &[RequestId], error: &ErrorObject) -> Bytes {
     match waiting {
         [] => error_response(None, error),
         [id] => error_response(Some(id), error),
-        several => {
-            let responses: Vec<_> = several.iter().map(|id| error_response(Some(id), error)).collect();
+        ids => {
+            let responses: Vec<_> = ids.iter().map(|id| error_response(Some(id), error)).collect();
             [b"[", &responses.join(&b","[..])[..], b"]"].concat().into()
         }
     }
@@ -450,7 +453,7 @@ pub fn error_responses(waiting: &[RequestId], error: &ErrorObject) -> Bytes {
 
 impl SessionTag {
     /// Hashes a session id.
-    pub fn of(session: &[u8]) -> Self {
+    pub fn for_session(session: &[u8]) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, session);
         let mut tag = [0; 8];
         tag.copy_from_slice(&digest.as_ref()[..8]);
@@ -485,13 +488,13 @@ mod tests {
             .collect()
     }
 
-    fn seen(waiting: &[&'static str], stream: &'static str) -> ResponseTracker {
-        let mut answers = ResponseTracker::new(ids(waiting), 1000);
+    fn track(waiting: &[&'static str], stream: &'static str) -> ResponseTracker {
+        let mut tracker = ResponseTracker::new(ids(waiting), 1000);
         // Chunk boundaries at the worst possible places.
         for byte in stream.as_bytes().chunks(1) {
-            answers.observe(&Bytes::from_static(byte));
+            tracker.observe(&Bytes::from_static(byte));
         }
-        answers
+        tracker
     }
 
     #[test]
@@ -501,7 +504,7 @@ mod tests {
                 {"method":"notifications/cancelled"},{"id":"q","result":{}},{"id":2,"method":"ping"},
                 {"id":"u","method":"resources/read","params":{"uri":"file:///a"}},{"id":2,"method":"x"}]"#,
         );
-        let names: Vec<_> = post.messages.iter().map(ClientMessage::name).collect();
+        let names: Vec<_> = post.messages.iter().map(ClientMessage::method_name).collect();
         assert_eq!(
             names,
             ["tools/call", "notifications/cancelled", "response", "ping", "resources/read", "x"]
@@ -519,26 +522,26 @@ mod tests {
     #[test]
     fn the_response_on_a_stream_answers_the_one_request() {
         let stream = "data: {\"method\":\"n\"}\n\ndata: {\"result\":{},\"id\":\"1\"}\n\n";
-        let answers = seen(&["1"], stream);
+        let answers = track(&["1"], stream);
         assert!(answers.unanswered().is_empty(), "whatever id it carries");
         assert_eq!(answers.last_response(), Some(MessageKind::Result));
-        assert_eq!(seen(&["1"], "data: {\"method\":\"n\"}\n\n").unanswered(), ids(&["1"]));
+        assert_eq!(track(&["1"], "data: {\"method\":\"n\"}\n\n").unanswered(), ids(&["1"]));
     }
 
     #[test]
     fn responses_are_matched_to_several_requests() {
         let stream = "data: {\"id\":2,\"result\":{}}\n\ndata: {\"id\":9,\"result\":{}}\n\n";
-        assert_eq!(seen(&["1", "2", "3"], stream).unanswered(), ids(&["1", "3"]));
+        assert_eq!(track(&["1", "2", "3"], stream).unanswered(), ids(&["1", "3"]));
         let batch = "data: [{\"id\":3,\"error\":{}},{\"id\":1,\"result\":{}}]\n\n";
-        assert_eq!(seen(&["1", "2", "3"], batch).unanswered(), ids(&["2"]));
+        assert_eq!(track(&["1", "2", "3"], batch).unanswered(), ids(&["2"]));
     }
 
     #[test]
     fn each_unanswered_request_gets_an_error() {
         let error = ErrorObject::new(-1, "gone");
         let one = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"gone"}}"#;
-        assert_eq!(seen(&["1"], "").closing_errors(&error), format!("event: message\ndata: {one}\n\n"));
-        let cut = seen(&["1", "2"], "data: {\"id\":2,\"result\":{}}\n\ndata: {").closing_errors(&error);
+        assert_eq!(track(&["1"], "").closing_errors(&error), format!("event: message\ndata: {one}\n\n"));
+        let cut = track(&["1", "2"], "data: {\"id\":2,\"result\":{}}\n\ndata: {").closing_errors(&error);
         assert_eq!(cut, format!("\nevent: incomplete\n\nevent: message\ndata: {one}\n\n"));
         assert_eq!(error_responses(&ids(&["1"]), &error), one);
         assert_eq!(
@@ -566,9 +569,9 @@ mod tests {
 
     #[test]
     fn a_session_tag_distinguishes_sessions_without_revealing_their_ids() {
-        let tag = SessionTag::of(b"secret").to_string();
+        let tag = SessionTag::for_session(b"secret").to_string();
         assert_eq!(tag.len(), 16);
-        assert_eq!(tag, SessionTag::of(b"secret").to_string());
-        assert_ne!(tag, SessionTag::of(b"other").to_string());
+        assert_eq!(tag, SessionTag::for_session(b"secret").to_string());
+        assert_ne!(tag, SessionTag::for_session(b"other").to_string());
     }
 }

@@ -140,16 +140,16 @@ impl PrincipalKey {
     }
 
     /// Derives a principal from the parts that identify the caller, such as the value of a header.
-    pub fn principal(&self, parts: &[&[u8]]) -> Principal {
-        let Some(key) = &self.0 else { return Principal::of(parts) };
+    pub fn derive_principal(&self, parts: &[&[u8]]) -> Principal {
+        let Some(key) = &self.0 else { return Principal::derive(parts) };
         let mut tag = ring::hmac::Context::with_key(key);
         for part in parts {
             tag.update(&(part.len() as u64).to_be_bytes());
             tag.update(part);
         }
-        let mut short = [0; 16];
-        short.copy_from_slice(&tag.sign().as_ref()[..16]);
-        Principal(short)
+        let mut truncated = [0; 16];
+        truncated.copy_from_slice(&tag.sign().as_ref()[..16]);
+        Principal(truncated)
     }
 }
 
@@ -161,7 +161,7 @@ impl Principal {
 
     /// Derives a principal from the parts that identify the caller, without a key: the parts must not be
     /// guessable if the digest leaves the process ([`PrincipalKey`]).
-    pub fn of(parts: &[&[u8]]) -> Self {
+    pub fn derive(parts: &[&[u8]]) -> Self {
         Self(digest(parts))
     }
 
@@ -188,9 +188,9 @@ fn digest(parts: &[&[u8]]) -> [u8; 16] {
         digest.update(&(part.len() as u64).to_be_bytes());
         digest.update(part);
     }
-    let mut short = [0; 16];
-    short.copy_from_slice(&digest.finish().as_ref()[..16]);
-    short
+    let mut truncated = [0; 16];
+    truncated.copy_from_slice(&digest.finish().as_ref()[..16]);
+    truncated
 }
 
 impl fmt::Display for Principal {
@@ -239,28 +239,28 @@ impl Credentials {
 
     /// Reads the credentials from a request's headers: those of [`HeaderScope::Session`], and those whose
     /// names are in `configured`.
-    pub fn from_request(headers: &HeaderMap, forward: &[HeaderName]) -> Self {
-        let mut shown = HeaderMap::new();
-        for (name, value) in session_headers(headers, forward) {
-            shown.append(name, detached(value));
+    pub fn from_request(headers: &HeaderMap, configured: &[HeaderName]) -> Self {
+        let mut selected = HeaderMap::new();
+        for (name, value) in session_headers(headers, configured) {
+            selected.append(name, detach(value));
         }
-        Self::new(shown)
+        Self::new(selected)
     }
 
     /// Whether [`Credentials::from_request`] would return the same headers in the same order.
-    pub fn matches_request(&self, headers: &HeaderMap, forward: &[HeaderName]) -> bool {
-        session_headers(headers, forward).eq(self.headers())
+    pub fn matches_request(&self, headers: &HeaderMap, configured: &[HeaderName]) -> bool {
+        session_headers(headers, configured).eq(self.headers())
     }
 
     /// Returns the headers; an empty map without credentials.
     pub fn headers(&self) -> &HeaderMap {
-        static NONE: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
-        self.0.as_ref().map_or_else(|| &*NONE, |shown| &shown.headers)
+        static EMPTY: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
+        self.0.as_ref().map_or_else(|| &*EMPTY, |credentials| &credentials.headers)
     }
 
     /// Returns a digest that is equal exactly for equal headers, whatever the order of their names.
     pub fn digest(&self) -> [u8; 16] {
-        self.0.as_ref().map_or([0; 16], |shown| shown.digest)
+        self.0.as_ref().map_or([0; 16], |credentials| credentials.digest)
     }
 
     /// Whether there are no credentials.
@@ -284,11 +284,11 @@ impl Credentials {
 /// ones.
 fn session_headers<'a>(
     headers: &'a HeaderMap,
-    forward: &[HeaderName],
+    configured: &[HeaderName],
 ) -> impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)> {
-    headers.iter().filter(|(name, _)| match HeaderScope::of(name) {
+    headers.iter().filter(|(name, _)| match HeaderScope::for_header(name) {
         HeaderScope::Session => true,
-        HeaderScope::Request => forward.contains(name),
+        HeaderScope::Request => configured.contains(name),
         HeaderScope::Hop | HeaderScope::Message => false,
     })
 }
@@ -296,7 +296,7 @@ fn session_headers<'a>(
 /// Headers of HTTP client libraries and intermediaries that do not identify a caller.
 fn is_impersonal(name: &HeaderName) -> bool {
     let name = name.as_str();
-    let known = matches!(
+    let is_listed = matches!(
         name,
         "via"
             | "cache-control"
@@ -313,15 +313,15 @@ fn is_impersonal(name: &HeaderName) -> bool {
             | "upgrade-insecure-requests"
             | "accept-charset"
     );
-    known || name.starts_with("sec-")
+    is_listed || name.starts_with("sec-")
 }
 
 /// Copies a value to an allocation of its own. A value that hyper read is a slice of the connection's read
 /// buffer; kept for the length of a call, it would keep 8 KiB or more alive.
-pub fn detached(value: &HeaderValue) -> HeaderValue {
-    let mut own = HeaderValue::from_bytes(value.as_bytes()).expect("a header value is one");
-    own.set_sensitive(value.is_sensitive());
-    own
+pub fn detach(value: &HeaderValue) -> HeaderValue {
+    let mut copy = HeaderValue::from_bytes(value.as_bytes()).expect("a header value is one");
+    copy.set_sensitive(value.is_sensitive());
+    copy
 }
 
 impl fmt::Debug for Credentials {

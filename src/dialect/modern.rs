@@ -1,7 +1,7 @@
 //! Self-contained requests (2026-07-28 and later): every request states its revision and its client's
 //! capabilities in `_meta`, and repeats in headers the values by which routers route.
 
-use super::{Call, ClientInfo, ClientProfile, ExtraHeaders, HeaderScope, LogLevel, detached};
+use super::{Call, ClientInfo, ClientProfile, ExtraHeaders, HeaderScope, LogLevel, detach};
 use crate::protocol::{
     Capabilities, Era, ErrorObject, Frame, FrameError, Kind, Method, Payload, RequestId, Revision, code,
     frame, headers, meta,
@@ -33,12 +33,12 @@ pub enum ModernMessage {
 }
 
 /// The revisions that a self-contained (session-less) request may name.
-pub const SUPPORTED: [Revision; 1] = [Revision::V2026_07_28];
+pub const SELF_CONTAINED_REVISIONS: [Revision; 1] = [Revision::V2026_07_28];
 
 /// All revisions that the proxy serves at one address in front of a legacy server, the newest first. Clients
 /// of legacy revisions open a session with `initialize` (2026-07-28, *Versioning*: an error names the same
 /// revisions as `server/discover`).
-pub const SERVED: [Revision; 4] =
+pub const SERVED_REVISIONS: [Revision; 4] =
     [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
 
 /// Reads one message of a 2026-07-28 client. The checks run in an order that satisfies every conformance
@@ -50,14 +50,14 @@ pub const SERVED: [Revision; 4] =
 ///
 /// # Errors
 /// [`RequestRefusal`], with the status and the error to respond with, if a check fails.
-pub fn read(
+pub fn read_message(
     frame: Result<Frame, FrameError>,
     headers: &HeaderMap,
-    before: Option<&ClientProfile>,
+    previous: Option<&ClientProfile>,
 ) -> Result<ModernMessage, RequestRefusal> {
-    let frame = frame.map_err(|error| unreadable(&error))?;
+    let frame = frame.map_err(|error| unreadable_refusal(&error))?;
     if !frame.is_json_rpc() {
-        return Err(not_json_rpc(match frame.kind() {
+        return Err(missing_json_rpc_version(match frame.kind() {
             Kind::Request { id, .. } => Some(id.clone()),
             Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => None,
         }));
@@ -73,22 +73,27 @@ pub fn read(
     };
     let refuse = |error: ErrorObject| RequestRefusal::new(Some(id.clone()), error);
 
-    let named = single_value(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
-    let named = named.ok_or_else(|| refuse(missing_header(&headers::PROTOCOL_VERSION)))?;
-    let (object, about) = read_meta(params.as_ref(), before).map_err(refuse)?;
-    if named != about.version {
-        return Err(refuse(header_differs(&headers::PROTOCOL_VERSION, &named, &about.version)));
+    let version_header = single_value(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
+    let version_header =
+        version_header.ok_or_else(|| refuse(missing_header_error(&headers::PROTOCOL_VERSION)))?;
+    let (object, request_meta) = read_meta(params.as_ref(), previous).map_err(refuse)?;
+    if version_header != request_meta.version {
+        return Err(refuse(header_mismatch_error(
+            &headers::PROTOCOL_VERSION,
+            &version_header,
+            &request_meta.version,
+        )));
     }
-    if !SUPPORTED.iter().any(|revision| revision.as_str() == about.version) {
-        return Err(refuse(unsupported_version(&about.version)));
+    if !SELF_CONTAINED_REVISIONS.iter().any(|revision| revision.as_str() == request_meta.version) {
+        return Err(refuse(unsupported_version_error(&request_meta.version)));
     }
-    let mirrored = single_value(headers, &headers::METHOD).map_err(refuse)?;
-    let mirrored = mirrored.ok_or_else(|| refuse(missing_header(&headers::METHOD)))?;
-    if mirrored != method.as_str() {
-        return Err(refuse(header_differs(&headers::METHOD, &mirrored, method.as_str())));
+    let method_header = single_value(headers, &headers::METHOD).map_err(refuse)?;
+    let method_header = method_header.ok_or_else(|| refuse(missing_header_error(&headers::METHOD)))?;
+    if method_header != method.as_str() {
+        return Err(refuse(header_mismatch_error(&headers::METHOD, &method_header, method.as_str())));
     }
     if method.modern_requirement().is_none() {
-        return Err(not_served(id, &method));
+        return Err(method_not_found(id, &method));
     }
     let target = read_target(&method, object, headers).map_err(refuse)?;
     let call = Call {
@@ -97,25 +102,25 @@ pub fn read(
         method,
         params,
         target,
-        progress_token: about.progress_token,
-        log_level: about.log_level,
-        headers: request_headers(headers, before),
-        client_info: about.client_info,
+        progress_token: request_meta.progress_token,
+        log_level: request_meta.log_level,
+        headers: request_headers(headers, previous),
+        client_info: request_meta.client_info,
         trace: None,
     };
-    Ok(ModernMessage::Request(Arc::new(call), about.capabilities))
+    Ok(ModernMessage::Request(Arc::new(call), request_meta.capabilities))
 }
 
 /// Builds the refusal of a method that is not served. The status is 404 with a JSON-RPC error, to distinguish
 /// it from a missing endpoint (2026-07-28, *Protocol Version Header*).
-pub fn not_served(id: RequestId, method: &Method) -> RequestRefusal {
+pub fn method_not_found(id: RequestId, method: &Method) -> RequestRefusal {
     let error = ErrorObject::new(code::METHOD_NOT_FOUND, format!("Method not found: {method}"));
     RequestRefusal { status: StatusCode::NOT_FOUND, id: Some(id), error }
 }
 
 /// Builds the refusal of a message that does not declare JSON-RPC 2.0 (JSON-RPC 2.0, section 4; MCP,
 /// *Messages*).
-pub fn not_json_rpc(id: Option<RequestId>) -> RequestRefusal {
+pub fn missing_json_rpc_version(id: Option<RequestId>) -> RequestRefusal {
     RequestRefusal::new(
         id,
         ErrorObject::new(code::INVALID_REQUEST, "each message must have `\"jsonrpc\":\"2.0\"`"),
@@ -123,8 +128,8 @@ pub fn not_json_rpc(id: Option<RequestId>) -> RequestRefusal {
 }
 
 /// Builds the error `-32022`, which names the served revisions and the requested one.
-pub fn unsupported_version(requested: &str) -> ErrorObject {
-    let supported: Vec<_> = SERVED.iter().map(|revision| revision.as_str()).collect();
+pub fn unsupported_version_error(requested: &str) -> ErrorObject {
+    let supported: Vec<_> = SERVED_REVISIONS.iter().map(|revision| revision.as_str()).collect();
     let message = match Revision::parse(requested).map(Revision::era) {
         Some(Era::Legacy) => format!(
             "Unsupported protocol version {requested} on a self-contained request; begin a session with `initialize`, or use {}",
@@ -186,7 +191,7 @@ pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
 }
 
 /// Completes a result of the proxy with `resultType` and the server info (raw JSON), and serializes it.
-pub fn complete(mut result: Value, server_info: &[u8]) -> Vec<u8> {
+pub fn complete_result(mut result: Value, server_info: &[u8]) -> Vec<u8> {
     result["resultType"] = "complete".into();
     if let Ok(server_info) = serde_json::from_slice::<Value>(server_info) {
         result["_meta"][meta::SERVER_INFO] = server_info;
@@ -196,7 +201,7 @@ pub fn complete(mut result: Value, server_info: &[u8]) -> Vec<u8> {
 
 /// Translates a server's notification during a call for the client of the call. `None` if the client did not
 /// request such notifications, or receives them on another stream.
-pub fn notification_for(call: &Call, frame: &Frame) -> Option<Bytes> {
+pub fn translate_notification(call: &Call, frame: &Frame) -> Option<Bytes> {
     let Kind::Notification { method, params } = frame.kind() else { return None };
     match method {
         Method::Progress => {
@@ -209,9 +214,9 @@ pub fn notification_for(call: &Call, frame: &Frame) -> Option<Bytes> {
         }
         // A request without a log level gets no log messages (2026-07-28, *Logging*).
         Method::Message => {
-            let wanted = call.log_level?;
+            let minimum = call.log_level?;
             let level = LogLevel::parse(&params.as_ref()?.string("level")?)?;
-            (level >= wanted).then(|| frame::to_single_line(frame.as_bytes().clone()))
+            (level >= minimum).then(|| frame::to_single_line(frame.as_bytes().clone()))
         }
         // Change notifications are sent on `subscriptions/listen` streams, and a cancellation is for the
         // proxy, which made the request.
@@ -226,7 +231,7 @@ pub fn notification_for(call: &Call, frame: &Frame) -> Option<Bytes> {
 
 /// Whether the result of a `resources/read` is an empty list, with which some servers report an unknown
 /// resource.
-pub fn has_no_contents(result: &Bytes) -> bool {
+pub fn has_empty_contents(result: &Bytes) -> bool {
     JsonObject::read(result)
         .ok()
         .and_then(|object| {
@@ -236,12 +241,12 @@ pub fn has_no_contents(result: &Bytes) -> bool {
 }
 
 /// Builds the error `-32602` with the URI of the unknown resource (2026-07-28, *Resources, Error Handling*).
-pub fn no_such_resource(uri: &str) -> ErrorObject {
+pub fn unknown_resource_error(uri: &str) -> ErrorObject {
     ErrorObject::with_data(code::INVALID_PARAMS, format!("Resource not found: {uri}"), &json!({ "uri": uri }))
 }
 
 /// Creates a call that the proxy itself makes, with these params (raw JSON).
-pub fn request(method: &Method, params: &str) -> Call {
+pub fn build_call(method: &Method, params: &str) -> Call {
     let body = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{params}}}"#);
     let frame = Frame::parse(body.into()).expect("what is written here is a message");
     let Kind::Request { id, method, params } = frame.kind() else {
@@ -270,7 +275,7 @@ impl RequestRefusal {
     }
 
     /// Writes the JSON-RPC error response.
-    pub fn body(&self) -> Bytes {
+    pub fn to_response(&self) -> Bytes {
         error_response(self.id.as_ref(), &self.error)
     }
 }
@@ -290,13 +295,13 @@ struct RequestMeta {
 /// [`RequestRefusal`] without an id, if `depth` is greater than `limit`.
 pub fn check_depth(depth: usize, limit: usize) -> Result<(), RequestRefusal> {
     if depth > limit {
-        return Err(unreadable(&FrameError::Depth { limit }));
+        return Err(unreadable_refusal(&FrameError::Depth { limit }));
     }
     Ok(())
 }
 
 /// Builds the refusal of a body that is not a valid message.
-fn unreadable(error: &FrameError) -> RequestRefusal {
+fn unreadable_refusal(error: &FrameError) -> RequestRefusal {
     let (id, code) = match error {
         FrameError::Syntax(_) => (None, code::PARSE_ERROR),
         FrameError::Shape { id } | FrameError::Member { id, .. } => (id.clone(), code::INVALID_REQUEST),
@@ -308,51 +313,55 @@ fn unreadable(error: &FrameError) -> RequestRefusal {
 /// Reads the params and the contents of their `_meta` (2026-07-28, *Per-request protocol fields*).
 fn read_meta<'a>(
     params: Option<&'a Payload>,
-    before: Option<&ClientProfile>,
+    previous: Option<&ClientProfile>,
 ) -> Result<(&'a JsonObject, RequestMeta), ErrorObject> {
-    let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
-    let absent = |key: &str| wrong(format!("params._meta[\"{key}\"] is required"));
-    let payload = params.ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
-    let params = payload.object().ok_or_else(|| wrong("params must be an object".into()))?;
-    let about = match payload.meta() {
-        Some(about) => about,
-        None if params.contains("_meta") => return Err(wrong("params._meta must be an object".into())),
-        None => return Err(absent(meta::PROTOCOL_VERSION)),
+    let invalid_params = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
+    let missing_member = |key: &str| invalid_params(format!("params._meta[\"{key}\"] is required"));
+    let payload = params.ok_or_else(|| missing_member(meta::PROTOCOL_VERSION))?;
+    let params = payload.object().ok_or_else(|| invalid_params("params must be an object".into()))?;
+    let meta_object = match payload.meta() {
+        Some(meta_object) => meta_object,
+        None if params.contains("_meta") => {
+            return Err(invalid_params("params._meta must be an object".into()));
+        }
+        None => return Err(missing_member(meta::PROTOCOL_VERSION)),
     };
     // A repeated member is refused, because parsers disagree about which one counts: a check here might not
     // cover what the server executes.
-    if let Some(key) = params.repeated_key().or_else(|| about.repeated_key()) {
-        return Err(wrong(format!("`{key}` occurs twice")));
+    if let Some(key) = params.repeated_key().or_else(|| meta_object.repeated_key()) {
+        return Err(invalid_params(format!("`{key}` occurs twice")));
     }
-    let version = about.string(meta::PROTOCOL_VERSION).ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
-    let capabilities =
-        about.get(meta::CLIENT_CAPABILITIES).ok_or_else(|| absent(meta::CLIENT_CAPABILITIES))?;
-    let capabilities = match before.filter(|before| *before.capabilities.as_bytes() == capabilities) {
-        Some(before) => Arc::clone(&before.capabilities),
-        None => Capabilities::read(capabilities)
-            .map(Arc::new)
-            .map_err(|error| wrong(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_CAPABILITIES)))?,
+    let version =
+        meta_object.string(meta::PROTOCOL_VERSION).ok_or_else(|| missing_member(meta::PROTOCOL_VERSION))?;
+    let capabilities = meta_object
+        .get(meta::CLIENT_CAPABILITIES)
+        .ok_or_else(|| missing_member(meta::CLIENT_CAPABILITIES))?;
+    let capabilities = match previous.filter(|known| *known.capabilities.as_bytes() == capabilities) {
+        Some(known) => Arc::clone(&known.capabilities),
+        None => Capabilities::read(capabilities).map(Arc::new).map_err(|error| {
+            invalid_params(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_CAPABILITIES))
+        })?,
     };
-    let client_info = match about.get(meta::CLIENT_INFO) {
+    let client_info = match meta_object.get(meta::CLIENT_INFO) {
         None => ClientInfo::default(),
-        Some(info) => match before.filter(|before| before.client_info.as_bytes() == Some(&info)) {
-            Some(before) => before.client_info.clone(),
-            None => ClientInfo::read(&info)
-                .map_err(|error| wrong(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_INFO)))?,
+        Some(info) => match previous.filter(|known| known.client_info.as_bytes() == Some(&info)) {
+            Some(known) => known.client_info.clone(),
+            None => ClientInfo::read(&info).map_err(|error| {
+                invalid_params(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_INFO))
+            })?,
         },
     };
-    let progress_token = about.get(meta::PROGRESS_TOKEN);
+    let progress_token = meta_object.get(meta::PROGRESS_TOKEN);
     if progress_token.as_ref().is_some_and(|token| RequestId::from_token(token.clone()).is_none()) {
-        return Err(wrong("params._meta.progressToken must be a string or an integer".into()));
+        return Err(invalid_params("params._meta.progressToken must be a string or an integer".into()));
     }
-    let log_level = match about.get(meta::LOG_LEVEL) {
+    let log_level = match meta_object.get(meta::LOG_LEVEL) {
         None => None,
-        Some(_) => Some(
-            about
-                .string(meta::LOG_LEVEL)
-                .and_then(|level| LogLevel::parse(&level))
-                .ok_or_else(|| wrong(format!("params._meta[\"{}\"] is not a log level", meta::LOG_LEVEL)))?,
-        ),
+        Some(_) => {
+            Some(meta_object.string(meta::LOG_LEVEL).and_then(|level| LogLevel::parse(&level)).ok_or_else(
+                || invalid_params(format!("params._meta[\"{}\"] is not a log level", meta::LOG_LEVEL)),
+            )?)
+        }
     };
     Ok((params, RequestMeta { version, capabilities, client_info, progress_token, log_level }))
 }
@@ -366,13 +375,13 @@ fn read_target(
 ) -> Result<Option<String>, ErrorObject> {
     let Some(member) = method.name_member() else { return Ok(None) };
     let target = params.string(member);
-    let named = headers::read(headers, &headers::NAME)
+    let name_header = headers::read(headers, &headers::NAME)
         .map_err(|error| ErrorObject::new(code::HEADER_MISMATCH, error.to_string()))?;
-    match (&named, &target) {
-        (Some(named), Some(target)) if *named != **target => {
-            return Err(header_differs(&headers::NAME, named, target));
+    match (&name_header, &target) {
+        (Some(name_header), Some(target)) if *name_header != **target => {
+            return Err(header_mismatch_error(&headers::NAME, name_header, target));
         }
-        (None, Some(_)) if method.can_request_input() => return Err(missing_header(&headers::NAME)),
+        (None, Some(_)) if method.can_request_input() => return Err(missing_header_error(&headers::NAME)),
         (Some(_) | None, Some(_)) => {}
         (_, None) => {
             return Err(ErrorObject::new(code::INVALID_PARAMS, format!("params.{member} must be a string")));
@@ -383,11 +392,11 @@ fn read_target(
 
 /// Reads a header that may occur only once, without decoding: the base64 sentinel is only for names and
 /// parameters (2026-07-28, *Value Encoding*).
-fn single_value<'a>(lines: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, ErrorObject> {
-    let mut values = lines.get_all(name).iter();
+fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, ErrorObject> {
+    let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
-        return Err(mismatch(format!("{} occurs twice", spec_name(name))));
+        return Err(header_mismatch(format!("{} occurs twice", spec_name(name))));
     }
     // A value with bytes beyond ASCII matches no expected value, and is quoted in the error.
     Ok(Some(headers::text(value)))
@@ -395,29 +404,30 @@ fn single_value<'a>(lines: &'a HeaderMap, name: &HeaderName) -> Result<Option<Co
 
 /// Copies the headers that are forwarded with this request only; shares those of the previous request if they
 /// are equal.
-fn request_headers(headers: &HeaderMap, before: Option<&ClientProfile>) -> ExtraHeaders {
-    let passed = || headers.iter().filter(|(name, _)| HeaderScope::of(name) == HeaderScope::Request);
-    if let Some(before) = before
-        && passed().eq(before.headers.iter())
+fn request_headers(headers: &HeaderMap, previous: Option<&ClientProfile>) -> ExtraHeaders {
+    let forwarded =
+        || headers.iter().filter(|(name, _)| HeaderScope::for_header(name) == HeaderScope::Request);
+    if let Some(profile) = previous
+        && forwarded().eq(profile.headers.iter())
     {
-        return before.headers.clone();
+        return profile.headers.clone();
     }
     let mut out = HeaderMap::new();
-    for (name, value) in passed() {
-        out.append(name, detached(value));
+    for (name, value) in forwarded() {
+        out.append(name, detach(value));
     }
     out.into()
 }
 
-fn missing_header(name: &HeaderName) -> ErrorObject {
-    mismatch(format!("the {} header is required", spec_name(name)))
+fn missing_header_error(name: &HeaderName) -> ErrorObject {
+    header_mismatch(format!("the {} header is required", spec_name(name)))
 }
 
-fn header_differs(name: &HeaderName, header: &str, body: &str) -> ErrorObject {
-    mismatch(format!("{} header value '{header}' does not match body value '{body}'", spec_name(name)))
+fn header_mismatch_error(name: &HeaderName, header: &str, body: &str) -> ErrorObject {
+    header_mismatch(format!("{} header value '{header}' does not match body value '{body}'", spec_name(name)))
 }
 
-fn mismatch(message: String) -> ErrorObject {
+fn header_mismatch(message: String) -> ErrorObject {
     ErrorObject::new(code::HEADER_MISMATCH, format!("Header mismatch: {message}"))
 }
 
@@ -467,7 +477,7 @@ mod tests {
         let mut messages = MessageReader::of(text.replace("META", META).into());
         let frame = messages.next().expect("there is one");
         check_depth(messages.depth(), 16)?;
-        read(frame, headers, None)
+        read_message(frame, headers, None)
     }
 
     const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add",META}}"#;
@@ -477,10 +487,10 @@ mod tests {
         let declaring = |capabilities: &str, declared: Option<&Arc<Capabilities>>| {
             let text = CALL.replace("META", &META.replace("{}", capabilities));
             let nothing = Default::default();
-            let before =
-                declared.map(|declared| ClientProfile::of(declared, &nothing, &ExtraHeaders::default()));
+            let before = declared
+                .map(|declared| ClientProfile::for_request(declared, &nothing, &ExtraHeaders::default()));
             let Ok(ModernMessage::Request(_, capabilities)) =
-                read(Frame::parse(text.into()), &good(), before.as_ref())
+                read_message(Frame::parse(text.into()), &good(), before.as_ref())
             else {
                 panic!("refused")
             };

@@ -43,9 +43,9 @@ impl CallResponse {
     ///
     /// # Errors
     /// [`InvalidResult`] if the response is no success or its result is not an object.
-    pub fn message(&self, call: &Call) -> Result<(Bytes, bool), InvalidResult> {
+    pub fn write_message(&self, call: &Call) -> Result<(Bytes, bool), InvalidResult> {
         if let Some(server_info) = &self.server_info {
-            return translate::response(call, &self.frame, server_info);
+            return translate::translate_response(call, &self.frame, server_info);
         }
         let Kind::Success { id, result } = self.frame.kind() else { return Err(InvalidResult) };
         let mut patch = BytesPatch::new(self.frame.as_bytes().clone());
@@ -59,10 +59,10 @@ impl CallResponse {
     ///
     /// # Errors
     /// [`InvalidResult`] if the response is no success or its result is not an object.
-    pub fn result(&self, method: &Method) -> Result<Bytes, InvalidResult> {
+    pub fn client_result(&self, method: &Method) -> Result<Bytes, InvalidResult> {
         let Kind::Success { result, .. } = self.frame.kind() else { return Err(InvalidResult) };
         match &self.server_info {
-            Some(server_info) => translate::result(method, result, server_info),
+            Some(server_info) => translate::translate_bare_result(method, result, server_info),
             // The result is copied, because a slice would keep the server's whole message alive.
             None => Ok(to_single_line(Bytes::copy_from_slice(result))),
         }
@@ -70,10 +70,10 @@ impl CallResponse {
 
     /// Returns the error of a failure, translated for the client of `call`; `None` if the response is a
     /// success.
-    pub fn error(&self, call: &Call) -> Option<ErrorObject> {
+    pub fn client_error(&self, call: &Call) -> Option<ErrorObject> {
         let Kind::Failure { error, .. } = self.frame.kind() else { return None };
         Some(match &self.server_info {
-            Some(_) => translate::error(call, error),
+            Some(_) => translate::translate_error(call, error),
             None => ErrorObject::from_raw(error.clone()),
         })
     }

@@ -14,14 +14,14 @@ use subtle::ConstantTimeEq;
 
 /// Seals and opens session ids. One key seals; the older keys only open, so that keys can be rotated.
 pub struct SessionSeal {
-    sealing: hmac::Key,
-    older: Vec<hmac::Key>,
+    sealing_key: hmac::Key,
+    older_keys: Vec<hmac::Key>,
 }
 
 /// The length of the digest in a tag, in bytes: 128 bits.
-const TAG: usize = 16;
+const TAG_BYTES: usize = 16;
 /// The length of a tag in characters, as base64url without padding.
-const TAG_TEXT: usize = (TAG * 4).div_ceil(3);
+const TAG_CHARS: usize = (TAG_BYTES * 4).div_ceil(3);
 /// The separator between id and tag. Session ids are visible ASCII (2025-11-25, *Session Management*).
 const SEPARATOR: u8 = b'.';
 
@@ -31,19 +31,19 @@ impl SessionSeal {
     /// Creates a seal from secret random bytes: `sealing` seals, and `older` keys only open. The bytes may
     /// have other uses, too: the keys are derived from them (one step of HKDF, RFC 5869, 2.3).
     pub fn new(sealing: [u8; 32], older: impl IntoIterator<Item = [u8; 32]>) -> Self {
-        let derived = |bytes: [u8; 32]| {
+        let derive_key = |bytes: [u8; 32]| {
             let secret = hmac::Key::new(hmac::HMAC_SHA256, &bytes);
             hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&secret, b"deferral sessions\x01").as_ref())
         };
-        Self { sealing: derived(sealing), older: older.into_iter().map(derived).collect() }
+        Self { sealing_key: derive_key(sealing), older_keys: older.into_iter().map(derive_key).collect() }
     }
 
     /// Returns the sealed id for the client, `ID.TAG`, which opens for this principal only.
     pub fn seal(&self, principal: Principal, id: &HeaderValue) -> HeaderValue {
-        let mut text = Vec::with_capacity(id.len() + 1 + TAG_TEXT);
+        let mut text = Vec::with_capacity(id.len() + 1 + TAG_CHARS);
         text.extend_from_slice(id.as_bytes());
         text.push(SEPARATOR);
-        text.extend_from_slice(&tag(&self.sealing, principal, id.as_bytes()));
+        text.extend_from_slice(&compute_tag(&self.sealing_key, principal, id.as_bytes()));
         HeaderValue::from_bytes(&text).expect("a header value with visible ASCII behind it is one")
     }
 
@@ -51,11 +51,13 @@ impl SessionSeal {
     /// belongs to another principal.
     pub fn open(&self, principal: Principal, sealed: &HeaderValue) -> Option<HeaderValue> {
         let bytes = sealed.as_bytes();
-        let (id, rest) = bytes.split_at_checked(bytes.len().checked_sub(TAG_TEXT + 1)?)?;
-        let (separator, shown) = rest.split_first()?;
-        let is_ours = |key: &hmac::Key| bool::from(tag(key, principal, id)[..].ct_eq(shown));
-        let opens = *separator == SEPARATOR && (is_ours(&self.sealing) || self.older.iter().any(is_ours));
-        opens.then(|| HeaderValue::from_bytes(id).expect("a part of a header value is one"))
+        let (id, rest) = bytes.split_at_checked(bytes.len().checked_sub(TAG_CHARS + 1)?)?;
+        let (separator, presented_tag) = rest.split_first()?;
+        let is_tag_of =
+            |key: &hmac::Key| bool::from(compute_tag(key, principal, id)[..].ct_eq(presented_tag));
+        let is_valid = *separator == SEPARATOR
+            && (is_tag_of(&self.sealing_key) || self.older_keys.iter().any(is_tag_of));
+        is_valid.then(|| HeaderValue::from_bytes(id).expect("a part of a header value is one"))
     }
 }
 
@@ -66,14 +68,14 @@ impl fmt::Debug for SessionSeal {
 }
 
 /// Computes the tag of a session id for a principal, as text.
-fn tag(key: &hmac::Key, principal: Principal, id: &[u8]) -> [u8; TAG_TEXT] {
+fn compute_tag(key: &hmac::Key, principal: Principal, id: &[u8]) -> [u8; TAG_CHARS] {
     let mut context = hmac::Context::with_key(key);
     // The principal has a fixed length, so that no part of an id can be read as part of it.
     context.update(principal.as_bytes());
     context.update(id);
-    let mut text = [0; TAG_TEXT];
-    let written = URL_SAFE_NO_PAD.encode_slice(&context.sign().as_ref()[..TAG], &mut text);
-    assert_eq!(written, Ok(TAG_TEXT), "the length is that of the encoding");
+    let mut text = [0; TAG_CHARS];
+    let written = URL_SAFE_NO_PAD.encode_slice(&context.sign().as_ref()[..TAG_BYTES], &mut text);
+    assert_eq!(written, Ok(TAG_CHARS), "the length is that of the encoding");
     text
 }
 
@@ -89,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_sealed_id_opens_for_its_principal_alone() {
-        let (alice, bob) = (Principal::of(&[b"alice"]), Principal::of(&[b"bob"]));
+        let (alice, bob) = (Principal::derive(&[b"alice"]), Principal::derive(&[b"bob"]));
         let seal = seal(&[1]);
         let sealed = seal.seal(alice, &ID);
         assert!(sealed.as_bytes().starts_with(b"s-1.2."), "{sealed:?}");
@@ -102,12 +104,12 @@ mod tests {
 
     #[test]
     fn an_id_without_its_tag_or_with_another_is_not_opened() {
-        let alice = Principal::of(&[b"alice"]);
+        let alice = Principal::derive(&[b"alice"]);
         let seal = seal(&[1]);
         let sealed = seal.seal(alice, &ID).to_str().expect("text").to_owned();
         let altered = |at: usize, with: &str| [&sealed[..at], with, &sealed[at + 1..]].concat();
         let shorter = sealed[..sealed.len() - 1].to_owned();
-        let short = "x".repeat(TAG_TEXT);
+        let short = "x".repeat(TAG_CHARS);
         for shown in [
             "s-1.2",
             "",
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn an_older_key_opens_and_the_first_seals() {
-        let alice = Principal::of(&[b"alice"]);
+        let alice = Principal::derive(&[b"alice"]);
         let (before, after, another) = (seal(&[1]), seal(&[2, 1]), seal(&[2]));
         let (old, new) = (before.seal(alice, &ID), after.seal(alice, &ID));
         assert_eq!(after.open(alice, &old), Some(ID));

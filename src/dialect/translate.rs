@@ -23,10 +23,10 @@ pub struct InvalidResult;
 /// Translates a client's request for the server: with the id `hop_id` of the proxy, a progress token of the
 /// proxy or none, and without the members of the client's era. The id and params of `call` must be slices of
 /// `call.bytes`, as they are after reading.
-pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
+pub fn translate_request(call: &Call, hop_id: u64, wants_progress: bool) -> Bytes {
     let mut patch = BytesPatch::new(call.bytes.clone());
-    let hop = RequestId::from_number(hop);
-    patch.replace(call.id.as_bytes(), hop.as_bytes().clone());
+    let rpc_id = RequestId::from_number(hop_id);
+    patch.replace(call.id.as_bytes(), rpc_id.as_bytes().clone());
 
     let Some(params) = &call.params else { return patch.apply() };
     let Some(object) = params.object() else { return patch.apply() };
@@ -35,10 +35,10 @@ pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
         // A legacy server would read `task` as a request for a task of 2025-11-25, and respond in that shape.
         edit.remove_all(&["task", "inputResponses", "requestState"]);
     }
-    let token = wants_progress.then(|| hop.as_bytes().clone());
+    let token = wants_progress.then(|| rpc_id.as_bytes().clone());
     match (params.meta(), token) {
-        (Some(about), token) => {
-            let mut inner = ObjectEdit::new(about);
+        (Some(meta_object), token) => {
+            let mut inner = ObjectEdit::new(meta_object);
             inner.remove_all(&meta::PER_REQUEST);
             match token {
                 Some(token) => inner.set(meta::PROGRESS_TOKEN, token),
@@ -74,7 +74,7 @@ pub fn is_forwarded(notification: &Method) -> bool {
 }
 
 /// Returns a server's capabilities without the tasks of 2025-11-25.
-pub fn capabilities(raw: &Bytes) -> Bytes {
+pub fn without_legacy_tasks(raw: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(raw) else { return raw.clone() };
     let mut edit = ObjectEdit::new(&object);
     edit.remove("tasks");
@@ -86,9 +86,13 @@ pub fn capabilities(raw: &Bytes) -> Bytes {
 ///
 /// # Errors
 /// [`InvalidResult`] if the message is no success or its result is not an object.
-pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes, bool), InvalidResult> {
-    let Kind::Success { id, result } = said.kind() else { return Err(InvalidResult) };
-    let mut patch = BytesPatch::new(said.as_bytes().clone());
+pub fn translate_response(
+    call: &Call,
+    message: &Frame,
+    server_info: &[u8],
+) -> Result<(Bytes, bool), InvalidResult> {
+    let Kind::Success { id, result } = message.kind() else { return Err(InvalidResult) };
+    let mut patch = BytesPatch::new(message.as_bytes().clone());
     patch.replace(id.as_bytes(), call.id.as_bytes().clone());
     let is_error = translate_result(&call.method, result, server_info, &mut patch)?;
     Ok((frame::to_single_line(patch.apply()), is_error))
@@ -98,7 +102,11 @@ pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes,
 ///
 /// # Errors
 /// [`InvalidResult`] if the result is not an object.
-pub fn result(method: &Method, result: &Payload, server_info: &[u8]) -> Result<Bytes, InvalidResult> {
+pub fn translate_bare_result(
+    method: &Method,
+    result: &Payload,
+    server_info: &[u8],
+) -> Result<Bytes, InvalidResult> {
     // The patch always changes the bytes, so the translated result does not keep the server's whole message
     // alive.
     let mut patch = BytesPatch::new(Bytes::clone(result));
@@ -120,8 +128,8 @@ fn translate_result(
         edit.set_if_absent("ttlMs", &b"0"[..]).set_if_absent("cacheScope", &b"\"private\""[..]);
     }
     match result.meta() {
-        Some(about) => {
-            let mut inner = ObjectEdit::new(about);
+        Some(meta_object) => {
+            let mut inner = ObjectEdit::new(meta_object);
             inner
                 .remove(meta::RELATED_TASK)
                 .set_if_absent(meta::SERVER_INFO, Bytes::copy_from_slice(server_info));
@@ -135,14 +143,14 @@ fn translate_result(
     if *method == Method::ToolsList
         && let Some(tools) = object.get("tools")
     {
-        drop_task_support(&tools, patch);
+        remove_task_support(&tools, patch);
     }
     Ok(*method == Method::ToolsCall && object.raw("isError") == Some(b"true"))
 }
 
 /// Removes `execution.taskSupport` from every tool: it describes tasks of 2025-11-25, which a 2026-07-28
 /// client cannot use.
-fn drop_task_support(tools: &Bytes, patch: &mut BytesPatch) {
+fn remove_task_support(tools: &Bytes, patch: &mut BytesPatch) {
     if memchr::memmem::find(tools, b"taskSupport").is_none() {
         return;
     }
@@ -163,7 +171,7 @@ fn drop_task_support(tools: &Bytes, patch: &mut BytesPatch) {
 
 /// Translates the server's error. Codes that are undefined or differ in the client's era are changed
 /// ([`ErrorObject::into_modern`]); the message stays, and the original code is kept in `data`.
-pub fn error(call: &Call, error: &Bytes) -> ErrorObject {
+pub fn translate_error(call: &Call, error: &Bytes) -> ErrorObject {
     let error = ErrorObject::from_raw(error.clone()).into_modern();
     match call.target.as_deref() {
         // The error must name the resource (2026-07-28, *Resources, Error Handling*).
@@ -192,18 +200,21 @@ pub fn required_urls(error: &Bytes) -> Option<Vec<(String, InputRequest)>> {
     }
     let data = JsonObject::read(&JsonObject::read(error).ok()?.get("data")?).ok()?;
     let elicitations = items(&data.get("elicitations")?)?;
-    let questions: Vec<_> = elicitations.iter().map(url_elicitation).collect::<Option<_>>()?;
-    let questions = questions.into_iter().map(|question| (keys.next_url_key(), question)).collect::<Vec<_>>();
-    (!questions.is_empty()).then_some(questions)
+    let input_requests: Vec<_> = elicitations.iter().map(url_elicitation).collect::<Option<_>>()?;
+    let keyed = input_requests
+        .into_iter()
+        .map(|input_request| (keys.next_url_key(), input_request))
+        .collect::<Vec<_>>();
+    (!keyed.is_empty()).then_some(keyed)
 }
 
 /// Reads a URL elicitation as an input request; `None` if a required member is missing.
 fn url_elicitation(elicitation: &Bytes) -> Option<InputRequest> {
     let params = JsonObject::read(elicitation).ok()?;
-    let complete = params.string("mode").as_deref() == Some("url")
+    let is_complete = params.string("mode").as_deref() == Some("url")
         && params.string("url").is_some()
         && params.string("message").is_some();
-    complete.then(|| InputRequest::new(InputKind::Elicitation, Some(elicitation)))
+    is_complete.then(|| InputRequest::new(InputKind::Elicitation, Some(elicitation)))
 }
 
 #[cfg(test)]
@@ -255,6 +266,6 @@ mod tests {
     #[test]
     fn tasks_of_2025_11_25_are_not_declared() {
         let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"tasks":{"list":{}},"x":1e400}"#);
-        assert_eq!(capabilities(&raw), r#"{"tools":{"listChanged":true},"x":1e400}"#);
+        assert_eq!(without_legacy_tasks(&raw), r#"{"tools":{"listChanged":true},"x":1e400}"#);
     }
 }

@@ -180,7 +180,7 @@ impl ClientConnection {
         if self.remembered.load().as_ref().is_some_and(|known| known.matches(capabilities, info, headers)) {
             return;
         }
-        let now = ClientProfile::of(capabilities, info, headers);
+        let now = ClientProfile::for_request(capabilities, info, headers);
         if now.retained_bytes() <= MAX_REMEMBERED {
             self.remembered.store(Some(Arc::new(now)));
         }
@@ -562,7 +562,7 @@ pub(super) async fn detect_version(
 mod tests {
     use super::*;
     use crate::{
-        dialect::modern::request,
+        dialect::modern::build_call,
         protocol::Method,
         runtime::{Drain, SystemClock, on_thread_park},
     };
@@ -612,7 +612,7 @@ mod tests {
         let says = |length: usize, headers: &[(HeaderName, &'static str)]| {
             let text = format!(r#"{{"experimental":{{"{}":{{}}}}}}"#, "x".repeat(length));
             let capabilities = Arc::new(Capabilities::read(text.into()).expect("an object"));
-            let mut call = request(&Method::ToolsList, "{}");
+            let mut call = build_call(&Method::ToolsList, "{}");
             let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
             call.headers = headers.collect::<HeaderMap>().into();
             connection.remember(&call, &capabilities);

@@ -220,7 +220,7 @@ where
     match (classify(&head.headers, contents, &body), refused) {
         (EraMessage::Legacy(post, _), Some(refusal)) => PostOutcome::Refused(refusal, Some(post)),
         (EraMessage::Legacy(post, _), None) if post.is_unversioned => {
-            PostOutcome::Refused(RefusalReason::Message(message::not_json_rpc(None)), Some(post))
+            PostOutcome::Refused(RefusalReason::Message(message::missing_json_rpc_version(None)), Some(post))
         }
         (EraMessage::Legacy(post, message), None) => {
             PostOutcome::Legacy(LegacyRequestBody { body, message, post })
@@ -249,7 +249,7 @@ fn request(
     }
     refused.map_or(Ok(()), Err)?;
     let before = connection.remembered();
-    match message::read(frame, headers, before.as_deref()).map_err(RefusalReason::Message)? {
+    match message::read_message(frame, headers, before.as_deref()).map_err(RefusalReason::Message)? {
         ModernMessage::Request(call, capabilities) => {
             connection.remember(&call, &capabilities);
             Ok(PostOutcome::Request(call, capabilities))
@@ -326,7 +326,7 @@ fn classify(headers: &HeaderMap, contents: BodyContent, body: &Bytes) -> EraMess
     };
     match contents {
         BodyContent::One(frame) if !settled && has_version_meta(&frame) => EraMessage::Modern(Ok(frame)),
-        BodyContent::One(frame) => EraMessage::Legacy(LegacyPost::of(&frame), Some(frame)),
+        BodyContent::One(frame) => EraMessage::Legacy(LegacyPost::from_frame(&frame), Some(frame)),
         BodyContent::Batch(post) => EraMessage::Legacy(post, None),
         // The sender is unknown. The proxy's own error serves a legacy client as well as a server's.
         BodyContent::Unreadable(error) if !session && matches!(named, VersionHeader::Absent) => {
@@ -393,7 +393,7 @@ mod tests {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let contents = BodyContent::read(&mut MessageReader::of(body.clone()));
         let EraMessage::Legacy(post, _) = classify(&headers, contents, &body) else { return None };
-        Some(post.messages.iter().map(|message| message.name()).collect::<Vec<_>>().join(","))
+        Some(post.messages.iter().map(|message| message.method_name()).collect::<Vec<_>>().join(","))
     }
 
     #[test]

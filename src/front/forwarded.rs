@@ -18,7 +18,7 @@ struct ClientHop<'a> {
 
 /// Adds the header to a request where the route enables it (`upstream.forwarded`).
 pub(super) fn add(route: &Route, head: &mut Parts, connection: &ClientConnection) {
-    if route.forwarded {
+    if route.adds_forwarded_header {
         let hop = ClientHop { address: connection.peer, secure: connection.secure, url: &head.uri };
         append(&mut head.headers, hop);
     }

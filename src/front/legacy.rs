@@ -62,7 +62,7 @@ pub(super) fn relay(
         body,
         message,
         post,
-        keep_alive: service.route().held.comments,
+        keep_alive: service.route().wait_policy.comment_after,
         trace,
     };
     let is_listened_to = passage.method == Method::GET;
@@ -124,6 +124,6 @@ fn unseal_session(front: &Front, line: &AccessEntry, headers: &mut HeaderMap) ->
 /// Records the session in the access log entry.
 fn set_session_tag(line: &mut AccessEntry, headers: &HeaderMap) {
     if let Some(session) = headers.get(&SESSION_ID) {
-        line.set_session(SessionTag::of(session.as_bytes()));
+        line.set_session(SessionTag::for_session(session.as_bytes()));
     }
 }

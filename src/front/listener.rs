@@ -7,7 +7,7 @@
 //! An idle connection, or one that waits for a call, should be cheap. hyper allocates two buffers of 8 KiB
 //! for an HTTP/1 connection and has no smaller ones; only touched pages of these use memory. The rest, some 3
 //! KiB, is the proxy's: nothing that is kept for the length of a call may be a slice of the read buffer
-//! ([`receive`](super::receive), [`detached`](crate::dialect::detached)), and rare large parts are boxed.
+//! ([`receive`](super::receive), [`detached`](crate::dialect::detach)), and rare large parts are boxed.
 
 use super::{
     Error, Front, SharedState,

@@ -39,7 +39,7 @@ pub(super) fn dispatch(
     }
     let caller = Caller {
         principal: line.principal(),
-        credentials: line.connection().credentials(&head.headers, &service.route().forward),
+        credentials: line.connection().credentials(&head.headers, &service.route().session_headers),
         capabilities,
         client_info: call.client_info.clone(),
         rollout_membership: service.route().rollout_membership(&head.headers, line.token(), line.principal()),
@@ -62,9 +62,9 @@ pub(super) fn dispatch(
 /// Keep-alive messages of a waiting call. A client that can get a task reads progress there.
 fn keep_alive(route: &Route, call: &Call, caller: &Caller, began: Instant) -> KeepAlive {
     if !call.method.can_request_input() {
-        return KeepAlive::comments_only(route.held.comments, began);
+        return KeepAlive::comments_only(route.wait_policy.comment_after, began);
     }
     let token = call.progress_token.as_deref().filter(|_| !caller.capabilities.declares_tasks());
     let heartbeat = token.map(|token| ProgressHeartbeat::new(Bytes::copy_from_slice(token), true));
-    KeepAlive::new(route.held, heartbeat, began)
+    KeepAlive::new(route.wait_policy, heartbeat, began)
 }

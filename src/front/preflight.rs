@@ -1,7 +1,7 @@
 //! Responses to CORS preflight requests (Fetch standard, *CORS-preflight request*).
 
 use super::{layers::access_entry::AccessEntry, reply::FrontBody, responses};
-use crate::dialect::detached;
+use crate::dialect::detach;
 use http::{
     HeaderMap, HeaderValue, Request, Response, StatusCode,
     header::{
@@ -30,7 +30,7 @@ pub(super) fn preflight<B>(
     // All requested headers are allowed: the names `Mcp-Param-*` are the server's, so no list could be
     // complete, and the page's origin is trusted.
     for wanted in request.headers().get_all(ACCESS_CONTROL_REQUEST_HEADERS) {
-        headers.append(ACCESS_CONTROL_ALLOW_HEADERS, detached(wanted));
+        headers.append(ACCESS_CONTROL_ALLOW_HEADERS, detach(wanted));
     }
     responses::empty(StatusCode::NO_CONTENT, headers, line)
 }

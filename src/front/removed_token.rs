@@ -23,7 +23,7 @@ pub(super) type TokenRemoval = BoxFuture<'static, ()>;
 pub(super) fn removal(shared: &SharedState, line: &AccessEntry) -> TokenRemoval {
     let (mut tokens, shown) = (shared.tokens.subscribe(), line.shown_token().cloned());
     async move {
-        if tokens.wait_for(|tokens| !tokens.admits(shown.as_deref())).await.is_err() {
+        if tokens.wait_for(|tokens| !tokens.still_accepts(shown.as_deref())).await.is_err() {
             // The front has ended, and its streams end by themselves.
             pending().await
         }
@@ -90,11 +90,11 @@ pub(super) async fn end_stream(
 }
 
 fn error() -> ErrorObject {
-    ErrorObject::new(code::UNAUTHORIZED, TokenError::WrongToken.to_string())
+    ErrorObject::new(code::UNAUTHORIZED, TokenError::InvalidToken.to_string())
 }
 
 fn challenge() -> (header::HeaderName, HeaderValue) {
-    (header::WWW_AUTHENTICATE, TokenError::WrongToken.challenge())
+    (header::WWW_AUTHENTICATE, TokenError::InvalidToken.challenge())
 }
 
 fn refused(id: &RequestId) -> CallReply {

@@ -47,7 +47,7 @@ pub enum AccessDenial {
 
 impl AccessDenial {
     /// Returns the denied host and the denied origin; exactly one of them is present.
-    pub fn values(&self) -> (Option<&str>, Option<&str>) {
+    pub fn denied_values(&self) -> (Option<&str>, Option<&str>) {
         match self {
             Self::Host(host) => (Some(host), None),
             Self::Origin(origin) => (None, Some(origin)),
@@ -103,7 +103,7 @@ impl AccessPolicy {
     }
 
     fn is_allowed_origin(&self, origin: &str) -> bool {
-        if self.origins.iter().any(|known| known == "*" || known.eq_ignore_ascii_case(origin)) {
+        if self.origins.iter().any(|allowed| allowed == "*" || allowed.eq_ignore_ascii_case(origin)) {
             return true;
         }
         // Pages on the configured hosts and on this machine are allowed. Any other address may serve an
@@ -115,8 +115,8 @@ impl AccessPolicy {
         match host_name(authority) {
             None => false,
             Some(HostName::Address(address)) => {
-                let is_it = |host: &String| host.trim_matches(['[', ']']).parse() == Ok(address);
-                address.is_loopback() || self.hosts.iter().any(is_it)
+                let is_configured = |host: &String| host.trim_matches(['[', ']']).parse() == Ok(address);
+                address.is_loopback() || self.hosts.iter().any(is_configured)
             }
             Some(HostName::Name(name)) => {
                 name.eq_ignore_ascii_case("localhost")
@@ -128,8 +128,8 @@ impl AccessPolicy {
 
 /// Whether a URI scheme is valid (RFC 3986, section 3.1).
 fn is_scheme(scheme: &str) -> bool {
-    let is_rest = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
-    scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(is_rest)
+    let is_scheme_char = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(is_scheme_char)
 }
 
 /// Returns an authority without its port, as host names are written in the configuration.

@@ -13,10 +13,10 @@ use std::{mem, time::Instant};
 /// The keep-alive timer of one waiting client. Reads no clock itself: the time is passed in.
 #[derive(Debug)]
 pub struct KeepAliveTimer {
-    held: WaitPolicy,
+    policy: WaitPolicy,
     /// The writer of progress notifications; `None` if the client sent no progress token, or progress is off.
     heartbeat: Option<Box<ProgressHeartbeat>>,
-    began: Instant,
+    started_at: Instant,
     /// When the client last received a byte.
     last_byte_at: Instant,
     /// When the client last received a message.
@@ -65,20 +65,20 @@ enum PendingStep {
 impl KeepAliveTimer {
     /// Creates the timer of a request that arrived at `started_at`. `heartbeat` is present if the client sent
     /// a progress token.
-    pub fn new(held: WaitPolicy, heartbeat: Option<ProgressHeartbeat>, began: Instant) -> Self {
-        let heartbeat = heartbeat.filter(|_| held.progress.is_some()).map(Box::new);
+    pub fn new(policy: WaitPolicy, heartbeat: Option<ProgressHeartbeat>, started_at: Instant) -> Self {
+        let heartbeat = heartbeat.filter(|_| policy.progress_after.is_some()).map(Box::new);
         Self {
-            held,
+            policy,
             heartbeat,
-            began,
-            last_byte_at: began,
-            last_message_at: began,
+            started_at,
+            last_byte_at: started_at,
+            last_message_at: started_at,
             recent: RecentTraffic::Nothing,
         }
     }
 
     /// Whether the server's messages must be recorded ([`KeepAliveTimer::record_message`]).
-    pub fn wants_messages(&self) -> bool {
+    pub fn needs_messages(&self) -> bool {
         self.heartbeat.is_some()
     }
 
@@ -101,12 +101,12 @@ impl KeepAliveTimer {
     /// comments are sent from then on.
     pub fn stop_waiting(&mut self) {
         self.heartbeat = None;
-        self.held.deadline = None;
+        self.policy.deadline = None;
     }
 
     /// Builds the error that the client gets at the deadline.
     pub fn deadline_error(&self) -> ErrorObject {
-        let limit = self.held.deadline.unwrap_or_default();
+        let limit = self.policy.deadline.unwrap_or_default();
         ErrorObject::new(
             code::UPSTREAM_TIMEOUT,
             format!("no answer within {limit:?} (held.deadline); the call is cancelled at the server"),
@@ -116,7 +116,7 @@ impl KeepAliveTimer {
     /// Returns the time at which the next step is due; `None` if no step is pending. `can_insert` tells
     /// whether an event can be inserted into the response now; the deadline does not depend on it. The clock
     /// is read only if something was sent since the last call.
-    pub fn poll_timeout(&mut self, now: impl FnOnce() -> Instant, may_speak: bool) -> Option<Instant> {
+    pub fn poll_timeout(&mut self, now: impl FnOnce() -> Instant, can_insert: bool) -> Option<Instant> {
         match mem::replace(&mut self.recent, RecentTraffic::Nothing) {
             RecentTraffic::Nothing => {}
             RecentTraffic::Bytes => self.last_byte_at = now(),
@@ -125,25 +125,26 @@ impl KeepAliveTimer {
                 self.last_message_at = self.last_byte_at;
             }
         }
-        self.steps(may_speak).iter().flatten().map(|(due, _)| *due).min()
+        self.pending_steps(can_insert).iter().flatten().map(|(due, _)| *due).min()
     }
 
     /// Returns the step to take at `now`; `None` if none is due. Of several due steps the one with the
     /// highest precedence is returned.
-    pub fn handle_timeout(&mut self, now: Instant, may_speak: bool) -> Option<KeepAliveStep> {
-        let reached = self.steps(may_speak).into_iter().flatten().filter(|(at, _)| *at <= now);
-        let next = reached.map(|(_, next)| next).max()?;
+    pub fn handle_timeout(&mut self, now: Instant, can_insert: bool) -> Option<KeepAliveStep> {
+        let due_steps = self.pending_steps(can_insert).into_iter().flatten().filter(|(due, _)| *due <= now);
+        let step = due_steps.map(|(_, next)| next).max()?;
         self.last_byte_at = now;
-        match next {
+        match step {
             PendingStep::Deadline => Some(KeepAliveStep::Deadline),
             PendingStep::Comment => Some(KeepAliveStep::Comment),
             PendingStep::Progress => {
                 self.last_message_at = now;
-                let beat = self.heartbeat.as_mut().and_then(|heartbeat| heartbeat.beat(now - self.began));
-                if beat.is_none() {
+                let notification =
+                    self.heartbeat.as_mut().and_then(|heartbeat| heartbeat.beat(now - self.started_at));
+                if notification.is_none() {
                     self.heartbeat = None;
                 }
-                beat.map(KeepAliveStep::Progress)
+                notification.map(KeepAliveStep::Progress)
             }
         }
     }
@@ -151,19 +152,20 @@ impl KeepAliveTimer {
     /// Returns when the proxy must start, or end, a response while the server has sent nothing;
     /// `can_begin_early` tells whether the proxy can start one. The start waits for the longer of the two
     /// idle times, because an early response loses the server's status and headers.
-    pub fn response_start(&self, may_begin: bool) -> Option<(Instant, ResponseStart)> {
-        let begins = self.held.comments.max(self.held.progress.unwrap_or_default());
-        let begins = may_begin.then(|| (self.began + begins, ResponseStart::Due));
-        let ends = self.held.deadline.map(|limit| (self.began + limit, ResponseStart::Deadline));
-        begins.into_iter().chain(ends).min_by_key(|(due, _)| *due)
+    pub fn response_start(&self, can_begin_early: bool) -> Option<(Instant, ResponseStart)> {
+        let start_after = self.policy.comment_after.max(self.policy.progress_after.unwrap_or_default());
+        let start = can_begin_early.then(|| (self.started_at + start_after, ResponseStart::Due));
+        let deadline = self.policy.deadline.map(|limit| (self.started_at + limit, ResponseStart::Deadline));
+        start.into_iter().chain(deadline).min_by_key(|(due, _)| *due)
     }
 
     /// Returns the pending steps with their times.
-    fn steps(&self, may_speak: bool) -> [Option<(Instant, PendingStep)>; 3] {
-        let comment = may_speak.then(|| (self.last_byte_at + self.held.comments, PendingStep::Comment));
-        let progress = self.held.progress.filter(|_| may_speak && self.heartbeat.is_some());
+    fn pending_steps(&self, can_insert: bool) -> [Option<(Instant, PendingStep)>; 3] {
+        let comment =
+            can_insert.then(|| (self.last_byte_at + self.policy.comment_after, PendingStep::Comment));
+        let progress = self.policy.progress_after.filter(|_| can_insert && self.heartbeat.is_some());
         let progress = progress.map(|silence| (self.last_message_at + silence, PendingStep::Progress));
-        let deadline = self.held.deadline.map(|limit| (self.began + limit, PendingStep::Deadline));
+        let deadline = self.policy.deadline.map(|limit| (self.started_at + limit, PendingStep::Deadline));
         [comment, progress, deadline]
     }
 }

@@ -22,6 +22,6 @@ pub use route::{
     ClientMatch, InputPolicy, LegacyTaskPolicy, PrincipalSource, ResponseHeaders, ResumePolicy, Route,
     UnsolicitedTasks, WaitPolicy, is_same_path,
 };
-pub use threshold::{DeferPolicy, Mode, NamePattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};
+pub use threshold::{DeferPolicy, MIN_RETENTION, Mode, NamePattern, ToolPolicy, ToolRule};
 pub use tickets::{HolderMatch, TicketAfter, TicketGrant, TicketHolder, TicketPolicy, TicketTerms};
 pub use tokens::{AccessToken, TokenError, TokenSet, bearer_token};

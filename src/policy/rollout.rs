@@ -17,7 +17,7 @@ pub struct Rollout {
     /// The share of callers that are included.
     pub share: RolloutShare,
     /// The property by which callers are distributed.
-    pub by: RolloutBasis,
+    pub basis: RolloutBasis,
     /// Callers that match one of these patterns are included at any share, unless they match one of `never`.
     pub always: Vec<NamePattern>,
     /// Callers that match one of these patterns are excluded at any share.
@@ -69,13 +69,13 @@ const MILLION: u32 = 1_000_000;
 
 /// Whether a caller with this membership is a member of the rollout of the rule with this index; `None` for
 /// the rollout of `defer`.
-pub(super) fn admits(standing: &RolloutMembership, rule: Option<usize>) -> bool {
-    let number = rule.map_or(0, |rule| rule + 1);
-    standing.as_ref().is_none_or(|all| all.get(number).copied().unwrap_or(true))
+pub(super) fn is_member(membership: &RolloutMembership, rule: Option<usize>) -> bool {
+    let index = rule.map_or(0, |rule| rule + 1);
+    membership.as_ref().is_none_or(|all| all.get(index).copied().unwrap_or(true))
 }
 
 /// The name of the session id header.
-const SESSION: &str = "mcp-session-id";
+const SESSION_HEADER: &str = "mcp-session-id";
 
 // === impl RolloutShare ===
 
@@ -84,7 +84,7 @@ impl RolloutShare {
     pub const ALL: Self = Self(MILLION);
 
     /// Creates a share of `millionths`; `None` for more than 1,000,000.
-    pub fn of_millionths(millionths: u32) -> Option<Self> {
+    pub fn from_millionths(millionths: u32) -> Option<Self> {
         (millionths <= MILLION).then_some(Self(millionths))
     }
 
@@ -96,10 +96,10 @@ impl RolloutShare {
 
 impl fmt::Display for RolloutShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, rest) = (self.0 / 10_000, self.0 % 10_000);
-        match format!("{rest:04}").trim_end_matches('0') {
+        let (whole, fraction) = (self.0 / 10_000, self.0 % 10_000);
+        match format!("{fraction:04}").trim_end_matches('0') {
             "" => write!(f, "{whole}%"),
-            rest => write!(f, "{whole}.{rest}%"),
+            digits => write!(f, "{whole}.{digits}%"),
         }
     }
 }
@@ -121,24 +121,24 @@ impl fmt::Display for RolloutBasis {
 impl Rollout {
     /// Whether the caller of a request with this head is a member of the rollout. `path` is the path of the
     /// route, and `source` is how the route identifies callers.
-    pub fn admits(&self, path: &str, source: &PrincipalSource, head: CallerHead<'_>) -> bool {
+    pub fn includes(&self, path: &str, source: &PrincipalSource, head: CallerHead<'_>) -> bool {
         let key = self.key(source, head);
-        let is_named = |patterns: &[NamePattern]| {
+        let matches_any = |patterns: &[NamePattern]| {
             patterns.iter().any(|pattern| key.names.iter().any(|name| pattern.matches(name)))
         };
-        if is_named(&self.never) {
+        if matches_any(&self.never) {
             return false;
         }
         // A caller without a key has no position, and is included only in a share of 100 %.
         self.share == RolloutShare::ALL
-            || is_named(&self.always)
+            || matches_any(&self.always)
             || !key.parts.is_empty() && bucket_of(path, &key.parts) < self.share.0
     }
 
     /// Reads the caller's key for this rollout from the head of its request.
     fn key<'a>(&self, source: &'a PrincipalSource, head: CallerHead<'a>) -> RolloutKey<'a> {
-        match (&self.by, source) {
-            (RolloutBasis::Session, _) => RolloutKey::from_header(head.headers, SESSION),
+        match (&self.basis, source) {
+            (RolloutBasis::Session, _) => RolloutKey::from_header(head.headers, SESSION_HEADER),
             (RolloutBasis::Header(name), _) => RolloutKey::from_header(head.headers, name),
             (RolloutBasis::Principal, PrincipalSource::Header(name)) => {
                 RolloutKey::from_header(head.headers, name)
@@ -157,7 +157,7 @@ impl Rollout {
 impl fmt::Display for Rollout {
     /// Formats the rollout as in `25% by principal`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} by {}", self.share, self.by)
+        write!(f, "{} by {}", self.share, self.basis)
     }
 }
 
@@ -212,8 +212,8 @@ mod tests {
     const SOURCE: PrincipalSource = PrincipalSource::Header(HeaderName::from_static("x-user"));
 
     fn rollout(millionths: u32) -> Rollout {
-        let share = RolloutShare::of_millionths(millionths).expect("a share");
-        Rollout { share, by: RolloutBasis::Principal, always: Vec::new(), never: Vec::new() }
+        let share = RolloutShare::from_millionths(millionths).expect("a share");
+        Rollout { share, basis: RolloutBasis::Principal, always: Vec::new(), never: Vec::new() }
     }
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
@@ -223,7 +223,7 @@ mod tests {
 
     fn admits(rollout: &Rollout, pairs: &[(&'static str, &str)], token: Option<&str>) -> bool {
         let headers = headers(pairs);
-        rollout.admits(
+        rollout.includes(
             "/mcp",
             &SOURCE,
             CallerHead { headers: &headers, token, principal: "0123456789abcdef" },
@@ -235,7 +235,7 @@ mod tests {
         let rollout = rollout(millionths);
         let is_in = |number| {
             let headers = headers(&[("x-user", &format!("user-{number}"))]);
-            rollout.admits(path, &SOURCE, CallerHead { headers: &headers, token: None, principal: "x" })
+            rollout.includes(path, &SOURCE, CallerHead { headers: &headers, token: None, principal: "x" })
         };
         (0..10_000).map(is_in).collect()
     }
@@ -290,7 +290,7 @@ mod tests {
             RolloutBasis::Session,
             RolloutBasis::Header(HeaderName::from_static("x-tenant")),
         ] {
-            let of = |millionths| Rollout { by: by.clone(), ..rollout(millionths) };
+            let of = |millionths| Rollout { basis: by.clone(), ..rollout(millionths) };
             assert!(!admits(&of(999_999), &[], None), "{by}");
             assert!(admits(&of(1_000_000), &[], None), "{by}");
         }
@@ -318,22 +318,22 @@ mod tests {
         let rollout = Rollout { always: vec![NamePattern::new("Bearer*")], ..rollout(0) };
         let headers = headers(&[("authorization", "Bearer a")]);
         let head = CallerHead { headers: &headers, token: None, principal: "0123456789abcdef" };
-        assert!(!rollout.admits("/mcp", &PrincipalSource::Authorization, head));
+        assert!(!rollout.includes("/mcp", &PrincipalSource::Authorization, head));
         let key = rollout.key(&PrincipalSource::Authorization, head);
         assert_eq!((key.parts, key.names), (vec![&b"Bearer a"[..]], vec!["0123456789abcdef"]));
     }
 
     #[test]
     fn sessions_and_headers_have_their_own_buckets() {
-        let session = Rollout { by: RolloutBasis::Session, ..rollout(500_000) };
+        let session = Rollout { basis: RolloutBasis::Session, ..rollout(500_000) };
         let tenant = RolloutBasis::Header(HeaderName::from_static("x-tenant"));
-        let tenant = Rollout { by: tenant, ..rollout(500_000) };
+        let tenant = Rollout { basis: tenant, ..rollout(500_000) };
         let count = |rollout: &Rollout, name: &'static str| {
             let is_in =
                 |number: &usize| admits(rollout, &[(name, &format!("{number}")), ("x-user", "u")], None);
             (0..1000).filter(is_in).count()
         };
-        for (rollout, name) in [(&session, SESSION), (&tenant, "x-tenant")] {
+        for (rollout, name) in [(&session, SESSION_HEADER), (&tenant, "x-tenant")] {
             let count = count(rollout, name);
             assert!(count.abs_diff(500) < 60, "{count} of 1000 by {name}");
         }
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn shares_are_shown_as_they_are_written() {
-        let shown = |millionths| RolloutShare::of_millionths(millionths).map(|share| share.to_string());
+        let shown = |millionths| RolloutShare::from_millionths(millionths).map(|share| share.to_string());
         for (millionths, text) in
             [(0, "0%"), (1, "0.0001%"), (5_000, "0.5%"), (250_000, "25%"), (1_000_000, "100%")]
         {

@@ -26,20 +26,20 @@ pub struct Route {
     /// How callers are identified.
     pub principal: PrincipalSource,
     /// The handling of a server's input requests (`questions`).
-    pub questions: InputPolicy,
+    pub input_policy: InputPolicy,
     /// The tasks of 2025-11-25 for legacy clients (`tasks`).
     pub legacy_tasks: LegacyTaskPolicy,
     /// The resumption of event streams and calls (`resume`).
     pub resume: ResumePolicy,
     /// Keep-alive and limits for clients that wait without a task (`held`).
-    pub held: WaitPolicy,
+    pub wait_policy: WaitPolicy,
     /// The tickets for clients without task support (`tickets`).
     pub tickets: TicketPolicy,
     /// Request headers that select the upstream session in addition to those that do so by default: callers
     /// that differ in these headers share no session.
-    pub forward: Vec<HeaderName>,
+    pub session_headers: Vec<HeaderName>,
     /// Whether the `Forwarded` header (RFC 7239) is added to requests to the server. Off by default.
-    pub forwarded: bool,
+    pub adds_forwarded_header: bool,
     /// Headers that are set on every response of the route; they replace the server's headers of the same
     /// names.
     pub response_headers: ResponseHeaders,
@@ -78,18 +78,18 @@ pub struct InputPolicy {
 pub struct WaitPolicy {
     /// The time without a message after which a client that sent a progress token gets a progress
     /// notification; `None` for never. A notification takes about 150 bytes. Default 10 s.
-    pub progress: Option<Duration>,
+    pub progress_after: Option<Duration>,
     /// The time without a byte after which a response becomes an event stream and the stream gets a comment,
     /// which keeps the connection open. From then on an error cannot have an HTTP status of its own, so a
     /// shorter time costs some clients a clear error; after a longer one an intermediary may time out.
     /// Applies to all waiting requests. Default 5 s.
-    pub comments: Duration,
+    pub comment_after: Duration,
     /// How long a client may wait, counted from its request. Afterwards the client gets an error, and the
     /// call is cancelled at the server. Default none; the server's own timeout is `upstream::Timeouts::call`.
     pub deadline: Option<Duration>,
     /// How long a `tools/call` may run before a client without task support gets a ticket instead of the
     /// result. Default none: the client waits.
-    pub ticket: Option<Duration>,
+    pub ticket_after: Option<Duration>,
 }
 
 /// The tasks that the proxy provides for clients of 2025-11-25.
@@ -99,13 +99,13 @@ pub struct LegacyTaskPolicy {
     pub max_ttl: Duration,
     /// Whether a task whose tool returned an error is `completed` instead of `failed`, which the revision
     /// requires: some clients drop the result of a failed task. Off by default.
-    pub errors_complete: bool,
+    pub completes_on_tool_error: bool,
     /// A text in the response that creates a task, with which the client's model can continue while the task
     /// works.
     pub immediate_response: Option<String>,
     /// Whether a caller can access, in a session of one era, the tasks that it created in the other. Off by
     /// default, and never for callers without credentials.
-    pub across_eras: bool,
+    pub is_shared_across_eras: bool,
     /// The clients that may get tasks that they did not request.
     pub unsolicited: UnsolicitedTasks,
 }
@@ -116,17 +116,17 @@ pub struct LegacyTaskPolicy {
 pub struct ResumePolicy {
     /// Whether the proxy assigns event ids and buffers the events. Off by default, because each such response
     /// takes memory and work.
-    pub mint: bool,
+    pub assigns_event_ids: bool,
     /// How long a buffered response is kept after its end. Default 5 min.
-    pub keep: Duration,
+    pub keep_for: Duration,
     /// The maximum size of the buffered events of one response, in bytes; older events are dropped. Default 1
     /// MiB.
-    pub bytes: usize,
+    pub max_bytes: usize,
     /// How long a call of the previous process waits for a request of its caller, whose credentials the
     /// resumption at the server needs. Default 5 min.
-    pub wait: Duration,
+    pub credentials_timeout: Duration,
     /// The maximum number of buffered responses; events of further responses get no ids. Default 1000.
-    pub streams: usize,
+    pub max_streams: usize,
 }
 
 /// The clients that may get a task without requesting one (SEP-2229, draft). Clients that do not support
@@ -156,10 +156,10 @@ pub enum ClientMatch {
 impl Default for WaitPolicy {
     fn default() -> Self {
         Self {
-            progress: Some(Duration::from_secs(10)),
-            comments: Duration::from_secs(5),
+            progress_after: Some(Duration::from_secs(10)),
+            comment_after: Duration::from_secs(5),
             deadline: None,
-            ticket: None,
+            ticket_after: None,
         }
     }
 }
@@ -169,11 +169,11 @@ impl Default for WaitPolicy {
 impl Default for ResumePolicy {
     fn default() -> Self {
         Self {
-            mint: false,
-            keep: Duration::from_secs(5 * 60),
-            wait: Duration::from_secs(5 * 60),
-            bytes: 1 << 20,
-            streams: 1000,
+            assigns_event_ids: false,
+            keep_for: Duration::from_secs(5 * 60),
+            credentials_timeout: Duration::from_secs(5 * 60),
+            max_bytes: 1 << 20,
+            max_streams: 1000,
         }
     }
 }
@@ -184,9 +184,9 @@ impl Default for LegacyTaskPolicy {
     fn default() -> Self {
         Self {
             max_ttl: Duration::from_secs(24 * 60 * 60),
-            errors_complete: false,
+            completes_on_tool_error: false,
             immediate_response: None,
-            across_eras: false,
+            is_shared_across_eras: false,
             unsolicited: UnsolicitedTasks::Never,
         }
     }
@@ -198,12 +198,12 @@ impl UnsolicitedTasks {
     /// Whether a client may get unsolicited tasks. `principal` returns the client's principal as it appears
     /// in the log.
     pub fn applies_to(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
-        let signs = match self {
+        let matches = match self {
             Self::Never => return false,
             Self::Always => return true,
-            Self::Matching(signs) => signs,
+            Self::Matching(matches) => matches,
         };
-        signs.iter().any(|sign| sign.matches(headers, &principal))
+        matches.iter().any(|client_match| client_match.matches(headers, &principal))
     }
 }
 
@@ -214,8 +214,10 @@ impl ClientMatch {
     /// appears in the log.
     pub(super) fn matches(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
         match self {
-            Self::Header(name, value) => headers.get_all(name).iter().any(|sent| sent == value.as_str()),
-            Self::Principal(known) => *known == principal(),
+            Self::Header(name, value) => {
+                headers.get_all(name).iter().any(|received| received == value.as_str())
+            }
+            Self::Principal(expected) => *expected == principal(),
         }
     }
 }
@@ -237,41 +239,41 @@ impl Route {
     }
 
     /// Returns the policy of a tool on this route for a caller with this rollout membership.
-    pub fn tool_policy_for(&self, tool: &str, standing: &RolloutMembership) -> ToolPolicy {
-        let mut policy = self.defer.tool_policy(&self.tools, tool, standing);
-        if let (TicketAfter::Inherited, Some(after)) = (policy.ticket, self.held.ticket) {
+    pub fn tool_policy_for(&self, tool: &str, membership: &RolloutMembership) -> ToolPolicy {
+        let mut policy = self.defer.tool_policy(&self.tools, tool, membership);
+        if let (TicketAfter::Inherited, Some(after)) = (policy.ticket, self.wait_policy.ticket_after) {
             policy.ticket = TicketAfter::After(after);
         }
         policy
     }
 
     /// Returns the first rule that matches the name of the tool, whatever the rule sets.
-    fn rule(&self, tool: &str) -> Option<&ToolRule> {
+    fn find_rule(&self, tool: &str) -> Option<&ToolRule> {
         self.tools.iter().find(|rule| rule.matches.matches(tool))
     }
 
     /// Returns the pattern of the rule that sets the mode of a tool; `None` if the tool has the route's mode.
     pub fn mode_rule(&self, tool: &str) -> Option<&NamePattern> {
-        self.rule(tool).filter(|rule| rule.mode.is_some()).map(|rule| &rule.matches)
+        self.find_rule(tool).filter(|rule| rule.mode.is_some()).map(|rule| &rule.matches)
     }
 
     /// Returns the pattern of the rule that sets the mode or the threshold of a tool; `None` if the tool has
     /// those of the route.
     pub fn threshold_rule(&self, tool: &str) -> Option<&NamePattern> {
-        let sets = |rule: &&ToolRule| rule.mode.is_some() || rule.after.is_some();
-        self.rule(tool).filter(sets).map(|rule| &rule.matches)
+        let sets_threshold = |rule: &&ToolRule| rule.mode.is_some() || rule.after.is_some();
+        self.find_rule(tool).filter(sets_threshold).map(|rule| &rule.matches)
     }
 
     /// Returns the pattern of the rule that sets this ticket time for a tool; `None` if the route or the
     /// ticket holder sets the time.
     pub fn ticket_rule(&self, tool: &str, after: Duration) -> Option<&NamePattern> {
-        let rule = self.rule(tool).filter(|rule| rule.ticket == TicketAfter::After(after));
+        let rule = self.find_rule(tool).filter(|rule| rule.ticket == TicketAfter::After(after));
         rule.map(|rule| &rule.matches)
     }
 
     /// Returns the timeout of a call of this tool at the server; `None` if the server's own timeout applies.
     pub fn call_timeout(&self, tool: &str) -> Option<Duration> {
-        self.rule(tool).and_then(|rule| rule.timeout).or(self.timeout)
+        self.find_rule(tool).and_then(|rule| rule.timeout).or(self.timeout)
     }
 
     /// Whether any call may have a timeout that differs from the server's own.
@@ -280,12 +282,12 @@ impl Route {
     }
 
     /// Whether the tool is denied (`mode: deny`): its calls are refused, and it is hidden from lists.
-    pub fn denies(&self, tool: &str) -> bool {
-        self.rule(tool).is_some_and(|rule| rule.mode == Some(Mode::Deny))
+    pub fn is_denied(&self, tool: &str) -> bool {
+        self.find_rule(tool).is_some_and(|rule| rule.mode == Some(Mode::Deny))
     }
 
     /// Whether any rule denies tools (`mode: deny`).
-    pub fn denies_tools(&self) -> bool {
+    pub fn has_denied_tools(&self) -> bool {
         self.tools.iter().any(|rule| rule.mode == Some(Mode::Deny))
     }
 
@@ -296,9 +298,9 @@ impl Route {
 
     /// Returns the rollout that applies to a tool: that of its rule, else that of the route; `None` without a
     /// rollout.
-    pub fn rollout(&self, tool: &str) -> Option<&Rollout> {
-        let of_rule = self.rule(tool).and_then(|rule| rule.rollout.as_deref());
-        of_rule.or(self.defer.rollout.as_deref())
+    pub fn rollout_of_tool(&self, tool: &str) -> Option<&Rollout> {
+        let rule_rollout = self.find_rule(tool).and_then(|rule| rule.rollout.as_deref());
+        rule_rollout.or(self.defer.rollout.as_deref())
     }
 
     /// Determines the caller's membership in each rollout of the route; `None`, at no cost, without a
@@ -314,34 +316,36 @@ impl Route {
         }
         let principal = principal.to_string();
         let head = CallerHead { headers, token, principal: &principal };
-        let admits = |rollout: &Rollout| rollout.admits(&self.path, &self.principal, head);
-        Some(self.rollouts().map(|rollout| rollout.is_none_or(admits)).collect())
+        let is_included = |rollout: &Rollout| rollout.includes(&self.path, &self.principal, head);
+        Some(self.rollouts().map(|rollout| rollout.is_none_or(is_included)).collect())
     }
 
     /// Returns the rollout of `defer`, then that of each rule; `None` where there is none.
     fn rollouts(&self) -> impl Iterator<Item = Option<&Rollout>> {
-        let of_rules = self.tools.iter().map(|rule| rule.rollout.as_deref());
-        [self.defer.rollout.as_deref()].into_iter().chain(of_rules)
+        let rule_rollouts = self.tools.iter().map(|rule| rule.rollout.as_deref());
+        [self.defer.rollout.as_deref()].into_iter().chain(rule_rollouts)
     }
 
     /// Whether tasks of 2025-11-25 are offered to a caller with this membership when it begins a session. If
     /// the membership depends on the session, whose id is not known yet, tasks are offered, and `tools/list`
     /// decides for each tool.
-    pub fn offers_tasks(&self, standing: &RolloutMembership) -> bool {
-        let by_session = |rollout: &Rollout| rollout.by == RolloutBasis::Session;
-        self.has_tasks() && (self.defers_for(standing) || self.rollouts().flatten().any(by_session))
+    pub fn can_offer_tasks(&self, membership: &RolloutMembership) -> bool {
+        let is_by_session = |rollout: &Rollout| rollout.basis == RolloutBasis::Session;
+        self.has_tasks() && (self.can_defer_for(membership) || self.rollouts().flatten().any(is_by_session))
     }
 
     /// Whether calls of any tool may become tasks for a caller with this membership. Always true without a
     /// rollout: only the modes decide then.
-    pub fn defers_for(&self, standing: &RolloutMembership) -> bool {
-        standing.is_none() || self.modes_for(standing).any(Mode::makes_tasks)
+    pub fn can_defer_for(&self, membership: &RolloutMembership) -> bool {
+        membership.is_none() || self.modes_for(membership).any(Mode::makes_tasks)
     }
 
     /// Whether any call on the route may get a ticket instead of its result.
     pub fn has_tickets(&self) -> bool {
-        let is_after = |rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_));
-        self.held.ticket.is_some() || self.tools.iter().any(is_after) || self.tickets.has_thresholds()
+        let has_ticket_time = |rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_));
+        self.wait_policy.ticket_after.is_some()
+            || self.tools.iter().any(has_ticket_time)
+            || self.tickets.has_thresholds()
     }
 
     /// Whether calls of any tool may become tasks, for some caller.
@@ -350,19 +354,22 @@ impl Route {
     }
 
     /// Whether any tool must be called as a task (`mode: required`) by a caller with this membership.
-    pub fn requires_tasks(&self, standing: &RolloutMembership) -> bool {
-        self.modes_for(standing).any(|mode| mode == Mode::Required)
+    pub fn has_required_tasks(&self, membership: &RolloutMembership) -> bool {
+        self.modes_for(membership).any(|mode| mode == Mode::Required)
     }
 
     /// Returns the modes that apply to a caller with this membership: a mode that makes tasks only if the
     /// caller is a member of its rollout.
-    fn modes_for(&self, standing: &RolloutMembership) -> impl Iterator<Item = Mode> {
-        let of_rules = self.tools.iter().enumerate().map(|(number, rule)| {
-            let own = rule.rollout.is_some().then_some(number);
-            (rule.mode.unwrap_or(self.defer.mode), own)
+    fn modes_for(&self, membership: &RolloutMembership) -> impl Iterator<Item = Mode> {
+        let rule_modes = self.tools.iter().enumerate().map(|(number, rule)| {
+            let rollout_rule = rule.rollout.is_some().then_some(number);
+            (rule.mode.unwrap_or(self.defer.mode), rollout_rule)
         });
-        let all = of_rules.chain([(self.defer.mode, None)]);
-        all.filter(|(mode, own)| !mode.makes_tasks() || rollout::admits(standing, *own)).map(|(mode, _)| mode)
+        let all = rule_modes.chain([(self.defer.mode, None)]);
+        all.filter(|(mode, rollout_rule)| {
+            !mode.makes_tasks() || rollout::is_member(membership, *rollout_rule)
+        })
+        .map(|(mode, _)| mode)
     }
 
     /// Returns the modes of the route and of its rules.

@@ -37,7 +37,7 @@ pub struct DeferPolicy {
 }
 
 /// The minimum retention of a result; a shorter setting is raised to this value.
-pub const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
+pub const MIN_RETENTION: Duration = Duration::from_secs(1);
 
 /// The overrides of the route's policy for the tools whose names match (`tools`). `None` means the route's
 /// setting.
@@ -168,18 +168,18 @@ impl DeferPolicy {
     /// Returns the policy of `tool` for a caller with this rollout membership: the first matching rule
     /// overrides the route's default. For a caller outside the rollout a mode that would make tasks becomes
     /// `observe`.
-    pub fn tool_policy(&self, rules: &[ToolRule], tool: &str, standing: &RolloutMembership) -> ToolPolicy {
-        let found = rules.iter().enumerate().find(|(_, rule)| rule.matches.matches(tool));
-        let policy = self.inside_rollout(found.map(|(_, rule)| rule));
-        let own = found.filter(|(_, rule)| rule.rollout.is_some()).map(|(number, _)| number);
-        match policy.mode.makes_tasks() && !rollout::admits(standing, own) {
-            true => policy.outside_rollout(),
+    pub fn tool_policy(&self, rules: &[ToolRule], tool: &str, membership: &RolloutMembership) -> ToolPolicy {
+        let matching_rule = rules.iter().enumerate().find(|(_, rule)| rule.matches.matches(tool));
+        let policy = self.policy_inside_rollout(matching_rule.map(|(_, rule)| rule));
+        let rollout_rule = matching_rule.filter(|(_, rule)| rule.rollout.is_some()).map(|(number, _)| number);
+        match policy.mode.makes_tasks() && !rollout::is_member(membership, rollout_rule) {
+            true => policy.into_observed(),
             false => policy,
         }
     }
 
     /// Returns the policy of a tool with this rule (`None` for no rule) for members of the rollout.
-    fn inside_rollout(&self, rule: Option<&ToolRule>) -> ToolPolicy {
+    fn policy_inside_rollout(&self, rule: Option<&ToolRule>) -> ToolPolicy {
         ToolPolicy {
             mode: rule.and_then(|rule| rule.mode).unwrap_or(self.mode),
             after: rule.and_then(|rule| rule.after).unwrap_or(self.after),
@@ -196,7 +196,7 @@ impl DeferPolicy {
 
 impl ToolPolicy {
     /// Converts the policy to that for a caller outside the rollout: `observe` with the same threshold.
-    fn outside_rollout(self) -> Self {
+    fn into_observed(self) -> Self {
         let after = if self.mode == Mode::Always { Duration::ZERO } else { self.after };
         Self { mode: Mode::Observe, after, is_outside_rollout: true, ..self }
     }
@@ -210,7 +210,7 @@ impl NamePattern {
         let text = text.into();
         let shape = match text.find(['*', '?']) {
             None => PatternShape::Name,
-            Some(at) if &text[at..] == "*" => PatternShape::Prefix(at),
+            Some(star) if &text[star..] == "*" => PatternShape::Prefix(star),
             Some(_) => PatternShape::Wildcard(text.chars().collect()),
         };
         Self { text, shape }
@@ -234,28 +234,28 @@ impl NamePattern {
 
 /// Matches a name against a pattern with wildcards, backtracking to the last `*` only.
 fn matches_wildcard(pattern: &[char], name: &str) -> bool {
-    let (mut at, mut rest) = (0, name.chars());
+    let (mut position, mut rest) = (0, name.chars());
     // The position after the last `*` of the pattern, and the part of the name that this `*` has not
     // consumed.
-    let mut star = None;
+    let mut last_star = None;
     loop {
         let before = rest.clone();
         let Some(char) = rest.next() else { break };
-        match pattern.get(at) {
+        match pattern.get(position) {
             Some('*') => {
-                at += 1;
-                star = Some((at, before.clone()));
+                position += 1;
+                last_star = Some((position, before.clone()));
                 rest = before;
             }
-            Some(&wanted) if wanted == '?' || wanted == char => at += 1,
+            Some(&expected) if expected == '?' || expected == char => position += 1,
             _ => {
-                let Some((behind, left)) = &mut star else { return false };
-                left.next();
-                (at, rest) = (*behind, left.clone());
+                let Some((after_star, unconsumed)) = &mut last_star else { return false };
+                unconsumed.next();
+                (position, rest) = (*after_star, unconsumed.clone());
             }
         }
     }
-    pattern[at..].iter().all(|&char| char == '*')
+    pattern[position..].iter().all(|&char| char == '*')
 }
 
 impl fmt::Debug for NamePattern {
@@ -330,9 +330,9 @@ mod tests {
             keys: ["a".to_owned(), "b".to_owned()].into(),
             requires: Some(Arc::new(serde_json::json!({ "roots": {} }))),
         }];
-        let treatment = DeferPolicy::default().tool_policy(&rules, "axb", &RolloutMembership::default());
-        assert!(Arc::ptr_eq(&treatment.keys, &rules[0].keys));
+        let policy = DeferPolicy::default().tool_policy(&rules, "axb", &RolloutMembership::default());
+        assert!(Arc::ptr_eq(&policy.keys, &rules[0].keys));
         let required = rules[0].requires.as_ref().expect("it requires something");
-        assert!(treatment.requires.is_some_and(|shared| Arc::ptr_eq(&shared, required)));
+        assert!(policy.requires.is_some_and(|shared| Arc::ptr_eq(&shared, required)));
     }
 }

@@ -13,7 +13,7 @@ pub struct TicketPolicy {
     pub holders: Option<Vec<TicketHolder>>,
     /// How long a call of the result tool waits for the result. `None`: as long as the first call ran before
     /// its ticket.
-    pub wait: Option<Duration>,
+    pub result_wait: Option<Duration>,
     /// The text of a ticket for the client's model; `None` for the default text.
     pub text: Option<Arc<str>>,
 }
@@ -22,12 +22,12 @@ pub struct TicketPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TicketHolder {
     /// How the client is recognised.
-    pub sign: HolderMatch,
+    pub client_match: HolderMatch,
     /// The time after which a call gets a ticket. If the route or the tool also sets one, the shorter time
     /// applies.
     pub after: Option<Duration>,
     /// How long a call of the result tool waits, for this holder; `None` for the route's setting.
-    pub wait: Option<Duration>,
+    pub result_wait: Option<Duration>,
 }
 
 /// How a ticket holder is recognised.
@@ -66,7 +66,7 @@ pub struct TicketTerms {
     /// How long the call may run before the client gets a ticket.
     pub after: Duration,
     /// How long a call of the result tool waits for the result.
-    pub wait: Duration,
+    pub result_wait: Duration,
 }
 
 // === impl TicketPolicy ===
@@ -81,14 +81,14 @@ impl TicketPolicy {
         name: Option<&str>,
     ) -> Option<TicketGrant> {
         let Some(holders) = &self.holders else {
-            return Some(TicketGrant { after: None, wait: self.wait, is_named: false });
+            return Some(TicketGrant { after: None, wait: self.result_wait, is_named: false });
         };
-        let is_meant = |holder: &&TicketHolder| match &holder.sign {
-            HolderMatch::Client(sign) => sign.matches(headers, &principal),
+        let matches_client = |holder: &&TicketHolder| match &holder.client_match {
+            HolderMatch::Client(client_match) => client_match.matches(headers, &principal),
             HolderMatch::Name(pattern) => name.is_some_and(|name| pattern.matches(name)),
         };
-        let TicketHolder { after, wait, .. } = holders.iter().find(is_meant)?;
-        Some(TicketGrant { after: *after, wait: wait.or(self.wait), is_named: true })
+        let TicketHolder { after, result_wait: wait, .. } = holders.iter().find(matches_client)?;
+        Some(TicketGrant { after: *after, wait: wait.or(self.result_wait), is_named: true })
     }
 
     /// Whether any holder sets a ticket time itself, so that tickets are possible without a time of the route
@@ -99,8 +99,9 @@ impl TicketPolicy {
 
     /// Whether any holder is recognised by a request header, so that headers must be available for a match.
     pub fn needs_headers(&self) -> bool {
-        let is_header = |sign: &HolderMatch| matches!(sign, HolderMatch::Client(ClientMatch::Header(..)));
-        self.holders.iter().flatten().any(|holder| is_header(&holder.sign))
+        let is_by_header =
+            |client_match: &HolderMatch| matches!(client_match, HolderMatch::Client(ClientMatch::Header(..)));
+        self.holders.iter().flatten().any(|holder| is_by_header(&holder.client_match))
     }
 }
 
@@ -123,9 +124,9 @@ impl TicketGrant {
         let after = match (policy.ticket, self.after) {
             (TicketAfter::Never, _) | (TicketAfter::Inherited, None) => return None,
             (TicketAfter::Inherited, Some(after)) | (TicketAfter::After(after), None) => after,
-            (TicketAfter::After(one), Some(other)) => one.min(other),
+            (TicketAfter::After(tool_after), Some(grant_after)) => tool_after.min(grant_after),
         };
-        Some(TicketTerms { after, wait: self.wait.unwrap_or(after) })
+        Some(TicketTerms { after, result_wait: self.wait.unwrap_or(after) })
     }
 }
 
@@ -141,7 +142,7 @@ mod tests {
     }
 
     fn holder(sign: HolderMatch, after: u32) -> TicketHolder {
-        TicketHolder { sign, after: (after > 0).then_some(after * SECOND), wait: None }
+        TicketHolder { client_match: sign, after: (after > 0).then_some(after * SECOND), result_wait: None }
     }
 
     #[test]
@@ -190,7 +191,7 @@ mod tests {
     fn tools_without_tasks_or_with_tasks_only_give_no_tickets() {
         let holding = TicketGrant { after: Some(SECOND), wait: Some(2 * SECOND), is_named: false };
         let terms = |mode| holding.terms(&policy(mode, TicketAfter::Inherited));
-        let given = Some(TicketTerms { after: SECOND, wait: 2 * SECOND });
+        let given = Some(TicketTerms { after: SECOND, result_wait: 2 * SECOND });
         assert_eq!((terms(Mode::Auto), terms(Mode::Always)), (given, given));
         for mode in [Mode::Never, Mode::Required, Mode::Observe, Mode::Deny] {
             assert_eq!(terms(mode), None, "{mode}");

@@ -32,10 +32,10 @@ pub enum TokenError {
     NoToken,
     /// The request has a bearer token that is not accepted.
     #[error("the token is not valid (access.tokens)")]
-    WrongToken,
+    InvalidToken,
     /// The request has several `Authorization` headers.
     #[error("the request has several `Authorization` headers; send one")]
-    Several,
+    SeveralHeaders,
 }
 
 // === impl TokenSet ===
@@ -63,29 +63,31 @@ impl TokenSet {
     ///
     /// # Errors
     /// [`TokenError`] if the request has no token, an unknown token, or several `Authorization` headers.
-    pub fn take(&self, headers: &mut HeaderMap) -> Result<Arc<AccessToken>, TokenError> {
-        let Entry::Occupied(shown) = headers.entry(AUTHORIZATION) else { return Err(TokenError::NoToken) };
-        if shown.iter().count() > 1 {
-            return Err(TokenError::Several);
+    pub fn authenticate(&self, headers: &mut HeaderMap) -> Result<Arc<AccessToken>, TokenError> {
+        let Entry::Occupied(presented) = headers.entry(AUTHORIZATION) else {
+            return Err(TokenError::NoToken);
+        };
+        if presented.iter().count() > 1 {
+            return Err(TokenError::SeveralHeaders);
         }
-        let token = self.find(parse_bearer(shown.get()).ok_or(TokenError::NoToken)?);
-        let token = token.ok_or(TokenError::WrongToken)?;
-        shown.remove();
+        let token = self.find(parse_bearer(presented.get()).ok_or(TokenError::NoToken)?);
+        let token = token.ok_or(TokenError::InvalidToken)?;
+        presented.remove();
         Ok(token)
     }
 
     /// Whether a request that was authenticated with this token (`None` for no token) before a reload would
     /// be authenticated as the same caller now.
-    pub fn admits(&self, shown: Option<&AccessToken>) -> bool {
-        shown.map_or(self.is_empty(), |shown| self.0.iter().any(|known| **known == *shown))
+    pub fn still_accepts(&self, presented: Option<&AccessToken>) -> bool {
+        presented.map_or(self.is_empty(), |presented| self.0.iter().any(|accepted| **accepted == *presented))
     }
 
     /// Finds a token by its text, in constant time for all stored tokens.
     fn find(&self, token: &[u8]) -> Option<Arc<AccessToken>> {
-        let shown = digest_of(token);
+        let presented = digest_of(token);
         let mut found = u64::MAX;
-        for (index, known) in (0..).zip(&self.0) {
-            found.conditional_assign(&index, known.digest.ct_eq(&shown));
+        for (index, accepted) in (0..).zip(&self.0) {
+            found.conditional_assign(&index, accepted.digest.ct_eq(&presented));
         }
         self.0.get(usize::try_from(found).ok()?).map(Arc::clone)
     }
@@ -120,7 +122,7 @@ impl TokenError {
     pub fn challenge(self) -> HeaderValue {
         HeaderValue::from_static(match self {
             Self::NoToken => r#"Bearer realm="deferral""#,
-            Self::WrongToken | Self::Several => r#"Bearer realm="deferral", error="invalid_token""#,
+            Self::InvalidToken | Self::SeveralHeaders => r#"Bearer realm="deferral", error="invalid_token""#,
         })
     }
 }
@@ -128,21 +130,22 @@ impl TokenError {
 /// Returns the bearer token of a request; `None` unless the request has exactly one `Authorization` header,
 /// and that is a bearer token.
 pub fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
-    let mut shown = headers.get_all(AUTHORIZATION).iter();
-    let one = shown.next()?;
-    parse_bearer(one).filter(|_| shown.next().is_none())
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let value = values.next()?;
+    parse_bearer(value).filter(|_| values.next().is_none())
 }
 
 /// Returns the token in an `Authorization` value; `None` for another scheme than `Bearer`. The scheme is
 /// case-insensitive (RFC 9110, 11.1), and blanks follow it.
 fn parse_bearer(authorization: &HeaderValue) -> Option<&[u8]> {
-    let (scheme, rest) = authorization.as_bytes().split_at_checked(BEARER.len())?;
+    let (scheme, rest) = authorization.as_bytes().split_at_checked(BEARER_SCHEME.len())?;
     let token = rest.trim_ascii();
-    let is_bearer = scheme.eq_ignore_ascii_case(BEARER) && rest.first() == Some(&b' ') && !token.is_empty();
+    let is_bearer =
+        scheme.eq_ignore_ascii_case(BEARER_SCHEME) && rest.first() == Some(&b' ') && !token.is_empty();
     is_bearer.then_some(token)
 }
 
-const BEARER: &[u8] = b"Bearer";
+const BEARER_SCHEME: &[u8] = b"Bearer";
 
 fn digest_of(token: &[u8]) -> [u8; 32] {
     digest(&SHA256, token).as_ref().try_into().expect("SHA-256 has 32 bytes")
@@ -160,12 +163,12 @@ mod tests {
         (name.into(), token)
     }
 
-    fn take(shown: &[&'static str]) -> (Result<Arc<str>, TokenError>, bool) {
+    fn authenticate(shown: &[&'static str]) -> (Result<Arc<str>, TokenError>, bool) {
         let mut headers = HeaderMap::new();
         for value in shown {
             headers.append(AUTHORIZATION, HeaderValue::from_static(value));
         }
-        let taken = tokens().take(&mut headers).map(|token| token.name().into());
+        let taken = tokens().authenticate(&mut headers).map(|token| token.name().into());
         (taken, headers.contains_key(AUTHORIZATION))
     }
 
@@ -177,7 +180,7 @@ mod tests {
             ("BEARER   new-token", "alice"),
             ("Bearer a-token ", "alice"),
         ] {
-            assert_eq!(take(&[shown]), (Ok(name.into()), false), "{shown}");
+            assert_eq!(authenticate(&[shown]), (Ok(name.into()), false), "{shown}");
         }
     }
 
@@ -190,13 +193,13 @@ mod tests {
             (&["Bearer "], TokenError::NoToken),
             (&["Bearera-token"], TokenError::NoToken),
             (&["a-token"], TokenError::NoToken),
-            (&["Bearer a-toke"], TokenError::WrongToken),
-            (&["Bearer a-tokens"], TokenError::WrongToken),
-            (&["Bearer A-token"], TokenError::WrongToken),
-            (&["Bearer a-token, Bearer b-token"], TokenError::WrongToken),
-            (&["Bearer a-token", "Bearer a-token"], TokenError::Several),
+            (&["Bearer a-toke"], TokenError::InvalidToken),
+            (&["Bearer a-tokens"], TokenError::InvalidToken),
+            (&["Bearer A-token"], TokenError::InvalidToken),
+            (&["Bearer a-token, Bearer b-token"], TokenError::InvalidToken),
+            (&["Bearer a-token", "Bearer a-token"], TokenError::SeveralHeaders),
         ] {
-            let (taken, _) = take(shown);
+            let (taken, _) = authenticate(shown);
             assert_eq!(taken, Err(why), "{shown:?}");
             assert_eq!(why.challenge().to_str().unwrap().contains("error="), why != TokenError::NoToken);
         }
@@ -205,9 +208,9 @@ mod tests {
     #[test]
     fn a_removed_or_renamed_token_admits_no_request() {
         let mut headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer a-token"))]);
-        let shown = tokens().take(&mut headers).expect("it is known");
+        let shown = tokens().authenticate(&mut headers).expect("it is known");
         let admitted = |kept: &[(&'static str, &'static str)], shown| {
-            TokenSet::new(kept.iter().copied().map(named)).admits(shown)
+            TokenSet::new(kept.iter().copied().map(named)).still_accepts(shown)
         };
         assert!(admitted(&[("bob", "b-token"), ("alice", "a-token")], Some(&shown)));
         for kept in [&[("alice", "new-token")][..], &[("bob", "a-token")], &[]] {

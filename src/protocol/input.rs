@@ -32,7 +32,7 @@ pub struct InputRequest {
 }
 
 /// The input responses of a retry, raw, by key. Slices of the client's message, and not yet validated: see
-/// [`crate::bridge::elicit::check_answer`].
+/// [`crate::bridge::elicit::check_input_response`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InputResponses(BTreeMap<String, Bytes>);
 

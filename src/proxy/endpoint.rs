@@ -264,7 +264,7 @@ fn reply_stream(mut conversation: impl ReplySource) -> ReplyStream {
 async fn discover(shared: &RouteContext, call: &Call, caller: &Caller) -> CallReply {
     match shared.upstream.describe(&CallerIdentity::of(caller)).await {
         Ok(server) => {
-            let result = describe::discover(describe::ServerDescription {
+            let result = describe::build_discover_result(describe::ServerDescription {
                 capabilities: &server.capabilities,
                 server_info: &server.server_info,
                 instructions: server.instructions.as_ref(),

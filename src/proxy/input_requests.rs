@@ -58,7 +58,13 @@ pub(super) fn missing_capability<'a>(
 /// Binds a retry to one request of one caller on one route.
 pub(super) fn binding(shared: &RouteContext, caller: &Caller, call: &Call) -> RequestBinding {
     let target = call.target.as_deref();
-    RequestBinding::of(caller.principal, &shared.route.path, &call.method, target, call.params.as_ref())
+    RequestBinding::for_request(
+        caller.principal,
+        &shared.route.path,
+        &call.method,
+        target,
+        call.params.as_ref(),
+    )
 }
 
 /// Reads the `requestState` and the input responses of a call, either or both of which may be absent.
@@ -165,7 +171,7 @@ pub(super) fn queue_full_reply(call: &Call) -> CallReply {
 /// The result that hands a task to its client.
 pub(super) fn created(shared: &RouteContext, record: &Record, server: &UpstreamDescription) -> Vec<u8> {
     let about = server_info_meta(record.server_info.as_ref().unwrap_or(&server.server_info));
-    view::extension::created(
+    view::extension::create_task_result(
         record,
         shared.clock.timestamp(),
         shared.ledger.quotas().poll_interval,
@@ -177,7 +183,7 @@ pub(super) fn created(shared: &RouteContext, record: &Record, server: &UpstreamD
 pub(super) fn tasks_undeclared_reply(call: &Call) -> CallReply {
     let error = ErrorObject::missing_capability(
         "the call that `requestState` belongs to has become a task; repeat the request with the tasks extension declared to get it",
-        &plan::tasks(),
+        &plan::tasks_capability(),
     );
     reply::refuse(call, StatusCode::BAD_REQUEST, &error)
 }
@@ -213,16 +219,16 @@ pub(super) fn url_input_required(
     if let Some(missing) =
         missing_capability(&caller.capabilities, questions.iter().map(|(_, question)| question))
     {
-        return Some(reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::input_refused(&missing)));
+        return Some(reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::input_refused_error(&missing)));
     }
     let state = RequestState {
         target: RetryTarget::Restart,
         node: shared.call_registry.node,
         round: 1,
-        expires: shared.clock.timestamp() + shared.route.questions.park,
+        expires: shared.clock.timestamp() + shared.route.input_policy.park,
         binding: binding(),
     };
     let sealed = shared.keyring.seal(&state, random());
     let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
-    Some(reply::input_required(call, &elicit::input_required(questions, &sealed, &server.server_info)))
+    Some(reply::input_required(call, &elicit::input_required_result(questions, &sealed, &server.server_info)))
 }

@@ -34,7 +34,11 @@ impl KeepAlive {
 
     /// For a request that is not a call: comments only.
     pub fn comments_only(comments: Duration, began: Instant) -> Self {
-        Self::new(WaitPolicy { progress: None, comments, deadline: None, ticket: None }, None, began)
+        Self::new(
+            WaitPolicy { progress_after: None, comment_after: comments, deadline: None, ticket_after: None },
+            None,
+            began,
+        )
     }
 
     /// The state and the timer, for the next stage of the response.
@@ -147,10 +151,10 @@ mod tests {
 
     fn held() -> WaitPolicy {
         WaitPolicy {
-            progress: Some(10 * SECOND),
-            comments: 4 * SECOND,
+            progress_after: Some(10 * SECOND),
+            comment_after: 4 * SECOND,
             deadline: Some(25 * SECOND),
-            ticket: None,
+            ticket_after: None,
         }
     }
 
@@ -158,13 +162,13 @@ mod tests {
     async fn silence_is_broken_by_comments_and_progress_until_the_deadline() {
         assert_eq!(rendered(held(), true, 30, |_, _| {}).await, "4: 8: 10+ 14: 18: 20+ 24: 25!");
         assert_eq!(rendered(held(), false, 30, |_, _| {}).await, "4: 8: 12: 16: 20: 24: 25!");
-        let off = WaitPolicy { progress: None, deadline: None, ..held() };
+        let off = WaitPolicy { progress_after: None, deadline: None, ..held() };
         assert_eq!(rendered(off, true, 13, |_, _| {}).await, "4: 8: 12:");
     }
 
     #[tokio::test(start_paused = true)]
     async fn progress_and_deadline_precede_comments_due_at_once() {
-        let even = WaitPolicy { progress: Some(4 * SECOND), deadline: Some(8 * SECOND), ..held() };
+        let even = WaitPolicy { progress_after: Some(4 * SECOND), deadline: Some(8 * SECOND), ..held() };
         assert_eq!(rendered(even, true, 30, |_, _| {}).await, "4+ 8!");
     }
 
@@ -212,7 +216,7 @@ mod tests {
         for (held, may_begin, what, after) in [
             (held(), true, ResponseStart::Due, 10),
             (held(), false, ResponseStart::Deadline, 25),
-            (WaitPolicy { progress: None, ..held() }, true, ResponseStart::Due, 4),
+            (WaitPolicy { progress_after: None, ..held() }, true, ResponseStart::Due, 4),
             (WaitPolicy { deadline: Some(2 * SECOND), ..held() }, true, ResponseStart::Deadline, 2),
         ] {
             let began = clock.now();

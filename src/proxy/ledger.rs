@@ -671,7 +671,8 @@ impl TaskLease {
                 self.ledger.remove_unfetched(&self.id);
                 if let Some(record) = record.filter(|record| self.is_counted && !record.state.is_ended()) {
                     let age = self.ledger.clock.timestamp().since(record.created);
-                    let end = TaskEnd { waited: record.waited, age, code: None, is_tool_error: false };
+                    let end =
+                        TaskEnd { waited: record.elapsed_before_task, age, code: None, is_tool_error: false };
                     emit_transition(&record, record.state.status(), TaskState::Cancelled.status(), Some(end));
                 }
             }
@@ -720,7 +721,7 @@ fn task_end(record: &Record) -> Option<TaskEnd> {
     };
     let is_tool_error = matches!(record.state, TaskState::Completed { is_error: true, .. });
     let age = record.status_since.since(record.created);
-    Some(TaskEnd { waited: record.waited, age, code, is_tool_error })
+    Some(TaskEnd { waited: record.elapsed_before_task, age, code, is_tool_error })
 }
 
 /// Logs and counts a change of the status.

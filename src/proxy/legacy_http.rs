@@ -114,7 +114,7 @@ impl LegacyRequest {
 
 /// A result of the proxy.
 pub(super) fn success(id: &RequestId, result: &[u8], account: AccessSummary) -> LegacyResponse {
-    json_response(legacy::success(id, result), account)
+    json_response(legacy::success_response(id, result), account)
 }
 
 /// A refusal of the proxy.

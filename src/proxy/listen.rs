@@ -13,9 +13,10 @@ use super::{
 };
 use crate::{
     bridge::{
-        describe::declares_flag,
+        describe::has_flag,
         listen::{
-            SubscriptionFilter, acknowledgement, closing_messages, subscription_meta, tagged_notification,
+            SubscriptionFilter, acknowledged_message, closing_messages, subscription_meta,
+            tagged_notification,
         },
     },
     dialect::{Call, Caller, modern},
@@ -112,7 +113,7 @@ impl ListenStream {
         // Checked before anything is subscribed at the server.
         let records = self.tasks(&asked.task_ids).await?;
         let (filter, subscriptions) = self.accept_filter(asked, &records, &identity, &server).await;
-        self.outgoing.push_back(ReplyItem::Notification(acknowledgement(&self.call.id, &filter)));
+        self.outgoing.push_back(ReplyItem::Notification(acknowledged_message(&self.call.id, &filter)));
         let tasks =
             self.shared.ledger.watchers.watch(records.iter().map(|record| record.id.clone()).collect());
         // Changes before the subscription are not repeated, except for ended tasks: a client would otherwise
@@ -171,7 +172,7 @@ impl ListenStream {
         identity: &CallerIdentity,
         server: &UpstreamDescription,
     ) -> (SubscriptionFilter, Vec<Subscription>) {
-        let offers = |member, flag| declares_flag(&server.capabilities, member, flag);
+        let offers = |member, flag| has_flag(&server.capabilities, member, flag);
         let (mut uris, mut subscriptions) = (Vec::new(), Vec::new());
         if offers("resources", "subscribe") {
             let mut named = HashSet::new();
@@ -203,7 +204,7 @@ impl ListenStream {
                 Ok(report) => self.handle_report(report),
                 // Reports were lost: all subscribed lists may have changed.
                 Err(RecvError::Lagged(_)) => {
-                    let lists = ListKind::ALL.into_iter().filter(|list| open.filter.wants_list(*list));
+                    let lists = ListKind::ALL.into_iter().filter(|list| open.filter.includes_list(*list));
                     open.changed.add(lists, self.shared.clock.now() + MERGE_WINDOW);
                 }
                 Err(RecvError::Closed) => self.end(),
@@ -224,10 +225,10 @@ impl ListenStream {
         let ListenState::Open(open) = &mut self.state else { return };
         let ActiveListen { filter, changed, .. } = &mut **open;
         match report {
-            ChangeNotification::ListChanged(list) if filter.wants_list(list) => {
+            ChangeNotification::ListChanged(list) if filter.includes_list(list) => {
                 changed.add([list], self.shared.clock.now() + MERGE_WINDOW);
             }
-            ChangeNotification::ResourceUpdated { uri, params } if filter.wants_resource(&uri) => {
+            ChangeNotification::ResourceUpdated { uri, params } if filter.includes_resource(&uri) => {
                 let notice = tagged_notification(&self.call.id, &Method::ResourceUpdated, Some(&params));
                 self.outgoing.push_back(ReplyItem::Notification(notice));
             }

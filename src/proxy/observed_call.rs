@@ -90,7 +90,7 @@ impl Drop for ObservedCall {
             return;
         }
         let route = &self.shared.route;
-        let rollout = route.rollout(&self.tool).filter(|_| self.is_outside).map(ToString::to_string);
+        let rollout = route.rollout_of_tool(&self.tool).filter(|_| self.is_outside).map(ToString::to_string);
         WouldDefer {
             tool: &self.tool,
             route: &route.path,

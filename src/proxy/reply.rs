@@ -47,7 +47,7 @@ pub(super) fn to_client(call: &Call, route: &Route, end: CallEnd, refused: Optio
         && !is_missing_resource(call, route, result)
     {
         // The common case, in one pass over the server's bytes.
-        return match response.message(call) {
+        return match response.write_message(call) {
             Ok((body, false)) => CallReply::new(StatusCode::OK, body, RequestOutcome::Result),
             Ok((body, true)) => CallReply::new(StatusCode::OK, body, RequestOutcome::ToolError),
             Err(error) => invalid(call, &error.to_string()),
@@ -92,22 +92,22 @@ pub(super) fn verdict(call: &Call, route: &Route, end: CallEnd, refused: Option<
             if let Some(missing) = refused
                 && tool_result::is_error(result)
             {
-                return CallVerdict::Error(elicit::input_refused(missing), RequestOutcome::Refused);
+                return CallVerdict::Error(elicit::input_refused_error(missing), RequestOutcome::Refused);
             }
             if is_missing_resource(call, route, result) {
                 let uri = call.target.as_deref().unwrap_or_default();
-                return CallVerdict::Error(modern::no_such_resource(uri), RequestOutcome::ServerError);
+                return CallVerdict::Error(modern::unknown_resource_error(uri), RequestOutcome::ServerError);
             }
-            match response.result(&call.method) {
+            match response.client_result(&call.method) {
                 Ok(result) => CallVerdict::Result(result),
                 Err(error) => invalid(&error.to_string()),
             }
         }
         (Kind::Failure { .. }, Some(missing)) => {
-            CallVerdict::Error(elicit::input_refused(missing), RequestOutcome::Refused)
+            CallVerdict::Error(elicit::input_refused_error(missing), RequestOutcome::Refused)
         }
         (Kind::Failure { .. } | Kind::Request { .. } | Kind::Notification { .. }, _) => {
-            match response.error(call) {
+            match response.client_error(call) {
                 Some(error) => CallVerdict::Error(error, RequestOutcome::ServerError),
                 None => invalid("it is not a response"),
             }
@@ -181,13 +181,13 @@ pub(super) fn too_many(limit: &str) -> ErrorObject {
 
 /// The refusal of a method that the server does not serve.
 pub(super) fn not_served(call: &Call) -> CallReply {
-    let refused = modern::not_served(call.id.clone(), &call.method);
+    let refused = modern::method_not_found(call.id.clone(), &call.method);
     failed(call, refused.status, &refused.error, RequestOutcome::Refused)
 }
 
 /// The refusal of a call that needs the tasks extension, which its client did not declare.
 pub(super) fn tasks_required(call: &Call) -> CallReply {
-    refuse(call, StatusCode::BAD_REQUEST, &plan::tasks_required())
+    refuse(call, StatusCode::BAD_REQUEST, &plan::tasks_required_error())
 }
 
 /// The refusal of a new call while the proxy stops; nothing is sent. Another process may serve it.
@@ -248,7 +248,9 @@ fn invalid_error(why: &str) -> ErrorObject {
 }
 
 fn is_missing_resource(call: &Call, route: &Route, result: &Bytes) -> bool {
-    route.empty_contents_is_error && call.method == Method::ResourcesRead && modern::has_no_contents(result)
+    route.empty_contents_is_error
+        && call.method == Method::ResourcesRead
+        && modern::has_empty_contents(result)
 }
 
 fn body(call: &Call, error: &ErrorObject) -> Bytes {

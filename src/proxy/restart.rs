@@ -143,7 +143,7 @@ impl OrphanedTask {
                     self.fate.mark_pending();
                     self.resume(&shared, credentials);
                 }
-                () = sleep(shared.route.resume.wait) => {
+                () = sleep(shared.route.resume.credentials_timeout) => {
                     drop(came);
                     shared.pending_credentials.remove_abandoned(principal);
                     fail_orphan(&shared.ledger, self.custody, self.fate, &shared.overdue).await;

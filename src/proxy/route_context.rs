@@ -120,9 +120,9 @@ impl RouteContext {
     ) -> Option<Box<LimitedCall>> {
         let timeout = self.route.has_timeouts().then(|| self.route.call_timeout(tool)).flatten();
         let path = self.limiters.as_ref();
-        let path = path.and_then(|limiters| GatePath::of(limiters, &self.route, tool, principal));
+        let path = path.and_then(|limiters| GatePath::for_tool(limiters, &self.route, tool, principal));
         let is_limited = timeout.is_some() || path.is_some();
-        is_limited.then(|| Box::new(LimitedCall { path, timeout, deferral: deferral.cloned() }))
+        is_limited.then(|| Box::new(LimitedCall { gate_path: path, timeout, deferral: deferral.cloned() }))
     }
 
     pub(super) fn task_owner(&self, caller: &Caller) -> TaskPrincipal {
@@ -135,7 +135,7 @@ impl RouteContext {
 
     /// A client's credentials, from the headers of its request.
     pub(super) fn credentials(&self, headers: &HeaderMap) -> Credentials {
-        Credentials::from_request(headers, &self.route.forward)
+        Credentials::from_request(headers, &self.route.session_headers)
     }
 
     /// The last description of the server. The server is not asked: information about a task must not wait
@@ -154,7 +154,7 @@ impl RouteContext {
     /// servers declare less than they have.
     pub(super) fn declares(&self, method: &Method, server: &UpstreamDescription) -> bool {
         let needs = method.modern_requirement().unwrap_or(RequiredCapability::Nothing);
-        describe::declares(&server.capabilities, needs)
+        describe::has_capability(&server.capabilities, needs)
     }
 
     /// Passes the list of [`tool_list`](Self::tool_list) to `look`, if it is cached.
@@ -211,7 +211,7 @@ impl RouteContext {
     pub(super) fn legacy_terms(&self) -> experimental::ViewOptions {
         experimental::ViewOptions {
             poll: self.ledger.quotas().poll_interval,
-            tool_errors: match self.route.legacy_tasks.errors_complete {
+            tool_errors: match self.route.legacy_tasks.completes_on_tool_error {
                 true => experimental::ToolErrors::Completed,
                 false => experimental::ToolErrors::Failed,
             },

@@ -54,7 +54,7 @@ impl TicketToolCall {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let tool = call.target.as_deref().unwrap_or_default();
         let Some((wanted, names)) = tickets::modern_ticket_action(shared, call, caller, tool) else {
-            return Some(self.result_reply(view::ticket::unknown_ticket()));
+            return Some(self.result_reply(view::ticket::unknown_ticket_result()));
         };
         let holder = TicketCaller {
             owner: shared.task_owner(caller),
@@ -87,17 +87,17 @@ impl TicketToolCall {
     }
 
     fn result_reply(&self, result: Value) -> CallReply {
-        reply::success(&self.call, &modern::complete(result, &self.shared.server().server_info))
+        reply::success(&self.call, &modern::complete_result(result, &self.shared.server().server_info))
     }
 
     /// The same, with the server info of this task.
     fn call_result_reply(&self, record: &Record, result: Value) -> CallReply {
-        reply::success(&self.call, &modern::complete(result, &self.shared.server_info_of(record)))
+        reply::success(&self.call, &modern::complete_result(result, &self.shared.server_info_of(record)))
     }
 
     /// The response that the call itself would have had.
     fn ended_reply(&self, record: &Record, result_tool: &str) -> CallReply {
-        let mut reply = match view::ticket::outcome(record, true) {
+        let mut reply = match view::ticket::call_outcome(record, true) {
             Some(view::ticket::CallOutcome::Result(result)) => reply::success(&self.call, &result),
             Some(view::ticket::CallOutcome::Error(error)) => {
                 let mut refused = reply::refuse(&self.call, StatusCode::OK, &ErrorObject::from_raw(error));
@@ -105,7 +105,7 @@ impl TicketToolCall {
                 refused
             }
             Some(view::ticket::CallOutcome::Cancelled) | None => {
-                self.call_result_reply(record, view::ticket::already_ended(record, result_tool))
+                self.call_result_reply(record, view::ticket::already_ended_result(record, result_tool))
             }
         };
         reply.account.shown = Some(record.state.status());
@@ -117,7 +117,7 @@ impl TicketToolCall {
     fn input_required_reply(&self, record: &Record, requests: &[(String, InputRequest)]) -> CallReply {
         let questions = requests.iter().map(|(key, question)| (key.as_str(), question));
         let ticket = self.shared.keyring.seal_ticket(&record.id);
-        let result = elicit::input_required(questions, &ticket, &self.shared.server_info_of(record));
+        let result = elicit::input_required_result(questions, &ticket, &self.shared.server_info_of(record));
         reply::input_required(&self.call, &result)
     }
 }
@@ -159,7 +159,7 @@ impl ReplySource for TicketToolCall {
                     reply.account.origin = record.trace.clone();
                     reply
                 }
-                WatchEvent::Expired => self.result_reply(view::ticket::unknown_ticket()),
+                WatchEvent::Expired => self.result_reply(view::ticket::unknown_ticket_result()),
                 WatchEvent::Closing => {
                     let error = reply::lost_error(&CallError::Closing);
                     reply::refuse(&self.call, StatusCode::OK, &error)

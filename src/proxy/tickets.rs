@@ -3,7 +3,7 @@
 use super::{LegacyRequest, route_context::RouteContext, session::LegacyClient};
 use crate::{
     bridge::{
-        ticket::{TicketAction, TicketToolNames, read_page, ticket_argument, with_ticket_tools},
+        ticket::{TicketAction, TicketToolNames, read_tool_list_page, ticket_argument, with_ticket_tools},
         ticket_seal::is_ticket,
     },
     dialect::{Call, Caller},
@@ -36,12 +36,12 @@ impl TicketOptions {
         let ticket = shared.keyring.seal_ticket(&record.id);
         let terms = ticket::TicketPrompt {
             ticket: &ticket,
-            result: &self.names.result,
-            cancel: &self.names.cancel,
-            wait: self.wait,
+            result_tool: &self.names.result,
+            cancel_tool: &self.names.cancel,
+            result_wait: self.wait,
             text: shared.route.tickets.text.as_deref(),
         };
-        ticket::running(record, now, &terms)
+        ticket::running_result(record, now, &terms)
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) fn legacy_eligibility(
     client: &LegacyClient,
     passage: &LegacyRequest,
 ) -> Option<TicketGrant> {
-    if !shared.route.has_tickets() || !shared.route.defers_for(&passage.standing) {
+    if !shared.route.has_tickets() || !shared.route.can_defer_for(&passage.standing) {
         return None;
     }
     let known = client.session.and_then(|session| shared.sessions.ticket_holders.client(session));
@@ -80,7 +80,7 @@ pub(super) fn legacy_ticket_options(
     let is_believed =
         || holding.is_named && client.session.is_none_or(|session| holders.client(session).is_some());
     let names = given.or_else(|| is_believed().then(|| holders.free_names()))?;
-    Some((terms, TicketOptions { names, wait: terms.wait }))
+    Some((terms, TicketOptions { names, wait: terms.result_wait }))
 }
 
 /// The action of a ticket tool, if this tool is one, and the names of the ticket tools. An evicted session
@@ -124,7 +124,7 @@ pub(super) fn modern_eligibility(shared: &RouteContext, call: &Call, caller: &Ca
     let route = &shared.route;
     if !route.has_tickets()
         || caller.capabilities.declares_tasks()
-        || !route.defers_for(&caller.rollout_membership)
+        || !route.can_defer_for(&caller.rollout_membership)
     {
         return None;
     }
@@ -146,7 +146,10 @@ pub(super) fn modern_ticket_options(
     policy: &ToolPolicy,
 ) -> Option<(TicketTerms, TicketOptions)> {
     let terms = modern_eligibility(shared, call, caller)?.terms(policy)?;
-    Some((terms, TicketOptions { names: shared.sessions.ticket_holders.free_names(), wait: terms.wait }))
+    Some((
+        terms,
+        TicketOptions { names: shared.sessions.ticket_holders.free_names(), wait: terms.result_wait },
+    ))
 }
 
 /// The action of a ticket tool for such a client, as in [`legacy_ticket_action`].
@@ -174,7 +177,7 @@ pub(super) fn edit_tool_list(
     (holding, standing): (TicketGrant, &RolloutMembership),
     give: impl FnOnce(&Arc<TicketToolNames>) -> bool,
 ) -> Option<Bytes> {
-    let page = read_page(answer)?;
+    let page = read_tool_list_page(answer)?;
     shared.sessions.ticket_holders.learn_names(page.similar_names);
     let names = page.is_last.then(|| shared.sessions.ticket_holders.free_names()).filter(|names| give(names));
     let may_defer = |tool: &str| holding.terms(&shared.route.tool_policy_for(tool, standing)).is_some();
@@ -186,8 +189,8 @@ pub(super) fn result_wait(shared: &RouteContext, holding: Option<TicketGrant>) -
     let route = &shared.route;
     holding
         .and_then(|holding| holding.result_wait())
-        .or(route.tickets.wait)
-        .or(route.held.ticket)
+        .or(route.tickets.result_wait)
+        .or(route.wait_policy.ticket_after)
         .unwrap_or(WAIT)
 }
 

@@ -258,12 +258,12 @@ async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<
         Some(cursor) => format!(r#"{{"cursor":{}}}"#, String::from_utf8_lossy(cursor)),
         None => "{}".to_owned(),
     };
-    let call = Arc::new(modern::request(&Method::ToolsList, &params));
+    let call = Arc::new(modern::build_call(&Method::ToolsList, &params));
     let mut replies =
         upstream.call(OutgoingCall { id, call, caller: CallerIdentity::of(caller), deferral: None });
     loop {
         match replies.next().await? {
-            UpstreamEvent::Final(response) => return response.result(&Method::ToolsList).ok(),
+            UpstreamEvent::Final(response) => return response.client_result(&Method::ToolsList).ok(),
             UpstreamEvent::Lost(error) => {
                 tracing::warn!(%error, "the tools of the server could not be listed");
                 return None;
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn new_principals_do_not_evict_a_tool_list_in_use() {
-        let principal = |n: usize| Principal::of(&[&n.to_be_bytes()]);
+        let principal = |n: usize| Principal::derive(&[&n.to_be_bytes()]);
         let catalogues = ToolListCache::default();
         let of = |n| catalogues.entries.get_or_insert_with((principal(n), [0; 16]), Arc::default);
         let (busy, last) = (of(0), MAX_ENTRIES + 10);

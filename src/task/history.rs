@@ -95,7 +95,7 @@ pub enum HistoryKind {
 
 /// The maximum number of history entries of one task. The first half and the last half are kept, and those
 /// between are merged. A stored entry takes about 80 bytes.
-pub const ENTRIES: usize = 32;
+pub const MAX_ENTRIES: usize = 32;
 
 // === impl TaskHistory ===
 
@@ -107,21 +107,21 @@ impl TaskHistory {
 
     /// Returns the history with one more change at `now`, merged with the last entry if both are of one kind.
     #[must_use]
-    pub fn with(&self, what: HistoryKind, now: Timestamp) -> Self {
-        let mut moments = self.0.clone();
-        match moments.last_mut() {
-            Some(last) if last.what == what => last.extend(now, 1),
-            _ => moments.push(HistoryEntry { what, at: now, again: None }),
+    pub fn with_change(&self, kind: HistoryKind, now: Timestamp) -> Self {
+        let mut entries = self.0.clone();
+        match entries.last_mut() {
+            Some(last) if last.what == kind => last.extend(now, 1),
+            _ => entries.push(HistoryEntry { what: kind, at: now, again: None }),
         }
-        if moments.len() > ENTRIES {
+        if entries.len() > MAX_ENTRIES {
             // The middle entry and the next one are merged.
-            let next = moments.remove(ENTRIES / 2 + 1);
-            let middle = &mut moments[ENTRIES / 2];
+            let next = entries.remove(MAX_ENTRIES / 2 + 1);
+            let middle = &mut entries[MAX_ENTRIES / 2];
             let Repeats { until, times } = next.repeats();
             middle.what = HistoryKind::Omitted;
             middle.extend(until, times);
         }
-        Self(moments)
+        Self(entries)
     }
 }
 
@@ -129,8 +129,8 @@ impl TaskHistory {
 
 impl HistoryEntry {
     /// Adds `count` changes, the last at `until`.
-    fn extend(&mut self, until: Timestamp, more: u32) {
-        let times = self.repeats().times.saturating_add(more);
+    fn extend(&mut self, until: Timestamp, count: u32) {
+        let times = self.repeats().times.saturating_add(count);
         self.again = Some(Repeats { until, times });
     }
 
@@ -164,15 +164,15 @@ mod tests {
 
     #[test]
     fn what_repeats_is_one_entry_with_its_first_and_its_last() {
-        let mut life = TaskHistory::default();
+        let mut history = TaskHistory::default();
         for millis in 1..=9 {
-            life = life.with(HistoryKind::Progressed, at(millis));
+            history = history.with_change(HistoryKind::Progressed, at(millis));
         }
-        life = life.with(HistoryKind::Completed, at(10));
+        history = history.with_change(HistoryKind::Completed, at(10));
         let again = Some(Repeats { until: at(9), times: 9 });
         let progressed = HistoryEntry { what: HistoryKind::Progressed, at: at(1), again };
         assert_eq!(
-            life.entries(),
+            history.entries(),
             [progressed, HistoryEntry { what: HistoryKind::Completed, at: at(10), again: None }]
         );
     }
@@ -183,20 +183,20 @@ mod tests {
             kinds in prop::collection::vec(0..4_usize, 0..500),
         ) {
             let what = [HistoryKind::Progressed, HistoryKind::Asked, HistoryKind::Answered, HistoryKind::Withdrawn];
-            let mut life = TaskHistory::default();
+            let mut history = TaskHistory::default();
             for (now, kind) in kinds.iter().enumerate() {
-                life = life.with(what[*kind], at(now as u64));
+                history = history.with_change(what[*kind], at(now as u64));
             }
-            let moments = life.entries();
-            prop_assert!(moments.len() <= ENTRIES, "{}", moments.len());
-            let counted: u32 = moments.iter().map(|moment| moment.repeats().times).sum();
+            let entries = history.entries();
+            prop_assert!(entries.len() <= MAX_ENTRIES, "{}", entries.len());
+            let counted: u32 = entries.iter().map(|moment| moment.repeats().times).sum();
             prop_assert_eq!(counted as usize, kinds.len());
-            prop_assert!(moments.is_sorted_by_key(|moment| moment.at));
+            prop_assert!(entries.is_sorted_by_key(|moment| moment.at));
             if let (Some(first), Some(last)) = (kinds.first(), kinds.last()) {
-                prop_assert_eq!(moments[0].what, what[*first]);
-                prop_assert_eq!(moments[moments.len() - 1].what, what[*last]);
+                prop_assert_eq!(entries[0].what, what[*first]);
+                prop_assert_eq!(entries[entries.len() - 1].what, what[*last]);
             }
-            prop_assert!(moments.iter().filter(|moment| moment.what == HistoryKind::Omitted).count() <= 1);
+            prop_assert!(entries.iter().filter(|moment| moment.what == HistoryKind::Omitted).count() <= 1);
         }
     }
 }

@@ -30,8 +30,8 @@ impl TaskId {
 
     /// Parses an id; `None` if the text is not 32 lower-case hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
-        let ours = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        ours.then(|| Self(text.into()))
+        let is_valid = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        is_valid.then(|| Self(text.into()))
     }
 
     /// Returns the whole id, 32 hexadecimal digits; a secret of the caller, not for logs.

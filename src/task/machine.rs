@@ -29,7 +29,7 @@ pub enum TaskEvent {
     /// The call ended with a JSON-RPC error, a raw object; `message` is the text of the error.
     Failed { error: Bytes, message: Option<String> },
     /// The task was cancelled.
-    Cancelled { by: Canceller },
+    Cancelled { canceller: Canceller },
     /// The server sent its `serverInfo` after the task was created.
     ServerDescribed { server_info: Bytes },
     /// The sweeper checks whether the `ttl` of a working task must be extended.
@@ -71,7 +71,7 @@ pub enum EventRefusal {
 
 impl TaskEvent {
     /// The cancellation of a task by its client.
-    pub const CANCELLED_BY_CLIENT: Self = Self::Cancelled { by: Canceller::Client };
+    pub const CANCELLED_BY_CLIENT: Self = Self::Cancelled { canceller: Canceller::Client };
 
     /// Whether the event ends the task.
     pub fn is_end(&self) -> bool {
@@ -110,26 +110,25 @@ pub fn apply(
             apply_input_request(record, key, to_single_line(request), now)
         }
         TaskEvent::InputWithdrawn { key } => apply_withdrawal(record, &key, now),
-        TaskEvent::InputAnswered { answers, are_stored: are_kept } => {
-            apply_answers(record, answers, are_kept, now)
-        }
+        TaskEvent::InputAnswered { answers, are_stored } => apply_answers(record, answers, are_stored, now),
         TaskEvent::InputDelivered { keys } => apply_delivery(record, &keys),
         TaskEvent::ServerDescribed { server_info } => apply_description(record, &server_info),
         TaskEvent::Returned { result } => {
             // The last progress message is removed, because it would be misleading beside a result; a tool
             // error gets its text as the message.
             let is_error = tool_result::is_error(&result);
-            let message = is_error.then(|| failure_message(tool_result::first_text(&result), TOOL_FAILED));
+            let message = is_error
+                .then(|| failure_message(tool_result::first_text(&result), DEFAULT_TOOL_ERROR_MESSAGE));
             let result = to_single_line(result);
-            let what = if is_error { HistoryKind::ToolFailed } else { HistoryKind::Completed };
+            let kind = if is_error { HistoryKind::ToolFailed } else { HistoryKind::Completed };
             let next = Record {
                 message,
-                ..transition(record, TaskState::Completed { result, is_error }, what, now)
+                ..transition(record, TaskState::Completed { result, is_error }, kind, now)
             };
             Ok((next, vec![TaskEffect::Announce]))
         }
         TaskEvent::Failed { error, message } => {
-            let message = Some(failure_message(message, FAILED));
+            let message = Some(failure_message(message, DEFAULT_FAILURE_MESSAGE));
             let error = to_single_line(error);
             let next = Record {
                 message,
@@ -137,9 +136,9 @@ pub fn apply(
             };
             Ok((next, vec![TaskEffect::Announce]))
         }
-        TaskEvent::Cancelled { by } => {
+        TaskEvent::Cancelled { canceller } => {
             let next = Record {
-                message: Some(cancelled_by(by).to_owned()),
+                message: Some(cancellation_message(canceller).to_owned()),
                 ..transition(record, TaskState::Cancelled, HistoryKind::Cancelled, now)
             };
             Ok((next, vec![TaskEffect::CancelUpstream, TaskEffect::Announce]))
@@ -171,7 +170,7 @@ fn apply_input_request(record: &Record, key: String, request: Bytes, now: Timest
     }
     let mut keys_used = Arc::clone(&record.keys_used);
     Arc::make_mut(&mut keys_used).insert(key.clone());
-    let mut outstanding = outstanding(record).cloned().unwrap_or_default();
+    let mut outstanding = outstanding_requests(record).cloned().unwrap_or_default();
     outstanding.insert(key, request);
     let next = Record {
         keys_used,
@@ -181,35 +180,35 @@ fn apply_input_request(record: &Record, key: String, request: Bytes, now: Timest
 }
 
 fn apply_withdrawal(record: &Record, key: &str, now: Timestamp) -> TransitionResult {
-    let mut left = outstanding(record).cloned().unwrap_or_default();
-    if left.remove(key).is_none() {
+    let mut remaining = outstanding_requests(record).cloned().unwrap_or_default();
+    if remaining.remove(key).is_none() {
         return Err(EventRefusal::Unchanged);
     }
-    Ok((transition(record, state_for(left), HistoryKind::Withdrawn, now), vec![TaskEffect::Announce]))
+    Ok((transition(record, state_for(remaining), HistoryKind::Withdrawn, now), vec![TaskEffect::Announce]))
 }
 
 fn apply_answers(
     record: &Record,
     answers: BTreeMap<String, InputAnswer>,
-    are_kept: bool,
+    are_stored: bool,
     now: Timestamp,
 ) -> TransitionResult {
-    let mut left = outstanding(record).cloned().unwrap_or_default();
+    let mut remaining = outstanding_requests(record).cloned().unwrap_or_default();
     let mut effects: Vec<_> = answers
         .into_iter()
-        .filter(|(key, _)| left.remove(key).is_some())
+        .filter(|(key, _)| remaining.remove(key).is_some())
         .map(|(key, response)| TaskEffect::AnswerUpstream { key, response })
         .collect();
     if effects.is_empty() {
         return Err(EventRefusal::NotOutstanding);
     }
-    let mut next = transition(record, state_for(left), HistoryKind::Answered, now);
-    if are_kept {
-        let kept = effects.iter().filter_map(|effect| match effect {
+    let mut next = transition(record, state_for(remaining), HistoryKind::Answered, now);
+    if are_stored {
+        let undelivered = effects.iter().filter_map(|effect| match effect {
             TaskEffect::AnswerUpstream { key, response } => Some((key.clone(), response.clone())),
             TaskEffect::CancelUpstream | TaskEffect::Announce => None,
         });
-        next.undelivered.extend(kept);
+        next.undelivered.extend(undelivered);
     }
     effects.push(TaskEffect::Announce);
     Ok((next, effects))
@@ -245,7 +244,7 @@ fn apply_renewal(record: &Record, now: Timestamp) -> TransitionResult {
 }
 
 /// Returns the outstanding input requests by key; `None` if there are none.
-fn outstanding(record: &Record) -> Option<&BTreeMap<String, Bytes>> {
+fn outstanding_requests(record: &Record) -> Option<&BTreeMap<String, Bytes>> {
     match &record.state {
         TaskState::InputRequired { outstanding } => Some(outstanding),
         TaskState::Working
@@ -256,13 +255,17 @@ fn outstanding(record: &Record) -> Option<&BTreeMap<String, Bytes>> {
 }
 
 /// Returns the state of a live task with these outstanding input requests.
-fn state_for(left: BTreeMap<String, Bytes>) -> TaskState {
-    if left.is_empty() { TaskState::Working } else { TaskState::InputRequired { outstanding: left } }
+fn state_for(remaining: BTreeMap<String, Bytes>) -> TaskState {
+    if remaining.is_empty() {
+        TaskState::Working
+    } else {
+        TaskState::InputRequired { outstanding: remaining }
+    }
 }
 
 /// Returns the record with this state, which may be the same, and with its times and its history updated.
-fn transition(record: &Record, state: TaskState, what: HistoryKind, now: Timestamp) -> Record {
-    let same_status = state.status() == record.state.status();
+fn transition(record: &Record, state: TaskState, kind: HistoryKind, now: Timestamp) -> Record {
+    let has_same_status = state.status() == record.state.status();
     Record {
         id: record.id.clone(),
         owner: record.owner.clone(),
@@ -270,14 +273,14 @@ fn transition(record: &Record, state: TaskState, what: HistoryKind, now: Timesta
         created: record.created,
         clock_offset: record.clock_offset,
         updated: now,
-        status_since: if same_status { record.status_since } else { now },
+        status_since: if has_same_status { record.status_since } else { now },
         ttl: if state.is_ended() {
             retention::final_ttl(record, now)
         } else {
             retention::live_ttl(record, now)
         },
         retention: record.retention,
-        waited: record.waited,
+        elapsed_before_task: record.elapsed_before_task,
         server_info: record.server_info.clone(),
         trace: record.trace.clone(),
         view: record.view,
@@ -285,7 +288,7 @@ fn transition(record: &Record, state: TaskState, what: HistoryKind, now: Timesta
         message: record.message.clone(),
         keys_used: Arc::clone(&record.keys_used),
         cause: record.cause.clone(),
-        history: record.history.with(what, now),
+        history: record.history.with_change(kind, now),
         undelivered: if state.is_ended() { BTreeMap::new() } else { record.undelivered.clone() },
         state,
     }
@@ -293,13 +296,13 @@ fn transition(record: &Record, state: TaskState, what: HistoryKind, now: Timesta
 
 /// Returns the status message of a failed task: never empty, even if the reason is unknown (2025-11-25,
 /// *Tasks, Task Execution Errors*).
-fn failure_message(words: Option<String>, otherwise: &str) -> String {
-    let words = words.filter(|words| !words.trim().is_empty());
-    words.map_or_else(|| otherwise.to_owned(), shorten)
+fn failure_message(text: Option<String>, fallback: &str) -> String {
+    let text = text.filter(|text| !text.trim().is_empty());
+    text.map_or_else(|| fallback.to_owned(), shorten)
 }
 
 /// Returns the status message of a cancelled task.
-const fn cancelled_by(canceller: Canceller) -> &'static str {
+const fn cancellation_message(canceller: Canceller) -> &'static str {
     match canceller {
         Canceller::Client => "the task was cancelled by its client",
         Canceller::Operator => "the task was cancelled by an operator",
@@ -307,6 +310,6 @@ const fn cancelled_by(canceller: Canceller) -> &'static str {
 }
 
 /// The status message for a tool error without text.
-const TOOL_FAILED: &str = "the tool failed without a message";
+const DEFAULT_TOOL_ERROR_MESSAGE: &str = "the tool failed without a message";
 /// The status message for a JSON-RPC error without a message.
-const FAILED: &str = "the call failed without a message";
+const DEFAULT_FAILURE_MESSAGE: &str = "the call failed without a message";

@@ -48,7 +48,7 @@ impl TaskPrincipal {
     /// Whether this caller, which knows the id of the task, has access to `record`. The session that created
     /// the task does not matter; so if nothing but the session distinguishes callers, the id alone gives
     /// access.
-    pub fn owns(&self, record: &Record) -> bool {
+    pub fn can_access(&self, record: &Record) -> bool {
         let Self { principal, route, scope } = &record.owner;
         *principal == self.principal && *route == self.route && scope.is_legacy() == self.scope.is_legacy()
     }
@@ -70,7 +70,7 @@ mod tests {
         let id = TaskId::from_entropy([7; 16]);
         let start = Timestamp::from_millis(0);
         let record = Record::new(id, owner(1, "/mcp"), "slow", Duration::ZERO, start);
-        assert!(owner(1, "/mcp").owns(&record));
+        assert!(owner(1, "/mcp").can_access(&record));
         let scoped = |scope| TaskPrincipal { scope, ..owner(1, "/mcp") };
         for other in [
             owner(2, "/mcp"),
@@ -78,7 +78,7 @@ mod tests {
             scoped(TaskSharing::Legacy),
             scoped(TaskSharing::Session([1; 16])),
         ] {
-            assert!(!other.owns(&record), "{other:?}");
+            assert!(!other.can_access(&record), "{other:?}");
         }
     }
 
@@ -90,8 +90,11 @@ mod tests {
         for made_in in scopes {
             let (id, start) = (TaskId::from_entropy([7; 16]), Timestamp::from_millis(0));
             let record = Record::new(id, owner(1, made_in), "slow", Duration::ZERO, start);
-            assert!(scopes.into_iter().all(|scope| owner(1, scope).owns(&record)), "{made_in:?}");
-            assert!(!owner(2, made_in).owns(&record) && !owner(1, TaskSharing::Principal).owns(&record));
+            assert!(scopes.into_iter().all(|scope| owner(1, scope).can_access(&record)), "{made_in:?}");
+            assert!(
+                !owner(2, made_in).can_access(&record)
+                    && !owner(1, TaskSharing::Principal).can_access(&record)
+            );
         }
     }
 }

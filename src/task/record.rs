@@ -29,7 +29,7 @@ pub struct Record {
     /// steps the wall clock makes.
     pub clock_offset: ClockOffset,
     /// How long the call had run when it became a task.
-    pub waited: Duration,
+    pub elapsed_before_task: Duration,
     /// The time of the last change that a client can see; an extension of `ttl` alone does not count.
     pub updated: Timestamp,
     /// The time of the last change of the status; the poll interval grows with the time since then.
@@ -126,11 +126,11 @@ impl Record {
             tool: tool.into(),
             created: now,
             clock_offset: ClockOffset::ZERO,
-            waited: Duration::ZERO,
+            elapsed_before_task: Duration::ZERO,
             server_info: None,
             updated: now,
             status_since: now,
-            ttl: retention::grant(retention),
+            ttl: retention::grant_length(retention),
             retention,
             trace: None,
             view: TaskView::Extension,
@@ -145,21 +145,21 @@ impl Record {
     }
 
     /// Converts a time of the record to the wall-clock time that is displayed.
-    pub fn wall(&self, time: Timestamp) -> WallTime {
+    pub fn to_wall_time(&self, time: Timestamp) -> WallTime {
         time + self.clock_offset
     }
 
     /// Sets the `serverInfo`; only its name, version and title if the whole object is larger than
     /// [`MAX_SERVER_INFO`].
     pub fn set_server_info(&mut self, server_info: &Bytes) {
-        let Ok(about) = JsonObject::read(server_info) else { return };
+        let Ok(info) = JsonObject::read(server_info) else { return };
         let fits = |server_info: &Bytes| server_info.len() <= MAX_SERVER_INFO;
         self.server_info =
-            Some(server_info).filter(|all| fits(all)).cloned().map(to_single_line).or_else(|| {
-                let members = ["name", "version", "title"].map(|key| Some((key, about.string(key)?)));
-                let short: BTreeMap<_, _> = members.into_iter().flatten().collect();
-                let short = Bytes::from(serde_json::to_vec(&short).expect("text is JSON"));
-                Some(short).filter(fits)
+            Some(server_info).filter(|whole| fits(whole)).cloned().map(to_single_line).or_else(|| {
+                let members = ["name", "version", "title"].map(|key| Some((key, info.string(key)?)));
+                let reduced: BTreeMap<_, _> = members.into_iter().flatten().collect();
+                let reduced_json = Bytes::from(serde_json::to_vec(&reduced).expect("text is JSON"));
+                Some(reduced_json).filter(fits)
             });
     }
 
@@ -175,10 +175,10 @@ impl Record {
             TaskState::Failed { error } => error.len(),
         };
         let keys: usize = self.keys_used.iter().map(String::len).sum();
-        let answer = |(key, answer): (&String, &InputAnswer)| {
+        let answer_size = |(key, answer): (&String, &InputAnswer)| {
             key.len() + answer.as_ref().map_or_else(|error| error.len(), |result| result.len())
         };
-        let undelivered: usize = self.undelivered.iter().map(answer).sum();
+        let undelivered: usize = self.undelivered.iter().map(answer_size).sum();
         let message = self.message.as_ref().map_or(0, String::len);
         let server_info = self.server_info.as_ref().map_or(0, Bytes::len);
         state + keys + undelivered + message + server_info + self.tool.len()

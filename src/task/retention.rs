@@ -17,14 +17,14 @@ use std::time::Duration;
 pub type PollBounds = (Duration, Duration);
 
 /// The minimum grant of a working task: many times the interval at which the sweeper renews tasks.
-pub const SHORTEST_GRANT: Duration = Duration::from_secs(60);
+pub const MIN_GRANT: Duration = Duration::from_secs(60);
 
 /// The minimum retention: a result that is removed immediately could not be fetched.
-pub const SHORTEST: Duration = Duration::from_secs(1);
+pub const MIN_RETENTION: Duration = Duration::from_secs(1);
 
 /// The maximum retention: a hundred years. Sums of longer times could exceed the range of ISO 8601 and of
 /// JavaScript.
-pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+pub const MAX_RETENTION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 // === impl Record ===
 
@@ -36,7 +36,7 @@ impl Record {
         if self.state.is_ended() {
             return self.expires_at();
         }
-        self.created + self.ttl.saturating_sub(grant(self.retention) / 2)
+        self.created + self.ttl.saturating_sub(grant_length(self.retention) / 2)
     }
 
     /// Whether the retention of the task has passed. A task that has not ended never expires.
@@ -50,17 +50,17 @@ impl Record {
     /// interval finds the result. The minimum of `bounds` once the task has ended, and never zero, because
     /// clients refuse zero.
     pub fn poll_interval(&self, now: Timestamp, bounds: PollBounds) -> Duration {
-        let (least, greatest) = bounds;
-        let wished = match self.state.is_ended() {
+        let (minimum, maximum) = bounds;
+        let interval = match self.state.is_ended() {
             true => Duration::ZERO,
             false => (now.since(self.status_since) / 10).min(self.retention / 2),
         };
-        whole_millis(wished.min(greatest).max(least)).max(Duration::from_millis(1))
+        truncate_to_millis(interval.min(maximum).max(minimum)).max(Duration::from_millis(1))
     }
 
     /// Returns the time at which the current grant began.
     pub(super) fn granted_at(&self) -> Timestamp {
-        self.created + self.ttl.saturating_sub(grant(self.retention))
+        self.created + self.ttl.saturating_sub(grant_length(self.retention))
     }
 
     /// Returns the end of the current grant, or of the retention of an ended task.
@@ -71,19 +71,19 @@ impl Record {
 
 /// Limits a retention to the range from [`MIN_RETENTION`] to [`MAX_RETENTION`], in whole milliseconds.
 pub(crate) fn clamp_retention(retention: Duration) -> Duration {
-    whole_millis(retention.clamp(SHORTEST, LONGEST))
+    truncate_to_millis(retention.clamp(MIN_RETENTION, MAX_RETENTION))
 }
 
 /// Returns the length of a grant for a live task with this retention.
-pub(super) fn grant(retention: Duration) -> Duration {
-    retention.max(SHORTEST_GRANT)
+pub(super) fn grant_length(retention: Duration) -> Duration {
+    retention.max(MIN_GRANT)
 }
 
 /// Returns the ttl of a task that is alive at `now`: extended if no more than half of the current grant
 /// remains.
 pub(super) fn live_ttl(record: &Record, now: Timestamp) -> Duration {
     let elapsed = now.since(record.created);
-    let grant = grant(record.retention);
+    let grant = grant_length(record.retention);
     if record.ttl.saturating_sub(elapsed) <= grant / 2 { record.ttl.max(elapsed + grant) } else { record.ttl }
 }
 
@@ -92,7 +92,7 @@ pub(super) fn final_ttl(record: &Record, now: Timestamp) -> Duration {
     now.since(record.created) + record.retention
 }
 
-fn whole_millis(duration: Duration) -> Duration {
+fn truncate_to_millis(duration: Duration) -> Duration {
     Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
 }
 
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(record(Duration::ZERO).ttl, MINUTE);
         assert_eq!(record(5 * MINUTE).ttl, 5 * MINUTE);
         assert_eq!(record(60 * MINUTE).ttl, 60 * MINUTE);
-        assert_eq!(record(Duration::MAX).ttl, LONGEST);
+        assert_eq!(record(Duration::MAX).ttl, MAX_RETENTION);
         assert_eq!(record(Duration::from_micros(600_000_000_999)).ttl.subsec_micros() % 1000, 0);
     }
 

@@ -414,7 +414,7 @@ fn describe(result: &Payload) -> Result<UpstreamDescription, CallError> {
     Ok(UpstreamDescription {
         version: result.string("protocolVersion").ok_or_else(|| invalid("names no protocolVersion"))?,
         has_tasks: JsonObject::read(&capabilities).is_ok_and(|object| object.contains("tasks")),
-        capabilities: Payload::read(translate::capabilities(&capabilities)),
+        capabilities: Payload::read(translate::without_legacy_tasks(&capabilities)),
         // Copied, because it is stored with each task, and a slice would keep the whole response.
         server_info: Bytes::copy_from_slice(&result.get("serverInfo").unwrap_or_else(empty)),
         instructions: result.get("instructions"),

@@ -1,7 +1,7 @@
 //! The fields of an elicitation form, and parsing of typed values.
 //!
 //! A server that elicits by form sends a flat object schema (2026-07-28, *Elicitation, Requested Schema*).
-//! Each property is a [`FormField`], which parses typed text. [`elicit::check_answer`] validates the values,
+//! Each property is a [`FormField`], which parses typed text. [`elicit::check_input_response`] validates the values,
 //! as it does for clients of the proxy.
 
 use crate::{
@@ -214,7 +214,7 @@ impl FormField {
         );
         let question = InputRequest::new(InputKind::Elicitation, Some(&params.into()));
         let answer = format!(r#"{{"action":"accept","content":{}}}"#, content([(&*self.key, value)]));
-        elicit::check_answer(&question, &answer.into()).map(drop).map_err(|wrong| wrong.must)
+        elicit::check_input_response(&question, &answer.into()).map(drop).map_err(|wrong| wrong.must)
     }
 }
 

@@ -152,7 +152,7 @@ impl InputResponder {
                 }
                 (None, None) => unreachable!("missing responses have been reported above"),
             };
-            elicit::check_answer(question, &Bytes::copy_from_slice(answer.as_bytes()))
+            elicit::check_input_response(question, &Bytes::copy_from_slice(answer.as_bytes()))
                 .map_err(|source| ResponderError::InvalidResponse { key: key.clone(), source })?;
             let answer = RawValue::from_string(answer).expect("a validated response is JSON");
             answers.insert(key.clone(), answer);

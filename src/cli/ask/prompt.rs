@@ -317,7 +317,7 @@ pub(super) fn roots(uris: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bridge::elicit::check_answer;
+    use crate::bridge::elicit::check_input_response;
     use crate::cli::printer::{Printer, tests::Screen};
     use expect_test::{Expect, expect};
 
@@ -331,7 +331,7 @@ mod tests {
         let mut terminal = Terminal::new(typed.as_bytes(), Printer::new(std::io::sink(), screen.clone()));
         let answer = ask(&mut terminal, "book at http://x/mcp", question, None).await;
         if let Ok(answer) = &answer {
-            assert!(check_answer(question, &answer.clone().into()).is_ok(), "{answer}");
+            assert!(check_input_response(question, &answer.clone().into()).is_ok(), "{answer}");
         }
         let printed = screen.text();
         (answer.map_err(|error| error.to_string()), printed)

@@ -73,7 +73,7 @@ where
         let checked = request_head::check(request.version(), uri, headers).map_err(RefusalReason::Head);
         match checked.and_then(|()| self.access.check_head(uri, headers).map_err(RefusalReason::Access)) {
             Ok(proof) => {
-                let origin = incoming.request.headers().get(ORIGIN).map(crate::dialect::detached);
+                let origin = incoming.request.headers().get(ORIGIN).map(crate::dialect::detach);
                 let inner = self.inner.call(AdmittedRequest { incoming, over_limit: None, _proof: proof });
                 AccessFuture::Admitted { inner, origin }
             }
@@ -110,7 +110,7 @@ impl<F: Future<Output = Result<AccessResponse, Infallible>>> Future for AccessFu
 
 /// Logs the client of a request that is refused for its `Host` or `Origin`. The access log has the reason.
 fn log_denied<B>(incoming: &IncomingRequest<B>, denied: &policy::AccessDenial) {
-    let (host, origin) = denied.values();
+    let (host, origin) = denied.denied_values();
     let forwarded = forwarded_for(incoming.request.headers());
     let client = incoming.line.connection().peer;
     AccessDenied { listener: "clients", client, forwarded: forwarded.as_deref(), host, origin }.emit();

@@ -188,7 +188,7 @@ impl AccessEntry {
             [ClientMessage::Notification(method)] => self.0.method = MessageName::Rpc(method.clone()),
             several => {
                 let names: Vec<_> =
-                    several.iter().take(MAX_NAMED_MESSAGES).map(ClientMessage::name).collect();
+                    several.iter().take(MAX_NAMED_MESSAGES).map(ClientMessage::method_name).collect();
                 self.0.method = MessageName::Post(names.join(",").into());
             }
         }

@@ -31,7 +31,7 @@ pub(in crate::front) fn principal(
     }
     match parts.len() {
         0 => Principal::ANONYMOUS,
-        _ => key.principal(&parts),
+        _ => key.derive_principal(&parts),
     }
 }
 
@@ -56,8 +56,9 @@ impl PrincipalNames {
     /// Adds the names of these tokens. Removed names stay, because their tasks do.
     #[must_use]
     pub fn with_tokens(mut self, tokens: &TokenSet) -> Self {
-        let named =
-            tokens.names().map(|name| (self.key.principal(&[TOKEN, name.as_bytes()]), Arc::clone(name)));
+        let named = tokens
+            .names()
+            .map(|name| (self.key.derive_principal(&[TOKEN, name.as_bytes()]), Arc::clone(name)));
         let named: Vec<_> = named.collect();
         self.names.extend(named);
         self
@@ -76,7 +77,7 @@ impl PrincipalNames {
 
 /// The credentials that are sent to the server on this route.
 pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Credentials {
-    Credentials::from_request(headers, &route.forward)
+    Credentials::from_request(headers, &route.session_headers)
 }
 
 /// Removes the headers that `Connection` names, except those that this route forwards or reads the principal
@@ -86,7 +87,7 @@ pub(in crate::front) fn remove_hop_headers(route: &Route, headers: &mut HeaderMa
         PrincipalSource::Authorization => None,
         PrincipalSource::Header(name) => Some(name),
     };
-    remove_named_by_connection(headers, route.forward.iter().chain(names_principal));
+    remove_named_by_connection(headers, route.session_headers.iter().chain(names_principal));
 }
 
 #[cfg(test)]
@@ -107,17 +108,17 @@ mod tests {
             },
             tools: Vec::new(),
             principal,
-            questions: crate::policy::InputPolicy::default(),
-            forward: forward.iter().map(|name| HeaderName::from_static(name)).collect(),
+            input_policy: crate::policy::InputPolicy::default(),
+            session_headers: forward.iter().map(|name| HeaderName::from_static(name)).collect(),
             legacy_tasks: LegacyTaskPolicy::default(),
             resume: ResumePolicy::default(),
-            held: WaitPolicy::default(),
+            wait_policy: WaitPolicy::default(),
             tickets: crate::policy::TicketPolicy::default(),
             limits: Default::default(),
             queue: Default::default(),
             timeout: None,
             response_headers: Vec::new(),
-            forwarded: false,
+            adds_forwarded_header: false,
             empty_contents_is_error: false,
         }
     }

@@ -48,7 +48,8 @@ impl<S> TokenAuth<S> {
         if metadata::is_metadata_path(path) || is_sign_in() {
             return Err(RefusalReason::NoMetadata { path: path.to_owned() });
         }
-        let token = self.tokens.take(request.headers_mut()).map_err(RefusalReason::Unauthenticated)?;
+        let token =
+            self.tokens.authenticate(request.headers_mut()).map_err(RefusalReason::Unauthenticated)?;
         admitted.incoming.line.set_token(token);
         Ok(())
     }

@@ -34,7 +34,7 @@ struct GateState {
 /// The queued calls of one caller.
 struct CallerQueue {
     /// The caller's key in `GateState::rotation`.
-    turn: u64,
+    rotation_key: u64,
     /// In the order of arrival. Never empty.
     waiters: BTreeMap<u64, QueuedCall>,
 }
@@ -120,29 +120,29 @@ impl ConcurrencyGate {
         self: &Arc<Self>,
         principal: Principal,
         weight: usize,
-        entry: AdmissionClass,
+        class: AdmissionClass,
     ) -> Result<GateEntry, QueueFull> {
         let mut state = self.state.lock();
-        let is_first = match entry {
+        let has_no_queue = match class {
             AdmissionClass::Continuing => state.continuing.is_empty(),
             AdmissionClass::New(_) | AdmissionClass::Admitted => {
                 state.continuing.is_empty() && state.rotation.is_empty()
             }
         };
-        if is_first && state.has_room(weight) {
+        if has_no_queue && state.has_capacity(weight) {
             state.running += weight;
             drop(state);
             return Ok(GateEntry::Admitted(ConcurrencyPermit::new(self, weight)));
         }
-        let queued = state.waiting.get(&principal).map_or(0, |calls| calls.waiters.len());
-        if matches!(entry, AdmissionClass::New(most) if queued >= most) {
+        let queued = state.waiting.get(&principal).map_or(0, |caller_queue| caller_queue.waiters.len());
+        if matches!(class, AdmissionClass::New(max_queued) if queued >= max_queued) {
             return Err(QueueFull);
         }
         let (sender, permit) = oneshot::channel();
         let number = state.number;
         state.number += 1;
         let waiter = QueuedCall { weight, permit: sender };
-        let principal = match entry {
+        let principal = match class {
             AdmissionClass::Continuing => {
                 state.continuing.insert(number, waiter);
                 None
@@ -159,7 +159,7 @@ impl ConcurrencyGate {
     /// Admits queued calls while there are free permits.
     fn admit_waiting(self: &Arc<Self>) {
         loop {
-            let next = self.state.lock().next();
+            let next = self.state.lock().pop_next();
             let Some(QueuedCall { weight, permit }) = next else { return };
             // A caller that left the queue in this moment drops the permit, which admits the next call.
             drop(permit.send(ConcurrencyPermit::new(self, weight)));
@@ -169,41 +169,41 @@ impl ConcurrencyGate {
 
 /// Whether a message with `weight` calls can be admitted. A message with more calls than the limit is
 /// admitted when no other call runs: the limit may have been lowered after the message was queued.
-fn has_room(running: usize, limit: usize, weight: usize) -> bool {
+fn has_capacity(running: usize, limit: usize, weight: usize) -> bool {
     running == 0 || running.saturating_add(weight) <= limit
 }
 
 // === impl GateState ===
 
 impl GateState {
-    fn has_room(&self, weight: usize) -> bool {
-        has_room(self.running, self.limit, weight)
+    fn has_capacity(&self, weight: usize) -> bool {
+        has_capacity(self.running, self.limit, weight)
     }
 
     /// Removes the next call to admit from the queue, and counts it as running; `None` if the queue is empty
     /// or the call has to wait.
-    fn next(&mut self) -> Option<QueuedCall> {
+    fn pop_next(&mut self) -> Option<QueuedCall> {
         if let Some(first) = self.continuing.first_entry() {
             let weight = first.get().weight;
-            if !has_room(self.running, self.limit, weight) {
+            if !has_capacity(self.running, self.limit, weight) {
                 return None;
             }
             self.running += weight;
             return Some(first.remove());
         }
-        let (&turn, &principal) = self.rotation.first_key_value()?;
+        let (&rotation_key, &principal) = self.rotation.first_key_value()?;
         let weight = self.waiting.get(&principal)?.waiters.first_key_value()?.1.weight;
-        if !self.has_room(weight) {
+        if !self.has_capacity(weight) {
             return None;
         }
         self.running += weight;
-        self.rotation.remove(&turn);
-        let calls = self.waiting.get_mut(&principal)?;
-        let (_, waiter) = calls.waiters.pop_first()?;
-        if calls.waiters.is_empty() {
+        self.rotation.remove(&rotation_key);
+        let caller_queue = self.waiting.get_mut(&principal)?;
+        let (_, waiter) = caller_queue.waiters.pop_first()?;
+        if caller_queue.waiters.is_empty() {
             self.waiting.remove(&principal);
         } else {
-            calls.turn = self.number;
+            caller_queue.rotation_key = self.number;
             self.rotation.insert(self.number, principal);
             self.number += 1;
         }
@@ -212,11 +212,11 @@ impl GateState {
 
     fn enqueue(&mut self, principal: Principal, number: u64, waiter: QueuedCall) {
         let Self { rotation, waiting, .. } = self;
-        let calls = waiting.entry(principal).or_insert_with(|| {
+        let caller_queue = waiting.entry(principal).or_insert_with(|| {
             rotation.insert(number, principal);
-            CallerQueue { turn: number, waiters: BTreeMap::new() }
+            CallerQueue { rotation_key: number, waiters: BTreeMap::new() }
         });
-        calls.waiters.insert(number, waiter);
+        caller_queue.waiters.insert(number, waiter);
     }
 
     /// Removes a call from the queue; a no-op if it was admitted.
@@ -225,10 +225,10 @@ impl GateState {
             self.continuing.remove(&number);
             return;
         };
-        let Some(calls) = self.waiting.get_mut(&principal) else { return };
-        calls.waiters.remove(&number);
-        if calls.waiters.is_empty() {
-            self.rotation.remove(&calls.turn);
+        let Some(caller_queue) = self.waiting.get_mut(&principal) else { return };
+        caller_queue.waiters.remove(&number);
+        if caller_queue.waiters.is_empty() {
+            self.rotation.remove(&caller_queue.rotation_key);
             self.waiting.remove(&principal);
         }
     }
@@ -279,15 +279,15 @@ mod tests {
         Principal::from_bytes([n; 16])
     }
 
-    fn waits(gate: &Arc<ConcurrencyGate>, n: u8) -> QueuePosition {
+    fn enqueue_call(gate: &Arc<ConcurrencyGate>, n: u8) -> QueuePosition {
         match gate.enter(caller(n), 1, AdmissionClass::New(100)) {
-            Ok(GateEntry::Queued(place)) => place,
+            Ok(GateEntry::Queued(position)) => position,
             Ok(GateEntry::Admitted(_)) => panic!("there is room"),
             Err(QueueFull) => panic!("the queue is full"),
         }
     }
 
-    fn through(gate: &Arc<ConcurrencyGate>, weight: usize) -> ConcurrencyPermit {
+    fn admit_call(gate: &Arc<ConcurrencyGate>, weight: usize) -> ConcurrencyPermit {
         match gate.enter(caller(0), weight, AdmissionClass::New(100)) {
             Ok(GateEntry::Admitted(permit)) => permit,
             Ok(GateEntry::Queued(_)) | Err(QueueFull) => panic!("there is no room"),
@@ -305,12 +305,12 @@ mod tests {
     #[test]
     fn callers_are_served_in_rotation() {
         let gate = ConcurrencyGate::new(1);
-        let mut permit = Some(through(&gate, 1));
-        let mut places: Vec<_> = [1, 1, 1, 2, 3, 2].map(|n| Some((n, waits(&gate, n)))).into();
+        let mut permit = Some(admit_call(&gate, 1));
+        let mut positions: Vec<_> = [1, 1, 1, 2, 3, 2].map(|n| Some((n, enqueue_call(&gate, n)))).into();
         let mut order = Vec::new();
         while order.len() < 6 {
             permit.take();
-            let next = places.iter_mut().find_map(|slot| {
+            let next = positions.iter_mut().find_map(|slot| {
                 let granted = (&mut slot.as_mut()?.1).now_or_never()?;
                 Some((slot.take()?.0, granted))
             });
@@ -326,8 +326,8 @@ mod tests {
     #[test]
     fn leaving_the_queue_passes_on_a_permit_in_flight() {
         let gate = ConcurrencyGate::new(1);
-        let permit = through(&gate, 1);
-        let (first, second, third) = (waits(&gate, 1), waits(&gate, 1), waits(&gate, 2));
+        let permit = admit_call(&gate, 1);
+        let (first, second, third) = (enqueue_call(&gate, 1), enqueue_call(&gate, 1), enqueue_call(&gate, 2));
         drop(first);
         drop(permit);
         // The second call's permit was sent and not received yet.
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn the_queue_is_bounded_for_each_caller() {
         let gate = ConcurrencyGate::new(1);
-        let _permit = through(&gate, 1);
+        let _permit = admit_call(&gate, 1);
         let enter = |n| gate.enter(caller(n), 1, AdmissionClass::New(1));
         let Ok(_place) = enter(1) else { panic!("there is one place") };
         assert!(matches!(enter(1), Err(QueueFull)));
@@ -350,13 +350,14 @@ mod tests {
     #[test]
     fn a_continuing_call_precedes_all_others() {
         let gate = ConcurrencyGate::new(1);
-        let permit = through(&gate, 1);
-        let new = waits(&gate, 1);
-        let Ok(GateEntry::Queued(mut on)) = gate.enter(caller(2), 1, AdmissionClass::Continuing) else {
+        let permit = admit_call(&gate, 1);
+        let new = enqueue_call(&gate, 1);
+        let Ok(GateEntry::Queued(mut continuing)) = gate.enter(caller(2), 1, AdmissionClass::Continuing)
+        else {
             panic!("it waits")
         };
         drop(permit);
-        let permit = (&mut on).now_or_never().expect("it is first");
+        let permit = (&mut continuing).now_or_never().expect("it is first");
         let mut new = new;
         assert!((&mut new).now_or_never().is_none());
         drop(permit);
@@ -366,8 +367,9 @@ mod tests {
     #[test]
     fn a_raised_limit_admits_queued_calls_and_a_lowered_one_ends_none() {
         let gate = ConcurrencyGate::new(1);
-        let _permit = through(&gate, 1);
-        let (first, second, mut third) = (waits(&gate, 1), waits(&gate, 1), waits(&gate, 1));
+        let _permit = admit_call(&gate, 1);
+        let (first, second, mut third) =
+            (enqueue_call(&gate, 1), enqueue_call(&gate, 1), enqueue_call(&gate, 1));
         gate.set_limit(3);
         let permits = [first.now_or_never(), second.now_or_never()];
         assert!(permits.iter().all(Option::is_some) && (&mut third).now_or_never().is_none());
@@ -379,11 +381,11 @@ mod tests {
     #[test]
     fn a_batch_waits_for_all_its_permits_and_an_oversized_one_runs_alone() {
         let gate = ConcurrencyGate::new(2);
-        let permit = through(&gate, 1);
+        let permit = admit_call(&gate, 1);
         let Ok(GateEntry::Queued(mut batch)) = gate.enter(caller(1), 5, AdmissionClass::Admitted) else {
             panic!("it waits")
         };
-        let mut behind = waits(&gate, 2);
+        let mut behind = enqueue_call(&gate, 2);
         assert!((&mut behind).now_or_never().is_none(), "it does not pass the batch");
         drop(permit);
         let permit = (&mut batch).now_or_never().expect("it goes alone");

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 /// The limits of a call that the proxy makes, as a task or as a call that may become one.
 pub(in crate::proxy) struct LimitedCall {
     /// The gates that the call passes each time it is sent.
-    pub(in crate::proxy) path: Option<GatePath>,
+    pub(in crate::proxy) gate_path: Option<GatePath>,
     /// The timeout of the call at the server; `None` if the server's own timeout (`timeouts.call`) applies.
     pub(in crate::proxy) timeout: Option<Duration>,
     /// Tells whether the call has become a task, for which no queue timeout applies; `None` for a call that
@@ -35,9 +35,9 @@ type QueueWait = (BoxFuture<'static, Result<AdmissionPermits, CallError>>, onesh
 /// The replies of a call with limits: waits for the permits, then relays the server's replies until the
 /// timeout.
 struct LimitedReplies {
-    turn: Option<QueueWait>,
+    queue_wait: Option<QueueWait>,
     timeout: Option<Duration>,
-    alarm: Option<PooledTimer>,
+    timeout_timer: Option<PooledTimer>,
     clock: Arc<dyn Clock>,
     /// The replies of the server; `None` after the end. Dropped before `permits`, so that this call is
     /// cancelled before the next queued call is sent.
@@ -50,33 +50,33 @@ struct LimitedReplies {
 impl LimitedCall {
     /// Applies the limits to the replies of the call. `admission` is `None` if the call needs no permits. The
     /// returned signal resolves when the call leaves the queue; `None` if the call is not queued.
-    pub(in crate::proxy) fn limit(
+    pub(in crate::proxy) fn limit_replies(
         &self,
-        turn: Option<PendingAdmission>,
+        admission: Option<PendingAdmission>,
         replies: UpstreamEvents,
         clock: &Arc<dyn Clock>,
     ) -> (UpstreamEvents, Option<DequeueSignal>) {
-        let (turn, permits) = match turn.map(PendingAdmission::try_permits) {
+        let (pending, permits) = match admission.map(PendingAdmission::try_permits) {
             None => (None, None),
             Some(Ok(permits)) => (None, Some(permits)),
-            Some(Err(turn)) => (Some(turn), None),
+            Some(Err(pending_admission)) => (Some(pending_admission), None),
         };
-        if turn.is_none() && permits.is_none() && self.timeout.is_none() {
+        if pending.is_none() && permits.is_none() && self.timeout.is_none() {
             return (replies, None);
         }
         let deferral = self.deferral.clone();
         let is_task = move || deferral.as_ref().is_some_and(Deferral::is_deferred);
-        let (turn, dequeued) = match turn {
+        let (queue_wait, dequeued) = match pending {
             None => (None, None),
-            Some(turn) => {
+            Some(admission) => {
                 let (sender, dequeued) = oneshot::channel();
-                (Some((async move { turn.wait(is_task).await }.boxed(), sender)), Some(dequeued))
+                (Some((async move { admission.wait(is_task).await }.boxed(), sender)), Some(dequeued))
             }
         };
         let limited = LimitedReplies {
-            turn,
+            queue_wait,
             timeout: self.timeout,
-            alarm: None,
+            timeout_timer: None,
             clock: Arc::clone(clock),
             replies: Some(replies),
             permits,
@@ -85,22 +85,22 @@ impl LimitedCall {
     }
 
     /// Applies the limits to a call that is sent again, and readmits the call at its gates.
-    pub(in crate::proxy) fn limit_again(
+    pub(in crate::proxy) fn limit_resent_replies(
         &self,
         replies: UpstreamEvents,
         clock: &Arc<dyn Clock>,
     ) -> (UpstreamEvents, Option<DequeueSignal>) {
-        self.limit(self.path.as_ref().map(GatePath::readmit), replies, clock)
+        self.limit_replies(self.gate_path.as_ref().map(GatePath::readmit), replies, clock)
     }
 }
 
 // === impl LimitedReplies ===
 
 impl LimitedReplies {
-    fn fail(&mut self, lost: CallError) -> Poll<Option<UpstreamEvent>> {
+    fn fail(&mut self, error: CallError) -> Poll<Option<UpstreamEvent>> {
         self.replies = None;
         self.permits = None;
-        Poll::Ready(Some(UpstreamEvent::Lost(lost)))
+        Poll::Ready(Some(UpstreamEvent::Lost(error)))
     }
 }
 
@@ -109,15 +109,15 @@ impl Stream for LimitedReplies {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<UpstreamEvent>> {
         let this = &mut *self;
-        if let Some((turn, _)) = &mut this.turn {
-            let outcome = ready!(turn.poll_unpin(cx));
-            if let Some((_, dequeued)) = this.turn.take() {
+        if let Some((queue_wait, _)) = &mut this.queue_wait {
+            let outcome = ready!(queue_wait.poll_unpin(cx));
+            if let Some((_, dequeued)) = this.queue_wait.take() {
                 // The send fails if the receiver has been dropped, which is not an error.
                 let _ = dequeued.send(());
             }
             match outcome {
                 Ok(permits) => this.permits = Some(permits),
-                Err(lost) => return this.fail(lost),
+                Err(error) => return this.fail(error),
             }
         }
         let Some(replies) = &mut this.replies else { return Poll::Ready(None) };
@@ -125,10 +125,10 @@ impl Stream for LimitedReplies {
             return Poll::Ready(event);
         }
         let Some(timeout) = this.timeout else { return Poll::Pending };
-        let alarm = this
-            .alarm
+        let timer = this
+            .timeout_timer
             .get_or_insert_with(|| PooledTimer::at(this.clock.now() + timeout, TimerKind::Response));
-        ready!(alarm.poll(cx));
+        ready!(timer.poll(cx));
         this.fail(CallError::CallTimeout(timeout))
     }
 }

@@ -82,14 +82,14 @@ pub(super) enum CallLimitError {
 /// An admitted call that may still wait for permits.
 pub(super) struct PendingAdmission {
     principal: Principal,
-    patience: Duration,
+    queue_timeout: Duration,
     permits: AdmissionPermits,
     /// The position in the queue of the gate that the call waits at, with the name of the gate's scope;
     /// `None` if the call does not wait.
-    waiting: Option<(QueuePosition, String)>,
+    queued: Option<(QueuePosition, String)>,
     /// Gates that the call has not entered yet in their order, each with the number of calls in the message
     /// and the name of its scope.
-    ahead: SmallVec<[(Arc<ConcurrencyGate>, usize, String); 2]>,
+    remaining_gates: SmallVec<[(Arc<ConcurrencyGate>, usize, String); 2]>,
 }
 
 /// The concurrency permits of a call, one for each of its gates; dropped when the server has finished with
@@ -102,7 +102,7 @@ pub(super) struct AdmissionPermits(SmallVec<[ConcurrencyPermit; 2]>);
 #[derive(Clone)]
 pub(super) struct GatePath {
     principal: Principal,
-    patience: Duration,
+    queue_timeout: Duration,
     gates: SmallVec<[(Arc<ConcurrencyGate>, String); 2]>,
 }
 
@@ -113,45 +113,46 @@ impl LimiterRegistry {
     /// Existing gates and allowances are kept with the new limits. A gate that is no longer configured admits
     /// all its calls.
     pub(super) fn limiters(&self, route: &Route) -> Option<Arc<CallLimiters>> {
-        let mut known = self.0.lock();
-        let before = std::mem::take(&mut *known);
+        let mut registered = self.0.lock();
+        let previous = std::mem::take(&mut *registered);
         let mut limiter = |scope: LimitScope, limits: CallLimits| {
             if limits.is_empty() {
                 return None;
             }
-            let limiter = ScopeLimiter::reconfigured(before.get(&scope), scope.clone(), limits);
-            known.insert(scope, limiter.clone());
+            let limiter = ScopeLimiter::reconfigured(previous.get(&scope), scope.clone(), limits);
+            registered.insert(scope, limiter.clone());
             Some(limiter)
         };
         let rules = route.tools.iter();
         let rules =
             rules.map(|rule| limiter(LimitScope::Rule(rule.matches.as_str().into()), rule.limits)).collect();
         let route_limiter = limiter(LimitScope::Route, route.limits);
-        for (scope, limiter) in &before {
-            if known.get(scope).is_none_or(|now| now.gate.is_none()) {
+        for (scope, limiter) in &previous {
+            if registered.get(scope).is_none_or(|current| current.gate.is_none()) {
                 limiter.gate.iter().for_each(|gate| gate.set_limit(usize::MAX));
             }
         }
         let limiters = CallLimiters { route: route_limiter, rules, queue: route.queue };
-        (!known.is_empty()).then(|| Arc::new(limiters))
+        (!registered.is_empty()).then(|| Arc::new(limiters))
     }
 }
 
 // === impl ScopeLimiter ===
 
 impl ScopeLimiter {
-    fn reconfigured(before: Option<&Self>, scope: LimitScope, limits: CallLimits) -> Self {
+    fn reconfigured(previous: Option<&Self>, scope: LimitScope, limits: CallLimits) -> Self {
         let gate = limits.concurrency.map(|limit| {
-            let gate = before
-                .and_then(|before| before.gate.clone())
+            let gate = previous
+                .and_then(|earlier| earlier.gate.clone())
                 .unwrap_or_else(|| ConcurrencyGate::new(limit.get()));
             gate.set_limit(limit.get());
             gate
         });
         let rate = limits.calls_per_minute.map(|per_minute| {
-            let same =
-                before.and_then(|before| before.rate.clone()).filter(|rate| rate.per_minute == per_minute);
-            same.unwrap_or_else(|| Arc::new(RateLimit::new(per_minute)))
+            let unchanged = previous
+                .and_then(|earlier| earlier.rate.clone())
+                .filter(|rate| rate.per_minute == per_minute);
+            unchanged.unwrap_or_else(|| Arc::new(RateLimit::new(per_minute)))
         });
         Self { scope, gate, rate }
     }
@@ -170,7 +171,7 @@ impl CallLimiters {
     /// Returns the limiters that apply to calls of this tool: those of its rule, then those of the route.
     fn limiters_for(&self, route: &Route, tool: &str) -> impl Iterator<Item = &ScopeLimiter> {
         let rule = route.tools.iter().position(|rule| rule.matches.matches(tool));
-        let rule = rule.and_then(|at| self.rules.get(at)?.as_ref());
+        let rule = rule.and_then(|index| self.rules.get(index)?.as_ref());
         rule.into_iter().chain(&self.route)
     }
 
@@ -185,17 +186,17 @@ impl CallLimiters {
         principal: Principal,
         now: Instant,
     ) -> Result<PendingAdmission, CallLimitError> {
-        let mut turn = PendingAdmission {
+        let mut admission = PendingAdmission {
             principal,
-            patience: self.queue.max_wait,
+            queue_timeout: self.queue.max_wait,
             permits: AdmissionPermits::default(),
-            waiting: None,
-            ahead: SmallVec::new(),
+            queued: None,
+            remaining_gates: SmallVec::new(),
         };
         let mut limiters: SmallVec<[(&ScopeLimiter, usize); 2]> = SmallVec::new();
         for tool in tools {
             for limiter in self.limiters_for(route, tool) {
-                match limiters.iter_mut().find(|(known, _)| known.scope == limiter.scope) {
+                match limiters.iter_mut().find(|(counted, _)| counted.scope == limiter.scope) {
                     Some((_, calls)) => *calls += 1,
                     None => limiters.push((limiter, 1)),
                 }
@@ -206,11 +207,11 @@ impl CallLimiters {
         limiters.sort_by(|(one, _), (other, _)| one.scope.cmp(&other.scope));
         for (limiter, calls) in &limiters {
             if let Some(gate) = &limiter.gate {
-                turn.enter_gate(gate, *calls, self.queue.length, || limiter.scope_name(route))?;
+                admission.enter_gate(gate, *calls, self.queue.length, || limiter.scope_name(route))?;
             }
         }
         count_calls(&limiters, route, principal, now)?;
-        Ok(turn)
+        Ok(admission)
     }
 }
 
@@ -227,17 +228,20 @@ fn count_calls(
     });
     let rates: SmallVec<[_; 2]> = rates.collect();
     // The allowances are locked in the sorted order of their limiters, so that two batches cannot deadlock.
-    let mut held: SmallVec<[_; 2]> = rates.iter().map(|(.., allowance)| allowance.lock()).collect();
-    let mut after: SmallVec<[_; 2]> = SmallVec::new();
-    for ((limiter, rate, calls, _), allowance) in rates.iter().zip(&held) {
-        let counted = rate.check(**allowance, *calls, now);
-        after.push(counted.map_err(|wait| CallLimitError::RateLimited {
+    let mut locked: SmallVec<[_; 2]> = rates.iter().map(|(.., allowance)| allowance.lock()).collect();
+    let mut updated: SmallVec<[_; 2]> = SmallVec::new();
+    for ((limiter, rate, calls, _), allowance) in rates.iter().zip(&locked) {
+        let checked = rate.check(**allowance, *calls, now);
+        updated.push(checked.map_err(|wait| CallLimitError::RateLimited {
             scope: limiter.scope_name(route),
             per_minute: rate.per_minute.get(),
             wait,
         })?);
     }
-    held.iter_mut().zip(after).for_each(|(allowance, after)| **allowance = Some(after));
+    locked
+        .iter_mut()
+        .zip(updated)
+        .for_each(|(allowance, updated_allowance)| **allowance = Some(updated_allowance));
     Ok(())
 }
 
@@ -249,24 +253,24 @@ impl PendingAdmission {
         gate: &Arc<ConcurrencyGate>,
         calls: usize,
         queue: usize,
-        scope: impl Fn() -> String,
+        scope_name: impl Fn() -> String,
     ) -> Result<(), CallLimitError> {
         let limit = gate.limit();
         if calls > 1 && calls > limit {
-            return Err(CallLimitError::BatchTooLarge { scope: scope(), calls, limit });
+            return Err(CallLimitError::BatchTooLarge { scope: scope_name(), calls, limit });
         }
-        if self.waiting.is_some() {
-            self.ahead.push((Arc::clone(gate), calls, scope()));
+        if self.queued.is_some() {
+            self.remaining_gates.push((Arc::clone(gate), calls, scope_name()));
             return Ok(());
         }
         match gate.enter(self.principal, calls, AdmissionClass::New(queue)) {
             Ok(GateEntry::Admitted(permit)) => self.permits.0.push(permit),
-            Ok(GateEntry::Queued(place)) => {
+            Ok(GateEntry::Queued(position)) => {
                 Limit::Concurrency.record_hit();
-                self.waiting = Some((place, scope()));
+                self.queued = Some((position, scope_name()));
             }
             Err(gate::QueueFull) => {
-                return Err(CallLimitError::QueueFull { scope: scope(), running: limit, queue });
+                return Err(CallLimitError::QueueFull { scope: scope_name(), running: limit, queue });
             }
         }
         Ok(())
@@ -274,7 +278,7 @@ impl PendingAdmission {
 
     /// Whether the call holds all its permits.
     pub(super) fn is_ready(&self) -> bool {
-        self.waiting.is_none()
+        self.queued.is_none()
     }
 
     /// Returns the permits of a call that need not wait.
@@ -291,20 +295,20 @@ impl PendingAdmission {
     /// # Errors
     /// [`CallError::ConcurrencyTimeout`] if the queue timeout passes first.
     pub(super) async fn wait(mut self, is_task: impl Fn() -> bool) -> Result<AdmissionPermits, CallError> {
-        let mut patience = pin!(sleep(self.patience));
-        let mut is_patient = false;
+        let mut queue_timer = pin!(sleep(self.queue_timeout));
+        let mut has_timed_out = false;
         loop {
-            let (mut place, scope) = match self.waiting.take() {
-                Some(waiting) => waiting,
-                None if self.ahead.is_empty() => return Ok(self.permits),
+            let (mut position, scope) = match self.queued.take() {
+                Some(queued) => queued,
+                None if self.remaining_gates.is_empty() => return Ok(self.permits),
                 None => {
-                    let (gate, calls, scope) = self.ahead.remove(0);
+                    let (gate, calls, scope) = self.remaining_gates.remove(0);
                     match gate.enter(self.principal, calls, AdmissionClass::Admitted) {
                         Ok(GateEntry::Admitted(permit)) => {
                             self.permits.0.push(permit);
                             continue;
                         }
-                        Ok(GateEntry::Queued(place)) => (place, scope),
+                        Ok(GateEntry::Queued(next_position)) => (next_position, scope),
                         Err(gate::QueueFull) => {
                             unreachable!("an admitted call always has a place in the queue")
                         }
@@ -315,12 +319,12 @@ impl PendingAdmission {
                 tokio::select! {
                     // A permit that arrives at the moment of the queue timeout is used.
                     biased;
-                    permit = &mut place => break permit,
-                    () = &mut patience, if !is_patient => {
+                    permit = &mut position => break permit,
+                    () = &mut queue_timer, if !has_timed_out => {
                         if !is_task() {
-                            return Err(CallError::ConcurrencyTimeout { scope, after: self.patience });
+                            return Err(CallError::ConcurrencyTimeout { scope, after: self.queue_timeout });
                         }
-                        is_patient = true;
+                        has_timed_out = true;
                     }
                 }
             };
@@ -333,40 +337,41 @@ impl PendingAdmission {
 
 impl GatePath {
     /// Returns the gates that apply to calls of this tool; `None` if there are none.
-    pub(super) fn of(
+    pub(super) fn for_tool(
         limiters: &CallLimiters,
         route: &Route,
         tool: &str,
         principal: Principal,
     ) -> Option<Self> {
-        let of_call = limiters.limiters_for(route, tool);
-        let gates: SmallVec<_> =
-            of_call.filter_map(|limiter| Some((limiter.gate.clone()?, limiter.scope_name(route)))).collect();
-        (!gates.is_empty()).then_some(Self { principal, patience: limiters.queue.max_wait, gates })
+        let tool_limiters = limiters.limiters_for(route, tool);
+        let gates: SmallVec<_> = tool_limiters
+            .filter_map(|limiter| Some((limiter.gate.clone()?, limiter.scope_name(route))))
+            .collect();
+        (!gates.is_empty()).then_some(Self { principal, queue_timeout: limiters.queue.max_wait, gates })
     }
 
     /// Enters the gates again for a call that continues after input responses: the call precedes new calls
     /// and is never refused.
     pub(super) fn readmit(&self) -> PendingAdmission {
-        let mut turn = PendingAdmission {
+        let mut admission = PendingAdmission {
             principal: self.principal,
-            patience: self.patience,
+            queue_timeout: self.queue_timeout,
             permits: AdmissionPermits::default(),
-            waiting: None,
-            ahead: SmallVec::new(),
+            queued: None,
+            remaining_gates: SmallVec::new(),
         };
         for (gate, scope) in &self.gates {
-            if turn.waiting.is_some() {
-                turn.ahead.push((Arc::clone(gate), 1, scope.clone()));
+            if admission.queued.is_some() {
+                admission.remaining_gates.push((Arc::clone(gate), 1, scope.clone()));
                 continue;
             }
             match gate.enter(self.principal, 1, AdmissionClass::Continuing) {
-                Ok(GateEntry::Admitted(permit)) => turn.permits.0.push(permit),
-                Ok(GateEntry::Queued(place)) => turn.waiting = Some((place, scope.clone())),
+                Ok(GateEntry::Admitted(permit)) => admission.permits.0.push(permit),
+                Ok(GateEntry::Queued(position)) => admission.queued = Some((position, scope.clone())),
                 Err(gate::QueueFull) => unreachable!("a continuing call always has a place in the queue"),
             }
         }
-        turn
+        admission
     }
 }
 
@@ -374,34 +379,34 @@ impl GatePath {
 
 impl CallLimitError {
     /// Returns the JSON-RPC error for the client, and counts one hit of the limit in the metrics.
-    pub(super) fn error(&self) -> ErrorObject {
+    pub(super) fn record_and_build_error(&self) -> ErrorObject {
         match self {
             Self::QueueFull { scope, running, queue } => {
                 Limit::Queue.record_hit();
-                let words = format!(
+                let message = format!(
                     "no free call of {scope}: {running} running (concurrency), and the queue of this caller is full at {queue} \
                      (limits.queue); nothing was sent"
                 );
-                ErrorObject::new(code::BUSY, words)
+                ErrorObject::new(code::BUSY, message)
             }
             Self::BatchTooLarge { scope, calls, limit } => {
                 Limit::Concurrency.record_hit();
-                let words = format!(
+                let message = format!(
                     "the batch holds {calls} calls of {scope}, of which {limit} may run at a time (concurrency); send \
                      fewer in one batch; nothing was sent"
                 );
-                ErrorObject::new(code::BUSY, words)
+                ErrorObject::new(code::BUSY, message)
             }
             Self::RateLimited { scope, per_minute, wait } => {
                 Limit::CallsPerMinute.record_hit();
-                let seconds = seconds(*wait);
-                let words = format!(
+                let retry_seconds = ceil_seconds(*wait);
+                let message = format!(
                     "this caller has made {per_minute} calls of {scope} within a minute, the limit (calls_per_minute); try again in \
-                     {seconds} s; nothing was sent"
+                     {retry_seconds} s; nothing was sent"
                 );
                 let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
                 let data = json!({ "limit": Limit::CallsPerMinute.key(), "retryAfterMs": wait_ms });
-                ErrorObject::with_data(code::BUSY, words, &data)
+                ErrorObject::with_data(code::BUSY, message, &data)
             }
         }
     }
@@ -409,13 +414,13 @@ impl CallLimitError {
     /// Returns the value of the `Retry-After` header, in seconds; `None` if the time is not known.
     pub(super) fn retry_after(&self) -> Option<HeaderValue> {
         match self {
-            Self::RateLimited { wait, .. } => Some(seconds(*wait).into()),
+            Self::RateLimited { wait, .. } => Some(ceil_seconds(*wait).into()),
             Self::QueueFull { .. } | Self::BatchTooLarge { .. } => None,
         }
     }
 }
 
 /// Returns the duration in whole seconds, rounded up.
-fn seconds(wait: Duration) -> u64 {
+fn ceil_seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }

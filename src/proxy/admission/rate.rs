@@ -21,7 +21,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub(super) struct RateLimit {
     /// The maximum number of calls of one caller in a minute.
     pub(super) per_minute: NonZeroU32,
-    whole_at: RecentMap<Principal, CallAllowance>,
+    allowances: RecentMap<Principal, CallAllowance>,
 }
 
 /// The time at which the allowance of a caller is complete again; `None` before the caller's first call.
@@ -32,13 +32,13 @@ pub(super) type CallAllowance = Arc<Mutex<Option<Instant>>>;
 impl RateLimit {
     /// Creates a limit of `per_minute` calls for each caller.
     pub(super) fn new(per_minute: NonZeroU32) -> Self {
-        Self { per_minute, whole_at: RecentMap::new(MAX_CALLERS) }
+        Self { per_minute, allowances: RecentMap::new(MAX_CALLERS) }
     }
 
     /// Returns the allowance of this caller, shared with concurrent calls; a new caller's allowance is
     /// complete.
     pub(super) fn allowance(&self, principal: Principal) -> CallAllowance {
-        self.whole_at.get_or_insert_with(principal, Arc::default)
+        self.allowances.get_or_insert_with(principal, Arc::default)
     }
 
     /// Computes when an allowance that is complete at `full_at` is complete again after this number of
@@ -48,13 +48,14 @@ impl RateLimit {
     /// The time to wait until this number of calls is allowed.
     pub(super) fn check(
         &self,
-        whole_at: Option<Instant>,
+        full_at: Option<Instant>,
         calls: u32,
         now: Instant,
     ) -> Result<Instant, Duration> {
-        let after = whole_at.map_or(now, |at| at.max(now)) + MINUTE * calls / self.per_minute.get();
-        match (after - now).checked_sub(MINUTE) {
-            None | Some(Duration::ZERO) => Ok(after),
+        let full_again_at =
+            full_at.map_or(now, |earlier| earlier.max(now)) + MINUTE * calls / self.per_minute.get();
+        match (full_again_at - now).checked_sub(MINUTE) {
+            None | Some(Duration::ZERO) => Ok(full_again_at),
             Some(wait) => Err(wait),
         }
     }
@@ -92,6 +93,6 @@ mod tests {
             bytes[..4].copy_from_slice(&n.to_be_bytes());
             limit.allowance(Principal::from_bytes(bytes));
         }
-        assert!(limit.whole_at.len() <= MAX_CALLERS);
+        assert!(limit.allowances.len() <= MAX_CALLERS);
     }
 }

@@ -76,7 +76,7 @@ fn show(shared: &RouteContext, id: &RequestId, record: &Record) -> LegacyRespons
 
 /// The access log is the audit trail of retrievals.
 fn access_summary(record: &Record, terms: experimental::ViewOptions) -> AccessSummary {
-    let shown = Some(experimental::status(record, terms.tool_errors));
+    let shown = Some(experimental::task_status(record, terms.tool_errors));
     AccessSummary { shown, origin: record.trace.clone(), ..AccessSummary::default() }
 }
 
@@ -89,7 +89,7 @@ async fn cancel(shared: &RouteContext, id: &RequestId, record: &Record) -> Legac
         Err(error) => Err(error),
     };
     let status = match now {
-        Ok(Some(ended)) => experimental::status(&ended, shared.legacy_terms().tool_errors),
+        Ok(Some(ended)) => experimental::task_status(&ended, shared.legacy_terms().tool_errors),
         Ok(None) => return not_found(id, TaskRefusal::Unknown),
         Err(error) => return not_found(id, error.into()),
     };
@@ -191,8 +191,10 @@ async fn result(
 /// The response to `tasks/result`, if the task has ended.
 fn outcome(shared: &RouteContext, id: &RequestId, record: &Record) -> Option<(Bytes, AccessSummary)> {
     let refusal = |error: &ErrorObject| legacy::error_responses(std::slice::from_ref(id), error);
-    let (body, outcome) = match experimental::outcome(record)? {
-        experimental::TaskOutcome::Result(result) => (legacy::success(id, &result), RequestOutcome::Result),
+    let (body, outcome) = match experimental::task_outcome(record)? {
+        experimental::TaskOutcome::Result(result) => {
+            (legacy::success_response(id, &result), RequestOutcome::Result)
+        }
         experimental::TaskOutcome::Error(error) => {
             (refusal(&ErrorObject::from_raw(error)), RequestOutcome::ServerError)
         }
@@ -320,7 +322,7 @@ pub(in crate::proxy) async fn receive_response(
         return response_refused(TaskRefusal::StoreFailed);
     };
     let owner = client.owner(&shared.route);
-    if record.as_ref().is_none_or(|record| !owner.owns(record)) {
+    if record.as_ref().is_none_or(|record| !owner.can_access(record)) {
         let reason = if record.is_some() { "foreign" } else { "unknown" };
         return match super::record_miss(shared, "response", client.principal, reason) {
             refusal @ TaskRefusal::TooMany(_) => response_refused(refusal),

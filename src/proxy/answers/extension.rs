@@ -58,7 +58,7 @@ pub(in crate::proxy) fn refused(call: &Call, missing: TaskRefusal) -> CallReply 
 fn show(shared: &RouteContext, call: &Call, record: &Record) -> CallReply {
     let about = server_info_meta(&shared.server_info_of(record));
     let (now, bounds) = (shared.clock.timestamp(), shared.ledger.quotas().poll_interval);
-    let view = view::extension::detailed(record, now, bounds, Some(&about));
+    let view = view::extension::get_task_result(record, now, bounds, Some(&about));
     let mut reply = reply::success(call, &to_single_line(view.into()));
     reply.commit = shared.ledger.record_shown(record);
     // The access log is the audit trail of retrievals.
@@ -143,7 +143,7 @@ fn check_responses(call: &Call, record: &Record) -> Result<CheckedResponses, Err
         let Some(question) = outstanding.get(key).and_then(|raw| InputRequest::from_raw(raw.clone())) else {
             continue;
         };
-        match elicit::check_answer(&question, answer) {
+        match elicit::check_input_response(&question, answer) {
             // Copied: a slice would keep the whole request in memory.
             Ok(answer) => {
                 checked.answers.insert(key.to_owned(), Bytes::copy_from_slice(&answer));

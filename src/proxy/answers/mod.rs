@@ -65,7 +65,7 @@ pub(super) async fn look_up(
         Some(id) => shared.ledger.load(&id).await?,
     };
     let reason = match found {
-        Some(record) if !owner.owns(&record) => "foreign",
+        Some(record) if !owner.can_access(&record) => "foreign",
         // A ticket holder does not know tasks, and a task client does not know tickets.
         Some(record) if (record.view == TaskView::Ticket) != (*method == Method::ToolsCall) => {
             "of another view"
@@ -122,7 +122,7 @@ pub(super) async fn cancel(
 ) -> Result<Option<Arc<Record>>, StoreError> {
     let (kept, switchboard, id) = (Arc::clone(ledger), Arc::clone(switchboard), id.clone());
     let cancelled = async move {
-        let updated = kept.change(&id, &TaskEvent::Cancelled { by }).await.inspect_err(|error| {
+        let updated = kept.change(&id, &TaskEvent::Cancelled { canceller: by }).await.inspect_err(|error| {
             if let StoreError::Full(limit) = error {
                 kept.log_quota_full(&id, limit);
             }

@@ -101,7 +101,7 @@ pub(in crate::proxy) async fn call_ticket_tool(
             TicketAction::Cancel => &names.cancel,
         };
         return TicketToolAnswer::Result(
-            ticket::missing_ticket(name),
+            ticket::missing_ticket_result(name),
             AccessSummary::of(RequestOutcome::Refused),
         );
     };
@@ -129,9 +129,11 @@ async fn cancel(shared: &RouteContext, record: &Arc<Record>, names: &TicketToolN
         TicketToolAnswer::CallResult(Arc::clone(record), result, account)
     };
     match super::cancel(&shared.ledger, &shared.call_registry, &record.id, Canceller::Client).await {
-        Ok(Some(cancelled)) => respond(ticket::cancelled(&record.tool), cancelled.state.status()),
+        Ok(Some(cancelled)) => respond(ticket::cancelled_result(&record.tool), cancelled.state.status()),
         Ok(None) => match shared.ledger.load(&record.id).await {
-            Ok(Some(ended)) => respond(ticket::already_ended(&ended, &names.result), ended.state.status()),
+            Ok(Some(ended)) => {
+                respond(ticket::already_ended_result(&ended, &names.result), ended.state.status())
+            }
             Ok(None) => refused(TaskRefusal::Unknown),
             Err(error) => refused(error.into()),
         },
@@ -144,7 +146,7 @@ fn refused(why: TaskRefusal) -> TicketToolAnswer {
     let outcome = match why {
         TaskRefusal::Unknown => {
             return TicketToolAnswer::Result(
-                ticket::unknown_ticket(),
+                ticket::unknown_ticket_result(),
                 AccessSummary::of(RequestOutcome::Refused),
             );
         }
@@ -152,7 +154,7 @@ fn refused(why: TaskRefusal) -> TicketToolAnswer {
         TaskRefusal::StoreFull(_) | TaskRefusal::StoreFailed => RequestOutcome::ProxyFailed,
     };
     let error = why.error("the ticket is not known");
-    TicketToolAnswer::Result(ticket::busy(&error.message()), AccessSummary::failed(outcome, &error))
+    TicketToolAnswer::Result(ticket::busy_result(&error.message()), AccessSummary::failed(outcome, &error))
 }
 
 // === impl ResultWatch ===

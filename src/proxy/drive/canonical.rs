@@ -108,7 +108,7 @@ impl CanonicalForm {
         asked: impl Iterator<Item = &'a InputRequest>,
     ) -> Option<CallEnd> {
         let missing = missing_capability(&self.caller.capabilities, asked)?;
-        Some(CallEnd::Refused(elicit::input_refused(&missing), RequestOutcome::Refused))
+        Some(CallEnd::Refused(elicit::input_refused_error(&missing), RequestOutcome::Refused))
     }
 
     pub(super) fn record(
@@ -121,7 +121,12 @@ impl CanonicalForm {
         let tool = self.call.target.clone().unwrap_or_default();
         let record = Record::new(id, shared.task_owner(&self.caller), tool, policy.retention, now);
         let waited = shared.clock.now().saturating_duration_since(self.began);
-        Record { view: self.view(), waited, message: self.progress.as_deref().map(str::to_owned), ..record }
+        Record {
+            view: self.view(),
+            elapsed_before_task: waited,
+            message: self.progress.as_deref().map(str::to_owned),
+            ..record
+        }
     }
 
     /// Stores the latest progress message, for the ticket.
@@ -147,9 +152,10 @@ impl CanonicalForm {
         let again = input_requests::url_input_required(shared, &self.caller, call, &server, binding, &end);
         let mut reply =
             again.unwrap_or_else(|| reply::to_client(call, &shared.route, end, self.refused.as_deref()));
-        if call.method == Method::ToolsList && shared.route.denies_tools() {
+        if call.method == Method::ToolsList && shared.route.has_denied_tools() {
             let answer = Frame::parse(reply.body.clone()).ok();
-            let left = answer.and_then(|answer| deny::hide(&answer, |tool| shared.route.denies(tool)));
+            let left = answer
+                .and_then(|answer| deny::remove_denied_tools(&answer, |tool| shared.route.is_denied(tool)));
             reply.body = left.unwrap_or(reply.body);
         }
         reply
@@ -172,12 +178,12 @@ impl CanonicalForm {
             node: shared.call_registry.node,
             round,
             // Longer than the call is parked, so that a late retry gets a precise error.
-            expires: shared.clock.timestamp() + shared.route.questions.park * 2,
+            expires: shared.clock.timestamp() + shared.route.input_policy.park * 2,
             binding: self.binding(shared),
         };
         let sealed = shared.keyring.seal(&state, random());
         let questions: Vec<_> = open.filter_map(|open| Some((open.key.as_str(), request(open)?))).collect();
-        elicit::input_required(questions, &sealed, &self.server.description().server_info)
+        elicit::input_required_result(questions, &sealed, &self.server.description().server_info)
     }
 
     /// Signals that the call has become a task. Returns the result for its client.
@@ -194,7 +200,9 @@ impl CanonicalForm {
         // server.
         let server = if self.server.is_known() { self.server.description() } else { shared.server() };
         match &self.ticketing {
-            Some(ticketing) => modern::complete(ticketing.running(shared, record), &server.server_info),
+            Some(ticketing) => {
+                modern::complete_result(ticketing.running(shared, record), &server.server_info)
+            }
             None => input_requests::created(shared, record, &server),
         }
     }
@@ -236,7 +244,7 @@ pub(super) fn input_required_reply<'a>(
     Some(match missing_capability(capabilities, open.filter_map(self::request)) {
         None => reply::input_required(call, result),
         // 2026-07-28, *MRTR, Server Requirements*: only requests for declared capabilities.
-        Some(missing) => reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::input_refused(&missing)),
+        Some(missing) => reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::input_refused_error(&missing)),
     })
 }
 

@@ -171,7 +171,7 @@ impl TaskStreams {
         match happening {
             TaskStreamEvent::ListenChanged => {
                 let line = self.streams.as_ref().and_then(StreamFollower::current_stream);
-                self.outbox.handle_listen_stream(line);
+                self.outbox.handle_get_stream(line);
             }
             TaskStreamEvent::WaiterClosed(who) => {
                 let gone = self.waiting.swap_remove(who);
@@ -234,7 +234,7 @@ impl TaskStreams {
 
     /// Whether a question has been put to a client.
     pub(super) fn is_put(&self, ask: InputNumber) -> bool {
-        self.outbox.is_put(ask)
+        self.outbox.is_sent(ask)
     }
 
     /// Closes an input request. Returns the stream on which it was sent.
@@ -300,7 +300,7 @@ impl TaskStreams {
                 self.waiting.swap_remove(at);
                 self.outbox.handle_result_disconnect(line);
             }
-            None => self.outbox.handle_listen_stream(None),
+            None => self.outbox.handle_get_stream(None),
         }
     }
 }

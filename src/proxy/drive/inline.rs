@@ -190,7 +190,7 @@ impl InlineCall {
             .then(|| shared.call_limits(tool, caller.principal, deferral.as_ref()));
         let limits = limits.flatten();
         let (replies, dequeued) = match &limits {
-            Some(limits) => limits.limit(turn, replies, &shared.clock),
+            Some(limits) => limits.limit_replies(turn, replies, &shared.clock),
             None => (replies, None),
         };
         let canonical = CanonicalForm {
@@ -220,7 +220,7 @@ impl InlineCall {
             return Ok(None);
         }
         self.shared.admit(std::iter::once(tool), self.caller.principal).map_err(|refused| {
-            let mut reply = reply::refuse(&self.call, StatusCode::OK, &refused.error());
+            let mut reply = reply::refuse(&self.call, StatusCode::OK, &refused.record_and_build_error());
             reply.headers.extend(refused.retry_after().map(|wait| (header::RETRY_AFTER, wait)));
             Box::new(reply)
         })
@@ -254,7 +254,7 @@ impl InlineCall {
                 if let CallForm::Canonical(canonical) = &mut driver.form {
                     canonical.note_progress(&frame);
                 }
-                return modern::notification_for(&self.call, &frame).map(ReplyItem::Notification);
+                return modern::translate_notification(&self.call, &frame).map(ReplyItem::Notification);
             }
             DriverEvent::Server(
                 event @ (UpstreamEvent::ServerRequest(_) | UpstreamEvent::InputRequired(_)),
@@ -437,7 +437,7 @@ async fn check_param_headers(
 }
 
 fn compare_param_headers(call: &Call, catalogue: &ToolParamHeaders) -> Result<(), Box<CallReply>> {
-    let wanted = catalogue.mirrored(call.target.as_deref().unwrap_or_default());
+    let wanted = catalogue.headers_of_tool(call.target.as_deref().unwrap_or_default());
     if wanted.is_empty() {
         return Ok(());
     }

@@ -318,7 +318,7 @@ impl CallDriver {
             } else {
                 self.send_queued_requests();
                 // Never after the end of the task, which needs no anchor.
-                if self.exchange.is_unsettled() && self.has_new_questions() {
+                if self.exchange.is_outcome_open() && self.has_new_questions() {
                     self.write_anchor();
                 }
             }
@@ -337,7 +337,7 @@ impl CallDriver {
         let is_attended = self.exchange.has_waiting_client();
         let clock = &self.shared.clock;
         // The server is not read while a client does not take its messages.
-        let is_read = self.exchange.awaits_server()
+        let is_read = self.exchange.is_awaiting_server()
             && self.detached.as_mut().is_none_or(|held| {
                 // In a task the messages go to its streams.
                 (!is_attended || !held.unsent.holds_up(&held.waiters))
@@ -349,7 +349,7 @@ impl CallDriver {
         let drains = self.exchange.can_defer() && self.shared.ledger.outlives();
         // Boxed: rarely used, and its size is a cost of each call.
         let draining = drains.then(|| Box::pin(self.shared.stopping.stopped()));
-        let write_due = self.detached.as_ref().filter(|_| self.exchange.is_unsettled());
+        let write_due = self.detached.as_ref().filter(|_| self.exchange.is_outcome_open());
         let write_due = write_due.and_then(|held| held.write_due());
         let deferral = self.form.deferral();
         let now = || clock.now();
@@ -365,7 +365,7 @@ impl CallDriver {
             happening = next_due(self.exchange.poll_timeout(), write_due) => happening,
             () = or_pending(draining) => DriverEvent::Draining,
             // The rest of the call is dropped with it, which cancels it at the server.
-            () = self.shared.overdue.stopped(), if is_parked || self.exchange.is_unsettled() => match is_parked {
+            () = self.shared.overdue.stopped(), if is_parked || self.exchange.is_outcome_open() => match is_parked {
                 true => DriverEvent::Stopping,
                 false => DriverEvent::Overdue,
             },
@@ -586,7 +586,7 @@ impl CallDriver {
                 }
                 for waiter in &held.waiters {
                     if let ReplyTarget::Canonical { call, .. } = &waiter.target
-                        && let Some(notice) = modern::notification_for(call, frame)
+                        && let Some(notice) = modern::translate_notification(call, frame)
                     {
                         held.unsent.send(waiter, ReplyItem::Notification(notice));
                     }
@@ -651,7 +651,7 @@ impl CallDriver {
             (TaskTrigger::Mode | TaskTrigger::Request | TaskTrigger::Departure, _) => route.mode_rule(tool),
         };
         let rule = rule.map(|pattern| pattern.as_str().to_owned());
-        let rollout = route.rollout(tool).map(ToString::to_string);
+        let rollout = route.rollout_of_tool(tool).map(ToString::to_string);
         let after = ticket.unwrap_or(policy.after);
         let mode = policy.mode.as_str().to_owned();
         record.clock_offset = offset;
@@ -838,7 +838,7 @@ impl Drop for CallDriver {
 }
 
 fn deadlines(shared: &RouteContext, defer_after: Option<Duration>, view: TaskView) -> CallDeadlines {
-    let questions = &shared.route.questions;
+    let questions = &shared.route.input_policy;
     // A ticket holder may never retry, and does not see that a task waits for input.
     let turn = (shared.upstream.is_turn_based() || view == TaskView::Ticket).then_some(questions.park);
     CallDeadlines { defer_after, settle: questions.settle, park: questions.park, input_timeout: turn }

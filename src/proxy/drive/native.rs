@@ -119,7 +119,7 @@ impl NativeForm {
         let retention = self.ttl.map_or(policy.retention, |ttl| ttl.min(most));
         let mut record = Record::new(id, self.owner.clone(), self.tool.clone(), retention, now);
         (record.view, record.is_translated, record.message) = (self.view, false, self.progress.clone());
-        record.waited = shared.clock.now().saturating_duration_since(self.began);
+        record.elapsed_before_task = shared.clock.now().saturating_duration_since(self.began);
         record
     }
 
@@ -127,7 +127,7 @@ impl NativeForm {
     pub(super) fn create_result(shared: &RouteContext, record: &Record, reader: TaskResultFormat) -> Vec<u8> {
         let immediate = shared.route.legacy_tasks.immediate_response.as_deref();
         let (now, terms) = (shared.clock.timestamp(), shared.legacy_terms());
-        experimental::created(record, now, terms, reader, immediate)
+        experimental::create_task_result(record, now, terms, reader, immediate)
     }
 
     /// The handle, for a client that waits for the call itself.
@@ -136,7 +136,7 @@ impl NativeForm {
             Some(ticketing) => ticketing.running(shared, record).to_string().into_bytes(),
             None => Self::create_result(shared, record, self.reader),
         };
-        let body = legacy::success(id, &result);
+        let body = legacy::success_response(id, &result);
         let mut reply = CallReply::new(StatusCode::OK, body, RequestOutcome::Task);
         reply.account.task = Some(record.id.clone());
         reply
@@ -224,7 +224,7 @@ impl NativeForm {
     pub(super) fn status_notification(&mut self, shared: &RouteContext, task: &TaskId) -> Option<Bytes> {
         let record = shared.ledger.last_stored(task).filter(|record| record.view != TaskView::Ticket)?;
         let terms = shared.legacy_terms();
-        let status = experimental::status(&record, terms.tool_errors);
+        let status = experimental::task_status(&record, terms.tool_errors);
         if std::mem::replace(&mut self.last_status, status) == status {
             return None;
         }

@@ -106,7 +106,7 @@ impl OpenRequests {
         let key = asked.kind().map_or_else(|| format!("request-{ask}"), |kind| self.keys.next_key(kind));
         let supplied = match &asked {
             ServerRequest::Canonical(request) => {
-                self.supplied.take(&key).and_then(|given| elicit::check_answer(request, &given).ok())
+                self.supplied.take(&key).and_then(|given| elicit::check_input_response(request, &given).ok())
             }
             ServerRequest::Native(_) => None,
         };
@@ -234,7 +234,7 @@ impl OpenRequests {
             }
             // A retry cannot carry errors.
             AnswerTarget::Retry(key) => {
-                let declined = || asked.kind().and_then(|kind| elicit::cancelled_answer(kind).ok());
+                let declined = || asked.kind().and_then(|kind| elicit::cancelled_response(kind).ok());
                 outcome.ok().or_else(declined).map(|answer| (key, answer))
             }
         }
@@ -302,7 +302,7 @@ impl OpenRequest {
                 let (method, outcome) = (method.as_str(), InputRequestOutcome::Declined);
                 InputRequestRefused { route, method, reason: "no response", outcome }.emit();
                 answer.respond(
-                    elicit::cancelled_answer(request.kind()).map_err(|error| error.as_bytes().clone()),
+                    elicit::cancelled_response(request.kind()).map_err(|error| error.as_bytes().clone()),
                 );
             }
             // Dropping the responder refuses the request.

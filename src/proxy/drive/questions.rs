@@ -200,7 +200,7 @@ impl CallDriver {
         if let Some((turned_over, answers)) = self.detached().pending_retry.take().map(|boxed| *boxed) {
             let replies = (turned_over.retry)(answers);
             let (replies, dequeued) = match &self.limits {
-                Some(limits) => limits.limit_again(replies, &self.shared.clock),
+                Some(limits) => limits.limit_resent_replies(replies, &self.shared.clock),
                 None => (replies, None),
             };
             (self.replies, self.dequeued) = (Some(replies), dequeued);
@@ -273,7 +273,7 @@ impl CallDriver {
                 continue;
             };
             // An invalid response leaves its input request open, and it is sent again.
-            if let Ok(answer) = elicit::check_answer(request, &answer) {
+            if let Ok(answer) = elicit::check_input_response(request, &answer) {
                 let key = open.key.clone();
                 self.span.event("deferral.question.answered", &[("deferral.question.key", &key)]);
                 self.answer_request(ask, Ok(answer));
@@ -323,7 +323,7 @@ impl CallDriver {
         self.span.event("deferral.question.lapsed", &[("deferral.question.key", key)]);
         Limit::Park.record_hit();
         open.decline(&self.shared.route.path);
-        let park = self.shared.route.questions.park.as_secs();
+        let park = self.shared.route.input_policy.park.as_secs();
         let message = format!("no response to {key} within {park} s (questions.park)");
         self.queue_write(task::TaskEvent::Progressed { message }, WriteFollowUp::Nothing);
     }
@@ -349,7 +349,7 @@ impl CallDriver {
     pub(super) fn refused_as_undeclared(&mut self, ask: InputNumber) {
         let Some(open) = self.withdraw_request(ask, NOT_DECLARED) else { return };
         self.span.event("deferral.question.refused", &[("deferral.question.key", &open.key)]);
-        let declined = open.asked.kind().and_then(|kind| elicit::cancelled_answer(kind).ok());
+        let declined = open.asked.kind().and_then(|kind| elicit::cancelled_response(kind).ok());
         if let (AnswerTarget::Retry(key), Some((_, answers)), Some(declined)) =
             (&open.target, self.detached().pending_retry.as_deref_mut(), declined)
         {

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 /// Queued changes, the first of them being stored. The server is not read while there are [`MAX_OPEN`], so
 /// that a server that sends and cancels requests in a loop cannot fill it.
 ///
-/// [`MAX_OPEN`]: super::book::MAX_OPEN
+/// [`MAX_OPEN`]: super::open_requests::MAX_OPEN
 #[derive(Default)]
 pub(super) struct RecordWrites(VecDeque<(WriteFollowUp, BoxFuture<'static, WriteResult>)>);
 

@@ -122,7 +122,7 @@ pub(in crate::proxy) fn resume_call(
     };
     let limits = shared.call_limits(&record.tool, principal, None);
     let (replies, _) = match &limits {
-        Some(limits) => limits.limit(None, replies, &shared.clock),
+        Some(limits) => limits.limit_replies(None, replies, &shared.clock),
         None => (replies, None),
     };
     let Resumption { hold, custody, fate } = resumption;

@@ -83,17 +83,17 @@ fn on(
         defer,
         tools: Vec::new(),
         principal: policy::PrincipalSource::Authorization,
-        questions: policy::InputPolicy::default(),
+        input_policy: policy::InputPolicy::default(),
         legacy_tasks: policy::LegacyTaskPolicy::default(),
         resume: policy::ResumePolicy::default(),
         tickets: policy::TicketPolicy::default(),
-        held: policy::WaitPolicy::default(),
-        forward: Vec::new(),
+        wait_policy: policy::WaitPolicy::default(),
+        session_headers: Vec::new(),
         limits: Default::default(),
         queue: Default::default(),
         timeout: None,
         response_headers: Vec::new(),
-        forwarded: false,
+        adds_forwarded_header: false,
         empty_contents_is_error: false,
     };
     let keyring = Arc::new(SealKeyring::new([7; 32], &[]));
@@ -120,7 +120,8 @@ fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -
     if let Some(name) = name {
         headers.insert("mcp-name", HeaderValue::from_str(&name).expect("a header"));
     }
-    let read = modern::read(Frame::parse(body.to_string().into()), &headers, None).expect("it is right");
+    let read =
+        modern::read_message(Frame::parse(body.to_string().into()), &headers, None).expect("it is right");
     let modern::ModernMessage::Request(call, capabilities) = read else { panic!("it is a request") };
     let caller = Caller {
         principal: Principal::from_bytes([1; 16]),

@@ -23,8 +23,8 @@ const AMBIGUITY_REASON: &str = "calls on this route are denied (mode: deny) or l
 
 /// Whether the messages of this request have to be checked: a POST on a route that denies tools or limits
 /// calls.
-pub(super) fn can_refuse(shared: &RouteContext, passage: &LegacyRequest) -> bool {
-    (shared.route.denies_tools() || shared.limiters.is_some()) && passage.method == http::Method::POST
+pub(super) fn must_check(shared: &RouteContext, request: &LegacyRequest) -> bool {
+    (shared.route.has_denied_tools() || shared.limiters.is_some()) && request.method == http::Method::POST
 }
 
 /// Returns the refusal of a POST that holds a denied call, an ambiguous message, or a `tools/list` in a
@@ -32,36 +32,40 @@ pub(super) fn can_refuse(shared: &RouteContext, passage: &LegacyRequest) -> bool
 pub(super) fn refuse(
     shared: &RouteContext,
     client: &LegacyClient,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
 ) -> Option<LegacyResponse> {
-    if !can_refuse(shared, passage) {
+    if !must_check(shared, request) {
         return None;
     }
-    let error = violation(shared, client, passage)?;
-    let waiting = passage.post.request_ids();
-    let status = if waiting.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
-    Some(refused(status, &waiting, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
+    let error = find_violation(shared, client, request)?;
+    let request_ids = request.post.request_ids();
+    let status = if request_ids.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
+    Some(refused(status, &request_ids, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
 }
 
 /// Returns the error for the first message of the POST that must not reach the server.
-fn violation(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> Option<ErrorObject> {
-    if let Some(ambiguity) = &passage.post.ambiguity {
+fn find_violation(
+    shared: &RouteContext,
+    client: &LegacyClient,
+    request: &LegacyRequest,
+) -> Option<ErrorObject> {
+    if let Some(ambiguity) = &request.post.ambiguity {
         return Some(ambiguity.error(AMBIGUITY_REASON));
     }
     // A ticket tool is the proxy's own; the rules for the server's tools do not apply.
-    if super::ticket_call::is_ticket_call(shared, client, passage) {
+    if super::ticket_call::is_ticket_call(shared, client, request) {
         return None;
     }
-    passage.post.messages.iter().find_map(|message| match message {
+    request.post.messages.iter().find_map(|message| match message {
         ClientMessage::Request { method: Method::ToolsCall, target, .. } => {
             let tool = target.as_deref().unwrap_or_default();
-            shared.route.denies(tool).then(|| plan::denied_error(tool))
+            shared.route.is_denied(tool).then(|| plan::denied_error(tool))
         }
         ClientMessage::Request { method: Method::ToolsList, .. }
-            if passage.post.is_batch && shared.route.denies_tools() =>
+            if request.post.is_batch && shared.route.has_denied_tools() =>
         {
-            let words = "a batch on this route must not hold tools/list (mode: deny); send it on its own";
-            Some(ErrorObject::new(code::INVALID_REQUEST, words))
+            let text = "a batch on this route must not hold tools/list (mode: deny); send it on its own";
+            Some(ErrorObject::new(code::INVALID_REQUEST, text))
         }
         ClientMessage::Request { .. }
         | ClientMessage::Notification(_)

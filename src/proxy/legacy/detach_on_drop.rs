@@ -26,8 +26,8 @@ pub(super) struct DispatchFlag(Arc<AtomicBool>);
 /// dropped before the decision.
 pub(super) struct DetachOnDrop {
     call: Option<BoxFuture<'static, LegacyResponse>>,
-    decided: DispatchFlag,
-    work: DrainWatch,
+    dispatch_flag: DispatchFlag,
+    drain: DrainWatch,
 }
 
 /// A permit for a call that is dispatched after its client has disconnected; released on drop.
@@ -58,11 +58,11 @@ impl DispatchFlag {
 impl DetachOnDrop {
     /// Wraps the future of a call. `drain` runs the future if it is dropped before `dispatch_flag` is set.
     pub(super) fn new(
-        work: DrainWatch,
-        decided: DispatchFlag,
+        drain: DrainWatch,
+        dispatch_flag: DispatchFlag,
         call: impl Future<Output = LegacyResponse> + Send + 'static,
     ) -> Self {
-        Self { call: Some(call.boxed()), decided, work }
+        Self { call: Some(call.boxed()), dispatch_flag, drain }
     }
 }
 
@@ -71,28 +71,28 @@ impl Future for DetachOnDrop {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LegacyResponse> {
         let call = self.call.as_mut().expect("it is not polled after its end");
-        let passed = call.poll_unpin(cx);
-        if passed.is_ready() {
+        let response = call.poll_unpin(cx);
+        if response.is_ready() {
             self.call = None;
         }
-        passed
+        response
     }
 }
 
 impl Drop for DetachOnDrop {
     fn drop(&mut self) {
-        let Some(mut call) = self.call.take().filter(|_| !self.decided.is_set()) else { return };
-        let Some(departed) = DetachedPermit::new() else {
+        let Some(mut call) = self.call.take().filter(|_| !self.dispatch_flag.is_set()) else { return };
+        let Some(permit) = DetachedPermit::try_acquire() else {
             Limit::Departed.record_hit();
             tracing::warn!(target: "deferral::upstream", event = "departed_full", limit = MAX_DETACHED);
             return;
         };
-        let decided = self.decided.clone();
-        self.work.spawn(async move {
-            let _departed = departed;
+        let dispatch_flag = self.dispatch_flag.clone();
+        self.drain.spawn(async move {
+            let _permit = permit;
             // The response is dropped. Once the dispatch is decided, the future is dropped too, by which the
             // call learns that its client has disconnected.
-            poll_fn(|cx| match call.poll_unpin(cx).is_ready() || decided.is_set() {
+            poll_fn(|cx| match call.poll_unpin(cx).is_ready() || dispatch_flag.is_set() {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
             })
@@ -105,7 +105,7 @@ impl Drop for DetachOnDrop {
 
 impl DetachedPermit {
     /// Returns `None` if `MAX_DETACHED` permits are in use.
-    fn new() -> Option<Self> {
+    fn try_acquire() -> Option<Self> {
         DETACHED
             .fetch_update(Relaxed, Relaxed, |count| (count < MAX_DETACHED).then_some(count + 1))
             .ok()

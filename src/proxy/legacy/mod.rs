@@ -55,113 +55,114 @@ enum RequestDisposition {
 
 /// Serves one HTTP request of a legacy client in front of a legacy server: relays it, or responds in the
 /// server's place.
-pub(super) async fn serve(shared: Arc<RouteContext>, passage: LegacyRequest) -> LegacyResponse {
-    let client = LegacyClient::of(passage.principal, &passage.headers, &shared.sessions.revisions);
-    if let Some(gone) = session_delete::closed_session_reply(&shared, &client, &passage) {
-        return gone;
+pub(super) async fn serve(shared: Arc<RouteContext>, request: LegacyRequest) -> LegacyResponse {
+    let client = LegacyClient::of(request.principal, &request.headers, &shared.sessions.revisions);
+    if let Some(refusal) = session_delete::closed_session_response(&shared, &client, &request) {
+        return refusal;
     }
     if shared.stopping.is_stopped()
-        && is_new_work(&passage)
-        && !ticket_call::is_ticket_call(&shared, &client, &passage)
+        && is_new_work(&request)
+        && !ticket_call::is_ticket_call(&shared, &client, &request)
     {
-        return stopping_reply(&passage);
+        return stopping_response(&request);
     }
     // The future of a DELETE is boxed, so that it does not enlarge the future of every call.
-    if passage.method == http::Method::DELETE {
-        return Box::pin(session_delete::delete_session(shared, client, passage)).await;
+    if request.method == http::Method::DELETE {
+        return Box::pin(session_delete::delete_session(shared, client, request)).await;
     }
-    if !can_be_intercepted(&shared, &client, &passage) {
-        return carry_out(shared, client, passage, RequestDisposition::Relay(None)).await;
+    if !can_be_intercepted(&shared, &client, &request) {
+        return apply_disposition(shared, client, request, RequestDisposition::Relay(None)).await;
     }
-    let decided = DispatchFlag::default();
+    let dispatch_flag = DispatchFlag::default();
     // A call and a change of a task continue after their client disconnects; a request that waits for the
     // result of another call ends.
-    let outlives = passage.post.can_request_input()
-        && !ticket_call::is_ticket_call(&shared, &client, &passage)
-        || is_task_change(&passage);
-    let (work, is_decided) = (shared.stopping.clone(), decided.clone());
-    let disposed = async move {
-        let disposition = decide(&shared, &client, &passage, &decided).await;
-        decided.set();
-        carry_out(shared, client, passage, disposition).await
+    let outlives_client = request.post.can_request_input()
+        && !ticket_call::is_ticket_call(&shared, &client, &request)
+        || is_task_change(&request);
+    let (drain, detach_flag) = (shared.stopping.clone(), dispatch_flag.clone());
+    let serving = async move {
+        let disposition = decide(&shared, &client, &request, &dispatch_flag).await;
+        dispatch_flag.set();
+        apply_disposition(shared, client, request, disposition).await
     };
-    match outlives {
-        true => DetachOnDrop::new(work, is_decided, disposed).await,
-        false => Box::pin(disposed).await,
+    match outlives_client {
+        true => DetachOnDrop::new(drain, detach_flag, serving).await,
+        false => Box::pin(serving).await,
     }
 }
 
 /// Whether the request cancels a task, or carries the response to an input request.
-fn is_task_change(passage: &LegacyRequest) -> bool {
+fn is_task_change(request: &LegacyRequest) -> bool {
     matches!(
-        &passage.post.messages[..],
+        &request.post.messages[..],
         [ClientMessage::Request { method: Method::TasksCancel, .. } | ClientMessage::Response(Some(_))]
     )
 }
 
 /// Applies the decision about a request: relays the request, or returns the prepared response.
-async fn carry_out(
+async fn apply_disposition(
     shared: Arc<RouteContext>,
     client: LegacyClient,
-    passage: LegacyRequest,
+    request: LegacyRequest,
     disposition: RequestDisposition,
 ) -> LegacyResponse {
     match disposition {
         RequestDisposition::Relay(edit) => {
-            if let Some(resumed) = event_ids::resume(&shared, &client, &passage) {
+            if let Some(resumed) = event_ids::resume(&shared, &client, &request) {
                 return resumed;
             }
-            let observed = ObservedCall::of_request(&shared, &passage);
-            let turn = match admit(&shared, &passage) {
-                Ok(turn) => turn,
-                Err(refused) => return not_admitted(&passage, &refused),
+            let observed = ObservedCall::of_request(&shared, &request);
+            let admission = match admit(&shared, &request) {
+                Ok(admission) => admission,
+                Err(limit_error) => return not_admitted_response(&request, &limit_error),
             };
-            let kept = event_ids::replay_params(&shared, &client, &passage);
-            let begins = matches!(
-                &passage.post.messages[..],
+            let replay = event_ids::replay_params(&shared, &client, &request);
+            let is_initialize = matches!(
+                &request.post.messages[..],
                 [ClientMessage::Request { method: Method::Initialize, .. }]
             );
-            let passed = relay::forward(Arc::clone(&shared), client, passage, edit, (turn, observed)).await;
-            shared.sessions.note_response(&client, begins, &passed);
-            match kept {
-                Some(terms) => event_ids::buffer_response(&shared, terms, passed),
-                None => passed,
+            let response =
+                relay::forward(Arc::clone(&shared), client, request, edit, (admission, observed)).await;
+            shared.sessions.note_response(&client, is_initialize, &response);
+            match replay {
+                Some(params) => event_ids::buffer_response(&shared, params, response),
+                None => response,
             }
         }
         RequestDisposition::RelayAs(message) => {
-            let passage =
-                LegacyRequest { body: message.as_bytes().clone(), message: Some(message), ..passage };
-            Box::pin(carry_out(shared, client, passage, RequestDisposition::Relay(None))).await
+            let request =
+                LegacyRequest { body: message.as_bytes().clone(), message: Some(message), ..request };
+            Box::pin(apply_disposition(shared, client, request, RequestDisposition::Relay(None))).await
         }
-        RequestDisposition::Respond(passed) => passed,
+        RequestDisposition::Respond(response) => response,
     }
 }
 
 /// Admits the calls in a request to the concurrency and rate limits. Returns `None` if the request holds no
 /// call with limits.
-fn admit(shared: &RouteContext, passage: &LegacyRequest) -> Result<Option<PendingAdmission>, CallLimitError> {
+fn admit(shared: &RouteContext, request: &LegacyRequest) -> Result<Option<PendingAdmission>, CallLimitError> {
     if shared.limiters.is_none() {
         return Ok(None);
     }
-    let mut tools = passage.post.called_tools().peekable();
+    let mut tools = request.post.called_tools().peekable();
     if tools.peek().is_none() {
         return Ok(None);
     }
-    shared.admit(tools, passage.principal)
+    shared.admit(tools, request.principal)
 }
 
 /// Builds the response to a request whose calls are not admitted; nothing is sent to the server.
-fn not_admitted(passage: &LegacyRequest, refused: &CallLimitError) -> LegacyResponse {
-    let error = refused.error();
-    let account = AccessSummary::failed(RequestOutcome::Refused, &error);
-    let mut passed = legacy_http::refused(StatusCode::OK, &passage.post.request_ids(), &error, account);
-    passed.headers.extend(refused.retry_after().map(|wait| (RETRY_AFTER, wait)));
-    passed
+fn not_admitted_response(request: &LegacyRequest, limit_error: &CallLimitError) -> LegacyResponse {
+    let error = limit_error.record_and_build_error();
+    let summary = AccessSummary::failed(RequestOutcome::Refused, &error);
+    let mut response = legacy_http::refused(StatusCode::OK, &request.post.request_ids(), &error, summary);
+    response.headers.extend(limit_error.retry_after().map(|retry_after| (RETRY_AFTER, retry_after)));
+    response
 }
 
 /// Whether a request begins new work: the request is neither about a task, nor a response, nor a ping.
-fn is_new_work(passage: &LegacyRequest) -> bool {
-    passage.post.messages.iter().any(|message| match message {
+fn is_new_work(request: &LegacyRequest) -> bool {
+    request.post.messages.iter().any(|message| match message {
         ClientMessage::Request { method, .. } => !method.is_about_legacy_tasks() && *method != Method::Ping,
         _ => false,
     })
@@ -169,25 +170,25 @@ fn is_new_work(passage: &LegacyRequest) -> bool {
 
 /// Builds the 503 response to new work while the proxy shuts down; nothing is sent to the server. Another
 /// process may serve the retry.
-fn stopping_reply(passage: &LegacyRequest) -> LegacyResponse {
-    let (status, account) = (StatusCode::SERVICE_UNAVAILABLE, AccessSummary::of(RequestOutcome::ProxyFailed));
-    let mut refused = legacy_http::refused(status, &passage.post.request_ids(), &stopping_error(), account);
-    refused.headers.insert(RETRY_AFTER, reply::RETRY_AFTER);
-    refused
+fn stopping_response(request: &LegacyRequest) -> LegacyResponse {
+    let (status, summary) = (StatusCode::SERVICE_UNAVAILABLE, AccessSummary::of(RequestOutcome::ProxyFailed));
+    let mut response = legacy_http::refused(status, &request.post.request_ids(), &stopping_error(), summary);
+    response.headers.insert(RETRY_AFTER, reply::RETRY_AFTER);
+    response
 }
 
 /// Whether a request may have to be intercepted. The check is cheap, because most requests are relayed.
-fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
+fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
     // An `initialize` is intercepted on every route, to record the server's capabilities.
-    if let [ClientMessage::Request { method: Method::Initialize, .. }] = &passage.post.messages[..] {
+    if let [ClientMessage::Request { method: Method::Initialize, .. }] = &request.post.messages[..] {
         return true;
     }
     if shared.sessions.pending_requests.has_queued()
-        && matches!(&passage.post.messages[..], [ClientMessage::Cancelled(_)])
+        && matches!(&request.post.messages[..], [ClientMessage::Cancelled(_)])
     {
         return true;
     }
-    if deny::can_refuse(shared, passage) || ticket_call::can_concern(shared, client, passage) {
+    if deny::must_check(shared, request) || ticket_call::can_intercept(shared, client, request) {
         return true;
     }
     if !shared.route.has_tasks() {
@@ -195,23 +196,23 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, passage: &Le
         // tasks: `params.task` is removed (SEP-2229, draft), because not every server would ignore the
         // parameter.
         return matches!(
-            &passage.post.messages[..],
+            &request.post.messages[..],
             [ClientMessage::Request { method: Method::ToolsCall, .. }]
-        ) && task_call::is_named_unsolicited(shared, passage)
-            && has_task_param(passage);
+        ) && task_call::is_named_unsolicited(shared, request)
+            && has_task_param(request);
     }
-    if require_task::can_refuse(shared, passage) {
+    if require_task::must_check(shared, request) {
         return true;
     }
-    match &passage.post.messages[..] {
+    match &request.post.messages[..] {
         [ClientMessage::Request { method: Method::ToolsList, .. }] => true,
         [ClientMessage::Request { method, .. }] if method.is_about_legacy_tasks() => true,
         [ClientMessage::Request { method: Method::ToolsCall, target, .. }] => {
             let tool = target.as_deref().unwrap_or_default();
-            let mode = shared.route.tool_policy_for(tool, &passage.standing).mode;
+            let mode = shared.route.tool_policy_for(tool, &request.standing).mode;
             mode == Mode::Required
-                || (mode.makes_tasks() && task_call::can_take_unsolicited(shared, client, passage))
-                || (is_offered(shared, passage) && has_task_param(passage))
+                || (mode.makes_tasks() && task_call::can_take_unsolicited(shared, client, request))
+                || (is_offered(shared, request) && has_task_param(request))
         }
         [ClientMessage::Cancelled(_)] => !shared.sessions.waiting_calls.is_empty(),
         [ClientMessage::Response(Some(id))] => {
@@ -223,79 +224,80 @@ fn can_be_intercepted(shared: &RouteContext, client: &LegacyClient, passage: &Le
 
 /// Whether this caller may use tasks: the route offers them to the caller, or the operator has named the
 /// client for unsolicited tasks.
-fn is_offered(shared: &RouteContext, passage: &LegacyRequest) -> bool {
-    shared.route.offers_tasks(&passage.standing) || task_call::is_named_unsolicited(shared, passage)
+fn is_offered(shared: &RouteContext, request: &LegacyRequest) -> bool {
+    shared.route.can_offer_tasks(&request.standing) || task_call::is_named_unsolicited(shared, request)
 }
 
 /// Whether a call requests a task with `params.task`, valid or not.
-fn has_task_param(passage: &LegacyRequest) -> bool {
-    passage.params().is_some_and(|params| !matches!(offer::task_param(params), Ok(None)))
+fn has_task_param(request: &LegacyRequest) -> bool {
+    request.params().is_some_and(|params| !matches!(offer::read_task_param(params), Ok(None)))
 }
 
 /// Decides how a request is served. Sets the flag when the dispatch of a call is decided.
 async fn decide(
     shared: &Arc<RouteContext>,
     client: &LegacyClient,
-    passage: &LegacyRequest,
-    decided: &DispatchFlag,
+    request: &LegacyRequest,
+    dispatch_flag: &DispatchFlag,
 ) -> RequestDisposition {
-    if let Some(refusal) = deny::refuse(shared, client, passage) {
+    if let Some(refusal) = deny::refuse(shared, client, request) {
         return RequestDisposition::Respond(refusal);
     }
-    if let Some(refusal) = require_task::refuse(shared, passage).await {
+    if let Some(refusal) = require_task::refuse(shared, request).await {
         return RequestDisposition::Respond(refusal);
     }
-    match &passage.post.messages[..] {
+    match &request.post.messages[..] {
         [ClientMessage::Request { method: Method::Initialize, .. }] => {
             RequestDisposition::Relay(Some(task_capability::edit_initialize(
                 Arc::clone(shared),
-                passage.params(),
-                (client.principal, &passage.standing),
+                request.params(),
+                (client.principal, &request.standing),
             )))
         }
         [ClientMessage::Request { method: Method::ToolsList, .. }] => {
-            let offered = shared.route.offers_tasks(&passage.standing)
-                && task_capability::is_offered(shared, client, passage).await;
+            let offered = shared.route.can_offer_tasks(&request.standing)
+                && task_capability::is_offered(shared, client, request).await;
             let edit = offered
-                .then(|| task_capability::edit_tool_list(Arc::clone(shared), passage.standing.clone()));
-            RequestDisposition::Relay(match tickets::legacy_eligibility(shared, client, passage) {
-                Some(holding) => {
-                    let holding = (holding, passage.standing.clone());
-                    Some(ticket_call::edit_tool_list(shared, client, holding, edit))
+                .then(|| task_capability::edit_tool_list(Arc::clone(shared), request.standing.clone()));
+            RequestDisposition::Relay(match tickets::legacy_eligibility(shared, client, request) {
+                Some(grant) => {
+                    let grant_and_membership = (grant, request.standing.clone());
+                    Some(ticket_call::edit_tool_list(shared, client, grant_and_membership, edit))
                 }
                 None => edit,
             })
         }
         [ClientMessage::Request { method: Method::ToolsCall, id, target }] => {
             let tool = target.as_deref().unwrap_or_default();
-            call(shared, passage, client, (id, tool), decided).await
+            decide_call(shared, request, client, (id, tool), dispatch_flag).await
         }
         [ClientMessage::Request { method, id, target }]
             if method.is_about_legacy_tasks()
-                && task_capability::is_offered(shared, client, passage).await =>
+                && task_capability::is_offered(shared, client, request).await =>
         {
-            RequestDisposition::Respond(match ping::check_session(shared, passage, client.session).await {
+            RequestDisposition::Respond(match ping::check_session(shared, request, client.session).await {
                 Some(refusal) => refusal,
-                None => experimental::serve(shared, passage, client, method, id, target.as_deref()).await,
+                None => experimental::serve(shared, request, client, method, id, target.as_deref()).await,
             })
         }
         [ClientMessage::Cancelled(Some(id))] if withdraw_queued(shared, client, id) => {
             RequestDisposition::Respond(empty_response(StatusCode::ACCEPTED))
         }
-        [ClientMessage::Cancelled(_)] if ticket_call::cancel_waiting(shared, client, passage) => {
+        [ClientMessage::Cancelled(_)] if ticket_call::cancel_waiting(shared, client, request) => {
             RequestDisposition::Respond(empty_response(StatusCode::ACCEPTED))
         }
-        [ClientMessage::Cancelled(_)] if task_call::cancel_waiting(shared, client, passage) => {
+        [ClientMessage::Cancelled(_)] if task_call::cancel_waiting(shared, client, request) => {
             RequestDisposition::Respond(empty_response(StatusCode::ACCEPTED))
         }
         [ClientMessage::Response(Some(id))] => {
-            let put_as_it_is = || match shared.sessions.input_requests.response_owner(client.session?, id)? {
-                ResponseOwner::Task(task, key) => Some((task, key)),
-                ResponseOwner::Call => None,
-            };
-            match offer::parse_input_request_id(id).or_else(put_as_it_is) {
+            let find_owner_task =
+                || match shared.sessions.input_requests.response_owner(client.session?, id)? {
+                    ResponseOwner::Task(task, key) => Some((task, key)),
+                    ResponseOwner::Call => None,
+                };
+            match offer::parse_input_request_id(id).or_else(find_owner_task) {
                 Some((task, key)) => RequestDisposition::Respond(
-                    experimental::receive_response(shared, passage, client, &task, key).await,
+                    experimental::receive_response(shared, request, client, &task, key).await,
                 ),
                 None => RequestDisposition::Relay(None),
             }
@@ -311,69 +313,68 @@ fn withdraw_queued(shared: &RouteContext, client: &LegacyClient, id: &RequestId)
 
 /// Decides whether a `tools/call` is relayed, refused, or made by the proxy as a task or as a call that may
 /// become one.
-async fn call(
+async fn decide_call(
     shared: &Arc<RouteContext>,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
     client: &LegacyClient,
     (id, tool): (&RequestId, &str),
-    decided: &DispatchFlag,
+    dispatch_flag: &DispatchFlag,
 ) -> RequestDisposition {
-    let Some(message) = &passage.message else { return RequestDisposition::Relay(None) };
-    if let Some(answered) = ticket_call::serve(shared, passage, client, id, tool).await {
-        return RequestDisposition::Respond(answered);
+    let Some(message) = &request.message else { return RequestDisposition::Relay(None) };
+    if let Some(response) = ticket_call::serve(shared, request, client, id, tool).await {
+        return RequestDisposition::Respond(response);
     }
     let Some(params) = message.params() else { return RequestDisposition::Relay(None) };
-    let wish = match client.has_task_support() {
-        true => offer::task_param(params),
+    let task_param = match client.has_task_support() {
+        true => offer::read_task_param(params),
         // A proxy that has not declared task support to the client ignores `params.task` (2025-11-25,
         // *Tasks*).
         false => Ok(None),
     };
-    let takes_unasked = task_call::can_take_unsolicited(shared, client, passage);
-    let ticketing = tickets::legacy_ticket_options(shared, client, passage, tool);
+    let accepts_unsolicited = task_call::can_take_unsolicited(shared, client, request);
+    let ticketing = tickets::legacy_ticket_options(shared, client, request, tool);
     let ticket = ticketing.as_ref().map(|(terms, _)| terms.after);
-    let policy = shared.route.tool_policy_for(tool, &passage.standing);
-    let plan = plan_legacy(
-        &LegacyToolCall { tool, task_param: wish, accepts_unsolicited: takes_unasked, ticket },
-        &policy,
-    );
+    let policy = shared.route.tool_policy_for(tool, &request.standing);
+    let plan =
+        plan_legacy(&LegacyToolCall { tool, task_param, accepts_unsolicited, ticket_after: ticket }, &policy);
     let is_ticket = matches!(plan, Plan::Drive(DriveMode::Ticket { .. }));
     // Tickets are for clients without task support, to which the server's own tasks are irrelevant.
-    let is_its_own = || shared.server_has_tasks(passage.principal, &passage.headers);
-    if plan == Plan::Relay || !is_ticket && is_its_own().await {
+    let server_has_tasks = || shared.server_has_tasks(request.principal, &request.headers);
+    if plan == Plan::Relay || !is_ticket && server_has_tasks().await {
         return RequestDisposition::Relay(None);
     }
     let drive = match plan {
         Plan::Relay => return RequestDisposition::Relay(None),
         Plan::RelayWithoutTask => {
-            let plain = Frame::parse(offer::without_task(message));
-            return plain.map_or(RequestDisposition::Relay(None), RequestDisposition::RelayAs);
+            let without_task = Frame::parse(offer::remove_task_param(message));
+            return without_task.map_or(RequestDisposition::Relay(None), RequestDisposition::RelayAs);
         }
         Plan::Refuse(error) => return RequestDisposition::Respond(refusal(id, &error)),
         // The proxy began to shut down while the server's capabilities were requested. This client requires a
         // task, and cannot read a plain result.
         Plan::Drive(DriveMode::Task) if !shared.makes_tasks() => {
-            return RequestDisposition::Respond(stopping_reply(passage));
+            return RequestDisposition::Respond(stopping_response(request));
         }
         Plan::Drive(drive) => drive,
     };
-    if let Some(refusal) = ping::check_session(shared, passage, client.session).await {
+    if let Some(refusal) = ping::check_session(shared, request, client.session).await {
         return RequestDisposition::Respond(refusal);
     }
-    let wish = wish.ok().flatten();
+    let task_param = task_param.ok().flatten();
     let ticketing = ticketing.filter(|_| is_ticket).map(|(_, ticketing)| ticketing);
-    let turn = match shared.admit(std::iter::once(tool), passage.principal) {
-        Ok(turn) => turn,
-        Err(refused) => return RequestDisposition::Respond(not_admitted(passage, &refused)),
+    let admission = match shared.admit(std::iter::once(tool), request.principal) {
+        Ok(admission) => admission,
+        Err(limit_error) => return RequestDisposition::Respond(not_admitted_response(request, &limit_error)),
     };
-    let call = task_call::prepare_call(shared, passage, client, message, tool, (wish, ticketing), turn);
-    decided.set();
+    let call =
+        task_call::prepare_call(shared, request, client, message, tool, (task_param, ticketing), admission);
+    dispatch_flag.set();
     RequestDisposition::Respond(match drive {
         DriveMode::Defer { after } | DriveMode::Ticket { after } => {
-            task_call::on_stream(shared, call, id.clone(), after, passage.keep_alive).await
+            task_call::respond_on_stream(shared, call, id.clone(), after, request.keep_alive).await
         }
         DriveMode::Task | DriveMode::Inline | DriveMode::Observe { .. } => {
-            task_call::as_task(shared, call, id).await
+            task_call::start_as_task(shared, call, id).await
         }
     })
 }

@@ -27,16 +27,16 @@ const MAX_REFUSAL_BYTES: usize = 64 << 10;
 /// can still be fetched.
 pub(super) async fn check_session(
     shared: &RouteContext,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
     session: Option<SessionKey>,
 ) -> Option<LegacyResponse> {
     let presence = &shared.sessions.presence;
     let key = session.filter(|key| !presence.is_known(*key))?;
     let id = shared.sessions.client_ids.next_of_ours(session);
     let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#);
-    let ping = passage.session().request(Method::POST, body.into(), RequestPurpose::Idempotent);
-    let answer = match timeout(PING_TIMEOUT, shared.upstream.forward(ping)).await {
-        Ok(Ok(answer)) if answer.status.is_client_error() => answer,
+    let ping = request.session().request(Method::POST, body.into(), RequestPurpose::Idempotent);
+    let response = match timeout(PING_TIMEOUT, shared.upstream.forward(ping)).await {
+        Ok(Ok(response)) if response.status.is_client_error() => response,
         // A server that does not respond in time is assumed to have the session, so that only one request
         // waits for the ping.
         Ok(Ok(_)) | Err(_) => {
@@ -45,8 +45,8 @@ pub(super) async fn check_session(
         }
         Ok(Err(_)) => return None,
     };
-    let (status, headers) = (answer.status, answer.headers.clone());
-    let body = answer.collect(MAX_REFUSAL_BYTES).await.unwrap_or_default();
-    let account = AccessSummary::of(RequestOutcome::ServerError);
-    Some(LegacyResponse { status, headers, body: ResponseBody::Whole(body, account) })
+    let (status, headers) = (response.status, response.headers.clone());
+    let body = response.collect(MAX_REFUSAL_BYTES).await.unwrap_or_default();
+    let summary = AccessSummary::of(RequestOutcome::ServerError);
+    Some(LegacyResponse { status, headers, body: ResponseBody::Whole(body, summary) })
 }

@@ -23,36 +23,36 @@ const AMBIGUITY_REASON: &str =
 
 /// Whether the messages of this request have to be checked: a POST on a route with a tool that must be a
 /// task.
-pub(super) fn can_refuse(shared: &RouteContext, passage: &LegacyRequest) -> bool {
-    shared.route.requires_tasks(&passage.standing) && passage.method == http::Method::POST
+pub(super) fn must_check(shared: &RouteContext, request: &LegacyRequest) -> bool {
+    shared.route.has_required_tasks(&request.standing) && request.method == http::Method::POST
 }
 
 /// Returns the refusal of a POST that is ambiguous or whose batch calls a tool that must be a task; `None` if
 /// the request may be relayed. A server with tasks of its own enforces its own requirements.
-pub(super) async fn refuse(shared: &RouteContext, passage: &LegacyRequest) -> Option<LegacyResponse> {
-    if !can_refuse(shared, passage) {
+pub(super) async fn refuse(shared: &RouteContext, request: &LegacyRequest) -> Option<LegacyResponse> {
+    if !must_check(shared, request) {
         return None;
     }
-    let error = violation(shared, passage)?;
-    if shared.server_has_tasks(passage.principal, &passage.headers).await {
+    let error = find_violation(shared, request)?;
+    if shared.server_has_tasks(request.principal, &request.headers).await {
         return None;
     }
-    let waiting = passage.post.request_ids();
-    let status = if waiting.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
-    Some(refused(status, &waiting, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
+    let request_ids = request.post.request_ids();
+    let status = if request_ids.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
+    Some(refused(status, &request_ids, &error, AccessSummary::failed(RequestOutcome::Refused, &error)))
 }
 
 /// Returns the error for the first message of the POST that must not reach the server.
-fn violation(shared: &RouteContext, passage: &LegacyRequest) -> Option<ErrorObject> {
-    if let Some(ambiguity) = &passage.post.ambiguity {
+fn find_violation(shared: &RouteContext, request: &LegacyRequest) -> Option<ErrorObject> {
+    if let Some(ambiguity) = &request.post.ambiguity {
         return Some(ambiguity.error(AMBIGUITY_REASON));
     }
-    if !passage.post.is_batch {
+    if !request.post.is_batch {
         return None;
     }
-    let required = |message: &ClientMessage| match message {
+    let required_tool = |message: &ClientMessage| match message {
         ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. } => {
-            (shared.route.tool_policy_for(tool, &passage.standing).mode == Mode::Required)
+            (shared.route.tool_policy_for(tool, &request.standing).mode == Mode::Required)
                 .then(|| tool.clone())
         }
         ClientMessage::Request { .. }
@@ -60,8 +60,7 @@ fn violation(shared: &RouteContext, passage: &LegacyRequest) -> Option<ErrorObje
         | ClientMessage::Cancelled(_)
         | ClientMessage::Response(_) => None,
     };
-    let tool = passage.post.messages.iter().find_map(required)?;
-    let words =
-        format!("the tool {tool} runs as a task only, and a call in a batch cannot; nothing was sent");
-    Some(ErrorObject::new(code::METHOD_NOT_FOUND, words))
+    let tool = request.post.messages.iter().find_map(required_tool)?;
+    let text = format!("the tool {tool} runs as a task only, and a call in a batch cannot; nothing was sent");
+    Some(ErrorObject::new(code::METHOD_NOT_FOUND, text))
 }

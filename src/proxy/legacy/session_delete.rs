@@ -31,34 +31,34 @@ use std::sync::Arc;
 pub(super) async fn delete_session(
     shared: Arc<RouteContext>,
     client: LegacyClient,
-    passage: LegacyRequest,
+    request: LegacyRequest,
 ) -> LegacyResponse {
     let Some(key) = client.session else {
-        return relay::forward(shared, client, passage, None, (None, None)).await;
+        return relay::forward(shared, client, request, None, (None, None)).await;
     };
     // Tasks in the session continue: the server receives the DELETE after the last task has ended.
-    let end_later = || {
-        let (shared, session) = (Arc::clone(&shared), passage.session());
+    let start_deferred_delete = || {
+        let (shared, session) = (Arc::clone(&shared), request.session());
         move || {
             let stopping = shared.stopping.clone();
             stopping.spawn(async move { delete_at_server(&shared, session).await });
         }
     };
-    if shared.sessions.in_flight.end_session(key, end_later) {
+    if shared.sessions.in_flight.end_session(key, start_deferred_delete) {
         return respond_locally(&shared, key);
     }
-    match shared.server_survives_delete(client.principal, &passage.headers).await {
+    match shared.server_survives_delete(client.principal, &request.headers).await {
         Ok(true) => {}
         Ok(false) => return respond_locally(&shared, key),
-        Err(lost) => return relay::transport_error(&lost, AccessSummary::of(outcome_of(&lost))),
+        Err(error) => return relay::transport_error(&error, AccessSummary::of(outcome_of(&error))),
     }
-    let leaving = shared.sessions.pending_requests.begin_end(key);
-    let passed = relay::forward(Arc::clone(&shared), client, passage, None, (None, None)).await;
-    shared.sessions.presence.note_response(&client, true, &passed);
-    if passed.status.is_success() {
-        leaving.confirm();
+    let ending_session = shared.sessions.pending_requests.begin_end(key);
+    let response = relay::forward(Arc::clone(&shared), client, request, None, (None, None)).await;
+    shared.sessions.presence.note_response(&client, true, &response);
+    if response.status.is_success() {
+        ending_session.confirm();
     }
-    passed
+    response
 }
 
 /// Responds to a client's DELETE in the server's place. Later requests in this session are
@@ -77,28 +77,28 @@ async fn delete_at_server(shared: &RouteContext, mut session: ClientSession) {
     }
     session.headers.remove(CONTENT_TYPE);
     session.headers.remove(ACCEPT);
-    let request = session.request(Method::DELETE, Bytes::new(), RequestPurpose::Notify);
-    if let Err(lost) = shared.upstream.forward(request).await {
-        tracing::debug!(error = %lost, "the DELETE of a client's session could not be sent");
+    let delete = session.request(Method::DELETE, Bytes::new(), RequestPurpose::Notify);
+    if let Err(error) = shared.upstream.forward(delete).await {
+        tracing::debug!(error = %error, "the DELETE of a client's session could not be sent");
     }
 }
 
 /// Returns the 404 response to a request in a session that its client has ended (2025-11-25, *Session
 /// Management*). `None` for any other request, and for `initialize`, which begins a new session.
-pub(super) fn closed_session_reply(
+pub(super) fn closed_session_response(
     shared: &RouteContext,
     client: &LegacyClient,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
 ) -> Option<LegacyResponse> {
-    let ended = &shared.sessions.pending_requests;
-    let begins =
-        matches!(&passage.post.messages[..], [ClientMessage::Request { method: RpcMethod::Initialize, .. }]);
-    client.session.filter(|key| !begins && ended.is_closed(*key)).map(|_| {
+    let pending_requests = &shared.sessions.pending_requests;
+    let is_initialize =
+        matches!(&request.post.messages[..], [ClientMessage::Request { method: RpcMethod::Initialize, .. }]);
+    client.session.filter(|key| !is_initialize && pending_requests.is_closed(*key)).map(|_| {
         let error = ErrorObject::new(
             code::INVALID_REQUEST,
             "the session was ended by its client: begin another with initialize",
         );
-        let account = AccessSummary::failed(RequestOutcome::Disconnected, &error);
-        legacy_http::refused(StatusCode::NOT_FOUND, &passage.post.request_ids(), &error, account)
+        let summary = AccessSummary::failed(RequestOutcome::Disconnected, &error);
+        legacy_http::refused(StatusCode::NOT_FOUND, &request.post.request_ids(), &error, summary)
     })
 }

@@ -49,14 +49,14 @@ const PYTHON_SDK_AGENT: &str = "python-httpx/";
 pub(super) fn can_take_unsolicited(
     shared: &RouteContext,
     client: &LegacyClient,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
 ) -> bool {
-    client.has_task_support() && is_named_unsolicited(shared, passage)
+    client.has_task_support() && is_named_unsolicited(shared, request)
 }
 
 /// Whether the operator has named the client for unsolicited tasks (`legacy_tasks.unsolicited`).
-pub(super) fn is_named_unsolicited(shared: &RouteContext, passage: &LegacyRequest) -> bool {
-    shared.route.legacy_tasks.unsolicited.applies_to(&passage.headers, || passage.principal.to_string())
+pub(super) fn is_named_unsolicited(shared: &RouteContext, request: &LegacyRequest) -> bool {
+    shared.route.legacy_tasks.unsolicited.applies_to(&request.headers, || request.principal.to_string())
 }
 
 /// A call in its client's own session that is ready to run, and its replies, which send the call when they
@@ -67,54 +67,56 @@ type PreparedCall = (NativeForm, NativeReplies);
 /// polled first.
 pub(super) fn prepare_call(
     shared: &Arc<RouteContext>,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
     client: &LegacyClient,
     message: &Frame,
     tool: &str,
-    (wish, ticketing): (Option<TaskParam>, Option<TicketOptions>),
-    turn: Option<PendingAdmission>,
+    (task_param, ticketing): (Option<TaskParam>, Option<TicketOptions>),
+    admission: Option<PendingAdmission>,
 ) -> PreparedCall {
     // The proxy emulates the session of a client of a stdio server: the client's calls are made in the
     // proxy's sessions.
-    let number = match shared.upstream.address() {
+    let call_id = match shared.upstream.address() {
         Some(_) => shared.sessions.client_ids.next_of_ours(client.session),
         None => own_ids::next(),
     };
     let deferral = Deferral::new(shared.ledger.outlives());
-    let (called, id) = ((&Method::ToolsCall, Some(tool)), RequestId::from_number(number));
-    let span = CallSpan::begin(shared, passage.trace.as_deref(), called, Some(&id));
-    let mut session = passage.session();
-    let named = span.context().and_then(|context| {
+    let (target, rpc_id) = ((&Method::ToolsCall, Some(tool)), RequestId::from_number(call_id));
+    let span = CallSpan::begin(shared, request.trace.as_deref(), target, Some(&rpc_id));
+    let mut session = request.session();
+    let traced = span.context().and_then(|context| {
         context.write_to_headers(&mut session.headers);
         Frame::parse(context.inject(message)?).ok()
     });
-    let body = offer::call(named.as_ref().unwrap_or(message), number);
-    let call = NativeCall { id: number, method: Method::ToolsCall, body, deferral: Some(deferral.clone()) };
+    let body = offer::rewrite_call(traced.as_ref().unwrap_or(message), call_id);
+    let call = NativeCall { id: call_id, method: Method::ToolsCall, body, deferral: Some(deferral.clone()) };
     let token = message.params().and_then(offer::progress_token);
     let wants_progress = token.is_some();
     // The token is copied: a slice would keep the whole message in memory.
     let token = token.and_then(RequestId::from_token).map(|token| token.detached());
-    let (replies, call) = shared.upstream.call_in(session, call);
-    let limits = shared.call_limits(tool, passage.principal, Some(&deferral));
+    let (replies, handle) = shared.upstream.call_in(session, call);
+    let limits = shared.call_limits(tool, request.principal, Some(&deferral));
     let (replies, dequeued) = match &limits {
-        Some(limits) => limits.limit(turn, replies, &shared.clock),
+        Some(limits) => limits.limit_replies(admission, replies, &shared.clock),
         None => (replies, None),
     };
     let in_flight = &shared.sessions.in_flight;
-    let in_flight =
-        client.session.zip(call).map(|(key, call)| in_flight.begin_proxy_call(key, number, token, call));
+    let in_flight = client
+        .session
+        .zip(handle)
+        .map(|(key, handle)| in_flight.begin_proxy_call(key, call_id, token, handle));
     let native = NativeForm {
         owner: client.owner(&shared.route),
         session: client.session,
         tool: tool.to_owned(),
-        ttl: wish.and_then(|wish| wish.ttl),
+        ttl: task_param.and_then(|param| param.ttl),
         wants_progress,
         view: if ticketing.is_some() { TaskView::Ticket } else { TaskView::Experimental },
-        reader: reader(passage, wish),
+        reader: result_format(request, task_param),
         ticketing,
         progress: None,
         deferral,
-        needs_credentials: shared.credentials(&passage.headers).can_identify_caller(),
+        needs_credentials: shared.credentials(&request.headers).can_identify_caller(),
         in_flight,
         opening: None,
         began: shared.clock.now(),
@@ -126,10 +128,10 @@ pub(super) fn prepare_call(
 /// Selects the task result format for the client. FastMCP 2.14 cannot be distinguished from the official SDK
 /// for Python, on which it is built; that SDK reads both formats, so all clients with its user agent get the
 /// draft format.
-fn reader(passage: &LegacyRequest, wish: Option<TaskParam>) -> TaskResultFormat {
-    let by = passage.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
-    match wish.is_some_and(|wish| wish.is_draft)
-        || by.is_some_and(|agent| agent.starts_with(PYTHON_SDK_AGENT))
+fn result_format(request: &LegacyRequest, task_param: Option<TaskParam>) -> TaskResultFormat {
+    let user_agent = request.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
+    match task_param.is_some_and(|param| param.is_draft)
+        || user_agent.is_some_and(|agent| agent.starts_with(PYTHON_SDK_AGENT))
     {
         true => TaskResultFormat::Draft,
         false => TaskResultFormat::Published,
@@ -137,73 +139,75 @@ fn reader(passage: &LegacyRequest, wish: Option<TaskParam>) -> TaskResultFormat 
 }
 
 /// Creates the task, starts the call, and responds with the task.
-pub(super) async fn as_task(
+pub(super) async fn start_as_task(
     shared: &Arc<RouteContext>,
     (call, replies): PreparedCall,
     id: &RequestId,
 ) -> LegacyResponse {
-    let (made, receiver) = oneshot::channel();
-    let work = Arc::clone(shared);
+    let (created_sender, receiver) = oneshot::channel();
+    let context = Arc::clone(shared);
     // The driver runs in a task of its own from the start: a client that disconnects while the record is
     // stored must not leave a stored task without a driver.
     shared.stopping.spawn(async move {
-        match CallDriver::as_task(&work, call, replies).await {
+        match CallDriver::as_task(&context, call, replies).await {
             Ok((mut driver, created)) => {
                 // The send fails if the client has disconnected; it finds the task in `tasks/list`.
-                let _ = made.send(Ok((driver.id().clone(), created)));
+                let _ = created_sender.send(Ok((driver.id().clone(), created)));
                 driver.is_listened_to().await;
                 driver.run().await;
             }
-            Err(no_room) => drop(made.send(Err(no_room))),
+            Err(limit_error) => drop(created_sender.send(Err(limit_error))),
         }
     });
     match receiver.await {
         Ok(Ok((task, created))) => {
-            let account = AccessSummary { task: Some(task), ..AccessSummary::of(RequestOutcome::Task) };
-            legacy_http::success(id, &created, account)
+            let summary = AccessSummary { task: Some(task), ..AccessSummary::of(RequestOutcome::Task) };
+            legacy_http::success(id, &created, summary)
         }
         // A call that cannot become a task is refused, not run plainly: the client could not distinguish a
         // plain result from that of a task.
-        Ok(Err(no_room)) => legacy_http::refusal(id, &ErrorObject::new(code::BUSY, no_room.to_string())),
+        Ok(Err(limit_error)) => {
+            legacy_http::refusal(id, &ErrorObject::new(code::BUSY, limit_error.to_string()))
+        }
         Err(_) => legacy_http::refusal(id, &lost_error(&CallError::Closing)),
     }
 }
 
 /// Starts the call, and responds when it ends or becomes a task: as a document, or as an event stream if the
 /// call takes longer than `keep_alive`.
-pub(super) async fn on_stream(
+pub(super) async fn respond_on_stream(
     shared: &Arc<RouteContext>,
     (call, replies): PreparedCall,
     id: RequestId,
-    after: Duration,
+    threshold: Duration,
     keep_alive: Duration,
 ) -> LegacyResponse {
     let (items, mut received) = mpsc::channel(MESSAGE_BUFFER);
     let waiter = CallWaiter { target: ReplyTarget::Native(id.detached()), items };
     let session = call.session;
-    let driver = CallDriver::on_stream(shared, call, replies, after, waiter);
-    let waits =
+    let driver = CallDriver::on_stream(shared, call, replies, threshold, waiter);
+    let registration =
         session.map(|session| shared.sessions.waiting_calls.register(session, &id, driver.id().clone()));
     // The driver runs in a task of its own from the start: the call does not depend on its client's
     // connection.
     shared.stopping.spawn(async move {
         driver.run().await;
-        drop(waits);
+        drop(registration);
     });
     let first = timeout(keep_alive, received.recv()).await;
     if let Ok(Some(ReplyItem::Reply(reply))) = first {
         return json_response(reply.body, reply.account);
     }
     let first = to_piece(first);
-    let rest = stream::unfold((received, first.then), move |(mut received, before)| async move {
-        if before == BodyContinuation::End {
+    let remaining = stream::unfold((received, first.then), move |(mut received, continuation)| async move {
+        if continuation == BodyContinuation::End {
             return None;
         }
         let piece = to_piece(timeout(keep_alive, received.recv()).await);
-        let then = piece.then;
-        Some((piece, (received, then)))
+        let continuation = piece.then;
+        Some((piece, (received, continuation)))
     });
-    stream_response(ResponseBody::Pieces(stream::once(ready(first)).chain(rest).boxed()))
+    stream_response(ResponseBody::Pieces(stream::once(ready(first)).chain(remaining).boxed()))
 }
 
 /// Converts a message for a waiting client to the next piece of its response stream. A timeout (`Elapsed`)
@@ -227,14 +231,14 @@ fn to_piece(received: Result<Option<ReplyItem>, Elapsed>) -> BodyPiece {
 /// Cancels requests of the client (2025-11-25, *Cancellation*) whose calls the proxy makes; the server
 /// receives the cancellations under the ids that the proxy used. Returns whether the proxy makes all of these
 /// calls.
-pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
+pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
     let Some(session) = client.session else { return false };
-    let mut all = true;
-    for id in passage.post.cancelled_ids() {
-        all &= match shared.sessions.waiting_calls.get(session, id.clone()) {
+    let mut all_found = true;
+    for id in request.post.cancelled_ids() {
+        all_found &= match shared.sessions.waiting_calls.get(session, id.clone()) {
             Some(call) => shared.call_registry.cancel(&call, CancelTarget::Request),
             None => false,
         };
     }
-    all
+    all_found
 }

@@ -20,9 +20,9 @@ use std::sync::Arc;
 pub(super) async fn is_offered(
     shared: &RouteContext,
     client: &LegacyClient,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
 ) -> bool {
-    client.has_task_support() && !shared.server_has_tasks(client.principal, &passage.headers).await
+    client.has_task_support() && !shared.server_has_tasks(client.principal, &request.headers).await
 }
 
 /// Builds the edit of the response to an `initialize` with these `params`: adds the task capability, and
@@ -31,26 +31,26 @@ pub(super) async fn is_offered(
 pub(super) fn edit_initialize(
     shared: Arc<RouteContext>,
     params: Option<&Payload>,
-    (principal, standing): (Principal, &RolloutMembership),
+    (principal, membership): (Principal, &RolloutMembership),
 ) -> ResponseEdit {
-    let offers_tasks = shared.route.offers_tasks(standing);
+    let offers_tasks = shared.route.can_offer_tasks(membership);
     let requested = params.and_then(legacy::requested_revision);
     let client = shared.route.has_tickets().then(|| ClientDeclaration::of(params));
-    Box::new(move |answer, in_session| {
-        if let (Some(client), Some(session)) = (&client, in_session) {
+    Box::new(move |response, session_id| {
+        if let (Some(client), Some(session)) = (&client, session_id) {
             shared.sessions.ticket_holders.add_session(SessionKey::named(principal, session), client.clone());
         }
-        if let Some(answered) = legacy::negotiated_revision(answer) {
-            let revision = Revision::parse(&answered);
+        if let Some(negotiated) = legacy::negotiated_revision(response) {
+            let revision = Revision::parse(&negotiated);
             shared.server_profile.learn_revision(requested, revision);
-            if let (Some(session), Some(revision)) = (in_session, revision) {
+            if let (Some(session), Some(revision)) = (session_id, revision) {
                 shared.sessions.revisions.learn(SessionKey::named(principal, session), revision);
             }
         }
         if !shared.route.has_tasks() {
             return None;
         }
-        match offer::task_support(answer, !principal.is_anonymous() || in_session.is_some())? {
+        match offer::read_task_support(response, !principal.is_anonymous() || session_id.is_some())? {
             ServerTaskSupport::Native => {
                 shared.server_profile.learn_tasks(true);
                 None
@@ -64,11 +64,11 @@ pub(super) fn edit_initialize(
 }
 
 /// Builds the edit of the response to `tools/list`, which marks the tools that can or must run as tasks.
-pub(super) fn edit_tool_list(shared: Arc<RouteContext>, standing: RolloutMembership) -> ResponseEdit {
-    Box::new(move |answer, _| {
-        offer::tools(answer, |tool| {
+pub(super) fn edit_tool_list(shared: Arc<RouteContext>, membership: RolloutMembership) -> ResponseEdit {
+    Box::new(move |response, _| {
+        offer::edit_tool_list(response, |tool| {
             metrics::mark_tool_listed(&shared.route.path, tool);
-            shared.route.tool_policy_for(tool, &standing).mode
+            shared.route.tool_policy_for(tool, &membership).mode
         })
     })
 }

@@ -29,25 +29,25 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::timeout};
 
 /// Whether the request calls one of the proxy's ticket tools, which begin no new work.
-pub(super) fn is_ticket_call(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
+pub(super) fn is_ticket_call(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
     let [ClientMessage::Request { method: Method::ToolsCall, target: Some(tool), .. }] =
-        &passage.post.messages[..]
+        &request.post.messages[..]
     else {
         return false;
     };
-    tickets::legacy_ticket_action(shared, client, tool, || ticket::ticket_argument(passage.params()))
+    tickets::legacy_ticket_action(shared, client, tool, || ticket::ticket_argument(request.params()))
         .is_some()
 }
 
 /// Whether a request may have to be intercepted for tickets. Existing tickets stay valid after a reload of
 /// the configuration.
-pub(super) fn can_concern(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
-    match &passage.post.messages[..] {
+pub(super) fn can_intercept(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
+    match &request.post.messages[..] {
         [ClientMessage::Request { method: Method::ToolsList, .. }] => shared.route.has_tickets(),
         [ClientMessage::Request { method: Method::ToolsCall, target, .. }] => {
             let tool = target.as_deref().unwrap_or_default();
             tool.starts_with(ticket::TicketToolNames::PREFIX)
-                || tickets::legacy_ticket_options(shared, client, passage, tool).is_some()
+                || tickets::legacy_ticket_options(shared, client, request, tool).is_some()
         }
         [ClientMessage::Cancelled(_)] => {
             !shared.sessions.waiting_calls.is_empty() || !shared.sessions.ticket_waits.is_empty()
@@ -65,16 +65,16 @@ pub(super) fn can_concern(shared: &RouteContext, client: &LegacyClient, passage:
 pub(super) fn edit_tool_list(
     shared: &Arc<RouteContext>,
     client: &LegacyClient,
-    (holding, standing): (TicketGrant, RolloutMembership),
-    before: Option<ResponseEdit>,
+    (grant, membership): (TicketGrant, RolloutMembership),
+    previous_edit: Option<ResponseEdit>,
 ) -> ResponseEdit {
     let (shared, session) = (Arc::clone(shared), client.session);
-    let mut before = before;
-    Box::new(move |answer, in_session| {
-        let changed = before.as_mut().and_then(|edit| edit(answer, in_session));
-        let frame = changed.clone().and_then(|bytes| Frame::parse(bytes).ok());
-        let answer = frame.as_ref().unwrap_or(answer);
-        tickets::edit_tool_list(&shared, answer, (holding, &standing), |names| {
+    let mut previous_edit = previous_edit;
+    Box::new(move |response, session_id| {
+        let edited = previous_edit.as_mut().and_then(|edit| edit(response, session_id));
+        let frame = edited.clone().and_then(|bytes| Frame::parse(bytes).ok());
+        let response = frame.as_ref().unwrap_or(response);
+        tickets::edit_tool_list(&shared, response, (grant, &membership), |names| {
             // Without a session nothing is recorded: the operator has named the client, which counts as
             // having the ticket tools.
             session.is_none_or(|session| {
@@ -82,38 +82,38 @@ pub(super) fn edit_tool_list(
                 true
             })
         })
-        .or(changed)
+        .or(edited)
     })
 }
 
 /// Serves a call of one of the proxy's ticket tools; `None` for a tool of the server.
 pub(super) async fn serve(
     shared: &Arc<RouteContext>,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
     client: &LegacyClient,
     id: &RequestId,
     tool: &str,
 ) -> Option<LegacyResponse> {
-    let params = passage.params();
-    let (wanted, names) =
+    let params = request.params();
+    let (action, names) =
         tickets::legacy_ticket_action(shared, client, tool, || ticket::ticket_argument(params))?;
-    let holding = tickets::legacy_eligibility(shared, client, passage);
-    let known = client.session.and_then(|session| shared.sessions.ticket_holders.client(session));
-    let said = known.clone();
+    let grant = tickets::legacy_eligibility(shared, client, request);
+    let declaration = client.session.and_then(|session| shared.sessions.ticket_holders.client(session));
+    let client_declaration = declaration.clone();
     let askable = Askable::new(move |method, params| {
-        said.as_ref().is_none_or(|client| client.can_be_asked(method, params))
+        client_declaration.as_ref().is_none_or(|declaration| declaration.can_be_asked(method, params))
     });
-    let holder = TicketCaller {
+    let caller = TicketCaller {
         owner: client.owner(&shared.route),
         principal: client.principal,
         names: &names,
-        wait: tickets::result_wait(shared, holding),
+        wait: tickets::result_wait(shared, grant),
         accepts_messages: true,
         askable,
     };
-    let watch = match call_ticket_tool(shared, holder, wanted, params).await {
-        TicketToolAnswer::Result(result, account) | TicketToolAnswer::CallResult(_, result, account) => {
-            return Some(success(id, result.to_string().as_bytes(), account));
+    let watch = match call_ticket_tool(shared, caller, action, params).await {
+        TicketToolAnswer::Result(result, summary) | TicketToolAnswer::CallResult(_, result, summary) => {
+            return Some(success(id, result.to_string().as_bytes(), summary));
         }
         TicketToolAnswer::Pending(watch) => watch,
     };
@@ -122,35 +122,28 @@ pub(super) async fn serve(
         ProgressHeartbeat::new(token.detached().as_bytes().clone(), client.has_progress_messages())
     });
     let cancelled = Arc::new(Notify::new());
-    let registered = client
+    let registration = client
         .session
         .map(|session| shared.sessions.ticket_waits.register(session, id, Arc::clone(&cancelled)));
-    let (id, over) = (id.detached(), false);
-    let waiting = TicketWait {
-        watch,
-        id,
-        heartbeat,
-        cancelled,
-        declaration: known,
-        _registered: registered,
-        is_over: over,
-    };
-    Some(respond(waiting, passage.keep_alive).await)
+    let (id, is_over) = (id.detached(), false);
+    let wait =
+        TicketWait { watch, id, heartbeat, cancelled, declaration, _registration: registration, is_over };
+    Some(respond(wait, request.keep_alive).await)
 }
 
 /// Cancels the client's requests that wait for the result of a ticket (2025-11-25, *Cancellation*); the calls
 /// of the tickets continue. Returns whether all the requests were found; the server does not know these
 /// requests.
-pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) -> bool {
+pub(super) fn cancel_waiting(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) -> bool {
     let Some(session) = client.session else { return false };
-    let mut all = true;
-    for id in passage.post.cancelled_ids() {
+    let mut all_found = true;
+    for id in request.post.cancelled_ids() {
         match shared.sessions.ticket_waits.get(session, id.clone()) {
-            Some(waiting) => waiting.notify_one(),
-            None => all = false,
+            Some(cancelled) => cancelled.notify_one(),
+            None => all_found = false,
         }
     }
-    all
+    all_found
 }
 
 /// A client's request that waits for the result of a ticket's call.
@@ -164,33 +157,33 @@ struct TicketWait {
     cancelled: Arc<Notify>,
     /// The capabilities that the client declared in `initialize`; `None` if they are not known.
     declaration: Option<Arc<ClientDeclaration>>,
-    _registered: Option<RequestRegistration<Arc<Notify>>>,
+    _registration: Option<RequestRegistration<Arc<Notify>>>,
     is_over: bool,
 }
 
 /// Responds with a document if the result arrives within `keep_alive`, otherwise with an event stream.
-async fn respond(mut waiting: TicketWait, keep_alive: Duration) -> LegacyResponse {
-    let first = match timeout(keep_alive, waiting.next()).await {
-        Ok(TicketWaitEvent::Response(body, account, commit)) => return task_end(body, account, commit),
+async fn respond(mut wait: TicketWait, keep_alive: Duration) -> LegacyResponse {
+    let first = match timeout(keep_alive, wait.next()).await {
+        Ok(TicketWaitEvent::Response(body, summary, commit)) => return task_end(body, summary, commit),
         Ok(TicketWaitEvent::Cancelled) => return empty_response(StatusCode::ACCEPTED),
         Ok(TicketWaitEvent::Message(event)) => BodyPiece::of(event),
         Err(_silence) => BodyPiece::of(sse::KEEP_ALIVE),
     };
-    let rest = stream::unfold(waiting, move |mut waiting| async move {
-        if waiting.is_over {
+    let remaining = stream::unfold(wait, move |mut wait| async move {
+        if wait.is_over {
             return None;
         }
-        let piece = match timeout(keep_alive, waiting.next()).await {
-            Ok(TicketWaitEvent::Response(body, account, commit)) => {
-                BodyPiece { commit, ..BodyPiece::last(sse::message(&body), account) }
+        let piece = match timeout(keep_alive, wait.next()).await {
+            Ok(TicketWaitEvent::Response(body, summary, commit)) => {
+                BodyPiece { commit, ..BodyPiece::last(sse::message(&body), summary) }
             }
             Ok(TicketWaitEvent::Cancelled) => BodyPiece::end(),
             Ok(TicketWaitEvent::Message(event)) => BodyPiece::of(event),
             Err(_silence) => BodyPiece::of(sse::KEEP_ALIVE),
         };
-        Some((piece, waiting))
+        Some((piece, wait))
     });
-    stream_response(ResponseBody::Pieces(stream::once(std::future::ready(first)).chain(rest).boxed()))
+    stream_response(ResponseBody::Pieces(stream::once(std::future::ready(first)).chain(remaining).boxed()))
 }
 
 /// An event of the wait for a ticket's result, as it is sent to the client.
@@ -224,19 +217,20 @@ impl TicketWait {
                 }
                 WatchEvent::Message(_) => {}
                 WatchEvent::Progress(message) => {
-                    let beat = self.heartbeat.as_mut().and_then(|beat| beat.beat_with_message(&message));
-                    if let Some(beat) = beat {
-                        return TicketWaitEvent::Message(sse::message(&beat));
+                    let notification =
+                        self.heartbeat.as_mut().and_then(|heartbeat| heartbeat.beat_with_message(&message));
+                    if let Some(notification) = notification {
+                        return TicketWaitEvent::Message(sse::message(&notification));
                     }
                 }
                 // Input requests that the client can receive are put on this stream, or on the session's GET
                 // stream.
                 WatchEvent::InputRequired(record) => drop(self.watch.requests(&record)),
-                WatchEvent::Ended(record, commit) => return self.ended(&record, commit),
+                WatchEvent::Ended(record, commit) => return self.end_response(&record, commit),
                 WatchEvent::StillRunning(record) => {
-                    let running = self.watch.running_result(&record);
-                    return self.last(
-                        &running,
+                    let still_running_result = self.watch.running_result(&record);
+                    return self.final_response(
+                        &still_running_result,
                         AccessSummary {
                             shown: Some("working"),
                             origin: record.trace.clone(),
@@ -245,8 +239,10 @@ impl TicketWait {
                     );
                 }
                 WatchEvent::Expired => {
-                    return self
-                        .last(&view::ticket::unknown_ticket(), AccessSummary::of(RequestOutcome::Refused));
+                    return self.final_response(
+                        &view::ticket::unknown_ticket_result(),
+                        AccessSummary::of(RequestOutcome::Refused),
+                    );
                 }
                 WatchEvent::Closing => {
                     let error = lost_error(&CallError::Closing);
@@ -265,37 +261,43 @@ impl TicketWait {
     /// Whether the client may receive this event. An input request for a capability that the client did not
     /// declare is not delivered.
     fn can_deliver(&self, event: &Bytes) -> bool {
-        let Some(known) = &self.declaration else { return true };
+        let Some(declaration) = &self.declaration else { return true };
         let Some(Ok(message)) = sse::data(event).map(Frame::parse) else { return true };
         match message.kind() {
-            Kind::Request { method, params, .. } => known.can_be_asked(method, params.as_deref()),
+            Kind::Request { method, params, .. } => declaration.can_be_asked(method, params.as_deref()),
             Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => true,
         }
     }
 
     /// Builds the response for a call that has ended: the result or error of the call.
-    fn ended(&mut self, record: &Record, commit: DeliveryCommit) -> TicketWaitEvent {
+    fn end_response(&mut self, record: &Record, commit: DeliveryCommit) -> TicketWaitEvent {
         self.is_over = true;
         let (shown, origin) = (Some(record.state.status()), record.trace.clone());
         let shown = AccessSummary { shown, origin, ..AccessSummary::default() };
-        let (body, account) = match view::ticket::outcome(record, false) {
-            Some(view::ticket::CallOutcome::Result(result)) => (legacy::success(&self.id, &result), shown),
+        let (body, summary) = match view::ticket::call_outcome(record, false) {
+            Some(view::ticket::CallOutcome::Result(result)) => {
+                (legacy::success_response(&self.id, &result), shown)
+            }
             Some(view::ticket::CallOutcome::Error(error)) => {
                 let error = ErrorObject::from_raw(error);
-                let account = AccessSummary { outcome: RequestOutcome::ServerError, ..shown };
-                (legacy::error_responses(std::slice::from_ref(&self.id), &error), account)
+                let summary = AccessSummary { outcome: RequestOutcome::ServerError, ..shown };
+                (legacy::error_responses(std::slice::from_ref(&self.id), &error), summary)
             }
             Some(view::ticket::CallOutcome::Cancelled) | None => {
-                let result = view::ticket::already_ended(record, &self.watch.ticketing.names.result);
-                (legacy::success(&self.id, result.to_string().as_bytes()), shown)
+                let result = view::ticket::already_ended_result(record, &self.watch.ticketing.names.result);
+                (legacy::success_response(&self.id, result.to_string().as_bytes()), shown)
             }
         };
-        TicketWaitEvent::Response(body, account, Some(commit))
+        TicketWaitEvent::Response(body, summary, Some(commit))
     }
 
     /// Builds the final response with this result, and ends the wait.
-    fn last(&mut self, result: &Value, account: AccessSummary) -> TicketWaitEvent {
+    fn final_response(&mut self, result: &Value, summary: AccessSummary) -> TicketWaitEvent {
         self.is_over = true;
-        TicketWaitEvent::Response(legacy::success(&self.id, result.to_string().as_bytes()), account, None)
+        TicketWaitEvent::Response(
+            legacy::success_response(&self.id, result.to_string().as_bytes()),
+            summary,
+            None,
+        )
     }
 }

@@ -44,28 +44,28 @@ async fn await_start(
     id: RequestId,
     requester: Requester,
 ) -> Result<UpstreamStart, CallError> {
-    let forwarded = forwarding.await.map_err(|lost| match &requester.resumed {
-        Some(_) => lost.into_resume_failure(),
-        None => lost,
+    let response = forwarding.await.map_err(|error| match &requester.resumed_after {
+        Some(_) => error.into_resume_failure(),
+        None => error,
     })?;
-    if requester.resumed.is_some() {
-        return match forwarded.status.is_success() && forwarded.is_events() {
-            true => Ok(UpstreamStart::Events(forwarded.body)),
-            false => Err(forwarded.resume_refusal(requester.is_in_session()).await),
+    if requester.resumed_after.is_some() {
+        return match response.status.is_success() && response.is_events() {
+            true => Ok(UpstreamStart::Events(response.body)),
+            false => Err(response.resume_refusal(requester.is_in_session()).await),
         };
     }
-    if !forwarded.status.is_success() {
-        let error = forwarded.read_error().await?;
+    if !response.status.is_success() {
+        let error = response.read_error().await?;
         return Ok(match requester.pending.owed(smallvec![id.clone()]).await.is_empty() {
             true => UpstreamStart::Document(Bytes::new()),
             false => UpstreamStart::Document(modern::error_response(Some(&id), &error)),
         });
     }
-    if forwarded.is_events() {
-        return Ok(UpstreamStart::Events(forwarded.body));
+    if response.is_events() {
+        return Ok(UpstreamStart::Events(response.body));
     }
-    let (limit, status) = (forwarded.limit, forwarded.status);
-    let document = forwarded.collect(limit).await?;
+    let (limit, status) = (response.limit, response.status);
+    let document = response.collect(limit).await?;
     if document.is_empty() {
         // A request that was accepted with 202 may still run at the server.
         return Err(match status {
@@ -98,7 +98,7 @@ impl UpstreamBody {
     ) -> Self {
         Self::Pending(
             await_start(forwarding, id, requester)
-                .map(|arrived| arrived.unwrap_or_else(UpstreamStart::Lost))
+                .map(|result| result.unwrap_or_else(UpstreamStart::Lost))
                 .boxed(),
         )
     }
@@ -108,14 +108,14 @@ impl UpstreamBody {
         loop {
             let chunk = match self {
                 Self::Streaming(body) => return body.poll_chunk(cx),
-                Self::Pending(coming) => match ready!(coming.poll_unpin(cx)) {
+                Self::Pending(start) => match ready!(start.poll_unpin(cx)) {
                     UpstreamStart::Events(body) => {
                         *self = Self::Streaming(body);
                         continue;
                     }
-                    UpstreamStart::Document(nothing) if nothing.is_empty() => None,
-                    UpstreamStart::Document(message) => Some(Ok(legacy::event(&message))),
-                    UpstreamStart::Lost(lost) => Some(Err(lost)),
+                    UpstreamStart::Document(document) if document.is_empty() => None,
+                    UpstreamStart::Document(message) => Some(Ok(legacy::message_event(&message))),
+                    UpstreamStart::Lost(error) => Some(Err(error)),
                 },
                 Self::Ended => None,
             };
@@ -144,8 +144,8 @@ impl UpstreamBody {
     /// Polls the resumption of a body that broke off; `Ok` if the body was resumed.
     pub(super) fn poll_resumed(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         // The server has not begun: there is nothing to resume.
-        let nothing = || Poll::Ready(Err(CallError::Broken("the response has not begun".to_owned())));
-        self.streaming().map_or_else(nothing, |body| body.poll_resumed(cx))
+        let not_begun = || Poll::Ready(Err(CallError::Broken("the response has not begun".to_owned())));
+        self.streaming().map_or_else(not_begun, |body| body.poll_resumed(cx))
     }
 
     /// Records that all requests have been answered, so that the body need not be read to its end.

@@ -60,7 +60,7 @@ struct ReplayBuffer {
 struct ReplayLog {
     entries: VecDeque<ReplayEntry>,
     /// The number of events dropped from the front, which is the position of the first buffered event.
-    first: u64,
+    first_position: u64,
     bytes: usize,
     /// The number in the last assigned event id.
     last_id: Option<u64>,
@@ -84,7 +84,7 @@ struct ReplayEntry {
 struct ReplayReader {
     buffer: Arc<ReplayBuffer>,
     number: u64,
-    at: u64,
+    position: u64,
     /// Events before this position are sent only if they have ids: to a client that resumes, old comments are
     /// useless.
     replay_until: u64,
@@ -108,7 +108,7 @@ pub(in crate::proxy) struct ReplayParams {
     waiting: SmallVec<[RequestId; 1]>,
     /// Whether the stream begins with an empty event that has an id, so that the client can resume before the
     /// first message.
-    primes: bool,
+    sends_priming_event: bool,
 }
 
 /// Returns the parameters for buffering the response to this request; `None` if the response is not buffered.
@@ -116,14 +116,15 @@ pub(in crate::proxy) struct ReplayParams {
 pub(in crate::proxy) fn replay_params(
     shared: &RouteContext,
     client: &LegacyClient,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
 ) -> Option<ReplayParams> {
-    let waits =
-        shared.route.resume.mint && passage.method == Method::POST && passage.post.can_request_input();
-    waits.then(|| ReplayParams {
+    let is_buffered = shared.route.resume.assigns_event_ids
+        && request.method == Method::POST
+        && request.post.can_request_input();
+    is_buffered.then(|| ReplayParams {
         session: client.session,
-        waiting: passage.post.request_ids(),
-        primes: client.has_task_support(),
+        waiting: request.post.request_ids(),
+        sends_priming_event: client.has_task_support(),
     })
 }
 
@@ -131,73 +132,75 @@ pub(in crate::proxy) fn replay_params(
 /// `resume.streams`, is returned unchanged.
 pub(in crate::proxy) fn buffer_response(
     shared: &Arc<RouteContext>,
-    terms: ReplayParams,
-    passed: LegacyResponse,
+    params: ReplayParams,
+    response: LegacyResponse,
 ) -> LegacyResponse {
-    let is_events = is_media(passed.headers.get(CONTENT_TYPE), EVENT_STREAM);
-    let LegacyResponse { status, headers, body } = passed;
+    let is_events = is_media(response.headers.get(CONTENT_TYPE), EVENT_STREAM);
+    let LegacyResponse { status, headers, body } = response;
     let pieces = match body {
         ResponseBody::Pieces(pieces)
             if is_events
                 && status == StatusCode::OK
-                && shared.replay_buffers.buffers.len() < shared.route.resume.streams =>
+                && shared.replay_buffers.buffers.len() < shared.route.resume.max_streams =>
         {
             pieces
         }
         body => return LegacyResponse { status, headers, body },
     };
     let name = random();
-    let kept = Arc::new(ReplayBuffer {
+    let buffer = Arc::new(ReplayBuffer {
         name,
-        session: terms.session,
-        waiting: terms.waiting,
-        limit: shared.route.resume.bytes,
+        session: params.session,
+        waiting: params.waiting,
+        limit: shared.route.resume.max_bytes,
         log: Mutex::default(),
         changed: watch::Sender::new(()),
     });
-    shared.replay_buffers.buffers.insert(name, Arc::clone(&kept));
-    let reader = kept.read_all();
-    let minter = EventIdAssigner::new(name, terms.primes, shared.route.resume.bytes);
-    let pump = pump(Arc::clone(shared), kept, pieces, minter);
-    shared.closing.spawn(pump);
+    shared.replay_buffers.buffers.insert(name, Arc::clone(&buffer));
+    let reader = buffer.read_from_start();
+    let id_assigner = EventIdAssigner::new(name, params.sends_priming_event, shared.route.resume.max_bytes);
+    let filling = fill_buffer(Arc::clone(shared), buffer, pieces, id_assigner);
+    shared.closing.spawn(filling);
     LegacyResponse { status, headers, body: ResponseBody::Pieces(reader.into_pieces()) }
 }
 
 /// Reads a response to its end into its buffer, and removes the buffer after `resume.keep`.
-async fn pump(
+async fn fill_buffer(
     shared: Arc<RouteContext>,
-    kept: Arc<ReplayBuffer>,
+    buffer: Arc<ReplayBuffer>,
     mut pieces: BodyStream,
-    mut minter: EventIdAssigner,
+    mut id_assigner: EventIdAssigner,
 ) {
     let resume = shared.route.resume;
     // The access summary waits here until an event arrives to which it can be attached.
     let mut summary = None;
     let mut end = BodyContinuation::End;
-    while let Some(BodyPiece { bytes, account, then, .. }) = pieces.next().await {
-        summary = account.or(summary);
-        let events = minter.feed(bytes);
-        let entry = |events| ReplayEntry { event: events, account: None };
+    while let Some(BodyPiece { bytes, account: summary_of_piece, then: continuation, .. }) =
+        pieces.next().await
+    {
+        summary = summary_of_piece.or(summary);
+        let events = id_assigner.feed(bytes);
+        let entry = |event| ReplayEntry { event, account: None };
         let mut entries: Vec<_> = events.into_iter().map(entry).collect();
-        if then != BodyContinuation::More {
-            entries.extend(minter.finish().map(entry));
-            kept.add(entries, resume.bytes).await;
-            end = then;
+        if continuation != BodyContinuation::More {
+            entries.extend(id_assigner.finish().map(entry));
+            buffer.add(entries, resume.max_bytes).await;
+            end = continuation;
             break;
         }
         if let Some(last) = entries.last_mut() {
             last.account = summary.take();
         }
-        kept.add(entries, resume.bytes).await;
+        buffer.add(entries, resume.max_bytes).await;
     }
-    kept.end(summary.unwrap_or_default(), end);
+    buffer.mark_ended(summary.unwrap_or_default(), end);
     // Releases the resources of the server's response.
     drop(pieces);
     tokio::select! {
-        () = sleep(resume.keep) => {}
+        () = sleep(resume.keep_for) => {}
         () = shared.closing.stopped() => {}
     }
-    shared.replay_buffers.buffers.remove(&kept.name);
+    shared.replay_buffers.buffers.remove(&buffer.name);
 }
 
 /// Builds the response to a client that resumes a buffered stream; `None` for any other request. A stream
@@ -205,25 +208,25 @@ async fn pump(
 pub(in crate::proxy) fn resume(
     shared: &RouteContext,
     client: &LegacyClient,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
 ) -> Option<LegacyResponse> {
-    if passage.method != Method::GET || !shared.route.resume.mint {
+    if request.method != Method::GET || !shared.route.resume.assigns_event_ids {
         return None;
     }
-    let id = passage.headers.get(&LAST_EVENT_ID)?.to_str().ok()?;
+    let id = request.headers.get(&LAST_EVENT_ID)?.to_str().ok()?;
     let EventId { stream, number } = EventId::parse(id)?;
-    let kept = shared.replay_buffers.buffers.get(&stream).map(|kept| Arc::clone(&kept));
-    let kept = kept.filter(|kept| kept.session == client.session);
-    let again = kept.as_ref().map_or(ReplayLookup::Unknown, |kept| kept.replay_after(number));
-    match (again, kept) {
+    let buffer = shared.replay_buffers.buffers.get(&stream).map(|buffer| Arc::clone(&buffer));
+    let buffer = buffer.filter(|buffer| buffer.session == client.session);
+    let lookup = buffer.as_ref().map_or(ReplayLookup::Unknown, |buffer| buffer.find_after(number));
+    match (lookup, buffer) {
         (ReplayLookup::Rest(reader), _) => Some(stream_response(ResponseBody::Pieces(reader.into_pieces()))),
-        (ReplayLookup::Overflowed, Some(kept)) => Some(kept.overflowed()),
+        (ReplayLookup::Overflowed, Some(buffer)) => Some(buffer.overflow_response()),
         (ReplayLookup::Overflowed | ReplayLookup::Unknown, _) => {
-            let words =
+            let message =
                 "the stream that this event id belongs to is no longer kept (resume.keep, resume.bytes)";
-            let error = ErrorObject::new(code::INVALID_REQUEST, words);
-            let account = AccessSummary::failed(RequestOutcome::Refused, &error);
-            Some(refused(StatusCode::BAD_REQUEST, &[], &error, account))
+            let error = ErrorObject::new(code::INVALID_REQUEST, message);
+            let summary = AccessSummary::failed(RequestOutcome::Refused, &error);
+            Some(refused(StatusCode::BAD_REQUEST, &[], &error, summary))
         }
     }
 }
@@ -255,19 +258,19 @@ impl ReplayBuffer {
     }
 
     /// Records the end of the response, with its access summary.
-    fn end(&self, account: AccessSummary, then: BodyContinuation) {
-        self.log.lock().end = Some((account, then));
+    fn mark_ended(&self, summary: AccessSummary, continuation: BodyContinuation) {
+        self.log.lock().end = Some((summary, continuation));
         self.changed.send_replace(());
     }
 
     /// Returns a reader that starts at the first event.
-    fn read_all(self: &Arc<Self>) -> ReplayReader {
-        self.reader(0, 0)
+    fn read_from_start(self: &Arc<Self>) -> ReplayReader {
+        self.add_reader(0, 0)
     }
 
     /// Returns a reader that starts after the event with this number.
-    fn replay_after(self: &Arc<Self>, id: u64) -> ReplayLookup {
-        let (at, until) = {
+    fn find_after(self: &Arc<Self>, id: u64) -> ReplayLookup {
+        let (position, replay_until) = {
             let log = self.log.lock();
             if log.last_id.is_none_or(|last| last < id) {
                 return ReplayLookup::Unknown;
@@ -275,56 +278,50 @@ impl ReplayBuffer {
             if log.has_unnumbered {
                 return ReplayLookup::Overflowed;
             }
-            let end = log.first + log.entries.len() as u64;
-            let found =
-                log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.event.number {
-                    Some(kept) if kept == id => Some(place + 1),
+            let end = log.first_position + log.entries.len() as u64;
+            let found = log.entries.iter().zip(log.first_position..).find_map(|(entry, position)| {
+                match entry.event.number {
+                    Some(number) if number == id => Some(position + 1),
                     // The event itself may have been dropped while the next event is still buffered.
                     // `checked_add`, because a client may send any number.
-                    Some(kept) if id.checked_add(1) == Some(kept) => Some(place),
+                    Some(number) if id.checked_add(1) == Some(number) => Some(position),
                     _ => None,
-                });
+                }
+            });
             match found.or_else(|| (log.last_id == Some(id)).then_some(end)) {
-                Some(at) => (at, end),
+                Some(position) => (position, end),
                 None => return ReplayLookup::Overflowed,
             }
         };
-        ReplayLookup::Rest(self.reader(at, until))
+        ReplayLookup::Rest(self.add_reader(position, replay_until))
     }
 
     /// Builds the response to a client that resumes too late: an event stream with errors, because an HTTP
     /// error would answer none of its requests and leave it waiting for ever.
-    fn overflowed(&self) -> LegacyResponse {
-        let words = format!(
+    fn overflow_response(&self) -> LegacyResponse {
+        let message = format!(
             "the rest of this response cannot be sent again: it is larger than {} bytes (resume.bytes) or has event ids of \
              its server; the call may have run",
             self.limit
         );
-        let error = ErrorObject::new(code::RESULT_TOO_LARGE, words);
-        let account = AccessSummary::failed(RequestOutcome::ProxyFailed, &error);
+        let error = ErrorObject::new(code::RESULT_TOO_LARGE, message);
+        let summary = AccessSummary::failed(RequestOutcome::ProxyFailed, &error);
         stream_response(ResponseBody::Whole(
             ResponseTracker::new(self.waiting.clone(), 0).closing_errors(&error),
-            account,
+            summary,
         ))
     }
 
     /// Registers a reader that starts at this position.
-    fn reader(self: &Arc<Self>, at: u64, again_until: u64) -> ReplayReader {
+    fn add_reader(self: &Arc<Self>, position: u64, replay_until: u64) -> ReplayReader {
         let mut log = self.log.lock();
         let number = log.next_reader;
         log.next_reader += 1;
-        log.readers.push((number, at));
+        log.readers.push((number, position));
         drop(log);
         let mut changed = self.changed.subscribe();
         changed.mark_changed();
-        ReplayReader {
-            buffer: Arc::clone(self),
-            number,
-            at,
-            replay_until: again_until,
-            changed,
-            is_over: false,
-        }
+        ReplayReader { buffer: Arc::clone(self), number, position, replay_until, changed, is_over: false }
     }
 }
 
@@ -334,14 +331,14 @@ impl ReplayLog {
     /// Drops the oldest events that all readers have read, while the buffer is larger than `limit` bytes.
     /// Returns whether the buffer is small enough: an event that a reader has not read is kept.
     fn shrink(&mut self, limit: usize) -> bool {
-        let unread = self.readers.iter().map(|(_, at)| *at).min();
+        let oldest_unread = self.readers.iter().map(|(_, position)| *position).min();
         while self.bytes > limit {
-            if unread.is_some_and(|unread| unread <= self.first) {
+            if oldest_unread.is_some_and(|unread| unread <= self.first_position) {
                 return false;
             }
             let Some(oldest) = self.entries.pop_front() else { return true };
             self.bytes -= oldest.event.bytes.len();
-            self.first += 1;
+            self.first_position += 1;
         }
         true
     }
@@ -364,7 +361,7 @@ impl ReplayReader {
         }
         loop {
             self.changed.mark_unchanged();
-            if let Some(piece) = self.take() {
+            if let Some(piece) = self.take_next() {
                 return Some(piece);
             }
             // The wait cannot fail: the sender is owned by the buffer, which this reader keeps alive.
@@ -373,34 +370,35 @@ impl ReplayReader {
     }
 
     /// Returns the next piece of the response; `None` if no new event is buffered yet.
-    fn take(&mut self) -> Option<BodyPiece> {
+    fn take_next(&mut self) -> Option<BodyPiece> {
         let mut log = self.buffer.log.lock();
-        let from = self.at;
+        let start = self.position;
         let mut found = None;
         while found.is_none() {
-            let index = usize::try_from(self.at.saturating_sub(log.first)).unwrap_or(usize::MAX);
+            let index =
+                usize::try_from(self.position.saturating_sub(log.first_position)).unwrap_or(usize::MAX);
             let Some(entry) = log.entries.get(index) else { break };
-            if entry.event.number.is_some() || self.at >= self.replay_until {
+            if entry.event.number.is_some() || self.position >= self.replay_until {
                 let ReplayEntry { event: NumberedEvent { bytes, .. }, account } = entry.clone();
                 found = Some(BodyPiece { account, ..BodyPiece::of(bytes) });
             }
-            self.at += 1;
+            self.position += 1;
         }
-        if let Some((_, at)) = log.readers.iter_mut().find(|(number, _)| *number == self.number) {
-            *at = self.at;
+        if let Some((_, position)) = log.readers.iter_mut().find(|(number, _)| *number == self.number) {
+            *position = self.position;
         }
         let end = log.end.clone();
         drop(log);
-        if self.at != from {
+        if self.position != start {
             // `ReplayBuffer::add` may be waiting for this reader to advance.
             self.buffer.changed.send_replace(());
         }
         if found.is_some() {
             return found;
         }
-        let (account, then) = end?;
+        let (summary, continuation) = end?;
         self.is_over = true;
-        Some(BodyPiece { account: Some(account), then, ..BodyPiece::end() })
+        Some(BodyPiece { account: Some(summary), then: continuation, ..BodyPiece::end() })
     }
 }
 

@@ -56,7 +56,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The maximum length, in bytes, of a JSON response that is read completely before it is relayed, so that a
 /// response that breaks off becomes a clear error. A longer response, or one of unknown length, is streamed.
-const MAX_WHOLE: u64 = 64 << 10;
+const MAX_BUFFERED_BYTES: u64 = 64 << 10;
 
 /// The pauses between the attempts to open a session's GET stream while the server responds 409: the server
 /// has not noticed yet that the proxy has closed its own stream.
@@ -92,25 +92,25 @@ struct SessionListener {
 pub(in crate::proxy) fn forward(
     shared: Arc<RouteContext>,
     client: LegacyClient,
-    passage: LegacyRequest,
+    request: LegacyRequest,
     edit: Option<ResponseEdit>,
-    (turn, observed): (Option<PendingAdmission>, Option<Box<ObservedCall>>),
+    (admission, observed): (Option<PendingAdmission>, Option<Box<ObservedCall>>),
 ) -> impl Future<Output = LegacyResponse> {
-    cancel_requests(&shared, &client, &passage);
+    cancel_requests(&shared, &client, &request);
     let began = shared.clock.now();
-    let is_call = passage.post.can_request_input();
+    let is_call = request.post.can_request_input();
     let keep_alive = match is_call {
-        true => KeepAlive::new(shared.route.held, heartbeat(&shared, &client, &passage), began),
-        false => KeepAlive::comments_only(passage.keep_alive, began),
+        true => KeepAlive::new(shared.route.wait_policy, build_heartbeat(&shared, &client, &request), began),
+        false => KeepAlive::comments_only(request.keep_alive, began),
     };
-    let mut requester = Requester::of(&shared.sessions, &client, &passage);
-    let left = requester.resume(&passage);
-    let may_begin = (is_call && edit.is_none() || left.len() == 1) && can_begin(&passage);
-    let has_deadline = is_call && shared.route.held.deadline.is_some();
-    let giving_up = has_deadline.then(|| Box::new(passage.session()));
-    let token = passage.params().and_then(offer::progress_token).and_then(RequestId::from_token);
-    let hides = shared.route.denies_tools() && can_list_tools(&passage);
-    let (span, passage) = traced(&shared, passage);
+    let mut requester = Requester::for_request(&shared.sessions, &client, &request);
+    let unanswered = requester.resume(&request);
+    let can_begin_early = (is_call && edit.is_none() || unanswered.len() == 1) && can_begin_early(&request);
+    let has_deadline = is_call && shared.route.wait_policy.deadline.is_some();
+    let cancel_session = has_deadline.then(|| Box::new(request.session()));
+    let token = request.params().and_then(offer::progress_token).and_then(RequestId::from_token);
+    let hides_tools = shared.route.has_denied_tools() && can_list_tools(&request);
+    let (span, request) = begin_span(&shared, request);
     let LegacyRequest {
         principal,
         standing: _,
@@ -122,22 +122,22 @@ pub(in crate::proxy) fn forward(
         post,
         keep_alive: _,
         trace: _,
-    } = passage;
-    let waiting = if left.is_empty() { post.request_ids() } else { left };
+    } = request;
+    let waiting = if unanswered.is_empty() { post.request_ids() } else { unanswered };
     // Shutdown closes GET streams at once, because their clients can reconnect to another process; it waits
     // for other requests until their clients have been answered.
-    let (stopping, work) = match method {
+    let (stopping, drain_token) = match method {
         Method::GET => (shared.closing.clone(), None),
         _ => (shared.overdue.clone(), Some(shared.stopping.track())),
     };
-    let purpose = purpose(&method, &post, &waiting);
+    let purpose = classify_purpose(&method, &post, &waiting);
     let is_handshake = purpose == RequestPurpose::Initialized
         || matches!(
             &post.messages[..],
             [ClientMessage::Request { method: protocol::Method::Initialize, .. }]
         );
     let resumed = headers.contains_key(&LAST_EVENT_ID);
-    let (listens, call) = register_in_session(&shared, &client, purpose, &waiting, &requester, resumed);
+    let (listener, call) = register_in_session(&shared, &client, purpose, &waiting, &requester, resumed);
     if let Some(key) = client.session {
         waiting.iter().chain(&token).for_each(|id| shared.sessions.client_ids.mark_used(key, id));
     }
@@ -150,50 +150,57 @@ pub(in crate::proxy) fn forward(
     });
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
     let timeout = call_timeout(&shared.route, &post);
-    let forward = HttpRequest { principal, method, query, headers, body, purpose, calls, interest, timeout };
-    let taken = listens.as_ref().map(|listens| &listens.expected).filter(|expected| expected.is_taken());
-    let forwarding = match (turn, requester.pending_reader(), taken.cloned()) {
-        (Some(turn), ..) => {
-            in_turn(Arc::clone(&shared.upstream), forward, turn, Arc::clone(&requester.pending))
-        }
-        (None, None, None) => shared.upstream.forward(forward),
-        (None, reader, taken) => {
+    let http_request =
+        HttpRequest { principal, method, query, headers, body, purpose, calls, interest, timeout };
+    let busy_stream = listener
+        .as_ref()
+        .map(|session_listener| &session_listener.expected)
+        .filter(|expected| expected.is_taken());
+    let forwarding = match (admission, requester.pending_reader(), busy_stream.cloned()) {
+        (Some(admission), ..) => forward_when_admitted(
+            Arc::clone(&shared.upstream),
+            http_request,
+            admission,
+            Arc::clone(&requester.pending),
+        ),
+        (None, None, None) => shared.upstream.forward(http_request),
+        (None, pending_reader, busy_stream) => {
             let upstream = Arc::clone(&shared.upstream);
             let forwarding = async move {
-                if let Some(pending) = reader {
+                if let Some(pending) = pending_reader {
                     pending.reading_on.end().await;
                 }
-                match taken {
-                    Some(expected) => listen_alone(&*upstream, forward, &expected).await,
-                    None => upstream.forward(forward).await,
+                match busy_stream {
+                    Some(expected) => listen_when_free(&*upstream, http_request, &expected).await,
+                    None => upstream.forward(http_request).await,
                 }
             };
             forwarding.boxed()
         }
     };
-    let is_waited_for = is_call || requester.resumed.is_some();
+    let is_awaited = is_call || requester.resumed_after.is_some();
     let (span, observed) = (Mutex::new(span), Mutex::new(observed));
-    let sent = ForwardedRequest {
+    let forwarded_request = ForwardedRequest {
         shared,
-        began,
-        _work: work,
+        began_at: began,
+        _drain_token: drain_token,
         requester,
         is_handshake,
         call,
-        cancel_session: giving_up,
+        cancel_session,
         stopping,
         span,
         observed,
     };
-    let terms = Box::new(RelayContext {
-        request: sent,
+    let context = Box::new(RelayContext {
+        request: forwarded_request,
         waiting,
         edit,
-        hides_tools: hides,
-        listener: listens,
+        hides_tools,
+        listener,
         keep_alive,
     });
-    wait(forwarding, terms, is_waited_for, may_begin)
+    await_response(forwarding, context, is_awaited, can_begin_early)
 }
 
 /// Returns the timeout of the calls in a request; `None` if the server's timeout applies.
@@ -212,29 +219,29 @@ fn call_timeout(route: &Route, post: &LegacyPost) -> Option<Duration> {
 /// Sends calls once they have their concurrency permits, and holds the permits for as long as the server
 /// works at the calls, whether or not the client stays connected. Calls that are cancelled in the queue are
 /// never sent.
-fn in_turn(
+fn forward_when_admitted(
     upstream: Arc<dyn Upstream>,
-    mut forward: HttpRequest,
-    turn: PendingAdmission,
+    mut http_request: HttpRequest,
+    admission: PendingAdmission,
     pending: Arc<PendingRequest>,
 ) -> BoxFuture<'static, Result<HttpResponse, CallError>> {
-    let is_through = turn.is_ready();
-    if !is_through {
+    let is_admitted = admission.is_ready();
+    if !is_admitted {
         pending.enter_queue();
     }
     async move {
         let permits = tokio::select! {
             biased;
-            () = pending.cancellation().cancelled(), if !is_through => return Err(CallError::SessionEnded),
-            permits = turn.wait(|| false) => permits?,
+            () = pending.cancellation().cancelled(), if !is_admitted => return Err(CallError::SessionEnded),
+            permits = admission.wait(|| false) => permits?,
         };
-        if !is_through && !pending.leave_queue() {
+        if !is_admitted && !pending.leave_queue() {
             return Err(CallError::SessionEnded);
         }
         let interest: Arc<dyn ResponseInterest> = pending;
-        let interest = forward.interest.take().unwrap_or(interest);
-        forward.interest = Some(Arc::new(PermittedInterest { interest, _permits: permits }));
-        upstream.forward(forward).await
+        let interest = http_request.interest.take().unwrap_or(interest);
+        http_request.interest = Some(Arc::new(PermittedInterest { interest, _permits: permits }));
+        upstream.forward(http_request).await
     }
     .boxed()
 }
@@ -242,20 +249,20 @@ fn in_turn(
 /// Opens a session's GET stream for its client after the proxy has stopped reading the stream itself. A
 /// server that allows one stream at a time may take a moment to notice that the proxy's is closed, and
 /// responds 409 until then.
-async fn listen_alone(
+async fn listen_when_free(
     upstream: &dyn Upstream,
-    forward: HttpRequest,
+    http_request: HttpRequest,
     expected: &ExpectedStream,
 ) -> Result<HttpResponse, CallError> {
     expected.is_free().await;
     for pause in CONFLICT_PAUSES {
-        let forwarded = upstream.forward(forward.of_same_stream()).await?;
-        if forwarded.status != StatusCode::CONFLICT {
-            return Ok(forwarded);
+        let response = upstream.forward(http_request.of_same_stream()).await?;
+        if response.status != StatusCode::CONFLICT {
+            return Ok(response);
         }
         sleep(pause).await;
     }
-    upstream.forward(forward).await
+    upstream.forward(http_request).await
 }
 
 /// A response interest that also holds the concurrency permits of the calls until the response has been read.
@@ -280,59 +287,59 @@ impl ResponseInterest for PermittedInterest {
 
 /// Adds the trace context to the request, and begins the span of a single JSON-RPC request, if tracing is on.
 /// Notifications and batches have no span.
-fn traced(shared: &RouteContext, mut passage: LegacyRequest) -> (CallSpan, LegacyRequest) {
-    let span = match &passage.post.messages[..] {
+fn begin_span(shared: &RouteContext, mut request: LegacyRequest) -> (CallSpan, LegacyRequest) {
+    let span = match &request.post.messages[..] {
         [ClientMessage::Request { id, method, target }] => {
             // The span of a call to a stdio server has no id: the proxy replaces the id when it writes the
             // message.
             let id = shared.upstream.address().map(|_| id);
-            CallSpan::begin(shared, passage.trace.as_deref(), (method, target.as_deref()), id)
+            CallSpan::begin(shared, request.trace.as_deref(), (method, target.as_deref()), id)
         }
         _ => CallSpan::default(),
     };
     if let Some(context) = span.context() {
-        context.write_to_headers(&mut passage.headers);
-        if let Some(named) = passage.message.as_ref().and_then(|message| context.inject(message)) {
-            passage.body = named;
+        context.write_to_headers(&mut request.headers);
+        if let Some(traced_body) = request.message.as_ref().and_then(|message| context.inject(message)) {
+            request.body = traced_body;
         }
     }
-    (span, passage)
+    (span, request)
 }
 
 /// Waits until the server begins its response. If `is_awaited`, the keep-alive limits the wait: the proxy
 /// begins the response itself (only if `can_begin_early`), or ends the request at its deadline.
-async fn wait(
+async fn await_response(
     mut forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
-    mut terms: Box<RelayContext>,
-    is_waited_for: bool,
-    may_begin: bool,
+    mut context: Box<RelayContext>,
+    is_awaited: bool,
+    can_begin_early: bool,
 ) -> LegacyResponse {
-    let forwarded = tokio::select! {
+    let result = tokio::select! {
         // A response that is available takes precedence over shutdown and the keep-alive timer.
         biased;
-        forwarded = &mut forwarding => forwarded,
-        () = terms.request.stopping.stopped() => Err(CallError::Closing),
-        beginning = terms.keep_alive.response_due(may_begin), if is_waited_for => return match beginning {
-            ResponseStart::Due => begin_early(forwarding, *terms),
-            ResponseStart::Deadline => time_out(&mut terms),
+        result = &mut forwarding => result,
+        () = context.request.stopping.stopped() => Err(CallError::Closing),
+        start = context.keep_alive.response_due(can_begin_early), if is_awaited => return match start {
+            ResponseStart::Due => begin_early(forwarding, *context),
+            ResponseStart::Deadline => respond_timed_out(&mut context),
         },
     };
-    match forwarded {
-        forwarded if terms.request.requester.resumed.is_some() => {
-            Box::pin(resume_response(forwarded, terms)).await
+    match result {
+        result if context.request.requester.resumed_after.is_some() => {
+            Box::pin(resume_response(result, context)).await
         }
-        Ok(forwarded) => answer(forwarded, terms).await,
-        Err(lost) => {
-            terms.request.mark_lost(&lost);
-            Box::pin(terms.request.refused(&terms.waiting, &lost)).await
+        Ok(response) => relay_response(response, context).await,
+        Err(error) => {
+            context.request.mark_failed(&error);
+            Box::pin(context.request.respond_to_failure(&context.waiting, &error)).await
         }
     }
 }
 
 /// Records the cancellations of requests in the client's message (`notifications/cancelled`).
-fn cancel_requests(shared: &RouteContext, client: &LegacyClient, passage: &LegacyRequest) {
+fn cancel_requests(shared: &RouteContext, client: &LegacyClient, request: &LegacyRequest) {
     if let Some(key) = client.session {
-        for id in passage.post.cancelled_ids() {
+        for id in request.post.cancelled_ids() {
             shared.sessions.pending_requests.cancel(key, id.clone());
             shared.sessions.in_flight.cancel(key);
         }
@@ -357,8 +364,8 @@ fn register_in_session(
             (Some(SessionListener { key, resumed, expected }), None)
         }
         (Some(key), RequestPurpose::Call | RequestPurpose::Resume) => {
-            let (in_flight, comes_back) = (&shared.sessions.in_flight, purpose == RequestPurpose::Resume);
-            (None, Some(in_flight.begin_client_call(key, waiting.clone(), comes_back, &requester.pending)))
+            let (in_flight, is_resumed) = (&shared.sessions.in_flight, purpose == RequestPurpose::Resume);
+            (None, Some(in_flight.begin_client_call(key, waiting.clone(), is_resumed, &requester.pending)))
         }
         (
             Some(_),
@@ -372,13 +379,13 @@ fn register_in_session(
 }
 
 /// Classifies a request by how the server's connection is used and whether the request can be repeated.
-fn purpose(method: &Method, post: &LegacyPost, waiting: &[RequestId]) -> RequestPurpose {
+fn classify_purpose(method: &Method, post: &LegacyPost, request_ids: &[RequestId]) -> RequestPurpose {
     match *method {
-        Method::GET if waiting.is_empty() => RequestPurpose::Listen,
+        Method::GET if request_ids.is_empty() => RequestPurpose::Listen,
         Method::GET => RequestPurpose::Resume,
         _ if post.can_request_input() => RequestPurpose::Call,
-        _ if !waiting.is_empty() && post.messages.iter().all(is_repeatable) => RequestPurpose::Idempotent,
-        _ if !waiting.is_empty() => RequestPurpose::NonIdempotent,
+        _ if !request_ids.is_empty() && post.messages.iter().all(is_repeatable) => RequestPurpose::Idempotent,
+        _ if !request_ids.is_empty() => RequestPurpose::NonIdempotent,
         // `notifications/initialized` counts only on its own: other notifications in a batch must not be sent
         // twice.
         _ if post.completes_handshake() && post.messages.len() == 1 => RequestPurpose::Initialized,
@@ -388,11 +395,11 @@ fn purpose(method: &Method, post: &LegacyPost, waiting: &[RequestId]) -> Request
 
 /// Whether the response may contain a list of tools: the request is a `tools/list`, or opens a GET stream, on
 /// which the response to one may be redelivered.
-fn can_list_tools(passage: &LegacyRequest) -> bool {
-    let lists = |message: &ClientMessage| {
+fn can_list_tools(request: &LegacyRequest) -> bool {
+    let is_tool_list = |message: &ClientMessage| {
         matches!(message, ClientMessage::Request { method: protocol::Method::ToolsList, .. })
     };
-    passage.method == Method::GET || passage.post.messages.iter().any(lists)
+    request.method == Method::GET || request.post.messages.iter().any(is_tool_list)
 }
 
 /// Whether the message can be sent to the server twice without a further effect.
@@ -405,231 +412,255 @@ fn is_repeatable(message: &ClientMessage) -> bool {
 
 /// Whether the proxy can begin an event stream before the server responds: the client waits for one response,
 /// or resumes one, and accepts event streams.
-fn can_begin(passage: &LegacyRequest) -> bool {
+fn can_begin_early(request: &LegacyRequest) -> bool {
     // A batch is excluded: the response to a batch is a batch, which is not a message of an event stream.
-    passage.post.messages.len() <= 1 && !passage.post.is_batch && accepts(&passage.headers, EVENT_STREAM)
+    request.post.messages.len() <= 1 && !request.post.is_batch && accepts(&request.headers, EVENT_STREAM)
 }
 
 /// Builds the progress heartbeat of a call; `None` if the route sends no progress, or the call has no
 /// progress token.
-fn heartbeat(
+fn build_heartbeat(
     shared: &RouteContext,
     client: &LegacyClient,
-    passage: &LegacyRequest,
+    request: &LegacyRequest,
 ) -> Option<ProgressHeartbeat> {
-    shared.route.held.progress?;
-    let token = RequestId::from_token(offer::progress_token(passage.params()?)?)?;
+    shared.route.wait_policy.progress_after?;
+    let token = RequestId::from_token(offer::progress_token(request.params()?)?)?;
     Some(ProgressHeartbeat::new(token.detached().as_bytes().clone(), client.has_progress_messages()))
 }
 
 /// Begins an event stream for the client before the server has responded.
 fn begin_early(
     forwarding: BoxFuture<'static, Result<HttpResponse, CallError>>,
-    terms: RelayContext,
+    context: RelayContext,
 ) -> LegacyResponse {
-    let RelayContext { request: sent, waiting, edit: _, hides_tools: hides, listener: _, keep_alive } = terms;
+    let RelayContext { request: forwarded_request, waiting, edit: _, hides_tools, listener: _, keep_alive } =
+        context;
     let id = waiting.first().expect("a call has an id").clone();
-    let body = UpstreamBody::deferred(forwarding, id, sent.requester.clone());
-    let (silence, timer) = keep_alive.into_parts();
-    let relay = ResponseRelay::of_events(answers(waiting, &silence, &sent.requester, 0), silence);
-    let mut relaying = RelayedResponse::new(sent, relay, body, RequestOutcome::Result, timer);
-    if hides {
+    let body = UpstreamBody::deferred(forwarding, id, forwarded_request.requester.clone());
+    let (silence_timer, timer) = keep_alive.into_parts();
+    let relay = ResponseRelay::for_events(
+        track_responses(waiting, &silence_timer, &forwarded_request.requester, 0),
+        silence_timer,
+    );
+    let mut relayed = RelayedResponse::new(forwarded_request, relay, body, RequestOutcome::Result, timer);
+    if hides_tools {
         // The default event limit applies: the server's own is not known before the server has responded.
-        relaying.hide_tools(upstream::UpstreamLimits::default().result_bytes);
+        relayed.hide_tools(upstream::UpstreamLimits::default().result_bytes);
     }
-    stream_response(ResponseBody::Pieces(relaying.boxed()))
+    stream_response(ResponseBody::Pieces(relayed.boxed()))
 }
 
 /// Tracks which of the requests in `waiting` the relayed response has answered. `limit` is the maximum length
 /// of one message of a batch's response, in bytes.
-fn answers(
+fn track_responses(
     waiting: SmallVec<[RequestId; 1]>,
-    silence: &KeepAliveTimer,
+    silence_timer: &KeepAliveTimer,
     requester: &Requester,
     limit: usize,
 ) -> ResponseTracker {
-    let mut answers = ResponseTracker::new(waiting, limit);
-    if silence.wants_messages() {
-        answers = answers.collecting_messages();
+    let mut tracker = ResponseTracker::new(waiting, limit);
+    if silence_timer.needs_messages() {
+        tracker = tracker.collecting_messages();
     }
-    if let Some(last_id) = &requester.resumed {
-        answers.resume_after(last_id.as_bytes());
+    if let Some(last_id) = &requester.resumed_after {
+        tracker.resume_after(last_id.as_bytes());
     }
-    answers
+    tracker
 }
 
 /// Relays a response of the server whose status and headers have arrived: as a whole, as a stream, or
 /// replaced by an error.
-async fn answer(forwarded: HttpResponse, mut terms: Box<RelayContext>) -> LegacyResponse {
-    let status = forwarded.status;
-    let is_waited_for = !terms.waiting.is_empty();
-    if status.is_redirection() && status != StatusCode::NOT_MODIFIED
-        || status.is_server_error() && is_waited_for
+async fn relay_response(response: HttpResponse, mut context: Box<RelayContext>) -> LegacyResponse {
+    let status = response.status;
+    let is_awaited = !context.waiting.is_empty();
+    if status.is_redirection() && status != StatusCode::NOT_MODIFIED || status.is_server_error() && is_awaited
     {
-        terms.request.mark_lost(&CallError::Status { status, detail: String::new(), retry_after: None });
-        return Box::pin(terms.request.refused_by(forwarded, &terms.waiting)).await;
+        context.request.mark_failed(&CallError::Status { status, detail: String::new(), retry_after: None });
+        return Box::pin(context.request.respond_to_http_error(response, &context.waiting)).await;
     }
-    if forwarded.headers.contains_key(CONTENT_ENCODING) {
+    if response.headers.contains_key(CONTENT_ENCODING) {
         // A body with a content coding cannot be parsed, and so is not edited.
-        (terms.edit, terms.hides_tools) = (None, false);
+        (context.edit, context.hides_tools) = (None, false);
     }
     // A response of 202 is no answer: the server answers the request on the session's own stream.
-    let is_answer = is_waited_for && status.is_success() && status != StatusCode::ACCEPTED;
-    if is_answer && forwarded.body.is_end() && terms.request.requester.resumed.is_none() {
-        return Box::pin(terms.request.refused(&terms.waiting, &deferred_head::empty_response_error())).await;
+    let is_final_response = is_awaited && status.is_success() && status != StatusCode::ACCEPTED;
+    if is_final_response && response.body.is_end() && context.request.requester.resumed_after.is_none() {
+        return Box::pin(
+            context.request.respond_to_failure(&context.waiting, &deferred_head::empty_response_error()),
+        )
+        .await;
     }
-    let limit = match terms.edit.is_some() || terms.hides_tools {
-        true if status.is_success() => Some(forwarded.limit),
+    let limit = match context.edit.is_some() || context.hides_tools {
+        true if status.is_success() => Some(response.limit),
         true | false => {
-            let is_short = forwarded.body.length().is_some_and(|length| length <= MAX_WHOLE);
-            (is_waited_for && is_short).then_some(MAX_WHOLE as usize)
+            let is_short = response.body.length().is_some_and(|length| length <= MAX_BUFFERED_BYTES);
+            (is_awaited && is_short).then_some(MAX_BUFFERED_BYTES as usize)
         }
     };
-    match limit.filter(|_| !forwarded.is_events()) {
+    match limit.filter(|_| !response.is_events()) {
         Some(limit) => {
-            let (status, headers) = (forwarded.status, forwarded.headers.clone());
-            document(status, headers, forwarded.collect(limit), is_answer, terms).await
+            let (status, headers) = (response.status, response.headers.clone());
+            relay_document(status, headers, response.collect(limit), is_final_response, context).await
         }
-        None => relay_stream(forwarded, is_answer, *terms),
+        None => relay_stream(response, is_final_response, *context),
     }
 }
 
 /// Relays a response that is not an event stream, after reading and editing its complete body.
-async fn document(
+async fn relay_document(
     status: StatusCode,
     mut headers: HeaderMap,
     body: impl Future<Output = Result<Bytes, CallError>>,
-    is_answer: bool,
-    mut terms: Box<RelayContext>,
+    is_final_response: bool,
+    mut context: Box<RelayContext>,
 ) -> LegacyResponse {
     let body = tokio::select! {
         biased;
         body = body => body,
-        () = terms.request.stopping.stopped() => Err(CallError::Closing),
-        _deadline = terms.keep_alive.response_due(false) => return time_out(&mut terms),
+        () = context.request.stopping.stopped() => Err(CallError::Closing),
+        _deadline = context.keep_alive.response_due(false) => return respond_timed_out(&mut context),
     };
     let body = match body {
         Ok(body) => {
-            terms.request.mark_ended();
+            context.request.mark_server_finished();
             body
         }
-        Err(lost) => return Box::pin(terms.request.refused(&terms.waiting, &lost)).await,
+        Err(error) => return Box::pin(context.request.respond_to_failure(&context.waiting, &error)).await,
     };
-    if body.is_empty() && is_answer {
-        return Box::pin(terms.request.refused(&terms.waiting, &deferred_head::empty_response_error())).await;
+    if body.is_empty() && is_final_response {
+        return Box::pin(
+            context.request.respond_to_failure(&context.waiting, &deferred_head::empty_response_error()),
+        )
+        .await;
     }
-    if !status.is_success() || terms.edit.is_none() && !terms.hides_tools {
-        return terms.request.full_response(status, headers, body);
+    if !status.is_success() || context.edit.is_none() && !context.hides_tools {
+        return context.request.full_response(status, headers, body);
     }
     let mut body = body;
-    if terms.hides_tools {
-        let route = &terms.request.shared.route;
-        let listed = Frame::parse(body.clone()).ok();
-        body = listed.and_then(|list| deny::hide(&list, |tool| route.denies(tool))).unwrap_or(body);
+    if context.hides_tools {
+        let route = &context.request.shared.route;
+        let list_frame = Frame::parse(body.clone()).ok();
+        body = list_frame
+            .and_then(|list| deny::remove_denied_tools(&list, |tool| route.is_denied(tool)))
+            .unwrap_or(body);
     }
-    if let Some(mut edit) = terms.edit {
-        let in_session = headers.get(&SESSION_ID).cloned();
-        let edited = Frame::parse(body.clone()).ok().and_then(|frame| edit(&frame, in_session.as_ref()));
+    if let Some(mut edit) = context.edit {
+        let session_id = headers.get(&SESSION_ID).cloned();
+        let edited = Frame::parse(body.clone()).ok().and_then(|frame| edit(&frame, session_id.as_ref()));
         body = edited.unwrap_or(body);
     }
     headers.insert(CONTENT_LENGTH, body.len().into());
-    terms.request.full_response(status, headers, body)
+    context.request.full_response(status, headers, body)
 }
 
 /// Relays the body of a response as it arrives.
-fn relay_stream(forwarded: HttpResponse, is_answer: bool, terms: RelayContext) -> LegacyResponse {
-    let is_events = forwarded.is_events();
-    let HttpResponse { status, mut headers, body, limit } = forwarded;
-    let RelayContext { request: sent, waiting, edit, hides_tools: hides, listener: listens, keep_alive } =
-        terms;
+fn relay_stream(response: HttpResponse, is_final_response: bool, context: RelayContext) -> LegacyResponse {
+    let is_events = response.is_events();
+    let HttpResponse { status, mut headers, body, limit } = response;
+    let RelayContext { request: forwarded_request, waiting, edit, hides_tools, listener, keep_alive } =
+        context;
     // Before its first bytes are sent, the body can be replaced by an error, which has another length and no
     // content coding: so only a response without these headers can be replaced.
     let may_be_replaced =
-        is_answer && !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
+        is_final_response && !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
     if body.is_end() {
-        sent.mark_ended();
-        return sent.full_response(status, headers, Bytes::new());
+        forwarded_request.mark_server_finished();
+        return forwarded_request.full_response(status, headers, Bytes::new());
     }
     let outcome = match outcome_of_status(status) {
-        RequestOutcome::ServerError => sent.requester.error_outcome(),
+        RequestOutcome::ServerError => forwarded_request.requester.error_outcome(),
         outcome => outcome,
     };
-    let (silence, timer) = keep_alive.into_parts();
+    let (silence_timer, timer) = keep_alive.into_parts();
     let relay = match is_events {
-        true => ResponseRelay::of_events(answers(waiting, &silence, &sent.requester, limit), silence),
+        true => ResponseRelay::for_events(
+            track_responses(waiting, &silence_timer, &forwarded_request.requester, limit),
+            silence_timer,
+        ),
         false => {
-            let unsaid = if may_be_replaced { waiting } else { SmallVec::new() };
-            ResponseRelay::of_document(unsaid, outcome == RequestOutcome::Result, silence)
+            let replaceable = if may_be_replaced { waiting } else { SmallVec::new() };
+            ResponseRelay::for_document(replaceable, outcome == RequestOutcome::Result, silence_timer)
         }
     };
-    let mut relaying = RelayedResponse::new(sent, relay, UpstreamBody::Streaming(body), outcome, timer);
+    let mut relayed =
+        RelayedResponse::new(forwarded_request, relay, UpstreamBody::Streaming(body), outcome, timer);
     if is_events {
         // Comments may be inserted between the events, and an error after them, so the length changes.
         headers.remove(CONTENT_LENGTH);
     }
     if is_events && status.is_success() {
-        if hides {
-            relaying.hide_tools(limit);
+        if hides_tools {
+            relayed.hide_tools(limit);
         }
-        relaying.changes = match (edit, listens) {
+        relayed.edits = match (edit, listener) {
             (Some(edit), _) => {
-                let in_session = headers.get(&SESSION_ID).cloned();
+                let session_id = headers.get(&SESSION_ID).cloned();
                 StreamEdits::Edited(Box::new(EditedStream {
                     edit,
-                    in_session,
+                    session_id,
                     editor: ResponseEditor::new(limit),
                 }))
             }
             (None, Some(SessionListener { key, resumed, expected: _expected })) => {
-                let shared = &relaying.request.shared;
-                let of = (&shared.route.path, &shared.sessions);
-                StreamEdits::SessionStream(Box::new(SessionStream::open(of, key, resumed, limit)))
+                let shared = &relayed.request.shared;
+                let route_and_sessions = (&shared.route.path, &shared.sessions);
+                StreamEdits::SessionStream(Box::new(SessionStream::open(
+                    route_and_sessions,
+                    key,
+                    resumed,
+                    limit,
+                )))
             }
             (None, None) => StreamEdits::None,
         };
     }
-    LegacyResponse { status, headers, body: ResponseBody::Pieces(relaying.boxed()) }
+    LegacyResponse { status, headers, body: ResponseBody::Pieces(relayed.boxed()) }
 }
 
 /// Relays the response to a request that resumes a broken stream. A failure is reported on an event stream:
 /// an HTTP error would answer no request, and some clients would wait for ever.
 async fn resume_response(
-    forwarded: Result<HttpResponse, CallError>,
-    mut terms: Box<RelayContext>,
+    result: Result<HttpResponse, CallError>,
+    mut context: Box<RelayContext>,
 ) -> LegacyResponse {
-    let lost = match forwarded {
-        Ok(forwarded) if forwarded.status.is_success() && forwarded.is_events() => {
-            return answer(forwarded, terms).await;
+    let error = match result {
+        Ok(response) if response.status.is_success() && response.is_events() => {
+            return relay_response(response, context).await;
         }
         // 401 and 403 are relayed unchanged: the client may retry with other credentials.
-        Ok(forwarded) if matches!(forwarded.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-            terms.waiting.clear();
-            return answer(forwarded, terms).await;
+        Ok(response) if matches!(response.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+            context.waiting.clear();
+            return relay_response(response, context).await;
         }
-        Ok(forwarded) => forwarded.resume_refusal(terms.request.requester.is_in_session()).await,
+        Ok(response) => response.resume_refusal(context.request.requester.is_in_session()).await,
         // At shutdown the client gets an HTTP error, and can resume the response at the next process.
-        Err(lost @ CallError::Closing) => {
-            return transport_error(&lost, terms.request.summarize(outcome_of(&lost)));
+        Err(error @ CallError::Closing) => {
+            return transport_error(&error, context.request.summarize(outcome_of(&error)));
         }
-        Err(lost) => lost.into_resume_failure(),
+        Err(error) => error.into_resume_failure(),
     };
-    let RelayContext { request: sent, waiting, .. } = *terms;
-    let owed = sent.requester.pending.owed(waiting).await;
-    sent.requester.mark_answered();
+    let RelayContext { request: forwarded_request, waiting, .. } = *context;
+    let owed = forwarded_request.requester.pending.owed(waiting).await;
+    forwarded_request.requester.mark_answered();
     if owed.is_empty() {
-        return sent.unanswered();
+        return forwarded_request.empty_stream_response();
     }
-    let error = lost_error(&lost);
-    let account = sent.summarize(outcome_of(&lost)).with_reason(&error);
-    stream_response(ResponseBody::Whole(ResponseTracker::new(owed, 0).closing_errors(&error), account))
+    let error_object = lost_error(&error);
+    let summary = forwarded_request.summarize(outcome_of(&error)).with_reason(&error_object);
+    stream_response(ResponseBody::Whole(ResponseTracker::new(owed, 0).closing_errors(&error_object), summary))
 }
 
 /// Cancels the calls whose deadline (`held.deadline`) has passed before the response began, and builds the
 /// error response.
-fn time_out(terms: &mut RelayContext) -> LegacyResponse {
-    terms.request.cancel_overdue();
+fn respond_timed_out(context: &mut RelayContext) -> LegacyResponse {
+    context.request.cancel_overdue();
     Limit::HeldDeadline.record_hit();
-    terms.request.failed(&terms.waiting, &terms.keep_alive.deadline_error(), RequestOutcome::UpstreamFailed)
+    context.request.error_response(
+        &context.waiting,
+        &context.keep_alive.deadline_error(),
+        RequestOutcome::UpstreamFailed,
+    )
 }
 
 #[cfg(test)]
@@ -641,9 +672,9 @@ mod tests {
     #[test]
     fn an_early_stream_is_begun_for_one_message_and_not_for_a_batch_of_one() {
         let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}"#;
-        let begins = |body: &str, accept: &'static str| {
+        let can_begin = |body: &str, accept: &'static str| {
             let body = Bytes::copy_from_slice(body.as_bytes());
-            can_begin(&LegacyRequest {
+            can_begin_early(&LegacyRequest {
                 standing: Default::default(),
                 principal: Principal::from_bytes([1; 16]),
                 method: Method::POST,
@@ -657,9 +688,9 @@ mod tests {
             })
         };
         let both = "application/json, text/event-stream";
-        assert!(begins(call, both));
-        assert!(!begins(call, "application/json"));
-        assert!(!begins(&format!(" [{call}]"), both), "it is answered with a batch");
-        assert!(!begins(&format!("[{call},{call}]"), both));
+        assert!(can_begin(call, both));
+        assert!(!can_begin(call, "application/json"));
+        assert!(!can_begin(&format!(" [{call}]"), both), "it is answered with a batch");
+        assert!(!can_begin(&format!("[{call},{call}]"), both));
     }
 }

@@ -33,9 +33,9 @@ pub(super) struct ForwardedRequest {
     /// The shared state of the route.
     pub(super) shared: Arc<RouteContext>,
     /// When the proxy began to serve the request.
-    pub(super) began: Instant,
+    pub(super) began_at: Instant,
     /// Delays shutdown while the request is in flight; `None` for a GET stream.
-    pub(super) _work: Option<TaskToken>,
+    pub(super) _drain_token: Option<TaskToken>,
     /// The JSON-RPC requests to which responses are owed.
     pub(super) requester: Requester,
     /// Whether the request belongs to a handshake: then its failure means that no call has run.
@@ -62,20 +62,20 @@ impl ForwardedRequest {
         if let Some(observed) = &mut *self.observed.lock() {
             observed.record_outcome(outcome);
         }
-        let upstream = self.shared.clock.now().saturating_duration_since(self.began);
+        let upstream = self.shared.clock.now().saturating_duration_since(self.began_at);
         AccessSummary { upstream, ..AccessSummary::of(outcome) }
     }
 
     /// Records that the server no longer works at the request.
-    pub(super) fn mark_ended(&self) {
+    pub(super) fn mark_server_finished(&self) {
         self.call.iter().for_each(|call| call.mark_answered());
     }
 
     /// Records after a failure that the server no longer works at the request, unless the call may still run
     /// there.
-    pub(super) fn mark_lost(&self, lost: &CallError) {
-        if !lost.may_still_run() {
-            self.mark_ended();
+    pub(super) fn mark_failed(&self, error: &CallError) {
+        if !error.may_still_run() {
+            self.mark_server_finished();
         }
     }
 
@@ -110,41 +110,49 @@ impl ForwardedRequest {
             RequestOutcome::ServerError if self.requester.pending.is_cancelled() => {
                 (RequestOutcome::Disconnected, None)
             }
-            RequestOutcome::ServerError => (outcome, Some(error_numbers(status, &body).into())),
+            RequestOutcome::ServerError => (outcome, Some(describe_error_code(status, &body).into())),
             _ => (outcome, None),
         };
-        let account = AccessSummary { reason, ..self.summarize(outcome) };
-        LegacyResponse { status, headers, body: ResponseBody::Whole(body, account) }
+        let summary = AccessSummary { reason, ..self.summarize(outcome) };
+        LegacyResponse { status, headers, body: ResponseBody::Whole(body, summary) }
     }
 
     /// Builds the response to the client after the server responded with an HTTP error.
-    pub(super) async fn refused_by(&self, forwarded: HttpResponse, waiting: &[RequestId]) -> LegacyResponse {
-        let error = match forwarded.read_error().await {
+    pub(super) async fn respond_to_http_error(
+        &self,
+        response: HttpResponse,
+        waiting: &[RequestId],
+    ) -> LegacyResponse {
+        let error = match response.read_error().await {
             Ok(error) => error,
-            Err(lost) => return self.refused(waiting, &lost).await,
+            Err(error) => return self.respond_to_failure(waiting, &error).await,
         };
         match &self.requester.pending.owed(waiting.into()).await[..] {
-            [] if !waiting.is_empty() => self.unanswered(),
-            owed => self.failed(owed, &error, RequestOutcome::UpstreamFailed),
+            [] if !waiting.is_empty() => self.empty_stream_response(),
+            owed => self.error_response(owed, &error, RequestOutcome::UpstreamFailed),
         }
     }
 
     /// Builds the response to the client after a failure without a response of the server.
-    pub(super) async fn refused(&self, waiting: &[RequestId], lost: &CallError) -> LegacyResponse {
-        let not_sent = self.is_handshake.then(|| lost.clone().into_not_sent());
-        let lost = not_sent.as_ref().unwrap_or(lost);
+    pub(super) async fn respond_to_failure(
+        &self,
+        waiting: &[RequestId],
+        call_error: &CallError,
+    ) -> LegacyResponse {
+        let not_sent = self.is_handshake.then(|| call_error.clone().into_not_sent());
+        let call_error = not_sent.as_ref().unwrap_or(call_error);
         if waiting.is_empty() {
-            return transport_error(lost, self.summarize(outcome_of(lost)));
+            return transport_error(call_error, self.summarize(outcome_of(call_error)));
         }
         let owed = self.requester.pending.owed(waiting.into()).await;
         if owed.is_empty() {
-            return self.unanswered();
+            return self.empty_stream_response();
         }
-        self.failed(&owed, &lost_error(lost), outcome_of(lost))
+        self.error_response(&owed, &lost_error(call_error), outcome_of(call_error))
     }
 
     /// Builds the response with this error for each of the requests in `waiting`.
-    pub(super) fn failed(
+    pub(super) fn error_response(
         &self,
         waiting: &[RequestId],
         error: &ErrorObject,
@@ -155,16 +163,16 @@ impl ForwardedRequest {
 
     /// Builds the empty event stream for a client that has cancelled its requests, to which no response is
     /// owed.
-    pub(super) fn unanswered(&self) -> LegacyResponse {
+    pub(super) fn empty_stream_response(&self) -> LegacyResponse {
         stream_response(ResponseBody::Whole(Bytes::new(), self.summarize(RequestOutcome::Disconnected)))
     }
 }
 
 /// Builds the HTTP error response to a message without requests, for which only the status can report an
 /// error.
-pub(in crate::proxy) fn transport_error(lost: &CallError, account: AccessSummary) -> LegacyResponse {
-    let error = lost_error(lost);
-    refused(status_of_fault(lost.fault()), &[], &error, account.with_reason(&error))
+pub(in crate::proxy) fn transport_error(call_error: &CallError, summary: AccessSummary) -> LegacyResponse {
+    let error = lost_error(call_error);
+    refused(status_of_fault(call_error.fault()), &[], &error, summary.with_reason(&error))
 }
 
 /// Returns the outcome that the HTTP status of a response shows: 5xx `UpstreamFailed`, 4xx `ServerError`,
@@ -178,7 +186,7 @@ pub(super) fn outcome_of_status(status: StatusCode) -> RequestOutcome {
 }
 
 /// Formats the status and the JSON-RPC code of a server's error for the access log, without the error's text.
-fn error_numbers(status: StatusCode, body: &Bytes) -> String {
+fn describe_error_code(status: StatusCode, body: &Bytes) -> String {
     let error = Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::of(&frame));
     let code = error.map(|error| error.code());
     match (status.is_success(), code) {

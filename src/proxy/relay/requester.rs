@@ -23,33 +23,37 @@ pub(super) struct Requester {
     unfinished: Arc<UnfinishedStreams>,
     principal: Principal,
     /// The `Last-Event-ID` of a client that resumes a known stream; otherwise `None`.
-    pub(super) resumed: Option<HeaderValue>,
+    pub(super) resumed_after: Option<HeaderValue>,
 }
 
 // === impl Requester ===
 
 impl Requester {
     /// Creates the requester for the JSON-RPC requests in this HTTP request.
-    pub(super) fn of(sessions: &LegacySessions, client: &LegacyClient, passage: &LegacyRequest) -> Self {
+    pub(super) fn for_request(
+        sessions: &LegacySessions,
+        client: &LegacyClient,
+        request: &LegacyRequest,
+    ) -> Self {
         Self {
             pending: PendingRequest::new(
                 &sessions.pending_requests,
                 client.session,
-                passage.post.request_ids(),
+                request.post.request_ids(),
             ),
             unfinished: Arc::clone(&sessions.unfinished_streams),
             principal: client.principal,
-            resumed: None,
+            resumed_after: None,
         }
     }
 
     /// Takes over the stream that the request resumes (`Last-Event-ID`), and returns the requests that the
     /// stream has not answered; empty if the request resumes no known stream.
-    pub(super) fn resume(&mut self, passage: &LegacyRequest) -> SmallVec<[RequestId; 1]> {
-        let last_id = passage.headers.get(&LAST_EVENT_ID).filter(|_| passage.method == Method::GET);
-        let left = last_id.and_then(|last_id| self.unfinished.get(self.event_key(last_id.as_bytes())));
-        let Some(UnfinishedStream { waiting, pending }) = left else { return SmallVec::new() };
-        self.resumed = last_id.cloned();
+    pub(super) fn resume(&mut self, request: &LegacyRequest) -> SmallVec<[RequestId; 1]> {
+        let last_id = request.headers.get(&LAST_EVENT_ID).filter(|_| request.method == Method::GET);
+        let stream = last_id.and_then(|last_id| self.unfinished.get(self.event_key(last_id.as_bytes())));
+        let Some(UnfinishedStream { waiting, pending }) = stream else { return SmallVec::new() };
+        self.resumed_after = last_id.cloned();
         self.pending = pending;
         waiting
     }
@@ -64,11 +68,11 @@ impl Requester {
     /// event ids as well.
     pub(super) fn save_unfinished<'a>(
         &self,
-        behind: &'a ResumePosition,
-        earlier: impl Iterator<Item = &'a [u8]>,
+        position: &'a ResumePosition,
+        earlier_ids: impl Iterator<Item = &'a [u8]>,
         waiting: &SmallVec<[RequestId; 1]>,
     ) {
-        for last_id in earlier.chain([behind.last_id.as_bytes()]) {
+        for last_id in earlier_ids.chain([position.last_id.as_bytes()]) {
             self.unfinished.insert(self.event_key(last_id), waiting.clone(), Arc::clone(&self.pending));
         }
     }
@@ -76,12 +80,12 @@ impl Requester {
     /// Returns the requests whose background read must end before the stream is resumed at the server, which
     /// may serve a stream on one connection only. `None` if no stream is resumed.
     pub(super) fn pending_reader(&self) -> Option<Arc<PendingRequest>> {
-        self.resumed.is_some().then(|| Arc::clone(&self.pending))
+        self.resumed_after.is_some().then(|| Arc::clone(&self.pending))
     }
 
     /// Removes the stored stream once all its requests have been answered.
     pub(super) fn mark_answered(&self) {
-        if let Some(last_id) = &self.resumed {
+        if let Some(last_id) = &self.resumed_after {
             self.unfinished.remove(self.event_key(last_id.as_bytes()));
         }
     }

@@ -44,10 +44,10 @@ pub(super) struct RelayedResponse {
     /// Removes denied tools from lists, before any other edit.
     tool_filter: Option<Box<ResponseEditor>>,
     /// The edits of the server's bytes, after the removal of denied tools.
-    pub(super) changes: StreamEdits,
+    pub(super) edits: StreamEdits,
     /// A future that determines which requests are still owed a response; present during
     /// `RelayPhase::Resolving`.
-    owed: Option<BoxFuture<'static, SmallVec<[RequestId; 1]>>>,
+    unanswered_lookup: Option<BoxFuture<'static, SmallVec<[RequestId; 1]>>>,
     /// Resolves at shutdown. Created on the first wait, because most responses arrive without one.
     stop: Option<BoxFuture<'static, ()>>,
 }
@@ -61,7 +61,7 @@ pub(super) struct EditedStream {
     /// The edit of the response message.
     pub(super) edit: ResponseEdit,
     /// The value of the `Mcp-Session-Id` header of the response.
-    pub(super) in_session: Option<HeaderValue>,
+    pub(super) session_id: Option<HeaderValue>,
     /// The parser that finds the response message on the stream.
     pub(super) editor: ResponseEditor,
 }
@@ -81,21 +81,21 @@ pub(super) enum StreamEdits {
 impl RelayedResponse {
     /// Creates the relayed response. `outcome` is the one that its HTTP status shows.
     pub(super) fn new(
-        sent: ForwardedRequest,
+        request: ForwardedRequest,
         relay: ResponseRelay<CallError>,
         body: UpstreamBody,
         outcome: RequestOutcome,
         timer: LazyTimer,
     ) -> Self {
         Self {
-            request: sent,
+            request,
             relay,
             body,
             outcome,
             timer,
             tool_filter: None,
-            changes: StreamEdits::None,
-            owed: None,
+            edits: StreamEdits::None,
+            unanswered_lookup: None,
             stop: None,
         }
     }
@@ -114,23 +114,23 @@ impl RelayedResponse {
                     let bytes = self.edit(bytes);
                     self.relay.handle_chunk(bytes, self.body.is_over());
                 }
-                Poll::Ready(Some(Err(lost))) => {
-                    self.request.mark_lost(&lost);
-                    self.relay.handle_end(Some(lost));
+                Poll::Ready(Some(Err(error))) => {
+                    self.request.mark_failed(&error);
+                    self.relay.handle_end(Some(error));
                 }
                 Poll::Ready(None) => self.relay.handle_end(None),
                 Poll::Pending => ready!(self.poll_local(cx)),
             },
             RelayPhase::Resolving => {
-                let Some(settling) = &mut self.owed else { return Poll::Ready(()) };
-                let owed = ready!(settling.poll_unpin(cx));
-                self.owed = None;
+                let Some(lookup) = &mut self.unanswered_lookup else { return Poll::Ready(()) };
+                let owed = ready!(lookup.poll_unpin(cx));
+                self.unanswered_lookup = None;
                 self.relay.handle_unanswered(owed);
             }
             RelayPhase::Resuming => match self.body.poll_resumed(cx) {
                 Poll::Ready(outcome) => {
                     // The server sends the unfinished event again.
-                    if let StreamEdits::Edited(edited) = &mut self.changes {
+                    if let StreamEdits::Edited(edited) = &mut self.edits {
                         edited.editor.restart_event();
                     }
                     self.tool_filter.iter_mut().for_each(|editor| editor.restart_event());
@@ -155,7 +155,7 @@ impl RelayedResponse {
             return Poll::Ready(());
         }
         if self.relay.can_insert()
-            && let StreamEdits::SessionStream(session) = &mut self.changes
+            && let StreamEdits::SessionStream(session) = &mut self.edits
             && let Poll::Ready(message) = session.stream.messages.poll_recv(cx)
         {
             // The sender lives as long as the stream.
@@ -178,50 +178,55 @@ impl RelayedResponse {
             None => bytes,
             Some(editor) => {
                 let route = &self.request.shared.route;
-                let seen = editor.feed(bytes, |list| deny::hide(list, |tool| route.denies(tool)));
+                let filtered =
+                    editor.feed(bytes, |list| deny::remove_denied_tools(list, |tool| route.is_denied(tool)));
                 let rest = if is_over { editor.finish() } else { Bytes::new() };
-                if rest.is_empty() { seen } else { [seen, rest].concat().into() }
+                if rest.is_empty() { filtered } else { [filtered, rest].concat().into() }
             }
         };
-        let (bytes, rest) = match &mut self.changes {
+        let (bytes, rest) = match &mut self.edits {
             StreamEdits::None => return bytes,
             StreamEdits::Edited(edited) => {
-                let EditedStream { edit, in_session, editor } = &mut **edited;
-                let bytes = editor.feed(bytes, |response| edit(response, in_session.as_ref()));
+                let EditedStream { edit, session_id, editor } = &mut **edited;
+                let bytes = editor.feed(bytes, |response| edit(response, session_id.as_ref()));
                 (bytes, is_over.then(|| editor.finish()))
             }
-            StreamEdits::SessionStream(session) => (session.feed(bytes), is_over.then(|| session.rest())),
+            StreamEdits::SessionStream(session) => (session.feed(bytes), is_over.then(|| session.finish())),
         };
         let rest = rest.unwrap_or_default();
         if rest.is_empty() { bytes } else { [bytes, rest].concat().into() }
     }
 
     /// Executes one action of the relay. Returns the piece to send to the client, if the action sends one.
-    fn carry_out(&mut self, action: RelayAction<CallError>) -> Option<BodyPiece> {
+    fn execute(&mut self, action: RelayAction<CallError>) -> Option<BodyPiece> {
         match action {
             RelayAction::Send(bytes) => return Some(BodyPiece::of(bytes)),
             RelayAction::SendAnswered(bytes, status) => {
-                let account = Some(self.finish_answered(status));
-                return Some(BodyPiece { account, ..BodyPiece::of(bytes) });
+                let summary = Some(self.finish_answered(status));
+                return Some(BodyPiece { account: summary, ..BodyPiece::of(bytes) });
             }
-            RelayAction::End(bytes, verdict) => {
-                return Some(BodyPiece::last(bytes, self.finish(verdict)));
+            RelayAction::End(bytes, relay_outcome) => {
+                return Some(BodyPiece::last(bytes, self.finish(relay_outcome)));
             }
-            RelayAction::Abort(verdict) => {
-                let account = Some(self.finish(verdict));
-                return Some(BodyPiece { account, then: BodyContinuation::Break, ..BodyPiece::end() });
+            RelayAction::Abort(relay_outcome) => {
+                let summary = Some(self.finish(relay_outcome));
+                return Some(BodyPiece {
+                    account: summary,
+                    then: BodyContinuation::Break,
+                    ..BodyPiece::end()
+                });
             }
             RelayAction::ResolveUnanswered(waiting) => {
                 let pending = Arc::clone(&self.request.requester.pending);
-                self.owed = Some(async move { pending.owed(waiting).await }.boxed());
+                self.unanswered_lookup = Some(async move { pending.owed(waiting).await }.boxed());
             }
-            RelayAction::Resume(from) => {
+            RelayAction::Resume(position) => {
                 if let Some(body) = self.body.streaming() {
-                    body.begin_resume(from);
+                    body.begin_resume(position);
                 }
             }
-            RelayAction::KeepForResume(behind, waiting) => {
-                self.request.requester.save_unfinished(&behind, self.relay.earlier_ids(), &waiting);
+            RelayAction::KeepForResume(position, waiting) => {
+                self.request.requester.save_unfinished(&position, self.relay.earlier_ids(), &waiting);
             }
             RelayAction::Release => self.body.streaming().into_iter().for_each(|body| body.release()),
             RelayAction::Cancel => {
@@ -241,7 +246,7 @@ impl RelayedResponse {
     fn finish_answered(&mut self, status: ResponseStatus) -> AccessSummary {
         self.body.mark_answered();
         self.request.requester.mark_answered();
-        self.request.mark_ended();
+        self.request.mark_server_finished();
         self.outcome = match status {
             ResponseStatus::Plain => self.outcome,
             ResponseStatus::Error => self.request.requester.error_outcome(),
@@ -251,19 +256,19 @@ impl RelayedResponse {
     }
 
     /// Records the outcome of the response, and returns its access summary.
-    fn finish(&mut self, verdict: RelayOutcome<CallError>) -> AccessSummary {
-        let (outcome, error) = match verdict {
+    fn finish(&mut self, relay_outcome: RelayOutcome<CallError>) -> AccessSummary {
+        let (outcome, error) = match relay_outcome {
             RelayOutcome::Completed(status) => return self.finish_answered(status),
             RelayOutcome::Resumable => return self.request.summarize(self.outcome),
             RelayOutcome::Cancelled => return self.request.summarize(RequestOutcome::Disconnected),
-            RelayOutcome::Lost(lost) => {
+            RelayOutcome::Lost(call_error) => {
                 // At shutdown the server still works at the call. The body is not marked as answered, so that
                 // the server is notified when the body is dropped.
-                if !lost.is_shutdown() {
+                if !call_error.is_shutdown() {
                     self.body.mark_answered();
                 }
                 self.request.requester.mark_answered();
-                (outcome_of(&lost), lost.error())
+                (outcome_of(&call_error), call_error.error())
             }
             RelayOutcome::TimedOut(error) => {
                 Limit::HeldDeadline.record_hit();
@@ -281,7 +286,7 @@ impl Stream for RelayedResponse {
         let this = &mut *self;
         loop {
             while let Some(action) = this.relay.poll_action() {
-                if let Some(piece) = this.carry_out(action) {
+                if let Some(piece) = this.execute(action) {
                     return Poll::Ready(Some(piece));
                 }
             }
@@ -298,7 +303,7 @@ impl Drop for RelayedResponse {
     fn drop(&mut self) {
         self.relay.handle_disconnect();
         while let Some(action) = self.relay.poll_action() {
-            drop(self.carry_out(action));
+            drop(self.execute(action));
         }
     }
 }

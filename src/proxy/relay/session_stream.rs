@@ -20,7 +20,7 @@ pub(super) struct SessionStream {
     route: Arc<str>,
     in_flight: Arc<InFlightCalls>,
     key: SessionKey,
-    sieve: MessageFilter,
+    filter: MessageFilter,
     /// The registration of the stream, with the proxy's messages to insert into it.
     pub(super) stream: GetStream,
 }
@@ -33,22 +33,22 @@ impl SessionStream {
     pub(super) fn open(
         (route, sessions): (&Arc<str>, &LegacySessions),
         key: SessionKey,
-        resumed: bool,
+        is_resumed: bool,
         limit: usize,
     ) -> Self {
         Self {
             route: Arc::clone(route),
             in_flight: Arc::clone(&sessions.in_flight),
             key,
-            sieve: MessageFilter::new(limit),
-            stream: sessions.streams.open(key, resumed),
+            filter: MessageFilter::new(limit),
+            stream: sessions.streams.open(key, is_resumed),
         }
     }
 
     /// Takes the next chunk of the server; returns the bytes to relay. An empty result does not mean the end.
     pub(super) fn feed(&mut self, chunk: Bytes) -> Bytes {
         let (route, in_flight, key) = (&self.route, &self.in_flight, self.key);
-        self.sieve.feed(
+        self.filter.feed(
             chunk,
             || in_flight.has_proxy_call(key),
             |frame| in_flight.dispatch(route, key, frame),
@@ -56,7 +56,7 @@ impl SessionStream {
     }
 
     /// Returns the bytes that are still buffered at the end of the stream.
-    pub(super) fn rest(&mut self) -> Bytes {
-        self.sieve.finish()
+    pub(super) fn finish(&mut self) -> Bytes {
+        self.filter.finish()
     }
 }

@@ -46,7 +46,7 @@ impl LegacyClient {
     ) -> Self {
         let session = SessionKey::of(principal, headers);
         let revision = match headers.contains_key(&PROTOCOL_VERSION) {
-            true => legacy::revision(headers),
+            true => legacy::header_revision(headers),
             false => session.and_then(|session| revisions.of(session)),
         };
         Self { principal, session, revision }
@@ -67,7 +67,9 @@ impl LegacyClient {
         let scope = match self.session {
             // Only the session distinguishes anonymous clients.
             Some(session) if self.principal.is_anonymous() => TaskSharing::Session(session.digest()),
-            _ if route.legacy_tasks.across_eras && !self.principal.is_anonymous() => TaskSharing::Principal,
+            _ if route.legacy_tasks.is_shared_across_eras && !self.principal.is_anonymous() => {
+                TaskSharing::Principal
+            }
             _ => TaskSharing::Legacy,
         };
         TaskPrincipal { principal: *self.principal.as_bytes(), route: Arc::clone(&route.path), scope }

@@ -347,7 +347,7 @@ fn can_still_request(at: Instant, began: Instant, now: Instant) -> bool {
 
 /// Digested, because an id may have any length.
 fn request_digest(request: &RequestId) -> RequestDigest {
-    *Principal::of(&[&request.value()]).as_bytes()
+    *Principal::derive(&[&request.value()]).as_bytes()
 }
 
 // === impl ProxyCallGuard ===

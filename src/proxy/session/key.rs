@@ -17,7 +17,7 @@ impl SessionKey {
 
     /// The session with this id.
     pub(in crate::proxy) fn named(principal: Principal, id: &HeaderValue) -> Self {
-        Self(Principal::of(&[principal.as_bytes(), id.as_bytes()]))
+        Self(Principal::derive(&[principal.as_bytes(), id.as_bytes()]))
     }
 
     /// Restores a stored digest.

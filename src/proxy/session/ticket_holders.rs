@@ -84,7 +84,7 @@ impl TicketHolders {
     /// Names for the ticket tools that the server does not use.
     pub(in crate::proxy) fn free_names(&self) -> Arc<TicketToolNames> {
         let known = self.similar.lock();
-        Arc::new(TicketToolNames::avoiding(|name| known.contains(name)))
+        Arc::new(TicketToolNames::choose_unused(|name| known.contains(name)))
     }
 }
 

@@ -41,7 +41,7 @@ const MAX_ID_BYTES: usize = 256;
 impl EventKey {
     pub(in crate::proxy) fn of(principal: Principal, session: Option<SessionKey>, last_id: &[u8]) -> Self {
         let whose = session.map_or(*principal.as_bytes(), SessionKey::digest);
-        Self(*Principal::of(&[&whose, last_id]).as_bytes())
+        Self(*Principal::derive(&[&whose, last_id]).as_bytes())
     }
 }
 

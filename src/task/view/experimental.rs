@@ -57,43 +57,43 @@ pub enum TaskOutcome {
 
 /// Writes the `CreateTaskResult`. `immediate_response` is a text with which the model can continue
 /// (`io.modelcontextprotocol/model-immediate-response`).
-pub fn created(
+pub fn create_task_result(
     record: &Record,
     now: Timestamp,
-    terms: ViewOptions,
-    reader: TaskResultFormat,
-    immediate: Option<&str>,
+    options: ViewOptions,
+    format: TaskResultFormat,
+    immediate_response: Option<&str>,
 ) -> Vec<u8> {
-    let mut out = ObjectWriter::with_capacity(512 + immediate.map_or(0, str::len));
-    if reader == TaskResultFormat::Draft {
-        out.key("content");
-        out.raw(b"[]");
+    let mut out = ObjectWriter::with_capacity(512 + immediate_response.map_or(0, str::len));
+    if format == TaskResultFormat::Draft {
+        out.write_key("content");
+        out.write_raw(b"[]");
     }
-    out.key("task");
-    out.raw(b"{");
-    task(&mut out, record, now, terms);
-    out.raw(b"}");
-    out.key("_meta");
-    out.raw(b"{");
-    out.key(meta::RELATED_TASK);
-    out.raw(&related_task(record));
-    if reader == TaskResultFormat::Draft {
-        out.key(meta::DRAFT_TASK);
-        let status = status(record, terms.tool_errors);
-        out.raw(json!({ "taskId": record.id.as_str(), "status": status }).to_string().as_bytes());
+    out.write_key("task");
+    out.write_raw(b"{");
+    write_task_members(&mut out, record, now, options);
+    out.write_raw(b"}");
+    out.write_key("_meta");
+    out.write_raw(b"{");
+    out.write_key(meta::RELATED_TASK);
+    out.write_raw(&related_task_value(record));
+    if format == TaskResultFormat::Draft {
+        out.write_key(meta::DRAFT_TASK);
+        let status = task_status(record, options.tool_errors);
+        out.write_raw(json!({ "taskId": record.id.as_str(), "status": status }).to_string().as_bytes());
     }
-    if let Some(immediate) = immediate {
-        out.string(meta::IMMEDIATE_RESPONSE, immediate);
+    if let Some(immediate) = immediate_response {
+        out.write_string(meta::IMMEDIATE_RESPONSE, immediate);
     }
-    out.raw(b"}");
+    out.write_raw(b"}");
     out.finish()
 }
 
 /// Writes the task object: the result of `tasks/get` and `tasks/cancel`, and the params of
 /// `notifications/tasks/status`.
-pub fn task_object(record: &Record, now: Timestamp, terms: ViewOptions) -> Vec<u8> {
+pub fn task_object(record: &Record, now: Timestamp, options: ViewOptions) -> Vec<u8> {
     let mut out = ObjectWriter::with_capacity(384 + record.message.as_ref().map_or(0, String::len));
-    task(&mut out, record, now, terms);
+    write_task_members(&mut out, record, now, options);
     out.finish()
 }
 
@@ -103,25 +103,25 @@ pub fn task_list<'a>(
     records: impl IntoIterator<Item = &'a Record>,
     next: Option<&str>,
     now: Timestamp,
-    terms: ViewOptions,
+    options: ViewOptions,
 ) -> Vec<u8> {
     let mut out = ObjectWriter::with_capacity(1024);
-    out.key("tasks");
-    out.raw(b"[");
-    for (at, record) in records.into_iter().enumerate() {
-        out.raw(if at == 0 { b"{" } else { b",{" });
-        task(&mut out, record, now, terms);
-        out.raw(b"}");
+    out.write_key("tasks");
+    out.write_raw(b"[");
+    for (index, record) in records.into_iter().enumerate() {
+        out.write_raw(if index == 0 { b"{" } else { b",{" });
+        write_task_members(&mut out, record, now, options);
+        out.write_raw(b"}");
     }
-    out.raw(b"]");
+    out.write_raw(b"]");
     if let Some(next) = next {
-        out.string("nextCursor", next);
+        out.write_string("nextCursor", next);
     }
     out.finish()
 }
 
 /// Returns the status of a task for this revision, with the configured handling of tool errors.
-pub fn status(record: &Record, tool_errors: ToolErrors) -> &'static str {
+pub fn task_status(record: &Record, tool_errors: ToolErrors) -> &'static str {
     match (&record.state, tool_errors) {
         (TaskState::Completed { is_error: true, .. }, ToolErrors::Failed) => "failed",
         (state, ToolErrors::Failed | ToolErrors::Completed) => state.status(),
@@ -132,7 +132,7 @@ pub fn status(record: &Record, tool_errors: ToolErrors) -> &'static str {
 ///
 /// A result that was translated to 2026-07-28 loses the members of that revision, `resultType` and the server
 /// info.
-pub fn outcome(record: &Record) -> Option<TaskOutcome> {
+pub fn task_outcome(record: &Record) -> Option<TaskOutcome> {
     match &record.state {
         TaskState::Working | TaskState::InputRequired { .. } => None,
         TaskState::Completed { result, .. } => Some(TaskOutcome::Result(related_result(record, result))),
@@ -142,7 +142,7 @@ pub fn outcome(record: &Record) -> Option<TaskOutcome> {
 }
 
 /// Returns the value of `io.modelcontextprotocol/related-task` in `_meta`, which names the task.
-pub fn related_task(record: &Record) -> Vec<u8> {
+pub fn related_task_value(record: &Record) -> Vec<u8> {
     json!({ "taskId": record.id.as_str() }).to_string().into()
 }
 
@@ -153,30 +153,32 @@ fn related_result(record: &Record, result: &Bytes) -> Bytes {
     if record.is_translated {
         edit.remove("resultType");
     }
-    let about = match object.get("_meta").map(|raw| JsonObject::read(&raw)) {
-        Some(Ok(about)) => {
-            let mut inner = ObjectEdit::new(&about);
+    let meta_object = match object.get("_meta").map(|raw| JsonObject::read(&raw)) {
+        Some(Ok(original_meta)) => {
+            let mut inner = ObjectEdit::new(&original_meta);
             if record.is_translated {
                 inner.remove(meta::SERVER_INFO);
             }
-            inner.set(meta::RELATED_TASK, related_task(record));
+            inner.set(meta::RELATED_TASK, related_task_value(record));
             inner.apply()
         }
-        _ => [b"{\"", meta::RELATED_TASK.as_bytes(), b"\":", &related_task(record), b"}"].concat().into(),
+        _ => {
+            [b"{\"", meta::RELATED_TASK.as_bytes(), b"\":", &related_task_value(record), b"}"].concat().into()
+        }
     };
-    edit.set("_meta", about);
+    edit.set("_meta", meta_object);
     edit.apply()
 }
 
 /// Writes the members of a task.
-fn task(out: &mut ObjectWriter, record: &Record, now: Timestamp, terms: ViewOptions) {
-    out.string("taskId", record.id.as_str());
-    out.string("status", status(record, terms.tool_errors));
+fn write_task_members(out: &mut ObjectWriter, record: &Record, now: Timestamp, options: ViewOptions) {
+    out.write_string("taskId", record.id.as_str());
+    out.write_string("status", task_status(record, options.tool_errors));
     if let Some(message) = &record.message {
-        out.string("statusMessage", message);
+        out.write_string("statusMessage", message);
     }
-    out.string("createdAt", &record.wall(record.created).to_string());
-    out.string("lastUpdatedAt", &record.wall(record.updated).to_string());
-    out.number("ttl", record.ttl.as_millis());
-    out.number("pollInterval", record.poll_interval(now, terms.poll).as_millis());
+    out.write_string("createdAt", &record.to_wall_time(record.created).to_string());
+    out.write_string("lastUpdatedAt", &record.to_wall_time(record.updated).to_string());
+    out.write_number("ttl", record.ttl.as_millis());
+    out.write_number("pollInterval", record.poll_interval(now, options.poll).as_millis());
 }

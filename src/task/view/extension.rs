@@ -20,20 +20,25 @@ use std::collections::BTreeMap;
 
 /// Writes the `CreateTaskResult` of the extension: the members of the task at the top level with `resultType:
 /// "task"`, without result, error or input requests in any state.
-pub fn created(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
+pub fn create_task_result(
+    record: &Record,
+    now: Timestamp,
+    bounds: PollBounds,
+    meta: Option<&[u8]>,
+) -> Vec<u8> {
     let mut view = ExtensionWriter::with_capacity(record, meta, 0);
-    view.0.string("resultType", "task");
-    view.task(record, now, bounds);
+    view.0.write_string("resultType", "task");
+    view.write_task(record, now, bounds);
     view.finish(meta)
 }
 
 /// Writes the `GetTaskResult` of the extension: `resultType: "complete"` and the detailed task. The result of
 /// the call inside the task has its own `resultType` (added if the server's result has none).
-pub fn detailed(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
+pub fn get_task_result(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
     let mut view = ExtensionWriter::with_capacity(record, meta, record.stored_bytes());
-    view.0.string("resultType", "complete");
-    view.task(record, now, bounds);
-    view.details(record);
+    view.0.write_string("resultType", "complete");
+    view.write_task(record, now, bounds);
+    view.write_details(record);
     view.finish(meta)
 }
 
@@ -46,8 +51,8 @@ pub fn notification_params(
     meta: Option<&[u8]>,
 ) -> Vec<u8> {
     let mut view = ExtensionWriter::with_capacity(record, meta, record.stored_bytes());
-    view.task(record, now, bounds);
-    view.details(record);
+    view.write_task(record, now, bounds);
+    view.write_details(record);
     view.finish(meta)
 }
 
@@ -65,74 +70,74 @@ impl ExtensionWriter {
     }
 
     /// Writes the members that every message about a task has.
-    fn task(&mut self, record: &Record, now: Timestamp, bounds: PollBounds) {
-        self.0.string("taskId", record.id.as_str());
-        self.0.string("status", record.state.status());
+    fn write_task(&mut self, record: &Record, now: Timestamp, bounds: PollBounds) {
+        self.0.write_string("taskId", record.id.as_str());
+        self.0.write_string("status", record.state.status());
         if let Some(message) = &record.message {
-            self.0.string("statusMessage", message);
+            self.0.write_string("statusMessage", message);
         }
-        self.0.string("createdAt", &record.wall(record.created).to_string());
-        self.0.string("lastUpdatedAt", &record.wall(record.updated).to_string());
-        self.0.number("ttlMs", record.ttl.as_millis());
-        self.0.number("pollIntervalMs", record.poll_interval(now, bounds).as_millis());
+        self.0.write_string("createdAt", &record.to_wall_time(record.created).to_string());
+        self.0.write_string("lastUpdatedAt", &record.to_wall_time(record.updated).to_string());
+        self.0.write_number("ttlMs", record.ttl.as_millis());
+        self.0.write_number("pollIntervalMs", record.poll_interval(now, bounds).as_millis());
     }
 
     /// Writes the members that depend on the status: input requests, result or error.
-    fn details(&mut self, record: &Record) {
+    fn write_details(&mut self, record: &Record) {
         match &record.state {
             TaskState::Working | TaskState::Cancelled => {}
-            TaskState::InputRequired { outstanding } => self.input_requests(outstanding),
-            TaskState::Completed { result, .. } if record.is_translated => self.result(result),
-            TaskState::Completed { result, .. } => self.result(&to_modern(result)),
-            TaskState::Failed { error } if record.is_translated => self.error(error),
+            TaskState::InputRequired { outstanding } => self.write_input_requests(outstanding),
+            TaskState::Completed { result, .. } if record.is_translated => self.write_result(result),
+            TaskState::Completed { result, .. } => self.write_result(&to_modern(result)),
+            TaskState::Failed { error } if record.is_translated => self.write_error(error),
             TaskState::Failed { error } => {
-                self.error(ErrorObject::from_raw(error.clone()).into_modern().as_bytes());
+                self.write_error(ErrorObject::from_raw(error.clone()).into_modern().as_bytes());
             }
         }
     }
 
-    fn input_requests(&mut self, outstanding: &BTreeMap<String, Bytes>) {
-        self.0.key("inputRequests");
-        self.0.raw(b"{");
-        for (at, (key, request)) in outstanding.iter().enumerate() {
-            if at > 0 {
-                self.0.raw(b",");
+    fn write_input_requests(&mut self, outstanding: &BTreeMap<String, Bytes>) {
+        self.0.write_key("inputRequests");
+        self.0.write_raw(b"{");
+        for (index, (key, request)) in outstanding.iter().enumerate() {
+            if index > 0 {
+                self.0.write_raw(b",");
             }
-            self.0.quoted(key);
-            self.0.raw(b":");
-            self.0.raw(request);
+            self.0.write_quoted(key);
+            self.0.write_raw(b":");
+            self.0.write_raw(request);
         }
-        self.0.raw(b"}");
+        self.0.write_raw(b"}");
     }
 
     /// Writes the result of the call. A missing `resultType` is added: the published client library refuses a
     /// completed task whose result lacks the member, although the extension's own example lacks it, too.
-    fn result(&mut self, result: &Bytes) {
-        self.0.key("result");
+    fn write_result(&mut self, result: &Bytes) {
+        self.0.write_key("result");
         let rest = match JsonObject::read(result) {
             Ok(object) if !object.contains("resultType") => {
                 let open =
                     result.iter().position(|&byte| byte == b'{').expect("an object begins with a brace");
-                self.0.raw(br#"{"resultType":"complete""#);
+                self.0.write_raw(br#"{"resultType":"complete""#);
                 if object.members().next().is_some() {
-                    self.0.raw(b",");
+                    self.0.write_raw(b",");
                 }
                 &result[open + 1..]
             }
             Ok(_) | Err(_) => result,
         };
-        self.0.raw(rest);
+        self.0.write_raw(rest);
     }
 
-    fn error(&mut self, error: &[u8]) {
-        self.0.key("error");
-        self.0.raw(error);
+    fn write_error(&mut self, error: &[u8]) {
+        self.0.write_key("error");
+        self.0.write_raw(error);
     }
 
     fn finish(mut self, meta: Option<&[u8]>) -> Vec<u8> {
         if let Some(meta) = meta {
-            self.0.key("_meta");
-            self.0.raw(meta);
+            self.0.write_key("_meta");
+            self.0.write_raw(meta);
         }
         self.0.finish()
     }
@@ -144,10 +149,10 @@ fn to_modern(result: &Bytes) -> Bytes {
     let Ok(object) = JsonObject::read(result) else { return result.clone() };
     let mut edit = ObjectEdit::new(&object);
     edit.remove("resultType");
-    if let Some(Ok(about)) = object.get("_meta").map(|raw| JsonObject::read(&raw))
-        && about.contains(meta::RELATED_TASK)
+    if let Some(Ok(meta_object)) = object.get("_meta").map(|raw| JsonObject::read(&raw))
+        && meta_object.contains(meta::RELATED_TASK)
     {
-        let mut inner = ObjectEdit::new(&about);
+        let mut inner = ObjectEdit::new(&meta_object);
         inner.remove(meta::RELATED_TASK);
         edit.set("_meta", inner.apply());
     }

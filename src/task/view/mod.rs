@@ -24,19 +24,19 @@ impl ObjectWriter {
     }
 
     /// Writes a member whose value is a string.
-    fn string(&mut self, key: &str, value: &str) {
-        self.key(key);
-        self.quoted(value);
+    fn write_string(&mut self, key: &str, value: &str) {
+        self.write_key(key);
+        self.write_quoted(value);
     }
 
     /// Writes a member whose value is a number.
-    fn number(&mut self, key: &str, value: u128) {
-        self.key(key);
-        self.raw(itoa::Buffer::new().format(value).as_bytes());
+    fn write_number(&mut self, key: &str, value: u128) {
+        self.write_key(key);
+        self.write_raw(itoa::Buffer::new().format(value).as_bytes());
     }
 
     /// Writes the key of the next member, which must not need escaping.
-    fn key(&mut self, key: &str) {
+    fn write_key(&mut self, key: &str) {
         if self.0.last() != Some(&b'{') {
             self.0.push(b',');
         }
@@ -46,12 +46,12 @@ impl ObjectWriter {
     }
 
     /// Writes a string as JSON.
-    fn quoted(&mut self, text: &str) {
+    fn write_quoted(&mut self, text: &str) {
         serde_json::to_writer(&mut self.0, text).expect("a string is written to memory");
     }
 
     /// Writes raw JSON.
-    fn raw(&mut self, json: &[u8]) {
+    fn write_raw(&mut self, json: &[u8]) {
         self.0.extend_from_slice(json);
     }
 

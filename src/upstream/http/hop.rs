@@ -53,7 +53,7 @@ pub(super) fn request_lines(
     let mut lines = Vec::with_capacity(64 + headers.len() * 48);
     http1::write_header_line(&mut lines, &header::HOST, host);
     for (name, value) in headers {
-        if HeaderScope::of(name).is_relayed() && !ours.contains_key(name) {
+        if HeaderScope::for_header(name).is_relayed() && !ours.contains_key(name) {
             http1::write_header_line(&mut lines, name, value);
         }
     }

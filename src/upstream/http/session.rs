@@ -197,7 +197,7 @@ impl HttpSession {
         let mut lines = http1::header_lines(&config.headers);
         for (name, value) in further {
             let is_set = self.names.contains_key(name) || config.headers.contains_key(name);
-            if HeaderScope::of(name) == HeaderScope::Request && !is_set {
+            if HeaderScope::for_header(name) == HeaderScope::Request && !is_set {
                 http1::write_header_line(&mut lines, name, value);
             }
         }

@@ -143,7 +143,7 @@ impl<W: Transport> CallTarget for SessionPool<W> {
         let request = CallRequest {
             id,
             method: call.method.clone(),
-            body: translate::request(call, id, wants_progress),
+            body: translate::translate_request(call, id, wants_progress),
             headers: call.headers.clone(),
             deferral,
             timeout: None,

@@ -88,7 +88,7 @@ fn begin(
         capabilities: Arc::new(capabilities),
         client_info: Default::default(),
     };
-    let call = Arc::new(modern::request(&Method::ToolsCall, r#"{"name":"t"}"#));
+    let call = Arc::new(modern::build_call(&Method::ToolsCall, r#"{"name":"t"}"#));
     let mut replies = server.call(OutgoingCall { id: 7, call, caller, deferral: None });
     tokio::spawn(async move { (replies.next().await, replies) })
 }
@@ -110,7 +110,7 @@ async fn a_call_over_lines_is_answered_off_stream_after_an_input_request() {
     assert_eq!(child.reads().await, Some(answer));
     child.send(json!({ "jsonrpc": "2.0", "id": 7, "result": { "content": [] } })).await;
     let Some(UpstreamEvent::Final(response)) = replies.next().await else { panic!("it is answered") };
-    let raised = response.result(&Method::ToolsCall).expect("a result");
+    let raised = response.client_result(&Method::ToolsCall).expect("a result");
     let raised: Value = serde_json::from_slice(&raised).expect("JSON");
     assert_eq!(raised["resultType"], "complete");
     let about = server.last_description().expect("it has spoken");

@@ -390,7 +390,7 @@ mod tests {
         let upstream = HttpUpstream::new(&url, config).expect("it can be spoken to");
         let pools = &upstream.0;
         let caller = |n: usize| CallerIdentity {
-            principal: Principal::of(&[&n.to_be_bytes()]),
+            principal: Principal::derive(&[&n.to_be_bytes()]),
             credentials: Credentials::default(),
             capabilities: Arc::new(Capabilities::read(Bytes::from_static(b"{}")).expect("an object")),
             client_info: ClientInfo::default(),

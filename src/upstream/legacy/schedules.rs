@@ -193,7 +193,7 @@ fn call(id: u64, capabilities: &'static str) -> OutgoingCall {
         capabilities: Arc::new(capabilities),
         client_info: Default::default(),
     };
-    let call = Arc::new(modern::request(&Method::ToolsCall, r#"{"name":"t"}"#));
+    let call = Arc::new(modern::build_call(&Method::ToolsCall, r#"{"name":"t"}"#));
     OutgoingCall { id, call, caller, deferral: None }
 }
 

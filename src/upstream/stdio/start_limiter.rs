@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn failures_of_one_caller_do_not_delay_another() {
         let (mut starts, now) = (StartLimiter::default(), SystemClock::new().now());
-        let [one, other] = ["one", "other"].map(|name| Principal::of(&[name.as_bytes()]));
+        let [one, other] = ["one", "other"].map(|name| Principal::derive(&[name.as_bytes()]));
         for at in 0..5 {
             starts.record_failure(now + seconds(at), one, now + seconds(at), Duration::ZERO);
         }

@@ -17,7 +17,7 @@ pub fn target(sent: &[u8]) {
     let at = sent.iter().position(|byte| *byte == b'\n').unwrap_or(sent.len());
     let (text, params) = sent.split_at(at);
     let params = Bytes::copy_from_slice(params);
-    let binding = RequestBinding::of(
+    let binding = RequestBinding::for_request(
         Principal::ANONYMOUS,
         "/mcp",
         &Method::ToolsCall,
@@ -53,7 +53,7 @@ pub fn target(sent: &[u8]) {
 
     // Another request: a member more, which is not one of those that change from round to round.
     let other = Bytes::from([&b"[0,"[..], &params, b"]"].concat());
-    let foreign = RequestBinding::of(
+    let foreign = RequestBinding::for_request(
         Principal::ANONYMOUS,
         "/mcp",
         &Method::ToolsCall,
@@ -83,7 +83,7 @@ fn spelling_does_not_matter(params: &Bytes, binding: RequestBinding) {
         return;
     }
     let anew = serde_json::to_vec_pretty(&value).expect("a value is JSON");
-    let anew = RequestBinding::of(
+    let anew = RequestBinding::for_request(
         Principal::ANONYMOUS,
         "/mcp",
         &Method::ToolsCall,

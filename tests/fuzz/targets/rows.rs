@@ -60,7 +60,7 @@ fn goes_on(record: &Record) {
         assert!(!outstanding.is_empty(), "a task waits for nothing");
     }
     let _ = (record.due_at(), record.is_expired(NOW), record.stored_bytes());
-    extension::detailed(record, NOW, POLLS, None);
+    extension::get_task_result(record, NOW, POLLS, None);
     let terms = experimental::ViewOptions { poll: POLLS, tool_errors: experimental::ToolErrors::Failed };
     experimental::task_object(record, NOW, terms);
     for event in

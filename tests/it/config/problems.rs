@@ -514,5 +514,5 @@ fn a_short_retention_is_a_warning() {
     expect![[r#"
         deferral.yaml:3:23: warning: `max_ttl` (10ms) counts as 1s: the result of a task is removed that long after its end, fetched or not; a client that disconnects for a moment, or polls less often than asked, never gets it"#]]
     .assert_eq(&said);
-    assert_eq!(policy::SHORTEST_RETENTION, retention::SHORTEST);
+    assert_eq!(policy::MIN_RETENTION, retention::MIN_RETENTION);
 }

@@ -90,7 +90,7 @@ fn tokens_are_read_from_files_and_variables_and_a_name_may_have_several() {
     let known = |token: &str| {
         let authorization = format!("Bearer {token}").try_into().expect("a header value");
         let mut headers = HeaderMap::from_iter([(AUTHORIZATION, authorization)]);
-        config.front.tokens.take(&mut headers).ok().map(|token| token.name().to_owned())
+        config.front.tokens.authenticate(&mut headers).ok().map(|token| token.name().to_owned())
     };
     assert_eq!((known(TOKEN).as_deref(), known(KEY).as_deref()), (Some("alice"), Some("alice")));
     assert_eq!(known(&format!("{TOKEN}\n").trim_end()[1..]), None);

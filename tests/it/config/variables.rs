@@ -60,7 +60,7 @@ routes:
     assert_eq!((config.admin, config.front.limits.calls), (None, 7));
     let route = &config.routes[0];
     assert_eq!((&*route.route.path, route.route.tools[0].matches.as_str()), ("/7", "*"));
-    assert!(route.route.empty_contents_is_error && route.route.resume.mint);
+    assert!(route.route.empty_contents_is_error && route.route.resume.assigns_event_ids);
     let UpstreamTarget::Url(url) = &route.server else { panic!("a URL") };
     assert_eq!(*url.uri(), "https://tools.example.com/mcp");
     assert_eq!((url.shown(), url.host(), url.port()), ("https://${HOST}/mcp", "${HOST}", None));

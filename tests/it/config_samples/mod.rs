@@ -92,7 +92,10 @@ fn the_upgrade_sample_shows_the_defaults_where_it_reports_it() {
         .replace("# limits:", "limits:")
         .replace("#   ", "  ");
     let mut full = config::parse(&path, &uncommented).unwrap_or_else(|problems| panic!("{problems}"));
-    assert_ne!(full.routes[0].route.forward, plain.routes[0].route.forward, "an example, not a default");
-    full.routes[0].route.forward.clear();
+    assert_ne!(
+        full.routes[0].route.session_headers, plain.routes[0].route.session_headers,
+        "an example, not a default"
+    );
+    full.routes[0].route.session_headers.clear();
     assert_eq!(format!("{plain:?}"), format!("{full:?}"));
 }

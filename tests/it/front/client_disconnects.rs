@@ -43,7 +43,8 @@ async fn a_client_with_a_progress_token_and_without_tasks_gets_progress() {
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
-        let pace = |route: &mut policy::Route| route.held.progress = Some(Duration::from_millis(20));
+        let pace =
+            |route: &mut policy::Route| route.wait_policy.progress_after = Some(Duration::from_millis(20));
         let desk =
             ScriptedService::on("/mcp", pace, move |_| stream.lock().unwrap().take().expect("one call"));
         let world = FrontAndService::new(&[&desk], |_| {});
@@ -85,8 +86,8 @@ async fn a_client_with_a_progress_token_and_without_tasks_gets_progress() {
 #[tokio::test]
 async fn a_client_with_tasks_gets_progress_in_its_task() {
     let pace = |route: &mut policy::Route| {
-        route.held.progress = Some(Duration::from_millis(5));
-        route.held.comments = Duration::from_millis(20);
+        route.wait_policy.progress_after = Some(Duration::from_millis(5));
+        route.wait_policy.comment_after = Duration::from_millis(20);
     };
     let desk = ScriptedService::on("/mcp", pace, |_| stream::pending().boxed());
     let world = FrontAndService::new(&[&desk], |_| {});
@@ -104,7 +105,7 @@ async fn a_call_over_the_deadline_gets_an_error_and_is_cancelled_by_the_front() 
         for comments in [NEVER, Duration::from_millis(5)] {
             let (desk, mut given_up) = ScriptedService::silent(comments);
             // The same desk with a deadline.
-            let desk = desk.with(|route| route.held.deadline = Some(Duration::from_secs(10)));
+            let desk = desk.with(|route| route.wait_policy.deadline = Some(Duration::from_secs(10)));
             let lines = Lines::record();
             let world = FrontAndService::new(&[&desk], |_| {});
             let mut client = world.client(version).await;
@@ -146,8 +147,8 @@ async fn what_is_no_call_has_no_deadline() {
     let (sender, stream) = channel();
     let stream = Mutex::new(Some(stream));
     let pace = |route: &mut policy::Route| {
-        route.held.comments = Duration::from_millis(10);
-        route.held.deadline = Some(Duration::from_millis(15));
+        route.wait_policy.comment_after = Duration::from_millis(10);
+        route.wait_policy.deadline = Some(Duration::from_millis(15));
     };
     let desk =
         ScriptedService::on("/mcp", pace, move |_| stream.lock().unwrap().take().expect("one request"));

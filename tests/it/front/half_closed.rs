@@ -21,7 +21,7 @@ fn scripted() -> (Arc<ScriptedService>, UnboundedSender<ReplyItem>) {
     let (sender, stream) = channel();
     let stream = Mutex::new(Some(stream));
     let desk = ScriptedService::new(move |_| stream.lock().unwrap().take().expect("one call"));
-    (desk.with(|route| route.held.comments = NEVER), sender)
+    (desk.with(|route| route.wait_policy.comment_after = NEVER), sender)
 }
 
 fn head(length: usize) -> String {

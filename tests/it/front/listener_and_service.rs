@@ -112,23 +112,23 @@ impl ScriptedService {
             },
             tools: Vec::new(),
             principal: PrincipalSource::Authorization,
-            questions: deferral::internals::policy::InputPolicy::default(),
-            forward: Vec::new(),
+            input_policy: deferral::internals::policy::InputPolicy::default(),
+            session_headers: Vec::new(),
             legacy_tasks: LegacyTaskPolicy::default(),
             resume: ResumePolicy::default(),
             // A test that waits says so.
-            held: WaitPolicy {
-                progress: None,
-                comments: Duration::from_secs(600),
+            wait_policy: WaitPolicy {
+                progress_after: None,
+                comment_after: Duration::from_secs(600),
                 deadline: None,
-                ticket: None,
+                ticket_after: None,
             },
             tickets: deferral::internals::policy::TicketPolicy::default(),
             limits: Default::default(),
             queue: Default::default(),
             timeout: None,
             response_headers: Vec::new(),
-            forwarded: false,
+            adds_forwarded_header: false,
             empty_contents_is_error: false,
         };
         change(&mut route);
@@ -148,7 +148,7 @@ impl ScriptedService {
         millis: u64,
         script: impl Fn(Call) -> ReplyStream + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Self::on("/mcp", |route| route.held.comments = Duration::from_millis(millis), script)
+        Self::on("/mcp", |route| route.wait_policy.comment_after = Duration::from_millis(millis), script)
     }
 
     /// The same desk, whose route is a little different.
@@ -166,7 +166,7 @@ impl ScriptedService {
     /// Leaves everything unanswered, and says when a call is given up.
     pub(crate) fn silent(comments: Duration) -> (Arc<Self>, mpsc::UnboundedReceiver<()>) {
         let (told, given_up) = mpsc::unbounded_channel();
-        let pace = |route: &mut Route| route.held.comments = comments;
+        let pace = |route: &mut Route| route.wait_policy.comment_after = comments;
         let desk = Self::on("/mcp", pace, move |_| {
             let (watch, dropped) = Watch::new();
             let told = told.clone();

@@ -12,7 +12,7 @@ async fn a_service_receives_the_principal_and_the_credentials_for_the_server() {
     for version in BOTH {
         let desk = ScriptedService::on(
             "/mcp",
-            |route| route.forward = vec![HeaderName::from_static("x-tenant")],
+            |route| route.session_headers = vec![HeaderName::from_static("x-tenant")],
             |call| once(reply(&call.id, "{}")),
         );
         let world = FrontAndService::new(&[&desk], |_| {});

@@ -170,7 +170,7 @@ async fn a_client_of_a_legacy_revision_is_passed_on() {
         }
         let passed = desk.passed.lock().unwrap();
         assert_eq!(passed[0].body, hello);
-        assert_eq!(passed[0].post.messages[0].name(), "initialize");
+        assert_eq!(passed[0].post.messages[0].method_name(), "initialize");
         assert_eq!(passed[1].headers["mcp-session-id"], "s");
         assert!(desk.seen.lock().unwrap().is_empty());
     }

@@ -122,8 +122,8 @@ async fn a_caller_is_the_name_of_its_token_whichever_of_its_tokens_it_shows() {
 
 #[tokio::test]
 async fn a_token_goes_no_further_and_what_else_the_client_shows_does() {
-    let desk =
-        ScriptedService::prompt().with(|route| route.forward = vec![HeaderName::from_static("x-tenant")]);
+    let desk = ScriptedService::prompt()
+        .with(|route| route.session_headers = vec![HeaderName::from_static("x-tenant")]);
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     let also = [("cookie", "c=1"), ("x-tenant", "t")];

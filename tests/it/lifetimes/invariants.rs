@@ -107,7 +107,7 @@ impl Scenario {
         if self.calls[call].steps < self.wall.steps || self.has_failed {
             return;
         }
-        let off = kept.wall(self.now).as_millis().abs_diff(self.wall.time.wall().as_millis());
+        let off = kept.to_wall_time(self.now).as_millis().abs_diff(self.wall.time.wall().as_millis());
         assert!(off <= 1_001, "{call} is {off} ms off");
         let known = self.records.clock_offset();
         assert_eq!(known, kept.clock_offset, "the offset was not stored before {call}");

@@ -7,7 +7,7 @@ use deferral::internals::{
     bridge::resume::SealKeyring,
     dialect::{
         Caller, Credentials, Principal,
-        modern::{ModernMessage, read},
+        modern::{ModernMessage, read_message},
     },
     policy::{
         DeferPolicy, InputPolicy, LegacyTaskPolicy, Mode, PrincipalSource, ResumePolicy, Route, TaskQuotas,
@@ -242,7 +242,7 @@ fn read_request(
     headers.insert("mcp-method", HeaderValue::from_str(method).expect("a header"));
     headers.insert("mcp-name", HeaderValue::from_str(name).expect("a header"));
     let Ok(ModernMessage::Request(call, capabilities)) =
-        read(Frame::parse(Bytes::from(body)), &headers, None)
+        read_message(Frame::parse(Bytes::from(body)), &headers, None)
     else {
         panic!("{method} {params} is no request")
     };
@@ -257,16 +257,16 @@ pub(crate) fn route(always: bool) -> Route {
         defer: DeferPolicy { mode, after: Duration::from_secs(5), retention: RETENTION, rollout: None },
         tools: Vec::new(),
         principal: PrincipalSource::Authorization,
-        questions: InputPolicy { park: PARK, ..InputPolicy::default() },
+        input_policy: InputPolicy { park: PARK, ..InputPolicy::default() },
         legacy_tasks: LegacyTaskPolicy::default(),
-        resume: ResumePolicy { wait: RESUME_WAIT, ..ResumePolicy::default() },
-        held: WaitPolicy::default(),
-        forward: Vec::new(),
+        resume: ResumePolicy { credentials_timeout: RESUME_WAIT, ..ResumePolicy::default() },
+        wait_policy: WaitPolicy::default(),
+        session_headers: Vec::new(),
         limits: Default::default(),
         queue: Default::default(),
         timeout: None,
         response_headers: Vec::new(),
-        forwarded: false,
+        adds_forwarded_header: false,
         empty_contents_is_error: false,
         tickets: TicketPolicy::default(),
     }

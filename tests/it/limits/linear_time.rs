@@ -129,7 +129,7 @@ fn answers_to_a_batch_are_seen_in_proportion() {
         let waiting = asked(stream);
         let mut answers = ResponseTracker::new(waiting.clone(), 1 << 20);
         answers.observe(&stream.slice(..stream.len() / 2));
-        answers.retain(answers.unanswered());
+        answers.retain_unanswered(answers.unanswered());
         assert!(!answers.unanswered().is_empty() && answers.unanswered().len() < waiting.len());
     });
 }
@@ -284,7 +284,7 @@ fn tools_and_input_requests_of_a_server_are_read_in_proportion() {
     let tools = || listed(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":["#, tool, "]}}");
     grows_with_its_input("offer::tools", 300, tools(), |answer| {
         let frame = Frame::parse(answer.clone()).expect("a message");
-        black_box(offer::tools(&frame, |_| Mode::Auto).expect("it is changed"));
+        black_box(offer::edit_tool_list(&frame, |_| Mode::Auto).expect("it is changed"));
     });
     let page = listed(r#"{"tools":["#, tool, "]}");
     grows_with_its_input("Catalogue::add_page", 300, page, |page| {
@@ -322,7 +322,7 @@ fn an_answer_to_a_form_is_checked_in_proportion() {
         let choices = std::str::from_utf8(choices).expect("text");
         let asked = question(&format!(r#""properties":{{"a":{{"enum":[{choices}]}}}}"#));
         let long = choices.replace('"', "");
-        assert!(elicit::check_answer(&asked, &answered(&format!(r#""a":"{long}""#))).is_err());
+        assert!(elicit::check_input_response(&asked, &answered(&format!(r#""a":"{long}""#))).is_err());
     });
     let members = |parts: usize| {
         let members: Vec<_> = (0..parts).map(|at| format!(r#""m{at}""#)).collect();
@@ -333,6 +333,6 @@ fn an_answer_to_a_form_is_checked_in_proportion() {
         let types: Vec<_> = names.split(',').map(|name| format!(r#"{name}:{{"type":["null"]}}"#)).collect();
         let asked = question(&format!(r#""properties":{{{}}},"required":[{names}]"#, types.join(",")));
         let nulls: Vec<_> = names.split(',').map(|name| format!("{name}:null")).collect();
-        assert!(elicit::check_answer(&asked, &answered(&nulls.join(","))).is_ok());
+        assert!(elicit::check_input_response(&asked, &answered(&nulls.join(","))).is_ok());
     });
 }

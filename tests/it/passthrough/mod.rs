@@ -81,7 +81,7 @@ fn read(text: &str) -> Call {
     headers.insert("mcp-protocol-version", HeaderValue::from_static("2026-07-28"));
     headers.insert("mcp-method", HeaderValue::from_static("tools/call"));
     headers.insert("mcp-name", HeaderValue::from_static("tool"));
-    match modern::read(Frame::parse(Bytes::copy_from_slice(text.as_bytes())), &headers, None) {
+    match modern::read_message(Frame::parse(Bytes::copy_from_slice(text.as_bytes())), &headers, None) {
         Ok(ModernMessage::Request(call, _)) => Arc::unwrap_or_clone(call),
         other => panic!("{other:?}: {text}"),
     }
@@ -125,7 +125,7 @@ proptest! {
     ) {
         let mut call = read(&sent);
         call.trace = trace.clone().map(Arc::new);
-        let got = text(&raise::request(&call, HOP, wants_progress));
+        let got = text(&raise::translate_request(&call, HOP, wants_progress));
 
         let outer = |text: &str| with(members(text), &[("params", None)]);
         prop_assert_eq!(outer(&got), with(outer(&sent), &[("id", Some(HOP.to_string()))]));
@@ -175,7 +175,7 @@ proptest! {
         let said = object(&whole, &pad);
         let frame = Frame::parse(Bytes::from(said.clone())).expect("valid");
         let Kind::Success { result, .. } = frame.kind() else { panic!("a success") };
-        let got = text(&raise::response(&call, &frame, SERVER_INFO.as_bytes()).expect("an object").0);
+        let got = text(&raise::translate_response(&call, &frame, SERVER_INFO.as_bytes()).expect("an object").0);
 
         let beside = |text: &str| with(members(text), &[("result", None)]);
         prop_assert_eq!(beside(&got), with(beside(&said), &[("id", Some("9007199254740993".into()))]));
@@ -185,7 +185,7 @@ proptest! {
         let want = set_if_absent(about.unwrap_or_default(), "io.modelcontextprotocol/serverInfo", SERVER_INFO);
         prop_assert_eq!(members(&member(&got, "_meta").expect("added")), want);
         // A task keeps the same result.
-        let kept = text(&raise::result(&call.method, result, SERVER_INFO.as_bytes()).expect("an object"));
+        let kept = text(&raise::translate_bare_result(&call.method, result, SERVER_INFO.as_bytes()).expect("an object"));
         prop_assert_eq!(kept, got);
     }
 
@@ -197,7 +197,7 @@ proptest! {
         let call = read(&sent);
         let said = object(&[m("method", "\"notifications/progress\""), m("params", params.clone())], " ");
         let frame = Frame::parse(Bytes::from(said)).expect("valid");
-        let got = modern::notification_for(&call, &frame).map(|got| text(&got));
+        let got = modern::translate_notification(&call, &frame).map(|got| text(&got));
         prop_assert_eq!(got.is_some(), call.progress_token.is_some());
         if let Some(got) = got {
             let want = with(members(&params), &[("progressToken", Some("\"p\"".into()))]);
@@ -219,7 +219,7 @@ proptest! {
         whole.extend(outer);
         let said = object(&whole, &pad);
         let frame = Frame::parse(Bytes::from(said.clone())).expect("valid");
-        let Some(ServerTaskSupport::Missing { offer: Some(got) }) = offer::task_support(&frame, lists) else {
+        let Some(ServerTaskSupport::Missing { offer: Some(got) }) = offer::read_task_support(&frame, lists) else {
             panic!("no offer: {said}")
         };
         let list = if lists { r#""list":{},"# } else { "" };
@@ -250,7 +250,7 @@ proptest! {
         let said = object(&[m("jsonrpc", "\"2.0\""), m("id", "0"), m("result", result)], &pad);
         let frame = Frame::parse(Bytes::from(said.clone())).expect("valid");
         let mode = |name: &str| if name == "task" { Mode::Auto } else { Mode::Never };
-        let got = offer::tools(&frame, mode).map_or_else(|| said.clone(), |got| text(&got));
+        let got = offer::edit_tool_list(&frame, mode).map_or_else(|| said.clone(), |got| text(&got));
         let parse = |text: &str| {
             let list = member(&member(text, "result").expect("kept"), "tools").expect("kept");
             let tools: Vec<Box<RawValue>> = serde_json::from_str(&list).expect("tools");
@@ -285,7 +285,7 @@ proptest! {
         let mut whole = vec![m("method", "\"tools/call\""), m("id", "\"c\""), m("params", params.clone())];
         whole.extend(outer);
         let said = object(&whole, " ");
-        let got = text(&offer::call(&Frame::parse(Bytes::from(said.clone())).expect("valid"), HOP));
+        let got = text(&offer::rewrite_call(&Frame::parse(Bytes::from(said.clone())).expect("valid"), HOP));
         let outer = |text: &str| with(members(text), &[("params", None)]);
         prop_assert_eq!(outer(&got), with(outer(&said), &[("id", Some(HOP.to_string()))]));
         let sent = member(&got, "params").expect("kept");
@@ -307,7 +307,7 @@ proptest! {
         ], ""));
         let said = Bytes::from(object(&[m("method", "\"notifications/vendor\""), m("params", params)], " "));
         let frame = Frame::parse(said.clone()).expect("valid");
-        prop_assert_eq!(modern::notification_for(&call, &frame), Some(said));
+        prop_assert_eq!(modern::translate_notification(&call, &frame), Some(said));
     }
 
     #[test]
@@ -326,7 +326,7 @@ proptest! {
         let mut said = vec![m("code", code.to_string()), m("message", "\"m\"")];
         said.extend(data.map(|data| m("data", data)));
         said.extend(unknown);
-        let got = raise::error(&call, &Bytes::from(object(&said, " ")));
+        let got = raise::translate_error(&call, &Bytes::from(object(&said, " ")));
         let want = match code {
             -32099..=-32020 => {
                 let kept = said.iter().filter(|(key, _)| ["code", "data"].contains(&&**key));
@@ -353,7 +353,8 @@ proptest! {
 #[test]
 fn a_tools_list_loses_task_support_and_nothing_else() {
     let result = r#"{"tools":[{"name":"a","execution":{"taskSupport":"optional"},"inputSchema":{"x":1e400}}, {"name":"b","execution":{"x":1, "taskSupport":"required"}},{"name":"c","taskSupport":"mine"}],"nextCursor":"n"}"#;
-    let got = raise::result(&Method::ToolsList, &Payload::read(result.into()), b"{}").expect("an object");
+    let got = raise::translate_bare_result(&Method::ToolsList, &Payload::read(result.into()), b"{}")
+        .expect("an object");
     assert_eq!(
         text(&got),
         r#"{"tools":[{"name":"a","inputSchema":{"x":1e400}}, {"name":"b","execution":{"x":1}},{"name":"c","taskSupport":"mine"}],"nextCursor":"n","resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{}}}"#

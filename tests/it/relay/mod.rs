@@ -28,8 +28,12 @@ type Make = fn(Instant) -> Subject;
 
 const COMMENTS: Duration = Duration::from_secs(5);
 const DEADLINE: Duration = Duration::from_secs(60);
-const HELD: WaitPolicy =
-    WaitPolicy { progress: None, comments: COMMENTS, deadline: Some(DEADLINE), ticket: None };
+const HELD: WaitPolicy = WaitPolicy {
+    progress_after: None,
+    comment_after: COMMENTS,
+    deadline: Some(DEADLINE),
+    ticket_after: None,
+};
 
 const PRIMING: &str = "id: e1\nretry: 10\ndata:\n\n";
 const RESULT: &str = "id: e2\ndata: {\"id\":7,\"result\":{}}\n\n";
@@ -74,13 +78,13 @@ fn events(start: Instant, so_far: &'static str) -> Subject {
 }
 
 fn of_events(waiting: SmallVec<[RequestId; 1]>, start: Instant, so_far: &'static str) -> Subject {
-    let mut relay = ResponseRelay::of_events(ResponseTracker::new(waiting, 1024), silence(start));
+    let mut relay = ResponseRelay::for_events(ResponseTracker::new(waiting, 1024), silence(start));
     relay.handle_chunk(Bytes::from_static(so_far.as_bytes()), false);
     relay
 }
 
 fn document(start: Instant, so_far: &'static str) -> Subject {
-    let mut relay = ResponseRelay::of_document(seven(), true, silence(start));
+    let mut relay = ResponseRelay::for_document(seven(), true, silence(start));
     relay.handle_chunk(Bytes::from_static(so_far.as_bytes()), false);
     relay
 }
@@ -298,7 +302,7 @@ proptest! {
         let served = served(if crlf { "\r\n" } else { "\n" });
         // What is still to come by this connection.
         let mut coming = Bytes::from(served.concat());
-        let mut relay = ResponseRelay::of_events(ResponseTracker::new(seven(), 1024), silence(start));
+        let mut relay = ResponseRelay::for_events(ResponseTracker::new(seven(), 1024), silence(start));
         let mut seen = Seen::default();
         let mut own = 0;
         for op in ops {

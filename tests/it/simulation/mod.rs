@@ -324,7 +324,7 @@ impl CallSimulation {
                 Mail::Cancelled => self.exchange.handle_task_cancelled(),
             },
             Happening::WaiterComes => {
-                let told: Vec<_> = self.record.iter().filter_map(experimental::outcome).collect();
+                let told: Vec<_> = self.record.iter().filter_map(experimental::task_outcome).collect();
                 self.older.waiters.push(Waiter { came_late: !told.is_empty(), told });
             }
             Happening::ProxyStops => self.exchange.handle_shutdown(self.now),
@@ -483,7 +483,7 @@ impl CallSimulation {
         let answers = self.client.plain_answers.len() + usize::from(self.client.has_handle);
         assert!(answers <= 1, "answered {answers} times");
         assert!(self.server.cancels <= 1, "cancelled {} times", self.server.cancels);
-        assert!(!self.exchange.is_unsettled(), "somebody still waits for the server");
+        assert!(!self.exchange.is_outcome_open(), "somebody still waits for the server");
         if !self.client.gone {
             assert_eq!(self.client.waiting, 0, "a client that stayed has no answer");
             assert_eq!(answers, 1, "a client that stayed has no outcome");
@@ -530,7 +530,7 @@ impl LegacyView {
             (self.status, self.outcome) = (None, None);
             return;
         };
-        let now = TOOL_ERRORS.map(|tool_errors| experimental::status(record, tool_errors));
+        let now = TOOL_ERRORS.map(|tool_errors| experimental::task_status(record, tool_errors));
         match self.status {
             None => assert_eq!(now, ["working"; 2], "a task begins to work"),
             Some(before) => self.steps.extend(before.into_iter().zip(now).filter(|(was, is)| was != is)),
@@ -540,7 +540,7 @@ impl LegacyView {
         }
         self.status = Some(now);
 
-        let outcome = experimental::outcome(record);
+        let outcome = experimental::task_outcome(record);
         assert_eq!(outcome.is_some(), record.state.is_ended(), "an outcome before the end, or none at it");
         if self.outcome.is_some() {
             assert_eq!(outcome, self.outcome, "an outcome changed");

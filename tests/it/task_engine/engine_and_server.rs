@@ -9,7 +9,7 @@ use deferral::internals::{
     dialect::{
         Caller, Credentials, Principal,
         legacy::LegacyPost,
-        modern::{ModernMessage, read},
+        modern::{ModernMessage, read_message},
     },
     policy::{
         ClientMatch, HolderMatch, Mode, Route, TaskQuotas, TicketHolder, TicketPolicy, UnsolicitedTasks,
@@ -159,9 +159,9 @@ impl Setup {
         route.defer.retention = RETENTION;
         let header = |name: &'static str| ClientMatch::Header(HeaderName::from_static(name), "1".to_owned());
         let holder = TicketHolder {
-            sign: HolderMatch::Client(header("x-agent")),
+            client_match: HolderMatch::Client(header("x-agent")),
             after: Some(TICKET_AFTER),
-            wait: Some(WAIT),
+            result_wait: Some(WAIT),
         };
         route.tickets = TicketPolicy { holders: Some(vec![holder]), ..TicketPolicy::default() };
         route.legacy_tasks.unsolicited = UnsolicitedTasks::Matching(vec![header("x-takes-tasks")]);
@@ -266,7 +266,7 @@ impl EngineAndServer {
             json!({ meta::PROTOCOL_VERSION: "2026-07-28", meta::CLIENT_CAPABILITIES: declared });
         let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
         let frame = Frame::parse(Bytes::from(body.to_string()));
-        let Ok(ModernMessage::Request(call, capabilities)) = read(frame, &headers, None) else {
+        let Ok(ModernMessage::Request(call, capabilities)) = read_message(frame, &headers, None) else {
             panic!("{body} is no request")
         };
         let caller = Caller {
@@ -410,7 +410,7 @@ fn passage(client: &Legacy, method: Method, message: Option<&Value>) -> LegacyRe
     }
     let body = message.map(|message| Bytes::from(message.to_string())).unwrap_or_default();
     let message = message.map(|_| Frame::parse(body.clone()).expect("a message"));
-    let post = message.as_ref().map(LegacyPost::of).unwrap_or_default();
+    let post = message.as_ref().map(LegacyPost::from_frame).unwrap_or_default();
     LegacyRequest {
         principal: principal(),
         standing: Default::default(),

@@ -219,14 +219,18 @@ async fn a_step_of_the_wall_clock_is_stored_before_a_task_is_created_or_ends() {
     world.steps_to(NOON + EIGHT_HOURS);
     let record = world.record();
     assert_eq!(record.created, early.created, "no time has passed");
-    assert_eq!(record.wall(record.created).to_string(), "2026-07-28T18:30:00.000Z");
+    assert_eq!(record.to_wall_time(record.created).to_string(), "2026-07-28T18:30:00.000Z");
     let _custody = world.ledger.admit(record.clone()).await.expect("there is room");
     assert_eq!(world.kept(), Some(28_800_000));
     world.steps_to(NOON - EIGHT_HOURS);
     let ended = world.ledger.change(&record.id, &returned(1)).await.expect("kept");
     let UpdateOutcome::Applied { after, .. } = ended else { panic!("{ended:?}") };
     assert_eq!(world.kept(), Some(-28_800_000));
-    assert_eq!(after.wall(after.updated), record.wall(record.created), "displayed times do not change");
+    assert_eq!(
+        after.to_wall_time(after.updated),
+        record.to_wall_time(record.created),
+        "displayed times do not change"
+    );
     assert_eq!(world.left(&after), Duration::from_secs(60 * 60));
 }
 

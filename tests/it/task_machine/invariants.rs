@@ -204,8 +204,8 @@ proptest! {
             view
         };
         let all = ["result", "error", "inputRequests"];
-        let created = take(view::extension::created(&record, now, BOUNDS, None), Some("task"), &[]);
-        let detailed = || view::extension::detailed(&record, now, BOUNDS, None);
+        let created = take(view::extension::create_task_result(&record, now, BOUNDS, None), Some("task"), &[]);
+        let detailed = || view::extension::get_task_result(&record, now, BOUNDS, None);
         let notified = take(view::extension::notification_params(&record, now, BOUNDS, None), None, &[]);
         prop_assert_eq!(&take(detailed(), Some("complete"), &[]), &notified);
         prop_assert_eq!(take(detailed(), Some("complete"), &all), created);
@@ -220,7 +220,7 @@ proptest! {
             let mut seen = None;
             live(retention, steps.clone(), |before, _, now, outcome| {
                 let after = outcome.as_ref().map_or(before, |(next, _)| next);
-                let status = |record| view::experimental::status(record, terms.tool_errors);
+                let status = |record| view::experimental::task_status(record, terms.tool_errors);
                 let shown = json(&view::experimental::task_object(after, now, terms));
                 assert_eq!(shown["status"], status(after));
                 assert!(may_follow(seen, status(before)));
@@ -234,7 +234,7 @@ proptest! {
     fn two_views_of_a_task_agree(retention in retentions(), steps in steps(), seconds in 0..9999u64) {
         let record = live(retention, steps, |_, _, _, _| {});
         let now = START + Duration::from_secs(seconds);
-        let newer = json(&view::extension::detailed(&record, now, BOUNDS, None));
+        let newer = json(&view::extension::get_task_result(&record, now, BOUNDS, None));
         let is_tool_error = newer["result"]["isError"] == true;
         for terms in [TERMS, LENIENT] {
             let older = json(&view::experimental::task_object(&record, now, terms));
@@ -247,12 +247,12 @@ proptest! {
                 ToolErrors::Failed if is_tool_error => prop_assert_eq!(&older["status"], "failed"),
                 ToolErrors::Failed | ToolErrors::Completed => prop_assert_eq!(&older["status"], &newer["status"]),
             }
-            let made = json(&view::experimental::created(&record, now, terms, TaskResultFormat::Published, None));
+            let made = json(&view::experimental::create_task_result(&record, now, terms, TaskResultFormat::Published, None));
             prop_assert_eq!(&made["task"], &older);
             let listed = json(&view::experimental::task_list([&record], None, now, terms));
             prop_assert_eq!(&listed["tasks"][0], &older);
         }
-        match view::experimental::outcome(&record) {
+        match view::experimental::task_outcome(&record) {
             None => prop_assert!(["working", "input_required"].iter().any(|live| newer["status"] == *live)),
             Some(TaskOutcome::Cancelled) => prop_assert_eq!(&newer["status"], "cancelled"),
             Some(TaskOutcome::Error(error)) => prop_assert_eq!(json(&error), newer["error"].clone()),
@@ -272,7 +272,7 @@ proptest! {
     fn the_outcome_of_a_task_is_final_and_absent_before_the_end(
         retention in retentions(), steps in steps(), raised: bool,
     ) {
-        let outcome = |record: &Record| view::experimental::outcome(&Record { is_translated: raised, ..record.clone() });
+        let outcome = |record: &Record| view::experimental::task_outcome(&Record { is_translated: raised, ..record.clone() });
         let mut said = None;
         live(retention, steps, |before, _, _, applied| {
             let after = applied.as_ref().map_or(before, |(next, _)| next);
@@ -287,7 +287,7 @@ proptest! {
     #[test]
     fn an_outcome_is_the_result_with_the_related_task(kept in results(), raised: bool) {
         let record = Record { is_translated: raised, ..after([TaskEvent::Returned { result: kept.clone().into() }]) };
-        let Some(TaskOutcome::Result(given)) = view::experimental::outcome(&record) else {
+        let Some(TaskOutcome::Result(given)) = view::experimental::task_outcome(&record) else {
             panic!("a result")
         };
         let ours = (meta::RELATED_TASK.to_owned(), r#"{"taskId":"abababababababababababababababab"}"#.to_owned());
@@ -312,9 +312,9 @@ proptest! {
     #[test]
     fn a_translated_result_is_restored_for_the_other_era(said in plain_results()) {
         let said = Bytes::from(said);
-        let raised = raise::result(&Method::ToolsCall, &Payload::read(said.clone()), br#"{"name":"x","version":"1"}"#).expect("an object");
+        let raised = raise::translate_bare_result(&Method::ToolsCall, &Payload::read(said.clone()), br#"{"name":"x","version":"1"}"#).expect("an object");
         let outcome = |raised, result| {
-            view::experimental::outcome(&Record { is_translated: raised, ..after([TaskEvent::Returned { result }]) })
+            view::experimental::task_outcome(&Record { is_translated: raised, ..after([TaskEvent::Returned { result }]) })
         };
         let (Some(TaskOutcome::Result(lowered)), Some(TaskOutcome::Result(never_raised))) =
             (outcome(true, raised), outcome(false, said))

@@ -23,8 +23,8 @@ fn each_state_is_shown_in_three_views() {
     for (state, record) in states() {
         writeln!(shown, "{state}").expect("written to memory");
         for (name, view) in [
-            ("created", text(view::extension::created(&record, now, BOUNDS, None))),
-            ("detailed", text(view::extension::detailed(&record, now, BOUNDS, None))),
+            ("created", text(view::extension::create_task_result(&record, now, BOUNDS, None))),
+            ("detailed", text(view::extension::get_task_result(&record, now, BOUNDS, None))),
             ("notified", text(view::extension::notification_params(&record, now, BOUNDS, None))),
         ] {
             writeln!(shown, "  {name:8} {view}").expect("written to memory");
@@ -67,7 +67,7 @@ fn each_state_is_shown_in_the_legacy_views() {
     let mut shown = String::new();
     let now = START + Duration::from_secs(65);
     for (state, record) in states() {
-        let came_to = match view::experimental::outcome(&record) {
+        let came_to = match view::experimental::task_outcome(&record) {
             None => "-".to_owned(),
             Some(TaskOutcome::Result(result)) => format!("result {}", text(result)),
             Some(TaskOutcome::Error(error)) => format!("error {}", text(error)),
@@ -77,7 +77,13 @@ fn each_state_is_shown_in_the_legacy_views() {
         for (name, view) in [
             (
                 "created",
-                text(view::experimental::created(&record, now, TERMS, TaskResultFormat::Published, None)),
+                text(view::experimental::create_task_result(
+                    &record,
+                    now,
+                    TERMS,
+                    TaskResultFormat::Published,
+                    None,
+                )),
             ),
             ("shown", text(view::experimental::task_object(&record, now, TERMS))),
             ("outcome", came_to),
@@ -143,27 +149,49 @@ fn a_page_of_tasks_shows_each_as_it_is_and_where_the_next_begins() {
 #[test]
 fn the_immediate_response_for_the_model_is_included_where_configured() {
     let words = "Started.\nAsk for \"it\" later. \u{2028}";
-    let made =
-        json(&view::experimental::created(&task(), START, TERMS, TaskResultFormat::Published, Some(words)));
+    let made = json(&view::experimental::create_task_result(
+        &task(),
+        START,
+        TERMS,
+        TaskResultFormat::Published,
+        Some(words),
+    ));
     assert_eq!(made["_meta"][meta::IMMEDIATE_RESPONSE], words);
     let mut without = made;
     without["_meta"].as_object_mut().expect("an object").remove(meta::IMMEDIATE_RESPONSE);
     assert_eq!(
-        json(&view::experimental::created(&task(), START, TERMS, TaskResultFormat::Published, None)),
+        json(&view::experimental::create_task_result(
+            &task(),
+            START,
+            TERMS,
+            TaskResultFormat::Published,
+            None
+        )),
         without
     );
 }
 
 #[test]
 fn the_draft_form_of_a_task_result_is_included_beside_the_revisions_form() {
-    let mut made =
-        json(&view::experimental::created(&task(), START, TERMS, TaskResultFormat::Draft, Some("wait")));
+    let mut made = json(&view::experimental::create_task_result(
+        &task(),
+        START,
+        TERMS,
+        TaskResultFormat::Draft,
+        Some("wait"),
+    ));
     let draft = made["_meta"].as_object_mut().expect("an object").remove(meta::DRAFT_TASK);
     assert_eq!(draft, Some(serde_json::json!({ "taskId": made["task"]["taskId"], "status": "working" })));
     assert_eq!(made.as_object_mut().expect("an object").remove("content"), Some(serde_json::json!([])));
     assert_eq!(
         made,
-        json(&view::experimental::created(&task(), START, TERMS, TaskResultFormat::Published, Some("wait")))
+        json(&view::experimental::create_task_result(
+            &task(),
+            START,
+            TERMS,
+            TaskResultFormat::Published,
+            Some("wait")
+        ))
     );
 }
 
@@ -186,7 +214,7 @@ fn every_legacy_view_is_what_the_schema_of_its_revision_describes() {
                 let shown = json(&view::experimental::task_object(&record, now, terms));
                 is_a_task(&shown, state);
 
-                let made = json(&view::experimental::created(
+                let made = json(&view::experimental::create_task_result(
                     &record,
                     now,
                     terms,
@@ -283,7 +311,7 @@ fn the_outcome_of_a_task_is_the_response_of_its_call() {
         ),
     ] {
         let record = Record { is_translated: raised, ..after([TaskEvent::Returned { result: kept.into() }]) };
-        let Some(TaskOutcome::Result(result)) = view::experimental::outcome(&record) else {
+        let Some(TaskOutcome::Result(result)) = view::experimental::task_outcome(&record) else {
             panic!("{kept}: a result")
         };
         assert_eq!(text(result), given.replace("RELATED", related), "{kept}");
@@ -328,7 +356,11 @@ fn the_reason_of_a_failed_task_is_a_bounded_text() {
 #[test]
 fn a_view_carries_the_meta_it_is_given() {
     let meta = br#"{"io.modelcontextprotocol/serverInfo":{"name":"x","version":"1"}}"#;
-    for view in [view::extension::created, view::extension::detailed, view::extension::notification_params] {
+    for view in [
+        view::extension::create_task_result,
+        view::extension::get_task_result,
+        view::extension::notification_params,
+    ] {
         for (state, record) in states() {
             let plain = json(&view(&record, START, BOUNDS, None));
             let mut with = json(&view(&record, START, BOUNDS, Some(meta)));
@@ -354,7 +386,7 @@ fn an_inlined_result_keeps_its_bytes_and_gets_a_result_type_once() {
         (" { } ", r#"{"resultType":"complete" } "#),
     ] {
         let record = after([TaskEvent::Returned { result: result.into() }]);
-        let view = view::extension::detailed(&record, START, BOUNDS, None);
+        let view = view::extension::get_task_result(&record, START, BOUNDS, None);
         let view = String::from_utf8(view).expect("utf-8");
         assert!(view.ends_with(&format!(r#","result":{shown}}}"#)), "{result}: {view}");
     }
@@ -372,7 +404,7 @@ fn a_legacy_result_is_inlined_as_a_modern_result() {
         ),
     ] {
         let record = Record { is_translated: false, ..after([TaskEvent::Returned { result: kept.into() }]) };
-        let view = text(view::extension::detailed(&record, START, BOUNDS, None));
+        let view = text(view::extension::get_task_result(&record, START, BOUNDS, None));
         assert!(view.ends_with(&format!(r#","result":{shown}}}"#)), "{kept}: {view}");
     }
 }
@@ -384,7 +416,7 @@ fn a_result_over_several_lines_is_stored_on_one() {
     // An event of a stream ends with its line: views of the task are sent in such.
     let one_line = |record: &Record| {
         let views = [
-            view::extension::detailed(record, START, BOUNDS, None),
+            view::extension::get_task_result(record, START, BOUNDS, None),
             view::extension::notification_params(record, START, BOUNDS, None),
             view::experimental::task_object(record, START, TERMS),
         ];
@@ -405,7 +437,7 @@ fn texts_of_views_are_escaped() {
     let odd = "line\n\"quoted\" \u{1} \u{2028}";
     let record =
         after([progressed(odd), TaskEvent::InputRequested { key: odd.into(), request: "{}".into() }]);
-    let view = json(&view::extension::detailed(&record, START, BOUNDS, None));
+    let view = json(&view::extension::get_task_result(&record, START, BOUNDS, None));
     assert_eq!(view["statusMessage"], odd);
     assert_eq!(view["inputRequests"][odd], json(b"{}"));
 }
@@ -414,6 +446,6 @@ fn texts_of_views_are_escaped() {
 fn a_large_result_is_copied_once_into_a_buffer_of_its_size() {
     let result = format!(r#"{{"content":"{}"}}"#, "x".repeat(1 << 20));
     let record = after([TaskEvent::Returned { result: result.clone().into() }]);
-    let view = view::extension::detailed(&record, START, BOUNDS, None);
+    let view = view::extension::get_task_result(&record, START, BOUNDS, None);
     assert!(view.capacity() < result.len() + 1024, "{} for {}", view.capacity(), result.len());
 }

@@ -58,7 +58,8 @@ async fn messages_unknown_to_2026_07_28_reach_native_calls_only() {
         events.result(&json!(id), json!({ "content": [] }));
         let Some(UpstreamEvent::Final(response)) = running.next().await else { panic!("it is answered") };
         let raised: Value =
-            serde_json::from_slice(&response.result(&Method::ToolsCall).expect("a result")).expect("JSON");
+            serde_json::from_slice(&response.client_result(&Method::ToolsCall).expect("a result"))
+                .expect("JSON");
         assert_eq!(raised["resultType"] == "complete", !is_native, "{raised}");
     }
 }

@@ -167,14 +167,14 @@ fn identity(capabilities: &'static str) -> CallerIdentity {
 fn token(token: &str) -> CallerIdentity {
     let value: HeaderValue = token.parse().expect("a header value");
     CallerIdentity {
-        principal: Principal::of(&[token.as_bytes()]),
+        principal: Principal::derive(&[token.as_bytes()]),
         credentials: Credentials::new(HeaderMap::from_iter([(http::header::AUTHORIZATION, value)])),
         ..identity(MUTE)
     }
 }
 
 fn request(id: u64, method: Method, capabilities: &'static str) -> OutgoingCall {
-    let call = modern::request(&method, r#"{"name":"t","_meta":{"progressToken":"t"}}"#);
+    let call = modern::build_call(&method, r#"{"name":"t","_meta":{"progressToken":"t"}}"#);
     let call = Call { progress_token: Some(Bytes::from_static(b"\"t\"")), ..call };
     OutgoingCall { id, call: Arc::new(call), caller: identity(capabilities), deferral: None }
 }

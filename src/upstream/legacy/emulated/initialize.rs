@@ -66,7 +66,7 @@ impl<W: Transport> EmulatedSessions<W> {
         session.set_negotiated(&server, Revision::parse(&version).is_some_and(Revision::has_empty_events));
         let result = initialize_result(&server, &version);
         self.table.insert(name.clone(), session);
-        let mut answer = self.json_response(StatusCode::OK, legacy::success(id, &result));
+        let mut answer = self.json_response(StatusCode::OK, legacy::success_response(id, &result));
         answer.headers.insert(SESSION_ID.clone(), name);
         Ok(answer)
     }

@@ -177,7 +177,7 @@ impl<W: Transport> EmulatedSessions<W> {
             _ => return Ok(Some(self.begin_call(session, pool, &message, request, takes_events))),
         };
         let response = match outcome {
-            Ok(()) => legacy::success(id, b"{}"),
+            Ok(()) => legacy::success_response(id, b"{}"),
             Err(error) => legacy::error_responses(std::slice::from_ref(id), &error),
         };
         Ok(Some(MessageResponse::ready(response)))

@@ -127,7 +127,7 @@ impl World {
     }
 
     fn call_with(&self, id: u64, capabilities: &'static str, argument: &str) -> Call {
-        self.made(Principal::of(&[&id.to_be_bytes()]), id, capabilities, argument)
+        self.made(Principal::derive(&[&id.to_be_bytes()]), id, capabilities, argument)
     }
 
     fn call_of(&self, principal: Principal, id: u64, capabilities: &'static str) -> Call {
@@ -142,7 +142,7 @@ impl World {
 
     /// A call that may become a task.
     fn call_deferred(&self, id: u64, capabilities: &'static str, deferral: &Deferral) -> Call {
-        let call = outgoing(Principal::of(&[&id.to_be_bytes()]), id, capabilities, r#"{"name":"t"}"#);
+        let call = outgoing(Principal::derive(&[&id.to_be_bytes()]), id, capabilities, r#"{"name":"t"}"#);
         self.sent(OutgoingCall { deferral: Some(deferral.clone()), ..call })
     }
 
@@ -171,7 +171,7 @@ fn outgoing(principal: Principal, id: u64, capabilities: &'static str, params: &
         capabilities: Arc::new(capabilities),
         client_info: Default::default(),
     };
-    let call = Arc::new(modern::request(&Method::ToolsCall, params));
+    let call = Arc::new(modern::build_call(&Method::ToolsCall, params));
     OutgoingCall { id, call, caller, deferral: None }
 }
 

@@ -124,8 +124,8 @@ async fn a_retired_process_with_a_call_in_flight_ends_with_its_server() {
 async fn a_cancelled_list_costs_no_process_until_there_are_many() {
     let mut world = World::new();
     let list = |id| OutgoingCall {
-        call: Arc::new(modern::request(&Method::ToolsList, "{}")),
-        ..outgoing(Principal::of(&[b"lists"]), id, ASKABLE, "{}")
+        call: Arc::new(modern::build_call(&Method::ToolsList, "{}")),
+        ..outgoing(Principal::derive(&[b"lists"]), id, ASKABLE, "{}")
     };
     let _other = world.call(0, ASKABLE);
     let mut process = world.up().await;

@@ -115,7 +115,8 @@ async fn the_eras_do_not_see_each_others_tasks() {
 
 #[tokio::test]
 async fn the_eras_meet_where_the_operator_lets_them_and_credentials_are_the_same() {
-    let world = on_terms(LegacyTaskPolicy { across_eras: true, ..LegacyTaskPolicy::default() }).await;
+    let world =
+        on_terms(LegacyTaskPolicy { is_shared_across_eras: true, ..LegacyTaskPolicy::default() }).await;
     let (older, newer) = (Tasker::bearing(&world, "a").await, world.tasker().bearing("a"));
     let (task, call) = older.makes(&world).await;
     let waiting = newer.call("slow").await;
@@ -136,7 +137,8 @@ async fn the_eras_meet_where_the_operator_lets_them_and_credentials_are_the_same
 
 #[tokio::test]
 async fn the_eras_never_share_tasks_without_credentials() {
-    let world = on_terms(LegacyTaskPolicy { across_eras: true, ..LegacyTaskPolicy::default() }).await;
+    let world =
+        on_terms(LegacyTaskPolicy { is_shared_across_eras: true, ..LegacyTaskPolicy::default() }).await;
     let (older, newer) = (Tasker::hello(&world).await, world.tasker());
     let (task, _call) = older.makes(&world).await;
     let waiting = newer.call("slow").await;
@@ -147,7 +149,8 @@ async fn the_eras_never_share_tasks_without_credentials() {
 
 #[tokio::test]
 async fn an_input_request_that_the_other_era_answered_is_cancelled() {
-    let world = on_terms(LegacyTaskPolicy { across_eras: true, ..LegacyTaskPolicy::default() }).await;
+    let world =
+        on_terms(LegacyTaskPolicy { is_shared_across_eras: true, ..LegacyTaskPolicy::default() }).await;
     let (older, newer) = (Tasker::bearing(&world, "a").await, world.tasker().bearing("a"));
     let mut listening = older.listens().await;
     let (task, _, events) = older.makes_stream(&world).await;

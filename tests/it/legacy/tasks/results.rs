@@ -177,7 +177,8 @@ async fn a_tool_error_is_a_failed_task_with_its_message_and_result() {
 
 #[tokio::test]
 async fn a_tool_error_is_a_completed_task_where_configured() {
-    let world = on_terms(LegacyTaskPolicy { errors_complete: true, ..LegacyTaskPolicy::default() }).await;
+    let world =
+        on_terms(LegacyTaskPolicy { completes_on_tool_error: true, ..LegacyTaskPolicy::default() }).await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
     call.result(json!({ "content": [{ "type": "text", "text": "rate limit" }], "isError": true }));

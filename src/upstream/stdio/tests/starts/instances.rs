@@ -302,7 +302,7 @@ async fn the_number_of_processes_is_bounded_and_a_long_wait_is_an_error() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_can_have_a_process_of_its_own() {
     let mut world = World::with(|command, _| command.instances = ProcessSharing::PerCaller);
-    let [a, b] = ["a", "b"].map(|name| Principal::of(&[name.as_bytes()]));
+    let [a, b] = ["a", "b"].map(|name| Principal::derive(&[name.as_bytes()]));
     let mut calls = [world.call_of(a, 1, MUTE), world.call_of(b, 2, MUTE)];
     let mut processes = [world.up().await, world.up().await];
     for process in &mut processes {
