@@ -65,3 +65,27 @@ fn an_abstract_socket_is_notified_too() {
     let manager = UnixDatagram::bind_addr(&address).expect("nobody has it");
     is_told(&manager, &format!("@{name}"), folder.path());
 }
+
+#[test]
+fn a_proxy_whose_service_manager_cannot_be_notified_serves_and_logs_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("none");
+    let path = folder.path().join("deferral.yaml");
+    fs::write(&path, "listen: 127.0.0.1:0\nadmin: off\nroutes: [{ upstream: { command: [cat] } }]\n")
+        .expect("it can be written");
+    let mut proxy = Command::new(env!("CARGO_BIN_EXE_deferral"))
+        .arg("--config")
+        .arg(&path)
+        .env("NOTIFY_SOCKET", &socket)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    crate::support::program::where_it_listens(&mut proxy);
+    super::signal(&proxy, "-TERM");
+    let output = proxy.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(0));
+    let log = String::from_utf8(output.stderr).expect("it is text");
+    assert_eq!(log.matches("event=not_notified").count(), 2, "at the start and the end: {log}");
+    assert!(log.contains(&format!("NOTIFY_SOCKET is {}", socket.display())), "{log}");
+}

@@ -1,6 +1,5 @@
-//! Protobuf encoding of spans as `ExportTraceServiceRequest` of OTLP 1.x
-//! (`opentelemetry/proto/trace/v1/trace.proto`), and decoding of the response. Numbers are those of the
-//! fields there.
+//! Spans as `ExportTraceServiceRequest` of OTLP 1.x (`opentelemetry/proto/trace/v1/trace.proto`), in the types of
+//! `opentelemetry-proto`, and the collector's response.
 
 use crate::{
     protocol::TraceContext,
@@ -9,249 +8,138 @@ use crate::{
         span::{SpanEvent, SpanRecord},
     },
 };
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse},
+    common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value},
+    resource::v1::Resource,
+    trace::v1::{
+        ResourceSpans, ScopeSpans, Span, SpanFlags, Status,
+        span::{self, Event, Link},
+        status::StatusCode,
+    },
+};
+use prost::Message;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The version of the semantic conventions.
-const SCHEMA: &str = "https://opentelemetry.io/schemas/1.41.0";
-
-/// Flags of a span or link: whether it is known that the context is remote, and whether it is.
-const HAS_IS_REMOTE: u32 = 0x100;
-const IS_REMOTE: u32 = 0x200;
-
-/// Encodes one message.
-#[derive(Default)]
-struct MessageEncoder(Vec<u8>);
+/// Schema URL of the semantic conventions that the attribute names follow.
+const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.41.0";
 
 /// The spans that a collector rejected from an accepted export.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PartialSuccess {
     pub(super) rejected: u64,
+    /// The collector's reason, or a warning if it rejected none.
     pub(super) message: String,
 }
 
 /// Encodes an export of these spans with the resource attributes of the process.
 pub(super) fn export_request(spans: &[Box<SpanRecord>], resource: &[(String, String)]) -> Vec<u8> {
-    let mut request = MessageEncoder::default();
-    request.message(1, |resource_spans| {
-        resource_spans.message(1, |it| {
-            for (key, value) in resource {
-                it.message(1, |pair| {
-                    pair.text(1, key);
-                    pair.message(2, |any| any.text(1, value));
-                });
-            }
-        });
-        resource_spans.message(2, |scope_spans| {
-            scope_spans.message(1, |scope| {
-                scope.text(1, env!("CARGO_PKG_NAME"));
-                scope.text(2, env!("CARGO_PKG_VERSION"));
-            });
-            for recorded in spans {
-                scope_spans.message(2, |it| span(it, recorded));
-            }
-            scope_spans.text(3, SCHEMA);
-        });
-        resource_spans.text(3, SCHEMA);
-    });
-    request.0
+    let attributes =
+        resource.iter().map(|(key, value)| key_value(key, Value::StringValue(value.clone()))).collect();
+    let scope = InstrumentationScope {
+        name: env!("CARGO_PKG_NAME").to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..InstrumentationScope::default()
+    };
+    let scope_spans = ScopeSpans {
+        scope: Some(scope),
+        spans: spans.iter().map(|record| span(record)).collect(),
+        schema_url: SCHEMA_URL.to_owned(),
+    };
+    let resource_spans = ResourceSpans {
+        resource: Some(Resource { attributes, ..Resource::default() }),
+        scope_spans: vec![scope_spans],
+        schema_url: SCHEMA_URL.to_owned(),
+    };
+    ExportTraceServiceRequest { resource_spans: vec![resource_spans] }.encode_to_vec()
 }
 
-fn span(it: &mut MessageEncoder, recorded: &SpanRecord) {
-    it.bytes(1, &recorded.context.trace);
-    it.bytes(2, &recorded.context.span);
-    it.text(3, recorded.context.state.as_deref().unwrap_or_default());
-    if let Some(parent) = &recorded.parent {
-        it.bytes(4, &parent.span);
+fn span(record: &SpanRecord) -> Span {
+    let is_remote = record.parent.is_some_and(|parent| parent.is_remote);
+    let kind = match record.kind {
+        SpanKind::Server => span::SpanKind::Server,
+        SpanKind::Client => span::SpanKind::Client,
+    };
+    let status = record
+        .failed
+        .as_ref()
+        .map(|message| Status { message: message.to_string(), code: StatusCode::Error.into() });
+    Span {
+        trace_id: record.context.trace.to_vec(),
+        span_id: record.context.span.to_vec(),
+        trace_state: trace_state(&record.context),
+        parent_span_id: record.parent.map_or_else(Vec::new, |parent| parent.span.to_vec()),
+        flags: u32::from(record.context.flags) | remote_flags(is_remote),
+        name: record.name.clone(),
+        kind: kind.into(),
+        start_time_unix_nano: nanos(record.began),
+        end_time_unix_nano: nanos(record.ended),
+        attributes: attributes(&record.attributes),
+        events: record.events.iter().map(event).collect(),
+        dropped_events_count: record.events_omitted,
+        links: record.links.iter().map(link).collect(),
+        status,
+        ..Span::default()
     }
-    it.text(5, &recorded.name);
-    it.number(
-        6,
-        match recorded.kind {
-            SpanKind::Server => 2,
-            SpanKind::Client => 3,
-        },
-    );
-    it.fixed64(7, nanos(recorded.began));
-    it.fixed64(8, nanos(recorded.ended));
-    attributes(it, 9, &recorded.attributes);
-    for happened in &recorded.events {
-        it.message(11, |it| event(it, happened));
-    }
-    it.number(12, recorded.events_omitted.into());
-    for link in &recorded.links {
-        it.message(13, |it| linked(it, link));
-    }
-    if let Some(words) = &recorded.failed {
-        it.message(15, |status| {
-            status.text(2, words);
-            // STATUS_CODE_ERROR
-            status.number(3, 2);
-        });
-    }
-    let whose = if recorded.parent.is_some_and(|parent| parent.is_remote) { IS_REMOTE } else { 0 };
-    it.fixed32(16, u32::from(recorded.context.flags) | HAS_IS_REMOTE | whose);
 }
 
-fn event(it: &mut MessageEncoder, happened: &SpanEvent) {
-    it.fixed64(1, nanos(happened.at));
-    it.text(2, happened.name);
-    attributes(it, 3, &happened.attributes);
-}
-
-fn linked(it: &mut MessageEncoder, link: &TraceContext) {
-    it.bytes(1, &link.trace);
-    it.bytes(2, &link.span);
-    it.text(3, link.state.as_deref().unwrap_or_default());
-    it.fixed32(6, link.flags.into());
-}
-
-fn attributes(it: &mut MessageEncoder, field: u32, pairs: &[(&'static str, AttributeValue)]) {
-    for (key, value) in pairs {
-        it.message(field, |pair| {
-            pair.text(1, key);
-            pair.message(2, |any| match value {
-                AttributeValue::Word(word) => any.any_text(1, word),
-                AttributeValue::Text(text) => any.any_text(1, text),
-                AttributeValue::Truth(truth) => any.any_number(2, (*truth).into()),
-                AttributeValue::Number(number) => any.any_number(3, number.cast_unsigned()),
-            });
-        });
+fn event(event: &SpanEvent) -> Event {
+    Event {
+        time_unix_nano: nanos(event.at),
+        name: event.name.to_owned(),
+        attributes: attributes(&event.attributes),
+        dropped_attributes_count: 0,
     }
+}
+
+fn link(linked: &TraceContext) -> Link {
+    Link {
+        trace_id: linked.trace.to_vec(),
+        span_id: linked.span.to_vec(),
+        trace_state: trace_state(linked),
+        flags: linked.flags.into(),
+        ..Link::default()
+    }
+}
+
+fn attributes(pairs: &[(&'static str, AttributeValue)]) -> Vec<KeyValue> {
+    let value = |value: &AttributeValue| match value {
+        AttributeValue::Word(word) => Value::StringValue((*word).to_owned()),
+        AttributeValue::Text(text) => Value::StringValue(text.to_string()),
+        AttributeValue::Truth(truth) => Value::BoolValue(*truth),
+        AttributeValue::Number(number) => Value::IntValue(*number),
+    };
+    pairs.iter().map(|(key, it)| key_value(key, value(it))).collect()
+}
+
+fn key_value(key: &str, value: Value) -> KeyValue {
+    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+}
+
+fn trace_state(context: &TraceContext) -> String {
+    context.state.as_deref().unwrap_or_default().to_owned()
+}
+
+/// The bits that say whether the parent belongs to another process. It is always known.
+const fn remote_flags(is_remote: bool) -> u32 {
+    let known = SpanFlags::ContextHasIsRemoteMask as u32;
+    if is_remote { known | SpanFlags::ContextIsRemoteMask as u32 } else { known }
 }
 
 fn nanos(at: SystemTime) -> u64 {
     u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
 }
 
-// === impl MessageEncoder ===
-
-impl MessageEncoder {
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
-
-    /// Writes field number and wire type.
-    fn tag(&mut self, field: u32, form: u32) {
-        self.varint(u64::from(field << 3 | form));
-    }
-
-    /// Writes a number, unless it is 0, the default.
-    fn number(&mut self, field: u32, value: u64) {
-        if value != 0 {
-            self.any_number(field, value);
-        }
-    }
-
-    /// Writes a number in a `oneof`, where 0 must be written as well.
-    fn any_number(&mut self, field: u32, value: u64) {
-        self.tag(field, 0);
-        self.varint(value);
-    }
-
-    fn fixed64(&mut self, field: u32, value: u64) {
-        self.tag(field, 1);
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn fixed32(&mut self, field: u32, value: u32) {
-        self.tag(field, 5);
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn bytes(&mut self, field: u32, value: &[u8]) {
-        self.tag(field, 2);
-        self.varint(value.len() as u64);
-        self.0.extend(value);
-    }
-
-    fn text(&mut self, field: u32, value: &str) {
-        if !value.is_empty() {
-            self.bytes(field, value.as_bytes());
-        }
-    }
-
-    fn any_text(&mut self, field: u32, value: &str) {
-        self.bytes(field, value.as_bytes());
-    }
-
-    /// Writes a nested message. Its length precedes it, but is only known afterwards.
-    fn message(&mut self, field: u32, fill: impl FnOnce(&mut Self)) {
-        self.tag(field, 2);
-        let at = self.0.len();
-        fill(self);
-        let mut length = Self::default();
-        length.varint((self.0.len() - at) as u64);
-        self.0.splice(at..at, length.0);
-    }
-}
-
 // === impl PartialSuccess ===
 
 impl PartialSuccess {
     /// Decodes an `ExportTraceServiceResponse`; `None` if everything was accepted, or if it is malformed.
-    pub(super) fn read(mut response: &[u8]) -> Option<Self> {
-        let mut partial = None;
-        while !response.is_empty() {
-            if let (1, FieldValue::Bytes(inside)) = field(&mut response)? {
-                partial = Some(inside);
-            }
-        }
-        let (mut inside, mut it) = (partial?, Self::default());
-        while !inside.is_empty() {
-            match field(&mut inside)? {
-                (1, FieldValue::Number(rejected)) => it.rejected = rejected,
-                (2, FieldValue::Bytes(text)) => it.message = String::from_utf8_lossy(text).into_owned(),
-                _ => {}
-            }
-        }
+    pub(super) fn read(response: &[u8]) -> Option<Self> {
+        let partial = ExportTraceServiceResponse::decode(response).ok()?.partial_success?;
+        let rejected = u64::try_from(partial.rejected_spans).unwrap_or(0);
+        let it = Self { rejected, message: partial.error_message };
         (it != Self::default()).then_some(it)
     }
-}
-
-enum FieldValue<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
-    Other,
-}
-
-/// Reads the next field of a message; `None` if it is malformed.
-fn field<'a>(from: &mut &'a [u8]) -> Option<(u64, FieldValue<'a>)> {
-    let tag = read_varint(from)?;
-    let mut take = |count: u64| {
-        let (taken, rest) = from.split_at_checked(usize::try_from(count).ok()?)?;
-        *from = rest;
-        Some(taken)
-    };
-    let value = match tag & 7 {
-        0 => FieldValue::Number(read_varint(from)?),
-        1 => take(8).map(|_| FieldValue::Other)?,
-        5 => take(4).map(|_| FieldValue::Other)?,
-        2 => {
-            let length = read_varint(from)?;
-            let (taken, rest) = from.split_at_checked(usize::try_from(length).ok()?)?;
-            *from = rest;
-            FieldValue::Bytes(taken)
-        }
-        _ => return None,
-    };
-    Some((tag >> 3, value))
-}
-
-fn read_varint(from: &mut &[u8]) -> Option<u64> {
-    let mut value = 0_u64;
-    for at in 0..10 {
-        let (&byte, rest) = from.split_first()?;
-        *from = rest;
-        value |= u64::from(byte & 0x7f).checked_shl(7 * at)?;
-        if byte < 0x80 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 #[cfg(test)]
@@ -259,14 +147,9 @@ mod tests {
     use super::*;
     use crate::telemetry::trace::span::SpanParent;
     use opentelemetry_proto::tonic::{
-        collector::trace::v1::{
-            ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
-        },
-        common::v1::{AnyValue, any_value::Value as Any},
-        trace::v1::status::StatusCode,
+        collector::trace::v1::ExportTracePartialSuccess, common::v1::any_value::Value as Any,
     };
     use proptest::prelude::*;
-    use prost::Message as _;
     use smallvec::smallvec;
     use std::time::Duration;
 
